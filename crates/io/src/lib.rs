@@ -1,1 +1,32 @@
-//! Placeholder
+//! Aligned memory and Linux file I/O.
+//!
+//! This crate knows bytes, descriptors and threads, and nothing of any network protocol. It holds what the rest
+//! of the program cannot write safely or should not write twice:
+//!
+//! - [`BufferPool`]: page-aligned buffers under one hard memory budget;
+//! - [`Engine`]: operating-system threads that run blocking file calls for asynchronous callers;
+//! - [`Identity`]: acting on the file system as another user, one thread at a time;
+//! - [`KernelHandle`]: names for files that survive a rename and a restart;
+//! - [`read_at`], [`write_at`], [`try_read_at_nowait`]: positioned reads and writes that handle short results.
+//!
+//! All unsafe code of the workspace is here; each block states its invariants and who keeps them. File calls that
+//! rustix already offers as safe functions are not wrapped again.
+#![warn(unsafe_op_in_unsafe_fn)]
+
+mod buffer;
+mod buffer_pool;
+mod data_file;
+mod engine;
+mod identity;
+mod kernel_handle;
+mod open_file_limit;
+
+pub use buffer::{BUFFER_ALIGN, Buffer};
+pub use buffer_pool::{BufferPool, BufferTooLarge};
+pub use data_file::{NowaitRead, WriteError, read_at, try_read_at_nowait, write_at};
+pub use engine::{Engine, EngineConfig};
+pub use identity::{Identity, can_assume_users};
+pub use kernel_handle::{
+    KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
+};
+pub use open_file_limit::raise_open_file_limit;

@@ -1,0 +1,270 @@
+//! Page-aligned buffers in size classes, under one hard memory budget.
+//!
+//! The budget counts everything mapped, in use or idle. A caller that finds it exhausted waits its turn; it is
+//! the waiting that keeps a flood of requests from turning into a flood of memory.
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::param::page_size;
+use tokio::sync::oneshot;
+
+use crate::buffer::{BUFFER_ALIGN, Buffer, Mapping};
+
+/// A pool of [`Buffer`]s.
+///
+/// Idle buffers are kept, because a warm page costs nothing and a fresh one costs a fault and 4096 zeroed bytes.
+/// They are unmapped only when the budget is reached and another size is wanted.
+pub struct BufferPool {
+    budget_bytes: usize,
+    class_bytes: [usize; CLASSES],
+    state: Mutex<State>,
+}
+
+/// The lock covers everything here. It is never held across an await; the longest work under it is unmapping idle
+/// buffers of a size no longer wanted, which keeps the budget exact.
+struct State {
+    /// In use and idle together; at most the budget at all times.
+    mapped_bytes: usize,
+    in_use_bytes: usize,
+    /// Idle buffers by class, the most recently used (and so the warmest) last.
+    idle: [Vec<Mapping>; CLASSES],
+    /// Served strictly in order: a large request is not starved by small ones that would fit before it.
+    waiters: VecDeque<Waiter>,
+}
+
+struct Waiter {
+    class: usize,
+    grant: oneshot::Sender<Buffer>,
+}
+
+/// The request is larger than any buffer of this pool can ever be, so waiting would not help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a buffer of {len} bytes was asked for; the pool's largest is {max} bytes")]
+pub struct BufferTooLarge {
+    /// Bytes asked for.
+    pub len: usize,
+    /// Bytes of the largest buffer within both the size classes and the budget.
+    pub max: usize,
+}
+
+impl BufferPool {
+    /// A pool that maps at most `budget_bytes`, and nothing before the first request.
+    pub fn new(budget_bytes: usize) -> Arc<Self> {
+        let page_bytes = page_size().max(BUFFER_ALIGN);
+        Arc::new(Self {
+            budget_bytes,
+            class_bytes: CLASS_BYTES.map(|bytes| bytes.next_multiple_of(page_bytes)),
+            state: Mutex::new(State {
+                mapped_bytes: 0,
+                in_use_bytes: 0,
+                idle: Default::default(),
+                waiters: VecDeque::new(),
+            }),
+        })
+    }
+
+    /// A buffer with a capacity of at least `len` bytes. Waits, first come first served, while the budget is used
+    /// up. Dropping the future gives up the place in the queue, and nothing else.
+    ///
+    /// # Errors
+    /// [`BufferTooLarge`] at once, when no wait could satisfy the request.
+    pub async fn take(self: &Arc<Self>, len: usize) -> Result<Buffer, BufferTooLarge> {
+        let class = self.class_for(len)?;
+        let grant = {
+            let mut state = self.lock();
+            if let Some(mapping) = self.next_in_turn(&mut state, class) {
+                return Ok(Buffer::new(mapping, Arc::clone(self)));
+            }
+            let (sender, receiver) = oneshot::channel();
+            state.waiters.push_back(Waiter { class, grant: sender });
+            receiver
+        };
+        let mut turn = Turn { grant, pool: self };
+        let buffer = (&mut turn.grant).await;
+        Ok(buffer.expect("a waiter leaves the queue with a buffer or by being dropped here"))
+    }
+
+    /// A buffer with a capacity of at least `len` bytes if one can be had without waiting and without passing
+    /// anyone who waits already.
+    pub fn try_take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
+        let class = self.class_for(len).ok()?;
+        let mapping = self.next_in_turn(&mut self.lock(), class)?;
+        Some(Buffer::new(mapping, Arc::clone(self)))
+    }
+
+    /// The largest length [`take`](Self::take) accepts, in bytes; 0 if the budget is below the smallest buffer.
+    pub fn len_max(&self) -> usize {
+        let affordable = self.class_bytes.iter().filter(|&&bytes| bytes <= self.budget_bytes);
+        affordable.max().copied().unwrap_or(0)
+    }
+
+    /// Bytes of all buffers on loan, by capacity.
+    pub fn bytes_in_use(&self) -> usize {
+        self.lock().in_use_bytes
+    }
+
+    /// Bytes mapped: on loan and idle. Never above the budget.
+    pub fn bytes_mapped(&self) -> usize {
+        self.lock().mapped_bytes
+    }
+
+    /// The budget, in bytes.
+    pub fn budget_bytes(&self) -> usize {
+        self.budget_bytes
+    }
+
+    /// Requests waiting for memory now.
+    pub fn waiters(&self) -> usize {
+        self.lock().waiters.len()
+    }
+
+    /// Takes a buffer's memory back and passes it on if someone waits.
+    pub(crate) fn give_back(self: &Arc<Self>, mapping: Mapping) {
+        let mut state = self.lock();
+        self.put_idle(&mut state, mapping);
+        self.serve_waiters(&mut state);
+    }
+
+    fn class_for(&self, len: usize) -> Result<usize, BufferTooLarge> {
+        let max = self.len_max();
+        let fits = self.class_bytes.iter().position(|&bytes| bytes >= len);
+        fits.filter(|_| len <= max).ok_or(BufferTooLarge { len, max })
+    }
+
+    fn next_in_turn(&self, state: &mut State, class: usize) -> Option<Mapping> {
+        if state.waiters.is_empty() { self.obtain(state, class) } else { None }
+    }
+
+    /// Memory of one class: an idle buffer, else a new one within the budget, else a new one in the place of idle
+    /// buffers of other classes.
+    fn obtain(&self, state: &mut State, class: usize) -> Option<Mapping> {
+        let bytes = self.class_bytes[class];
+        let mapping = match state.idle[class].pop() {
+            Some(mapping) => mapping,
+            None => self.map(state, class)?,
+        };
+        state.in_use_bytes += bytes;
+        Some(mapping)
+    }
+
+    fn map(&self, state: &mut State, class: usize) -> Option<Mapping> {
+        let bytes = self.class_bytes[class];
+        if state.in_use_bytes + bytes > self.budget_bytes {
+            return None;
+        }
+        while state.mapped_bytes + bytes > self.budget_bytes {
+            self.unmap_one(state);
+        }
+        match Mapping::new(bytes, class) {
+            Ok(mapping) => {
+                state.mapped_bytes += bytes;
+                Some(mapping)
+            }
+            // The system has less memory than the budget promised: wait for our own buffers, if there are any.
+            Err(error) if state.in_use_bytes > 0 => {
+                tracing::warn!(%error, bytes, "the system refused memory that is within the budget");
+                None
+            }
+            Err(_) => handle_alloc_error(
+                Layout::from_size_align(bytes, BUFFER_ALIGN)
+                    .expect("a class size is far from overflow"),
+            ),
+        }
+    }
+
+    /// Unmaps one idle buffer of the class with the most idle bytes: it has the most to spare.
+    fn unmap_one(&self, state: &mut State) {
+        let idle_bytes = |&class: &usize| state.idle[class].len() * self.class_bytes[class];
+        let class = (0..CLASSES).max_by_key(idle_bytes).expect("there are classes");
+        let mapping = state.idle[class].pop().expect("what is mapped and not in use is idle");
+        drop(mapping);
+        state.mapped_bytes -= self.class_bytes[class];
+    }
+
+    fn put_idle(&self, state: &mut State, mapping: Mapping) {
+        let class = mapping.class();
+        state.in_use_bytes -= self.class_bytes[class];
+        state.idle[class].push(mapping);
+    }
+
+    fn serve_waiters(self: &Arc<Self>, state: &mut State) {
+        while let Some(waiter) = state.waiters.pop_front() {
+            if waiter.grant.is_closed() {
+                continue;
+            }
+            let Some(mapping) = self.obtain(state, waiter.class) else {
+                state.waiters.push_front(waiter);
+                return;
+            };
+            // The waiter may have gone this instant. Its buffer must not be dropped here, under the lock that
+            // dropping takes.
+            if let Err(buffer) = waiter.grant.send(Buffer::new(mapping, Arc::clone(self))) {
+                self.put_idle(state, buffer.into_mapping());
+            }
+        }
+    }
+
+    /// Removes waiters that gave up, one of which may have held up those behind it.
+    fn forget_leavers(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.waiters.retain(|waiter| !waiter.grant.is_closed());
+        self.serve_waiters(&mut state);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("BufferPool")
+            .field("budget_bytes", &self.budget_bytes)
+            .field("mapped_bytes", &state.mapped_bytes)
+            .field("in_use_bytes", &state.in_use_bytes)
+            .field("waiters", &state.waiters.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A place in the queue. Leaving early must wake those behind it, and return a buffer granted in the meantime.
+struct Turn<'a> {
+    grant: oneshot::Receiver<Buffer>,
+    pool: &'a Arc<BufferPool>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.grant.is_terminated() {
+            return;
+        }
+        self.grant.close();
+        drop(self.grant.try_recv());
+        self.pool.forget_leavers();
+    }
+}
+
+const KIB: usize = 1024;
+
+/// Two pages beyond a payload of the nominal size: one because the payload starts anywhere within a page (at the
+/// address congruent to its file offset), and one because a read widened to the alignment ends past it.
+const SPARE_BYTES: usize = 2 * BUFFER_ALIGN;
+
+const CLASSES: usize = 5;
+
+/// Capacities in bytes, ascending; rounded up to the system page size where that is larger than 4096.
+///
+/// 8 KiB holds a call without payload, and small directory replies; the others hold one payload of the transfer
+/// sizes clients negotiate (64 KiB, 256 KiB, 1 MiB; 4 MiB for a patient one) plus the spare pages. A step of four
+/// wastes at most three quarters of address space, but pages never touched are never backed by memory.
+const CLASS_BYTES: [usize; CLASSES] = [
+    8 * KIB,
+    64 * KIB + SPARE_BYTES,
+    256 * KIB + SPARE_BYTES,
+    1024 * KIB + SPARE_BYTES,
+    4096 * KIB + SPARE_BYTES,
+];

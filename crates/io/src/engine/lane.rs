@@ -1,0 +1,191 @@
+//! One bounded queue of jobs and the threads that serve it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// See the module.
+pub(super) struct Lane {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: &'static str,
+    threads_max: usize,
+    /// One permit per free place in the queue.
+    places: Semaphore,
+    queue: Mutex<Queue>,
+    work: Condvar,
+    /// Told when the last thread of a closed lane has ended.
+    ended: Notify,
+}
+
+/// The lock is held for a push or a pop, and while a thread is being started.
+struct Queue {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    /// Sleeping threads that no submitter has claimed yet.
+    sleeping: usize,
+    /// Sleeping threads that were claimed and have not woken yet. Counting them apart keeps a second submitter from
+    /// relying on a thread that is already spoken for, and tells a wake-up from a spurious one.
+    claimed: usize,
+    /// Threads do not sleep any more but end.
+    closed: bool,
+}
+
+impl Lane {
+    pub(super) fn new(name: &'static str, threads_max: usize, queue_max: usize) -> Self {
+        assert!(threads_max > 0, "{name}: a lane without threads would never run a job");
+        assert!(queue_max > 0, "{name}: a queue without places would never take a job");
+        let queue =
+            Queue { jobs: VecDeque::new(), threads: 0, sleeping: 0, claimed: 0, closed: false };
+        Self {
+            shared: Arc::new(Shared {
+                name,
+                threads_max,
+                places: Semaphore::new(queue_max.min(Semaphore::MAX_PERMITS)),
+                queue: Mutex::new(queue),
+                work: Condvar::new(),
+                ended: Notify::new(),
+            }),
+        }
+    }
+
+    /// Runs a job on a thread of the lane and resumes its panic here.
+    pub(super) async fn run<R, F>(&self, job: F) -> R
+    where
+        R: Send + 'static,
+        F: FnOnce() -> R + Send + 'static,
+    {
+        let (sender, outcome) = oneshot::channel();
+        let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
+        // The job is boxed only now: a caller dropped while it waits has allocated nothing but its channel.
+        self.shared.push(Box::new(move || {
+            // Nobody listens any more if the caller was dropped; the result goes with it.
+            let _ = sender.send(catch_unwind(AssertUnwindSafe(job)));
+        }));
+        // The thread that takes the job from the queue frees the place.
+        place.forget();
+        match outcome.await.expect("an accepted job always sends its outcome") {
+            Ok(result) => result,
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.shared.lock().jobs.len()
+    }
+
+    pub(super) fn close(&self) {
+        self.shared.lock().closed = true;
+        self.shared.work.notify_all();
+    }
+
+    pub(super) async fn shutdown(&self) {
+        self.close();
+        loop {
+            // Registered before the check, so that an end between the two is not missed.
+            let ended = self.shared.ended.notified();
+            if self.shared.lock().threads == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Shared {
+    /// Queues a job and sees to a thread for it: a sleeping one, else a new one, else the next to finish.
+    fn push(self: &Arc<Self>, job: Job) {
+        let mut queue = self.lock();
+        if queue.sleeping > 0 {
+            queue.sleeping -= 1;
+            queue.claimed += 1;
+            queue.jobs.push_back(job);
+            drop(queue);
+            self.work.notify_one();
+            return;
+        }
+        if queue.threads < self.threads_max {
+            match self.start_thread(queue.threads) {
+                Ok(()) => queue.threads += 1,
+                Err(error) if queue.threads > 0 => {
+                    tracing::warn!(%error, lane = self.name, threads = queue.threads, "no further thread");
+                }
+                // Nobody would ever run the job.
+                Err(error) => panic!("{}: the first thread cannot be started: {error}", self.name),
+            }
+        }
+        queue.jobs.push_back(job);
+    }
+
+    fn start_thread(self: &Arc<Self>, index: usize) -> io::Result<()> {
+        let shared = Arc::clone(self);
+        thread::Builder::new()
+            .name(format!("{}-{index}", self.name))
+            .spawn(move || shared.serve())
+            .map(drop)
+    }
+
+    fn serve(self: Arc<Self>) {
+        let _presence = Presence { shared: &self };
+        while let Some(job) = self.next_job() {
+            self.places.add_permits(1);
+            job();
+        }
+    }
+
+    /// The next job, or `None` when the lane is closed and empty.
+    fn next_job(&self) -> Option<Job> {
+        let mut queue = self.lock();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                return Some(job);
+            }
+            if queue.closed {
+                return None;
+            }
+            queue.sleeping += 1;
+            queue = self.sleep(queue);
+        }
+    }
+
+    /// Sleeps until this thread, or one like it, is claimed or the lane is closed.
+    fn sleep<'a>(&'a self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        let mut queue = self
+            .work
+            .wait_while(queue, |queue| queue.claimed == 0 && !queue.closed)
+            .unwrap_or_else(PoisonError::into_inner);
+        if queue.claimed > 0 {
+            queue.claimed -= 1;
+        } else {
+            queue.sleeping -= 1;
+        }
+        queue
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts a thread out however it ends: a result whose destructor panics must not leave a ghost in the count.
+struct Presence<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Presence<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.shared.lock();
+        queue.threads -= 1;
+        if queue.threads == 0 {
+            self.shared.ended.notify_waiters();
+        }
+    }
+}

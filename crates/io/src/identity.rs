@@ -1,0 +1,211 @@
+//! Acting on the file system as another user.
+//!
+//! Linux keeps credentials per thread. A thread that takes on a user's file-system ids and groups is held to that
+//! user's permissions by the kernel itself, which no check of our own could match (ACLs, sticky directories,
+//! security modules). The C library hides this behind calls that change *all* threads, so the raw calls are used.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use rustix::io::Errno;
+use rustix::process::{Gid, getegid, geteuid, getgroups};
+use rustix::thread::{CapabilitySet, capabilities, set_thread_groups};
+
+/// Whom a thread acts as towards the file system.
+///
+/// Only the metadata lane of the [`Engine`](crate::Engine) acts as anyone but the server. While a thread acts as a
+/// user other than 0 the kernel withholds the capabilities that override permissions, so the user gets what its ids
+/// and groups allow and no more.
+///
+/// A process that cannot assume users (see [`can_assume_users`]) acts as itself for everyone: it must use
+/// [`Identity::Server`] throughout, and every file it creates belongs to it.
+///
+/// The file mode creation mask belongs to the whole process, not to a thread. A server that honours the modes its
+/// clients ask for sets it to zero once at start (`rustix::process::umask`).
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Identity {
+    /// The process's own effective ids and the groups it was started with.
+    Server,
+    /// A user, in the ids of the exported file system.
+    User {
+        /// User id; `u32::MAX` is refused.
+        uid: u32,
+        /// Primary group id; `u32::MAX` is refused.
+        gid: u32,
+        /// Supplementary group ids, at most 65,536. They replace the server's own completely.
+        groups: Arc<[u32]>,
+    },
+}
+
+/// Whether this process can act as other users, found out by trying it once on a thread of its own.
+///
+/// It takes effective user id 0 with CAP_SETUID and CAP_SETGID. Capabilities alone, under another user id, do not
+/// do: the kernel withholds the permission overrides only from a thread whose file-system id leaves 0, so such a
+/// server would serve every user with its own overrides.
+pub fn can_assume_users() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let probe = thread::Builder::new().name("spillway-probe".to_owned()).spawn(probe);
+        probe.is_ok_and(|thread| thread.join().unwrap_or(false))
+    })
+}
+
+fn probe() -> bool {
+    server(); // The record of who we are is taken before anything changes.
+    let nobody = Credentials { fsuid: 65_534, fsgid: 65_534, groups: Vec::new() };
+    let overrides = CapabilitySet::DAC_OVERRIDE
+        | CapabilitySet::DAC_READ_SEARCH
+        | CapabilitySet::FOWNER
+        | CapabilitySet::CHOWN;
+    nobody.apply().is_ok()
+        && capabilities(None).is_ok_and(|sets| !sets.effective.intersects(overrides))
+}
+
+/// Makes the calling thread act as `identity` until told otherwise. Costs nothing when it does already.
+///
+/// # Errors
+/// `EINVAL` for an id of `u32::MAX`, which means "no change" to the system calls, and for an id that has no mapping
+/// in the process's user namespace; `EPERM` for any user if [`can_assume_users`] says no. After an error the thread
+/// acts as the server, or as nobody known, and then the next call sets everything anew; so whoever fails here must
+/// not go on to the work it wanted the identity for.
+pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
+    CURRENT.with_borrow_mut(|current| {
+        if current.as_ref() == Some(identity) {
+            return Ok(());
+        }
+        let credentials = Credentials::of(identity)?;
+        *current = None;
+        if let Err(error) = credentials.apply() {
+            if server().apply().is_ok() {
+                *current = Some(Identity::Server);
+            }
+            return Err(error.into());
+        }
+        *current = Some(identity.clone());
+        Ok(())
+    })
+}
+
+/// Runs `call` with the server's file-system user id, and so its overrides, on a thread that acts as a user.
+///
+/// For single system calls that need a capability whoever asks. Groups and group id stay the user's.
+pub(crate) fn with_overrides<R>(call: impl FnOnce() -> R) -> R {
+    /// Ends the process if the user's id cannot be restored: the thread would go on with every override.
+    struct Restore(u32);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            if set_fsuid(self.0).is_err() {
+                tracing::error!(uid = self.0, "a thread cannot return to its user's identity");
+                std::process::abort();
+            }
+        }
+    }
+
+    let user = CURRENT.with_borrow(|current| match current {
+        Some(Identity::User { uid, .. }) => Some(*uid),
+        Some(Identity::Server) | None => None,
+    });
+    let _restore = user.map(|uid| {
+        // A refusal shows as the call's own permission error, which is the truth.
+        let _ = set_fsuid(server().fsuid);
+        Restore(uid)
+    });
+    call()
+}
+
+thread_local! {
+    /// Whom this thread acts as; `None` when that is not known, as on a new thread, which inherits the credentials
+    /// of whichever thread started it.
+    static CURRENT: RefCell<Option<Identity>> = const { RefCell::new(None) };
+}
+
+/// What the kernel consults for access to files.
+#[derive(Debug)]
+struct Credentials {
+    fsuid: u32,
+    fsgid: u32,
+    groups: Vec<Gid>,
+}
+
+/// The credentials the process was started with. Only this module changes any, and it asks here first, so the first
+/// caller sees them unchanged.
+fn server() -> &'static Credentials {
+    static SERVER: OnceLock<Credentials> = OnceLock::new();
+    SERVER.get_or_init(|| Credentials {
+        fsuid: geteuid().as_raw(),
+        fsgid: getegid().as_raw(),
+        groups: getgroups().expect("the kernel tells a thread its own groups"),
+    })
+}
+
+impl Credentials {
+    fn of(identity: &Identity) -> Result<Self, Errno> {
+        let server = server();
+        match identity {
+            Identity::Server => {
+                Ok(Self { fsuid: server.fsuid, fsgid: server.fsgid, groups: server.groups.clone() })
+            }
+            Identity::User { uid, gid, groups } => {
+                if *uid == u32::MAX || *gid == u32::MAX || groups.contains(&u32::MAX) {
+                    return Err(Errno::INVAL);
+                }
+                if !can_assume_users() {
+                    return Err(Errno::PERM);
+                }
+                let groups = groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+                Ok(Self { fsuid: *uid, fsgid: *gid, groups })
+            }
+        }
+    }
+
+    /// Sets the calling thread's groups, group id and user id, in this order, so that the user id, which decides
+    /// over the overrides, changes when everything else is in place.
+    ///
+    /// CAP_SETUID and CAP_SETGID are not among the capabilities withheld from a user, so going from one user to
+    /// another needs no step through the server's identity.
+    fn apply(&self) -> Result<(), Errno> {
+        self.apply_groups()?;
+        set_fsgid(self.fsgid)?;
+        set_fsuid(self.fsuid)
+    }
+
+    /// Setting groups needs CAP_SETGID even if nothing changes, so a thread without it, which has the right groups
+    /// from the start, must not try.
+    fn apply_groups(&self) -> Result<(), Errno> {
+        match set_thread_groups(&self.groups) {
+            Err(Errno::PERM) if same_groups(getgroups()?, &self.groups) => Ok(()),
+            outcome => outcome,
+        }
+    }
+}
+
+/// The kernel sorts what it is given.
+fn same_groups(mut current: Vec<Gid>, wanted: &[Gid]) -> bool {
+    let mut wanted = wanted.to_vec();
+    current.sort_unstable_by_key(|gid| gid.as_raw());
+    wanted.sort_unstable_by_key(|gid| gid.as_raw());
+    current == wanted
+}
+
+/// Sets the calling thread's file-system user id. `EINVAL` if the kernel did not.
+fn set_fsuid(uid: u32) -> Result<(), Errno> {
+    set_and_read_back(libc::SYS_setfsuid, uid)
+}
+
+/// Sets the calling thread's file-system group id. `EINVAL` if the kernel did not.
+fn set_fsgid(gid: u32) -> Result<(), Errno> {
+    set_and_read_back(libc::SYS_setfsgid, gid)
+}
+
+/// Both calls answer with the id that was in force before, and with nothing else: neither success nor failure. So
+/// they are asked again with the invalid id -1, which changes nothing.
+fn set_and_read_back(call: libc::c_long, id: u32) -> Result<(), Errno> {
+    // SAFETY: setfsuid and setfsgid, the only calls named here, take one integer and touch no memory of ours.
+    let in_force = unsafe {
+        libc::syscall(call, id);
+        libc::syscall(call, u32::MAX)
+    };
+    if in_force == libc::c_long::from(id) { Ok(()) } else { Err(Errno::INVAL) }
+}

@@ -1,0 +1,141 @@
+//! File handles of the kernel: names for files that survive a rename and a restart.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::fs::OFlags;
+
+use crate::identity;
+
+/// The longest handle kept, in bytes. The kernel allows 128; ext4, XFS, btrfs and tmpfs use at most 40.
+pub const KERNEL_HANDLE_BYTES_MAX: usize = 40;
+
+/// A file's handle within its file system, as `name_to_handle_at(2)` gives it.
+///
+/// Opaque: the file system chooses the content and checks it when the handle is opened. Equal handles mean the same
+/// file. A deleted file's handle goes stale and is not given to a later file that reuses the inode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KernelHandle {
+    kind: i32,
+    len: u8,
+    /// Zero past `len`, so that derived equality and hash are those of the handle.
+    bytes: [u8; KERNEL_HANDLE_BYTES_MAX],
+}
+
+impl KernelHandle {
+    /// A handle from its stored parts; `None` if `bytes` is empty or longer than [`KERNEL_HANDLE_BYTES_MAX`].
+    ///
+    /// The parts may come from anywhere: a handle that no file has is refused when it is opened.
+    pub fn from_parts(kind: i32, bytes: &[u8]) -> Option<Self> {
+        let len = u8::try_from(bytes.len()).ok().filter(|&len| len > 0)?;
+        let mut inline = [0; KERNEL_HANDLE_BYTES_MAX];
+        inline.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(Self { kind, len, bytes: inline })
+    }
+
+    /// The kernel's handle type.
+    pub fn kind(&self) -> i32 {
+        self.kind
+    }
+
+    /// The opaque content, 1 to [`KERNEL_HANDLE_BYTES_MAX`] bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for KernelHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KernelHandle({}, ", self.kind)?;
+        self.bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
+    }
+}
+
+/// The handle of the entry `name` in `dir`, or with `None` of the file behind the descriptor itself (which may be an
+/// `O_PATH` one). A symbolic link is not followed: the handle is the link's own.
+///
+/// # Errors
+/// As `name_to_handle_at(2)`: `ENOENT` and the like for the name, `EOPNOTSUPP` for a file system without handles,
+/// `EOVERFLOW` for one whose handles are longer than [`KERNEL_HANDLE_BYTES_MAX`].
+pub fn name_to_handle(dir: BorrowedFd<'_>, name: Option<&CStr>) -> io::Result<KernelHandle> {
+    let flags = if name.is_some() { 0 } else { libc::AT_EMPTY_PATH };
+    let name = name.unwrap_or(c"");
+    let mut raw =
+        RawHandle { bytes_len: RAW_BYTES_MAX, kind: 0, bytes: [0; KERNEL_HANDLE_BYTES_MAX] };
+    let mut mount_id: libc::c_int = 0;
+    // SAFETY: `dir` is open while borrowed; `name` is NUL-terminated; `raw` has the kernel's layout with room for
+    // the `bytes_len` content bytes it announces, and `mount_id` is an int; all outlive the call, and the kernel
+    // keeps no pointer.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            &raw mut raw,
+            &raw mut mount_id,
+            flags,
+        )
+    };
+    if outcome < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let content = raw.bytes.get(..raw.bytes_len as usize);
+    content
+        .and_then(|content| KernelHandle::from_parts(raw.kind, content))
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EOVERFLOW))
+}
+
+/// Opens the file that `handle` names on the file system that holds `mount` (any descriptor on it, not an `O_PATH`
+/// one). The new descriptor closes on exec.
+///
+/// The call needs CAP_DAC_READ_SEARCH whoever asks, so on a thread that acts as a user it is made with the server's
+/// overrides. It therefore checks no permission of that user: open with `O_PATH` and reopen as the user (through
+/// `/proc/self/fd`) where permission matters. `O_PATH` also is what does not block on a FIFO or start a device.
+///
+/// # Errors
+/// As `open_by_handle_at(2)`: `ESTALE` when the file is gone or the handle is not one of this file system, `EPERM`
+/// when the process lacks the capability, `ELOOP` for a symbolic link without `O_PATH`.
+pub fn open_by_handle(
+    mount: BorrowedFd<'_>,
+    handle: &KernelHandle,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
+    let mut raw =
+        RawHandle { bytes_len: u32::from(handle.len), kind: handle.kind, bytes: handle.bytes };
+    let flags = flags | OFlags::CLOEXEC;
+    // SAFETY: `mount` is open while borrowed; `raw` has the kernel's layout, announces no more content than it has,
+    // and outlives the call, which keeps no pointer.
+    let outcome = identity::with_overrides(|| unsafe {
+        let opened = libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_raw_fd(),
+            &raw mut raw,
+            flags.bits(),
+        );
+        // Taken here, because giving the overrides back makes system calls too.
+        if opened < 0 { Err(io::Error::last_os_error()) } else { Ok(opened) }
+    })?;
+    let descriptor = i32::try_from(outcome).expect("a descriptor is an int");
+    // SAFETY: the kernel has just made this descriptor for us, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Whether the file system under `dir` has handles and this process may open them, found out by trying.
+pub fn can_open_by_handle(dir: BorrowedFd<'_>) -> bool {
+    name_to_handle(dir, None).and_then(|handle| open_by_handle(dir, &handle, OFlags::PATH)).is_ok()
+}
+
+/// `struct file_handle` of the kernel with room for the longest handle kept.
+#[repr(C)]
+struct RawHandle {
+    /// Room before `name_to_handle_at`, used length after it.
+    bytes_len: u32,
+    kind: i32,
+    bytes: [u8; KERNEL_HANDLE_BYTES_MAX],
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "40 fits")]
+const RAW_BYTES_MAX: u32 = KERNEL_HANDLE_BYTES_MAX as u32;
