@@ -1,0 +1,405 @@
+//! The configuration: a TOML file, flags that override it, and the [`Config`] that comes out.
+//!
+//! A [`Config`] has been checked whole, against itself and against this machine, so the rest of
+//! the server asks it no questions. Its fields are private; the only ways to one are
+//! [`Config::load`], [`Config::parse`] and [`Config::from_flags`]. `docs/configuration.md` is the
+//! operator's description of every key.
+
+mod error;
+mod export;
+mod raw;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use toml::Spanned;
+
+pub use error::ConfigError;
+use error::{Given, Origin, Source};
+use export::Resolve;
+pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
+use raw::{ListenList, RawConfig, TimeSpan};
+
+use crate::export_table::ExportTable;
+
+/// All settings of one server, valid and complete.
+#[derive(Debug, Clone)]
+pub struct Config {
+    listen: Vec<SocketAddr>,
+    state_dir: PathBuf,
+    memory_bytes: usize,
+    max_transfer_bytes: u32,
+    connections_max: usize,
+    idle_timeout: Duration,
+    portmap: bool,
+    data_threads: usize,
+    metadata_threads: usize,
+    exports: Arc<ExportTable>,
+}
+
+/// What the command line says; it wins over the file.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    /// Serve this directory, and no other.
+    pub directory: Option<DirectoryExport>,
+    /// `--listen`; empty if not given.
+    pub listen: Vec<SocketAddr>,
+    /// `--state-dir`.
+    pub state_dir: Option<PathBuf>,
+    /// `--memory`.
+    pub memory: Option<ByteSize>,
+    /// `--max-transfer`.
+    pub max_transfer: Option<ByteSize>,
+    /// `--read-only`: whatever the file says, nobody writes.
+    pub read_only: bool,
+    /// `--portmap`.
+    pub portmap: bool,
+}
+
+/// The export that `spillway serve DIR` makes.
+#[derive(Debug, Clone)]
+pub struct DirectoryExport {
+    /// The directory, relative or absolute.
+    pub path: PathBuf,
+    /// `--as`: what clients mount; without it the absolute path.
+    pub name: Option<String>,
+    /// `--client`: who may mount, as in `hosts` of the file; empty for this machine only.
+    pub clients: Vec<String>,
+}
+
+impl Config {
+    /// Reads and checks `file`. Blocks: names are resolved, directories looked at.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the place of the first thing wrong.
+    pub fn load(file: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let text = fs::read_to_string(file).map_err(|error| ConfigError::File {
+            file: file.to_owned(),
+            why: format!("cannot be read: {error}"),
+        })?;
+        Self::parse(&text, file, overrides)
+    }
+
+    /// Checks a configuration already read; `file` is only its name in errors.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str, file: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
+        parse_with(Source { file, text }, overrides, &export::resolve)
+    }
+
+    /// A configuration without a file: [`Overrides::directory`] and the defaults.
+    ///
+    /// # Errors
+    /// [`ConfigError::Flag`] without a directory; else as [`Config::load`].
+    pub fn from_flags(overrides: &Overrides) -> Result<Self, ConfigError> {
+        if overrides.directory.is_none() {
+            let why = "give a directory to serve, or --config FILE".to_owned();
+            return Err(ConfigError::Flag { flag: "DIR", why });
+        }
+        Self::parse("", Path::new("(no file)"), overrides)
+    }
+
+    /// Where to accept connections: at least one address, none twice.
+    #[must_use]
+    pub fn listen(&self) -> &[SocketAddr] {
+        &self.listen
+    }
+
+    /// The directory of the handle key; absolute, outside every export, perhaps not there yet.
+    #[must_use]
+    pub fn state_dir(&self) -> &Path {
+        &self.state_dir
+    }
+
+    /// The memory budget; at least [`MEMORY_TRANSFERS_MIN`] times the transfer size.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.memory_bytes
+    }
+
+    /// The largest READ and WRITE (`rtmax` and `wtmax` of RFC 1813 §3.3.19); a multiple of 4 KiB.
+    #[must_use]
+    pub fn max_transfer_bytes(&self) -> u32 {
+        self.max_transfer_bytes
+    }
+
+    /// The most connections at once.
+    #[must_use]
+    pub fn connections_max(&self) -> usize {
+        self.connections_max
+    }
+
+    /// A connection without a request for this long is closed.
+    #[must_use]
+    pub fn idle_timeout(&self) -> Duration {
+        self.idle_timeout
+    }
+
+    /// Whether clients may find the server through the portmapper on port 111.
+    #[must_use]
+    pub fn portmap(&self) -> bool {
+        self.portmap
+    }
+
+    /// Threads that read and write file data.
+    #[must_use]
+    pub fn data_threads(&self) -> usize {
+        self.data_threads
+    }
+
+    /// Threads that do everything else to files.
+    #[must_use]
+    pub fn metadata_threads(&self) -> usize {
+        self.metadata_threads
+    }
+
+    /// The exports: at least one.
+    #[must_use]
+    pub fn exports(&self) -> &Arc<ExportTable> {
+        &self.exports
+    }
+
+    /// The keys in which `new` differs and which a running server cannot change: all but the
+    /// exports.
+    #[must_use]
+    pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
+        let changes = [
+            ("listen", self.listen != new.listen),
+            ("state_dir", self.state_dir != new.state_dir),
+            ("memory", self.memory_bytes != new.memory_bytes),
+            ("max_transfer", self.max_transfer_bytes != new.max_transfer_bytes),
+            ("max_connections", self.connections_max != new.connections_max),
+            ("idle_timeout", self.idle_timeout != new.idle_timeout),
+            ("portmap", self.portmap != new.portmap),
+            ("data_threads", self.data_threads != new.data_threads),
+            ("metadata_threads", self.metadata_threads != new.metadata_threads),
+        ];
+        changes.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
+    }
+}
+
+fn parse_with(
+    source: Source<'_>,
+    overrides: &Overrides,
+    resolve: Resolve<'_>,
+) -> Result<Config, ConfigError> {
+    let raw: RawConfig = toml::from_str(source.text).map_err(|error| source.not_toml(&error))?;
+    let max_transfer = max_transfer(raw.max_transfer, overrides, source)?;
+    let memory_bytes = memory_bytes(raw.memory, &max_transfer, overrides, source)?;
+    let portmap = overrides.portmap.then_some(("--portmap", true));
+    let threads = |key, raw, default| count(key, raw, default, 1..=THREADS_MAX, source);
+    let exports = export::export_table(raw.exports, overrides, source, resolve)?;
+    Ok(Config {
+        listen: listen(raw.listen, overrides, source)?,
+        state_dir: state_dir(raw.state_dir, overrides, &exports, source)?,
+        memory_bytes,
+        max_transfer_bytes: max_transfer.value,
+        connections_max: count(
+            "max_connections",
+            raw.max_connections,
+            CONNECTIONS_DEFAULT,
+            1..=CONNECTIONS_MAX,
+            source,
+        )?,
+        idle_timeout: idle_timeout(raw.idle_timeout, source)?,
+        portmap: Given::pick(portmap, raw.portmap, false).value,
+        data_threads: threads("data_threads", raw.data_threads, DATA_THREADS_DEFAULT)?,
+        metadata_threads: threads(
+            "metadata_threads",
+            raw.metadata_threads,
+            METADATA_THREADS_DEFAULT,
+        )?,
+        exports: Arc::new(exports),
+    })
+}
+
+fn listen(
+    raw: Option<Spanned<ListenList>>,
+    overrides: &Overrides,
+    source: Source<'_>,
+) -> Result<Vec<SocketAddr>, ConfigError> {
+    let flag =
+        (!overrides.listen.is_empty()).then(|| ("--listen", ListenList(overrides.listen.clone())));
+    let given = Given::pick(flag, raw, ListenList(vec![LISTEN_DEFAULT]));
+    let ListenList(addresses) = given.value;
+    let refuse = |why| Err(source.blame(&given.origin, why));
+    if addresses.is_empty() {
+        return refuse("the list is empty; the server would not listen anywhere".to_owned());
+    }
+    if addresses.len() > LISTEN_ADDRESSES_MAX {
+        return refuse(format!("at most {LISTEN_ADDRESSES_MAX} addresses can be listened on"));
+    }
+    for (i, address) in addresses.iter().enumerate() {
+        // Port 0 asks for any free port, so two such sockets do not collide.
+        if address.port() != 0 && addresses[..i].contains(address) {
+            return refuse(format!("{address} is given twice"));
+        }
+    }
+    Ok(addresses)
+}
+
+fn max_transfer(
+    raw: Option<Spanned<ByteSize>>,
+    overrides: &Overrides,
+    source: Source<'_>,
+) -> Result<Given<u32>, ConfigError> {
+    let flag = overrides.max_transfer.map(|size| ("--max-transfer", size));
+    let Given { value, origin } = Given::pick(flag, raw, MAX_TRANSFER_DEFAULT);
+    let (least, most) = (MAX_TRANSFER_RANGE.start(), MAX_TRANSFER_RANGE.end());
+    match u32::try_from(value.0) {
+        Ok(bytes) if MAX_TRANSFER_RANGE.contains(&value) && bytes % TRANSFER_UNIT_BYTES == 0 => {
+            Ok(Given { value: bytes, origin })
+        }
+        _ => {
+            let why = format!("{value} is not a multiple of 4KiB between {least} and {most}");
+            Err(source.blame(&origin, why))
+        }
+    }
+}
+
+fn memory_bytes(
+    raw: Option<Spanned<ByteSize>>,
+    max_transfer: &Given<u32>,
+    overrides: &Overrides,
+    source: Source<'_>,
+) -> Result<usize, ConfigError> {
+    let flag = overrides.memory.map(|size| ("--memory", size));
+    let Given { value, origin } = Given::pick(flag, raw, MEMORY_DEFAULT);
+    let least = ByteSize(u64::from(max_transfer.value) * MEMORY_TRANSFERS_MIN);
+    if value < least {
+        // The default is never at fault: then it is the transfer size that was raised.
+        let origin = if matches!(origin, Origin::Default) { &max_transfer.origin } else { &origin };
+        let transfer = ByteSize(max_transfer.value.into());
+        return Err(source.blame(
+            origin,
+            format!(
+                "{value} of memory is too little for transfers of {transfer}; the least is {least}"
+            ),
+        ));
+    }
+    usize::try_from(value.0).map_err(|_| {
+        source.blame(&origin, format!("{value} is more than this machine can address"))
+    })
+}
+
+fn idle_timeout(
+    raw: Option<Spanned<TimeSpan>>,
+    source: Source<'_>,
+) -> Result<Duration, ConfigError> {
+    let Given { value: TimeSpan(time), origin } =
+        Given::pick(None, raw, TimeSpan(IDLE_TIMEOUT_DEFAULT));
+    if IDLE_TIMEOUT_RANGE.contains(&time) {
+        return Ok(time);
+    }
+    Err(source.blame(&origin, "the idle timeout lies between 1s and 24h".to_owned()))
+}
+
+fn count(
+    key: &str,
+    raw: Option<Spanned<u32>>,
+    default: u32,
+    range: RangeInclusive<u32>,
+    source: Source<'_>,
+) -> Result<usize, ConfigError> {
+    let Given { value, origin } = Given::pick(None, raw, default);
+    if range.contains(&value) {
+        return Ok(usize::try_from(value).expect("a usize holds 32 bits on Linux"));
+    }
+    let why = format!("{key} lies between {} and {}", range.start(), range.end());
+    Err(source.blame(&origin, why))
+}
+
+fn state_dir(
+    raw: Option<Spanned<PathBuf>>,
+    overrides: &Overrides,
+    exports: &ExportTable,
+    source: Source<'_>,
+) -> Result<PathBuf, ConfigError> {
+    let flag = overrides.state_dir.clone().map(|path| ("--state-dir", path));
+    let default =
+        if flag.is_some() || raw.is_some() { PathBuf::new() } else { system_state_dir()? };
+    let Given { value, origin } = Given::pick(flag, raw, default);
+    if matches!(origin, Origin::Text(_)) && !value.is_absolute() {
+        return Err(source.blame(&origin, format!("`{}` is not an absolute path", value.display())));
+    }
+    let path = std::path::absolute(&value)
+        .map_err(|error| source.blame(&origin, format!("{}: {error}", value.display())))?;
+    let real = resolve_existing(&path);
+    if let Some(export) = exports.iter().find(|export| real.starts_with(&export.path)) {
+        let why = format!(
+            "the state directory {} lies inside the export {}, whose clients could read the key \
+             of all file handles; choose another with state_dir or --state-dir",
+            path.display(),
+            export.name
+        );
+        return Err(source.blame(&origin, why));
+    }
+    Ok(path)
+}
+
+/// `path` with the part of it that exists freed from symbolic links.
+fn resolve_existing(path: &Path) -> PathBuf {
+    for ancestor in path.ancestors() {
+        if let Ok(real) = fs::canonicalize(ancestor) {
+            let missing = path.strip_prefix(ancestor).expect("an ancestor is a prefix");
+            return real.join(missing);
+        }
+    }
+    path.to_owned()
+}
+
+fn system_state_dir() -> Result<PathBuf, ConfigError> {
+    let root = rustix::process::geteuid().is_root();
+    let path = default_state_dir(root, env::var_os("XDG_STATE_HOME"), env::var_os("HOME"));
+    path.ok_or_else(|| ConfigError::System {
+        why: "no state directory: neither XDG_STATE_HOME nor HOME holds an absolute path; choose \
+              one with state_dir or --state-dir"
+            .to_owned(),
+    })
+}
+
+/// A relative path in either variable is ignored, as the XDG base directory specification asks.
+fn default_state_dir(
+    root: bool,
+    xdg_state_home: Option<OsString>,
+    home: Option<OsString>,
+) -> Option<PathBuf> {
+    if root {
+        return Some(PathBuf::from("/var/lib/spillway"));
+    }
+    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = absolute(xdg_state_home)
+        .or_else(|| absolute(home).map(|home| home.join(".local/state")))?;
+    Some(base.join("spillway"))
+}
+
+/// The memory budget holds at least this many transfers: one being received and one being sent on
+/// a few connections at once. With less, requests would wait for memory more than for the disk.
+pub const MEMORY_TRANSFERS_MIN: u64 = 8;
+
+const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2049);
+const LISTEN_ADDRESSES_MAX: usize = 64;
+const MEMORY_DEFAULT: ByteSize = ByteSize(256 << 20);
+const MAX_TRANSFER_DEFAULT: ByteSize = ByteSize(1 << 20);
+const MAX_TRANSFER_RANGE: RangeInclusive<ByteSize> = ByteSize(64 << 10)..=ByteSize(16 << 20);
+/// Transfers of whole pages keep a stream aligned from one request to the next.
+const TRANSFER_UNIT_BYTES: u32 = 4096;
+const CONNECTIONS_DEFAULT: u32 = 1024;
+const CONNECTIONS_MAX: u32 = 65536;
+const THREADS_MAX: u32 = 1024;
+const DATA_THREADS_DEFAULT: u32 = 32;
+const METADATA_THREADS_DEFAULT: u32 = 16;
+/// Above the five minutes after which Linux clients close an idle connection themselves.
+const IDLE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(6 * 60);
+const IDLE_TIMEOUT_RANGE: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,299 @@
+//! Exports: from what the operator wrote to [`Export`]s that hold together.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+use ipnet::IpNet;
+use siphasher::sip::SipHasher24;
+use toml::Spanned;
+
+use super::error::{ConfigError, Origin, Source};
+use super::raw::{RawClient, RawExport};
+use super::{DirectoryExport, Overrides};
+use crate::export_table::{Access, Export, ExportTable, HostSpec, Rule, Shared};
+
+/// Finds the addresses of a host name.
+pub(super) type Resolve<'a> = &'a dyn Fn(&str) -> io::Result<Vec<IpAddr>>;
+
+/// Asks the system's resolver; blocks until it answers.
+pub(super) fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
+    Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
+}
+
+/// Builds the table from the file's exports or from the directory named by flag.
+pub(super) fn export_table(
+    raw: Vec<RawExport>,
+    overrides: &Overrides,
+    source: Source<'_>,
+    resolve: Resolve<'_>,
+) -> Result<ExportTable, ConfigError> {
+    let mut exports = Vec::new();
+    let mut origins = Vec::new();
+    match (&overrides.directory, raw.first()) {
+        (Some(_), Some(_)) => {
+            let why =
+                format!("{} has exports of its own; give one or the other", source.file.display());
+            return Err(ConfigError::Flag { flag: "DIR", why });
+        }
+        (None, None) => {
+            return Err(source.whole_file("there is no [[export]], so nothing to serve".to_owned()));
+        }
+        (Some(directory), None) => {
+            exports.push(from_directory(directory, resolve)?);
+            origins.push(Origins { name: Origin::Flag("--as"), id: Origin::Flag("--as") });
+        }
+        (None, Some(_)) => {
+            for raw in raw {
+                origins.push(Origins::of(&raw));
+                exports.push(Draft { raw: &raw, source, resolve }.export()?);
+            }
+        }
+    }
+    if overrides.read_only {
+        let rules = exports.iter_mut().flat_map(|export| &mut export.rules);
+        rules.for_each(|rule| rule.access.read_only = true);
+    }
+    let names: Vec<_> = exports.iter().map(|export| export.name.clone()).collect();
+    ExportTable::new(exports).map_err(|conflict| {
+        let (first, second) = (&names[conflict.first], &names[conflict.second]);
+        match conflict.shared {
+            Shared::Name => source.blame(
+                &origins[conflict.second].name,
+                format!("another export is already named {second}; each needs its own `name`"),
+            ),
+            Shared::Id => source.blame(
+                &origins[conflict.second].id,
+                format!("{second} has the id of {first}; give one of them another `id`"),
+            ),
+        }
+    })
+}
+
+/// Where the name and the id of an export come from.
+struct Origins {
+    name: Origin,
+    id: Origin,
+}
+
+impl Origins {
+    fn of(raw: &RawExport) -> Self {
+        let name = raw.name.as_ref().map_or_else(|| raw.path.span(), Spanned::span);
+        let id = raw.id.as_ref().map_or_else(|| name.clone(), Spanned::span);
+        Self { name: Origin::Text(name), id: Origin::Text(id) }
+    }
+}
+
+fn from_directory(
+    directory: &DirectoryExport,
+    resolve: Resolve<'_>,
+) -> Result<Export, ConfigError> {
+    let path = existing_directory(&directory.path).map_err(|why| ConfigError::System { why })?;
+    let name = match &directory.name {
+        Some(name) => {
+            check_name(name).map_err(|why| ConfigError::Flag { flag: "--as", why })?;
+            name.clone()
+        }
+        None => default_name(&path).map_err(|why| ConfigError::Flag {
+            flag: "DIR",
+            why: format!("{why}; name the export with --as"),
+        })?,
+    };
+    let access = Access::default();
+    let rule = if directory.clients.is_empty() {
+        Rule::loopback(access)
+    } else {
+        let hosts = directory.clients.iter().map(|text| host_spec(text, resolve));
+        let hosts = hosts
+            .collect::<Result<_, _>>()
+            .map_err(|why| ConfigError::Flag { flag: "--client", why })?;
+        Rule { hosts, access }
+    };
+    Ok(Export { id: derived_id(&name), name, path, sync: true, rules: vec![rule] })
+}
+
+/// One `[[export]]` on its way to an [`Export`].
+struct Draft<'a> {
+    raw: &'a RawExport,
+    source: Source<'a>,
+    resolve: Resolve<'a>,
+}
+
+impl Draft<'_> {
+    fn export(&self) -> Result<Export, ConfigError> {
+        let path = self.path()?;
+        let name = self.name()?;
+        let id = self.raw.id.as_ref().map_or_else(|| derived_id(&name), |id| *id.as_ref());
+        Ok(Export { id, name, path, sync: self.raw.sync, rules: self.rules()? })
+    }
+
+    fn path(&self) -> Result<PathBuf, ConfigError> {
+        let path = self.raw.path.as_ref();
+        let refuse = |why| self.source.at(&self.raw.path.span(), why);
+        if !path.is_absolute() {
+            return Err(refuse(format!("`{}` is not an absolute path", path.display())));
+        }
+        existing_directory(path).map_err(refuse)
+    }
+
+    fn name(&self) -> Result<String, ConfigError> {
+        match &self.raw.name {
+            Some(name) => match check_name(name.as_ref()) {
+                Ok(()) => Ok(name.as_ref().clone()),
+                Err(why) => Err(self.source.at(&name.span(), why)),
+            },
+            None => default_name(self.raw.path.as_ref()).map_err(|why| {
+                self.source.at(&self.raw.path.span(), format!("{why}; give the export a `name`"))
+            }),
+        }
+    }
+
+    fn rules(&self) -> Result<Vec<Rule>, ConfigError> {
+        let raw = self.raw;
+        let builtin = Access::default();
+        let access = Access {
+            read_only: raw.read_only.unwrap_or(builtin.read_only),
+            squash: raw.squash.map_or(builtin.squash, Into::into),
+            anonymous_uid: self.id(raw.anonymous_uid.as_ref(), builtin.anonymous_uid)?,
+            anonymous_gid: self.id(raw.anonymous_gid.as_ref(), builtin.anonymous_gid)?,
+            require_privileged_port: raw.secure_ports.unwrap_or(builtin.require_privileged_port),
+        };
+        if raw.clients.is_empty() {
+            return Ok(vec![Rule::loopback(access)]);
+        }
+        raw.clients.iter().map(|client| self.rule(client, access)).collect()
+    }
+
+    fn rule(&self, raw: &RawClient, export: Access) -> Result<Rule, ConfigError> {
+        if raw.hosts.as_ref().is_empty() {
+            let why = "`hosts` is empty, so the rule would apply to nobody".to_owned();
+            return Err(self.source.at(&raw.hosts.span(), why));
+        }
+        let hosts = raw.hosts.as_ref().iter().map(|host| {
+            host_spec(host.as_ref(), self.resolve).map_err(|why| self.source.at(&host.span(), why))
+        });
+        Ok(Rule {
+            hosts: hosts.collect::<Result<_, _>>()?,
+            access: Access {
+                read_only: raw.read_only.unwrap_or(export.read_only),
+                squash: raw.squash.map_or(export.squash, Into::into),
+                anonymous_uid: self.id(raw.anonymous_uid.as_ref(), export.anonymous_uid)?,
+                anonymous_gid: self.id(raw.anonymous_gid.as_ref(), export.anonymous_gid)?,
+                require_privileged_port: raw.secure_ports.unwrap_or(export.require_privileged_port),
+            },
+        })
+    }
+
+    fn id(&self, raw: Option<&Spanned<u32>>, default: u32) -> Result<u32, ConfigError> {
+        let Some(raw) = raw else { return Ok(default) };
+        if *raw.as_ref() == u32::MAX {
+            let span: Range<usize> = raw.span();
+            let why =
+                format!("{} is not an id: the kernel reads it as \"leave unchanged\"", u32::MAX);
+            return Err(self.source.at(&span, why));
+        }
+        Ok(*raw.as_ref())
+    }
+}
+
+fn existing_directory(path: &Path) -> Result<PathBuf, String> {
+    let canonical = fs::canonicalize(path)
+        .map_err(|error| format!("cannot export {}: {error}", path.display()))?;
+    if !canonical.is_dir() {
+        return Err(format!("cannot export {}: it is not a directory", path.display()));
+    }
+    Ok(canonical)
+}
+
+/// The path itself, without doubled slashes, `.` and a slash at the end.
+fn default_name(path: &Path) -> Result<String, String> {
+    let name: PathBuf = path.components().collect();
+    if path.components().any(|component| component == Component::ParentDir) {
+        return Err("a path with `..` cannot be the export's name".to_owned());
+    }
+    let Some(name) = name.to_str() else {
+        return Err("a path that is not UTF-8 cannot be the export's name".to_owned());
+    };
+    check_name(name)?;
+    Ok(name.to_owned())
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let quoted = name.escape_debug();
+    if name.len() > EXPORT_NAME_BYTES_MAX {
+        return Err(format!("an export name has at most {EXPORT_NAME_BYTES_MAX} bytes"));
+    }
+    if name.chars().any(char::is_control) {
+        return Err(format!("the export name \"{quoted}\" holds a control character"));
+    }
+    let Some(relative) = name.strip_prefix('/') else {
+        return Err(format!("the export name `{quoted}` does not begin with a slash"));
+    };
+    let odd = |component| matches!(component, "" | "." | "..");
+    if !relative.is_empty() && relative.split('/').any(odd) {
+        return Err(format!(
+            "the export name `{quoted}` has a slash too many or a `.` or `..` component"
+        ));
+    }
+    Ok(())
+}
+
+/// The same name has the same id on every machine and in every version: handles outlive restarts.
+fn derived_id(name: &str) -> u32 {
+    let [a, b, c, d, ..] = SipHasher24::new().hash(name.as_bytes()).to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+fn host_spec(text: &str, resolve: Resolve<'_>) -> Result<HostSpec, String> {
+    if text == "*" {
+        return Ok(HostSpec::Any);
+    }
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(HostSpec::network(IpNet::from(address)));
+    }
+    if text.contains('/') {
+        let network: IpNet = text
+            .parse()
+            .map_err(|_| format!("`{text}` is not a network such as 10.0.0.0/8 or fd00::/8"))?;
+        if network.trunc() != network {
+            return Err(format!(
+                "`{text}` has bits beyond its prefix; did you mean {} or {}?",
+                network.trunc(),
+                network.addr()
+            ));
+        }
+        return Ok(HostSpec::network(network));
+    }
+    if !is_host_name(text) {
+        return Err(format!("`{text}` is not an address, a network, a host name or *"));
+    }
+    let addresses = resolve(text).map_err(|error| format!("cannot resolve {text}: {error}"))?;
+    if addresses.is_empty() {
+        return Err(format!("cannot resolve {text}: it has no address"));
+    }
+    let addresses = addresses.iter().map(IpAddr::to_canonical).collect();
+    Ok(HostSpec::Name { name: text.to_owned(), addresses })
+}
+
+/// Letters, digits, hyphens and underscores in labels (RFC 1123 §2.1, underscores as DNS has them).
+/// The last label may not be a number, so that `192.168.1.300` is an error and not a name.
+fn is_host_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && !label.starts_with('-')
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    let labels = text.strip_suffix('.').unwrap_or(text);
+    let last = labels.rsplit('.').next().unwrap_or_default();
+    text.len() <= HOST_NAME_BYTES_MAX
+        && labels.split('.').all(is_label)
+        && !last.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// MNTPATHLEN (RFC 1813 §5.1.1).
+const EXPORT_NAME_BYTES_MAX: usize = 1024;
+
+/// RFC 1035 §2.3.4; also below MNTNAMLEN, the bound of a group in MOUNT's EXPORT reply.
+const HOST_NAME_BYTES_MAX: usize = 253;

@@ -1,0 +1,206 @@
+//! The configuration file as it is written: every key optional, nothing checked but its type.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::{Error, IntoDeserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+
+use crate::export_table::Squash;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawConfig {
+    pub(super) listen: Option<Spanned<ListenList>>,
+    pub(super) state_dir: Option<Spanned<PathBuf>>,
+    pub(super) memory: Option<Spanned<ByteSize>>,
+    pub(super) max_transfer: Option<Spanned<ByteSize>>,
+    pub(super) max_connections: Option<Spanned<u32>>,
+    pub(super) idle_timeout: Option<Spanned<TimeSpan>>,
+    pub(super) portmap: Option<Spanned<bool>>,
+    pub(super) data_threads: Option<Spanned<u32>>,
+    pub(super) metadata_threads: Option<Spanned<u32>>,
+    #[serde(default, rename = "export")]
+    pub(super) exports: Vec<RawExport>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawExport {
+    pub(super) path: Spanned<PathBuf>,
+    pub(super) name: Option<Spanned<String>>,
+    pub(super) id: Option<Spanned<u32>>,
+    #[serde(default = "yes")]
+    pub(super) sync: bool,
+    pub(super) read_only: Option<bool>,
+    pub(super) squash: Option<RawSquash>,
+    pub(super) anonymous_uid: Option<Spanned<u32>>,
+    pub(super) anonymous_gid: Option<Spanned<u32>>,
+    pub(super) secure_ports: Option<bool>,
+    #[serde(default, rename = "client")]
+    pub(super) clients: Vec<RawClient>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawClient {
+    pub(super) hosts: Spanned<Vec<Spanned<String>>>,
+    pub(super) read_only: Option<bool>,
+    pub(super) squash: Option<RawSquash>,
+    pub(super) anonymous_uid: Option<Spanned<u32>>,
+    pub(super) anonymous_gid: Option<Spanned<u32>>,
+    pub(super) secure_ports: Option<bool>,
+}
+
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum RawSquash {
+    None,
+    Root,
+    All,
+}
+
+impl From<RawSquash> for Squash {
+    fn from(raw: RawSquash) -> Self {
+        match raw {
+            RawSquash::None => Self::None,
+            RawSquash::Root => Self::Root,
+            RawSquash::All => Self::All,
+        }
+    }
+}
+
+/// One address, or a list of them.
+pub(super) struct ListenList(pub(super) Vec<SocketAddr>);
+
+impl<'de> Deserialize<'de> for ListenList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMany;
+
+        impl<'de> Visitor<'de> for OneOrMany {
+            type Value = ListenList;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an address with a port, or a list of them")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<ListenList, E> {
+                let address = ListenAddress::deserialize(text.into_deserializer())?;
+                Ok(ListenList(vec![address.0]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<ListenList, A::Error> {
+                let mut addresses = Vec::new();
+                while let Some(ListenAddress(address)) = seq.next_element()? {
+                    addresses.push(address);
+                }
+                Ok(ListenList(addresses))
+            }
+        }
+
+        deserializer.deserialize_any(OneOrMany)
+    }
+}
+
+/// An IP address and a TCP port: `127.0.0.1:2049`, `[::1]:2049`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListenAddress(pub SocketAddr);
+
+impl FromStr for ListenAddress {
+    type Err = NotAnAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
+        text.parse().map(Self).map_err(|_| NotAnAddress { text: text.to_owned() })
+    }
+}
+
+/// A text that is not an address with a port.
+#[derive(Debug, thiserror::Error)]
+#[error("`{text}` is not an IP address with a port, such as 127.0.0.1:2049 or [::]:2049")]
+pub struct NotAnAddress {
+    text: String,
+}
+
+/// A number of bytes, written with its unit: `512KiB`, `1MiB`, `2GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteSize(pub u64);
+
+impl FromStr for ByteSize {
+    type Err = NotASize;
+
+    fn from_str(text: &str) -> Result<Self, NotASize> {
+        scaled(text, &BYTE_UNITS).map(Self).ok_or_else(|| NotASize { text: text.to_owned() })
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = |&&(_, bytes): &&(&str, u64)| self.0 >= bytes && self.0.is_multiple_of(bytes);
+        match BYTE_UNITS.iter().find(whole) {
+            Some((unit, bytes)) => write!(f, "{}{unit}", self.0 / bytes),
+            None => write!(f, "{}B", self.0),
+        }
+    }
+}
+
+/// A text that is not a number of bytes.
+#[derive(Debug, thiserror::Error)]
+#[error("`{text}` is not a size with a unit, such as 512KiB, 1MiB or 2GiB")]
+pub struct NotASize {
+    text: String,
+}
+
+/// A length of time, written with its unit: `30s`, `5min`, `1h`.
+pub(super) struct TimeSpan(pub(super) Duration);
+
+impl FromStr for TimeSpan {
+    type Err = NotATime;
+
+    fn from_str(text: &str) -> Result<Self, NotATime> {
+        let secs = scaled(text, &TIME_UNITS).ok_or_else(|| NotATime { text: text.to_owned() })?;
+        Ok(Self(Duration::from_secs(secs)))
+    }
+}
+
+/// A text that is not a length of time.
+#[derive(Debug, thiserror::Error)]
+#[error("`{text}` is not a time with a unit, such as 30s, 5min or 1h")]
+pub(super) struct NotATime {
+    text: String,
+}
+
+/// Reads a string through [`FromStr`]. TOML integers are refused: a bare number hides its unit.
+macro_rules! deserialize_from_str {
+    ($($name:ident),*) => {$(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+            }
+        }
+    )*};
+}
+
+deserialize_from_str!(ListenAddress, ByteSize, TimeSpan);
+
+/// Largest first, so that a size is displayed in the largest unit that divides it.
+const BYTE_UNITS: [(&str, u64); 4] =
+    [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+/// Seconds per unit.
+const TIME_UNITS: [(&str, u64); 3] = [("s", 1), ("min", 60), ("h", 3600)];
+
+/// The number at the start of `text` times its unit; `None` if either is missing or it overflows.
+fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(digits);
+    let (_, scale) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
+    number.parse::<u64>().ok()?.checked_mul(*scale)
+}
+
+fn yes() -> bool {
+    true
+}
