@@ -1,0 +1,208 @@
+//! MOUNT version 3, RFC 1813 appendix I: from the name of an exported directory to its handle.
+
+use std::fmt;
+
+use crate::nfs3::FileHandle;
+use crate::xdr::{Decode, DecodeError, Encode, List, Reader, Writer, xdr_enum, xdr_struct};
+
+/// The MOUNT program.
+pub const PROGRAM: u32 = 100_005;
+/// The version described here, the one that belongs to NFS version 3.
+pub const VERSION: u32 = 3;
+
+xdr_enum! {
+    /// The procedures of MOUNT version 3, RFC 1813 §5.2.
+    pub enum Procedure: "MOUNT3 procedure" {
+        /// NULL, §5.2.0: do nothing.
+        Null = 0 "NULL",
+        /// MNT, §5.2.1: [`DirectoryArgs`] to [`MountReply`].
+        Mnt = 1 "MNT",
+        /// DUMP, §5.2.2: list each [`MountEntry`].
+        Dump = 2 "DUMP",
+        /// UMNT, §5.2.3: [`DirectoryArgs`] to nothing.
+        Umnt = 3 "UMNT",
+        /// UMNTALL, §5.2.4.
+        Umntall = 4 "UMNTALL",
+        /// EXPORT, §5.2.5: list each [`ExportNode`].
+        Export = 5 "EXPORT",
+    }
+}
+
+xdr_enum! {
+    /// `mountstat3` without its success, RFC 1813 §5.1.5.
+    pub enum MountStatus: "mountstat3" {
+        /// Not owner, and not permitted.
+        Perm = 1 "MNT3ERR_PERM",
+        /// No such file or directory.
+        Noent = 2 "MNT3ERR_NOENT",
+        /// A hard I/O error.
+        Io = 5 "MNT3ERR_IO",
+        /// Permission denied.
+        Acces = 13 "MNT3ERR_ACCES",
+        /// Not a directory.
+        Notdir = 20 "MNT3ERR_NOTDIR",
+        /// Invalid argument.
+        Inval = 22 "MNT3ERR_INVAL",
+        /// Name too long.
+        Nametoolong = 63 "MNT3ERR_NAMETOOLONG",
+        /// Not supported.
+        Notsupp = 10_004 "MNT3ERR_NOTSUPP",
+        /// An error that fits no other value.
+        Serverfault = 10_006 "MNT3ERR_SERVERFAULT",
+    }
+}
+
+/// Arguments of MNT and UMNT: `dirpath`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct DirectoryArgs<'a> {
+    /// A path on the server, at most [`PATH_BYTES_MAX`].
+    pub directory: &'a [u8],
+}
+
+xdr_struct!(DirectoryArgs<'a> { directory: opaque(PATH_BYTES_MAX) });
+
+/// `mountres3`: what MNT answers.
+pub type MountReply<'a> = Result<MountOk<'a>, MountStatus>;
+
+impl<'a> Decode<'a> for MountReply<'a> {
+    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        // MNT3_OK is the one number that is not a `MountStatus`.
+        if r.clone().u32("mountstat3")? == MNT3_OK {
+            r.u32("mountstat3")?;
+            return Ok(Ok(MountOk::decode(r)?));
+        }
+        Ok(Err(MountStatus::decode(r)?))
+    }
+}
+
+impl Encode for MountReply<'_> {
+    fn encode(&self, w: &mut Writer) {
+        match self {
+            Ok(ok) => {
+                w.u32(MNT3_OK);
+                ok.encode(w);
+            }
+            Err(status) => status.encode(w),
+        }
+    }
+}
+
+/// `mountres3_ok`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct MountOk<'a> {
+    /// The directory's handle.
+    pub file_handle: FileHandle,
+    /// The flavors that the export accepts, best first.
+    pub auth_flavors: AuthFlavors<'a>,
+}
+
+xdr_struct!(MountOk<'a> { file_handle, auth_flavors });
+
+/// The list of authentication flavors, made from a slice or borrowed from the record.
+#[derive(Clone, Copy)]
+pub struct AuthFlavors<'a> {
+    flavors: Flavors<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Flavors<'a> {
+    /// Big-endian words.
+    Wire(&'a [[u8; 4]]),
+    Slice(&'a [u32]),
+}
+
+impl<'a> AuthFlavors<'a> {
+    /// The flavors in order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + use<'a> {
+        let (wire, slice): (&[_], &[_]) = match self.flavors {
+            Flavors::Wire(words) => (words, &[]),
+            Flavors::Slice(flavors) => (&[], flavors),
+        };
+        wire.iter().map(|word| u32::from_be_bytes(*word)).chain(slice.iter().copied())
+    }
+}
+
+impl<'a> From<&'a [u32]> for AuthFlavors<'a> {
+    fn from(flavors: &'a [u32]) -> Self {
+        Self { flavors: Flavors::Slice(flavors) }
+    }
+}
+
+impl<'a> Decode<'a> for AuthFlavors<'a> {
+    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let failure = DecodeError { what: "auth_flavors", at_byte: r.position() };
+        let bytes_len = usize::try_from(r.u32(failure.what)?).ok().and_then(|n| n.checked_mul(4));
+        let bytes = r.data(bytes_len.ok_or(failure)?, failure.what)?;
+        Ok(Self { flavors: Flavors::Wire(bytes.as_chunks().0) })
+    }
+}
+
+impl Encode for AuthFlavors<'_> {
+    fn encode(&self, w: &mut Writer) {
+        w.u32(u32::try_from(self.iter().count()).expect("fewer than 2^32 flavors exist"));
+        for flavor in self.iter() {
+            w.u32(flavor);
+        }
+    }
+}
+
+impl PartialEq for AuthFlavors<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for AuthFlavors<'_> {}
+
+impl fmt::Debug for AuthFlavors<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// `mountbody`: one line of DUMP.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct MountEntry<'a> {
+    /// The client, at most [`NAME_BYTES_MAX`].
+    pub hostname: &'a [u8],
+    /// What it mounted, at most [`PATH_BYTES_MAX`].
+    pub directory: &'a [u8],
+}
+
+xdr_struct!(MountEntry<'a> {
+    hostname: opaque(NAME_BYTES_MAX),
+    directory: opaque(PATH_BYTES_MAX),
+});
+
+/// Result of DUMP. A server may write the same with [`crate::xdr::encode_list`].
+pub type MountList<'a> = List<'a, MountEntry<'a>>;
+
+/// `exportnode`: one line of EXPORT.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ExportNode<'a> {
+    /// The exported directory, at most [`PATH_BYTES_MAX`].
+    pub directory: &'a [u8],
+    /// Who may mount it; everybody when empty.
+    pub groups: List<'a, Group<'a>>,
+}
+
+xdr_struct!(ExportNode<'a> { directory: opaque(PATH_BYTES_MAX), groups });
+
+/// Result of EXPORT. A server may write the same with [`crate::xdr::encode_list`].
+pub type ExportList<'a> = List<'a, ExportNode<'a>>;
+
+/// `groupnode`: a host, network or netgroup, as text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Group<'a> {
+    /// Its name, at most [`NAME_BYTES_MAX`].
+    pub name: &'a [u8],
+}
+
+xdr_struct!(Group<'a> { name: opaque(NAME_BYTES_MAX) });
+
+/// `MNTPATHLEN`.
+pub const PATH_BYTES_MAX: usize = 1024;
+/// `MNTNAMLEN`.
+pub const NAME_BYTES_MAX: usize = 255;
+
+const MNT3_OK: u32 = 0;

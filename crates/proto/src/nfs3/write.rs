@@ -1,0 +1,155 @@
+//! WRITE and COMMIT: RFC 1813 §3.3.7 and §3.3.21.
+
+use std::fmt;
+
+use super::types::{FileHandle, Reply, StableHow, WccData, WriteVerifier};
+use crate::xdr::{Decode, DecodeError, Encode, Escaped, Reader, Writer, xdr_struct};
+
+/// Arguments of WRITE, RFC 1813 §3.3.7, with the data in the record.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct WriteArgs<'a> {
+    /// The file to write.
+    pub file: FileHandle,
+    /// Where the first byte goes.
+    pub offset: u64,
+    /// Bytes to write; always the length of `data`.
+    pub count: u32,
+    /// How durable the data must be before the reply.
+    pub stable: StableHow,
+    /// What to write, borrowed from the record.
+    pub data: &'a [u8],
+}
+
+impl<'a> Decode<'a> for WriteArgs<'a> {
+    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let WriteHead { file, offset, count, stable, data_len } = WriteHead::decode(r)?;
+        let failure = DecodeError { what: "WriteArgs.data", at_byte: r.position() };
+        let data = r.data(usize::try_from(data_len).map_err(|_| failure)?, failure.what)?;
+        Ok(Self { file, offset, count, stable, data })
+    }
+}
+
+/// # Panics
+/// `count` is not the length of `data`.
+impl Encode for WriteArgs<'_> {
+    fn encode(&self, w: &mut Writer) {
+        let Self { file, offset, count, stable, data } = *self;
+        assert_eq!(u32::try_from(data.len()), Ok(count), "count is the data's length");
+        WriteHead { file, offset, count, stable, data_len: count }.encode(w);
+        w.array(data);
+    }
+}
+
+impl fmt::Debug for WriteArgs<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteArgs")
+            .field("file", &self.file)
+            .field("offset", &self.offset)
+            .field("count", &self.count)
+            .field("stable", &self.stable)
+            .field("data", &Escaped(self.data))
+            .finish()
+    }
+}
+
+/// Arguments of WRITE up to the data, which is still in the socket.
+///
+/// `data_len` bytes and their padding follow. Nothing has been checked against them: the receiver
+/// holds `data_len` against the record's length and its own limit before it takes a buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct WriteHead {
+    /// The file to write.
+    pub file: FileHandle,
+    /// Where the first byte goes.
+    pub offset: u64,
+    /// Bytes to write; always equal to `data_len`.
+    pub count: u32,
+    /// How durable the data must be before the reply.
+    pub stable: StableHow,
+    /// Length of the opaque data that follows.
+    pub data_len: u32,
+}
+
+/// The length appears twice on the wire. A call in which the two differ is refused, as Linux does:
+/// writing either number of bytes could be wrong.
+impl Decode<'_> for WriteHead {
+    fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let file = Decode::decode(r)?;
+        let offset = r.u64("WriteArgs.offset")?;
+        let count = r.u32("WriteArgs.count")?;
+        let stable = Decode::decode(r)?;
+        let at_byte = r.position();
+        let data_len = r.u32("WriteArgs.data")?;
+        if data_len != count {
+            return Err(DecodeError { what: "WriteArgs.data", at_byte });
+        }
+        Ok(Self { file, offset, count, stable, data_len })
+    }
+}
+
+impl Encode for WriteHead {
+    fn encode(&self, w: &mut Writer) {
+        self.file.encode(w);
+        w.u64(self.offset);
+        w.u32(self.count);
+        self.stable.encode(w);
+        w.u32(self.data_len);
+    }
+}
+
+impl fmt::Debug for WriteHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteHead")
+            .field("file", &self.file)
+            .field("offset", &self.offset)
+            .field("count", &self.count)
+            .field("stable", &self.stable)
+            .field("data_len", &self.data_len)
+            .finish()
+    }
+}
+
+/// Result of WRITE.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct WriteOk {
+    /// The file on both sides of the change.
+    pub wcc: WccData,
+    /// Bytes written, possibly fewer than asked.
+    pub count: u32,
+    /// How durable they are: at least what was asked.
+    pub committed: StableHow,
+    /// As long as this does not change, unstable data is not lost.
+    pub verifier: WriteVerifier,
+}
+
+xdr_struct!(WriteOk { wcc, count: u32, committed, verifier });
+
+/// `WRITE3res`.
+pub type WriteReply = Reply<WriteOk, WccData>;
+
+/// Arguments of COMMIT, RFC 1813 §3.3.21.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CommitArgs {
+    /// The file to make durable.
+    pub file: FileHandle,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes from there on; zero means to the end of the file.
+    pub count: u32,
+}
+
+xdr_struct!(CommitArgs { file, offset: u64, count: u32 });
+
+/// Result of COMMIT.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CommitOk {
+    /// The file on both sides.
+    pub wcc: WccData,
+    /// Equal to the verifier of the WRITEs, or their data must be sent again.
+    pub verifier: WriteVerifier,
+}
+
+xdr_struct!(CommitOk { wcc, verifier });
+
+/// `COMMIT3res`.
+pub type CommitReply = Reply<CommitOk, WccData>;

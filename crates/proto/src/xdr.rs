@@ -1,0 +1,567 @@
+//! XDR, RFC 4506: a cursor over a borrowed record, an appending writer, and the two traits that tie
+//! them to types.
+
+use std::fmt;
+
+/// The peer's bytes are not what the protocol says they should be.
+///
+/// `what` names the missing or wrong item; `at_byte` is the reader's position at that item, counted
+/// from the first byte the reader was given.
+#[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
+#[error("cannot decode {what} at byte {at_byte}")]
+pub struct DecodeError {
+    /// The item that could not be decoded, as `Type.field` or the RFC's name.
+    pub what: &'static str,
+    /// Where that item begins, in bytes from the start of the reader.
+    pub at_byte: usize,
+}
+
+/// A number that an enumeration of the protocol does not contain.
+#[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
+#[error("{value} is not a value of {what}")]
+pub struct UnknownValue {
+    /// The enumeration's RFC name.
+    pub what: &'static str,
+    /// The number that it does not contain.
+    pub value: u32,
+}
+
+/// A type that can be read from XDR. Borrowed parts point into the record.
+pub trait Decode<'a>: Sized {
+    /// Reads one value and leaves the reader behind it.
+    ///
+    /// # Errors
+    /// Names the first item that is missing, out of its bound or not a value of its type. The
+    /// reader's position is then meaningless.
+    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError>;
+}
+
+/// A type that can be written as XDR.
+pub trait Encode {
+    /// Appends the value to `w`.
+    fn encode(&self, w: &mut Writer);
+}
+
+/// Decodes a value that must fill `bytes` exactly.
+///
+/// # Errors
+/// As [`Decode::decode`], and when bytes trail behind the value.
+pub fn decode_all<'a, T: Decode<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
+    let mut r = Reader::new(bytes);
+    let value = T::decode(&mut r)?;
+    r.finish()?;
+    Ok(value)
+}
+
+/// Bytes that `len` bytes of opaque data take on the wire after their length word: `len` rounded up
+/// to a multiple of four.
+#[must_use]
+pub const fn padded(len: usize) -> usize {
+    len.next_multiple_of(UNIT_BYTES)
+}
+
+/// The bound of an RFC `opaque<>` that has none of its own: only the bytes present limit it.
+pub const UNBOUNDED: usize = u32::MAX as usize;
+
+/// A cursor over one record. It never reads past the record and never copies out of it.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    /// `0 <= position <= bytes.len()`.
+    position: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Starts at the first of `bytes`.
+    #[must_use]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, position: 0 }
+    }
+
+    /// Bytes consumed so far.
+    #[must_use]
+    pub const fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Bytes not yet consumed.
+    #[must_use]
+    pub const fn remaining(&self) -> usize {
+        self.bytes.len() - self.position
+    }
+
+    /// Unsigned integer, RFC 4506 §4.2.
+    ///
+    /// # Errors
+    /// Fewer than four bytes remain.
+    pub fn u32(&mut self, what: &'static str) -> Result<u32, DecodeError> {
+        Ok(u32::from_be_bytes(*self.chunk(what)?))
+    }
+
+    /// Integer, RFC 4506 §4.1.
+    ///
+    /// # Errors
+    /// Fewer than four bytes remain.
+    pub fn i32(&mut self, what: &'static str) -> Result<i32, DecodeError> {
+        Ok(i32::from_be_bytes(*self.chunk(what)?))
+    }
+
+    /// Unsigned hyper integer, RFC 4506 §4.5.
+    ///
+    /// # Errors
+    /// Fewer than eight bytes remain.
+    pub fn u64(&mut self, what: &'static str) -> Result<u64, DecodeError> {
+        Ok(u64::from_be_bytes(*self.chunk(what)?))
+    }
+
+    /// Boolean, RFC 4506 §4.4. Only 0 and 1 exist.
+    ///
+    /// # Errors
+    /// Fewer than four bytes remain, or another number.
+    pub fn bool(&mut self, what: &'static str) -> Result<bool, DecodeError> {
+        let at_byte = self.position;
+        match self.u32(what)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(DecodeError { what, at_byte }),
+        }
+    }
+
+    /// Fixed-length opaque data, RFC 4506 §4.9, with its padding.
+    ///
+    /// # Errors
+    /// Fewer bytes remain than data and padding take.
+    pub fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
+        let failure = DecodeError { what, at_byte: self.position };
+        self.data(N, what)?.try_into().map_err(|_| failure)
+    }
+
+    /// Variable-length opaque data or string of at most `bound` bytes, RFC 4506 §4.10 and §4.11.
+    ///
+    /// Padding that is not zero is accepted: the RFC asks the sender for zeros, and nothing is gained
+    /// by refusing a sender that forgot.
+    ///
+    /// # Errors
+    /// The length exceeds `bound`, or data and padding exceed what remains.
+    pub fn opaque(&mut self, bound: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
+        let failure = DecodeError { what, at_byte: self.position };
+        let len = usize::try_from(self.u32(what)?).map_err(|_| failure)?;
+        if len > bound {
+            return Err(failure);
+        }
+        self.data(len, what).map_err(|_| failure)
+    }
+
+    /// `len` bytes of opaque data and their padding, whose length word was read before.
+    ///
+    /// # Errors
+    /// Data and padding exceed what remains.
+    pub fn data(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
+        let failure = DecodeError { what, at_byte: self.position };
+        let on_wire = len.checked_next_multiple_of(UNIT_BYTES).ok_or(failure)?;
+        let data = self.bytes[self.position..].get(..on_wire).ok_or(failure)?;
+        self.position += on_wire;
+        Ok(&data[..len])
+    }
+
+    /// Passes over exactly `len` bytes; the caller includes any padding.
+    ///
+    /// # Errors
+    /// Fewer than `len` bytes remain.
+    pub fn skip(&mut self, len: usize, what: &'static str) -> Result<(), DecodeError> {
+        if len > self.remaining() {
+            return Err(DecodeError { what, at_byte: self.position });
+        }
+        self.position += len;
+        Ok(())
+    }
+
+    /// Checks that nothing trails.
+    ///
+    /// # Errors
+    /// Bytes remain.
+    pub const fn finish(&self) -> Result<(), DecodeError> {
+        if self.remaining() == 0 {
+            Ok(())
+        } else {
+            Err(DecodeError { what: "end of record", at_byte: self.position })
+        }
+    }
+
+    /// The bytes consumed since `start`, an earlier [`Reader::position`].
+    fn since(&self, start: usize) -> &'a [u8] {
+        &self.bytes[start..self.position]
+    }
+
+    fn chunk<const N: usize>(&mut self, what: &'static str) -> Result<&'a [u8; N], DecodeError> {
+        let failure = DecodeError { what, at_byte: self.position };
+        let chunk = self.bytes[self.position..].first_chunk().ok_or(failure)?;
+        self.position += N;
+        Ok(chunk)
+    }
+}
+
+/// Appends XDR to a vector. Growth is the caller's own doing: what it writes, never what a peer said.
+#[derive(Clone, Debug, Default)]
+pub struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    /// An empty writer that has not allocated.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { bytes: Vec::new() }
+    }
+
+    /// An empty writer with room for `capacity` bytes.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { bytes: Vec::with_capacity(capacity) }
+    }
+
+    /// Continues behind what `bytes` already holds; [`Writer::len`] counts that too.
+    #[must_use]
+    pub const fn from_vec(bytes: Vec<u8>) -> Self {
+        Self { bytes }
+    }
+
+    /// Appends an unsigned integer.
+    pub fn u32(&mut self, value: u32) {
+        self.bytes.extend_from_slice(&value.to_be_bytes());
+    }
+
+    /// Appends an integer.
+    pub fn i32(&mut self, value: i32) {
+        self.bytes.extend_from_slice(&value.to_be_bytes());
+    }
+
+    /// Appends an unsigned hyper integer.
+    pub fn u64(&mut self, value: u64) {
+        self.bytes.extend_from_slice(&value.to_be_bytes());
+    }
+
+    /// Appends a boolean.
+    pub fn bool(&mut self, value: bool) {
+        self.u32(u32::from(value));
+    }
+
+    /// Appends fixed-length opaque data and its padding, without a length.
+    pub fn array(&mut self, data: &[u8]) {
+        self.bytes.extend_from_slice(data);
+        self.bytes.extend_from_slice(&ZEROS[..padded(data.len()) - data.len()]);
+    }
+
+    /// Appends variable-length opaque data: length, data, padding.
+    ///
+    /// # Panics
+    /// `data` is 4 GiB or longer, which XDR cannot say.
+    pub fn opaque(&mut self, data: &[u8]) {
+        self.u32(u32::try_from(data.len()).expect("opaque data is shorter than 4 GiB"));
+        self.array(data);
+    }
+
+    /// Bytes held, including those of [`Writer::from_vec`].
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether nothing is held.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Takes back everything behind the first `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        self.bytes.truncate(len);
+    }
+
+    /// Overwrites the word at byte `at`, for a length or discriminant known only later.
+    ///
+    /// # Panics
+    /// No whole word was written at `at`.
+    pub fn patch_u32(&mut self, at: usize, value: u32) {
+        self.bytes[at..at + UNIT_BYTES].copy_from_slice(&value.to_be_bytes());
+    }
+
+    /// What was written so far.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Gives the vector back.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+/// The RFC's idiom for a list: each item behind a `TRUE`, then a `FALSE` (RFC 4506 §4.19).
+///
+/// Decoding walks the list once, in a loop, and keeps only where it lies; [`List::iter`] then decodes
+/// item by item. A list to be sent is made from a slice. Neither allocates.
+#[derive(Clone, Copy)]
+pub struct List<'a, T> {
+    items: Items<'a, T>,
+}
+
+#[derive(Clone, Copy)]
+enum Items<'a, T> {
+    /// A whole list, terminator included, in which each item is known to decode.
+    Wire(&'a [u8]),
+    Slice(&'a [T]),
+}
+
+impl<'a, T: Decode<'a> + Copy> List<'a, T> {
+    /// The items in wire order.
+    pub fn iter(&self) -> impl Iterator<Item = T> + use<'a, T> {
+        let (mut wire, mut slice) = match self.items {
+            Items::Wire(bytes) => (Some(Reader::new(bytes)), [].iter()),
+            Items::Slice(items) => (None, items.iter()),
+        };
+        std::iter::from_fn(move || match &mut wire {
+            // Both steps succeeded when the list was decoded, and its bytes have not changed.
+            Some(r) => r.bool("list").ok()?.then(|| T::decode(r).ok()).flatten(),
+            None => slice.next().copied(),
+        })
+    }
+}
+
+impl<'a, T> From<&'a [T]> for List<'a, T> {
+    fn from(items: &'a [T]) -> Self {
+        Self { items: Items::Slice(items) }
+    }
+}
+
+impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
+    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let start = r.position();
+        while r.bool("list")? {
+            T::decode(r)?;
+        }
+        Ok(Self { items: Items::Wire(r.since(start)) })
+    }
+}
+
+impl<'a, T: Decode<'a> + Encode + Copy> Encode for List<'a, T> {
+    fn encode(&self, w: &mut Writer) {
+        encode_list(w, self.iter());
+    }
+}
+
+impl<'a, T: Decode<'a> + PartialEq + Copy> PartialEq for List<'a, T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl<'a, T: Decode<'a> + Eq + Copy> Eq for List<'a, T> {}
+
+impl<'a, T: Decode<'a> + fmt::Debug + Copy> fmt::Debug for List<'a, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// Appends a whole [`List`] from any source of items.
+pub fn encode_list<T: Encode>(w: &mut Writer, items: impl IntoIterator<Item = T>) {
+    for item in items {
+        w.bool(true);
+        item.encode(w);
+    }
+    w.bool(false);
+}
+
+/// Shows opaque bytes as an escaped byte string, cut after the first 64, so that file names read as
+/// names and a payload does not fill a log.
+#[derive(Clone, Copy)]
+pub struct Escaped<'a>(pub &'a [u8]);
+
+impl fmt::Debug for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = &self.0[..self.0.len().min(ESCAPED_BYTES_MAX)];
+        write!(f, "b\"{}\"", shown.escape_ascii())?;
+        if shown.len() < self.0.len() {
+            write!(f, " and {} bytes more", self.0.len() - shown.len())?;
+        }
+        Ok(())
+    }
+}
+
+/// Optional data, RFC 4506 §4.19: a boolean, then the value if it is `TRUE`.
+impl<'a, T: Decode<'a>> Decode<'a> for Option<T> {
+    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        r.bool("optional data")?.then(|| T::decode(r)).transpose()
+    }
+}
+
+impl<T: Encode> Encode for Option<T> {
+    fn encode(&self, w: &mut Writer) {
+        w.bool(self.is_some());
+        if let Some(value) = self {
+            value.encode(w);
+        }
+    }
+}
+
+impl<T: Encode> Encode for &T {
+    fn encode(&self, w: &mut Writer) {
+        (**self).encode(w);
+    }
+}
+
+/// `void`, RFC 4506 §4.16.
+impl Decode<'_> for () {
+    fn decode(_: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(())
+    }
+}
+
+impl Encode for () {
+    fn encode(&self, _: &mut Writer) {}
+}
+
+macro_rules! primitive {
+    ($($primitive:ident),*) => { $(
+        impl Decode<'_> for $primitive {
+            fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+                r.$primitive(stringify!($primitive))
+            }
+        }
+
+        impl Encode for $primitive {
+            fn encode(&self, w: &mut Writer) {
+                w.$primitive(*self);
+            }
+        }
+    )* };
+}
+
+primitive!(u32, i32, u64, bool);
+
+/// Lists the fields of a plain struct once, in wire order, for `Decode`, `Encode` and `Debug`.
+///
+/// A field is `name` (its type brings its own codec), `name: u32` (a primitive, so that errors carry
+/// the field's name) or `name: opaque(BOUND)` (borrowed bytes, never longer than `BOUND`).
+macro_rules! xdr_struct {
+    ($name:ident { $($fields:tt)* }) => {
+        $crate::xdr::xdr_struct!(@impls [$name] [$name] $name { $($fields)* });
+    };
+    ($name:ident<'a> { $($fields:tt)* }) => {
+        $crate::xdr::xdr_struct!(@impls [$name<'a>] [$name<'_>] $name { $($fields)* });
+    };
+    (@impls [$($decoded:tt)*] [$($encoded:tt)*] $name:ident {
+        $($field:ident $(: $kind:ident $(($bound:expr))?)?),+ $(,)?
+    }) => {
+        impl<'a> $crate::xdr::Decode<'a> for $($decoded)* {
+            fn decode(r: &mut $crate::xdr::Reader<'a>) -> Result<Self, $crate::xdr::DecodeError> {
+                Ok(Self { $($field: {
+                    const _WHAT: &str = concat!(stringify!($name), ".", stringify!($field));
+                    $crate::xdr::xdr_struct!(@decode r _WHAT $(, $kind $(($bound))?)?)
+                }),+ })
+            }
+        }
+
+        impl $crate::xdr::Encode for $($encoded)* {
+            fn encode(&self, w: &mut $crate::xdr::Writer) {
+                $($crate::xdr::xdr_struct!(@encode w self.$field $(, $kind $(($bound))?)?);)+
+            }
+        }
+
+        impl std::fmt::Debug for $($encoded)* {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))$(.field(
+                    stringify!($field),
+                    &$crate::xdr::xdr_struct!(@debug self.$field $(, $kind $(($bound))?)?),
+                ))+.finish()
+            }
+        }
+    };
+    (@decode $r:ident $what:ident) => { $crate::xdr::Decode::decode($r)? };
+    (@decode $r:ident $what:ident, opaque($bound:expr)) => { $r.opaque($bound, $what)? };
+    (@decode $r:ident $what:ident, $primitive:ident) => { $r.$primitive($what)? };
+    (@encode $w:ident $self:ident.$field:ident) => {
+        $crate::xdr::Encode::encode(&$self.$field, $w)
+    };
+    (@encode $w:ident $self:ident.$field:ident, opaque($bound:expr)) => { $w.opaque($self.$field) };
+    (@encode $w:ident $self:ident.$field:ident, $primitive:ident) => { $w.$primitive($self.$field) };
+    (@debug $self:ident.$field:ident, opaque($bound:expr)) => {
+        $crate::xdr::Escaped($self.$field)
+    };
+    (@debug $self:ident.$field:ident $(, $primitive:ident)?) => { $self.$field };
+}
+pub(crate) use xdr_struct;
+
+/// Declares an enumeration with its wire numbers and RFC names, and its codec.
+macro_rules! xdr_enum {
+    ($(#[$meta:meta])* pub enum $name:ident: $what:literal {
+        $($(#[$variant_meta:meta])* $variant:ident = $code:literal $rfc_name:literal,)+
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u32)]
+        pub enum $name {
+            $($(#[$variant_meta])* $variant = $code,)+
+        }
+
+        impl $name {
+            /// Every value, in wire order.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The number on the wire.
+            #[must_use]
+            pub const fn code(self) -> u32 {
+                self as u32
+            }
+
+            /// The value with this number on the wire, if there is one.
+            #[must_use]
+            pub const fn from_code(code: u32) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+
+            /// The RFC's own spelling, for logs and metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $rfc_name,)+
+                }
+            }
+        }
+
+        impl TryFrom<u32> for $name {
+            type Error = $crate::xdr::UnknownValue;
+
+            fn try_from(value: u32) -> Result<Self, Self::Error> {
+                Self::from_code(value).ok_or($crate::xdr::UnknownValue { what: $what, value })
+            }
+        }
+
+        impl $crate::xdr::Decode<'_> for $name {
+            fn decode(
+                r: &mut $crate::xdr::Reader<'_>,
+            ) -> Result<Self, $crate::xdr::DecodeError> {
+                let at_byte = r.position();
+                let code = r.u32($what)?;
+                Self::from_code(code).ok_or($crate::xdr::DecodeError { what: $what, at_byte })
+            }
+        }
+
+        impl $crate::xdr::Encode for $name {
+            fn encode(&self, w: &mut $crate::xdr::Writer) {
+                w.u32(self.code());
+            }
+        }
+    };
+}
+pub(crate) use xdr_enum;
+
+const UNIT_BYTES: usize = 4;
+const ZEROS: [u8; UNIT_BYTES] = [0; UNIT_BYTES];
+const ESCAPED_BYTES_MAX: usize = 64;
