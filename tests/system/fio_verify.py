@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""fio's nfs engine writes with checksums in every block and reads all of them back."""
+
+import json
+import os
+
+from harness import (
+    MIB, MissingTool, Server, case, check, main, need, need_space, run, run_ok, scratch_dir,
+)  # fmt: skip
+
+MISALIGNED_BYTES = 47008
+
+
+def need_fio_nfs():
+    """Skips the case unless fio is installed and was built with libnfs."""
+    need("fio")
+    if "nfs_url" not in run("fio", "--enghelp=nfs").stdout:
+        raise MissingTool("fio has no nfs engine")
+
+
+def fio(server, name, *flags, jobs=1):
+    """Runs fio on `jobs` connections with one file each; returns the finished process.
+
+    fio 3.39's nfs engine wants `--iodepth=1`; more parallelism comes from more jobs.
+    """
+    return run(
+        "fio", f"--name={name}", "--ioengine=nfs", f"--nfs_url={server.url()}",
+        f"--filename_format={name}.$jobnum", f"--numjobs={jobs}", "--iodepth=1",
+        "--group_reporting", "--output-format=json", "--verify=crc32c", "--verify_fatal=1",
+        "--randseed=7", *flags,
+    )  # fmt: skip
+
+
+def total(done, direction):
+    """fio's count of I/Os done; fails the case if fio saw any error."""
+    words = (done.stderr + done.stdout)[-300:]
+    check(done.returncode == 0, f"fio exited with {done.returncode}: {words}")
+    # The engine may print before the report, which is then not the whole of stdout.
+    report = json.loads(done.stdout[done.stdout.index("{") :])
+    job = report["jobs"][0]
+    check(job["error"] == 0, f"fio's error is {job['error']}")
+    return job[direction]["total_ios"]
+
+
+def write_and_verify(*flags, block_bytes, blocks, jobs, order="write"):
+    """Every block is written once by one run and verified by another one, which reads in sequence."""
+    need_fio_nfs()
+    need_space(2 * block_bytes * blocks * jobs)
+    with Server(scratch_dir("export")) as server:
+        load = [f"--bs={block_bytes}", f"--size={block_bytes * blocks}", *flags]
+        written = total(fio(server, "v", f"--rw={order}", "--do_verify=0", *load, jobs=jobs), "write")
+        check(written == blocks * jobs, f"{written} of {blocks * jobs} blocks written")
+        read = total(fio(server, "v", "--rw=read", *load, jobs=jobs), "read")
+        check(read == blocks * jobs, f"{read} of {blocks * jobs} blocks verified")
+
+
+@case
+def sequential_1mib():
+    write_and_verify(block_bytes=MIB, blocks=512, jobs=1)
+
+
+@case
+def sequential_1mib_4_jobs():
+    write_and_verify(block_bytes=MIB, blocks=128, jobs=4)
+
+
+@case
+def random_4kib_4_jobs():
+    write_and_verify(block_bytes=4096, blocks=8192, jobs=4, order="randwrite")
+
+
+@case
+def misaligned_47008():
+    write_and_verify(block_bytes=MISALIGNED_BYTES, blocks=8192, jobs=1)
+
+
+@case
+def misaligned_47008_4_jobs():
+    write_and_verify(block_bytes=MISALIGNED_BYTES, blocks=2048, jobs=4)
+
+
+@case
+def misaligned_47008_random():
+    write_and_verify(block_bytes=MISALIGNED_BYTES, blocks=4096, jobs=2, order="randwrite")
+
+
+@case
+def verification_can_fail():
+    """One byte changed on disk between writing and reading is found: the cases above prove something."""
+    need_fio_nfs()
+    with Server(scratch_dir("export")) as server:
+        load = ["--bs=64k", "--size=4M"]
+        total(fio(server, "v", "--rw=write", "--do_verify=0", *load), "write")
+        run_ok("sync")
+        with open(server.directory / "v.0", "r+b") as file:
+            file.seek(2 * MIB + 1000)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+        done = fio(server, "v", "--rw=read", *load)
+        check(done.returncode != 0, "fio did not notice the changed byte")
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,273 @@
+"""What the system tests share: cases and their verdicts, a running server, scratch file systems.
+
+A subject is a program of this directory. It marks its functions with `@case` and ends with
+`main(__file__)`. Each case prints one line, PASS, FAIL or SKIP; the last line counts them.
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+EXPORT = "/x"
+MIB = 1 << 20
+START_SECS_MAX = 10
+# A server that flushes 256 MiB to a slow disk before it exits still makes this.
+STOP_SECS_MAX = 30
+
+CASES = []
+
+
+class Skip(Exception):
+    """The case cannot run on this machine for want of a privilege or of space."""
+
+
+class MissingTool(Skip):
+    """A program is not installed. `.ci/run` installs them all, so with CI=true this is a failure."""
+
+
+class Deadline(Exception):
+    """The case ran longer than it may."""
+
+
+def case(function=None, *, secs=120):
+    """Marks a function as a case named after it, which fails after `secs` seconds."""
+    if function is None:
+        return lambda marked: case(marked, secs=secs)
+    CASES.append((function, secs))
+    return function
+
+
+def need(*programs):
+    """Skips the case unless all `programs` are in the PATH."""
+    for program in programs:
+        if shutil.which(program) is None:
+            raise MissingTool(f"{program} is not installed")
+
+
+def check(condition, why):
+    """Fails the case with `why` unless `condition` holds; `assert` would vanish under python -O."""
+    if not condition:
+        raise AssertionError(why)
+
+
+def run(*command, secs=100, **options):
+    """Runs a program to its end; returns the CompletedProcess, its output as text by default."""
+    options = {"text": True, "capture_output": True, **options}
+    return subprocess.run([str(part) for part in command], timeout=secs, check=False, **options)
+
+
+def run_ok(*command, **options):
+    """Runs a program that must succeed; fails the case with its last words if it does not."""
+    done = run(*command, **options)
+    words = f"{done.stderr} {done.stdout}"[-400:].strip()
+    check(done.returncode == 0, f"{command[0]} exited with {done.returncode}: {words}")
+    return done
+
+
+def free_port():
+    """A TCP port of 127.0.0.1 that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A Spillway process that serves one directory on 127.0.0.1 and is ended with the `with` block.
+
+    The state directory outlives a restart, so file handles must too.
+    """
+
+    binary = None  # set from the command line
+
+    def __init__(self, directory, *flags, port=None):
+        self.directory = pathlib.Path(directory)
+        # Root is squashed to nobody by default, and nobody shall be able to create files here.
+        self.directory.chmod(0o777)
+        self.port = port or free_port()
+        self.mount_port = self.port
+        self.flags = flags
+        self.state = tempfile.mkdtemp(prefix="state.", dir=scratch_root())
+        self.log = open(os.path.join(self.state, "..", f"server.{self.port}.log"), "ab")
+        self.process = None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def command(self):
+        return [
+            self.binary, "serve", self.directory, "--listen", f"127.0.0.1:{self.port}",
+            "--as", EXPORT, "--state-dir", self.state, *self.flags,
+        ]  # fmt: skip
+
+    def start(self):
+        """Starts the process and waits until it accepts connections."""
+        self.process = subprocess.Popen(
+            [str(part) for part in self.command()],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+        )  # fmt: skip
+        deadline = time.monotonic() + START_SECS_MAX
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            ended = self.process.poll()
+            check(ended is None, f"the server exited with {ended}: {self.last_words()}")
+            check(time.monotonic() < deadline, f"no listener after {START_SECS_MAX} s")
+            time.sleep(0.02)
+
+    def stop(self):
+        """SIGTERM; fails the case unless the server then exits with status 0."""
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        check(process.poll() is None, f"the server died with {process.poll()}: {self.last_words()}")
+        process.terminate()
+        try:
+            status = process.wait(STOP_SECS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"no exit {STOP_SECS_MAX} s after SIGTERM") from None
+        check(status == 0, f"exit status {status} after SIGTERM: {self.last_words()}")
+
+    def kill(self):
+        """SIGKILL: the server gets no chance to flush or to say goodbye."""
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def last_words(self):
+        with open(self.log.name, encoding="utf-8", errors="replace") as log:
+            return log.read()[-400:].strip().replace("\n", " | ")
+
+    def url(self, path=""):
+        """The libnfs URL of `path` below the export. libnfs 5 takes the path as it is, unescaped."""
+        ports = f"version=3&nfsport={self.port}&mountport={self.mount_port}"
+        return f"nfs://127.0.0.1{EXPORT}{'/' + path if path else ''}?{ports}"
+
+    def resident_bytes(self, field="VmRSS"):
+        """The process's resident set, in bytes; `VmHWM` for its peak."""
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
+            for line in status:
+                if line.startswith(field + ":"):
+                    return int(line.split()[1]) * 1024
+        raise AssertionError(f"no {field} in /proc/{self.process.pid}/status")
+
+
+_scratch = None
+
+
+def scratch_root():
+    """The directory that holds everything the running subject makes; removed at its end."""
+    return _scratch
+
+
+def scratch_dir(name):
+    """A new, empty directory on the file system that the tests were told to use."""
+    return pathlib.Path(tempfile.mkdtemp(prefix=name + ".", dir=scratch_root()))
+
+
+def need_space(bytes_wanted):
+    """Skips the case unless the scratch file system has this much free space."""
+    free = shutil.disk_usage(scratch_root()).free
+    if free < bytes_wanted:
+        raise Skip(f"needs {bytes_wanted // MIB} MiB, {free // MIB} MiB are free")
+
+
+@contextlib.contextmanager
+def loop_file_system(kind, size_bytes):
+    """Makes a file system of `kind` in a sparse file, mounts it, and takes all away afterwards."""
+    if os.geteuid() != 0:
+        raise Skip("a loop mount needs root")
+    if not os.path.exists("/dev/loop-control"):
+        raise Skip("this machine has no loop devices")
+    need(f"mkfs.{kind}", "mount", "umount")
+    image = os.path.join(scratch_root(), f"{kind}.img")
+    with open(image, "wb") as file:
+        file.truncate(size_bytes)
+    force = {"xfs": "-f", "ext4": "-F"}[kind]
+    run_ok(f"mkfs.{kind}", "-q", force, image)
+    mount = tempfile.mkdtemp(prefix=kind + ".", dir=scratch_root())
+    mounted = run("mount", "-o", "loop", image, mount)
+    if mounted.returncode != 0:
+        raise Skip(f"mount -o loop: {mounted.stderr.strip()}")
+    try:
+        yield pathlib.Path(mount)
+    finally:
+        run_ok("umount", mount)
+        os.unlink(image)
+
+
+@contextlib.contextmanager
+def _deadline(secs):
+    def expire(_signal, _frame):
+        raise Deadline(f"not done after {secs} s")
+
+    signal.signal(signal.SIGALRM, expire)
+    signal.alarm(secs)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def _verdict(function, secs):
+    """Runs one case; returns its verdict and the reason of anything but a pass."""
+    in_ci = os.environ.get("CI") == "true"
+    try:
+        with _deadline(secs):
+            function()
+    except MissingTool as missing:
+        return ("FAIL", f"{missing}, and CI=true") if in_ci else ("SKIP", str(missing))
+    except Skip as skip:
+        return "SKIP", str(skip)
+    except (AssertionError, Deadline, subprocess.TimeoutExpired) as failure:
+        return "FAIL", str(failure)
+    except Exception as surprise:  # a defect of the test or a server that hung up: both are news
+        traceback.print_exc()
+        return "FAIL", f"{type(surprise).__name__}: {surprise}"
+    return "PASS", ""
+
+
+def main(subject_file):
+    """Runs this subject's cases; exits with 1 if one failed."""
+    global _scratch
+    subject = pathlib.Path(subject_file).stem
+    parser = argparse.ArgumentParser(prog=subject)
+    parser.add_argument("--spillway", default=REPOSITORY / "target/release/spillway")
+    parser.add_argument("--dir", default=REPOSITORY / "target")
+    parser.add_argument("case", nargs="*", help="only these cases")
+    options = parser.parse_args()
+    Server.binary = options.spillway
+    counts = {"PASS": 0, "FAIL": 0, "SKIP": 0}
+    for function, secs in CASES:
+        # A subject may import another one for its functions, but has only its own cases.
+        if function.__module__ != "__main__":
+            continue
+        if options.case and function.__name__ not in options.case:
+            continue
+        with tempfile.TemporaryDirectory(prefix="system-test.", dir=options.dir) as _scratch:
+            # The server serves directories below this one to a squashed root.
+            os.chmod(_scratch, 0o755)
+            started = time.monotonic()
+            verdict, reason = _verdict(function, secs)
+            took = f"{time.monotonic() - started:.1f} s"
+        counts[verdict] += 1
+        tail = f": {reason}" if reason else f" ({took})"
+        print(f"{verdict} {subject}/{function.__name__}{tail}", flush=True)
+    print("{PASS} passed, {FAIL} failed, {SKIP} skipped".format(**counts), flush=True)
+    sys.exit(1 if counts["FAIL"] else 0)

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""What was acknowledged as stable survives SIGKILL, and the write verifier tells of the restart.
+
+The page cache survives the death of a process, so this says nothing about a power failure. It
+shows that the server holds no acknowledged stable byte in its own memory only.
+"""
+
+import array
+import os
+import threading
+import time
+
+import nfs3
+from harness import EXPORT, MIB, Server, case, check, main, scratch_dir
+
+# Sizes that are aligned, small, misaligned and larger than a page but smaller than a large WRITE.
+CHUNK_BYTES = (4096, 100, 47008, MIB, 65536 + 1)
+
+
+def connect(server):
+    return nfs3.Client("127.0.0.1", server.port, EXPORT, server.mount_port)
+
+
+@case
+def stable_writes_survive():
+    """DATA_SYNC, FILE_SYNC and UNSTABLE with COMMIT; handles from before the kill still work."""
+    with Server(scratch_dir("export")) as server:
+        client = connect(server)
+        files, verifiers = {}, set()
+        for stable in (nfs3.UNSTABLE, nfs3.DATA_SYNC, nfs3.FILE_SYNC):
+            name = f"stable-{stable}"
+            handle, content = client.create(client.root, name.encode()), b""
+            for size_bytes in CHUNK_BYTES:
+                chunk = os.urandom(size_bytes)
+                count, done, verifier = client.write(handle, len(content), chunk, stable)
+                check(count == size_bytes, f"{count} of {size_bytes} bytes written")
+                check(done >= stable, f"asked for stable_how {stable}, got {done}")
+                content += chunk
+                verifiers.add(verifier)
+            if stable == nfs3.UNSTABLE:
+                verifiers.add(client.commit(handle))
+            files[name] = (handle, content)
+        check(len(verifiers) == 1, f"{len(verifiers)} write verifiers without a restart")
+        server.kill()
+        for name, (_, content) in files.items():
+            check((server.directory / name).read_bytes() == content, f"{name} changed on disk")
+        server.start()
+        client = connect(server)
+        for name, (handle, content) in files.items():
+            check(client.getattr(handle) == len(content), f"{name}: handle or size lost")
+            _, _, verifier = client.write(handle, 0, content[:100], nfs3.UNSTABLE)
+            check(verifier not in verifiers, "the write verifier did not change")
+        client.close()
+
+
+@case
+def killed_under_load():
+    """Four times, the server dies at some moment of a stream; every committed byte is there."""
+    source = pattern(256 * MIB)
+    with Server(scratch_dir("export")) as server:
+        for round_number in range(4):
+            promised, committed = [], threading.Event()
+            name = f"stream-{round_number}"
+            writer = threading.Thread(
+                target=stream, args=(server, name, source, promised, committed)
+            )
+            writer.start()
+            check(committed.wait(30), "nothing was committed in 30 s")
+            time.sleep(0.2 + 0.137 * round_number)
+            ended = not writer.is_alive()
+            server.kill()
+            writer.join()
+            check(not ended, "the stream was over before the kill")
+            content = (server.directory / name).read_bytes()
+            size_bytes = promised[-1]
+            check(len(content) >= size_bytes, f"round {round_number}: committed size lost")
+            same = content[:size_bytes] == source[:size_bytes]
+            check(same, f"round {round_number}: committed data lost")
+            server.start()
+
+
+def pattern(size_bytes):
+    """Bytes of which each 8 say where they are."""
+    return array.array("Q", range(size_bytes // 8)).tobytes()
+
+
+def stream(server, name, source, promised, committed):
+    """Appends misaligned UNSTABLE WRITEs, COMMITs each tenth, and notes the size promised so far."""
+    client = connect(server)
+    try:
+        handle = client.create(client.root, name.encode())
+        for index, at in enumerate(range(0, len(source), 47008)):
+            chunk = source[at : at + 47008]
+            client.write(handle, at, chunk, nfs3.UNSTABLE)
+            if index % 10 == 9:
+                client.commit(handle)
+                promised.append(at + len(chunk))
+                committed.set()
+    except OSError:
+        pass  # the kill that this is about; ConnectionError is one of its kinds
+    finally:
+        client.close()
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""rpcinfo and showmount find the server, by its own portmapper and through a running rpcbind.
+
+Runs in a network name space of its own (see `run`): port 111 of the machine is left alone.
+"""
+
+import contextlib
+import os
+import subprocess
+import time
+
+from harness import (
+    EXPORT, Server, Skip, case, check, main, need, run, run_ok, scratch_dir,
+)  # fmt: skip
+
+PROGRAMS = {"100003": "nfs", "100005": "mountd"}
+
+
+def need_own_port_111():
+    """Skips the case unless this process may own port 111 of a private network."""
+    if os.environ.get("SYSTEM_TEST_PRIVATE_NETWORK") != "1":
+        raise Skip("needs root and a private network name space; run it by tests/system/run")
+    need("rpcinfo", "showmount", "rpcbind")
+
+
+def registered():
+    """The (program, version, protocol, port) rows of `rpcinfo -p`."""
+    rows = run_ok("rpcinfo", "-p", "127.0.0.1").stdout.splitlines()[1:]
+    return {tuple(row.split()[:4]) for row in rows}
+
+
+def check_found(server):
+    """NFS and MOUNT version 3 are registered over TCP, answer, and MOUNT lists the export."""
+    for program, name in PROGRAMS.items():
+        row = (program, "3", "tcp", str(server.port))
+        check(row in registered(), f"{name} at {server.port} is not in {sorted(registered())}")
+        run_ok("rpcinfo", "-T", "tcp", "127.0.0.1", program, "3")
+    exports = run_ok("showmount", "--no-headers", "-e", "127.0.0.1").stdout.split()
+    check(exports[:1] == [EXPORT], f"showmount lists {exports}")
+
+
+@contextlib.contextmanager
+def rpcbind():
+    """Debian's rpcbind on port 111 of this name space; /run is private to it as well."""
+    process = subprocess.Popen(["rpcbind", "-f", "-h", "127.0.0.1"])
+    try:
+        deadline = time.monotonic() + 10
+        while run("rpcinfo", "-p", "127.0.0.1").returncode != 0:
+            check(time.monotonic() < deadline, "rpcbind does not answer")
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@case
+def own_portmapper():
+    need_own_port_111()
+    with Server(scratch_dir("export"), "--portmap") as server:
+        check(("100000", "2", "tcp", "111") in registered(), "the portmapper does not list itself")
+        check_found(server)
+    check(run("rpcinfo", "-p", "127.0.0.1").returncode != 0, "port 111 answers after the exit")
+
+
+@case
+def beside_rpcbind():
+    need_own_port_111()
+    with rpcbind():
+        with Server(scratch_dir("export"), "--portmap") as server:
+            check_found(server)
+        left = [row for row in registered() if row[0] in PROGRAMS]
+        check(not left, f"still registered after the exit: {left}")
+
+
+@case
+def silent_without_portmap():
+    """Without the flag the server neither opens port 111 nor registers."""
+    need_own_port_111()
+    with rpcbind(), Server(scratch_dir("export")):
+        found = [row for row in registered() if row[0] in PROGRAMS]
+        check(not found, f"registered without being told to: {found}")
+
+
+if __name__ == "__main__":
+    main(__file__)
