@@ -24,7 +24,7 @@ pub use error::ConfigError;
 use error::{Given, Origin, Source};
 use export::Resolve;
 pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
-use raw::{ListenList, RawConfig, TimeSpan};
+use raw::{ListenList, ListenText, RawConfig, TimeSpan};
 
 use crate::export_table::ExportTable;
 
@@ -225,13 +225,12 @@ fn listen(
     overrides: &Overrides,
     source: Source<'_>,
 ) -> Result<Vec<SocketAddr>, ConfigError> {
-    let flag =
-        (!overrides.listen.is_empty()).then(|| ("--listen", ListenList(overrides.listen.clone())));
-    let given = Given::pick(flag, raw, ListenList(vec![LISTEN_DEFAULT]));
-    let ListenList(addresses) = given.value;
-    let refuse = |why| Err(source.blame(&given.origin, why));
+    let raw = raw.map(|raw| parse_listen(&raw, source)).transpose()?;
+    let flag = (!overrides.listen.is_empty()).then(|| ("--listen", overrides.listen.clone()));
+    let Given { value: addresses, origin } = Given::pick(flag, raw, vec![LISTEN_DEFAULT]);
+    let refuse = |why| Err(source.blame(&origin, why));
     if addresses.is_empty() {
-        return refuse("the list is empty; the server would not listen anywhere".to_owned());
+        return refuse("the list is empty, so nobody could connect".to_owned());
     }
     if addresses.len() > LISTEN_ADDRESSES_MAX {
         return refuse(format!("at most {LISTEN_ADDRESSES_MAX} addresses can be listened on"));
@@ -243,6 +242,20 @@ fn listen(
         }
     }
     Ok(addresses)
+}
+
+fn parse_listen(
+    raw: &Spanned<ListenList>,
+    source: Source<'_>,
+) -> Result<Spanned<Vec<SocketAddr>>, ConfigError> {
+    let ListenList(texts) = raw.as_ref();
+    let addresses = texts.iter().map(|ListenText { text, span }| {
+        let ListenAddress(address) = text.parse().map_err(|error: NotAnAddress| {
+            source.at(span.as_ref().unwrap_or(&raw.span()), error.to_string())
+        })?;
+        Ok(address)
+    });
+    Ok(Spanned::new(raw.span(), addresses.collect::<Result<_, _>>()?))
 }
 
 fn max_transfer(

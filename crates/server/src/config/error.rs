@@ -104,16 +104,22 @@ impl Source<'_> {
         }
     }
 
-    /// Turns the parser's complaint into ours: its position as line and column, one line, and
-    /// "key" for what its data model calls a field.
+    /// Turns the parser's complaint into ours: its position as line and column, one line, and an
+    /// operator's words for those of its data model.
     pub(super) fn not_toml(&self, error: &toml::de::Error) -> ConfigError {
         let message = error.message();
         let why = message.lines().map(str::trim).collect::<Vec<_>>().join(", ");
-        let why = why.replacen("unknown field", "unknown key", 1);
-        let why = why.replacen("missing field", "missing key", 1);
+        let why = PARSER_WORDS.iter().fold(why, |why, (word, ours)| why.replacen(word, ours, 1));
         match error.span() {
             Some(span) => self.at(&span, why),
             None => self.whole_file(why),
         }
     }
 }
+
+const PARSER_WORDS: [(&str, &str); 4] = [
+    ("unknown field", "unknown key"),
+    ("missing field", "missing key"),
+    ("unknown variant", "unknown value"),
+    ("expected u32", "expected a number from 0 to 4294967295"),
+];

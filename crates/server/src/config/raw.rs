@@ -1,12 +1,14 @@
 //! The configuration file as it is written: every key optional, nothing checked but its type.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::de::{Error, IntoDeserializer, SeqAccess, Visitor};
+use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
@@ -75,7 +77,14 @@ impl From<RawSquash> for Squash {
 }
 
 /// One address, or a list of them.
-pub(super) struct ListenList(pub(super) Vec<SocketAddr>);
+pub(super) struct ListenList(pub(super) Vec<ListenText>);
+
+/// An address not yet read: only the checker of the whole file can tell an error's place.
+pub(super) struct ListenText {
+    pub(super) text: String,
+    /// Bytes of the file, in a list; an address without a list has the place of its key.
+    pub(super) span: Option<Range<usize>>,
+}
 
 impl<'de> Deserialize<'de> for ListenList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -85,18 +94,18 @@ impl<'de> Deserialize<'de> for ListenList {
             type Value = ListenList;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an address with a port, or a list of them")
+                f.write_str("an address with a port, such as \"127.0.0.1:2049\", or a list of them")
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<ListenList, E> {
-                let address = ListenAddress::deserialize(text.into_deserializer())?;
-                Ok(ListenList(vec![address.0]))
+                Ok(ListenList(vec![ListenText { text: text.to_owned(), span: None }]))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<ListenList, A::Error> {
                 let mut addresses = Vec::new();
-                while let Some(ListenAddress(address)) = seq.next_element()? {
-                    addresses.push(address);
+                while let Some(address) = seq.next_element::<Spanned<String>>()? {
+                    let span = Some(address.span());
+                    addresses.push(ListenText { text: address.into_inner(), span });
                 }
                 Ok(ListenList(addresses))
             }
@@ -174,17 +183,39 @@ pub(super) struct NotATime {
 }
 
 /// Reads a string through [`FromStr`]. TOML integers are refused: a bare number hides its unit.
-macro_rules! deserialize_from_str {
-    ($($name:ident),*) => {$(
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-            }
+fn from_text<'de, T, D>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
+where
+    T: FromStr<Err: fmt::Display>,
+    D: Deserializer<'de>,
+{
+    struct Text<T>(&'static str, PhantomData<T>);
+
+    impl<T: FromStr<Err: fmt::Display>> Visitor<'_> for Text<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
         }
-    )*};
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+    }
+
+    deserializer.deserialize_str(Text(expected, PhantomData))
 }
 
-deserialize_from_str!(ListenAddress, ByteSize, TimeSpan);
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "a size with a unit, such as \"1MiB\"")
+    }
+}
+
+impl<'de> Deserialize<'de> for TimeSpan {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "a time with a unit, such as \"30s\"")
+    }
+}
 
 /// Largest first, so that a size is displayed in the largest unit that divides it.
 const BYTE_UNITS: [(&str, u64); 4] =

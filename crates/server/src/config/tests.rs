@@ -1,1 +1,390 @@
+use std::io;
 
+use tempfile::TempDir;
+
+use super::*;
+use crate::export_table::{Access, HostSpec, Squash};
+
+/// Directories `a` and `b` to export, and a place outside them for the state.
+struct Machine {
+    dir: TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        for name in ["a", "b"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        fs::canonicalize(self.dir.path()).unwrap().join(name)
+    }
+
+    /// `$A`, `$B` and `$DIR` in `text` stand for the directories.
+    fn parse_over(&self, text: &str, overrides: &Overrides) -> Result<Config, ConfigError> {
+        let text = text
+            .replace("$A", self.path("a").to_str().unwrap())
+            .replace("$B", self.path("b").to_str().unwrap())
+            .replace("$DIR", self.path("").to_str().unwrap());
+        let source = Source { file: Path::new("spillway.toml"), text: &text };
+        let overrides = Overrides {
+            state_dir: overrides.state_dir.clone().or_else(|| Some(self.path("state"))),
+            ..overrides.clone()
+        };
+        parse_with(source, &overrides, &known_hosts)
+    }
+
+    fn parse(&self, text: &str) -> Result<Config, ConfigError> {
+        self.parse_over(text, &Overrides::default())
+    }
+
+    fn error(&self, text: &str) -> String {
+        match self.parse(text) {
+            Ok(_) => panic!("accepted: {text}"),
+            Err(error) => error.to_string().replace(self.path("").to_str().unwrap(), "$DIR/"),
+        }
+    }
+}
+
+fn known_hosts(name: &str) -> io::Result<Vec<IpAddr>> {
+    match name {
+        "client.example.org" => Ok(vec!["192.0.2.7".parse().unwrap()]),
+        "mapped.example.org" => Ok(vec!["::ffff:192.0.2.8".parse().unwrap()]),
+        "empty.example.org" => Ok(Vec::new()),
+        _ => Err(io::Error::other("no such host")),
+    }
+}
+
+fn directory(path: PathBuf) -> Overrides {
+    let directory = DirectoryExport { path, name: None, clients: Vec::new() };
+    Overrides { directory: Some(directory), ..Overrides::default() }
+}
+
+#[test]
+fn one_export_and_defaults_are_enough() {
+    let machine = Machine::new();
+    let config = machine.parse("[[export]]\npath = \"$A\"").unwrap();
+    assert_eq!(config.listen(), ["127.0.0.1:2049".parse().unwrap()]);
+    assert_eq!(config.state_dir(), machine.path("state"));
+    assert_eq!(config.memory_bytes(), 256 << 20);
+    assert_eq!(config.max_transfer_bytes(), 1 << 20);
+    assert_eq!(config.connections_max(), 1024);
+    assert_eq!(config.idle_timeout(), Duration::from_secs(360));
+    assert!(!config.portmap());
+    assert_eq!((config.data_threads(), config.metadata_threads()), (32, 16));
+    let export = config.exports().iter().next().unwrap();
+    assert_eq!(export.path, machine.path("a"));
+    assert_eq!(Path::new(&export.name), machine.path("a"));
+    assert!(export.sync);
+    assert_eq!(export.rules.len(), 1);
+    assert_eq!(export.rules[0].access, Access::default());
+    assert_eq!(export.host_specs().collect::<Vec<_>>(), ["127.0.0.0/8", "::1"]);
+}
+
+#[test]
+fn every_key_is_heard() {
+    let machine = Machine::new();
+    let config = machine
+        .parse(
+            r#"
+            listen = ["0.0.0.0:2049", "[::]:20490"]
+            memory = "1GiB"
+            max_transfer = "4MiB"
+            max_connections = 7
+            idle_timeout = "2min"
+            portmap = true
+            data_threads = 3
+            metadata_threads = 2
+            [[export]]
+            path = "$A"
+            name = "/data"
+            id = 7
+            sync = false
+            read_only = true
+            squash = "all"
+            anonymous_uid = 1000
+            anonymous_gid = 1001
+            secure_ports = true
+            [[export.client]]
+            hosts = ["10.0.0.0/8", "client.example.org", "mapped.example.org", "*"]
+            [[export.client]]
+            hosts = ["192.168.1.5"]
+            read_only = false
+            squash = "none"
+            anonymous_uid = 1
+            anonymous_gid = 2
+            secure_ports = false
+            "#,
+        )
+        .unwrap();
+    let listen: Vec<_> = config.listen().iter().map(ToString::to_string).collect();
+    assert_eq!(listen, ["0.0.0.0:2049", "[::]:20490"]);
+    assert_eq!((config.memory_bytes(), config.max_transfer_bytes()), (1 << 30, 4 << 20));
+    assert_eq!(config.connections_max(), 7);
+    assert_eq!(config.idle_timeout(), Duration::from_secs(120));
+    assert!(config.portmap());
+    assert_eq!((config.data_threads(), config.metadata_threads()), (3, 2));
+
+    let export = config.exports().by_name(b"/data").unwrap();
+    assert_eq!((export.id, export.sync), (7, false));
+    let inherited = Access {
+        read_only: true,
+        squash: Squash::All,
+        anonymous_uid: 1000,
+        anonymous_gid: 1001,
+        require_privileged_port: true,
+    };
+    let overridden = Access {
+        read_only: false,
+        squash: Squash::None,
+        anonymous_uid: 1,
+        anonymous_gid: 2,
+        require_privileged_port: false,
+    };
+    assert_eq!(export.rules[0].access, inherited);
+    assert_eq!(export.rules[1].access, overridden);
+    let resolved = |name: &str, address: &str| HostSpec::Name {
+        name: name.to_owned(),
+        addresses: vec![address.parse().unwrap()],
+    };
+    assert_eq!(export.rules[0].hosts[1], resolved("client.example.org", "192.0.2.7"));
+    assert_eq!(export.rules[0].hosts[2], resolved("mapped.example.org", "192.0.2.8"));
+}
+
+/// Text after a valid export on lines 1 and 2, and the error it earns.
+const EXPORT_ERRORS: &[(&str, &str)] = &[
+    ("colour = 1", "3:1: unknown key `colour`, expected one of "),
+    ("squash = \"some\"", "3:10: unknown value `some`, expected one of `none`, `root`, `all`"),
+    ("id = -1", "3:6: invalid value: integer `-1`, expected a number from 0 to 4294967295"),
+    ("name = \"data\"", "3:8: the export name `data` does not begin with a slash"),
+    ("name = \"/data/\"", "3:8: the export name `/data/` has a slash too many"),
+    ("name = \"/a/../b\"", "3:8: the export name `/a/../b` has a slash too many or a `.` or `..`"),
+    ("name = \"/a\\nb\"", "3:8: the export name \"/a\\nb\" holds a control character"),
+    ("anonymous_uid = 4294967295", "3:17: 4294967295 is not an id"),
+    ("[[export.client]]", "3:1: missing key `hosts`"),
+    ("[[export.client]]\nhosts = []", "4:9: `hosts` is empty"),
+    ("[[export.client]]\nhost = \"*\"", "4:1: unknown key `host`"),
+    ("[[export.client]]\nhosts = \"*\"", "4:9: invalid type: string \"*\", expected a sequence"),
+    ("[[export.client]]\nhosts = [\"*\", \"10.0.0.1/8\"]", "4:15: `10.0.0.1/8` has bits beyond"),
+    ("[[export.client]]\nhosts = [\"10.0.0.0/33\"]", "4:10: `10.0.0.0/33` is not a network"),
+    ("[[export.client]]\nhosts = [\"10.0.0.300\"]", "4:10: `10.0.0.300` is not an address"),
+    ("[[export.client]]\nhosts = [\"*.example.org\"]", "4:10: `*.example.org` is not an address"),
+    ("[[export.client]]\nhosts = [\"gone.org\"]", "4:10: cannot resolve gone.org: no such host"),
+    (
+        "[[export.client]]\nhosts = [\"empty.example.org\"]",
+        "4:10: cannot resolve empty.example.org",
+    ),
+    ("[[export.client]]\nhosts = [\"*\"]\nanonymous_gid = 4294967295", "5:17: 4294967295"),
+    (
+        "[[export]]\npath = \"$A\"",
+        "4:8: another export is already named $DIR/a; each needs its own",
+    ),
+    ("id = 5\n[[export]]\npath = \"$B\"\nid = 5", "6:6: $DIR/b has the id of $DIR/a; give one"),
+    ("[[export]]\npath = \"$B\"\nname = \"$A\"", "5:8: another export is already named $DIR/a"),
+];
+
+#[test]
+fn errors_in_an_export_tell_their_place() {
+    let machine = Machine::new();
+    for (text, expected) in EXPORT_ERRORS {
+        let error = machine.error(&format!("[[export]]\npath = \"$A\"\n{text}\n"));
+        let expected = format!("spillway.toml:{expected}");
+        assert!(error.starts_with(&expected), "{text}\n  {error}\n  {expected}");
+    }
+}
+
+/// Text before a valid export, and the error it earns.
+const GLOBAL_ERRORS: &[(&str, &str)] = &[
+    ("lisen = 1", "1:1: unknown key `lisen`, expected one of `listen`"),
+    ("listen = 1", "1:10: invalid type: integer `1`, expected an address with a port"),
+    ("listen = []", "1:10: the list is empty"),
+    ("listen = \"localhost:2049\"", "1:10: `localhost:2049` is not an IP address with a port"),
+    ("listen = [\n  \"127.0.0.1:1\",\n  \"::1\"]", "3:3: `::1` is not an IP address with a port"),
+    ("listen = [\"127.0.0.1:1\", \"127.0.0.1:1\"]", "1:10: 127.0.0.1:1 is given twice"),
+    ("memory = 5", "1:10: invalid type: integer `5`, expected a size with a unit"),
+    ("memory = \"5\"", "1:10: `5` is not a size with a unit"),
+    ("memory = \"1MB\"", "1:10: `1MB` is not a size with a unit"),
+    ("memory = \"99999999999999GiB\"", "1:10: `99999999999999GiB` is not a size"),
+    ("memory = \"7MiB\"", "1:10: 7MiB of memory is too little for transfers of 1MiB; the least"),
+    ("memory = \"64MiB\"\nmax_transfer = \"16MiB\"", "1:10: 64MiB of memory is too little"),
+    ("max_transfer = \"60KiB\"", "1:16: 60KiB is not a multiple of 4KiB between 64KiB and 16MiB"),
+    ("max_transfer = \"17MiB\"", "1:16: 17MiB is not a multiple of 4KiB"),
+    ("max_transfer = \"66000B\"", "1:16: 66000B is not a multiple of 4KiB"),
+    ("max_transfer = \"8GiB\"", "1:16: 8GiB is not a multiple of 4KiB"),
+    ("max_connections = 0", "1:19: max_connections lies between 1 and 65536"),
+    ("data_threads = 1025", "1:16: data_threads lies between 1 and 1024"),
+    ("metadata_threads = 0", "1:20: metadata_threads lies between 1 and 1024"),
+    ("idle_timeout = \"0s\"", "1:16: the idle timeout lies between 1s and 24h"),
+    ("idle_timeout = \"25h\"", "1:16: the idle timeout lies between 1s and 24h"),
+    ("idle_timeout = \"5m\"", "1:16: `5m` is not a time with a unit"),
+    ("idle_timeout = 30", "1:16: invalid type: integer `30`, expected a time with a unit"),
+    ("portmap = \"yes\"", "1:11: invalid type: string \"yes\", expected a boolean"),
+    ("portmap = true\nportmap = true", "2:1: duplicate key"),
+    ("# naïve\nportmap = ", "2:11: "),
+];
+
+#[test]
+fn errors_in_global_keys_tell_their_place() {
+    let machine = Machine::new();
+    for (text, expected) in GLOBAL_ERRORS {
+        let error = machine.error(&format!("{text}\n[[export]]\npath = \"$A\"\n"));
+        let expected = format!("spillway.toml:{expected}");
+        assert!(error.starts_with(&expected), "{text}\n  {error}\n  {expected}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn columns_count_characters() {
+    let error = Machine::new().error("\"naïve\" = 1");
+    assert!(error.starts_with("spillway.toml:1:1: unknown key `naïve`"), "{error}");
+    let error = Machine::new().error("export = [{ name = \"/ä\", path = \"x\" }]");
+    assert_eq!(error, "spillway.toml:1:33: `x` is not an absolute path");
+}
+
+#[test]
+fn an_export_is_an_existing_directory() {
+    let machine = Machine::new();
+    fs::write(machine.path("file"), "").unwrap();
+    let error = |path: &str| machine.error(&format!("[[export]]\npath = \"{path}\""));
+    assert!(error("$DIRgone").starts_with("spillway.toml:2:8: cannot export $DIR/gone: No such"));
+    assert_eq!(
+        error("$DIRfile"),
+        "spillway.toml:2:8: cannot export $DIR/file: it is not a directory"
+    );
+    assert_eq!(error("srv"), "spillway.toml:2:8: `srv` is not an absolute path");
+    assert!(error("$A/../b").ends_with("cannot be the export's name; give the export a `name`"));
+    assert_eq!(machine.error(""), "spillway.toml: there is no [[export]], so nothing to serve");
+}
+
+#[test]
+fn a_default_name_is_normalised_and_a_link_is_followed() {
+    let machine = Machine::new();
+    std::os::unix::fs::symlink(machine.path("a"), machine.path("link")).unwrap();
+    let config = machine.parse("[[export]]\npath = \"$DIR/link/./\"").unwrap();
+    let export = config.exports().iter().next().unwrap();
+    assert_eq!(Path::new(&export.name), machine.path("link"));
+    assert_eq!(export.path, machine.path("a"));
+}
+
+#[test]
+fn a_derived_id_never_changes() {
+    let config = Machine::new().parse("[[export]]\npath = \"$A\"\nname = \"/data\"").unwrap();
+    // The low half of SipHash-2-4 of the five bytes under the zero key. Another value would make every file handle
+    // of every such export stale.
+    assert_eq!(config.exports().iter().next().unwrap().id, DERIVED_ID_OF_DATA);
+}
+
+const DERIVED_ID_OF_DATA: u32 = 1_062_594_857;
+
+#[test]
+fn the_state_directory_stays_outside_the_exports() {
+    let machine = Machine::new();
+    std::os::unix::fs::symlink(machine.path("a"), machine.path("link")).unwrap();
+    for inside in ["a", "a/state", "a/deep/er/state", "link/state"] {
+        let overrides = Overrides { state_dir: Some(machine.path(inside)), ..Overrides::default() };
+        let refused = machine.parse_over("[[export]]\npath = \"$A\"", &overrides);
+        let error = refused.expect_err(inside).to_string();
+        assert!(error.starts_with("--state-dir: the state directory "), "{error}");
+        assert!(error.contains("lies inside the export"), "{error}");
+    }
+    let beside = Overrides { state_dir: Some(machine.path("ab")), ..Overrides::default() };
+    assert!(machine.parse_over("[[export]]\npath = \"$A\"", &beside).is_ok());
+}
+
+#[test]
+fn the_default_state_directory_follows_user_and_environment() {
+    let some = |text: &str| Some(OsString::from(text));
+    let cases = [
+        (true, some("/x"), some("/home/u"), Some("/var/lib/spillway")),
+        (false, some("/x"), some("/home/u"), Some("/x/spillway")),
+        (false, None, some("/home/u"), Some("/home/u/.local/state/spillway")),
+        (false, some("relative"), some("/home/u"), Some("/home/u/.local/state/spillway")),
+        (false, some(""), None, None),
+        (false, None, some("u"), None),
+    ];
+    for (root, xdg, home, expected) in cases {
+        assert_eq!(default_state_dir(root, xdg, home).as_deref(), expected.map(Path::new));
+    }
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let machine = Machine::new();
+    let overrides = Overrides {
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        memory: Some(ByteSize(512 << 20)),
+        max_transfer: Some(ByteSize(2 << 20)),
+        portmap: true,
+        read_only: true,
+        ..Overrides::default()
+    };
+    let text = "listen = \"127.0.0.1:1\"\nmemory = \"64MiB\"\nmax_transfer = \"64KiB\"\n\
+                portmap = false\n[[export]]\npath = \"$A\"\nread_only = false";
+    let config = machine.parse_over(text, &overrides).unwrap();
+    assert_eq!(config.listen()[0].port(), 0);
+    assert_eq!((config.memory_bytes(), config.max_transfer_bytes()), (512 << 20, 2 << 20));
+    assert!(config.portmap());
+    assert!(config.exports().iter().all(|export| export.rules[0].access.read_only));
+}
+
+#[test]
+fn the_setting_that_was_raised_is_blamed_for_too_little_memory() {
+    let machine = Machine::new();
+    let text = "max_transfer = \"16MiB\"\n[[export]]\npath = \"$A\"";
+    let memory = Overrides { memory: Some(ByteSize(64 << 20)), ..Overrides::default() };
+    let error = machine.parse_over(text, &memory).unwrap_err().to_string();
+    assert!(error.starts_with("--memory: 64MiB of memory is too little"), "{error}");
+}
+
+#[test]
+fn a_directory_by_flag_is_the_only_export() {
+    let machine = Machine::new();
+    let config = machine.parse_over("memory = \"64MiB\"", &directory(machine.path("a"))).unwrap();
+    assert_eq!(config.exports().iter().len(), 1);
+    assert_eq!(config.memory_bytes(), 64 << 20);
+    let refused = machine.parse_over("[[export]]\npath = \"$B\"", &directory(machine.path("a")));
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "DIR: spillway.toml has exports of its own; give one or the other"
+    );
+    let refused = Config::from_flags(&Overrides::default());
+    assert!(matches!(refused, Err(ConfigError::Flag { flag: "DIR", .. })));
+}
+
+#[test]
+fn a_directory_by_flag_takes_a_name_and_clients() {
+    let machine = Machine::new();
+    let mut overrides = directory(machine.path("a"));
+    let directory = overrides.directory.as_mut().unwrap();
+    directory.name = Some("/data".to_owned());
+    directory.clients = vec!["10.0.0.0/8".to_owned(), "client.example.org".to_owned()];
+    let config = machine.parse_over("", &overrides).unwrap();
+    let export = config.exports().by_name(b"/data").unwrap();
+    assert_eq!(export.host_specs().collect::<Vec<_>>(), ["10.0.0.0/8", "client.example.org"]);
+}
+
+#[test]
+fn only_exports_change_without_a_restart() {
+    let machine = Machine::new();
+    let a = machine.parse("[[export]]\npath = \"$A\"").unwrap();
+    let b = machine.parse("[[export]]\npath = \"$B\"").unwrap();
+    assert!(a.restart_only_changes(&b).is_empty());
+    let c =
+        machine.parse("memory = \"1GiB\"\ndata_threads = 1\n[[export]]\npath = \"$A\"").unwrap();
+    assert_eq!(a.restart_only_changes(&c), ["memory", "data_threads"]);
+}
+
+#[test]
+fn sizes_are_shown_in_their_largest_whole_unit() {
+    for text in ["0B", "1B", "1023B", "64KiB", "1025KiB", "3MiB", "2GiB"] {
+        assert_eq!(text.parse::<ByteSize>().unwrap().to_string(), text);
+    }
+    assert_eq!("1024 KiB".parse::<ByteSize>().unwrap().to_string(), "1MiB");
+    for text in ["", "KiB", "1", "1kib", "1.5MiB", "-1MiB", "+1MiB", "1 MiB x"] {
+        assert!(text.parse::<ByteSize>().is_err(), "{text}");
+    }
+}
