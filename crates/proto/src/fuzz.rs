@@ -1,1 +1,219 @@
-//! Entry points of the fuzz targets.
+//! Entry points of the fuzz targets, one for each family of decoders, shared with the tests that
+//! replay the corpus.
+//!
+//! Except where noted, the first byte of an input chooses a decoder of the family and the rest is
+//! what it decodes. Each target panics when a decoder does, and when an accepted input breaks what
+//! the codec promises: that encoding takes as many bytes as were decoded, and that decoding those
+//! gives an equal value.
+
+use crate::xdr::{Encode, Reader, Writer, decode_all, padded};
+use crate::{mount3, nfs3, oncrpc, portmap};
+
+/// Every target by its name, which is also that of its folder of seeds.
+pub const TARGETS: &[Target] = &[
+    ("rpc_call", rpc_call),
+    ("rpc_reply", rpc_reply),
+    ("portmap", portmap),
+    ("universal_address", universal_address),
+    ("mount3", mount3),
+    ("nfs3_attr", nfs3_attr),
+    ("nfs3_namespace", nfs3_namespace),
+    ("nfs3_readdir", nfs3_readdir),
+    ("nfs3_readdir_builder", nfs3_readdir_builder),
+    ("nfs3_read", nfs3_read),
+    ("nfs3_write", nfs3_write),
+    ("nfs3_fsinfo", nfs3_fsinfo),
+];
+
+/// A name and the function to feed.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// A call header and whatever follows it; no byte chooses.
+pub fn rpc_call(bytes: &[u8]) {
+    let mut r = Reader::new(bytes);
+    let Ok(call) = oncrpc::decode_call(&mut r) else { return };
+    let mut w = Writer::new();
+    call.encode(&mut w);
+    // The verifier's body is dropped, so the header may shrink.
+    assert!(w.len() <= r.position(), "a call header grew");
+    assert_eq!(oncrpc::decode_call(&mut Reader::new(w.as_slice())), Ok(call));
+}
+
+/// A reply header and whatever follows it; no byte chooses.
+pub fn rpc_reply(bytes: &[u8]) {
+    let mut r = Reader::new(bytes);
+    let Ok(reply) = crate::xdr::Decode::decode(&mut r) else { return };
+    let reply: oncrpc::ReplyHeader = reply;
+    let mut w = Writer::new();
+    reply.encode(&mut w);
+    assert!(w.len() <= r.position(), "a reply header grew");
+    assert_eq!(decode_all(w.as_slice()), Ok(reply));
+}
+
+/// A universal address as text; no byte chooses.
+pub fn universal_address(bytes: &[u8]) {
+    if let Some(address) = portmap::parse_universal_address(bytes) {
+        let text = portmap::universal_address(address);
+        assert_eq!(portmap::parse_universal_address(text.as_bytes()), Some(address));
+    }
+}
+
+/// A READDIR and a READDIRPLUS reply built under limits, from names cut out of the input: three
+/// bytes each limit, then for each entry the length of its name, and the name.
+pub fn nfs3_readdir_builder(bytes: &[u8]) {
+    let Some((&[a, b, c, d, e, f], names)) = bytes.split_first_chunk() else { return };
+    let limits = nfs3::ReaddirplusLimits {
+        dir_count: u32::from_be_bytes([0, a, b, c]),
+        max_count: u32::from_be_bytes([0, d, e, f]),
+    };
+    let names = split_names(names);
+    let verifier = nfs3::CookieVerifier([7; 8]);
+    let handle = nfs3::FileHandle::new(&[1, 2, 3]);
+
+    let mut w = Writer::new();
+    let mut plus = nfs3::ReaddirplusBuilder::new(&mut w, None, verifier, limits);
+    let pushed = names
+        .clone()
+        .zip(1..)
+        .take_while(|&(name, cookie)| plus.push(cookie, name, cookie, None, handle.as_ref()))
+        .count();
+    plus.finish(true);
+    let ok: nfs3::ReaddirplusOk<'_> = decode_all(w.as_slice()).expect("what was built decodes");
+    assert!(pushed == 0 || within(w.len(), limits.max_count), "max_count was exceeded");
+    let dir_bytes = ok.entries.iter().map(|entry| 20 + padded(entry.name.len())).sum();
+    assert!(within(dir_bytes, limits.dir_count), "dir_count was exceeded");
+    assert!(ok.entries.iter().map(|entry| entry.name).eq(names.clone().take(pushed)));
+
+    let mut w = Writer::new();
+    let mut plain = nfs3::ReaddirBuilder::new(&mut w, None, verifier, limits.max_count);
+    let pushed = names
+        .clone()
+        .zip(1..)
+        .take_while(|&(name, cookie)| plain.push(cookie, name, cookie))
+        .count();
+    plain.finish(false);
+    let ok: nfs3::ReaddirOk<'_> = decode_all(w.as_slice()).expect("what was built decodes");
+    assert!(pushed == 0 || within(w.len(), limits.max_count), "count was exceeded");
+    assert!(ok.entries.iter().map(|entry| entry.name).eq(names.take(pushed)));
+}
+
+/// A length byte and so many bytes, again and again, until too few are left.
+fn split_names(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> + Clone {
+    std::iter::from_fn(move || {
+        let (len, rest) = bytes.split_first()?;
+        let (name, rest) = rest.split_at_checked(usize::from(*len))?;
+        bytes = rest;
+        Some(name)
+    })
+}
+
+fn within(bytes_len: usize, limit: u32) -> bool {
+    u32::try_from(bytes_len).is_ok_and(|len| len <= limit)
+}
+
+/// Declares a target that tries one of several types, chosen by the first byte.
+macro_rules! family {
+    ($(#[$doc:meta])* $name:ident: $($decoded:ty),+ $(,)?) => {
+        $(#[$doc])*
+        pub fn $name(bytes: &[u8]) {
+            const DECODERS: &[fn(&[u8])] = &[$(|bytes| {
+                let Ok(value) = decode_all::<$decoded>(bytes) else { return };
+                let mut w = Writer::new();
+                value.encode(&mut w);
+                assert_eq!(w.len(), bytes.len(), "{value:?} changed its length");
+                assert_eq!(decode_all::<$decoded>(w.as_slice()), Ok(value));
+            }),+];
+            if let Some((choice, bytes)) = bytes.split_first() {
+                DECODERS[usize::from(*choice) % DECODERS.len()](bytes);
+            }
+        }
+    };
+}
+
+family! {
+    /// PORTMAP and RPCBIND arguments and results.
+    portmap:
+        portmap::Mapping,
+        portmap::MappingList<'_>,
+        portmap::RpcbEntry<'_>,
+        portmap::RpcbEntryList<'_>,
+        portmap::Address<'_>,
+}
+
+family! {
+    /// MOUNT arguments and results.
+    mount3:
+        mount3::DirectoryArgs<'_>,
+        mount3::MountReply<'_>,
+        mount3::MountList<'_>,
+        mount3::ExportList<'_>,
+}
+
+family! {
+    /// GETATTR, SETATTR and ACCESS.
+    nfs3_attr:
+        nfs3::GetattrArgs,
+        nfs3::GetattrReply,
+        nfs3::SetattrArgs,
+        nfs3::SetattrReply,
+        nfs3::AccessArgs,
+        nfs3::AccessReply,
+}
+
+family! {
+    /// LOOKUP, READLINK and everything that makes or removes a name.
+    nfs3_namespace:
+        nfs3::LookupArgs<'_>,
+        nfs3::LookupReply,
+        nfs3::ReadlinkArgs,
+        nfs3::ReadlinkReply<'_>,
+        nfs3::CreateArgs<'_>,
+        nfs3::MkdirArgs<'_>,
+        nfs3::SymlinkArgs<'_>,
+        nfs3::MknodArgs<'_>,
+        nfs3::CreatedReply,
+        nfs3::RemoveArgs<'_>,
+        nfs3::RmdirArgs<'_>,
+        nfs3::RemovedReply,
+        nfs3::RenameArgs<'_>,
+        nfs3::RenameReply,
+        nfs3::LinkArgs<'_>,
+        nfs3::LinkReply,
+}
+
+family! {
+    /// READDIR and READDIRPLUS.
+    nfs3_readdir:
+        nfs3::ReaddirArgs,
+        nfs3::ReaddirReply<'_>,
+        nfs3::ReaddirplusArgs,
+        nfs3::ReaddirplusReply<'_>,
+}
+
+family! {
+    /// READ.
+    nfs3_read:
+        nfs3::ReadArgs,
+        nfs3::ReadReply<'_>,
+}
+
+family! {
+    /// WRITE and COMMIT.
+    nfs3_write:
+        nfs3::WriteArgs<'_>,
+        nfs3::WriteHead,
+        nfs3::WriteReply,
+        nfs3::CommitArgs,
+        nfs3::CommitReply,
+}
+
+family! {
+    /// FSSTAT, FSINFO and PATHCONF.
+    nfs3_fsinfo:
+        nfs3::FsstatArgs,
+        nfs3::FsstatReply,
+        nfs3::FsinfoArgs,
+        nfs3::FsinfoReply,
+        nfs3::PathconfArgs,
+        nfs3::PathconfReply,
+}
