@@ -273,8 +273,8 @@ fn a_default_name_is_normalised_and_a_link_is_followed() {
 #[test]
 fn a_derived_id_never_changes() {
     let config = Machine::new().parse("[[export]]\npath = \"$A\"\nname = \"/data\"").unwrap();
-    // The low half of SipHash-2-4 of the five bytes under the zero key. Another value would make every file handle
-    // of every such export stale.
+    // The low half of SipHash-2-4 of the five bytes under the zero key. Another value would make
+    // every file handle of every such export stale.
     assert_eq!(config.exports().iter().next().unwrap().id, DERIVED_ID_OF_DATA);
 }
 

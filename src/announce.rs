@@ -1,0 +1,158 @@
+//! What a started server tells its operator: where it listens, and how to mount from there.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use server::export_table::{Export, ExportTable, Flavor, Peer};
+
+/// Prints `text` to stdout and flushes it: a script may be waiting for it through a pipe.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// The addresses, then for each export a line for mount(8) and a URL for libnfs, ready to paste.
+pub(crate) fn announcement(addresses: &[SocketAddr], exports: &ExportTable) -> String {
+    let mut text = String::new();
+    for address in addresses {
+        text += &format!("listening on {address}\n");
+    }
+    for export in exports.iter() {
+        text += &format!("export {}\n", export.name);
+        for address in addresses {
+            let host = SocketAddr::new(host_to_name(address.ip(), export), address.port());
+            write_mount(&mut text, host, &export.name).expect("a String takes all that is written");
+        }
+    }
+    text
+}
+
+/// Writes the two ways to mount `name`. They tell the ports because nothing else does: without the
+/// portmapper a client would not find MOUNT. `nolock` because there is no lock manager.
+fn write_mount(text: &mut String, host: SocketAddr, name: &str) -> std::fmt::Result {
+    let port = host.port();
+    let (proto, host) = match host.ip() {
+        IpAddr::V4(address) => ("tcp", address.to_string()),
+        IpAddr::V6(address) => ("tcp6", format!("[{address}]")),
+    };
+    let options =
+        format!("vers=3,proto={proto},port={port},mountport={port},mountproto={proto},nolock");
+    let source = shell_quoted(&format!("{host}:{name}"));
+    writeln!(text, "    mount -t nfs -o {options} {source} /mnt")?;
+    let path = url_path(name);
+    writeln!(text, "    nfs://{host}{path}?version=3&nfsport={port}&mountport={port}")
+}
+
+/// The host for the mount line. A wildcard address is not one to connect to: in its place stands
+/// the address of this machine that leads outside, or loopback where the export admits only that.
+fn host_to_name(listening: IpAddr, export: &Export) -> IpAddr {
+    if !listening.is_unspecified() {
+        return listening;
+    }
+    let loopback = match listening {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    // A source port below 1024 satisfies `secure_ports`; here only the address matters.
+    let admits =
+        |ip| export.admit(&Peer { address: SocketAddr::new(ip, 1023) }, Flavor::Sys).is_ok();
+    match outward_address(loopback) {
+        Some(outward) if admits(outward) || !admits(loopback) => outward,
+        _ => loopback,
+    }
+}
+
+/// The address this machine would use towards the outside. Connecting a UDP socket only consults
+/// the routing table; nothing is sent to the documentation address (RFC 5737, RFC 3849).
+fn outward_address(family: IpAddr) -> Option<IpAddr> {
+    let (any, outside): (IpAddr, IpAddr) = match family {
+        IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
+        IpAddr::V6(_) => {
+            (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into())
+        }
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((outside, DISCARD_PORT)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
+}
+
+/// `text` as one word of a POSIX shell.
+fn shell_quoted(text: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "/.:_-+@%[]".contains(c);
+    if text.chars().all(|c| plain(c) && !"[]".contains(c)) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// `name` as the path of a URL (RFC 3986 §3.3), everything doubtful percent-encoded.
+fn url_path(name: &str) -> String {
+    let mut path = String::new();
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+            path.push(char::from(byte));
+        } else {
+            path += &format!("%{byte:02X}");
+        }
+    }
+    path
+}
+
+/// Port 9, "discard": never used, but a connected socket wants one.
+const DISCARD_PORT: u16 = 9;
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use server::export_table::{Access, HostSpec, Rule};
+
+    use super::*;
+
+    fn export(name: &str, rule: Rule) -> Export {
+        Export {
+            id: 1,
+            name: name.to_owned(),
+            path: PathBuf::from("/"),
+            sync: true,
+            rules: vec![rule],
+        }
+    }
+
+    fn everyone() -> Rule {
+        Rule { hosts: vec![HostSpec::Any], access: Access::default() }
+    }
+
+    #[test]
+    fn the_announcement_can_be_pasted() {
+        let table = ExportTable::new(vec![export("/data", everyone())]).unwrap();
+        let address = "127.0.0.1:40961".parse().unwrap();
+        let expected = "listening on 127.0.0.1:40961\n\
+            export /data\n    \
+            mount -t nfs -o vers=3,proto=tcp,port=40961,mountport=40961,mountproto=tcp,nolock \
+            127.0.0.1:/data /mnt\n    \
+            nfs://127.0.0.1/data?version=3&nfsport=40961&mountport=40961\n";
+        assert_eq!(announcement(&[address], &table), expected);
+    }
+
+    #[test]
+    fn odd_names_and_ipv6_are_quoted() {
+        let table = ExportTable::new(vec![export("/it's a $name", everyone())]).unwrap();
+        let text = announcement(&["[::1]:2049".parse().unwrap()], &table);
+        assert!(text.contains(r"'[::1]:/it'\''s a $name' /mnt"), "{text}");
+        assert!(text.contains("proto=tcp6,port=2049"), "{text}");
+        assert!(text.contains("nfs://[::1]/it%27s%20a%20%24name?"), "{text}");
+    }
+
+    #[test]
+    fn a_wildcard_address_becomes_one_to_connect_to() {
+        let local = export("/a", Rule::loopback(Access::default()));
+        for (any, loopback) in [("0.0.0.0", "127.0.0.1"), ("::", "::1")] {
+            let (any, loopback) = (any.parse().unwrap(), loopback.parse::<IpAddr>().unwrap());
+            assert_eq!(host_to_name(any, &local), loopback);
+            assert!(!host_to_name(any, &export("/b", everyone())).is_unspecified());
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `spillway check`: what a configuration file means, or why it is refused.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use server::config::{ByteSize, Config, Overrides};
+use server::export_table::{Access, Export, Rule, Squash};
+
+use crate::announce::print;
+use crate::cli::{self, CheckOptions};
+
+/// Prints a summary of the file's settings, or its first error.
+pub(crate) fn run(options: &CheckOptions) -> ExitCode {
+    match Config::load(&options.config, &Overrides::default()) {
+        Ok(config) => match print(&summary(&config)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => cli::failed(&error),
+        },
+        Err(error) => cli::refused(&error),
+    }
+}
+
+fn summary(config: &Config) -> String {
+    let listen: Vec<_> = config.listen().iter().map(ToString::to_string).collect();
+    let memory = ByteSize(u64::try_from(config.memory_bytes()).unwrap_or(u64::MAX));
+    let transfer = ByteSize(config.max_transfer_bytes().into());
+    let mut text = format!(
+        "valid: {} on {}, {memory} of memory, transfers up to {transfer}\n",
+        counted(config.exports().iter().len(), "export"),
+        listen.join(" and "),
+    );
+    for export in config.exports().iter() {
+        write_export(&mut text, export).expect("a String takes all that is written");
+    }
+    text
+}
+
+fn write_export(text: &mut String, export: &Export) -> std::fmt::Result {
+    let sync = if export.sync { "sync" } else { "async" };
+    writeln!(text, "{} from {}, {sync}, id {}", export.name, export.path.display(), export.id)?;
+    for Rule { hosts, access } in &export.rules {
+        let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+        writeln!(text, "    {}: {}", hosts.join(" "), rights(access))?;
+    }
+    Ok(())
+}
+
+fn rights(access: &Access) -> String {
+    let mode = if access.read_only { "read-only" } else { "read-write" };
+    let (uid, gid) = (access.anonymous_uid, access.anonymous_gid);
+    let squash = match access.squash {
+        Squash::None => "nobody squashed".to_owned(),
+        Squash::Root => format!("root squashed to {uid}:{gid}"),
+        Squash::All => format!("all squashed to {uid}:{gid}"),
+    };
+    let ports = if access.require_privileged_port { ", source ports below 1024 only" } else { "" };
+    format!("{mode}, {squash}{ports}")
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}

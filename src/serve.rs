@@ -1,0 +1,142 @@
+//! `spillway serve`: one server from its start to its last reply.
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use sd_notify::NotifyState;
+use server::Server;
+use server::config::Config;
+use tokio::runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+use crate::announce::{announcement, print};
+use crate::cli::{self, ServeOptions};
+
+/// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only after a drained shutdown.
+pub(crate) fn run(options: &ServeOptions) -> ExitCode {
+    if let Err(sentence) = start_tracing(options.verbose) {
+        return cli::misused(&sentence);
+    }
+    let config = match options.load() {
+        Ok(config) => config,
+        Err(error) => return cli::refused(&error),
+    };
+    let runtime = match runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return cli::failed(&error),
+    };
+    runtime.block_on(serve(config, options))
+}
+
+async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
+    // Before the server exists, so that a signal during its start is not the default one: death.
+    let mut signals = match Signals::listen() {
+        Ok(signals) => signals,
+        Err(error) => return cli::failed(&error),
+    };
+    let server = match Server::start(config.clone()).await {
+        Ok(server) => server,
+        Err(error) => return cli::failed(&error),
+    };
+    if let Err(error) = print(&announcement(server.local_addrs(), config.exports())) {
+        warn!(%error, "stdout did not take the addresses");
+    }
+    notify(&[NotifyState::Ready]);
+    loop {
+        match signals.next().await {
+            Request::Reload => reload(&server, &config, options),
+            Request::Stop(signal) => {
+                info!(signal, "stopping");
+                break;
+            }
+        }
+    }
+    notify(&[NotifyState::Stopping]);
+    server.shutdown().await;
+    info!("stopped");
+    ExitCode::SUCCESS
+}
+
+/// Applies the configuration as it is now, whole, or goes on with the one in force. `started` is
+/// the configuration of the start: its settings outside the exports are the ones still in force.
+fn reload(server: &Server, started: &Config, options: &ServeOptions) {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(error) => warn!(%error, "no clock to tell the service manager of the reload"),
+    }
+    // Blocks on directories and names. This is the main thread, which no request runs on.
+    match options.load() {
+        Err(error) => warn!(%error, "reload refused, the old configuration stays in force"),
+        Ok(config) => {
+            let keys = started.restart_only_changes(&config);
+            if !keys.is_empty() {
+                let keys = keys.join(", ");
+                warn!(keys, "these keys changed but take effect only after a restart");
+            }
+            match server.reload(config) {
+                Ok(summary) => info!(summary, "reloaded"),
+                Err(error) => warn!(%error, "reload refused, the old configuration stays in force"),
+            }
+        }
+    }
+    notify(&[NotifyState::Ready]);
+}
+
+/// What a signal asks for.
+enum Request {
+    Reload,
+    /// With the name of the signal.
+    Stop(&'static str),
+}
+
+struct Signals {
+    hangup: Signal,
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) -> Request {
+        tokio::select! {
+            _ = self.interrupt.recv() => Request::Stop("SIGINT"),
+            _ = self.terminate.recv() => Request::Stop("SIGTERM"),
+            _ = self.hangup.recv() => Request::Reload,
+        }
+    }
+}
+
+/// Tells the service manager, if there is one. Serving goes on without it.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        warn!(%error, "the service manager cannot be told");
+    }
+}
+
+/// Sends events to stderr: those that `RUST_LOG` selects if it is set, else by the count of `-v`.
+fn start_tracing(verbose: u8) -> Result<(), String> {
+    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
+            .map_err(|error| format!("{}: {error}", EnvFilter::DEFAULT_ENV))?,
+        _ => EnvFilter::new(match verbose {
+            0 => "info",
+            1 => "debug",
+            _ => "trace",
+        }),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
+    Ok(())
+}
