@@ -93,7 +93,7 @@ impl Source<'_> {
         let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |newline| newline + 1);
         let line = 1 + before.iter().filter(|&&b| b == b'\n').count();
         let column = 1 + String::from_utf8_lossy(&before[line_start..]).chars().count();
-        ConfigError::Text { file: self.file.to_owned(), line, column, why }
+        ConfigError::Text { file: self.file.to_owned(), line, column, why: one_line(&why) }
     }
 
     pub(super) fn blame(&self, origin: &Origin, why: String) -> ConfigError {
@@ -115,6 +115,12 @@ impl Source<'_> {
             None => self.whole_file(why),
         }
     }
+}
+
+/// Escapes what a quoted value may bring along: a log takes one line per error.
+fn one_line(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.into() };
+    text.chars().map(escaped).collect()
 }
 
 const PARSER_WORDS: [(&str, &str); 4] = [

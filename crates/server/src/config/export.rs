@@ -3,7 +3,6 @@
 use std::fs;
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
 use ipnet::IpNet;
@@ -59,16 +58,7 @@ pub(super) fn export_table(
     let names: Vec<_> = exports.iter().map(|export| export.name.clone()).collect();
     ExportTable::new(exports).map_err(|conflict| {
         let (first, second) = (&names[conflict.first], &names[conflict.second]);
-        match conflict.shared {
-            Shared::Name => source.blame(
-                &origins[conflict.second].name,
-                format!("another export is already named {second}; each needs its own `name`"),
-            ),
-            Shared::Id => source.blame(
-                &origins[conflict.second].id,
-                format!("{second} has the id of {first}; give one of them another `id`"),
-            ),
-        }
+        origins[conflict.second].clash(conflict.shared, first, second, source)
     })
 }
 
@@ -83,6 +73,20 @@ impl Origins {
         let name = raw.name.as_ref().map_or_else(|| raw.path.span(), Spanned::span);
         let id = raw.id.as_ref().map_or_else(|| name.clone(), Spanned::span);
         Self { name: Origin::Text(name), id: Origin::Text(id) }
+    }
+
+    /// The error of the export `second`, which is the one of these origins.
+    fn clash(&self, shared: Shared, first: &str, second: &str, source: Source<'_>) -> ConfigError {
+        match shared {
+            Shared::Name => source.blame(
+                &self.name,
+                format!("another export is already named {second}; each needs its own `name`"),
+            ),
+            Shared::Id => source.blame(
+                &self.id,
+                format!("{second} has the id of {first}; give one of them another `id`"),
+            ),
+        }
     }
 }
 
@@ -192,7 +196,7 @@ impl Draft<'_> {
             let span: Range<usize> = raw.span();
             let why =
                 format!("{} is not an id: the kernel reads it as \"leave unchanged\"", u32::MAX);
-            return Err(self.source.at(&span, why));
+            return Err(self.source.at(&raw.span(), why));
         }
         Ok(*raw.as_ref())
     }

@@ -129,7 +129,7 @@ impl FromStr for ListenAddress {
 
 /// A text that is not an address with a port.
 #[derive(Debug, thiserror::Error)]
-#[error("`{text}` is not an IP address with a port, such as 127.0.0.1:2049 or [::]:2049")]
+#[error("`{}` is not an IP address with a port, such as 127.0.0.1:2049 or [::]:2049", text.escape_debug())]
 pub struct NotAnAddress {
     text: String,
 }
@@ -158,7 +158,7 @@ impl fmt::Display for ByteSize {
 
 /// A text that is not a number of bytes.
 #[derive(Debug, thiserror::Error)]
-#[error("`{text}` is not a size with a unit, such as 512KiB, 1MiB or 2GiB")]
+#[error("`{}` is not a size with a unit, such as 512KiB, 1MiB or 2GiB", text.escape_debug())]
 pub struct NotASize {
     text: String,
 }
@@ -177,7 +177,7 @@ impl FromStr for TimeSpan {
 
 /// A text that is not a length of time.
 #[derive(Debug, thiserror::Error)]
-#[error("`{text}` is not a time with a unit, such as 30s, 5min or 1h")]
+#[error("`{}` is not a time with a unit, such as 30s, 5min or 1h", text.escape_debug())]
 pub(super) struct NotATime {
     text: String,
 }
@@ -228,7 +228,7 @@ const TIME_UNITS: [(&str, u64); 3] = [("s", 1), ("min", 60), ("h", 3600)];
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(digits);
-    let (_, scale) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
+    let (_, scale) = units.iter().find(|(name, _)| *name == unit.trim_start_matches(' '))?;
     number.parse::<u64>().ok()?.checked_mul(*scale)
 }
 

@@ -1,5 +1,6 @@
 use std::io;
 
+use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
@@ -206,6 +207,7 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
     ("listen = [\"127.0.0.1:1\", \"127.0.0.1:1\"]", "1:10: 127.0.0.1:1 is given twice"),
     ("memory = 5", "1:10: invalid type: integer `5`, expected a size with a unit"),
     ("memory = \"5\"", "1:10: `5` is not a size with a unit"),
+    ("memory = \"5\\nMiB\"", "1:10: `5\\nMiB` is not a size with a unit"),
     ("memory = \"1MB\"", "1:10: `1MB` is not a size with a unit"),
     ("memory = \"99999999999999GiB\"", "1:10: `99999999999999GiB` is not a size"),
     ("memory = \"7MiB\"", "1:10: 7MiB of memory is too little for transfers of 1MiB; the least"),
@@ -386,5 +388,21 @@ fn sizes_are_shown_in_their_largest_whole_unit() {
     assert_eq!("1024 KiB".parse::<ByteSize>().unwrap().to_string(), "1MiB");
     for text in ["", "KiB", "1", "1kib", "1.5MiB", "-1MiB", "+1MiB", "1 MiB x"] {
         assert!(text.parse::<ByteSize>().is_err(), "{text}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_configuration_or_an_error_with_a_place(
+        keep in 0..200_usize,
+        noise in "[\\PC\n=\\[\\]\"]{0,12}",
+    ) {
+        let text = "listen = [\"127.0.0.1:0\"] # ü\nmemory = \"64MiB\"\n[[export]]\n\
+                    path = \"$A\"\nid = 4\n[[export.client]]\nhosts = [\"*\", \"10.0.0.1\"]\n";
+        let text: String = text.chars().take(keep).chain(noise.chars()).collect();
+        if let Err(error) = Machine::new().parse(&text) {
+            prop_assert!(error.to_string().starts_with("spillway.toml:"), "{error}");
+            prop_assert!(!error.to_string().contains('\n'), "{error}");
+        }
     }
 }
