@@ -104,8 +104,12 @@ class Server:
         self.start()
         return self
 
-    def __exit__(self, *_):
-        self.stop()
+    def __exit__(self, _kind, failure, _trace):
+        try:
+            self.stop()
+        except AssertionError as second:
+            # What went wrong first is the news; a server that died explains it.
+            raise AssertionError(f"{failure}; {second}" if failure else str(second)) from failure
 
     def command(self):
         return [
