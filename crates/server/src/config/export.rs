@@ -193,7 +193,6 @@ impl Draft<'_> {
     fn id(&self, raw: Option<&Spanned<u32>>, default: u32) -> Result<u32, ConfigError> {
         let Some(raw) = raw else { return Ok(default) };
         if *raw.as_ref() == u32::MAX {
-            let span: Range<usize> = raw.span();
             let why =
                 format!("{} is not an id: the kernel reads it as \"leave unchanged\"", u32::MAX);
             return Err(self.source.at(&raw.span(), why));
