@@ -20,7 +20,7 @@ pub const BUFFER_ALIGN: usize = 4096;
 /// All of [`capacity`](Self::capacity) is initialised memory, but not blank: content of an earlier use may
 /// remain. Whoever sends a buffer's bytes anywhere sends only the range it has filled itself.
 pub struct Buffer {
-    /// `None` only after the pool took the memory back.
+    /// `None` only while being dropped.
     mapping: Option<Mapping>,
     pool: Arc<BufferPool>,
 }
@@ -28,11 +28,6 @@ pub struct Buffer {
 impl Buffer {
     pub(crate) fn new(mapping: Mapping, pool: Arc<BufferPool>) -> Self {
         Self { mapping: Some(mapping), pool }
-    }
-
-    /// Takes the memory out, so that dropping the buffer does not return it.
-    pub(crate) fn into_mapping(mut self) -> Mapping {
-        self.mapping.take().expect("a buffer holds its mapping until it is dropped")
     }
 
     /// The whole capacity. See the type's note on stale content.

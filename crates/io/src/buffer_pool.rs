@@ -40,6 +40,8 @@ struct Waiter {
     grant: oneshot::Sender<Buffer>,
 }
 
+type Grant = (Waiter, Mapping);
+
 /// The request is larger than any buffer of this pool can ever be, so waiting would not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a buffer of {len} bytes was asked for; the pool's largest is {max} bytes")]
@@ -123,15 +125,22 @@ impl BufferPool {
 
     /// Takes a buffer's memory back and passes it on if someone waits.
     pub(crate) fn give_back(self: &Arc<Self>, mapping: Mapping) {
-        let mut state = self.lock();
-        self.put_idle(&mut state, mapping);
-        self.serve_waiters(&mut state);
+        let class = mapping.class();
+        let grants = {
+            let mut state = self.lock();
+            state.in_use_bytes -= self.class_bytes[class];
+            state.idle[class].push(mapping);
+            self.next_grants(&mut state)
+        };
+        self.deliver(grants);
     }
 
+    /// The smallest class that holds `len`, if the budget allows even one buffer of it.
     fn class_for(&self, len: usize) -> Result<usize, BufferTooLarge> {
-        let max = self.len_max();
-        let fits = self.class_bytes.iter().position(|&bytes| bytes >= len);
-        fits.filter(|_| len <= max).ok_or(BufferTooLarge { len, max })
+        let class = self.class_bytes.iter().position(|&bytes| bytes >= len);
+        class
+            .filter(|&class| self.class_bytes[class] <= self.budget_bytes)
+            .ok_or_else(|| BufferTooLarge { len, max: self.len_max() })
     }
 
     fn next_in_turn(&self, state: &mut State, class: usize) -> Option<Mapping> {
@@ -184,34 +193,38 @@ impl BufferPool {
         state.mapped_bytes -= self.class_bytes[class];
     }
 
-    fn put_idle(&self, state: &mut State, mapping: Mapping) {
-        let class = mapping.class();
-        state.in_use_bytes -= self.class_bytes[class];
-        state.idle[class].push(mapping);
-    }
-
-    fn serve_waiters(self: &Arc<Self>, state: &mut State) {
+    /// Memory for the waiters in front, as far as it goes.
+    fn next_grants(&self, state: &mut State) -> Vec<Grant> {
+        let mut grants = Vec::new();
         while let Some(waiter) = state.waiters.pop_front() {
             if waiter.grant.is_closed() {
                 continue;
             }
             let Some(mapping) = self.obtain(state, waiter.class) else {
                 state.waiters.push_front(waiter);
-                return;
+                break;
             };
-            // The waiter may have gone this instant. Its buffer must not be dropped here, under the lock that
-            // dropping takes.
-            if let Err(buffer) = waiter.grant.send(Buffer::new(mapping, Arc::clone(self))) {
-                self.put_idle(state, buffer.into_mapping());
-            }
+            grants.push((waiter, mapping));
+        }
+        grants
+    }
+
+    /// Called without the lock: a waiter gone in the meantime leaves its buffer to be dropped here, and dropping a
+    /// buffer takes the lock.
+    fn deliver(self: &Arc<Self>, grants: Vec<Grant>) {
+        for (waiter, mapping) in grants {
+            drop(waiter.grant.send(Buffer::new(mapping, Arc::clone(self))));
         }
     }
 
     /// Removes waiters that gave up, one of which may have held up those behind it.
     fn forget_leavers(self: &Arc<Self>) {
-        let mut state = self.lock();
-        state.waiters.retain(|waiter| !waiter.grant.is_closed());
-        self.serve_waiters(&mut state);
+        let grants = {
+            let mut state = self.lock();
+            state.waiters.retain(|waiter| !waiter.grant.is_closed());
+            self.next_grants(&mut state)
+        };
+        self.deliver(grants);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -268,3 +281,6 @@ const CLASS_BYTES: [usize; CLASSES] = [
     1024 * KIB + SPARE_BYTES,
     4096 * KIB + SPARE_BYTES,
 ];
+
+#[cfg(test)]
+mod tests;

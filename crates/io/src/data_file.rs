@@ -112,3 +112,6 @@ fn within_file_offsets(buf: &mut [u8], offset: u64) -> Result<&mut [u8], Errno> 
 
 /// The largest file offset of the kernel, whose offsets are signed.
 const OFFSET_MAX: u64 = i64::MAX as u64;
+
+#[cfg(test)]
+mod tests;

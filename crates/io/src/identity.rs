@@ -209,3 +209,6 @@ fn set_and_read_back(call: libc::c_long, id: u32) -> Result<(), Errno> {
     };
     if in_force == libc::c_long::from(id) { Ok(()) } else { Err(Errno::INVAL) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -139,3 +139,6 @@ struct RawHandle {
 
 #[expect(clippy::cast_possible_truncation, reason = "40 fits")]
 const RAW_BYTES_MAX: u32 = KERNEL_HANDLE_BYTES_MAX as u32;
+
+#[cfg(test)]
+mod tests;

@@ -133,15 +133,22 @@ impl Shared {
             .map(drop)
     }
 
-    fn serve(self: Arc<Self>) {
-        let _presence = Presence { shared: &self };
+    fn serve(&self) {
         while let Some(job) = self.next_job() {
             self.places.add_permits(1);
-            job();
+            // A job's own panic goes to its caller. What is left is a result that nobody wanted and whose
+            // destructor panics.
+            if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                tracing::error!(
+                    lane = self.name,
+                    "dropping the result of an abandoned job panicked"
+                );
+            }
         }
     }
 
-    /// The next job, or `None` when the lane is closed and empty.
+    /// The next job, or `None` when the lane is closed and empty; this thread is no longer counted then, under the
+    /// same lock, so that a submitter never relies on a thread about to end.
     fn next_job(&self) -> Option<Job> {
         let mut queue = self.lock();
         loop {
@@ -149,6 +156,10 @@ impl Shared {
                 return Some(job);
             }
             if queue.closed {
+                queue.threads -= 1;
+                if queue.threads == 0 {
+                    self.ended.notify_waiters();
+                }
                 return None;
             }
             queue.sleeping += 1;
@@ -172,20 +183,5 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Counts a thread out however it ends: a result whose destructor panics must not leave a ghost in the count.
-struct Presence<'a> {
-    shared: &'a Shared,
-}
-
-impl Drop for Presence<'_> {
-    fn drop(&mut self) {
-        let mut queue = self.shared.lock();
-        queue.threads -= 1;
-        if queue.threads == 0 {
-            self.shared.ended.notify_waiters();
-        }
     }
 }

@@ -118,3 +118,6 @@ impl Drop for Engine {
         self.metadata.close();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use rustix::fs::{Advice, MemfdFlags, SealFlags, fadvise, fcntl_add_seals, memfd_create};
+
+use super::*;
+
+const MAX: u64 = i64::MAX as u64;
+
+/// A temporary file that holds 1, 2, 3, … modulo 251, so that no two nearby offsets look alike.
+fn file_of(len: usize) -> (File, Vec<u8>) {
+    let content: Vec<u8> = (1..=len).map(|index| u8::try_from(index % 251).unwrap()).collect();
+    let file = tempfile::tempfile().unwrap();
+    assert_eq!(write_at(file.as_fd(), &content, 0).unwrap(), len);
+    (file, content)
+}
+
+#[test]
+fn reads_stop_at_the_end_of_the_file() {
+    let (file, content) = file_of(10_000);
+    for (offset, len, expected) in [
+        (0, 10_000, 10_000),
+        (0, 0, 0),
+        (0, 20_000, 10_000),
+        (1, 4095, 4095),
+        (9_999, 10, 1),
+        (10_000, 10, 0),
+        (10_001, 10, 0),
+        (1 << 40, 10, 0),
+    ] {
+        let mut buf = vec![0xee; len];
+        let read = read_at(file.as_fd(), &mut buf, offset).unwrap();
+        assert_eq!(read, expected, "{len} at {offset}");
+        let start = usize::try_from(offset).unwrap().min(content.len());
+        assert_eq!(buf[..read], content[start..start + read]);
+        assert!(buf[read..].iter().all(|&byte| byte == 0xee), "nothing past the end is touched");
+    }
+}
+
+#[test]
+fn holes_read_as_zeroes() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    write_at(file.as_fd(), b"island", 500_000).unwrap();
+    let mut buf = [1; 20];
+    assert_eq!(read_at(file.as_fd(), &mut buf, 499_993).unwrap(), 20);
+    assert_eq!(&buf, b"\0\0\0\0\0\0\0island\0\0\0\0\0\0\0");
+    assert_eq!(read_at(file.as_fd(), &mut buf, (1 << 20) - 5).unwrap(), 5);
+}
+
+#[test]
+fn offsets_at_the_edge_of_the_range_are_errors_or_the_end() {
+    let (file, _) = file_of(10);
+    let mut buf = [0; 16];
+    for offset in [MAX - 16, MAX - 1, MAX] {
+        assert_eq!(read_at(file.as_fd(), &mut buf, offset).unwrap(), 0, "at {offset}");
+        let read = try_read_at_nowait(file.as_fd(), &mut buf, offset, 10).unwrap();
+        assert!(matches!(read, NowaitRead::Done(0) | NowaitRead::Unsupported), "at {offset}");
+    }
+    for offset in [MAX + 1, u64::MAX - 1, u64::MAX] {
+        let error = read_at(file.as_fd(), &mut buf, offset).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "at {offset}");
+        let error = try_read_at_nowait(file.as_fd(), &mut buf, offset, 10).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "at {offset}");
+    }
+    for offset in [MAX - 15, MAX, MAX + 1, u64::MAX - 16, u64::MAX] {
+        let WriteError { written, error } = write_at(file.as_fd(), &buf, offset).unwrap_err();
+        assert_eq!((written, error.raw_os_error()), (0, Some(libc::EFBIG)), "at {offset}");
+    }
+    assert_eq!(file.metadata().unwrap().len(), 10, "no write went in");
+}
+
+#[test]
+fn writes_replace_extend_and_leave_holes() {
+    let (file, mut content) = file_of(100);
+    assert_eq!(write_at(file.as_fd(), b"abc", 50).unwrap(), 3);
+    content[50..53].copy_from_slice(b"abc");
+    assert_eq!(write_at(file.as_fd(), b"tail", 200).unwrap(), 4);
+    content.resize(200, 0);
+    content.extend_from_slice(b"tail");
+    assert_eq!(write_at(file.as_fd(), b"", 1000).unwrap(), 0);
+    let mut buf = vec![0; 300];
+    let read = read_at(file.as_fd(), &mut buf, 0).unwrap();
+    assert_eq!(buf[..read], content);
+}
+
+/// A memory file sealed against growth takes the page that exists and refuses the next: a short write, then the
+/// error.
+#[test]
+fn a_failed_write_tells_how_far_it_came() {
+    let fd = memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap();
+    let file = File::from(fd);
+    file.set_len(4096).unwrap();
+    fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+    let failed = write_at(file.as_fd(), &[7; 8192], 0).unwrap_err();
+    assert_eq!((failed.written, failed.error.raw_os_error()), (4096, Some(libc::EPERM)));
+    assert_eq!(failed.to_string(), "write failed after 4096 bytes");
+    let mut buf = [0; 4096];
+    assert_eq!(read_at(file.as_fd(), &mut buf, 0).unwrap(), 4096);
+    assert_eq!(buf, [7; 4096], "what was counted is in the file");
+}
+
+#[test]
+fn errors_of_the_system_come_through() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let failed = write_at(full.as_fd(), b"x", 0).unwrap_err();
+    assert_eq!((failed.written, failed.error.raw_os_error()), (0, Some(libc::ENOSPC)));
+    let error = read_at(full.as_fd(), &mut [0], 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    let directory = File::open("/").unwrap();
+    let error = read_at(directory.as_fd(), &mut [0], 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EISDIR));
+}
+
+#[test]
+fn a_resident_range_is_read_without_waiting() {
+    let (file, content) = file_of(10_000);
+    let mut buf = vec![0; 4096];
+    if try_read_at_nowait(file.as_fd(), &mut buf, 0, 10_000).unwrap() == NowaitRead::Unsupported {
+        println!("skipped: the file system does not know RWF_NOWAIT");
+        return;
+    }
+    for (offset, size_hint, expected) in [
+        (0, 10_000, NowaitRead::Done(4096)),
+        (5_000, 10_000, NowaitRead::Done(4096)),
+        // Short at the end of the file: recognised by the size.
+        (8_000, 10_000, NowaitRead::Done(2_000)),
+        (10_000, 10_000, NowaitRead::Done(0)),
+        (20_000, 10_000, NowaitRead::Done(0)),
+        // Short of a size seen before a truncation: only a blocking read can tell.
+        (8_000, 12_000, NowaitRead::WouldBlock),
+    ] {
+        let read = try_read_at_nowait(file.as_fd(), &mut buf, offset, size_hint).unwrap();
+        assert_eq!(read, expected, "at {offset} with size {size_hint}");
+        if let NowaitRead::Done(read) = read {
+            let start = usize::try_from(offset).unwrap().min(content.len());
+            assert_eq!(buf[..read], content[start..start + read]);
+        }
+    }
+}
+
+#[test]
+fn a_range_on_disk_would_block() {
+    let (file, content) = file_of(1 << 20);
+    file.sync_all().unwrap();
+    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    let mut buf = vec![0; 1 << 20];
+    match try_read_at_nowait(file.as_fd(), &mut buf, 0, 1 << 20).unwrap() {
+        NowaitRead::WouldBlock => {}
+        other => {
+            println!("skipped: the file is in memory whatever is advised ({other:?})");
+            return;
+        }
+    }
+    // The first pages come in, the rest stays out: partly resident is not resident.
+    fadvise(&file, 0, None, Advice::Random).unwrap();
+    assert_eq!(read_at(file.as_fd(), &mut buf[..4096], 0).unwrap(), 4096);
+    assert_eq!(
+        try_read_at_nowait(file.as_fd(), &mut buf, 0, 1 << 20).unwrap(),
+        NowaitRead::WouldBlock
+    );
+    assert_eq!(read_at(file.as_fd(), &mut buf, 0).unwrap(), 1 << 20);
+    assert_eq!(buf, content);
+    assert_eq!(
+        try_read_at_nowait(file.as_fd(), &mut buf, 0, 1 << 20).unwrap(),
+        NowaitRead::Done(1 << 20)
+    );
+}

@@ -1,0 +1,230 @@
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+
+fn engine(threads: usize, queue_max: usize) -> Engine {
+    Engine::new(EngineConfig { data_threads: threads, metadata_threads: threads, queue_max })
+}
+
+async fn is_pending<T>(mut future: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
+}
+
+/// A job that holds a thread until the sender is used or dropped.
+fn gate() -> (mpsc::Sender<()>, impl FnOnce() + Send + 'static) {
+    let (open, wait) = mpsc::channel();
+    (open, move || {
+        let _ = wait.recv();
+    })
+}
+
+fn thread_name() -> String {
+    thread::current().name().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn jobs_run_on_named_threads_of_their_lane() {
+    let engine = engine(1, 4);
+    assert_eq!(engine.data(thread_name).await, "spillway-data-0");
+    assert_eq!(engine.metadata(Identity::Server, thread_name).await.unwrap(), "spillway-meta-0");
+}
+
+#[tokio::test]
+async fn threads_start_on_demand_and_are_reused() {
+    let engine = engine(2, 4);
+    for _ in 0..50 {
+        // The thread that answered may not be asleep yet when the next job comes, so a second one may start; a
+        // third never.
+        let name = engine.data(thread_name).await;
+        assert!(["spillway-data-0", "spillway-data-1"].contains(&name.as_str()), "{name}");
+    }
+}
+
+/// Each pair meets at a barrier, which one thread alone would never get through: no job may be left to a sleeping
+/// thread that another submitter has already claimed.
+#[tokio::test]
+async fn jobs_submitted_together_run_together() {
+    let engine = engine(2, 4);
+    for _ in 0..2_000 {
+        let barrier = Arc::new(Barrier::new(2));
+        let meet = |barrier: &Arc<Barrier>| {
+            let barrier = Arc::clone(barrier);
+            engine.data(move || {
+                barrier.wait();
+            })
+        };
+        let both = async { tokio::join!(meet(&barrier), meet(&barrier)) };
+        tokio::time::timeout(Duration::from_secs(10), both).await.expect("both jobs run");
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_makes_the_caller_wait() {
+    let engine = engine(1, 1);
+    let (open, hold) = gate();
+    let mut running = pin!(engine.data(hold));
+    assert!(is_pending(running.as_mut()).await);
+    while engine.data_queued() > 0 {
+        thread::yield_now();
+    }
+    let mut queued = pin!(engine.data(|| 1));
+    assert!(is_pending(queued.as_mut()).await);
+    assert_eq!(engine.data_queued(), 1);
+    let mut waiting = pin!(engine.data(|| 2));
+    assert!(is_pending(waiting.as_mut()).await);
+    assert_eq!(engine.data_queued(), 1, "the queue holds no more than it may");
+    // The lanes are apart: names can be looked up while data is stuck.
+    assert_eq!(engine.metadata(Identity::Server, || 3).await.unwrap(), 3);
+
+    open.send(()).unwrap();
+    running.await;
+    assert_eq!(queued.await, 1);
+    assert_eq!(waiting.await, 2);
+}
+
+#[tokio::test]
+async fn a_job_outlives_its_caller() {
+    let engine = engine(1, 2);
+    let finished = Arc::new(AtomicBool::new(false));
+    let (open, hold) = gate();
+    let mut abandoned = Box::pin(engine.data({
+        let finished = Arc::clone(&finished);
+        move || {
+            hold();
+            finished.store(true, Ordering::SeqCst);
+        }
+    }));
+    assert!(is_pending(abandoned.as_mut()).await);
+    drop(abandoned);
+    open.send(()).unwrap();
+    engine.data(|| ()).await; // Behind it in the only thread's queue.
+    assert!(finished.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_the_line_takes_its_job_along() {
+    let engine = engine(1, 1);
+    let (open, hold) = gate();
+    let ran = Arc::new(AtomicBool::new(false));
+    let mut running = pin!(engine.data(hold));
+    assert!(is_pending(running.as_mut()).await);
+    while engine.data_queued() > 0 {
+        thread::yield_now();
+    }
+    let mut queued = pin!(engine.data(|| ()));
+    assert!(is_pending(queued.as_mut()).await);
+    let mut waiting = Box::pin(engine.data({
+        let ran = Arc::clone(&ran);
+        move || ran.store(true, Ordering::SeqCst)
+    }));
+    assert!(is_pending(waiting.as_mut()).await);
+    drop(waiting);
+    open.send(()).unwrap();
+    running.await;
+    queued.await;
+    engine.shutdown().await;
+    assert!(!ran.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_spares_the_lane() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let engine = engine(1, 2);
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        runtime.block_on(engine.data(|| panic!("the job's own words")));
+    }));
+    let payload = caught.unwrap_err();
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&"the job's own words"));
+    assert_eq!(runtime.block_on(engine.data(thread_name)), "spillway-data-0");
+}
+
+#[tokio::test]
+async fn an_abandoned_result_whose_destructor_panics_spares_the_lane() {
+    struct Grenade;
+    impl Drop for Grenade {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+    let engine = engine(1, 2);
+    let (open, hold) = gate();
+    let mut abandoned = Box::pin(engine.data(move || {
+        hold();
+        Grenade
+    }));
+    assert!(is_pending(abandoned.as_mut()).await);
+    drop(abandoned);
+    open.send(()).unwrap();
+    assert_eq!(engine.data(thread_name).await, "spillway-data-0");
+}
+
+#[tokio::test]
+async fn shutdown_drains_and_later_jobs_still_run() {
+    let engine = engine(2, 64);
+    let done = Arc::new(AtomicUsize::new(0));
+    let count = |done: &Arc<AtomicUsize>| {
+        let done = Arc::clone(done);
+        move || {
+            thread::sleep(Duration::from_millis(1));
+            done.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    for _ in 0..40 {
+        let mut abandoned = Box::pin(engine.data(count(&done)));
+        assert!(is_pending(abandoned.as_mut()).await);
+    }
+    engine.shutdown().await;
+    assert_eq!(done.load(Ordering::SeqCst), 40);
+    engine.data(count(&done)).await;
+    assert_eq!(done.load(Ordering::SeqCst), 41);
+    tokio::time::timeout(Duration::from_secs(10), engine.shutdown()).await.expect("threads end");
+}
+
+#[tokio::test]
+async fn an_identity_that_cannot_be_assumed_keeps_the_job_from_running() {
+    let engine = engine(1, 2);
+    let ran = Arc::new(AtomicBool::new(false));
+    let nobody = Identity::User { uid: u32::MAX, gid: 1, groups: Arc::from([]) };
+    let job = {
+        let ran = Arc::clone(&ran);
+        move || ran.store(true, Ordering::SeqCst)
+    };
+    let error = engine.metadata(nobody, job).await.unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+    assert!(!ran.load(Ordering::SeqCst));
+    assert_eq!(engine.metadata(Identity::Server, || 5).await.unwrap(), 5);
+}
+
+/// Many submitters, few threads, a tiny queue: every job runs exactly once and every caller gets its own answer.
+#[test]
+fn every_caller_gets_its_own_answer() {
+    let engine = engine(3, 2);
+    thread::scope(|scope| {
+        for submitter in 0..4_u64 {
+            let engine = &engine;
+            scope.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(async {
+                    for round in 0..500_u64 {
+                        let answer = |part: u64| move || (submitter, round, part);
+                        let (a, b, c) = tokio::join!(
+                            engine.data(answer(0)),
+                            engine.metadata(Identity::Server, answer(1)),
+                            engine.data(answer(2)),
+                        );
+                        assert_eq!(a, (submitter, round, 0));
+                        assert_eq!(b.unwrap(), (submitter, round, 1));
+                        assert_eq!(c, (submitter, round, 2));
+                    }
+                });
+            });
+        }
+    });
+}

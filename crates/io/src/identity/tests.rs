@@ -1,0 +1,223 @@
+use std::fs::Permissions;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, statat};
+
+use super::*;
+
+/// Runs on a thread of its own, so that no test leaves its identity to another.
+fn on_own_thread<R: Send>(body: impl FnOnce() -> R + Send) -> R {
+    thread::scope(|scope| scope.spawn(body).join().unwrap())
+}
+
+/// Runs `body` as root, or says why not.
+fn as_root(body: impl FnOnce() + Send) {
+    if can_assume_users() {
+        on_own_thread(body);
+    } else {
+        println!("skipped: acting as other users takes root with CAP_SETUID and CAP_SETGID");
+    }
+}
+
+fn user(uid: u32, gid: u32, groups: &[u32]) -> Identity {
+    Identity::User { uid, gid, groups: Arc::from(groups) }
+}
+
+struct Fixture {
+    directory: tempfile::TempDir,
+    fd: OwnedFd,
+}
+
+impl Fixture {
+    /// A directory that everyone may search and write.
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
+        let fd = openat(CWD, directory.path(), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
+        Self { fd: fd.unwrap(), directory }
+    }
+
+    fn file(&self, name: &str, mode: u32, uid: u32, gid: u32) {
+        let path = self.directory.path().join(name);
+        std::fs::write(&path, b"content").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        chown(&path, Some(uid), Some(gid)).unwrap();
+    }
+
+    fn open(&self, name: &str) -> Result<OwnedFd, Errno> {
+        openat(&self.fd, name, OFlags::RDONLY, Mode::empty())
+    }
+}
+
+#[test]
+fn a_user_is_held_to_its_permissions_and_the_server_is_not() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        fixture.file("root", 0o600, 0, 0);
+        fixture.file("mine", 0o600, 1000, 1000);
+        fixture.file("theirs", 0o600, 1001, 1001);
+        fixture.open("root").unwrap();
+
+        assume(&user(1000, 1000, &[])).unwrap();
+        assert_eq!(fixture.open("root").unwrap_err(), Errno::ACCESS);
+        assert_eq!(fixture.open("theirs").unwrap_err(), Errno::ACCESS);
+        fixture.open("mine").unwrap();
+
+        assume(&user(1001, 1001, &[])).unwrap();
+        assert_eq!(fixture.open("mine").unwrap_err(), Errno::ACCESS);
+        fixture.open("theirs").unwrap();
+
+        assume(&Identity::Server).unwrap();
+        for name in ["root", "mine", "theirs"] {
+            fixture.open(name).unwrap();
+        }
+    });
+}
+
+#[test]
+fn groups_apply_and_replace_the_servers_own() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        fixture.file("primary", 0o640, 0, 2000);
+        fixture.file("root", 0o640, 0, 0);
+        assume(&user(1000, 2000, &[])).unwrap();
+        fixture.open("primary").unwrap();
+        assume(&user(1000, 1000, &[3000, 2000])).unwrap();
+        fixture.open("primary").unwrap();
+        assert_eq!(fixture.open("root").unwrap_err(), Errno::ACCESS, "the server's group is gone");
+        assume(&user(1000, 1000, &[3000])).unwrap();
+        assert_eq!(fixture.open("primary").unwrap_err(), Errno::ACCESS);
+        assert_eq!(getgroups().unwrap(), [Gid::from_raw(3000)]);
+        assume(&Identity::Server).unwrap();
+        assert!(same_groups(getgroups().unwrap(), &server().groups));
+    });
+}
+
+#[test]
+fn what_a_user_creates_belongs_to_it() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        assume(&user(1000, 2000, &[])).unwrap();
+        mkdirat(&fixture.fd, "made", Mode::from_raw_mode(0o700)).unwrap();
+        assume(&Identity::Server).unwrap();
+        let made = std::fs::metadata(fixture.directory.path().join("made")).unwrap();
+        assert_eq!((made.uid(), made.gid()), (1000, 2000));
+    });
+}
+
+/// The way from a handle to an open file: found by the server, opened as the user.
+#[test]
+fn a_user_reopens_a_descriptor_with_its_own_rights() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        fixture.file("root", 0o600, 0, 0);
+        fixture.file("mine", 0o600, 1000, 1000);
+        let paths = ["root", "mine"]
+            .map(|name| openat(&fixture.fd, name, OFlags::PATH, Mode::empty()).unwrap());
+        assume(&user(1000, 1000, &[])).unwrap();
+        let [root, mine] = paths.map(|fd| {
+            let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            openat(CWD, link, OFlags::RDONLY, Mode::empty())
+        });
+        assert_eq!(root.unwrap_err(), Errno::ACCESS);
+        mine.unwrap();
+    });
+}
+
+#[test]
+fn overrides_last_for_one_call() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        fixture.file("root", 0o600, 0, 0);
+        assume(&user(1000, 1000, &[])).unwrap();
+        with_overrides(|| fixture.open("root")).unwrap();
+        assert_eq!(fixture.open("root").unwrap_err(), Errno::ACCESS);
+        let panicked = std::panic::catch_unwind(|| with_overrides(|| panic!("within the call")));
+        assert!(panicked.is_err());
+        assert_eq!(fixture.open("root").unwrap_err(), Errno::ACCESS);
+    });
+}
+
+#[test]
+fn minus_one_is_refused_and_changes_nothing() {
+    on_own_thread(|| {
+        let before = getgroups().unwrap();
+        for identity in [user(u32::MAX, 1, &[]), user(1, u32::MAX, &[]), user(1, 1, &[5, u32::MAX])]
+        {
+            let error = assume(&identity).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{identity:?}");
+        }
+        assert_eq!(getgroups().unwrap(), before);
+        assert!(statat(CWD, "/", rustix::fs::AtFlags::empty()).is_ok());
+    });
+}
+
+/// More groups than the kernel takes fail in the middle of a change.
+#[test]
+fn a_failed_change_leaves_the_server() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        fixture.file("root", 0o600, 0, 0);
+        assume(&user(1000, 1000, &[])).unwrap();
+        let error = assume(&user(1001, 1001, &vec![7; 65_537])).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        CURRENT.with_borrow(|current| assert_eq!(current.as_ref(), Some(&Identity::Server)));
+        fixture.open("root").unwrap();
+        assert!(same_groups(getgroups().unwrap(), &server().groups));
+    });
+}
+
+/// A thread started by one that acts as a user inherits the user's credentials, not our record of them.
+#[test]
+fn a_thread_started_by_a_user_returns_to_the_server() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        fixture.file("root", 0o600, 0, 0);
+        assume(&user(1000, 1000, &[])).unwrap();
+        on_own_thread(|| {
+            assert_eq!(fixture.open("root").unwrap_err(), Errno::ACCESS);
+            assume(&Identity::Server).unwrap();
+            fixture.open("root").unwrap();
+        });
+        assert_eq!(fixture.open("root").unwrap_err(), Errno::ACCESS);
+    });
+}
+
+#[test]
+fn other_threads_keep_their_identity() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        fixture.file("root", 0o600, 0, 0);
+        let (changed, wait) = std::sync::mpsc::channel();
+        let (checked, hold) = std::sync::mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                assume(&user(1000, 1000, &[4000])).unwrap();
+                changed.send(()).unwrap();
+                let _ = hold.recv();
+            });
+            wait.recv().unwrap();
+            fixture.open("root").unwrap();
+            assert!(!getgroups().unwrap().contains(&Gid::from_raw(4000)));
+            checked.send(()).unwrap();
+        });
+    });
+}
+
+/// What an ordinary user's server does: it is itself, and refuses to be anyone else. Run by giving up the right to
+/// change identities on one thread.
+#[test]
+fn the_servers_identity_needs_no_privilege() {
+    on_own_thread(|| {
+        server();
+        let mut sets = capabilities(None).unwrap();
+        sets.effective -= CapabilitySet::SETUID | CapabilitySet::SETGID;
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        assume(&Identity::Server).unwrap();
+        if server().fsuid == 0 {
+            let error = assume(&user(1000, 1000, &[])).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        }
+    });
+}
