@@ -206,3 +206,56 @@ pub const PATH_BYTES_MAX: usize = 1024;
 pub const NAME_BYTES_MAX: usize = 255;
 
 const MNT3_OK: u32 = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xdr::decode_all;
+
+    #[test]
+    fn bounds_of_paths_and_names() {
+        let decoded = |len: usize| {
+            let mut w = Writer::new();
+            w.opaque(&vec![b'a'; len]);
+            decode_all::<DirectoryArgs<'_>>(w.as_slice()).map(|args| args.directory.len())
+        };
+        assert_eq!(decoded(PATH_BYTES_MAX), Ok(PATH_BYTES_MAX));
+        let failure = DecodeError { what: "DirectoryArgs.directory", at_byte: 0 };
+        assert_eq!(decoded(PATH_BYTES_MAX + 1), Err(failure));
+
+        let mut w = Writer::new();
+        w.opaque(&[b'a'; NAME_BYTES_MAX + 1]);
+        let failure = DecodeError { what: "Group.name", at_byte: 0 };
+        assert_eq!(decode_all::<Group<'_>>(w.as_slice()), Err(failure));
+    }
+
+    #[test]
+    fn a_count_of_flavors_cannot_exceed_the_record() {
+        for count in [2, 0x4000_0000, u32::MAX] {
+            let mut w = Writer::new();
+            w.u32(count);
+            w.u32(1);
+            let decoded = decode_all::<AuthFlavors<'_>>(w.as_slice());
+            assert!(decoded.is_err(), "{count} flavors in four bytes");
+        }
+        let one = decode_all::<AuthFlavors<'_>>(&[0, 0, 0, 1, 0, 0, 0, 6]);
+        assert_eq!(one, Ok(AuthFlavors::from([6].as_slice())));
+    }
+
+    #[test]
+    fn exports_nest_their_groups() {
+        let groups = [Group { name: b"a" }, Group { name: b"b" }];
+        let nodes = [
+            ExportNode { directory: b"/x", groups: List::from(groups.as_slice()) },
+            ExportNode { directory: b"/y", groups: List::from([].as_slice()) },
+        ];
+        let mut w = Writer::new();
+        crate::xdr::encode_list(&mut w, nodes);
+        let exports: ExportList<'_> = decode_all(w.as_slice()).unwrap();
+        let names: Vec<Vec<_>> = exports
+            .iter()
+            .map(|node| node.groups.iter().map(|group| group.name).collect())
+            .collect();
+        assert_eq!(names, [vec![b"a".as_slice(), b"b"], vec![]]);
+    }
+}

@@ -565,3 +565,128 @@ pub(crate) use xdr_enum;
 const UNIT_BYTES: usize = 4;
 const ZEROS: [u8; UNIT_BYTES] = [0; UNIT_BYTES];
 const ESCAPED_BYTES_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure<T>(what: &'static str, at_byte: usize) -> Result<T, DecodeError> {
+        Err(DecodeError { what, at_byte })
+    }
+
+    #[test]
+    fn opaque_data_and_padding() {
+        type Data<'a> = Result<&'a [u8], DecodeError>;
+        let table: [(&[u8], usize, Data<'_>, usize); 10] = [
+            (&[0, 0, 0, 0], 0, Ok(b""), 0),
+            (&[0, 0, 0, 1, b'a', 0, 0, 0], 9, Ok(b"a"), 0),
+            (&[0, 0, 0, 3, b'a', b'b', b'c', 0xff], 3, Ok(b"abc"), 0),
+            (&[0, 0, 0, 4, 1, 2, 3, 4, 9], 4, Ok(&[1, 2, 3, 4]), 1),
+            // One byte over the bound, though it is all there.
+            (&[0, 0, 0, 4, 1, 2, 3, 4], 3, failure("x", 0), 0),
+            // The data is there, its padding is not.
+            (&[0, 0, 0, 1, b'a', 0, 0], 9, failure("x", 0), 0),
+            (&[0, 0, 0, 5, 1, 2, 3, 4], 9, failure("x", 0), 0),
+            // Lengths that no record holds; the last wraps when it is rounded up in 32 bits.
+            (&[0x80, 0, 0, 0], UNBOUNDED, failure("x", 0), 0),
+            (&[0xff, 0xff, 0xff, 0xff], UNBOUNDED, failure("x", 0), 0),
+            (&[0, 0, 0], 9, failure("x", 0), 0),
+        ];
+        for (bytes, bound, expected, remaining) in table {
+            let mut r = Reader::new(bytes);
+            let got = r.opaque(bound, "x");
+            assert_eq!(got, expected, "{bytes:?}");
+            if got.is_ok() {
+                assert_eq!(r.remaining(), remaining, "{bytes:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn borrowed_data_lies_in_the_record() {
+        let record = [0, 0, 0, 2, 7, 8, 0, 0];
+        let data = Reader::new(&record).opaque(2, "x").unwrap();
+        assert!(std::ptr::eq(data.as_ptr(), &raw const record[4]));
+    }
+
+    #[test]
+    fn booleans_are_zero_or_one() {
+        for (word, expected) in
+            [(0, Ok(false)), (1, Ok(true)), (2, failure("x", 0)), (u32::MAX, failure("x", 0))]
+        {
+            assert_eq!(Reader::new(&word.to_be_bytes()).bool("x"), expected);
+        }
+    }
+
+    #[test]
+    fn numbers_are_big_endian() {
+        let mut w = Writer::with_capacity(16);
+        w.u32(0x0102_0304);
+        w.i32(-2);
+        w.u64(0x0102_0304_0506_0708);
+        assert_eq!(w.as_slice(), [1, 2, 3, 4, 255, 255, 255, 254, 1, 2, 3, 4, 5, 6, 7, 8]);
+        let mut r = Reader::new(w.as_slice());
+        assert_eq!(r.u32("x"), Ok(0x0102_0304));
+        assert_eq!(r.i32("x"), Ok(-2));
+        assert_eq!(r.clone().u64("x"), Ok(0x0102_0304_0506_0708));
+        assert_eq!(r.u64("x").and_then(|_| r.u32("y")), failure("y", 16));
+    }
+
+    #[test]
+    fn fixed_arrays_are_padded_too() {
+        let mut w = Writer::new();
+        w.array(&[1, 2, 3, 4, 5]);
+        assert_eq!(w.as_slice(), [1, 2, 3, 4, 5, 0, 0, 0]);
+        assert_eq!(Reader::new(w.as_slice()).array("x"), Ok([1, 2, 3, 4, 5]));
+        assert_eq!(Reader::new(&w.as_slice()[..7]).array::<5>("x"), failure("x", 0));
+    }
+
+    #[test]
+    fn skip_stays_within_the_record() {
+        let mut r = Reader::new(&[0; 6]);
+        assert_eq!(r.skip(5, "x"), Ok(()));
+        assert_eq!(r.finish(), failure("end of record", 5));
+        assert_eq!(r.skip(2, "x"), failure("x", 5));
+        assert_eq!(r.skip(usize::MAX, "x"), failure("x", 5));
+        assert_eq!(r.skip(1, "x"), Ok(()));
+        assert_eq!(r.finish(), Ok(()));
+    }
+
+    #[test]
+    fn writer_patches_and_takes_back() {
+        let mut w = Writer::from_vec(vec![0xee; 4]);
+        w.u32(0);
+        w.bool(true);
+        w.patch_u32(4, 0xdead_beef);
+        w.truncate(8);
+        assert_eq!(w.len(), 8);
+        assert_eq!(w.into_vec(), [0xee, 0xee, 0xee, 0xee, 0xde, 0xad, 0xbe, 0xef]);
+    }
+
+    #[test]
+    fn lists_end_where_they_say() {
+        let two = [0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 0];
+        let list: List<'_, u32> = decode_all(&two).unwrap();
+        assert!(list.iter().eq([8, 9]));
+        assert!(list.iter().eq([8, 9]), "iterating does not use the list up");
+        assert_eq!(format!("{list:?}"), "[8, 9]");
+        assert_eq!(list, List::from([8, 9].as_slice()));
+        let unfinished = decode_all::<List<'_, u32>>(&two[..16]);
+        assert_eq!(unfinished, failure("list", 16));
+    }
+
+    #[test]
+    fn a_very_long_list_neither_recurses_nor_allocates() {
+        let mut w = Writer::new();
+        encode_list(&mut w, (0..1_000_000).map(|_| ()));
+        let list: List<'_, ()> = decode_all(w.as_slice()).unwrap();
+        assert_eq!(list.iter().count(), 1_000_000);
+    }
+
+    #[test]
+    fn escaped_bytes_are_cut() {
+        assert_eq!(format!("{:?}", Escaped(b"a\0\xff\"")), r#"b"a\x00\xff\"""#);
+        let long = format!("{:?}", Escaped(&[b'x'; 100]));
+        assert_eq!(long, format!("b\"{}\" and 36 bytes more", "x".repeat(64)));
+    }
+}

@@ -81,3 +81,21 @@ impl fmt::Debug for ReadOk<'_> {
 
 /// `READ3res`.
 pub type ReadReply<'a> = Reply<ReadOk<'a>, Option<Attributes>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xdr::decode_all;
+
+    #[test]
+    fn both_lengths_have_to_agree() {
+        // No attributes, count, eof, then the length of the data and the data.
+        let reply = |count| [0, 0, 0, 0, 0, 0, 0, count, 0, 0, 0, 1, 0, 0, 0, 2, 7, 8, 0, 0];
+        let ok = ReadOk { attributes: None, count: 2, eof: true, data: &[7, 8] };
+        assert_eq!(decode_all::<ReadOk<'_>>(&reply(2)), Ok(ok));
+        for count in [0, 1, 3, 4] {
+            let failure = DecodeError { what: "ReadOk.data", at_byte: 12 };
+            assert_eq!(decode_all::<ReadOk<'_>>(&reply(count)), Err(failure));
+        }
+    }
+}

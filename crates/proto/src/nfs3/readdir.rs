@@ -272,3 +272,87 @@ const NAME_LEN_BYTES: usize = 4;
 const COOKIE_BYTES: usize = 8;
 /// The list's terminator and `eof`.
 const LIST_END_BYTES: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xdr::decode_all;
+
+    /// Without attributes: 4 for their absence, 8 for the verifier, 8 for the list's end.
+    const EMPTY_BYTES: u32 = 4 + 8 + 8;
+    /// An entry whose name takes four bytes: TRUE, fileid, length, name, cookie.
+    const ENTRY_BYTES: u32 = 4 + 8 + 4 + 4 + 8;
+    /// The part of it that `dir_count` counts.
+    const DIR_BYTES: u32 = ENTRY_BYTES - 4;
+    /// What READDIRPLUS adds for no attributes and no handle.
+    const PLUS_BYTES: u32 = 4 + 4;
+
+    fn pushed(count: u32) -> usize {
+        let mut w = Writer::from_vec(vec![0xee; 28]);
+        let mut reply = ReaddirBuilder::new(&mut w, None, CookieVerifier::default(), count);
+        while reply.entries() < 3 && reply.push(1, b"name", 2) {}
+        let entries = reply.entries();
+        reply.finish(true);
+        let ok: ReaddirOk<'_> = decode_all(&w.as_slice()[28..]).unwrap();
+        assert_eq!(ok.entries.iter().count(), entries);
+        entries
+    }
+
+    #[test]
+    fn readdir_fills_its_count_to_the_byte() {
+        let table = [
+            (0, 0),
+            (EMPTY_BYTES, 0),
+            (EMPTY_BYTES + ENTRY_BYTES - 1, 0),
+            (EMPTY_BYTES + ENTRY_BYTES, 1),
+            (EMPTY_BYTES + 2 * ENTRY_BYTES - 1, 1),
+            (EMPTY_BYTES + 2 * ENTRY_BYTES, 2),
+            (u32::MAX, 3),
+        ];
+        for (count, entries) in table {
+            assert_eq!(pushed(count), entries, "count {count}");
+        }
+    }
+
+    fn pushed_plus(limits: ReaddirplusLimits) -> usize {
+        let mut w = Writer::new();
+        let mut reply = ReaddirplusBuilder::new(&mut w, None, CookieVerifier::default(), limits);
+        while reply.entries() < 3 && reply.push(1, b"name", 2, None, None) {}
+        let entries = reply.entries();
+        reply.finish(false);
+        let ok: ReaddirplusOk<'_> = decode_all(w.as_slice()).unwrap();
+        assert_eq!(ok.entries.iter().count(), entries);
+        entries
+    }
+
+    #[test]
+    fn readdirplus_keeps_both_limits() {
+        let max_count = EMPTY_BYTES + 2 * (ENTRY_BYTES + PLUS_BYTES);
+        let table = [
+            (0, u32::MAX, 0),
+            (DIR_BYTES - 1, u32::MAX, 0),
+            (DIR_BYTES, u32::MAX, 1),
+            (2 * DIR_BYTES, u32::MAX, 2),
+            (u32::MAX, max_count - 1, 1),
+            (u32::MAX, max_count, 2),
+            (DIR_BYTES, max_count, 1),
+            (u32::MAX, u32::MAX, 3),
+        ];
+        for (dir_count, max_count, entries) in table {
+            let limits = ReaddirplusLimits { dir_count, max_count };
+            assert_eq!(pushed_plus(limits), entries, "{limits:?}");
+        }
+    }
+
+    #[test]
+    fn a_smaller_entry_still_fits_after_a_refusal() {
+        let mut w = Writer::new();
+        let count = EMPTY_BYTES + ENTRY_BYTES;
+        let mut reply = ReaddirBuilder::new(&mut w, None, CookieVerifier::default(), count);
+        assert!(!reply.push(1, b"longer name", 1));
+        assert!(reply.push(2, b"name", 2));
+        reply.finish(false);
+        let ok: ReaddirOk<'_> = decode_all(w.as_slice()).unwrap();
+        assert!(ok.entries.iter().eq([Entry { fileid: 2, name: b"name", cookie: 2 }]));
+    }
+}

@@ -340,11 +340,11 @@ xdr_enum! {
 }
 
 /// `writeverf3`: changes when unstable data may have been lost (RFC 1813 §3.3.7).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct WriteVerifier(pub [u8; 8]);
 
 /// `cookieverf3`: says whether a READDIR cookie still means what it did (RFC 1813 §3.3.16).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct CookieVerifier(pub [u8; 8]);
 
 macro_rules! verifier {
@@ -358,6 +358,12 @@ macro_rules! verifier {
         impl Encode for $name {
             fn encode(&self, w: &mut Writer) {
                 w.array(&self.0);
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:016x})"), u64::from_be_bytes(self.0))
             }
         }
     )* };
@@ -377,3 +383,50 @@ const NFS3_OK: u32 = 0;
 const DONT_CHANGE: u32 = 0;
 const SET_TO_SERVER_TIME: u32 = 1;
 const SET_TO_CLIENT_TIME: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xdr::decode_all;
+
+    #[test]
+    fn handles_are_at_most_64_bytes() {
+        assert_eq!(FileHandle::new(&[1; 65]), None);
+        assert_eq!(FileHandle::new(&[1; 64]).unwrap().as_bytes(), [1; 64]);
+        assert_eq!(FileHandle::new(&[]).unwrap().as_bytes(), []);
+        assert_ne!(FileHandle::new(&[0]), FileHandle::new(&[0, 0]), "length is part of a handle");
+
+        let mut w = Writer::new();
+        w.opaque(&[1; 65]);
+        let failure = DecodeError { what: "nfs_fh3", at_byte: 0 };
+        assert_eq!(decode_all::<FileHandle>(w.as_slice()), Err(failure));
+    }
+
+    #[test]
+    fn a_reply_is_a_status_and_one_of_two_bodies() {
+        type Words = Reply<u32, u64>;
+        let table: [(&[u8], Words); 2] = [
+            (&[0, 0, 0, 0, 0, 0, 0, 9], Ok(9)),
+            (
+                &[0, 0, 0x27, 0x18, 0, 0, 0, 0, 0, 0, 0, 9],
+                Err(Failure { status: Status::Jukebox, body: 9 }),
+            ),
+        ];
+        for (bytes, reply) in table {
+            assert_eq!(decode_all::<Words>(bytes), Ok(reply));
+            let mut w = Writer::new();
+            reply.encode(&mut w);
+            assert_eq!(w.as_slice(), bytes);
+        }
+        let unknown = decode_all::<Reply<(), ()>>(&[0, 0, 0, 3]);
+        assert_eq!(unknown, Err(DecodeError { what: "nfsstat3", at_byte: 0 }));
+    }
+
+    #[test]
+    fn failures_name_the_field() {
+        let failure = decode_all::<Attributes>(&[0, 0, 0, 1, 0, 0, 1, 0xa4]).unwrap_err();
+        assert_eq!(failure, DecodeError { what: "Attributes.nlink", at_byte: 8 });
+        let failure = decode_all::<Attributes>(&[0, 0, 0, 8]).unwrap_err();
+        assert_eq!(failure, DecodeError { what: "ftype3", at_byte: 0 });
+    }
+}

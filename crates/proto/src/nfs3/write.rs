@@ -153,3 +153,43 @@ xdr_struct!(CommitOk { wcc, verifier });
 
 /// `COMMIT3res`.
 pub type CommitReply = Reply<CommitOk, WccData>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xdr::decode_all;
+
+    /// Handle 0x42, offset 1, count, FILE_SYNC, the length of the data, and two bytes of it.
+    const fn call(count: u8, data_len: u8) -> [u8; 32] {
+        [
+            0, 0, 0, 1, 0x42, 0, 0, 0, // file
+            0, 0, 0, 0, 0, 0, 0, 1, // offset
+            0, 0, 0, count, 0, 0, 0, 2, // count, stable
+            0, 0, 0, data_len, 7, 8, 0, 0, // data
+        ]
+    }
+
+    #[test]
+    fn both_lengths_have_to_agree() {
+        let file = FileHandle::new(&[0x42]).unwrap();
+        let stable = StableHow::FileSync;
+        let args = WriteArgs { file, offset: 1, count: 2, stable, data: &[7, 8] };
+        assert_eq!(decode_all::<WriteArgs<'_>>(&call(2, 2)), Ok(args));
+        for (count, data_len) in [(1, 2), (3, 2), (2, 1), (0, 2)] {
+            let failure = DecodeError { what: "WriteArgs.data", at_byte: 24 };
+            let bytes = call(count, data_len);
+            assert_eq!(decode_all::<WriteArgs<'_>>(&bytes), Err(failure));
+            assert_eq!(WriteHead::decode(&mut Reader::new(&bytes)), Err(failure));
+        }
+    }
+
+    #[test]
+    fn the_head_ends_where_the_data_begins() {
+        let bytes = call(200, 200);
+        let mut r = Reader::new(&bytes);
+        let head = WriteHead::decode(&mut r).unwrap();
+        assert_eq!((head.count, head.data_len, r.position()), (200, 200, 28));
+        let failure = DecodeError { what: "WriteArgs.data", at_byte: 28 };
+        assert_eq!(decode_all::<WriteArgs<'_>>(&bytes), Err(failure), "200 bytes are not there");
+    }
+}

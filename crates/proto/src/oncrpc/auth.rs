@@ -204,3 +204,47 @@ pub const AUTH_BODY_BYTES_MAX: usize = 400;
 pub const MACHINE_NAME_BYTES_MAX: usize = 255;
 /// Bound of `gids`, RFC 5531 appendix A.
 pub const GIDS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_auth_sys_body_has_to_be_exact() {
+        // stamp 1, machine "ab", uid 2, gid 3, one group 4.
+        let body = [
+            0, 0, 0, 1, 0, 0, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0,
+            4,
+        ];
+        let gids = Gids::new(&[4]).unwrap();
+        let sys = AuthSys { stamp: 1, machine_name: b"ab", uid: 2, gid: 3, gids };
+        assert_eq!(Credential::from_parts(FLAVOR_SYS, &body), Ok(Credential::Sys(sys)));
+        let what = "AuthSys.gids";
+        let short = Credential::from_parts(FLAVOR_SYS, &body[..24]);
+        assert_eq!(short, Err(DecodeError { what, at_byte: 24 }));
+        let longer = [body.as_slice(), &[0; 4]].concat();
+        let long = Credential::from_parts(FLAVOR_SYS, &longer);
+        assert_eq!(long, Err(DecodeError { what: "end of record", at_byte: 28 }));
+    }
+
+    #[test]
+    fn groups_are_at_most_sixteen() {
+        let list: Vec<u32> = (0..17).collect();
+        assert_eq!(Gids::new(&list), None);
+        assert_eq!(&*Gids::new(&list[..16]).unwrap(), &list[..16]);
+
+        let mut w = Writer::new();
+        w.u32(17);
+        list.iter().for_each(|gid| w.u32(*gid));
+        let failure = DecodeError { what: "AuthSys.gids", at_byte: 0 };
+        assert_eq!(decode_all::<Gids>(w.as_slice()), Err(failure));
+        w.patch_u32(0, u32::MAX);
+        assert_eq!(decode_all::<Gids>(w.as_slice()), Err(failure));
+    }
+
+    #[test]
+    fn auth_none_has_no_body() {
+        assert_eq!(Credential::from_parts(FLAVOR_NONE, &[]), Ok(Credential::None));
+        assert!(Credential::from_parts(FLAVOR_NONE, &[0; 4]).is_err());
+    }
+}

@@ -278,3 +278,114 @@ const GARBAGE_ARGS: u32 = 4;
 const SYSTEM_ERR: u32 = 5;
 const RPC_MISMATCH: u32 = 0;
 const AUTH_ERROR: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xdr::decode_all;
+
+    /// A call's words up to and including the verifier, AUTH_NONE on both.
+    const NULL_CALL: [u32; 10] = [0x1234, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];
+    const XID: u32 = NULL_CALL[0];
+
+    fn call_with(change: impl Fn(&mut Vec<u32>)) -> Vec<u8> {
+        let mut words = NULL_CALL.to_vec();
+        change(&mut words);
+        words.iter().flat_map(|word| word.to_be_bytes()).collect()
+    }
+
+    fn decoded(bytes: &[u8]) -> Result<CallHeader<'_>, CallError> {
+        decode_call(&mut Reader::new(bytes))
+    }
+
+    #[test]
+    fn a_null_call() {
+        let bytes = call_with(|_| ());
+        let header = CallHeader {
+            xid: XID,
+            program: 100_003,
+            version: 3,
+            procedure: 0,
+            credential: Credential::None,
+            verifier_flavor: 0,
+        };
+        assert_eq!(decoded(&bytes), Ok(header));
+        let mut w = Writer::new();
+        header.encode(&mut w);
+        assert_eq!(w.into_vec(), bytes);
+    }
+
+    #[test]
+    fn each_fault_gets_its_own_answer() {
+        let refused = |stat| CallError::BadCredential { xid: XID, stat };
+        let malformed = |what, at_byte| CallError::Malformed(DecodeError { what, at_byte });
+        // Word 1 is the type, 2 the RPC version, 6 and 7 the credential, 8 and 9 the verifier.
+        type Change = fn(&mut Vec<u32>);
+        let table: [(Change, CallError); 10] = [
+            (|words| words.truncate(1), malformed("msg_type", 4)),
+            (|words| words[1] = 1, CallError::NotACall),
+            (|words| words[1] = 2, malformed("msg_type", 4)),
+            (|words| words[2] = 3, CallError::RpcMismatch { xid: XID }),
+            // Credentials over their bound, whether or not the record holds so much.
+            (|words| words[7] = 401, refused(AuthStat::BadCred)),
+            (|words| words[7] = u32::MAX, refused(AuthStat::BadCred)),
+            (|words| words[9] = 401, refused(AuthStat::BadVerf)),
+            // AUTH_SYS with an empty body.
+            (|words| words[6] = 1, refused(AuthStat::BadCred)),
+            // A body within its bound that the record does not hold.
+            (|words| words[9] = 400, malformed("verf", 36)),
+            (|words| words.truncate(9), malformed("verf", 36)),
+        ];
+        for (change, expected) in table {
+            assert_eq!(decoded(&call_with(change)), Err(expected));
+        }
+    }
+
+    #[test]
+    fn an_unknown_flavor_is_handed_on_with_its_body() {
+        let bytes = call_with(|words| {
+            words.splice(6..8, [6, 8, 0x0102_0304, 0x0506_0708]);
+        });
+        let body: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8];
+        let credential = Credential::Other { flavor: 6, body };
+        assert_eq!(decoded(&bytes).map(|call| call.credential), Ok(credential));
+    }
+
+    #[test]
+    fn replies_word_by_word() {
+        let accepted = |stat| ReplyHeader::Accepted { xid: XID, stat };
+        let denied = |stat| ReplyHeader::Denied(XID, stat);
+        let table: [(ReplyHeader, &[u32]); 5] = [
+            (accepted(AcceptStat::Success), &[XID, 1, 0, 0, 0, 0]),
+            (accepted(AcceptStat::GarbageArgs), &[XID, 1, 0, 0, 0, 4]),
+            (accepted(AcceptStat::ProgMismatch { low: 3, high: 4 }), &[XID, 1, 0, 0, 0, 2, 3, 4]),
+            (denied(RejectStat::RpcMismatch { low: 2, high: 2 }), &[XID, 1, 1, 0, 2, 2]),
+            (denied(RejectStat::AuthError(AuthStat::TooWeak)), &[XID, 1, 1, 1, 5]),
+        ];
+        for (header, words) in table {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+            let mut w = Writer::new();
+            header.encode(&mut w);
+            assert_eq!(w.as_slice(), bytes);
+            assert_eq!(decode_all(&bytes), Ok(header));
+        }
+        let mut w = Writer::new();
+        encode_success(&mut w, XID);
+        assert_eq!(decode_all(w.as_slice()), Ok(accepted(AcceptStat::Success)));
+    }
+
+    #[test]
+    fn what_is_not_a_reply_is_refused() {
+        let table: [(&[u32], &str, usize); 5] = [
+            (&[XID, 0, 0, 0, 0, 0], "msg_type", 4),
+            (&[XID, 1, 2, 0, 0, 0], "reply_stat", 8),
+            (&[XID, 1, 0, 0, 0, 6], "accept_stat", 20),
+            (&[XID, 1, 1, 2, 0], "reject_stat", 12),
+            (&[XID, 1, 0, 0, 401, 0], "verf", 16),
+        ];
+        for (words, what, at_byte) in table {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+            assert_eq!(decode_all::<ReplyHeader>(&bytes), Err(DecodeError { what, at_byte }));
+        }
+    }
+}
