@@ -6,7 +6,7 @@
 //! the codec promises: that encoding takes as many bytes as were decoded, and that decoding those
 //! gives an equal value.
 
-use crate::xdr::{Encode, Reader, Writer, decode_all, padded};
+use crate::xdr::{Decode, Encode, Reader, Writer, decode_all, padded};
 use crate::{mount3, nfs3, oncrpc, portmap};
 
 /// Every target by its name, which is also that of its folder of seeds.
@@ -42,8 +42,7 @@ pub fn rpc_call(bytes: &[u8]) {
 /// A reply header and whatever follows it; no byte chooses.
 pub fn rpc_reply(bytes: &[u8]) {
     let mut r = Reader::new(bytes);
-    let Ok(reply) = crate::xdr::Decode::decode(&mut r) else { return };
-    let reply: oncrpc::ReplyHeader = reply;
+    let Ok(reply) = oncrpc::ReplyHeader::decode(&mut r) else { return };
     let mut w = Writer::new();
     reply.encode(&mut w);
     assert!(w.len() <= r.position(), "a reply header grew");
@@ -66,35 +65,42 @@ pub fn nfs3_readdir_builder(bytes: &[u8]) {
         dir_count: u32::from_be_bytes([0, a, b, c]),
         max_count: u32::from_be_bytes([0, d, e, f]),
     };
-    let names = split_names(names);
-    let verifier = nfs3::CookieVerifier([7; 8]);
-    let handle = nfs3::FileHandle::new(&[1, 2, 3]);
+    build_readdirplus(split_names(names), limits);
+    build_readdir(split_names(names), limits.max_count);
+}
 
+fn build_readdirplus<'a>(
+    names: impl Iterator<Item = &'a [u8]> + Clone,
+    limits: nfs3::ReaddirplusLimits,
+) {
+    let handle = nfs3::FileHandle::new(&[1, 2, 3]);
+    let verifier = nfs3::CookieVerifier([7; 8]);
     let mut w = Writer::new();
-    let mut plus = nfs3::ReaddirplusBuilder::new(&mut w, None, verifier, limits);
-    let pushed = names
-        .clone()
-        .zip(1..)
-        .take_while(|&(name, cookie)| plus.push(cookie, name, cookie, None, handle.as_ref()))
+    let mut builder = nfs3::ReaddirplusBuilder::new(&mut w, None, verifier, limits);
+    let pushed = (1..)
+        .zip(names.clone())
+        .take_while(|&(cookie, name)| builder.push(cookie, name, cookie, None, handle.as_ref()))
         .count();
-    plus.finish(true);
+    builder.finish(true);
     let ok: nfs3::ReaddirplusOk<'_> = decode_all(w.as_slice()).expect("what was built decodes");
+    assert!(ok.entries.iter().map(|entry| entry.name).eq(names.take(pushed)));
     assert!(pushed == 0 || within(w.len(), limits.max_count), "max_count was exceeded");
     let dir_bytes = ok.entries.iter().map(|entry| 20 + padded(entry.name.len())).sum();
     assert!(within(dir_bytes, limits.dir_count), "dir_count was exceeded");
-    assert!(ok.entries.iter().map(|entry| entry.name).eq(names.clone().take(pushed)));
+}
 
+fn build_readdir<'a>(names: impl Iterator<Item = &'a [u8]> + Clone, count: u32) {
+    let verifier = nfs3::CookieVerifier([7; 8]);
     let mut w = Writer::new();
-    let mut plain = nfs3::ReaddirBuilder::new(&mut w, None, verifier, limits.max_count);
-    let pushed = names
-        .clone()
-        .zip(1..)
-        .take_while(|&(name, cookie)| plain.push(cookie, name, cookie))
+    let mut builder = nfs3::ReaddirBuilder::new(&mut w, None, verifier, count);
+    let pushed = (1..)
+        .zip(names.clone())
+        .take_while(|&(cookie, name)| builder.push(cookie, name, cookie))
         .count();
-    plain.finish(false);
+    builder.finish(false);
     let ok: nfs3::ReaddirOk<'_> = decode_all(w.as_slice()).expect("what was built decodes");
-    assert!(pushed == 0 || within(w.len(), limits.max_count), "count was exceeded");
     assert!(ok.entries.iter().map(|entry| entry.name).eq(names.take(pushed)));
+    assert!(pushed == 0 || within(w.len(), count), "count was exceeded");
 }
 
 /// A length byte and so many bytes, again and again, until too few are left.

@@ -3,6 +3,12 @@
 
 use std::fmt;
 
+mod list;
+mod macros;
+
+pub use list::{List, encode_list};
+pub(crate) use macros::{xdr_enum, xdr_struct};
+
 /// The peer's bytes are not what the protocol says they should be.
 ///
 /// `what` names the missing or wrong item; `at_byte` is the reader's position at that item, counted
@@ -299,82 +305,6 @@ impl Writer {
     }
 }
 
-/// The RFC's idiom for a list: each item behind a `TRUE`, then a `FALSE` (RFC 4506 §4.19).
-///
-/// Decoding walks the list once, in a loop, and keeps only where it lies; [`List::iter`] then decodes
-/// item by item. A list to be sent is made from a slice. Neither allocates.
-#[derive(Clone, Copy)]
-pub struct List<'a, T> {
-    items: Items<'a, T>,
-}
-
-#[derive(Clone, Copy)]
-enum Items<'a, T> {
-    /// A whole list, terminator included, in which each item is known to decode.
-    Wire(&'a [u8]),
-    Slice(&'a [T]),
-}
-
-impl<'a, T: Decode<'a> + Copy> List<'a, T> {
-    /// The items in wire order.
-    pub fn iter(&self) -> impl Iterator<Item = T> + use<'a, T> {
-        let (mut wire, mut slice) = match self.items {
-            Items::Wire(bytes) => (Some(Reader::new(bytes)), [].iter()),
-            Items::Slice(items) => (None, items.iter()),
-        };
-        std::iter::from_fn(move || match &mut wire {
-            // Both steps succeeded when the list was decoded, and its bytes have not changed.
-            Some(r) => r.bool("list").ok()?.then(|| T::decode(r).ok()).flatten(),
-            None => slice.next().copied(),
-        })
-    }
-}
-
-impl<'a, T> From<&'a [T]> for List<'a, T> {
-    fn from(items: &'a [T]) -> Self {
-        Self { items: Items::Slice(items) }
-    }
-}
-
-impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
-    fn decode(r: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        let start = r.position();
-        while r.bool("list")? {
-            T::decode(r)?;
-        }
-        Ok(Self { items: Items::Wire(r.since(start)) })
-    }
-}
-
-impl<'a, T: Decode<'a> + Encode + Copy> Encode for List<'a, T> {
-    fn encode(&self, w: &mut Writer) {
-        encode_list(w, self.iter());
-    }
-}
-
-impl<'a, T: Decode<'a> + PartialEq + Copy> PartialEq for List<'a, T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.iter().eq(other.iter())
-    }
-}
-
-impl<'a, T: Decode<'a> + Eq + Copy> Eq for List<'a, T> {}
-
-impl<'a, T: Decode<'a> + fmt::Debug + Copy> fmt::Debug for List<'a, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
-    }
-}
-
-/// Appends a whole [`List`] from any source of items.
-pub fn encode_list<T: Encode>(w: &mut Writer, items: impl IntoIterator<Item = T>) {
-    for item in items {
-        w.bool(true);
-        item.encode(w);
-    }
-    w.bool(false);
-}
-
 /// Shows opaque bytes as an escaped byte string, cut after the first 64, so that file names read as
 /// names and a payload does not fill a log.
 #[derive(Clone, Copy)]
@@ -441,126 +371,6 @@ macro_rules! primitive {
 }
 
 primitive!(u32, i32, u64, bool);
-
-/// Lists the fields of a plain struct once, in wire order, for `Decode`, `Encode` and `Debug`.
-///
-/// A field is `name` (its type brings its own codec), `name: u32` (a primitive, so that errors carry
-/// the field's name) or `name: opaque(BOUND)` (borrowed bytes, never longer than `BOUND`).
-macro_rules! xdr_struct {
-    ($name:ident { $($fields:tt)* }) => {
-        $crate::xdr::xdr_struct!(@impls [$name] [$name] $name { $($fields)* });
-    };
-    ($name:ident<'a> { $($fields:tt)* }) => {
-        $crate::xdr::xdr_struct!(@impls [$name<'a>] [$name<'_>] $name { $($fields)* });
-    };
-    (@impls [$($decoded:tt)*] [$($encoded:tt)*] $name:ident {
-        $($field:ident $(: $kind:ident $(($bound:expr))?)?),+ $(,)?
-    }) => {
-        impl<'a> $crate::xdr::Decode<'a> for $($decoded)* {
-            fn decode(r: &mut $crate::xdr::Reader<'a>) -> Result<Self, $crate::xdr::DecodeError> {
-                Ok(Self { $($field: {
-                    const _WHAT: &str = concat!(stringify!($name), ".", stringify!($field));
-                    $crate::xdr::xdr_struct!(@decode r _WHAT $(, $kind $(($bound))?)?)
-                }),+ })
-            }
-        }
-
-        impl $crate::xdr::Encode for $($encoded)* {
-            fn encode(&self, w: &mut $crate::xdr::Writer) {
-                $($crate::xdr::xdr_struct!(@encode w self.$field $(, $kind $(($bound))?)?);)+
-            }
-        }
-
-        impl std::fmt::Debug for $($encoded)* {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.debug_struct(stringify!($name))$(.field(
-                    stringify!($field),
-                    &$crate::xdr::xdr_struct!(@debug self.$field $(, $kind $(($bound))?)?),
-                ))+.finish()
-            }
-        }
-    };
-    (@decode $r:ident $what:ident) => { $crate::xdr::Decode::decode($r)? };
-    (@decode $r:ident $what:ident, opaque($bound:expr)) => { $r.opaque($bound, $what)? };
-    (@decode $r:ident $what:ident, $primitive:ident) => { $r.$primitive($what)? };
-    (@encode $w:ident $self:ident.$field:ident) => {
-        $crate::xdr::Encode::encode(&$self.$field, $w)
-    };
-    (@encode $w:ident $self:ident.$field:ident, opaque($bound:expr)) => { $w.opaque($self.$field) };
-    (@encode $w:ident $self:ident.$field:ident, $primitive:ident) => { $w.$primitive($self.$field) };
-    (@debug $self:ident.$field:ident, opaque($bound:expr)) => {
-        $crate::xdr::Escaped($self.$field)
-    };
-    (@debug $self:ident.$field:ident $(, $primitive:ident)?) => { $self.$field };
-}
-pub(crate) use xdr_struct;
-
-/// Declares an enumeration with its wire numbers and RFC names, and its codec.
-macro_rules! xdr_enum {
-    ($(#[$meta:meta])* pub enum $name:ident: $what:literal {
-        $($(#[$variant_meta:meta])* $variant:ident = $code:literal $rfc_name:literal,)+
-    }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(u32)]
-        pub enum $name {
-            $($(#[$variant_meta])* $variant = $code,)+
-        }
-
-        impl $name {
-            /// Every value, in wire order.
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
-
-            /// The number on the wire.
-            #[must_use]
-            pub const fn code(self) -> u32 {
-                self as u32
-            }
-
-            /// The value with this number on the wire, if there is one.
-            #[must_use]
-            pub const fn from_code(code: u32) -> Option<Self> {
-                match code {
-                    $($code => Some(Self::$variant),)+
-                    _ => None,
-                }
-            }
-
-            /// The RFC's own spelling, for logs and metrics.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $rfc_name,)+
-                }
-            }
-        }
-
-        impl TryFrom<u32> for $name {
-            type Error = $crate::xdr::UnknownValue;
-
-            fn try_from(value: u32) -> Result<Self, Self::Error> {
-                Self::from_code(value).ok_or($crate::xdr::UnknownValue { what: $what, value })
-            }
-        }
-
-        impl $crate::xdr::Decode<'_> for $name {
-            fn decode(
-                r: &mut $crate::xdr::Reader<'_>,
-            ) -> Result<Self, $crate::xdr::DecodeError> {
-                let at_byte = r.position();
-                let code = r.u32($what)?;
-                Self::from_code(code).ok_or($crate::xdr::DecodeError { what: $what, at_byte })
-            }
-        }
-
-        impl $crate::xdr::Encode for $name {
-            fn encode(&self, w: &mut $crate::xdr::Writer) {
-                w.u32(self.code());
-            }
-        }
-    };
-}
-pub(crate) use xdr_enum;
 
 const UNIT_BYTES: usize = 4;
 const ZEROS: [u8; UNIT_BYTES] = [0; UNIT_BYTES];
@@ -661,26 +471,6 @@ mod tests {
         w.truncate(8);
         assert_eq!(w.len(), 8);
         assert_eq!(w.into_vec(), [0xee, 0xee, 0xee, 0xee, 0xde, 0xad, 0xbe, 0xef]);
-    }
-
-    #[test]
-    fn lists_end_where_they_say() {
-        let two = [0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 0];
-        let list: List<'_, u32> = decode_all(&two).unwrap();
-        assert!(list.iter().eq([8, 9]));
-        assert!(list.iter().eq([8, 9]), "iterating does not use the list up");
-        assert_eq!(format!("{list:?}"), "[8, 9]");
-        assert_eq!(list, List::from([8, 9].as_slice()));
-        let unfinished = decode_all::<List<'_, u32>>(&two[..16]);
-        assert_eq!(unfinished, failure("list", 16));
-    }
-
-    #[test]
-    fn a_very_long_list_neither_recurses_nor_allocates() {
-        let mut w = Writer::new();
-        encode_list(&mut w, (0..1_000_000).map(|_| ()));
-        let list: List<'_, ()> = decode_all(w.as_slice()).unwrap();
-        assert_eq!(list.iter().count(), 1_000_000);
     }
 
     #[test]

@@ -215,6 +215,8 @@ impl Decode<'_> for MknodData {
     }
 }
 
+/// # Panics
+/// [`MknodData::Other`] holds a type that has an arm of its own.
 impl Encode for MknodData {
     fn encode(&self, w: &mut Writer) {
         self.file_type().encode(w);
@@ -224,7 +226,10 @@ impl Encode for MknodData {
                 spec.encode(w);
             }
             Self::Socket(attributes) | Self::Fifo(attributes) => attributes.encode(w),
-            Self::Other(_) => {}
+            Self::Other(file_type) => assert!(
+                matches!(file_type, FileType::Regular | FileType::Directory | FileType::Symlink),
+                "{file_type:?} has an arm of its own"
+            ),
         }
     }
 }

@@ -56,7 +56,7 @@ impl fmt::Debug for WriteArgs<'_> {
 ///
 /// `data_len` bytes and their padding follow. Nothing has been checked against them: the receiver
 /// holds `data_len` against the record's length and its own limit before it takes a buffer.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteHead {
     /// The file to write.
     pub file: FileHandle,
@@ -94,18 +94,6 @@ impl Encode for WriteHead {
         w.u32(self.count);
         self.stable.encode(w);
         w.u32(self.data_len);
-    }
-}
-
-impl fmt::Debug for WriteHead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteHead")
-            .field("file", &self.file)
-            .field("offset", &self.offset)
-            .field("count", &self.count)
-            .field("stable", &self.stable)
-            .field("data_len", &self.data_len)
-            .finish()
     }
 }
 
