@@ -1,7 +1,7 @@
 //! Page-aligned buffers in size classes, under one hard memory budget.
 //!
-//! The budget counts everything mapped, in use or idle. A caller that finds it exhausted waits its turn; it is
-//! the waiting that keeps a flood of requests from turning into a flood of memory.
+//! The budget counts everything mapped, in use or idle. A caller that finds it exhausted waits its
+//! turn; it is the waiting that keeps a flood of requests from turning into a flood of memory.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::collections::VecDeque;
@@ -15,23 +15,24 @@ use crate::buffer::{BUFFER_ALIGN, Buffer, Mapping};
 
 /// A pool of [`Buffer`]s.
 ///
-/// Idle buffers are kept, because a warm page costs nothing and a fresh one costs a fault and 4096 zeroed bytes.
-/// They are unmapped only when the budget is reached and another size is wanted.
+/// Idle buffers are kept, because a warm page costs nothing and a fresh one costs a fault and 4096
+/// zeroed bytes. They are unmapped only when the budget is reached and another size is wanted.
 pub struct BufferPool {
     budget_bytes: usize,
     class_bytes: [usize; CLASSES],
     state: Mutex<State>,
 }
 
-/// The lock covers everything here. It is never held across an await; the longest work under it is unmapping idle
-/// buffers of a size no longer wanted, which keeps the budget exact.
+/// The lock covers everything here. It is never held across an await; the longest work under it is
+/// unmapping idle buffers of a size no longer wanted, which keeps the budget exact.
 struct State {
     /// In use and idle together; at most the budget at all times.
     mapped_bytes: usize,
     in_use_bytes: usize,
     /// Idle buffers by class, the most recently used (and so the warmest) last.
     idle: [Vec<Mapping>; CLASSES],
-    /// Served strictly in order: a large request is not starved by small ones that would fit before it.
+    /// Served strictly in order: a large request is not starved by small ones that would fit before
+    /// it.
     waiters: VecDeque<Waiter>,
 }
 
@@ -68,8 +69,8 @@ impl BufferPool {
         })
     }
 
-    /// A buffer with a capacity of at least `len` bytes. Waits, first come first served, while the budget is used
-    /// up. Dropping the future gives up the place in the queue, and nothing else.
+    /// A buffer with a capacity of at least `len` bytes. Waits, first come first served, while the
+    /// budget is used up. Dropping the future gives up the place in the queue, and nothing else.
     ///
     /// # Errors
     /// [`BufferTooLarge`] at once, when no wait could satisfy the request.
@@ -89,15 +90,16 @@ impl BufferPool {
         Ok(buffer.expect("a waiter leaves the queue with a buffer or by being dropped here"))
     }
 
-    /// A buffer with a capacity of at least `len` bytes if one can be had without waiting and without passing
-    /// anyone who waits already.
+    /// A buffer with a capacity of at least `len` bytes if one can be had without waiting and
+    /// without passing anyone who waits already.
     pub fn try_take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
         let class = self.class_for(len).ok()?;
         let mapping = self.next_in_turn(&mut self.lock(), class)?;
         Some(Buffer::new(mapping, Arc::clone(self)))
     }
 
-    /// The largest length [`take`](Self::take) accepts, in bytes; 0 if the budget is below the smallest buffer.
+    /// The largest length [`take`](Self::take) accepts, in bytes; 0 if the budget is below the
+    /// smallest buffer.
     pub fn len_max(&self) -> usize {
         let affordable = self.class_bytes.iter().filter(|&&bytes| bytes <= self.budget_bytes);
         affordable.max().copied().unwrap_or(0)
@@ -147,8 +149,8 @@ impl BufferPool {
         if state.waiters.is_empty() { self.obtain(state, class) } else { None }
     }
 
-    /// Memory of one class: an idle buffer, else a new one within the budget, else a new one in the place of idle
-    /// buffers of other classes.
+    /// Memory of one class: an idle buffer, else a new one within the budget, else a new one in the
+    /// place of idle buffers of other classes.
     fn obtain(&self, state: &mut State, class: usize) -> Option<Mapping> {
         let bytes = self.class_bytes[class];
         let mapping = match state.idle[class].pop() {
@@ -172,7 +174,8 @@ impl BufferPool {
                 state.mapped_bytes += bytes;
                 Some(mapping)
             }
-            // The system has less memory than the budget promised: wait for our own buffers, if there are any.
+            // The system has less memory than the budget promised: wait for our own buffers, if
+            // there are any.
             Err(error) if state.in_use_bytes > 0 => {
                 tracing::warn!(%error, bytes, "the system refused memory that is within the budget");
                 None
@@ -209,8 +212,8 @@ impl BufferPool {
         grants
     }
 
-    /// Called without the lock: a waiter gone in the meantime leaves its buffer to be dropped here, and dropping a
-    /// buffer takes the lock.
+    /// Called without the lock: a waiter gone in the meantime leaves its buffer to be dropped here,
+    /// and dropping a buffer takes the lock.
     fn deliver(self: &Arc<Self>, grants: Vec<Grant>) {
         for (waiter, mapping) in grants {
             drop(waiter.grant.send(Buffer::new(mapping, Arc::clone(self))));
@@ -244,7 +247,8 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// A place in the queue. Leaving early must wake those behind it, and return a buffer granted in the meantime.
+/// A place in the queue. Leaving early must wake those behind it, and return a buffer granted in
+/// the meantime.
 struct Turn<'a> {
     grant: oneshot::Receiver<Buffer>,
     pool: &'a Arc<BufferPool>,
@@ -263,17 +267,20 @@ impl Drop for Turn<'_> {
 
 const KIB: usize = 1024;
 
-/// Two pages beyond a payload of the nominal size: one because the payload starts anywhere within a page (at the
-/// address congruent to its file offset), and one because a read widened to the alignment ends past it.
+/// Two pages beyond a payload of the nominal size: one because the payload starts anywhere within a
+/// page (at the address congruent to its file offset), and one because a read widened to the
+/// alignment ends past it.
 const SPARE_BYTES: usize = 2 * BUFFER_ALIGN;
 
 const CLASSES: usize = 5;
 
-/// Capacities in bytes, ascending; rounded up to the system page size where that is larger than 4096.
+/// Capacities in bytes, ascending; rounded up to the system page size where that is larger than
+/// 4096.
 ///
-/// 8 KiB holds a call without payload, and small directory replies; the others hold one payload of the transfer
-/// sizes clients negotiate (64 KiB, 256 KiB, 1 MiB; 4 MiB for a patient one) plus the spare pages. A step of four
-/// wastes at most three quarters of address space, but pages never touched are never backed by memory.
+/// 8 KiB holds a call without payload, and small directory replies; the others hold one payload of
+/// the transfer sizes clients negotiate (64 KiB, 256 KiB, 1 MiB; 4 MiB for a patient one) plus the
+/// spare pages. A step of four wastes at most three quarters of address space, but pages never
+/// touched are never backed by memory.
 const CLASS_BYTES: [usize; CLASSES] = [
     8 * KIB,
     64 * KIB + SPARE_BYTES,

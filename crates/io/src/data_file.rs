@@ -20,8 +20,8 @@ pub enum NowaitRead {
 #[derive(Debug, thiserror::Error)]
 #[error("write failed after {written} bytes")]
 pub struct WriteError {
-    /// Bytes written before the error, from the start of the data. They are in the file: a caller may report them
-    /// as a short write and let the next write meet the error.
+    /// Bytes written before the error, from the start of the data. They are in the file: a caller
+    /// may report them as a short write and let the next write meet the error.
     pub written: usize,
     /// Why it stopped.
     #[source]
@@ -31,8 +31,8 @@ pub struct WriteError {
 /// Reads at `offset` until `buf` is full or the file ends; returns the bytes read.
 ///
 /// # Errors
-/// The first error other than an interruption; what was read before it is not reported. `EINVAL` for an offset
-/// beyond `i64::MAX`, which no file reaches.
+/// The first error other than an interruption; what was read before it is not reported. `EINVAL`
+/// for an offset beyond `i64::MAX`, which no file reaches.
 pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     let buf = within_file_offsets(buf, offset)?;
     let mut done = 0;
@@ -49,9 +49,9 @@ pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<us
 
 /// Reads at `offset` what is in memory, without waiting for the disk (`RWF_NOWAIT`).
 ///
-/// `size_hint` is the file's size in bytes as the caller has just seen it. A cached range that is only partly
-/// resident gives a short read, exactly as the end of the file does; the size tells the two apart without asking
-/// the kernel again.
+/// `size_hint` is the file's size in bytes as the caller has just seen it. A cached range that is
+/// only partly resident gives a short read, exactly as the end of the file does; the size tells the
+/// two apart without asking the kernel again.
 ///
 /// # Errors
 /// As [`read_at`]. Waiting is not an error but [`NowaitRead::WouldBlock`].
@@ -68,19 +68,20 @@ pub fn try_read_at_nowait(
             Ok(NowaitRead::Done(read))
         }
         Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(NowaitRead::WouldBlock),
-        // The read right was checked when the file was opened, so a permission error is a sandbox that does not
-        // know the call.
+        // The read right was checked when the file was opened, so a permission error is a sandbox
+        // that does not know the call.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => Ok(NowaitRead::Unsupported),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Writes all of `data` at `offset`; returns its length. The descriptor must not be in append mode, in which Linux
-/// ignores the offset.
+/// Writes all of `data` at `offset`; returns its length. The descriptor must not be in append mode,
+/// in which Linux ignores the offset.
 ///
 /// # Errors
-/// [`WriteError`] with the bytes that did go in. `EFBIG` without any when the data would end beyond `i64::MAX`. A
-/// process with a limit on file sizes (`RLIMIT_FSIZE`) must ignore `SIGXFSZ` to see that limit as `EFBIG` too.
+/// [`WriteError`] with the bytes that did go in. `EFBIG` without any when the data would end beyond
+/// `i64::MAX`. A process with a limit on file sizes (`RLIMIT_FSIZE`) must ignore `SIGXFSZ` to see
+/// that limit as `EFBIG` too.
 pub fn write_at(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result<usize, WriteError> {
     if offset.checked_add(data.len() as u64).is_none_or(|end| end > OFFSET_MAX) {
         return Err(WriteError { written: 0, error: Errno::FBIG.into() });
@@ -102,8 +103,8 @@ pub fn write_at(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result<usize, W
     Ok(written)
 }
 
-/// The part of `buf` that a file could fill from `offset`. The kernel refuses ranges that cross its largest offset,
-/// where a reader simply meets the end of the file.
+/// The part of `buf` that a file could fill from `offset`. The kernel refuses ranges that cross its
+/// largest offset, where a reader simply meets the end of the file.
 fn within_file_offsets(buf: &mut [u8], offset: u64) -> Result<&mut [u8], Errno> {
     let room = OFFSET_MAX.checked_sub(offset).ok_or(Errno::INVAL)?;
     let len = usize::try_from(room).map_or(buf.len(), |room| room.min(buf.len()));

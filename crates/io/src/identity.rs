@@ -1,8 +1,13 @@
 //! Acting on the file system as another user.
 //!
-//! Linux keeps credentials per thread. A thread that takes on a user's file-system ids and groups is held to that
-//! user's permissions by the kernel itself, which no check of our own could match (ACLs, sticky directories,
-//! security modules). The C library hides this behind calls that change *all* threads, so the raw calls are used.
+//! Linux keeps credentials per thread. A thread that takes on a user's file-system ids and groups
+//! is held to that user's permissions by the kernel itself, which no check of our own could match
+//! (ACLs, sticky directories, security modules). The C library hides this behind calls that change
+//! *all* threads, so the raw calls are used.
+//!
+//! One side effect reaches the whole process: after the first change of a file-system id the kernel
+//! treats it as one that changed privileges, so that it writes no core dump and only root may trace
+//! it (`PR_SET_DUMPABLE`).
 
 use std::cell::RefCell;
 use std::io;
@@ -15,15 +20,15 @@ use rustix::thread::{CapabilitySet, capabilities, set_thread_groups};
 
 /// Whom a thread acts as towards the file system.
 ///
-/// Only the metadata lane of the [`Engine`](crate::Engine) acts as anyone but the server. While a thread acts as a
-/// user other than 0 the kernel withholds the capabilities that override permissions, so the user gets what its ids
-/// and groups allow and no more.
+/// Only the metadata lane of the [`Engine`](crate::Engine) acts as anyone but the server. While a
+/// thread acts as a user other than 0 the kernel withholds the capabilities that override
+/// permissions, so the user gets what its ids and groups allow and no more.
 ///
-/// A process that cannot assume users (see [`can_assume_users`]) acts as itself for everyone: it must use
-/// [`Identity::Server`] throughout, and every file it creates belongs to it.
+/// A process that cannot assume users (see [`can_assume_users`]) acts as itself for everyone: it
+/// must use [`Identity::Server`] throughout, and every file it creates belongs to it.
 ///
-/// The file mode creation mask belongs to the whole process, not to a thread. A server that honours the modes its
-/// clients ask for sets it to zero once at start (`rustix::process::umask`).
+/// The file mode creation mask belongs to the whole process, not to a thread. A server that honours
+/// the modes its clients ask for sets it to zero once at start (`rustix::process::umask`).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Identity {
     /// The process's own effective ids and the groups it was started with.
@@ -41,9 +46,9 @@ pub enum Identity {
 
 /// Whether this process can act as other users, found out by trying it once on a thread of its own.
 ///
-/// It takes effective user id 0 with CAP_SETUID and CAP_SETGID. Capabilities alone, under another user id, do not
-/// do: the kernel withholds the permission overrides only from a thread whose file-system id leaves 0, so such a
-/// server would serve every user with its own overrides.
+/// It takes effective user id 0 with CAP_SETUID and CAP_SETGID. Capabilities alone, under another
+/// user id, do not do: the kernel withholds the permission overrides only from a thread whose
+/// file-system id leaves 0, so such a server would serve every user with its own overrides.
 pub fn can_assume_users() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {
@@ -63,13 +68,15 @@ fn probe() -> bool {
         && capabilities(None).is_ok_and(|sets| !sets.effective.intersects(overrides))
 }
 
-/// Makes the calling thread act as `identity` until told otherwise. Costs nothing when it does already.
+/// Makes the calling thread act as `identity` until told otherwise. Costs nothing when it does
+/// already.
 ///
 /// # Errors
-/// `EINVAL` for an id of `u32::MAX`, which means "no change" to the system calls, and for an id that has no mapping
-/// in the process's user namespace; `EPERM` for any user if [`can_assume_users`] says no. After an error the thread
-/// acts as the server, or as nobody known, and then the next call sets everything anew; so whoever fails here must
-/// not go on to the work it wanted the identity for.
+/// `EINVAL` for an id of `u32::MAX`, which means "no change" to the system calls, and for an id
+/// that has no mapping in the process's user namespace; `EPERM` for any user if
+/// [`can_assume_users`] says no. After an error the thread acts as the server, or as nobody known,
+/// and then the next call sets everything anew; so whoever fails here must not go on to the work it
+/// wanted the identity for.
 pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
     CURRENT.with_borrow_mut(|current| {
         if current.as_ref() == Some(identity) {
@@ -88,11 +95,14 @@ pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
     })
 }
 
-/// Runs `call` with the server's file-system user id, and so its overrides, on a thread that acts as a user.
+/// Runs `call` with the server's file-system user id, and so its overrides, on a thread that acts
+/// as a user.
 ///
-/// For single system calls that need a capability whoever asks. Groups and group id stay the user's.
+/// For single system calls that need a capability whoever asks. Groups and group id stay the
+/// user's.
 pub(crate) fn with_overrides<R>(call: impl FnOnce() -> R) -> R {
-    /// Ends the process if the user's id cannot be restored: the thread would go on with every override.
+    /// Ends the process if the user's id cannot be restored: the thread would go on with every
+    /// override.
     struct Restore(u32);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -116,8 +126,8 @@ pub(crate) fn with_overrides<R>(call: impl FnOnce() -> R) -> R {
 }
 
 thread_local! {
-    /// Whom this thread acts as; `None` when that is not known, as on a new thread, which inherits the credentials
-    /// of whichever thread started it.
+    /// Whom this thread acts as; `None` when that is not known, as on a new thread, which inherits
+    /// the credentials of whichever thread started it.
     static CURRENT: RefCell<Option<Identity>> = const { RefCell::new(None) };
 }
 
@@ -129,8 +139,8 @@ struct Credentials {
     groups: Vec<Gid>,
 }
 
-/// The credentials the process was started with. Only this module changes any, and it asks here first, so the first
-/// caller sees them unchanged.
+/// The credentials the process was started with. Only this module changes any, and it asks here
+/// first, so the first caller sees them unchanged.
 fn server() -> &'static Credentials {
     static SERVER: OnceLock<Credentials> = OnceLock::new();
     SERVER.get_or_init(|| Credentials {
@@ -160,19 +170,19 @@ impl Credentials {
         }
     }
 
-    /// Sets the calling thread's groups, group id and user id, in this order, so that the user id, which decides
-    /// over the overrides, changes when everything else is in place.
+    /// Sets the calling thread's groups, group id and user id, in this order, so that the user id,
+    /// which decides over the overrides, changes when everything else is in place.
     ///
-    /// CAP_SETUID and CAP_SETGID are not among the capabilities withheld from a user, so going from one user to
-    /// another needs no step through the server's identity.
+    /// CAP_SETUID and CAP_SETGID are not among the capabilities withheld from a user, so going from
+    /// one user to another needs no step through the server's identity.
     fn apply(&self) -> Result<(), Errno> {
         self.apply_groups()?;
         set_fsgid(self.fsgid)?;
         set_fsuid(self.fsuid)
     }
 
-    /// Setting groups needs CAP_SETGID even if nothing changes, so a thread without it, which has the right groups
-    /// from the start, must not try.
+    /// Setting groups needs CAP_SETGID even if nothing changes, so a thread without it, which has
+    /// the right groups from the start, must not try.
     fn apply_groups(&self) -> Result<(), Errno> {
         match set_thread_groups(&self.groups) {
             Err(Errno::PERM) if same_groups(getgroups()?, &self.groups) => Ok(()),
@@ -199,10 +209,11 @@ fn set_fsgid(gid: u32) -> Result<(), Errno> {
     set_and_read_back(libc::SYS_setfsgid, gid)
 }
 
-/// Both calls answer with the id that was in force before, and with nothing else: neither success nor failure. So
-/// they are asked again with the invalid id -1, which changes nothing.
+/// Both calls answer with the id that was in force before, and with nothing else: neither success
+/// nor failure. So they are asked again with the invalid id -1, which changes nothing.
 fn set_and_read_back(call: libc::c_long, id: u32) -> Result<(), Errno> {
-    // SAFETY: setfsuid and setfsgid, the only calls named here, take one integer and touch no memory of ours.
+    // SAFETY: setfsuid and setfsgid, the only calls named here, take one integer and touch no
+    // memory of ours.
     let in_force = unsafe {
         libc::syscall(call, id);
         libc::syscall(call, u32::MAX)

@@ -9,13 +9,15 @@ use rustix::fs::OFlags;
 
 use crate::identity;
 
-/// The longest handle kept, in bytes. The kernel allows 128; ext4, XFS, btrfs and tmpfs use at most 40.
+/// The longest handle kept, in bytes. The kernel allows 128; ext4, XFS, btrfs and tmpfs use at most
+/// 40.
 pub const KERNEL_HANDLE_BYTES_MAX: usize = 40;
 
 /// A file's handle within its file system, as `name_to_handle_at(2)` gives it.
 ///
-/// Opaque: the file system chooses the content and checks it when the handle is opened. Equal handles mean the same
-/// file. A deleted file's handle goes stale and is not given to a later file that reuses the inode.
+/// Opaque: the file system chooses the content and checks it when the handle is opened. Equal
+/// handles mean the same file. A deleted file's handle goes stale and is not given to a later file
+/// that reuses the inode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KernelHandle {
     kind: i32,
@@ -25,7 +27,8 @@ pub struct KernelHandle {
 }
 
 impl KernelHandle {
-    /// A handle from its stored parts; `None` if `bytes` is empty or longer than [`KERNEL_HANDLE_BYTES_MAX`].
+    /// A handle from its stored parts; `None` if `bytes` is empty or longer than
+    /// [`KERNEL_HANDLE_BYTES_MAX`].
     ///
     /// The parts may come from anywhere: a handle that no file has is refused when it is opened.
     pub fn from_parts(kind: i32, bytes: &[u8]) -> Option<Self> {
@@ -54,21 +57,21 @@ impl fmt::Debug for KernelHandle {
     }
 }
 
-/// The handle of the entry `name` in `dir`, or with `None` of the file behind the descriptor itself (which may be an
-/// `O_PATH` one). A symbolic link is not followed: the handle is the link's own.
+/// The handle of the entry `name` in `dir`, or with `None` of the file behind the descriptor itself
+/// (which may be an `O_PATH` one). A symbolic link is not followed: the handle is the link's own.
 ///
 /// # Errors
-/// As `name_to_handle_at(2)`: `ENOENT` and the like for the name, `EOPNOTSUPP` for a file system without handles,
-/// `EOVERFLOW` for one whose handles are longer than [`KERNEL_HANDLE_BYTES_MAX`].
+/// As `name_to_handle_at(2)`: `ENOENT` and the like for the name, `EOPNOTSUPP` for a file system
+/// without handles, `EOVERFLOW` for one whose handles are longer than [`KERNEL_HANDLE_BYTES_MAX`].
 pub fn name_to_handle(dir: BorrowedFd<'_>, name: Option<&CStr>) -> io::Result<KernelHandle> {
     let flags = if name.is_some() { 0 } else { libc::AT_EMPTY_PATH };
     let name = name.unwrap_or(c"");
     let mut raw =
         RawHandle { bytes_len: RAW_BYTES_MAX, kind: 0, bytes: [0; KERNEL_HANDLE_BYTES_MAX] };
     let mut mount_id: libc::c_int = 0;
-    // SAFETY: `dir` is open while borrowed; `name` is NUL-terminated; `raw` has the kernel's layout with room for
-    // the `bytes_len` content bytes it announces, and `mount_id` is an int; all outlive the call, and the kernel
-    // keeps no pointer.
+    // SAFETY: `dir` is open while borrowed; `name` is NUL-terminated; `raw` has the kernel's layout
+    // with room for the `bytes_len` content bytes it announces, and `mount_id` is an int; all
+    // outlive the call, and the kernel keeps no pointer.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -88,16 +91,18 @@ pub fn name_to_handle(dir: BorrowedFd<'_>, name: Option<&CStr>) -> io::Result<Ke
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EOVERFLOW))
 }
 
-/// Opens the file that `handle` names on the file system that holds `mount` (any descriptor on it, not an `O_PATH`
-/// one). The new descriptor closes on exec.
+/// Opens the file that `handle` names on the file system that holds `mount` (any descriptor on it,
+/// not an `O_PATH` one). The new descriptor closes on exec.
 ///
-/// The call needs CAP_DAC_READ_SEARCH whoever asks, so on a thread that acts as a user it is made with the server's
-/// overrides. It therefore checks no permission of that user: open with `O_PATH` and reopen as the user (through
-/// `/proc/self/fd`) where permission matters. `O_PATH` also is what does not block on a FIFO or start a device.
+/// The call needs CAP_DAC_READ_SEARCH whoever asks, so on a thread that acts as a user it is made
+/// with the server's overrides. It therefore checks no permission of that user: open with `O_PATH`
+/// and reopen as the user (through `/proc/self/fd`) where permission matters. `O_PATH` also is what
+/// does not block on a FIFO or start a device.
 ///
 /// # Errors
-/// As `open_by_handle_at(2)`: `ESTALE` when the file is gone or the handle is not one of this file system, `EPERM`
-/// when the process lacks the capability, `ELOOP` for a symbolic link without `O_PATH`.
+/// As `open_by_handle_at(2)`: `ESTALE` when the file is gone or the handle is not one of this file
+/// system, `EPERM` when the process lacks the capability, `ELOOP` for a symbolic link without
+/// `O_PATH`.
 pub fn open_by_handle(
     mount: BorrowedFd<'_>,
     handle: &KernelHandle,
@@ -106,8 +111,8 @@ pub fn open_by_handle(
     let mut raw =
         RawHandle { bytes_len: u32::from(handle.len), kind: handle.kind, bytes: handle.bytes };
     let flags = flags | OFlags::CLOEXEC;
-    // SAFETY: `mount` is open while borrowed; `raw` has the kernel's layout, announces no more content than it has,
-    // and outlives the call, which keeps no pointer.
+    // SAFETY: `mount` is open while borrowed; `raw` has the kernel's layout, announces no more
+    // content than it has, and outlives the call, which keeps no pointer.
     let outcome = identity::with_overrides(|| unsafe {
         let opened = libc::syscall(
             libc::SYS_open_by_handle_at,
@@ -123,7 +128,8 @@ pub fn open_by_handle(
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Whether the file system under `dir` has handles and this process may open them, found out by trying.
+/// Whether the file system under `dir` has handles and this process may open them, found out by
+/// trying.
 pub fn can_open_by_handle(dir: BorrowedFd<'_>) -> bool {
     name_to_handle(dir, None).and_then(|handle| open_by_handle(dir, &handle, OFlags::PATH)).is_ok()
 }

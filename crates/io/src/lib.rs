@@ -1,16 +1,17 @@
 //! Aligned memory and Linux file I/O.
 //!
-//! This crate knows bytes, descriptors and threads, and nothing of any network protocol. It holds what the rest
-//! of the program cannot write safely or should not write twice:
+//! This crate knows bytes, descriptors and threads, and nothing of any network protocol. It holds
+//! what the rest of the program cannot write safely or should not write twice:
 //!
 //! - [`BufferPool`]: page-aligned buffers under one hard memory budget;
 //! - [`Engine`]: operating-system threads that run blocking file calls for asynchronous callers;
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
 //! - [`KernelHandle`]: names for files that survive a rename and a restart;
-//! - [`read_at`], [`write_at`], [`try_read_at_nowait`]: positioned reads and writes that handle short results.
+//! - [`read_at`], [`write_at`], [`try_read_at_nowait`]: positioned reads and writes that handle
+//!   short results.
 //!
-//! All unsafe code of the workspace is here; each block states its invariants and who keeps them. File calls that
-//! rustix already offers as safe functions are not wrapped again.
+//! All unsafe code of the workspace is here; each block states its invariants and who keeps them.
+//! File calls that rustix already offers as safe functions are not wrapped again.
 #![warn(unsafe_op_in_unsafe_fn)]
 
 mod buffer;

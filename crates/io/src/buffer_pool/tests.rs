@@ -5,6 +5,8 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::*;
 
 const SMALL: usize = 8 * KIB;
@@ -189,6 +191,32 @@ fn the_budget_holds_under_concurrent_random_takes() {
     });
     assert_eq!((pool.bytes_in_use(), pool.waiters()), (0, 0));
     assert!(pool.bytes_mapped() <= pool.budget_bytes());
+}
+
+proptest! {
+    /// Whatever came before, a buffer can be had exactly when what is in use leaves room for it:
+    /// idle memory, of whatever class, never stands in the way.
+    #[test]
+    fn only_memory_in_use_limits_a_take(
+        budget in 0_usize..4 << 20,
+        steps in prop::collection::vec((any::<bool>(), 0_usize..2 << 20, any::<prop::sample::Index>()), 1..60),
+    ) {
+        let pool = BufferPool::new(budget);
+        let mut held: Vec<Buffer> = Vec::new();
+        for (take, len, which) in steps {
+            if take || held.is_empty() {
+                let capacity = CLASS_BYTES.into_iter().find(|&bytes| bytes >= len).unwrap();
+                let room = budget - pool.bytes_in_use();
+                let buffer = pool.try_take(len);
+                prop_assert_eq!(buffer.is_some(), capacity <= room);
+                held.extend(buffer);
+            } else {
+                held.swap_remove(which.index(held.len()));
+            }
+            prop_assert_eq!(pool.bytes_in_use(), held.iter().map(Buffer::capacity).sum::<usize>());
+            prop_assert!(pool.bytes_mapped() <= budget);
+        }
+    }
 }
 
 /// Each buffer is marked with its holder, to see that no two hold the same memory.

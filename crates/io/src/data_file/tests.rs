@@ -84,8 +84,8 @@ fn writes_replace_extend_and_leave_holes() {
     assert_eq!(buf[..read], content);
 }
 
-/// A memory file sealed against growth takes the page that exists and refuses the next: a short write, then the
-/// error.
+/// A memory file sealed against growth takes the page that exists and refuses the next: a short
+/// write, then the error.
 #[test]
 fn a_failed_write_tells_how_far_it_came() {
     let fd = memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -157,7 +157,8 @@ fn a_range_on_disk_would_block() {
         return;
     }
 
-    // Without read-ahead the first pages come in and the rest stays out: partly resident is not resident.
+    // Without read-ahead the first pages come in and the rest stays out: partly resident is not
+    // resident.
     let (partial, content) = evicted_file_of(1 << 20);
     fadvise(&partial, 0, None, Advice::Random).unwrap();
     assert_eq!(read_at(partial.as_fd(), &mut buf[..4096], 0).unwrap(), 4096);

@@ -32,8 +32,9 @@ struct Queue {
     threads: usize,
     /// Sleeping threads that no submitter has claimed yet.
     sleeping: usize,
-    /// Sleeping threads that were claimed and have not woken yet. Counting them apart keeps a second submitter from
-    /// relying on a thread that is already spoken for, and tells a wake-up from a spurious one.
+    /// Sleeping threads that were claimed and have not woken yet. Counting them apart keeps a
+    /// second submitter from relying on a thread that is already spoken for, and tells a wake-up
+    /// from a spurious one.
     claimed: usize,
     /// Threads do not sleep any more but end.
     closed: bool,
@@ -65,7 +66,8 @@ impl Lane {
     {
         let (sender, outcome) = oneshot::channel();
         let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
-        // The job is boxed only now: a caller dropped while it waits has allocated nothing but its channel.
+        // The job is boxed only now: a caller dropped while it waits has allocated nothing but its
+        // channel.
         self.shared.push(Box::new(move || {
             // Nobody listens any more if the caller was dropped; the result goes with it.
             let _ = sender.send(catch_unwind(AssertUnwindSafe(job)));
@@ -101,7 +103,8 @@ impl Lane {
 }
 
 impl Shared {
-    /// Queues a job and sees to a thread for it: a sleeping one, else a new one, else the next to finish.
+    /// Queues a job and sees to a thread for it: a sleeping one, else a new one, else the next to
+    /// finish.
     fn push(self: &Arc<Self>, job: Job) {
         let mut queue = self.lock();
         if queue.sleeping > 0 {
@@ -136,8 +139,8 @@ impl Shared {
     fn serve(&self) {
         while let Some(job) = self.next_job() {
             self.places.add_permits(1);
-            // A job's own panic goes to its caller. What is left is a result that nobody wanted and whose
-            // destructor panics.
+            // A job's own panic goes to its caller. What is left is a result that nobody wanted and
+            // whose destructor panics.
             if catch_unwind(AssertUnwindSafe(job)).is_err() {
                 tracing::error!(
                     lane = self.name,
@@ -147,8 +150,8 @@ impl Shared {
         }
     }
 
-    /// The next job, or `None` when the lane is closed and empty; this thread is no longer counted then, under the
-    /// same lock, so that a submitter never relies on a thread about to end.
+    /// The next job, or `None` when the lane is closed and empty; this thread is no longer counted
+    /// then, under the same lock, so that a submitter never relies on a thread about to end.
     fn next_job(&self) -> Option<Job> {
         let mut queue = self.lock();
         loop {

@@ -1,8 +1,7 @@
 //! Threads for blocking file calls.
 //!
-//! Asynchronous tasks must not block on a disk, so they hand jobs to threads kept for that purpose. There are two
-//! lanes, so that a burst of slow data transfers does not hold up lookups, and so that only the metadata lane ever
-//! acts as another user.
+//! Asynchronous tasks must not block on a disk, so they hand jobs to threads kept for that purpose.
+//! There are two lanes, so that a burst of slow data transfers does not hold up lookups.
 
 mod lane;
 
@@ -23,11 +22,12 @@ pub struct EngineConfig {
     pub queue_max: usize,
 }
 
-/// Runs blocking jobs on its own threads: not on the async runtime's, whose pool is unbounded in its queue and
-/// shared with name resolution and everything else.
+/// Runs blocking jobs on its own threads: not on the async runtime's, whose pool is unbounded in
+/// its queue and shared with name resolution and everything else.
 ///
-/// Threads start on demand up to the configured number and are kept. A job that was accepted runs to completion,
-/// whatever becomes of the future that asked for it: the kernel may be writing into the job's buffer.
+/// Threads start on demand up to the configured number and are kept. A job that was accepted runs
+/// to completion, whatever becomes of the future that asked for it: the kernel may be writing into
+/// the job's buffer.
 pub struct Engine {
     data: Lane,
     metadata: Lane,
@@ -47,12 +47,12 @@ impl Engine {
 
     /// Runs `job` on a data thread, under the server's own identity.
     ///
-    /// A full queue makes the caller wait. If the returned future is dropped before the job was queued, the job
-    /// does not run; after that it runs, and its result is dropped.
+    /// A full queue makes the caller wait. If the returned future is dropped before the job was
+    /// queued, the job does not run; after that it runs, and its result is dropped.
     ///
     /// # Panics
-    /// With the job's own panic, if it panics; the thread lives on. And if the system refuses the lane its very
-    /// first thread.
+    /// With the job's own panic, if it panics; the thread lives on. And if the system refuses the
+    /// lane its very first thread.
     pub async fn data<R, F>(&self, job: F) -> R
     where
         R: Send + 'static,
@@ -62,10 +62,25 @@ impl Engine {
             .run(|| {
                 // A thread inherits the identity of the thread that happened to start it.
                 identity::assume(&Identity::Server)
-                    .expect("a thread of the data lane never left the server's identity");
+                    .expect("a thread can always return to the server's identity");
                 job()
             })
             .await
+    }
+
+    /// Runs `job` on a data thread that acts as `identity` towards the file system, so that quotas
+    /// and reserved blocks count for that user.
+    ///
+    /// Waiting, dropping and panics are as for [`data`](Self::data).
+    ///
+    /// # Errors
+    /// When the thread cannot take on the identity; the job does not run then. See [`Identity`].
+    pub async fn data_as<R, F>(&self, identity: Identity, job: F) -> io::Result<R>
+    where
+        R: Send + 'static,
+        F: FnOnce() -> R + Send + 'static,
+    {
+        self.data.run(move || identity::assume(&identity).map(|()| job())).await
     }
 
     /// Runs `job` on a metadata thread that acts as `identity` towards the file system.
@@ -94,8 +109,8 @@ impl Engine {
 
     /// Runs every accepted job to its end, then ends all threads; returns when none is left.
     ///
-    /// Jobs handed in later still run, on threads that end as soon as they have nothing to do, so that work which
-    /// outlives the call is neither lost nor stuck.
+    /// Jobs handed in later still run, on threads that end as soon as they have nothing to do, so
+    /// that work which outlives the call is neither lost nor stuck.
     pub async fn shutdown(&self) {
         self.data.shutdown().await;
         self.metadata.shutdown().await;

@@ -40,15 +40,15 @@ async fn jobs_run_on_named_threads_of_their_lane() {
 async fn threads_start_on_demand_and_are_reused() {
     let engine = engine(2, 4);
     for _ in 0..50 {
-        // The thread that answered may not be asleep yet when the next job comes, so a second one may start; a
-        // third never.
+        // The thread that answered may not be asleep yet when the next job comes, so a second one
+        // may start; a third never.
         let name = engine.data(thread_name).await;
         assert!(["spillway-data-0", "spillway-data-1"].contains(&name.as_str()), "{name}");
     }
 }
 
-/// Each pair meets at a barrier, which one thread alone would never get through: no job may be left to a sleeping
-/// thread that another submitter has already claimed.
+/// Each pair meets at a barrier, which one thread alone would never get through: no job may be left
+/// to a sleeping thread that another submitter has already claimed.
 #[tokio::test]
 async fn jobs_submitted_together_run_together() {
     let engine = engine(2, 4);
@@ -202,7 +202,8 @@ async fn an_identity_that_cannot_be_assumed_keeps_the_job_from_running() {
     assert_eq!(engine.metadata(Identity::Server, || 5).await.unwrap(), 5);
 }
 
-/// Many submitters, few threads, a tiny queue: every job runs exactly once and every caller gets its own answer.
+/// Many submitters, few threads, a tiny queue: every job runs exactly once and every caller gets
+/// its own answer.
 #[test]
 fn every_caller_gets_its_own_answer() {
     let engine = engine(3, 2);

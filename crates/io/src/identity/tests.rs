@@ -168,7 +168,8 @@ fn a_failed_change_leaves_the_server() {
     });
 }
 
-/// A thread started by one that acts as a user inherits the user's credentials, not our record of them.
+/// A thread started by one that acts as a user inherits the user's credentials, not our record of
+/// them.
 #[test]
 fn a_thread_started_by_a_user_returns_to_the_server() {
     as_root(|| {
@@ -205,8 +206,8 @@ fn other_threads_keep_their_identity() {
     });
 }
 
-/// What an ordinary user's server does: it is itself, and cannot be anyone else. Tried by giving up the right to
-/// change identities on one thread.
+/// What an ordinary user's server does: it is itself, and cannot be anyone else. Tried by giving up
+/// the right to change identities on one thread.
 #[test]
 fn the_servers_identity_needs_no_privilege() {
     on_own_thread(|| {
