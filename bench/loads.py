@@ -127,7 +127,7 @@ class Loads:
         return Done("list", 1, time.monotonic() - started, {})
 
     def metadata(self, server, operation):
-        """`METADATA_CLIENTS` processes, each with one connection, one call in flight, one directory."""
+        """`METADATA_CLIENTS` processes, each with a connection, a directory, one call at once."""
         context = multiprocessing.get_context("fork")
         together, results = context.Barrier(METADATA_CLIENTS + 1), context.Queue()
         clients = [

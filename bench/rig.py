@@ -1,4 +1,4 @@
-"""What a measurement stands on: name spaces, the file system, the two servers, and their counters."""
+"""What a measurement stands on: name spaces, a file system, two servers, their counters."""
 
 import contextlib
 import os
@@ -25,7 +25,8 @@ def run_ok(*command, **options):
     words = [str(part) for part in command]
     done = subprocess.run(words, text=True, capture_output=True, check=False, **options)
     if done.returncode != 0:
-        raise RuntimeError(f"{words[0]}: status {done.returncode}: {(done.stderr + done.stdout)[-500:]}")
+        last_words = (done.stderr + done.stdout)[-500:]
+        raise RuntimeError(f"{words[0]}: status {done.returncode}: {last_words}")
     return done.stdout
 
 
@@ -41,7 +42,7 @@ def enter_private_name_spaces(marker):
 
 @contextlib.contextmanager
 def xfs_on_loop(directory, size_bytes):
-    """XFS on a loop device with direct I/O, its image written full: no allocation below is timed."""
+    """XFS on a loop device with direct I/O, its image written full: no allocation is timed."""
     image = pathlib.Path(directory) / "spillway-bench.img"
     mount = pathlib.Path(tempfile.mkdtemp(prefix="spillway-bench.", dir=directory))
     try:
@@ -89,7 +90,7 @@ def cached_bytes(paths):
 
 
 def machine_cpu_secs():
-    """CPU time of all processes and kernel threads since boot: write-back is not the server's own."""
+    """CPU time of all processes and kernel threads since boot: write-back is nobody's own."""
     with open("/proc/stat", encoding="ascii") as file:
         user, nice, system, _idle, _iowait, irq, softirq = map(int, file.readline().split()[1:8])
     return (user + nice + system + irq + softirq) / TICKS_PER_SEC

@@ -36,7 +36,7 @@ def fill(client, handle, stable, blocks_max):
 
 
 def remove_and_write_again(client):
-    """After a REMOVE there is space again. XFS frees it in the background, so this may take a while."""
+    """After a REMOVE there is space again. XFS frees it in the background, in its own time."""
     client.remove(client.root, b"filler")
     handle = client.create(client.root, b"after")
     deadline = time.monotonic() + 20
@@ -63,7 +63,8 @@ def fills_up(kind, stable):
         if stable == nfs3.FILE_SYNC:
             for block in range(done):
                 read = client.read(filler, block * MIB, MIB)
-                check(read == BLOCK[: len(read)] and read, f"block {block} was promised and is gone")
+                same = read and read == BLOCK[: len(read)]
+                check(same, f"block {block} was promised and is gone")
         after = remove_and_write_again(client)
         for name, handle in ((b"kept", kept), (b"after", after)):
             check(client.getattr(handle) == 4 * MIB, f"{name} has lost its size")
@@ -93,7 +94,7 @@ def xfs_unstable():
 
 @case
 def libnfs_is_told():
-    """fio's nfs engine ends with NFS3ERR_NOSPC, nfs-cp with a failed write, and the server goes on."""
+    """fio ends with NFS3ERR_NOSPC, nfs-cp with a failed write, and the server goes on."""
     need_fio_nfs()
     need("nfs-cp")
     with full_export("ext4") as (server, client):

@@ -43,12 +43,13 @@ def total(done, direction):
 
 
 def write_and_verify(*flags, block_bytes, blocks, jobs, order="write"):
-    """Every block is written once by one run and verified by another one, which reads in sequence."""
+    """One fio run writes every block once, and another one reads in sequence and verifies."""
     need_fio_nfs()
     need_space(2 * block_bytes * blocks * jobs)
     with Server(scratch_dir("export")) as server:
         load = [f"--bs={block_bytes}", f"--size={block_bytes * blocks}", *flags]
-        written = total(fio(server, "v", f"--rw={order}", "--do_verify=0", *load, jobs=jobs), "write")
+        writer = fio(server, "v", f"--rw={order}", "--do_verify=0", *load, jobs=jobs)
+        written = total(writer, "write")
         check(written == blocks * jobs, f"{written} of {blocks * jobs} blocks written")
         read = total(fio(server, "v", "--rw=read", *load, jobs=jobs), "read")
         check(read == blocks * jobs, f"{read} of {blocks * jobs} blocks verified")
@@ -86,7 +87,7 @@ def misaligned_47008_random():
 
 @case
 def verification_can_fail():
-    """One byte changed on disk between writing and reading is found: the cases above prove something."""
+    """One byte changed on disk is found: so the cases above prove something."""
     need_fio_nfs()
     with Server(scratch_dir("export")) as server:
         load = ["--bs=64k", "--size=4M"]

@@ -32,7 +32,7 @@ class Skip(Exception):
 
 
 class MissingTool(Skip):
-    """A program is not installed. `.ci/run` installs them all, so with CI=true this is a failure."""
+    """A program is not installed. `.ci/run` installs them all, so CI=true makes this a failure."""
 
 
 class Deadline(Exception):
@@ -159,7 +159,7 @@ class Server:
             return log.read()[-400:].strip().replace("\n", " | ")
 
     def url(self, path=""):
-        """The libnfs URL of `path` below the export. libnfs 5 takes the path as it is, unescaped."""
+        """The libnfs URL of `path` below the export. libnfs 5 takes it as it is, unescaped."""
         ports = f"version=3&nfsport={self.port}&mountport={self.mount_port}"
         return f"nfs://127.0.0.1{EXPORT}{'/' + path if path else ''}?{ports}"
 

@@ -85,7 +85,7 @@ def pattern(size_bytes):
 
 
 def stream(server, name, source, promised, committed):
-    """Appends misaligned UNSTABLE WRITEs, COMMITs each tenth, and notes the size promised so far."""
+    """Appends misaligned UNSTABLE WRITEs, COMMITs each tenth, notes the size promised so far."""
     client = connect(server)
     try:
         handle = client.create(client.root, name.encode())

@@ -16,7 +16,7 @@ ALLOWANCE_BYTES = 64 * MIB
 
 
 def write_and_watch(block_bytes):
-    """Writes with `JOBS` connections and fails once the resident set passes budget and allowance."""
+    """Writes with `JOBS` connections; fails if the resident set passed budget and allowance."""
     need_fio_nfs()
     need_space(JOBS * JOB_BYTES * 5 // 4)
     with Server(scratch_dir("export")) as server:
