@@ -16,13 +16,14 @@ use std::thread;
 
 use rustix::io::Errno;
 use rustix::process::{Gid, getegid, geteuid, getgroups};
-use rustix::thread::{CapabilitySet, capabilities, set_thread_groups};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_groups};
 
 /// Whom a thread acts as towards the file system.
 ///
-/// Only the metadata lane of the [`Engine`](crate::Engine) acts as anyone but the server. While a
-/// thread acts as a user other than 0 the kernel withholds the capabilities that override
-/// permissions, so the user gets what its ids and groups allow and no more.
+/// Only the threads of the [`Engine`](crate::Engine) act as anyone but the server. While a thread
+/// acts as a user other than 0 the kernel withholds the capabilities that override permissions, so
+/// the user gets what its ids and groups allow and no more. Quotas and blocks reserved for root are
+/// another capability's matter (CAP_SYS_RESOURCE), which the engine's threads give up for good.
 ///
 /// A process that cannot assume users (see [`can_assume_users`]) acts as itself for everyone: it
 /// must use [`Identity::Server`] throughout, and every file it creates belongs to it.
@@ -83,7 +84,9 @@ pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
             return Ok(());
         }
         let credentials = Credentials::of(identity)?;
-        *current = None;
+        if current.take().is_none() {
+            withhold(CapabilitySet::SYS_RESOURCE)?;
+        }
         if let Err(error) = credentials.apply() {
             if server().apply().is_ok() {
                 *current = Some(Identity::Server);
@@ -189,6 +192,19 @@ impl Credentials {
             outcome => outcome,
         }
     }
+}
+
+/// Takes capabilities out of the calling thread's effective set.
+///
+/// Leaving user id 0 does this for the permission overrides alone. CAP_SYS_RESOURCE would remain,
+/// and with it every user could write past its quota and into the blocks reserved for root.
+fn withhold(unwanted: CapabilitySet) -> Result<(), Errno> {
+    let mut sets = capabilities(None)?;
+    if sets.effective.intersects(unwanted) {
+        sets.effective -= unwanted;
+        set_capabilities(None, sets)?;
+    }
+    Ok(())
 }
 
 /// The kernel sorts what it is given.

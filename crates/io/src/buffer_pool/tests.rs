@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use proptest::sample::Index;
 
 use super::*;
 
@@ -199,7 +200,7 @@ proptest! {
     #[test]
     fn only_memory_in_use_limits_a_take(
         budget in 0_usize..4 << 20,
-        steps in prop::collection::vec((any::<bool>(), 0_usize..2 << 20, any::<prop::sample::Index>()), 1..60),
+        steps in prop::collection::vec((any::<bool>(), 0_usize..2 << 20, any::<Index>()), 1..60),
     ) {
         let pool = BufferPool::new(budget);
         let mut held: Vec<Buffer> = Vec::new();

@@ -119,7 +119,8 @@ impl Shared {
             match self.start_thread(queue.threads) {
                 Ok(()) => queue.threads += 1,
                 Err(error) if queue.threads > 0 => {
-                    tracing::warn!(%error, lane = self.name, threads = queue.threads, "no further thread");
+                    let (lane, threads) = (self.name, queue.threads);
+                    tracing::warn!(%error, lane, threads, "no further thread can be started");
                 }
                 // Nobody would ever run the job.
                 Err(error) => panic!("{}: the first thread cannot be started: {error}", self.name),

@@ -1,7 +1,8 @@
 //! Threads for blocking file calls.
 //!
 //! Asynchronous tasks must not block on a disk, so they hand jobs to threads kept for that purpose.
-//! There are two lanes, so that a burst of slow data transfers does not hold up lookups.
+//! There are two lanes, so that a burst of slow data transfers does not hold up lookups. Only their
+//! threads ever act as another user; each takes on a job's identity before it runs the job.
 
 mod lane;
 

@@ -1,4 +1,6 @@
+use std::fs::{self, File, Permissions};
 use std::future::poll_fn;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -200,6 +202,28 @@ async fn an_identity_that_cannot_be_assumed_keeps_the_job_from_running() {
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     assert!(!ran.load(Ordering::SeqCst));
     assert_eq!(engine.metadata(Identity::Server, || 5).await.unwrap(), 5);
+}
+
+/// What either lane creates belongs to the user it acts as, and a data job without one is the
+/// server again, on the same thread.
+#[tokio::test]
+async fn both_lanes_act_as_the_user_asked_for() {
+    if !crate::can_assume_users() {
+        println!("skipped: acting as other users takes root with CAP_SETUID and CAP_SETGID");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
+    let engine = engine(1, 2);
+    let create = |name: &str| {
+        let path = directory.path().join(name);
+        move || File::create(path).and_then(|file| file.metadata()).map(|made| made.uid()).unwrap()
+    };
+    let user = Identity::User { uid: 1000, gid: 1000, groups: Arc::from([]) };
+    assert_eq!(engine.metadata(user.clone(), create("a")).await.unwrap(), 1000);
+    assert_eq!(engine.data_as(user, create("b")).await.unwrap(), 1000);
+    assert_eq!(engine.data(create("c")).await, 0);
+    assert_eq!(engine.metadata(Identity::Server, create("d")).await.unwrap(), 0);
 }
 
 /// Many submitters, few threads, a tiny queue: every job runs exactly once and every caller gets

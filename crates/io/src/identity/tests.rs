@@ -206,6 +206,24 @@ fn other_threads_keep_their_identity() {
     });
 }
 
+#[test]
+fn withheld_capabilities_are_gone_on_this_thread_alone() {
+    as_root(|| {
+        let fixture = Fixture::new();
+        fixture.file("root", 0o600, 0, 0);
+        let path = fixture.directory.path().join("root");
+        on_own_thread(|| {
+            withhold(CapabilitySet::CHOWN).unwrap();
+            let error = chown(&path, Some(1000), None).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        });
+        chown(&path, Some(1000), None).unwrap();
+        assume(&user(1000, 1000, &[])).unwrap();
+        let effective = capabilities(None).unwrap().effective;
+        assert!(!effective.contains(CapabilitySet::SYS_RESOURCE));
+    });
+}
+
 /// What an ordinary user's server does: it is itself, and cannot be anyone else. Tried by giving up
 /// the right to change identities on one thread.
 #[test]
@@ -214,7 +232,7 @@ fn the_servers_identity_needs_no_privilege() {
         server();
         let mut sets = capabilities(None).unwrap();
         sets.effective -= CapabilitySet::SETUID | CapabilitySet::SETGID;
-        rustix::thread::set_capabilities(None, sets).unwrap();
+        set_capabilities(None, sets).unwrap();
         assume(&Identity::Server).unwrap();
         assert!(assume(&user(1000, 1000, &[])).is_err());
         assert!(assume(&user(1000, server().fsgid, &[])).is_err());
