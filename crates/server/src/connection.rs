@@ -1,0 +1,115 @@
+//! One connection: calls come in, are worked on side by side, and are answered as they finish.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+
+use crate::counters::Counter;
+use crate::dispatch::{self, Peer, Programs, Verdict};
+use crate::receive::{Limits, Receiver};
+use crate::reply_queue::ReplyQueue;
+use crate::service::Service;
+
+/// Calls of one connection at work at a time, at most. Linux asks for up to 128 at once.
+const REQUESTS_MAX: usize = 128;
+/// One connection's calls may hold this part of the memory budget, so that a client that stops
+/// reading its replies leaves enough for the others until it is given up.
+const CONNECTION_SHARE: usize = 4;
+/// How long the last calls may take when the server stops.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+
+/// Serves a connection until the peer closes it, breaks the protocol, or the server stops.
+pub(crate) async fn serve(
+    service: Arc<Service>,
+    programs: Programs,
+    stream: TcpStream,
+    mut stop: watch::Receiver<bool>,
+) {
+    let Ok(address) = stream.peer_addr() else { return };
+    // Replies are whole when they are sent: holding them back would only delay them.
+    if stream.set_nodelay(true).is_err() {
+        return;
+    }
+    service.counters.add(Counter::Connections, 1);
+    tracing::debug!(client = %address, "connected");
+    let (reader, writer) = stream.into_split();
+    let replies = Arc::new(ReplyQueue::new(writer));
+    let peer = Peer { address, programs };
+    let limits = Limits {
+        transfer_bytes_max: service.vfs.transfer_bytes_max,
+        idle_timeout: service.idle_timeout,
+    };
+    let buffers = Arc::clone(&service.vfs.buffers);
+    let receiver = Receiver::new(reader, buffers, Arc::clone(&service.counters), limits);
+    let slots = Arc::new(Semaphore::new(requests_max(&service)));
+    let sender = tokio::spawn({
+        let replies = Arc::clone(&replies);
+        async move { replies.run().await }
+    });
+    let mut sender_ended = sender;
+    tokio::select! {
+        () = take_calls(&service, peer, receiver, &replies, &slots) => {}
+        // The peer does not take its replies.
+        _ = &mut sender_ended => service.counters.add(Counter::BrokenConnections, 1),
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+    // What was accepted is worked off and answered, if the peer still listens.
+    let all = u32::try_from(requests_max(&service)).expect("at most 128");
+    drop(tokio::time::timeout(DRAIN_MAX, slots.acquire_many(all)).await);
+    sender_ended.abort();
+    tracing::debug!(client = %address, "disconnected");
+}
+
+async fn take_calls(
+    service: &Arc<Service>,
+    peer: Peer,
+    mut receiver: Receiver,
+    replies: &Arc<ReplyQueue>,
+    slots: &Arc<Semaphore>,
+) {
+    loop {
+        let slot = Arc::clone(slots).acquire_owned().await.expect("the semaphore stays open");
+        let record = match receiver.next().await {
+            Ok(Some(record)) => record,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::info!(client = %peer.address, %error, "connection given up");
+                service.counters.add(Counter::BrokenConnections, 1);
+                return;
+            }
+        };
+        service.counters.add(Counter::Calls, 1);
+        let work = {
+            let (service, replies) = (Arc::clone(service), Arc::clone(replies));
+            async move {
+                match dispatch::answer(&service, peer, record).await {
+                    Verdict::Reply(reply) => replies.send(reply.holding(slot)),
+                    Verdict::Drop => {}
+                    Verdict::Close => return false,
+                }
+                true
+            }
+        };
+        // What needs no waiting is done here and now; a task is made only for the rest.
+        let mut work: Pin<Box<dyn Future<Output = bool> + Send>> = Box::pin(work);
+        match std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+            Poll::Ready(true) => {}
+            Poll::Ready(false) => {
+                service.counters.add(Counter::BrokenConnections, 1);
+                return;
+            }
+            Poll::Pending => drop(tokio::spawn(work)),
+        }
+    }
+}
+
+fn requests_max(service: &Service) -> usize {
+    let largest = usize::try_from(service.vfs.transfer_bytes_max).unwrap_or(usize::MAX);
+    let share = service.vfs.buffers.budget_bytes() / CONNECTION_SHARE / largest;
+    share.clamp(2, REQUESTS_MAX)
+}

@@ -1,0 +1,318 @@
+//! The directory behind an export, and how a handle becomes an open object below it.
+//!
+//! With the capability to open by handle (CAP_DAC_READ_SEARCH) the kernel does all of it, and a
+//! handle lives as long as its inode. Without it (an ordinary user, most containers) the server
+//! remembers under which name it last met each inode and opens by path; see `docs/rootless.md`.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use io::KernelHandle;
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, StatxFlags, openat, openat2, statx,
+};
+use rustix::io::Errno;
+
+use crate::vfs::{Attributes, Status, attributes_of};
+use crate::write_verifier::WriteVerifier;
+
+/// How deep a directory may lie below its export before it counts as outside of it. Longer than
+/// any path that PATH_MAX (4,096 bytes) allows.
+const DEPTH_MAX: usize = 2048;
+/// Objects remembered by path when handles cannot be opened; about 150 bytes each.
+const PLACES_MAX: usize = 1_000_000;
+/// The type of the handles that the server makes itself, where the file system has none. The
+/// kernel's own types are small and positive.
+const OWN_HANDLE_KIND: i32 = -1;
+
+const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The root of an export as the kernel sees it. Lives as long as the export keeps its path and id,
+/// over reloads of the configuration, so that the write verifier does not change for nothing.
+pub(crate) struct ExportRoot {
+    /// The id in file handles; also the file system id that clients see, stable over restarts.
+    pub(crate) id: u32,
+    /// The handle of the root itself.
+    pub(crate) handle: KernelHandle,
+    /// The write verifier of all files in this export.
+    pub(crate) verifier: WriteVerifier,
+    /// Whether `statx` of an open file answers from memory, so that it may be called on a thread
+    /// that must not block. True for the local file systems known to do so.
+    pub(crate) attributes_in_memory: bool,
+    directory: OwnedFd,
+    device: (u32, u32),
+    fileid: u64,
+    kernel_names_inodes: bool,
+    /// `None` where the kernel opens handles.
+    places: Option<Places>,
+}
+
+impl ExportRoot {
+    /// Opens the directory `path` as the root of export `id`.
+    ///
+    /// # Errors
+    /// `path` is not a directory that the server may read.
+    pub(crate) fn open_path(id: u32, path: &Path) -> std::io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(CWD, path, flags, Mode::empty())?;
+        let attributes = attributes_of(&directory)
+            .map_err(|_| std::io::Error::other("the directory has no attributes"))?;
+        let kernel_names_inodes = match io::name_to_handle(directory.as_fd(), None) {
+            Ok(_) => true,
+            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => false,
+            // A kernel handle too long for an NFSv3 handle: as good as none.
+            Err(error) if error.raw_os_error() == Some(Errno::OVERFLOW.raw_os_error()) => false,
+            Err(error) => return Err(error),
+        };
+        let by_handle = kernel_names_inodes && io::can_open_by_handle(directory.as_fd());
+        let handle = identify(directory.as_fd(), kernel_names_inodes)?;
+        Ok(Self {
+            id,
+            handle,
+            verifier: WriteVerifier::new()?,
+            attributes_in_memory: answers_from_memory(directory.as_fd()),
+            device: attributes.device,
+            fileid: attributes.fileid,
+            directory,
+            kernel_names_inodes,
+            places: (!by_handle).then(Places::default),
+        })
+    }
+
+    /// Whether handles are opened by the kernel rather than by remembered paths.
+    pub(crate) fn opens_by_handle(&self) -> bool {
+        self.places.is_none()
+    }
+
+    /// The descriptor of the root directory.
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Whether an object with these attributes lies on the export's file system. What is mounted
+    /// below an export is not part of it.
+    pub(crate) fn contains(&self, attributes: &Attributes) -> bool {
+        attributes.device == self.device
+            && (!attributes.is_mount_root || attributes.fileid == self.fileid)
+    }
+
+    /// Opens the object behind a handle as an `O_PATH` descriptor. To be called with the server's
+    /// own identity.
+    ///
+    /// # Errors
+    /// `Stale` when the object is gone or no longer lies below the export.
+    pub(crate) fn open(&self, handle: &KernelHandle) -> Result<OwnedFd, Status> {
+        if *handle == self.handle {
+            return Ok(openat(&self.directory, c".", PATH_ONLY, Mode::empty())?);
+        }
+        let fd = match &self.places {
+            None => io::open_by_handle(self.directory.as_fd(), handle, PATH_ONLY)
+                .map_err(gone_is_stale)?,
+            Some(places) => self.open_by_place(places, handle)?,
+        };
+        let attributes = attributes_of(&fd)?;
+        if !self.contains(&attributes) {
+            return Err(Status::Stale);
+        }
+        if attributes.is_directory() && !self.is_above(&fd)? {
+            return Err(Status::Stale);
+        }
+        Ok(fd)
+    }
+
+    /// The handle of an open object.
+    ///
+    /// # Errors
+    /// As `name_to_handle_at`.
+    pub(crate) fn identify(&self, fd: BorrowedFd<'_>) -> Result<KernelHandle, Status> {
+        Ok(identify(fd, self.kernel_names_inodes)?)
+    }
+
+    /// The handle of an object met as `name` in `parent`.
+    ///
+    /// # Errors
+    /// As `name_to_handle_at`.
+    pub(crate) fn identify_child(
+        &self,
+        parent: &KernelHandle,
+        name: &CStr,
+        fd: BorrowedFd<'_>,
+    ) -> Result<KernelHandle, Status> {
+        let handle = self.identify(fd)?;
+        if let Some(places) = &self.places {
+            places.remember(handle, *parent, name);
+        }
+        Ok(handle)
+    }
+
+    /// Climbs from a directory towards the root. The kernel opens handles of anything on the file
+    /// system, also of what was moved out of the exported part of it.
+    fn is_above(&self, directory: &OwnedFd) -> Result<bool, Status> {
+        let up = PATH_ONLY | OFlags::DIRECTORY;
+        let mut here = openat(directory, c".", up, Mode::empty())?;
+        for _ in 0..DEPTH_MAX {
+            let attributes = attributes_of(&here)?;
+            if (attributes.device, attributes.fileid) == (self.device, self.fileid) {
+                return Ok(true);
+            }
+            let parent = openat(&here, c"..", up, Mode::empty())?;
+            if attributes_of(&parent)?.fileid == attributes.fileid {
+                return Ok(false);
+            }
+            here = parent;
+        }
+        Ok(false)
+    }
+
+    fn open_by_place(&self, places: &Places, handle: &KernelHandle) -> Result<OwnedFd, Status> {
+        if let Some(fd) = self.open_remembered(places, handle) {
+            return Ok(fd);
+        }
+        // After a restart nothing is remembered; a rename behind the server's back makes what is
+        // remembered wrong. One walk of the tree mends both.
+        places.walk_once(self)?;
+        self.open_remembered(places, handle).ok_or(Status::Stale)
+    }
+
+    /// Opens what is remembered of `handle`, if it is still the same object.
+    fn open_remembered(&self, places: &Places, handle: &KernelHandle) -> Option<OwnedFd> {
+        let path = places.path(handle, &self.handle)?;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let fd = openat2(&self.directory, path, PATH_ONLY, Mode::empty(), resolve).ok()?;
+        (identify(fd.as_fd(), self.kernel_names_inodes).ok()? == *handle).then_some(fd)
+    }
+}
+
+/// An object that the kernel cannot find again has no other name for it than "stale".
+fn gone_is_stale(error: std::io::Error) -> Status {
+    match Errno::from_io_error(&error) {
+        Some(Errno::NOENT | Errno::INVAL | Errno::STALE | Errno::OVERFLOW) => Status::Stale,
+        _ => Status::from(error),
+    }
+}
+
+/// The kernel's handle of an object, or one made of inode number and birth time where the file
+/// system has none.
+fn identify(fd: BorrowedFd<'_>, kernel_names_inodes: bool) -> std::io::Result<KernelHandle> {
+    if kernel_names_inodes {
+        return io::name_to_handle(fd, None);
+    }
+    let flags = StatxFlags::INO | StatxFlags::BTIME;
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, flags)?;
+    let mut bytes = [0; 20];
+    bytes[..8].copy_from_slice(&stat.stx_ino.to_be_bytes());
+    if stat.stx_mask & StatxFlags::BTIME.bits() != 0 {
+        bytes[8..16].copy_from_slice(&stat.stx_btime.tv_sec.to_be_bytes());
+        bytes[16..].copy_from_slice(&stat.stx_btime.tv_nsec.to_be_bytes());
+    }
+    Ok(KernelHandle::from_parts(OWN_HANDLE_KIND, &bytes).expect("20 bytes fit a handle"))
+}
+
+/// Whether `statx` of an open file on this file system never waits for a device or a daemon. The
+/// numbers are those of `linux/magic.h`.
+fn answers_from_memory(directory: BorrowedFd<'_>) -> bool {
+    const EXT4: u64 = 0xef53;
+    const XFS: u64 = 0x5846_5342;
+    const BTRFS: u64 = 0x9123_683e;
+    const TMPFS: u64 = 0x0102_1994;
+    const F2FS: u64 = 0xf2f5_2010;
+    let Ok(stat) = rustix::fs::fstatfs(directory) else { return false };
+    let magic = u64::try_from(stat.f_type).unwrap_or_default();
+    [EXT4, XFS, BTRFS, TMPFS, F2FS].contains(&magic)
+}
+
+/// Where each object was last met, for servers that may not open handles.
+#[derive(Default)]
+struct Places {
+    by_handle: Mutex<HashMap<KernelHandle, Place>>,
+    walked: AtomicBool,
+}
+
+struct Place {
+    parent: KernelHandle,
+    name: Box<CStr>,
+}
+
+impl Places {
+    fn remember(&self, handle: KernelHandle, parent: KernelHandle, name: &CStr) {
+        let mut by_handle = self.lock();
+        if by_handle.len() >= PLACES_MAX && !by_handle.contains_key(&handle) {
+            return;
+        }
+        by_handle.insert(handle, Place { parent, name: name.into() });
+    }
+
+    /// The path from `root` to `handle`; `None` when a part of it is not known.
+    fn path(&self, handle: &KernelHandle, root: &KernelHandle) -> Option<CString> {
+        let by_handle = self.lock();
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut at = handle;
+        while at != root {
+            let place = by_handle.get(at)?;
+            names.push(place.name.to_bytes());
+            if names.len() > DEPTH_MAX {
+                return None;
+            }
+            at = &place.parent;
+        }
+        names.reverse();
+        CString::new(names.join(&b'/')).ok()
+    }
+
+    /// Walks the whole export, once in the life of the server: enough to find every handle of the
+    /// time before the restart, and not a tool to keep the disk busy with made-up handles.
+    fn walk_once(&self, root: &ExportRoot) -> Result<(), Status> {
+        if self.walked.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let start = openat(&root.directory, c".", directory_flags(), Mode::empty())?;
+        let mut unread = vec![(start, root.handle)];
+        while let Some((directory, handle)) = unread.pop() {
+            self.walk_directory(root, &directory, &handle, &mut unread);
+            if self.lock().len() >= PLACES_MAX {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn walk_directory(
+        &self,
+        root: &ExportRoot,
+        directory: &OwnedFd,
+        handle: &KernelHandle,
+        unread: &mut Vec<(OwnedFd, KernelHandle)>,
+    ) {
+        let mut buffer = Vec::with_capacity(32 * 1024);
+        let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
+        while let Some(Ok(entry)) = entries.next() {
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            let Ok(child) = openat(directory, name, PATH_ONLY, Mode::empty()) else { continue };
+            let Ok(attributes) = attributes_of(&child) else { continue };
+            if !root.contains(&attributes) {
+                continue;
+            }
+            let Ok(known) = root.identify_child(handle, name, child.as_fd()) else { continue };
+            if attributes.file_type == FileType::Directory
+                && let Ok(opened) = openat(&child, c".", directory_flags(), Mode::empty())
+            {
+                unread.push((opened, known));
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<KernelHandle, Place>> {
+        self.by_handle.lock().expect("no code panics while it holds the places")
+    }
+}
+
+fn directory_flags() -> OFlags {
+    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
+}

@@ -1,0 +1,210 @@
+//! File handles: the kernel's own, with the export they belong to, under a keyed MAC.
+//!
+//! ```text
+//! 0        1        2            6            10            10+n          18+n
+//! | format | n      | export id  | kernel type | kernel bytes | SipHash-2-4 |
+//! ```
+//!
+//! A handle is a pure function of the export, the inode and the key: it stays the same over
+//! restarts, renames and hard links, and a client cannot make one that it was not given.
+
+use std::fs;
+use std::hash::Hasher;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use io::KernelHandle;
+use siphasher::sip::SipHasher24;
+
+use crate::write_verifier::random_bytes;
+
+/// The longest handle that NFSv3 carries (RFC 1813 §2.4, `NFS3_FHSIZE`).
+pub(crate) const HANDLE_BYTES_MAX: usize = 64;
+
+const FORMAT: u8 = 1;
+const HEAD_BYTES: usize = 10;
+const MAC_BYTES: usize = 8;
+/// File name of the key in the state directory.
+const KEY_FILE: &str = "handle-key";
+const KEY_BYTES: usize = 16;
+
+/// An authentic handle, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileHandle {
+    /// The export it was given out for.
+    pub(crate) export_id: u32,
+    /// The kernel's name for the inode.
+    pub(crate) kernel: KernelHandle,
+}
+
+/// A handle on the wire.
+#[derive(Clone, Copy)]
+pub(crate) struct HandleBytes {
+    bytes: [u8; HANDLE_BYTES_MAX],
+    len: usize,
+}
+
+impl HandleBytes {
+    /// The bytes as a client sees them, at most [`HANDLE_BYTES_MAX`].
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// The key that handles are sealed with.
+#[derive(Clone)]
+pub(crate) struct HandleKey([u8; KEY_BYTES]);
+
+impl HandleKey {
+    /// Reads the key from `state_dir`, or makes one there on the first start.
+    ///
+    /// # Errors
+    /// The directory or file cannot be made or read, or the file is not a key.
+    pub(crate) fn load_or_create(state_dir: &Path) -> Result<Self, HandleKeyError> {
+        let path = state_dir.join(KEY_FILE);
+        let fail = |error| HandleKeyError::Io { path: path.clone(), error };
+        fs::create_dir_all(state_dir).map_err(fail)?;
+        match fs::File::open(&path) {
+            Ok(file) => Self::read(file, &path),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Self::create(state_dir, &path).map_err(fail)
+            }
+            Err(error) => Err(fail(error)),
+        }
+    }
+
+    fn read(file: fs::File, path: &Path) -> Result<Self, HandleKeyError> {
+        let mut bytes = Vec::with_capacity(KEY_BYTES + 1);
+        file.take(KEY_BYTES as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| HandleKeyError::Io { path: path.to_owned(), error })?;
+        let key = bytes.try_into().map_err(|_| HandleKeyError::NotAKey { path: path.to_owned() })?;
+        Ok(Self(key))
+    }
+
+    /// The key reaches the disk under another name first: a crash leaves a whole key or none.
+    fn create(state_dir: &Path, path: &Path) -> std::io::Result<Self> {
+        let mut key = [0; KEY_BYTES];
+        random_bytes(&mut key)?;
+        let unfinished = path.with_extension(format!("new-{}", std::process::id()));
+        let mut file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        file.write_all(&key)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, path)?;
+        fs::File::open(state_dir)?.sync_all()?;
+        Ok(Self(key))
+    }
+
+    /// Makes the wire form of a handle.
+    pub(crate) fn seal(&self, handle: &FileHandle) -> HandleBytes {
+        let kernel = handle.kernel.bytes();
+        let mut bytes = [0; HANDLE_BYTES_MAX];
+        bytes[0] = FORMAT;
+        bytes[1] = u8::try_from(kernel.len()).expect("a kernel handle holds at most 40 bytes");
+        bytes[2..6].copy_from_slice(&handle.export_id.to_be_bytes());
+        bytes[6..10].copy_from_slice(&handle.kernel.kind().to_be_bytes());
+        let end = HEAD_BYTES + kernel.len();
+        bytes[HEAD_BYTES..end].copy_from_slice(kernel);
+        let mac = self.mac(&bytes[..end]);
+        bytes[end..end + MAC_BYTES].copy_from_slice(&mac);
+        HandleBytes { bytes, len: end + MAC_BYTES }
+    }
+
+    /// Takes a wire handle apart; `None` when this server, with this key, did not make it.
+    pub(crate) fn open(&self, bytes: &[u8]) -> Option<FileHandle> {
+        let (sealed, mac) = bytes.split_last_chunk::<MAC_BYTES>()?;
+        let (head, kernel) = sealed.split_first_chunk::<HEAD_BYTES>()?;
+        if head[0] != FORMAT || usize::from(head[1]) != kernel.len() {
+            return None;
+        }
+        if !equal_in_constant_time(mac, &self.mac(sealed)) {
+            return None;
+        }
+        let [_, _, e0, e1, e2, e3, k0, k1, k2, k3] = *head;
+        Some(FileHandle {
+            export_id: u32::from_be_bytes([e0, e1, e2, e3]),
+            kernel: KernelHandle::from_parts(i32::from_be_bytes([k0, k1, k2, k3]), kernel)?,
+        })
+    }
+
+    fn mac(&self, sealed: &[u8]) -> [u8; MAC_BYTES] {
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        hasher.write(sealed);
+        hasher.finish().to_be_bytes()
+    }
+}
+
+/// Compares without telling by its duration where the first difference is.
+fn equal_in_constant_time(a: &[u8; MAC_BYTES], b: &[u8; MAC_BYTES]) -> bool {
+    a.iter().zip(b).fold(0, |difference, (x, y)| difference | (x ^ y)) == 0
+}
+
+/// Why the server has no key to seal handles with.
+#[derive(Debug, thiserror::Error)]
+pub enum HandleKeyError {
+    /// The file could not be read or made.
+    #[error("cannot read or make the handle key {}: {error}", path.display())]
+    Io {
+        /// The key file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The file has the wrong length.
+    #[error("{} is not a handle key: it must hold {KEY_BYTES} bytes", path.display())]
+    NotAKey {
+        /// The key file.
+        path: PathBuf,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle(len: usize) -> FileHandle {
+        let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i).unwrap()).collect();
+        FileHandle { export_id: 7, kernel: KernelHandle::from_parts(0x81, &bytes).unwrap() }
+    }
+
+    #[test]
+    fn sealed_handles_open_again_and_fit() {
+        let key = HandleKey([3; KEY_BYTES]);
+        for len in [1, 8, 20, io::KERNEL_HANDLE_BYTES_MAX] {
+            let sealed = key.seal(&handle(len));
+            assert!(sealed.as_bytes().len() <= HANDLE_BYTES_MAX);
+            assert_eq!(key.open(sealed.as_bytes()), Some(handle(len)));
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_any_cut_and_any_other_key_is_refused() {
+        let key = HandleKey([3; KEY_BYTES]);
+        let sealed = key.seal(&handle(8));
+        let bytes = sealed.as_bytes();
+        for bit in 0..bytes.len() * 8 {
+            let mut forged = bytes.to_vec();
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(key.open(&forged), None, "bit {bit}");
+        }
+        for len in 0..bytes.len() {
+            assert_eq!(key.open(&bytes[..len]), None, "length {len}");
+        }
+        assert_eq!(HandleKey([4; KEY_BYTES]).open(bytes), None);
+    }
+
+    #[test]
+    fn the_key_survives_and_a_broken_one_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = HandleKey::load_or_create(&dir.path().join("a/b")).unwrap();
+        let again = HandleKey::load_or_create(&dir.path().join("a/b")).unwrap();
+        assert_eq!(first.0, again.0);
+        fs::write(dir.path().join(KEY_FILE), b"short").unwrap();
+        assert!(matches!(
+            HandleKey::load_or_create(dir.path()),
+            Err(HandleKeyError::NotAKey { .. })
+        ));
+    }
+}

@@ -1,0 +1,51 @@
+//! Listening sockets: each accepted connection becomes a task.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+use crate::connection;
+use crate::dispatch::Programs;
+use crate::service::Service;
+
+/// How long to wait after a failed accept: it is out of descriptors, and asking again at once would
+/// only burn the processor.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Accepts connections until the server stops. At the limit new ones wait in the kernel's queue.
+pub(crate) async fn accept(
+    service: Arc<Service>,
+    programs: Programs,
+    listener: TcpListener,
+    connections: Arc<Semaphore>,
+    mut stop: watch::Receiver<bool>,
+) {
+    loop {
+        let permit = tokio::select! {
+            permit = Arc::clone(&connections).acquire_owned() => permit,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        let permit = permit.expect("the semaphore stays open");
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let connection =
+                    connection::serve(Arc::clone(&service), programs, stream, stop.clone());
+                tokio::spawn(async move {
+                    connection.await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                service.vfs.open_files.shrink(&service.vfs.engine).await;
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! NFS version 3 (RFC 1813): each procedure takes arguments, makes one call of `vfs`, and answers.
+
+mod attr;
+mod convert;
+mod fsinfo;
+mod namespace;
+mod read;
+mod readdir;
+mod write;
+
+use proto::nfs3::{Failure, FileHandle, Procedure, Reply, WriteHead};
+use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer, decode_all};
+
+use crate::dispatch::Request;
+use crate::payload::Payload;
+use crate::vfs::{Caller, Object, Status};
+
+/// Decodes the arguments, runs the procedure and appends its result to `reply`. The data of a READ
+/// is returned, to be sent behind it.
+///
+/// # Errors
+/// The arguments are not those of the procedure.
+pub(crate) async fn execute(
+    request: &Request<'_>,
+    procedure: Procedure,
+    args: &[u8],
+    payload: Option<Payload>,
+    reply: &mut Writer,
+) -> Result<Option<Payload>, DecodeError> {
+    match procedure {
+        Procedure::Null => Reader::new(args).finish()?,
+        Procedure::Getattr => attr::getattr(request, decode_all(args)?).await.encode(reply),
+        Procedure::Setattr => attr::setattr(request, decode_all(args)?).await.encode(reply),
+        Procedure::Lookup => namespace::lookup(request, decode_all(args)?).await.encode(reply),
+        Procedure::Access => attr::access(request, decode_all(args)?).await.encode(reply),
+        Procedure::Readlink => namespace::readlink(request, decode_all(args)?, reply).await,
+        Procedure::Read => return Ok(read::read(request, decode_all(args)?, reply).await),
+        Procedure::Write => {
+            write::write(request, write_args(args)?, payload).await.encode(reply);
+        }
+        Procedure::Create => namespace::create(request, decode_all(args)?).await.encode(reply),
+        Procedure::Mkdir => namespace::mkdir(request, decode_all(args)?).await.encode(reply),
+        Procedure::Symlink => namespace::symlink(request, decode_all(args)?).await.encode(reply),
+        Procedure::Mknod => namespace::mknod(request, decode_all(args)?).await.encode(reply),
+        Procedure::Remove => namespace::remove(request, decode_all(args)?).await.encode(reply),
+        Procedure::Rmdir => namespace::rmdir(request, decode_all(args)?).await.encode(reply),
+        Procedure::Rename => namespace::rename(request, decode_all(args)?).await.encode(reply),
+        Procedure::Link => namespace::link(request, decode_all(args)?).await.encode(reply),
+        Procedure::Readdir => readdir::readdir(request, decode_all(args)?, reply).await,
+        Procedure::Readdirplus => readdir::readdirplus(request, decode_all(args)?, reply).await,
+        Procedure::Fsstat => fsinfo::fsstat(request, decode_all(args)?).await.encode(reply),
+        Procedure::Fsinfo => fsinfo::fsinfo(request, decode_all(args)?).await.encode(reply),
+        Procedure::Pathconf => fsinfo::pathconf(request, decode_all(args)?).await.encode(reply),
+        Procedure::Commit => write::commit(request, decode_all(args)?).await.encode(reply),
+    }
+    Ok(None)
+}
+
+/// The arguments of WRITE up to the data, which was received apart from them.
+fn write_args(args: &[u8]) -> Result<WriteHead, DecodeError> {
+    let mut reader = Reader::new(args);
+    let head = WriteHead::decode(&mut reader)?;
+    reader.finish()?;
+    Ok(head)
+}
+
+impl Request<'_> {
+    /// The object behind a handle, and the caller as its export sees them.
+    fn resolve(&self, handle: &FileHandle) -> Result<(Caller, Object), Status> {
+        self.service.resolve(handle.as_bytes(), &self.peer, self.flavor, self.credential)
+    }
+}
+
+/// A reply that tells only why.
+fn refused<O, F: Default>(status: Status) -> Reply<O, F> {
+    failed(status, F::default())
+}
+
+fn failed<O, F>(status: Status, body: F) -> Reply<O, F> {
+    Err(Failure { status: convert::status(status), body })
+}

@@ -1,0 +1,307 @@
+//! The portmapper (RFC 1833): telling clients where NFS and MOUNT are, on port 111, or having a
+//! running rpcbind tell them.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use proto::oncrpc::{
+    AcceptStat, CallHeader, Credential, RecordMark, ReplyHeader, decode_call, encode_success,
+};
+use proto::portmap::{
+    Address, Mapping, PORT, PROGRAM, PROTOCOL_TCP, PROTOCOL_UDP, PortmapProcedure, RpcbEntry,
+    RpcbindProcedure, VERSION_PORTMAP, VERSION_RPCBIND_3, VERSION_RPCBIND_4, universal_address,
+};
+use proto::xdr::{Decode, Encode, Reader, Writer, decode_all, encode_list};
+use proto::{mount3, nfs3};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+
+use crate::dispatch::Refusal;
+
+/// The versions of the portmapper that are answered.
+pub(crate) const VERSION_MIN: u32 = VERSION_PORTMAP;
+pub(crate) const VERSION_MAX: u32 = VERSION_RPCBIND_4;
+/// The longest datagram that can be a call of the portmapper.
+const DATAGRAM_BYTES_MAX: usize = 4096;
+/// How long a running rpcbind may take to answer.
+const RPCBIND_PATIENCE: Duration = Duration::from_secs(5);
+/// The programs that clients look for.
+const PROGRAMS: [(u32, u32); 2] =
+    [(nfs3::PROGRAM, nfs3::VERSION), (mount3::PROGRAM, mount3::VERSION)];
+
+/// Answers a call, writing the results behind the reply header.
+pub(crate) fn execute(
+    nfs_port: u16,
+    version: u32,
+    procedure: u32,
+    args: &[u8],
+    reply: &mut Writer,
+) -> Result<(), Refusal> {
+    let unavailable = Refusal::NotExecuted(AcceptStat::ProcUnavail);
+    if version == VERSION_PORTMAP {
+        let procedure = PortmapProcedure::from_code(procedure).ok_or(unavailable)?;
+        execute_portmap(nfs_port, procedure, args, reply)
+    } else {
+        let procedure = RpcbindProcedure::from_code(procedure).ok_or(unavailable)?;
+        execute_rpcbind(nfs_port, version, procedure, args, reply)
+    }
+}
+
+fn execute_portmap(
+    nfs_port: u16,
+    procedure: PortmapProcedure,
+    args: &[u8],
+    reply: &mut Writer,
+) -> Result<(), Refusal> {
+    match procedure {
+        PortmapProcedure::Null => Reader::new(args).finish()?,
+        PortmapProcedure::Getport => {
+            let asked: Mapping = decode_all(args)?;
+            let port = find(nfs_port, asked.program, asked.version, asked.protocol);
+            reply.u32(port.unwrap_or(0).into());
+        }
+        PortmapProcedure::Dump => {
+            Reader::new(args).finish()?;
+            encode_list(reply, mappings(nfs_port));
+        }
+        // This mapper speaks for its own server only.
+        PortmapProcedure::Set | PortmapProcedure::Unset => {
+            decode_all::<Mapping>(args)?;
+            reply.bool(false);
+        }
+        PortmapProcedure::Callit => return Err(Refusal::NotExecuted(AcceptStat::ProcUnavail)),
+    }
+    Ok(())
+}
+
+fn execute_rpcbind(
+    nfs_port: u16,
+    version: u32,
+    procedure: RpcbindProcedure,
+    args: &[u8],
+    reply: &mut Writer,
+) -> Result<(), Refusal> {
+    match procedure {
+        RpcbindProcedure::Null => Reader::new(args).finish()?,
+        RpcbindProcedure::Getaddr => getaddr(nfs_port, args, reply)?,
+        RpcbindProcedure::Getversaddr if version == VERSION_RPCBIND_4 => {
+            getaddr(nfs_port, args, reply)?;
+        }
+        RpcbindProcedure::Dump => {
+            Reader::new(args).finish()?;
+            dump_rpcbind(nfs_port, reply);
+        }
+        RpcbindProcedure::Set | RpcbindProcedure::Unset => {
+            decode_all::<RpcbEntry<'_>>(args)?;
+            reply.bool(false);
+        }
+        RpcbindProcedure::Gettime => {
+            Reader::new(args).finish()?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            reply.u32(u32::try_from(now.as_secs()).unwrap_or(u32::MAX));
+        }
+        RpcbindProcedure::Callit
+        | RpcbindProcedure::Uaddr2taddr
+        | RpcbindProcedure::Taddr2uaddr
+        | RpcbindProcedure::Getversaddr
+        | RpcbindProcedure::Indirect
+        | RpcbindProcedure::Getaddrlist
+        | RpcbindProcedure::Getstat => return Err(Refusal::NotExecuted(AcceptStat::ProcUnavail)),
+    }
+    Ok(())
+}
+
+/// GETADDR answers with the unspecified address: clients keep the one they asked and take the port.
+fn getaddr(nfs_port: u16, args: &[u8], reply: &mut Writer) -> Result<(), Refusal> {
+    let asked: RpcbEntry<'_> = decode_all(args)?;
+    let protocol = match asked.netid {
+        b"tcp" | b"tcp6" => PROTOCOL_TCP,
+        b"udp" | b"udp6" => PROTOCOL_UDP,
+        _ => 0,
+    };
+    let address = find(nfs_port, asked.program, asked.version, protocol)
+        .map_or_else(String::new, anywhere);
+    Address { address: address.as_bytes() }.encode(reply);
+    Ok(())
+}
+
+fn dump_rpcbind(nfs_port: u16, reply: &mut Writer) {
+    for mapping in mappings(nfs_port) {
+        let netid: &[u8] = if mapping.protocol == PROTOCOL_UDP { b"udp" } else { b"tcp" };
+        let address = anywhere(u16::try_from(mapping.port).expect("made from a port"));
+        let (program, version) = (mapping.program, mapping.version);
+        reply.bool(true);
+        RpcbEntry { program, version, netid, address: address.as_bytes(), owner: b"superuser" }
+            .encode(reply);
+    }
+    reply.bool(false);
+}
+
+fn anywhere(port: u16) -> String {
+    universal_address(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))
+}
+
+fn mappings(nfs_port: u16) -> impl Iterator<Item = Mapping> {
+    let own = [VERSION_RPCBIND_4, VERSION_RPCBIND_3, VERSION_PORTMAP].into_iter();
+    let own = own.flat_map(|version| {
+        [PROTOCOL_TCP, PROTOCOL_UDP].map(|protocol| Mapping {
+            program: PROGRAM,
+            version,
+            protocol,
+            port: PORT.into(),
+        })
+    });
+    own.chain(PROGRAMS.map(|(program, version)| mapping(program, version, nfs_port)))
+}
+
+fn mapping(program: u32, version: u32, port: u16) -> Mapping {
+    Mapping { program, version, protocol: PROTOCOL_TCP, port: port.into() }
+}
+
+/// The port of a program; as rpcbind does, another version's where the one asked for is missing, so
+/// that the client hears of the mismatch from the program itself.
+fn find(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16> {
+    let candidates = || {
+        mappings(nfs_port).filter(move |m| m.program == program && m.protocol == protocol)
+    };
+    let exact = candidates().find(|mapping| mapping.version == version);
+    let port = exact.or_else(|| candidates().next())?.port;
+    u16::try_from(port).ok()
+}
+
+/// Answers datagrams until the socket fails.
+pub(crate) async fn serve_datagrams(socket: UdpSocket, nfs_port: u16) {
+    let mut datagram = [0; DATAGRAM_BYTES_MAX];
+    loop {
+        let (len, from) = match socket.recv_from(&mut datagram).await {
+            Ok(received) => received,
+            // An earlier answer met a closed port; that is between the kernel and the client.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
+            Err(error) => return tracing::error!(%error, "the portmapper's socket failed"),
+        };
+        if let Some(reply) = answer_datagram(&datagram[..len], nfs_port) {
+            // A lost answer is asked for again.
+            drop(socket.send_to(&reply, from).await);
+        }
+    }
+}
+
+fn answer_datagram(datagram: &[u8], nfs_port: u16) -> Option<Vec<u8>> {
+    let mut args = Reader::new(datagram);
+    let call = decode_call(&mut args).ok()?;
+    let mut reply = Writer::with_capacity(512);
+    let stat = if call.program != PROGRAM {
+        AcceptStat::ProgUnavail
+    } else if !(VERSION_MIN..=VERSION_MAX).contains(&call.version) {
+        AcceptStat::ProgMismatch { low: VERSION_MIN, high: VERSION_MAX }
+    } else {
+        encode_success(&mut reply, call.xid);
+        let args = &datagram[args.position()..];
+        match execute(nfs_port, call.version, call.procedure, args, &mut reply) {
+            Ok(()) => return Some(reply.into_vec()),
+            Err(Refusal::NotExecuted(stat)) => stat,
+            Err(_) => return None,
+        }
+    };
+    let mut reply = Writer::with_capacity(64);
+    ReplyHeader::Accepted { xid: call.xid, stat }.encode(&mut reply);
+    Some(reply.into_vec())
+}
+
+/// Registers NFS and MOUNT with the rpcbind that runs on this machine.
+///
+/// # Errors
+/// It does not answer, or it has these programs already.
+pub(crate) async fn register(nfs_port: u16) -> io::Result<()> {
+    let mut rpcbind = Rpcbind::connect().await?;
+    for (program, version) in PROGRAMS {
+        let wanted = mapping(program, version, nfs_port);
+        if !rpcbind.call(PortmapProcedure::Set, &wanted).await? {
+            let message = format!("rpcbind has program {program} registered for another server");
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
+        }
+    }
+    Ok(())
+}
+
+/// Takes the registrations back.
+///
+/// # Errors
+/// rpcbind does not answer.
+pub(crate) async fn unregister(nfs_port: u16) -> io::Result<()> {
+    let mut rpcbind = Rpcbind::connect().await?;
+    for (program, version) in PROGRAMS {
+        rpcbind.call(PortmapProcedure::Unset, &mapping(program, version, nfs_port)).await?;
+    }
+    Ok(())
+}
+
+/// A connection to the local rpcbind.
+struct Rpcbind {
+    stream: TcpStream,
+    xid: u32,
+}
+
+impl Rpcbind {
+    async fn connect() -> io::Result<Self> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+        let connect = async {
+            // From a privileged port the registration belongs to root, and nobody else can remove
+            // it. Any free one will do; without the privilege an ordinary port has to.
+            for port in (600..1024).rev() {
+                let socket = TcpSocket::new_v4()?;
+                if socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_ok()
+                    && let Ok(stream) = socket.connect(address).await
+                {
+                    return Ok(stream);
+                }
+            }
+            TcpStream::connect(address).await
+        };
+        let stream = tokio::time::timeout(RPCBIND_PATIENCE, connect).await??;
+        Ok(Self { stream, xid: 1 })
+    }
+
+    /// A call of portmapper version 2 that answers a boolean.
+    async fn call(&mut self, procedure: PortmapProcedure, args: &Mapping) -> io::Result<bool> {
+        self.xid += 1;
+        let mut call = Writer::with_capacity(128);
+        call.array(&[0; 4]);
+        CallHeader {
+            xid: self.xid,
+            program: PROGRAM,
+            version: VERSION_PORTMAP,
+            procedure: procedure.code(),
+            credential: Credential::None,
+            verifier_flavor: 0,
+        }
+        .encode(&mut call);
+        args.encode(&mut call);
+        let mut call = call.into_vec();
+        let len = u32::try_from(call.len() - 4).expect("a short call");
+        call[..4].copy_from_slice(&RecordMark { last: true, len }.to_bytes());
+        tokio::time::timeout(RPCBIND_PATIENCE, self.exchange(&call)).await?
+    }
+
+    async fn exchange(&mut self, call: &[u8]) -> io::Result<bool> {
+        self.stream.write_all(call).await?;
+        let mut mark = [0; 4];
+        self.stream.read_exact(&mut mark).await?;
+        let mark = RecordMark::from_bytes(mark);
+        let len = usize::try_from(mark.len).unwrap_or(usize::MAX);
+        if !mark.last || len > DATAGRAM_BYTES_MAX {
+            return Err(io::Error::other("rpcbind sent an answer that is too long"));
+        }
+        let mut reply = vec![0; len];
+        self.stream.read_exact(&mut reply).await?;
+        let mut reader = Reader::new(&reply);
+        let header = ReplyHeader::decode(&mut reader).map_err(io::Error::other)?;
+        match header {
+            ReplyHeader::Accepted { xid, stat: AcceptStat::Success } if xid == self.xid => {
+                reader.bool("result").map_err(io::Error::other)
+            }
+            _ => Err(io::Error::other("rpcbind refused the call")),
+        }
+    }
+}

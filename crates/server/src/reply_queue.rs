@@ -1,0 +1,210 @@
+//! The sending side of a connection: replies in the order of their completion.
+//!
+//! Whoever completes a request sends its reply at once, without a task switch; while one sender is
+//! at work the others leave their replies in its queue. When the socket is full, a task of the
+//! connection goes on. The number of replies here is bounded by the number of requests that a
+//! connection may have in flight.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use proto::oncrpc::RecordMark;
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+
+use crate::payload::Payload;
+
+/// How long a peer may leave a full socket unread.
+const STALL_MAX: Duration = Duration::from_secs(60);
+/// Replies that one system call sends, at most.
+const BATCH_REPLIES: usize = 16;
+const PADDING: [u8; 4] = [0; 4];
+
+/// A reply ready to be sent.
+pub(crate) struct Reply {
+    /// Record mark, reply header and results up to the data.
+    head: Vec<u8>,
+    /// The data of a READ.
+    payload: Option<Payload>,
+    /// Bytes already sent.
+    sent: usize,
+    /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+impl Reply {
+    /// Room for a record mark; the reply header follows it.
+    pub(crate) const MARK: [u8; 4] = [0; 4];
+
+    /// A reply from its head, which begins with [`Self::MARK`], and the data that follows it.
+    pub(crate) fn new(mut head: Vec<u8>, payload: Option<Payload>) -> Self {
+        let data_len = payload.as_ref().map_or(0, |payload| payload.len().next_multiple_of(4));
+        let len = head.len() - Self::MARK.len() + data_len;
+        let len = u32::try_from(len).expect("a reply is shorter than a fragment may be");
+        head[..4].copy_from_slice(&RecordMark { last: true, len }.to_bytes());
+        Self { head, payload, sent: 0, _slot: None }
+    }
+
+    pub(crate) fn holding(self, slot: OwnedSemaphorePermit) -> Self {
+        Self { _slot: Some(slot), ..self }
+    }
+
+    fn len(&self) -> usize {
+        let data_len = self.payload.as_ref().map_or(0, |payload| payload.len().next_multiple_of(4));
+        self.head.len() + data_len
+    }
+
+    /// The parts that are still to be sent.
+    fn append_slices<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) {
+        let data = self.payload.as_ref().map_or(&[][..], Payload::as_slice);
+        let padding = &PADDING[..data.len().next_multiple_of(4) - data.len()];
+        let mut skip = self.sent;
+        for part in [&self.head, data, padding] {
+            let skipped = skip.min(part.len());
+            skip -= skipped;
+            if skipped < part.len() {
+                slices.push(IoSlice::new(&part[skipped..]));
+            }
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct ReplyQueue {
+    socket: OwnedWriteHalf,
+    state: Mutex<State>,
+    /// Wakes the connection's task when the socket is full or broken.
+    blocked: Notify,
+}
+
+struct State {
+    waiting: VecDeque<Reply>,
+    /// Somebody is sending, or the connection's task will.
+    sending: bool,
+    broken: bool,
+}
+
+enum Progress {
+    Done,
+    SocketFull,
+    Broken,
+}
+
+impl ReplyQueue {
+    pub(crate) fn new(socket: OwnedWriteHalf) -> Self {
+        let state = State { waiting: VecDeque::new(), sending: false, broken: false };
+        Self { socket, state: Mutex::new(state), blocked: Notify::new() }
+    }
+
+    /// Sends a reply, or leaves it to whoever is sending.
+    pub(crate) fn send(&self, reply: Reply) {
+        {
+            let mut state = self.lock();
+            if state.broken {
+                return;
+            }
+            state.waiting.push_back(reply);
+            if state.sending {
+                return;
+            }
+            state.sending = true;
+        }
+        match self.send_waiting() {
+            Progress::Done => {}
+            Progress::SocketFull | Progress::Broken => self.blocked.notify_one(),
+        }
+    }
+
+    /// Goes on where the socket was full. Ends when the connection is broken.
+    pub(crate) async fn run(&self) {
+        loop {
+            self.blocked.notified().await;
+            while !self.lock().broken {
+                match tokio::time::timeout(STALL_MAX, self.socket.writable()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) | Err(_) => self.give_up(),
+                }
+                if matches!(self.send_waiting(), Progress::Done) {
+                    break;
+                }
+            }
+            if self.lock().broken {
+                return;
+            }
+        }
+    }
+
+    /// Drops all replies: their client is gone, and their buffers are needed.
+    fn give_up(&self) {
+        let waiting = {
+            let mut state = self.lock();
+            state.broken = true;
+            std::mem::take(&mut state.waiting)
+        };
+        drop(waiting);
+    }
+
+    /// Sends until nothing waits or the socket is full. Only for the one that has set `sending`.
+    fn send_waiting(&self) -> Progress {
+        let mut batch = VecDeque::new();
+        loop {
+            {
+                let mut state = self.lock();
+                while batch.len() < BATCH_REPLIES
+                    && let Some(reply) = state.waiting.pop_front()
+                {
+                    batch.push_back(reply);
+                }
+                if batch.is_empty() {
+                    state.sending = false;
+                    return Progress::Done;
+                }
+            }
+            match self.send_batch(&mut batch) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let mut state = self.lock();
+                    while let Some(reply) = batch.pop_back() {
+                        state.waiting.push_front(reply);
+                    }
+                    return Progress::SocketFull;
+                }
+                Err(_) => {
+                    self.give_up();
+                    return Progress::Broken;
+                }
+            }
+        }
+    }
+
+    /// Sends the whole batch, removing what is gone.
+    fn send_batch(&self, batch: &mut VecDeque<Reply>) -> std::io::Result<()> {
+        while !batch.is_empty() {
+            let mut slices = Vec::with_capacity(3 * batch.len());
+            for reply in batch.iter() {
+                reply.append_slices(&mut slices);
+            }
+            let mut sent = match self.socket.try_write_vectored(&slices) {
+                Ok(sent) => sent,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            while let Some(reply) = batch.front_mut() {
+                let left = reply.len() - reply.sent;
+                if sent < left {
+                    reply.sent += sent;
+                    break;
+                }
+                sent -= left;
+                batch.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no code panics while it holds the queue")
+    }
+}

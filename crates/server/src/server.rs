@@ -1,0 +1,190 @@
+//! A running server: start, reload, stop.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::dispatch::Programs;
+use crate::file_handle::{HandleKey, HandleKeyError};
+use crate::service::{ExportError, Exports, Service};
+use crate::{listener, portmap};
+
+/// How long connections may take to finish what they are at when the server stops.
+const DRAIN_MAX: Duration = Duration::from_secs(15);
+/// The period of the open-file cache's sweep.
+const SWEEP_PERIOD: Duration = Duration::from_secs(1);
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The key that file handles are sealed with.
+    #[error(transparent)]
+    HandleKey(#[from] HandleKeyError),
+    /// A directory to be served.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// A listening address.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// Neither is port 111 free nor does an rpcbind there take registrations.
+    #[error("cannot answer as portmapper nor register with rpcbind: {0}")]
+    Portmap(std::io::Error),
+}
+
+/// Why a new configuration was refused. The old one goes on.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// A directory to be served.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+}
+
+/// A running server. Stop it with [`Server::shutdown`].
+pub struct Server {
+    service: Arc<Service>,
+    local_addrs: Vec<SocketAddr>,
+    stop: watch::Sender<bool>,
+    /// One permit per connection that may still come.
+    connections: Arc<Semaphore>,
+    connections_max: u32,
+    tasks: Vec<JoinHandle<()>>,
+    /// The port that rpcbind knows, if it was told.
+    registered_port: Option<u16>,
+}
+
+impl Server {
+    /// Opens the exports, binds the addresses and serves. The process's umask becomes 0, for the
+    /// modes that clients send are meant as they are.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left running.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        rustix::process::umask(rustix::fs::Mode::empty());
+        let handle_key = HandleKey::load_or_create(config.state_dir())?;
+        let exports = Exports::open(Arc::clone(config.exports()), None)?;
+        let service = Arc::new(Service::new(&config, exports, handle_key));
+        let mut listeners = Vec::new();
+        for address in config.listen() {
+            let address = *address;
+            let fail = |error| StartError::Listen { address, error };
+            let listener = TcpListener::bind(address).await.map_err(fail)?;
+            listeners.push((listener.local_addr().map_err(fail)?, listener));
+        }
+        let connections_max = u32::try_from(config.connections_max()).unwrap_or(u32::MAX);
+        let (stop, _) = watch::channel(false);
+        let mut server = Self {
+            service,
+            local_addrs: listeners.iter().map(|(address, _)| *address).collect(),
+            stop,
+            connections: Arc::new(Semaphore::new(config.connections_max())),
+            connections_max,
+            tasks: Vec::new(),
+            registered_port: None,
+        };
+        if config.portmap() {
+            server.start_portmap().await?;
+        }
+        for (_, listener) in listeners {
+            server.accept(Programs::Files, listener);
+        }
+        server.tasks.push(tokio::spawn(sweep(Arc::clone(&server.service))));
+        Ok(server)
+    }
+
+    /// Answers on port 111, or registers with the rpcbind that has it.
+    async fn start_portmap(&mut self) -> Result<(), StartError> {
+        let Some(first) = self.local_addrs.first() else { return Ok(()) };
+        let (nfs_port, address) = (first.port(), SocketAddr::new(first.ip(), PORTMAP_PORT));
+        match TcpListener::bind(address).await {
+            Ok(listener) => {
+                let socket = UdpSocket::bind(address).await.map_err(StartError::Portmap)?;
+                self.tasks.push(tokio::spawn(portmap::serve_datagrams(socket, nfs_port)));
+                self.accept(Programs::Portmapper { nfs_port }, listener);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                portmap::register(nfs_port).await.map_err(StartError::Portmap)?;
+                self.registered_port = Some(nfs_port);
+            }
+            Err(error) => return Err(StartError::Portmap(error)),
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, programs: Programs, socket: TcpListener) {
+        self.tasks.push(tokio::spawn(listener::accept(
+            Arc::clone(&self.service),
+            programs,
+            socket,
+            Arc::clone(&self.connections),
+            self.stop.subscribe(),
+        )));
+    }
+
+    /// The addresses it listens on, with the real port where 0 was asked for.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.local_addrs
+    }
+
+    /// What was done since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.service.counters
+    }
+
+    /// Serves the exports of `config` from the next request on, and says what changed.
+    ///
+    /// # Errors
+    /// A directory cannot be opened; everything stays as it was.
+    pub fn reload(&self, config: Config) -> Result<String, ReloadError> {
+        let old = self.service.exports.load_full();
+        let new = Exports::open(Arc::clone(config.exports()), Some(&old))?;
+        let summary = new.table.changes_since(&old.table);
+        self.service.exports.store(Arc::new(new));
+        Ok(summary)
+    }
+
+    /// Accepts nothing new, finishes what was accepted, and puts everything on the disk.
+    pub async fn shutdown(self) {
+        // No receiver means no listener and no connection left to tell.
+        drop(self.stop.send(true));
+        if let Some(port) = self.registered_port
+            && let Err(error) = portmap::unregister(port).await
+        {
+            tracing::warn!(%error, "rpcbind still has this server registered");
+        }
+        let drained = self.connections.acquire_many(self.connections_max);
+        if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
+            tracing::warn!("connections were still at work when the server stopped");
+        }
+        for task in &self.tasks {
+            task.abort();
+        }
+        let vfs = &self.service.vfs;
+        if vfs.open_files.flush_all(&vfs.engine).await.is_err() {
+            tracing::error!("not everything could be flushed at the end");
+        }
+        vfs.engine.shutdown().await;
+    }
+}
+
+/// The portmapper's port (RFC 1833 §1).
+const PORTMAP_PORT: u16 = proto::portmap::PORT;
+
+async fn sweep(service: Arc<Service>) {
+    let mut ticks = tokio::time::interval(SWEEP_PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        service.vfs.open_files.sweep(&service.vfs.engine).await;
+    }
+}

@@ -1,0 +1,193 @@
+//! What all connections share: the exports, the file operations below them, and the caches.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use io::{BufferPool, Engine, EngineConfig, Identity};
+
+use crate::config::Config;
+use crate::counters::{Counter, Counters};
+use crate::export_root::ExportRoot;
+use crate::export_table::{self, Access, Credential, Export, ExportTable, Flavor};
+use crate::file_handle::{FileHandle, HandleKey};
+use crate::mount3::MountList;
+use crate::open_files::OpenFiles;
+use crate::reply_cache::ReplyCache;
+use crate::vfs::{Caller, Object, Status, Vfs};
+
+/// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
+const QUEUE_MAX: usize = 1024;
+/// Descriptors left to sockets, directory walks and the rest of the process.
+const DESCRIPTORS_RESERVED: usize = 512;
+
+/// The state of one server.
+pub(crate) struct Service {
+    pub(crate) vfs: Vfs,
+    pub(crate) exports: ArcSwap<Exports>,
+    pub(crate) handle_key: HandleKey,
+    pub(crate) reply_cache: ReplyCache,
+    pub(crate) mounts: MountList,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) idle_timeout: Duration,
+    /// Whether threads can act as the users that clients name.
+    assumes_users: bool,
+}
+
+/// One generation of the configuration: policy, and the directory behind each export.
+pub(crate) struct Exports {
+    pub(crate) table: Arc<ExportTable>,
+    roots: HashMap<u32, (PathBuf, Arc<ExportRoot>)>,
+}
+
+/// An export's directory that cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve {} as {name}: {error}", path.display())]
+pub struct ExportError {
+    /// The name clients would mount.
+    pub name: String,
+    /// The directory.
+    pub path: PathBuf,
+    /// What the system said.
+    pub error: std::io::Error,
+}
+
+impl Exports {
+    /// Opens the directories of `table`. One that an earlier generation has open under the same id
+    /// and path is taken over, with its write verifier.
+    pub(crate) fn open(
+        table: Arc<ExportTable>,
+        earlier: Option<&Self>,
+    ) -> Result<Self, ExportError> {
+        let mut roots = HashMap::new();
+        for export in table.iter() {
+            let known = earlier
+                .and_then(|earlier| earlier.roots.get(&export.id))
+                .filter(|(path, _)| *path == export.path);
+            let root = match known {
+                Some((_, root)) => Arc::clone(root),
+                None => Arc::new(open_root(export)?),
+            };
+            roots.insert(export.id, (export.path.clone(), root));
+        }
+        Ok(Self { table, roots })
+    }
+
+    /// The root of an export of this generation.
+    pub(crate) fn root(&self, export: &Export) -> &Arc<ExportRoot> {
+        &self.roots[&export.id].1
+    }
+}
+
+fn open_root(export: &Export) -> Result<ExportRoot, ExportError> {
+    let root = ExportRoot::open_path(export.id, &export.path).map_err(|error| ExportError {
+        name: export.name.clone(),
+        path: export.path.clone(),
+        error,
+    })?;
+    if !root.opens_by_handle() {
+        tracing::warn!(
+            export = export.name,
+            "file handles cannot be opened here (CAP_DAC_READ_SEARCH is missing, or the file \
+             system has none): serving by remembered paths"
+        );
+    }
+    Ok(root)
+}
+
+impl Service {
+    pub(crate) fn new(config: &Config, exports: Exports, handle_key: HandleKey) -> Self {
+        let counters = Arc::new(Counters::default());
+        let descriptors = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
+        let reserved = DESCRIPTORS_RESERVED + config.connections_max().min(descriptors / 4);
+        let assumes_users = io::can_assume_users();
+        if !assumes_users {
+            tracing::warn!(
+                "this process cannot act as other users (CAP_SETUID and CAP_SETGID are missing): \
+                 all clients act as the user it runs as"
+            );
+        }
+        let engine = Engine::new(EngineConfig {
+            data_threads: config.data_threads(),
+            metadata_threads: config.metadata_threads(),
+            queue_max: QUEUE_MAX,
+        });
+        Self {
+            vfs: Vfs {
+                engine,
+                buffers: BufferPool::new(config.memory_bytes()),
+                open_files: OpenFiles::new(descriptors.saturating_sub(reserved).max(64)),
+                counters: Arc::clone(&counters),
+                transfer_bytes_max: config.max_transfer_bytes(),
+            },
+            exports: ArcSwap::from_pointee(exports),
+            handle_key,
+            reply_cache: ReplyCache::new(),
+            mounts: MountList::default(),
+            counters,
+            idle_timeout: config.idle_timeout(),
+            assumes_users,
+        }
+    }
+
+    /// The gate: every operation of every program comes through here.
+    ///
+    /// # Errors
+    /// `Access` for a peer or flavour that the export does not admit.
+    pub(crate) fn admit(
+        &self,
+        export: &Export,
+        peer: &export_table::Peer,
+        flavor: Flavor,
+    ) -> Result<Access, Status> {
+        export.admit(peer, flavor).map_err(|denied| {
+            self.counters.add(Counter::DeniedCalls, 1);
+            tracing::debug!(client = %peer.address, export = export.name, ?denied, "denied");
+            Status::Access
+        })
+    }
+
+    /// The object behind a wire handle and what its export makes of the caller.
+    ///
+    /// # Errors
+    /// `BadHandle` for a handle that this server did not make, `Stale` for an export that is gone,
+    /// `Access` from the gate.
+    pub(crate) fn resolve(
+        &self,
+        handle: &[u8],
+        peer: &export_table::Peer,
+        flavor: Flavor,
+        credential: Option<Credential<'_>>,
+    ) -> Result<(Caller, Object), Status> {
+        let handle = self.handle_key.open(handle).ok_or(Status::BadHandle)?;
+        let exports = self.exports.load();
+        let export = exports.table.by_id(handle.export_id).ok_or(Status::Stale)?;
+        let access = self.admit(export, peer, flavor)?;
+        let root = Arc::clone(exports.root(export));
+        let object = Object { root, handle: handle.kernel, sync: export.sync };
+        Ok((self.caller(&access, credential), object))
+    }
+
+    /// The wire handle of an object.
+    pub(crate) fn seal(&self, export_id: u32, kernel: io::KernelHandle) -> proto::nfs3::FileHandle {
+        let sealed = self.handle_key.seal(&FileHandle { export_id, kernel });
+        proto::nfs3::FileHandle::new(sealed.as_bytes()).expect("a sealed handle fits 64 bytes")
+    }
+
+    pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
+        let read_only = access.read_only;
+        if !self.assumes_users {
+            let uid = rustix::process::geteuid().as_raw();
+            let gid = rustix::process::getegid().as_raw();
+            let identity = Identity::Server;
+            return Caller { uid, gid, groups: Arc::default(), read_only, identity };
+        }
+        let ids = access.identity(credential);
+        let groups: Arc<[u32]> = Arc::from(&*ids.groups);
+        let identity =
+            Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
+        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, identity }
+    }
+}

@@ -1,0 +1,166 @@
+//! GETATTR and SETATTR.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::process::{Gid, Uid};
+
+use super::{Answer, Attributes, Caller, Object, Status, Timestamp, Vfs, Wcc, attributes_of};
+use crate::open_files::{OpenFile, proc_path};
+
+/// A time to be set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SetTime {
+    /// Leave it.
+    #[default]
+    Keep,
+    /// The server's clock.
+    Now,
+    /// This very time.
+    At(Timestamp),
+}
+
+/// The attributes to be changed; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AttributeChange {
+    /// The low 12 mode bits.
+    pub(crate) mode: Option<u32>,
+    /// Owner.
+    pub(crate) uid: Option<u32>,
+    /// Group.
+    pub(crate) gid: Option<u32>,
+    /// Length; shorter cuts, longer leaves a hole.
+    pub(crate) size: Option<u64>,
+    /// Last read.
+    pub(crate) atime: SetTime,
+    /// Last change of the data.
+    pub(crate) mtime: SetTime,
+}
+
+impl Vfs {
+    /// GETATTR, RFC 1813 §3.3.1.
+    pub(crate) async fn getattr(&self, object: &Object) -> Result<Attributes, Status> {
+        let file = self.open(object).await?;
+        self.attributes(&file).await
+    }
+
+    /// SETATTR, RFC 1813 §3.3.2, as the caller. `guard`, when given, must be the ctime before.
+    ///
+    /// The parts are applied in the order length, owner, mode, times, for each may undo the next
+    /// when applied after it; a failure leaves the earlier ones done, as the RFC allows.
+    pub(crate) async fn setattr(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        change: AttributeChange,
+        guard: Option<(u32, u32)>,
+    ) -> Answer<Wcc, ()> {
+        let file = match self.open(object).await {
+            Ok(file) => file,
+            Err(status) => return Answer::refused(status),
+        };
+        let turn = Arc::clone(&file.change).lock_owned().await;
+        let before = match self.attributes(&file).await {
+            Ok(before) => before,
+            Err(status) => return Answer::refused(status),
+        };
+        let mut result = check(caller, &before, guard);
+        if result.is_ok()
+            && let Some(size) = change.size
+        {
+            result = self.truncate(caller, &file, &before, size).await;
+        }
+        if result.is_ok() {
+            let changed = Arc::clone(&file);
+            let job = move || {
+                let turn = turn;
+                let result = apply(changed.fd(), &change);
+                let after = attributes_of(changed.fd()).ok();
+                drop(turn);
+                Ok((result, after))
+            };
+            let (applied, after) = match self.in_metadata_lane(caller.identity.clone(), job).await {
+                Ok(done) => done,
+                Err(status) => (Err(status), None),
+            };
+            if let Err(status) = self.settle(&file, object.sync).await {
+                result = Err(status);
+            }
+            let wcc = Wcc { before: Some(before), after };
+            return Answer { attributes: wcc, result: result.and(applied) };
+        }
+        let after = self.attributes(&file).await.ok();
+        Answer { attributes: Wcc { before: Some(before), after }, result }
+    }
+
+    /// Sets the length. The owner may, whatever the mode bits say, as with WRITE.
+    pub(super) async fn truncate(
+        &self,
+        caller: &Caller,
+        file: &Arc<OpenFile>,
+        attributes: &Attributes,
+        size: u64,
+    ) -> Result<(), Status> {
+        if attributes.is_directory() {
+            return Err(Status::IsDirectory);
+        }
+        if !attributes.is_regular() {
+            return Err(Status::Invalid);
+        }
+        if i64::try_from(size).is_err() {
+            return Err(Status::TooLarge);
+        }
+        let writer = self.writer(file).await?;
+        let wanted = rustix::fs::Access::WRITE_OK;
+        self.authorize_data(caller, file, &*writer, attributes, wanted).await?;
+        // As the caller: the kernel then clears set-user-id bits and counts quotas as it should.
+        self.in_metadata_lane(caller.identity.clone(), move || {
+            Ok(rustix::fs::ftruncate(&*writer, size)?)
+        })
+        .await
+    }
+}
+
+fn check(caller: &Caller, before: &Attributes, guard: Option<(u32, u32)>) -> Result<(), Status> {
+    caller.may_change()?;
+    let Some((seconds, nanoseconds)) = guard else { return Ok(()) };
+    let same = u32::try_from(before.ctime.seconds) == Ok(seconds)
+        && before.ctime.nanoseconds == nanoseconds;
+    if same { Ok(()) } else { Err(Status::NotSync) }
+}
+
+/// Applies all but the length, as the identity of this thread.
+pub(super) fn apply(fd: BorrowedFd<'_>, change: &AttributeChange) -> Result<(), Status> {
+    if change.uid.is_some() || change.gid.is_some() {
+        let uid = change.uid.map(valid_id).transpose()?.map(Uid::from_raw);
+        let gid = change.gid.map(valid_id).transpose()?.map(Gid::from_raw);
+        rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    if let Some(mode) = change.mode {
+        // chmod takes no O_PATH descriptor before Linux 6.6.
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        rustix::fs::chmodat(CWD, proc_path(fd), mode, AtFlags::empty())?;
+    }
+    if change.atime != SetTime::Keep || change.mtime != SetTime::Keep {
+        let times = Timestamps {
+            last_access: timespec(change.atime),
+            last_modification: timespec(change.mtime),
+        };
+        rustix::fs::utimensat(CWD, proc_path(fd), &times, AtFlags::empty())?;
+    }
+    Ok(())
+}
+
+/// All ones means "leave as it is" to the kernel, which is not what the client asked for.
+fn valid_id(id: u32) -> Result<u32, Status> {
+    if id == u32::MAX { Err(Status::Invalid) } else { Ok(id) }
+}
+
+fn timespec(time: SetTime) -> Timespec {
+    match time {
+        SetTime::Keep => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        SetTime::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        SetTime::At(at) => Timespec { tv_sec: at.seconds, tv_nsec: at.nanoseconds.into() },
+    }
+}

@@ -1,0 +1,97 @@
+//! What the kernel says of an object: one `statx`, in a form that every protocol version can take.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, statx};
+
+use super::Status;
+
+/// A point in time as the file system keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Timestamp {
+    /// Seconds since 1970, negative before.
+    pub(crate) seconds: i64,
+    /// 0 to 999,999,999.
+    pub(crate) nanoseconds: u32,
+}
+
+/// The attributes of an object at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attributes {
+    /// Regular file, directory, …
+    pub(crate) file_type: FileType,
+    /// Permission bits with set-user-id, set-group-id and sticky: the low 12 bits of `st_mode`.
+    pub(crate) mode: u32,
+    /// Hard links.
+    pub(crate) nlink: u32,
+    /// Owner.
+    pub(crate) uid: u32,
+    /// Group.
+    pub(crate) gid: u32,
+    /// Length in bytes.
+    pub(crate) size: u64,
+    /// Bytes allocated on disk.
+    pub(crate) used: u64,
+    /// Major and minor number of a device node.
+    pub(crate) rdev: (u32, u32),
+    /// Major and minor number of the device that holds the object.
+    pub(crate) device: (u32, u32),
+    /// Inode number.
+    pub(crate) fileid: u64,
+    /// Last read.
+    pub(crate) atime: Timestamp,
+    /// Last change of the data.
+    pub(crate) mtime: Timestamp,
+    /// Last change of data or attributes.
+    pub(crate) ctime: Timestamp,
+    /// Another file system is mounted here, whose root this is.
+    pub(crate) is_mount_root: bool,
+}
+
+impl Attributes {
+    /// Whether the object is a directory.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.file_type == FileType::Directory
+    }
+
+    /// Whether the object is a regular file, the only kind that READ and WRITE take.
+    pub(crate) fn is_regular(&self) -> bool {
+        self.file_type == FileType::RegularFile
+    }
+}
+
+/// Reads the attributes of an open descriptor (`O_PATH` ones too).
+///
+/// # Errors
+/// As `statx`; `Stale` when the last link is gone, for no client can reach such an object again.
+pub(crate) fn attributes_of(fd: impl AsFd) -> Result<Attributes, Status> {
+    let attributes = attributes_of_linked_or_not(fd)?;
+    if attributes.nlink == 0 { Err(Status::Stale) } else { Ok(attributes) }
+}
+
+/// As [`attributes_of`], but an object without a name left is an answer too.
+pub(crate) fn attributes_of_linked_or_not(fd: impl AsFd) -> Result<Attributes, Status> {
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+    Ok(from_statx(&stat))
+}
+
+fn from_statx(stat: &Statx) -> Attributes {
+    let time = |t: rustix::fs::StatxTimestamp| Timestamp { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
+    Attributes {
+        file_type: FileType::from_raw_mode(u32::from(stat.stx_mode)),
+        mode: u32::from(stat.stx_mode) & 0o7777,
+        nlink: stat.stx_nlink,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        size: stat.stx_size,
+        // st_blocks counts 512-byte units whatever the file system's block size (stat(2)).
+        used: stat.stx_blocks.saturating_mul(512),
+        rdev: (stat.stx_rdev_major, stat.stx_rdev_minor),
+        device: (stat.stx_dev_major, stat.stx_dev_minor),
+        fileid: stat.stx_ino,
+        atime: time(stat.stx_atime),
+        mtime: time(stat.stx_mtime),
+        ctime: time(stat.stx_ctime),
+        is_mount_root: stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+    }
+}

@@ -1,0 +1,232 @@
+//! File operations, free of any protocol version: objects and callers in, attributes and results
+//! out. NFSv3 sits on top of it; nothing below knows of NFS.
+
+mod access;
+mod attr;
+mod attributes;
+mod fsinfo;
+mod namespace;
+mod read;
+mod readdir;
+mod status;
+mod write;
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use io::{BufferPool, Engine, Identity, KernelHandle};
+
+use crate::counters::Counters;
+use crate::export_root::ExportRoot;
+use crate::open_files::{FileKey, Flush, OpenFile, OpenFiles};
+
+pub(crate) use access::AccessRights;
+pub(crate) use attr::{AttributeChange, SetTime};
+pub(crate) use attributes::{Attributes, Timestamp, attributes_of, attributes_of_linked_or_not};
+pub(crate) use namespace::{CreateMode, NodeKind};
+pub(crate) use readdir::ListingRoom;
+pub(crate) use status::Status;
+pub(crate) use write::Stability;
+
+/// How often an operation that found no free descriptor is tried again, after making room.
+const DESCRIPTOR_RETRIES: usize = 3;
+/// The longest file name of any Linux file system, in bytes (`NAME_MAX`, limits.h).
+const NAME_BYTES_MAX: usize = 255;
+
+/// The file operations of the server.
+pub(crate) struct Vfs {
+    /// Runs what may block.
+    pub(crate) engine: Engine,
+    /// Payload memory.
+    pub(crate) buffers: Arc<BufferPool>,
+    /// Objects open between requests.
+    pub(crate) open_files: OpenFiles,
+    /// What was done, counted.
+    pub(crate) counters: Arc<Counters>,
+    /// The most bytes that one READ returns or one WRITE takes.
+    pub(crate) transfer_bytes_max: u32,
+}
+
+/// An object that an authentic handle of a served export names.
+#[derive(Clone)]
+pub(crate) struct Object {
+    /// The export's root.
+    pub(crate) root: Arc<ExportRoot>,
+    /// The kernel's handle.
+    pub(crate) handle: KernelHandle,
+    /// Metadata operations are durable before they are answered.
+    pub(crate) sync: bool,
+}
+
+/// Who asks, after squashing, and what the export lets them do.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    /// User id of file operations.
+    pub(crate) uid: u32,
+    /// Primary group.
+    pub(crate) gid: u32,
+    /// Supplementary groups.
+    pub(crate) groups: Arc<[u32]>,
+    /// The export is read-only for this caller.
+    pub(crate) read_only: bool,
+    /// What threads work as. [`Identity::Server`] where the server cannot assume other users.
+    pub(crate) identity: Identity,
+}
+
+/// Attributes of an object before and after a change to it (RFC 1813 §2.6, `wcc_data`). Both are of
+/// the same change: no other operation of this server came between.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wcc {
+    /// Before the operation.
+    pub(crate) before: Option<Attributes>,
+    /// After it.
+    pub(crate) after: Option<Attributes>,
+}
+
+/// The answer to an operation: attributes that the client is to have whether it succeeded or not,
+/// and the result.
+pub(crate) struct Answer<A, T> {
+    /// Attributes of the object or directory the operation was on.
+    pub(crate) attributes: A,
+    /// What came of it.
+    pub(crate) result: Result<T, Status>,
+}
+
+impl<A: Default, T> Answer<A, T> {
+    fn refused(status: Status) -> Self {
+        Self { attributes: A::default(), result: Err(status) }
+    }
+}
+
+/// An object found or made under a name.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    /// Its handle.
+    pub(crate) handle: KernelHandle,
+    /// Its attributes.
+    pub(crate) attributes: Attributes,
+}
+
+impl Object {
+    fn key(&self) -> FileKey {
+        FileKey { export_id: self.root.id, handle: self.handle }
+    }
+}
+
+impl Caller {
+    fn may_change(&self) -> Result<(), Status> {
+        if self.read_only { Err(Status::ReadOnly) } else { Ok(()) }
+    }
+}
+
+impl Vfs {
+    /// The open object behind a handle.
+    ///
+    /// # Errors
+    /// `Stale` when it is gone.
+    async fn open(&self, object: &Object) -> Result<Arc<OpenFile>, Status> {
+        let key = object.key();
+        if let Some(file) = self.open_files.find(&key) {
+            return Ok(file);
+        }
+        self.open_files.make_room(&key, &self.engine).await;
+        let (fd, attributes) = self
+            .with_descriptors(|| {
+                let root = Arc::clone(&object.root);
+                let handle = object.handle;
+                self.engine.metadata(Identity::Server, move || {
+                    let fd = root.open(&handle)?;
+                    let attributes = attributes_of(&fd)?;
+                    Ok((fd, attributes))
+                })
+            })
+            .await?;
+        let root = Arc::clone(&object.root);
+        let file = OpenFile::new(root, object.handle, attributes.file_type, fd);
+        Ok(self.open_files.insert(file))
+    }
+
+    /// The attributes of an open object. Answered on this thread where the file system keeps them
+    /// in memory.
+    async fn attributes(&self, file: &Arc<OpenFile>) -> Result<Attributes, Status> {
+        let result = if file.root().attributes_in_memory {
+            attributes_of(file.fd())
+        } else {
+            let file = Arc::clone(file);
+            self.in_metadata_lane(Identity::Server, move || attributes_of(file.fd())).await
+        };
+        if result == Err(Status::Stale) {
+            self.open_files.forget(&FileKey { export_id: file.root().id, handle: *file.handle() });
+        }
+        result
+    }
+
+    /// Runs a blocking operation as `identity`.
+    async fn in_metadata_lane<T: Send + 'static>(
+        &self,
+        identity: Identity,
+        job: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        match self.engine.metadata(identity, job).await {
+            Ok(result) => result,
+            Err(error) => {
+                tracing::error!(%error, "a thread could not take on the caller's identity");
+                Err(Status::ServerFault)
+            }
+        }
+    }
+
+    /// Runs an operation that opens descriptors. When the process or the system has none left,
+    /// cached ones are given up and it is tried again: the limit is never the client's problem.
+    async fn with_descriptors<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, Status>
+    where
+        F: Future<Output = std::io::Result<Result<T, Status>>>,
+    {
+        for _ in 0..DESCRIPTOR_RETRIES {
+            match attempt().await {
+                Ok(Err(Status::Delay)) => self.open_files.shrink(&self.engine).await,
+                Ok(result) => return result,
+                Err(error) => {
+                    tracing::error!(%error, "a thread could not take on the caller's identity");
+                    return Err(Status::ServerFault);
+                }
+            }
+        }
+        Err(Status::Delay)
+    }
+
+    /// Makes a change of `file` durable where the export promises that.
+    async fn settle(&self, file: &Arc<OpenFile>, sync: bool) -> Result<(), Status> {
+        file.note_change();
+        if sync { file.flush(&self.engine, Flush::All).await } else { Ok(()) }
+    }
+}
+
+/// Checks one path component that a client sent.
+///
+/// # Errors
+/// `NameTooLong`, or `Invalid` for what can be no name: empty, with a slash or a NUL.
+fn component(name: &[u8]) -> Result<CString, Status> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Status::NameTooLong);
+    }
+    if name.is_empty() || name.contains(&b'/') {
+        return Err(Status::Invalid);
+    }
+    CString::new(name).map_err(|_| Status::Invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn components_are_one_name() {
+        assert!(component(b"a").is_ok());
+        assert!(component(&[b'a'; 255]).is_ok());
+        assert_eq!(component(&[b'a'; 256]), Err(Status::NameTooLong));
+        for bad in [&b""[..], b"a/b", b"/", b"a\0b"] {
+            assert_eq!(component(bad), Err(Status::Invalid), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,566 @@
+//! LOOKUP, READLINK and the operations that add and remove names.
+//!
+//! All of them run as the caller, so that the kernel checks permissions, sticky bits and quotas as
+//! for a local user. Those that change a directory hold its turn (`OpenFile::change`) from the
+//! attributes before to the attributes after.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat};
+use rustix::io::Errno;
+use tokio::sync::OwnedMutexGuard;
+
+use super::attr::apply;
+use super::{
+    Answer, AttributeChange, Attributes, Caller, Found, Object, SetTime, Status, Timestamp, Vfs,
+    Wcc, attributes_of, component,
+};
+use crate::open_files::{FileKey, OpenFile, proc_path};
+
+const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// How CREATE treats a name that exists (RFC 1813 §3.3.8, `createmode3`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CreateMode {
+    /// Take what exists, and cut it if a length is given.
+    Unchecked(AttributeChange),
+    /// Fail.
+    Guarded(AttributeChange),
+    /// Take it if it was made with the same verifier: a retransmission, not a second caller.
+    Exclusive([u8; 8]),
+}
+
+/// What MKDIR, SYMLINK and MKNOD make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NodeKind {
+    /// A directory.
+    Directory,
+    /// A symbolic link with this target.
+    Symlink(Vec<u8>),
+    /// A block device node.
+    BlockDevice(u32, u32),
+    /// A character device node.
+    CharacterDevice(u32, u32),
+    /// A socket's name.
+    Socket,
+    /// A named pipe.
+    Fifo,
+}
+
+impl Vfs {
+    /// LOOKUP, RFC 1813 §3.3.3. `..` of the export's root is the root.
+    pub(crate) async fn lookup(
+        &self,
+        caller: &Caller,
+        dir: &Object,
+        name: &[u8],
+    ) -> Answer<Option<Attributes>, Found> {
+        let (directory, name) = match (self.open(dir).await, component(name)) {
+            (Ok(directory), Ok(name)) => (directory, name),
+            (Err(status), _) | (_, Err(status)) => return Answer::refused(status),
+        };
+        let opened = Arc::clone(&directory);
+        let job = move || {
+            let result = find_child(&opened, &name);
+            Ok((attributes_of(opened.fd()).ok(), result))
+        };
+        match self.in_metadata_lane(caller.identity.clone(), job).await {
+            Ok((attributes, Ok((found, fd)))) => {
+                self.keep(&directory, &found, fd).await;
+                Answer { attributes, result: Ok(found) }
+            }
+            Ok((attributes, Err(status))) => Answer { attributes, result: Err(status) },
+            Err(status) => Answer::refused(status),
+        }
+    }
+
+    /// READLINK, RFC 1813 §3.3.5.
+    pub(crate) async fn readlink(&self, object: &Object) -> Answer<Option<Attributes>, Vec<u8>> {
+        let link = match self.open(object).await {
+            Ok(link) => link,
+            Err(status) => return Answer::refused(status),
+        };
+        if link.file_type() != FileType::Symlink {
+            let attributes = self.attributes(&link).await.ok();
+            return Answer { attributes, result: Err(Status::Invalid) };
+        }
+        let job = move || {
+            let target = rustix::fs::readlinkat(link.fd(), c"", Vec::new());
+            let result = target.map(CString::into_bytes).map_err(Status::from);
+            Ok((attributes_of(link.fd()).ok(), result))
+        };
+        match self.in_metadata_lane(io::Identity::Server, job).await {
+            Ok((attributes, result)) => Answer { attributes, result },
+            Err(status) => Answer::refused(status),
+        }
+    }
+
+    /// CREATE, RFC 1813 §3.3.8.
+    pub(crate) async fn create(
+        &self,
+        caller: &Caller,
+        dir: &Object,
+        name: &[u8],
+        mode: CreateMode,
+    ) -> Answer<Wcc, Found> {
+        let name = match new_component(name) {
+            Ok(name) => name,
+            Err(status) => return self.refuse_change(dir, status).await,
+        };
+        let job = move |directory: &OpenFile| create_file(directory, &name, mode);
+        let answer = self.change_directory(caller, dir, job).await;
+        let (directory, made) = match answer.result {
+            Ok(done) => done,
+            Err(status) => return Answer { attributes: answer.attributes, result: Err(status) },
+        };
+        let (found, fd, size) = match made {
+            Made::New(found, fd) => (found, fd, None),
+            Made::Existing(found, fd, size) => (found, fd, size),
+        };
+        let mut found = found;
+        let file = self.keep(&directory, &found, fd).await;
+        // An existing file is cut as by SETATTR, with its own turn and permission check.
+        if let Some(size) = size.filter(|size| *size != found.attributes.size) {
+            let object = Object { handle: found.handle, ..dir.clone() };
+            let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
+            let cut = self.setattr(caller, &object, change, None).await;
+            if let Err(status) = cut.result {
+                return Answer { attributes: answer.attributes, result: Err(status) };
+            }
+            found.attributes = cut.attributes.after.unwrap_or(found.attributes);
+        }
+        drop(file);
+        Answer { attributes: answer.attributes, result: Ok(found) }
+    }
+
+    /// MKDIR, SYMLINK and MKNOD, RFC 1813 §3.3.9 to §3.3.11.
+    pub(crate) async fn make_node(
+        &self,
+        caller: &Caller,
+        dir: &Object,
+        name: &[u8],
+        kind: NodeKind,
+        change: AttributeChange,
+    ) -> Answer<Wcc, Found> {
+        let name = match new_component(name) {
+            Ok(name) => name,
+            Err(status) => return self.refuse_change(dir, status).await,
+        };
+        let job = move |directory: &OpenFile| make_child(directory, &name, &kind, change);
+        let answer = self.change_directory(caller, dir, job).await;
+        let result = match answer.result {
+            Ok((directory, (found, fd))) => {
+                self.keep(&directory, &found, fd).await;
+                Ok(found)
+            }
+            Err(status) => Err(status),
+        };
+        Answer { attributes: answer.attributes, result }
+    }
+
+    /// REMOVE (`is_directory` false) and RMDIR (true), RFC 1813 §3.3.12 and §3.3.13.
+    pub(crate) async fn remove(
+        &self,
+        caller: &Caller,
+        dir: &Object,
+        name: &[u8],
+        is_directory: bool,
+    ) -> Answer<Wcc, ()> {
+        let name = match (name, is_directory) {
+            (b".", _) => Err(Status::Invalid),
+            (b"..", true) => Err(Status::NotEmpty),
+            (b"..", false) => Err(Status::IsDirectory),
+            _ => component(name),
+        };
+        let name = match name {
+            Ok(name) => name,
+            Err(status) => return self.refuse_change(dir, status).await,
+        };
+        let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let job = move |directory: &OpenFile| {
+            let victim = openat(directory.fd(), &name, PATH_ONLY, Mode::empty()).ok();
+            match rustix::fs::unlinkat(directory.fd(), &name, flags) {
+                Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &fd))),
+                // POSIX lets unlink() of a directory be EPERM; Linux says EISDIR, others differ.
+                Err(Errno::PERM) if is_a_directory(victim.as_ref()) && !is_directory => {
+                    Err(Status::IsDirectory)
+                }
+                Err(errno) => Err(errno.into()),
+            }
+        };
+        let answer = self.change_directory(caller, dir, job).await;
+        let result = answer.result.map(|(_, gone)| {
+            if let Some(key) = gone {
+                self.open_files.forget(&key);
+            }
+        });
+        Answer { attributes: answer.attributes, result }
+    }
+
+    /// RENAME, RFC 1813 §3.3.14. The attributes are those of the two directories.
+    pub(crate) async fn rename(
+        &self,
+        caller: &Caller,
+        from: (&Object, &[u8]),
+        to: (&Object, &[u8]),
+    ) -> Answer<(Wcc, Wcc), ()> {
+        let names = rename_component(from.1).and_then(|f| Ok((f, rename_component(to.1)?)));
+        let allowed = caller.may_change().and(if from.0.root.id == to.0.root.id {
+            Ok(())
+        } else {
+            Err(Status::CrossDevice)
+        });
+        let opened = match (self.open(from.0).await, self.open(to.0).await) {
+            (Ok(from), Ok(to)) => Ok((from, to)),
+            (Err(status), _) | (_, Err(status)) => Err(status),
+        };
+        let (from_dir, to_dir) = match opened {
+            Ok(opened) => opened,
+            Err(status) => return Answer::refused(status),
+        };
+        let turns = turns_of_both(&from_dir, &to_dir).await;
+        let (from_in, to_in) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
+        let job = move || {
+            let before = (attributes_of(from_in.fd()).ok(), attributes_of(to_in.fd()).ok());
+            let result = allowed.and(names).and_then(|(f, t)| rename_child(&from_in, &f, &to_in, &t));
+            let after = (attributes_of(from_in.fd()).ok(), attributes_of(to_in.fd()).ok());
+            drop(turns);
+            let wcc = |before, after| Wcc { before, after };
+            Ok(((wcc(before.0, after.0), wcc(before.1, after.1)), result))
+        };
+        let (attributes, result) =
+            match self.in_metadata_lane(caller.identity.clone(), job).await {
+                Ok(done) => done,
+                Err(status) => return Answer::refused(status),
+            };
+        let result = match result {
+            Ok(replaced) => {
+                replaced.inspect(|key| self.open_files.forget(key));
+                let settled = self.settle(&from_dir, from.0.sync).await;
+                settled.and(self.settle(&to_dir, to.0.sync).await)
+            }
+            Err(status) => Err(status),
+        };
+        Answer { attributes, result }
+    }
+
+    /// LINK, RFC 1813 §3.3.15. The attributes are those of the file and of the directory.
+    pub(crate) async fn link(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        dir: &Object,
+        name: &[u8],
+    ) -> Answer<(Option<Attributes>, Wcc), ()> {
+        let file = match self.open(object).await {
+            Ok(file) => file,
+            Err(status) => return Answer::refused(status),
+        };
+        let name = match new_component(name) {
+            Ok(_) if object.root.id != dir.root.id => Err(Status::CrossDevice),
+            name => name,
+        };
+        let linked = Arc::clone(&file);
+        let job = move |directory: &OpenFile| {
+            let name = name?;
+            // linkat() of a descriptor needs a privilege; the magic link does not, and the kernel
+            // applies its rules for hard links to the caller.
+            let follow = AtFlags::SYMLINK_FOLLOW;
+            rustix::fs::linkat(CWD, proc_path(linked.fd()), directory.fd(), &name, follow)?;
+            directory.root().identify_child(directory.handle(), &name, linked.fd())?;
+            Ok(())
+        };
+        let answer = self.change_directory(caller, dir, job).await;
+        let attributes = (self.attributes(&file).await.ok(), answer.attributes);
+        Answer { attributes, result: answer.result.map(|_| ()) }
+    }
+
+    /// Runs a change of one directory as the caller, between its attributes before and after, and
+    /// makes it durable where the export promises that.
+    async fn change_directory<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        dir: &Object,
+        job: impl FnOnce(&OpenFile) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<Wcc, (Arc<OpenFile>, T)> {
+        let directory = match self.open(dir).await {
+            Ok(directory) => directory,
+            Err(status) => return Answer::refused(status),
+        };
+        let allowed = caller.may_change().and(if directory.file_type() == FileType::Directory {
+            Ok(())
+        } else {
+            Err(Status::NotDirectory)
+        });
+        let turn = Arc::clone(&directory.change).lock_owned().await;
+        let opened = Arc::clone(&directory);
+        let job = move || {
+            let before = attributes_of(opened.fd())?;
+            let result = allowed.and_then(|()| job(&opened));
+            let after = attributes_of(opened.fd()).ok();
+            drop(turn);
+            Ok((Wcc { before: Some(before), after }, result))
+        };
+        let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
+            Ok(done) => done,
+            Err(status) => return Answer::refused(status),
+        };
+        let result = match result {
+            Ok(done) => match self.settle(&directory, dir.sync).await {
+                Ok(()) => Ok((directory, done)),
+                Err(status) => Err(status),
+            },
+            Err(status) => Err(status),
+        };
+        Answer { attributes, result }
+    }
+
+    /// The answer to a change that is refused before it starts: still with the directory's
+    /// attributes, which clients use.
+    async fn refuse_change<T>(&self, dir: &Object, status: Status) -> Answer<Wcc, T> {
+        match self.getattr(dir).await {
+            Ok(now) => {
+                let attributes = Wcc { before: Some(now), after: Some(now) };
+                Answer { attributes, result: Err(status) }
+            }
+            Err(gone) => Answer::refused(gone),
+        }
+    }
+
+    /// Puts a descriptor that an operation has opened into the cache: the next request for the
+    /// object is most likely on its way.
+    async fn keep(&self, directory: &OpenFile, found: &Found, fd: Opened) -> Arc<OpenFile> {
+        let root = Arc::clone(directory.root());
+        let key = FileKey { export_id: root.id, handle: found.handle };
+        if let Some(file) = self.open_files.find(&key) {
+            return file;
+        }
+        self.open_files.make_room(&key, &self.engine).await;
+        self.open_files.insert(match fd {
+            Opened::PathOnly(fd) => {
+                OpenFile::new(root, found.handle, found.attributes.file_type, fd)
+            }
+            Opened::Writable(fd) => OpenFile::created(root, found.handle, fd),
+        })
+    }
+}
+
+/// A descriptor that an operation leaves behind.
+enum Opened {
+    /// Good for attributes and as the start of a path.
+    PathOnly(OwnedFd),
+    /// Opened for reading and writing, by creating the file.
+    Writable(OwnedFd),
+}
+
+enum Made {
+    New(Found, Opened),
+    /// The length to cut it to, if one was asked for.
+    Existing(Found, Opened, Option<u64>),
+}
+
+/// A name that is to be made: `.` and `..` exist already.
+fn new_component(name: &[u8]) -> Result<CString, Status> {
+    if matches!(name, b"." | b"..") { Err(Status::Exists) } else { component(name) }
+}
+
+fn rename_component(name: &[u8]) -> Result<CString, Status> {
+    if matches!(name, b"." | b"..") { Err(Status::Invalid) } else { component(name) }
+}
+
+/// Two turns, always in the same order of the same two directories.
+async fn turns_of_both(
+    a: &Arc<OpenFile>,
+    b: &Arc<OpenFile>,
+) -> (OwnedMutexGuard<()>, Option<OwnedMutexGuard<()>>) {
+    if Arc::ptr_eq(&a.change, &b.change) {
+        return (Arc::clone(&a.change).lock_owned().await, None);
+    }
+    let (first, second) =
+        if Arc::as_ptr(&a.change) < Arc::as_ptr(&b.change) { (a, b) } else { (b, a) };
+    let turn = Arc::clone(&first.change).lock_owned().await;
+    (turn, Some(Arc::clone(&second.change).lock_owned().await))
+}
+
+fn find_child(directory: &OpenFile, name: &CStr) -> Result<(Found, Opened), Status> {
+    let (found, fd) = open_child(directory, name)?;
+    Ok((found, Opened::PathOnly(fd)))
+}
+
+fn open_child(directory: &OpenFile, name: &CStr) -> Result<(Found, OwnedFd), Status> {
+    if directory.file_type() != FileType::Directory {
+        return Err(Status::NotDirectory);
+    }
+    let root = directory.root();
+    let at_root = directory.handle() == &root.handle;
+    let stays = name == c"." || (name == c".." && at_root);
+    let name = if stays { c"." } else { name };
+    let fd = openat(directory.fd(), name, PATH_ONLY, Mode::empty())?;
+    let attributes = attributes_of(&fd)?;
+    if !root.contains(&attributes) {
+        return Err(Status::Access);
+    }
+    let handle = match name {
+        _ if stays => *directory.handle(),
+        // Not a name to remember the parent by.
+        name if name == c".." => root.identify(fd.as_fd())?,
+        name => root.identify_child(directory.handle(), name, fd.as_fd())?,
+    };
+    Ok((Found { handle, attributes }, fd))
+}
+
+/// CREATE as the identity of this thread. A name that exists is tried second: creating needs no
+/// look first, and a client that creates what exists needs no permission on the directory.
+fn create_file(directory: &OpenFile, name: &CStr, how: CreateMode) -> Result<Made, Status> {
+    let change = match how {
+        CreateMode::Unchecked(change) | CreateMode::Guarded(change) => change,
+        CreateMode::Exclusive(verifier) => exclusive_change(verifier),
+    };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(change.mode.unwrap_or(0) & 0o7777);
+    match openat(directory.fd(), name, flags, mode) {
+        Ok(fd) => adopt_new_file(directory, name, fd, &change),
+        Err(Errno::EXIST) => take_existing(directory, name, how),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn adopt_new_file(
+    directory: &OpenFile,
+    name: &CStr,
+    writer: OwnedFd,
+    change: &AttributeChange,
+) -> Result<Made, Status> {
+    let mut attributes = attributes_of(&writer)?;
+    // The kernel has cleared what the caller may not set; only the rest is left to do.
+    let rest = AttributeChange {
+        mode: change.mode.filter(|mode| mode & 0o7777 != attributes.mode),
+        uid: change.uid.filter(|uid| *uid != attributes.uid),
+        gid: change.gid.filter(|gid| *gid != attributes.gid),
+        ..*change
+    };
+    let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
+    if rest != AttributeChange::default() {
+        if let Some(size) = rest.size.filter(|size| *size != 0) {
+            rustix::fs::ftruncate(&writer, size)?;
+        }
+        apply(writer.as_fd(), &rest)?;
+        // The directory's flush covers its new entry; what was set afterwards is the file's own.
+        rustix::fs::fsync(&writer)?;
+        attributes = attributes_of(&writer)?;
+    }
+    Ok(Made::New(Found { handle, attributes }, Opened::Writable(writer)))
+}
+
+fn take_existing(directory: &OpenFile, name: &CStr, how: CreateMode) -> Result<Made, Status> {
+    let (found, fd) = find_child(directory, name)?;
+    match how {
+        CreateMode::Guarded(_) => Err(Status::Exists),
+        CreateMode::Unchecked(_) if found.attributes.is_directory() => Err(Status::IsDirectory),
+        CreateMode::Unchecked(_) if !found.attributes.is_regular() => Err(Status::Exists),
+        CreateMode::Unchecked(change) => Ok(Made::Existing(found, fd, change.size)),
+        CreateMode::Exclusive(verifier) => {
+            let made_by_same = found.attributes.is_regular()
+                && found.attributes.size == 0
+                && verifier_in(&found.attributes) == Some(verifier);
+            if made_by_same { Ok(Made::Existing(found, fd, None)) } else { Err(Status::Exists) }
+        }
+    }
+}
+
+/// The verifier of an exclusive create is kept in the file's times, where it survives a restart of
+/// the server (RFC 1813 §3.3.8 suggests it). Signed 32-bit seconds fit every Linux file system.
+fn exclusive_change(verifier: [u8; 8]) -> AttributeChange {
+    let [a0, a1, a2, a3, m0, m1, m2, m3] = verifier;
+    let at = |seconds: [u8; 4]| {
+        let seconds = i64::from(i32::from_be_bytes(seconds));
+        SetTime::At(Timestamp { seconds, nanoseconds: 0 })
+    };
+    AttributeChange {
+        // The client sets the real mode with the SETATTR that follows; until then it is its owner's.
+        mode: Some(0o600),
+        atime: at([a0, a1, a2, a3]),
+        mtime: at([m0, m1, m2, m3]),
+        ..AttributeChange::default()
+    }
+}
+
+fn verifier_in(attributes: &Attributes) -> Option<[u8; 8]> {
+    let mut verifier = [0; 8];
+    let seconds = |time: Timestamp| i32::try_from(time.seconds).ok().map(i32::to_be_bytes);
+    verifier[..4].copy_from_slice(&seconds(attributes.atime)?);
+    verifier[4..].copy_from_slice(&seconds(attributes.mtime)?);
+    Some(verifier)
+}
+
+fn make_child(
+    directory: &OpenFile,
+    name: &CStr,
+    kind: &NodeKind,
+    change: AttributeChange,
+) -> Result<(Found, Opened), Status> {
+    let at = directory.fd();
+    let mode = Mode::from_raw_mode(change.mode.unwrap_or(0) & 0o7777);
+    let device = rustix::fs::makedev;
+    match kind {
+        NodeKind::Directory => rustix::fs::mkdirat(at, name, mode)?,
+        NodeKind::Symlink(target) => {
+            let target = CString::new(target.as_slice()).map_err(|_| Status::Invalid)?;
+            rustix::fs::symlinkat(target, at, name)?;
+        }
+        NodeKind::BlockDevice(major, minor) => {
+            rustix::fs::mknodat(at, name, FileType::BlockDevice, mode, device(*major, *minor))?;
+        }
+        NodeKind::CharacterDevice(major, minor) => {
+            rustix::fs::mknodat(at, name, FileType::CharacterDevice, mode, device(*major, *minor))?;
+        }
+        NodeKind::Socket => rustix::fs::mknodat(at, name, FileType::Socket, mode, 0)?,
+        NodeKind::Fifo => rustix::fs::mknodat(at, name, FileType::Fifo, mode, 0)?,
+    }
+    let (mut found, fd) = open_child(directory, name)?;
+    let rest = AttributeChange {
+        mode: change.mode.filter(|mode| {
+            !matches!(kind, NodeKind::Symlink(_)) && mode & 0o7777 != found.attributes.mode
+        }),
+        uid: change.uid.filter(|uid| *uid != found.attributes.uid),
+        gid: change.gid.filter(|gid| *gid != found.attributes.gid),
+        size: None,
+        ..change
+    };
+    if rest != AttributeChange::default() && !matches!(kind, NodeKind::Symlink(_)) {
+        apply(fd.as_fd(), &rest)?;
+        found.attributes = attributes_of(&fd)?;
+    }
+    Ok((found, Opened::PathOnly(fd)))
+}
+
+fn rename_child(
+    from: &OpenFile,
+    from_name: &CStr,
+    to: &OpenFile,
+    to_name: &CStr,
+) -> Result<Option<FileKey>, Status> {
+    let target = openat(to.fd(), to_name, PATH_ONLY, Mode::empty()).ok();
+    rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
+    let replaced = target.and_then(|fd| last_link_gone(to, &fd));
+    if let Ok(moved) = openat(to.fd(), to_name, PATH_ONLY, Mode::empty()) {
+        to.root().identify_child(to.handle(), to_name, moved.as_fd())?;
+    }
+    Ok(replaced)
+}
+
+/// The cache key of an object that has lost its last name, so that its blocks are given back now.
+fn last_link_gone(directory: &OpenFile, fd: &OwnedFd) -> Option<FileKey> {
+    let attributes = super::attributes_of_linked_or_not(fd).ok()?;
+    if attributes.nlink > 0 {
+        return None;
+    }
+    let handle = directory.root().identify(fd.as_fd()).ok()?;
+    Some(FileKey { export_id: directory.root().id, handle })
+}
+
+fn is_a_directory(fd: Option<&OwnedFd>) -> bool {
+    fd.is_some_and(|fd| attributes_of(fd).is_ok_and(|attributes| attributes.is_directory()))
+}

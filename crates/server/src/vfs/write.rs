@@ -1,0 +1,164 @@
+//! WRITE and COMMIT.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::Access;
+
+use super::read::must_be_regular;
+use super::{Answer, Attributes, Caller, Object, Status, Vfs, Wcc, attributes_of};
+use crate::counters::Counter;
+use crate::open_files::{Flush, OpenFile};
+use crate::payload::Payload;
+
+/// How durable a WRITE is (RFC 1813 §3.3.7, `stable_how`), in rising order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stability {
+    /// A crash may lose it until COMMIT; the verifier tells.
+    Unstable,
+    /// The data is on stable storage.
+    DataSync,
+    /// The data and all attributes are.
+    FileSync,
+}
+
+/// What a WRITE did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteDone {
+    /// Bytes taken; fewer than sent when the disk filled up half-way.
+    pub(crate) count: usize,
+    /// What was made durable.
+    pub(crate) committed: Stability,
+    /// The verifier as it was before the data was written.
+    pub(crate) verifier: [u8; 8],
+}
+
+impl Vfs {
+    /// WRITE, RFC 1813 §3.3.7.
+    ///
+    /// Writes of one file take turns, so that the attributes before and after are those of this
+    /// write; the kernel would make them wait for each other all the same. The flush that a stable
+    /// WRITE asks for is outside the turn and shared with others.
+    ///
+    /// # Errors
+    /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`, `Quota`, `Io`.
+    pub(crate) async fn write(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        offset: u64,
+        payload: Option<Payload>,
+        stability: Stability,
+    ) -> Answer<Wcc, WriteDone> {
+        let file = match self.open(object).await {
+            Ok(file) => file,
+            Err(status) => return Answer::refused(status),
+        };
+        let turn = Arc::clone(&file.change).lock_owned().await;
+        let before = match self.attributes(&file).await {
+            Ok(before) => before,
+            Err(status) => return Answer::refused(status),
+        };
+        let unchanged = Wcc { before: Some(before), after: Some(before) };
+        let verifier = file.root().verifier.current();
+        let len = payload.as_ref().map_or(0, Payload::len);
+        let writer = match self.may_write(caller, &file, &before, offset, len).await {
+            Ok(writer) => writer,
+            Err(status) => return Answer { attributes: unchanged, result: Err(status) },
+        };
+        let written = Arc::clone(&file);
+        // As the caller, so that quotas and reserved blocks count and the kernel clears
+        // set-user-id bits.
+        let done = self
+            .engine
+            .data_as(caller.identity.clone(), move || {
+                let data = payload.as_ref().map_or(&[][..], Payload::as_slice);
+                let result = io::write_at(writer.as_fd(), data, offset);
+                written.note_change();
+                let after = attributes_of(&*writer).ok();
+                drop(turn);
+                (result, after)
+            })
+            .await;
+        let (result, after) = match done {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, "a thread could not take on the caller's identity");
+                return Answer { attributes: unchanged, result: Err(Status::ServerFault) };
+            }
+        };
+        let attributes = Wcc { before: Some(before), after };
+        let result = match accepted(result) {
+            Ok(count) => self.stabilize(&file, stability, count, verifier).await,
+            Err(status) => Err(status),
+        };
+        Answer { attributes, result }
+    }
+
+    /// COMMIT, RFC 1813 §3.3.21. Flushes the whole file, whatever the range: what the range leaves
+    /// out would only be asked for next.
+    pub(crate) async fn commit(&self, caller: &Caller, object: &Object) -> Answer<Wcc, [u8; 8]> {
+        let file = match self.open(object).await {
+            Ok(file) => file,
+            Err(status) => return Answer::refused(status),
+        };
+        let before = match self.attributes(&file).await {
+            Ok(before) => before,
+            Err(status) => return Answer::refused(status),
+        };
+        let result = match self.may_write(caller, &file, &before, 0, 0).await {
+            Ok(_) => file.flush(&self.engine, Flush::All).await,
+            Err(status) => Err(status),
+        };
+        self.counters.add(Counter::Commits, 1);
+        // Read after the flush: had another flush failed meanwhile, this client must know too.
+        let verifier = file.root().verifier.current();
+        let after = self.attributes(&file).await.ok();
+        let attributes = Wcc { before: Some(before), after };
+        Answer { attributes, result: result.map(|()| verifier) }
+    }
+
+    async fn may_write(
+        &self,
+        caller: &Caller,
+        file: &Arc<OpenFile>,
+        attributes: &Attributes,
+        offset: u64,
+        len: usize,
+    ) -> Result<Arc<OwnedFd>, Status> {
+        caller.may_change()?;
+        must_be_regular(attributes)?;
+        let end = offset.checked_add(len as u64).ok_or(Status::TooLarge)?;
+        i64::try_from(end).map_err(|_| Status::TooLarge)?;
+        let writer = self.writer(file).await?;
+        self.authorize_data(caller, file, &*writer, attributes, Access::WRITE_OK).await?;
+        Ok(writer)
+    }
+
+    /// Does what `stability` asks for and says what was done.
+    async fn stabilize(
+        &self,
+        file: &Arc<OpenFile>,
+        stability: Stability,
+        count: usize,
+        verifier: [u8; 8],
+    ) -> Result<WriteDone, Status> {
+        match stability {
+            Stability::Unstable => {}
+            Stability::DataSync => file.flush(&self.engine, Flush::Data).await?,
+            Stability::FileSync => file.flush(&self.engine, Flush::All).await?,
+        }
+        self.counters.add(Counter::WriteBytes, count as u64);
+        Ok(WriteDone { count, committed: stability, verifier })
+    }
+}
+
+/// A write that failed after some bytes is a short one: the client sends the rest again and then
+/// hears the error.
+fn accepted(result: Result<usize, io::WriteError>) -> Result<usize, Status> {
+    match result {
+        Ok(count) => Ok(count),
+        Err(error) if error.written > 0 => Ok(error.written),
+        Err(error) => Err(error.error.into()),
+    }
+}
