@@ -247,8 +247,8 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// A place in the queue. Leaving early must wake those behind it, and return a buffer granted in
-/// the meantime.
+/// A place in the queue, whose early leaving must wake those behind it. (A buffer granted in the
+/// meantime is dropped with the receiver, and so goes back to the pool.)
 struct Turn<'a> {
     grant: oneshot::Receiver<Buffer>,
     pool: &'a Arc<BufferPool>,
@@ -256,12 +256,10 @@ struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if self.grant.is_terminated() {
-            return;
+        if !self.grant.is_terminated() {
+            self.grant.close();
+            self.pool.forget_leavers();
         }
-        self.grant.close();
-        drop(self.grant.try_recv());
-        self.pool.forget_leavers();
     }
 }
 
