@@ -75,9 +75,10 @@ fn probe() -> bool {
 /// # Errors
 /// `EINVAL` for an id of `u32::MAX`, which means "no change" to the system calls, and for an id
 /// that has no mapping in the process's user namespace; `EPERM` for any user if
-/// [`can_assume_users`] says no. A refused id leaves the thread as it was. After a change that failed
-/// half-way the thread acts as the server, or as nobody known, in which case the next call sets
-/// everything anew. So whoever fails here must not go on to the work it wanted the identity for.
+/// [`can_assume_users`] says no. A refused id leaves the thread as it was. After a change that
+/// failed half-way the thread acts as the server, or as nobody known, in which case the next call
+/// sets everything anew. So whoever fails here must not go on to the work it wanted the identity
+/// for.
 pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
     CURRENT.with_borrow_mut(|current| {
         if current.as_ref() == Some(identity) {
