@@ -42,7 +42,7 @@ def check_found(server):
 @contextlib.contextmanager
 def rpcbind():
     """Debian's rpcbind on port 111 of this name space; /run is private to it as well."""
-    process = subprocess.Popen(["rpcbind", "-f", "-h", "127.0.0.1"])
+    process = subprocess.Popen(["rpcbind", "-f", "-w"])
     try:
         deadline = time.monotonic() + 10
         while run("rpcinfo", "-p", "127.0.0.1").returncode != 0:
