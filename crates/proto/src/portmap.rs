@@ -23,7 +23,8 @@ xdr_enum! {
 }
 
 xdr_enum! {
-    /// The procedures of versions 3 and 4, RFC 1833 §2.1. Those past TADDR2UADDR are version 4 only.
+    /// The procedures of versions 3 and 4, RFC 1833 §2.1. Those past TADDR2UADDR are version 4
+    /// only.
     pub enum RpcbindProcedure: "RPCBPROC" {
         /// Do nothing.
         Null = 0 "NULL",
@@ -96,7 +97,8 @@ xdr_struct!(RpcbEntry<'a> {
     owner: opaque(STRING_BYTES_MAX),
 });
 
-/// Result of DUMP in versions 3 and 4. A server may write the same with [`crate::xdr::encode_list`].
+/// Result of DUMP in versions 3 and 4. A server may write the same with
+/// [`crate::xdr::encode_list`].
 pub type RpcbEntryList<'a> = List<'a, RpcbEntry<'a>>;
 
 /// Result of GETADDR and GETVERSADDR: a universal address, empty when nothing is registered.
@@ -145,7 +147,8 @@ pub const PORT: u16 = 111;
 pub const PROTOCOL_TCP: u32 = 6;
 /// `IPPROTO_UDP`.
 pub const PROTOCOL_UDP: u32 = 17;
-/// Bound of the strings of RPCBIND, which the RFC leaves open. Netids and addresses are far shorter.
+/// Bound of the strings of RPCBIND, which the RFC leaves open. Netids and addresses are far
+/// shorter.
 pub const STRING_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]

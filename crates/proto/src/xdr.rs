@@ -144,8 +144,8 @@ impl<'a> Reader<'a> {
 
     /// Variable-length opaque data or string of at most `bound` bytes, RFC 4506 §4.10 and §4.11.
     ///
-    /// Padding that is not zero is accepted: the RFC asks the sender for zeros, and nothing is gained
-    /// by refusing a sender that forgot.
+    /// Padding that is not zero is accepted: the RFC asks the sender for zeros, and nothing is
+    /// gained by refusing a sender that forgot.
     ///
     /// # Errors
     /// The length exceeds `bound`, or data and padding exceed what remains.
@@ -207,7 +207,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends XDR to a vector. Growth is the caller's own doing: what it writes, never what a peer said.
+/// Appends XDR to a vector. Growth is the caller's own doing: what it writes, never what a peer
+/// said.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
     bytes: Vec<u8>,

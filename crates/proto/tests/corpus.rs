@@ -1,5 +1,5 @@
-//! Replays the fuzz targets' seeds, and noise made from them, so that plain `cargo test` finds what a
-//! fuzzer would find in its first seconds.
+//! Replays the fuzz targets' seeds, and noise made from them, so that plain `cargo test` finds what
+//! a fuzzer would find in its first seconds.
 
 use std::fs;
 use std::panic::{self, AssertUnwindSafe};
@@ -62,8 +62,8 @@ fn replay(target: impl Fn(&[u8]), seeds: &[Vec<u8>]) -> Result<(), Vec<u8>> {
     Ok(())
 }
 
-/// A seed with one to four changes, such as break parsers: other bytes, lengths at the edges of their
-/// range, a piece of another seed, a cut, a repetition.
+/// A seed with one to four changes, such as break parsers: other bytes, lengths at the edges of
+/// their range, a piece of another seed, a cut, a repetition.
 fn mutated(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut input = seeds[random.below(seeds.len())].clone();
     for _ in 0..=random.below(4) {

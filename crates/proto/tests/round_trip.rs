@@ -1,5 +1,5 @@
-//! For each type: decoding what was encoded gives the value back, any strict prefix fails cleanly and
-//! so does anything that trails.
+//! For each type: decoding what was encoded gives the value back, any strict prefix fails cleanly
+//! and so does anything that trails.
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -155,8 +155,13 @@ fn mknod_data() -> impl Strategy<Value = MknodData> {
     ]
 }
 
+/// Few cases, because each tries every prefix; no files beside the tests.
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn shared_types(
@@ -312,7 +317,8 @@ proptest! {
             .collect();
         let mut w = Writer::from_vec(b"header".to_vec());
         let limits = ReaddirplusLimits { dir_count, max_count };
-        let mut builder = ReaddirplusBuilder::new(&mut w, dir_attributes.as_ref(), verifier, limits);
+        let mut builder =
+            ReaddirplusBuilder::new(&mut w, dir_attributes.as_ref(), verifier, limits);
         let pushed = all
             .iter()
             .take_while(|e| {

@@ -1,8 +1,9 @@
-//! The golden vectors: `vectors/<program>/<procedure>/<kind>.bin` is one whole RPC record without its
-//! record mark, `<kind>` begins with `call`, `reply-ok` or `reply-err`. Beside it `<kind>.txt` says in
-//! lines that begin with `#` what it is and where it comes from, then shows it as decoded.
+//! The golden vectors: `vectors/<program>/<procedure>/<kind>.bin` is one whole RPC record without
+//! its record mark, `<kind>` begins with `call`, `reply-ok` or `reply-err`. Beside it `<kind>.txt`
+//! says in lines that begin with `#` what it is and where it comes from, then shows it as decoded.
 //!
-//! Set `REWRITE_VECTORS` to write that rendering anew; the `#` lines stay. Then review the difference.
+//! Set `REWRITE_VECTORS` to write that rendering anew; the `#` lines stay. Then review the
+//! difference.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -193,7 +194,8 @@ fn procedure(folder: &str) -> Result<&'static Procedure, String> {
     found.ok_or_else(|| format!("no procedure is called {folder}"))
 }
 
-/// Holds the rendering against the `.txt`, or rewrites it; the result is empty or says what differs.
+/// Holds the rendering against the `.txt`, or rewrites it; the result is empty or says what
+/// differs.
 fn compared(path: &Path, rendering: &str) -> String {
     let text_path = path.with_extension("txt");
     let recorded = fs::read_to_string(&text_path).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! LOOKUP, READLINK, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK: RFC 1813 §3.3.3,
-//! §3.3.5 and §3.3.8 to §3.3.15.
+//! LOOKUP, READLINK, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK: RFC 1813
+//! §3.3.3, §3.3.5 and §3.3.8 to §3.3.15.
 
 use super::types::{
     Attributes, DeviceSpec, FileHandle, FileType, NAME_BYTES_MAX, Reply, SYMLINK_TARGET_BYTES_MAX,

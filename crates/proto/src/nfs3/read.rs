@@ -32,8 +32,8 @@ pub struct ReadOk<'a> {
 }
 
 impl ReadOk<'_> {
-    /// Appends everything in front of the data: a transport that sends the payload from where it lies
-    /// puts `count` bytes and their padding (see [`crate::xdr::padded`]) behind it.
+    /// Appends everything in front of the data: a transport that sends the payload from where it
+    /// lies puts `count` bytes and their padding (see [`crate::xdr::padded`]) behind it.
     pub fn encode_head(attributes: Option<&Attributes>, count: u32, eof: bool, w: &mut Writer) {
         attributes.encode(w);
         w.u32(count);

@@ -113,8 +113,8 @@ pub struct FileHandle {
 }
 
 impl FileHandle {
-    /// Copies a handle; `None` when it is longer than the protocol allows. The empty handle is legal:
-    /// WebNFS uses it (RFC 2055).
+    /// Copies a handle; `None` when it is longer than the protocol allows. The empty handle is
+    /// legal: WebNFS uses it (RFC 2055).
     #[must_use]
     pub fn new(handle: &[u8]) -> Option<Self> {
         let mut bytes = [0; FILE_HANDLE_BYTES_MAX];
@@ -373,8 +373,8 @@ verifier!(WriteVerifier "writeverf3", CookieVerifier "cookieverf3");
 
 /// `NFS3_FHSIZE`.
 pub const FILE_HANDLE_BYTES_MAX: usize = 64;
-/// Bound of a `filename3`, which the RFC leaves open. Well above any NAME_MAX, so that a name that is
-/// merely too long reaches the server and gets NFS3ERR_NAMETOOLONG instead of GARBAGE_ARGS.
+/// Bound of a `filename3`, which the RFC leaves open. Well above any NAME_MAX, so that a name that
+/// is merely too long reaches the server and gets NFS3ERR_NAMETOOLONG instead of GARBAGE_ARGS.
 pub const NAME_BYTES_MAX: usize = 4096;
 /// Bound of an `nfspath3`, which the RFC leaves open. Twice Linux's PATH_MAX, for the same reason.
 pub const SYMLINK_TARGET_BYTES_MAX: usize = 8192;

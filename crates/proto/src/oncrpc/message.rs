@@ -84,8 +84,8 @@ pub fn decode_call<'a>(r: &mut Reader<'a>) -> Result<CallHeader<'a>, CallError> 
     Ok(CallHeader { xid, program, version, procedure, credential, verifier_flavor })
 }
 
-/// `reply_body` and the transaction id in front of it. After [`AcceptStat::Success`] the procedure's
-/// results follow on the wire.
+/// `reply_body` and the transaction id in front of it. After [`AcceptStat::Success`] the
+/// procedure's results follow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyHeader {
     /// The call was accepted, which does not mean that it was executed.

@@ -6,8 +6,8 @@ use super::{Decode, DecodeError, Encode, Reader, Writer};
 
 /// The RFC's idiom for a list: each item behind a `TRUE`, then a `FALSE` (RFC 4506 §4.19).
 ///
-/// Decoding walks the list once, in a loop, and keeps only where it lies; [`List::iter`] then decodes
-/// item by item. A list to be sent is made from a slice. Neither allocates.
+/// Decoding walks the list once, in a loop, and keeps only where it lies; [`List::iter`] then
+/// decodes item by item. A list to be sent is made from a slice. Neither allocates.
 #[derive(Clone, Copy)]
 pub struct List<'a, T> {
     items: Items<'a, T>,

@@ -2,8 +2,8 @@
 
 /// Lists the fields of a plain struct once, in wire order, for `Decode`, `Encode` and `Debug`.
 ///
-/// A field is `name` (its type brings its own codec), `name: u32` (a primitive, so that errors carry
-/// the field's name) or `name: opaque(BOUND)` (borrowed bytes, never longer than `BOUND`).
+/// A field is `name` (its type brings its own codec), `name: u32` (a primitive, so that errors
+/// carry the field's name) or `name: opaque(BOUND)` (borrowed bytes, never longer than `BOUND`).
 macro_rules! xdr_struct {
     ($name:ident { $($fields:tt)* }) => {
         $crate::xdr::xdr_struct!(@impls [$name] [$name] $name { $($fields)* });
@@ -44,8 +44,9 @@ macro_rules! xdr_struct {
     (@encode $w:ident $self:ident.$field:ident) => {
         $crate::xdr::Encode::encode(&$self.$field, $w)
     };
-    (@encode $w:ident $self:ident.$field:ident, opaque($bound:expr)) => { $w.opaque($self.$field) };
-    (@encode $w:ident $self:ident.$field:ident, $primitive:ident) => { $w.$primitive($self.$field) };
+    (@encode $w:ident $self:ident.$field:ident, $kind:ident $(($bound:expr))?) => {
+        $w.$kind($self.$field)
+    };
     (@debug $self:ident.$field:ident, opaque($bound:expr)) => {
         $crate::xdr::Escaped($self.$field)
     };
