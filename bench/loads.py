@@ -59,6 +59,9 @@ def fio(server, name, *flags, jobs=1, durable=False):
         raise RuntimeError(f"fio: {(ran.stderr + ran.stdout[:300]).strip()}")
     job = json.loads(ran.stdout[ran.stdout.index("{") :])["jobs"][0]
     side = job["write"] if job["write"]["io_bytes"] else job["read"]
+    # fio is content, with status 0, where the engine could not even open the file.
+    if side["io_bytes"] == 0:
+        raise RuntimeError(f"fio moved nothing: {ran.stderr.strip()}")
     latency = side["clat_ns"].get("percentile", {})
     detail = {
         "fio_mib_per_sec": round(side["bw_bytes"] / MIB, 1),

@@ -39,7 +39,10 @@ def total(done, direction):
     report = json.loads(done.stdout[done.stdout.index("{") :])
     job = report["jobs"][0]
     check(job["error"] == 0, f"fio's error is {job['error']}")
-    return job[direction]["total_ios"]
+    done_ios = job[direction]["total_ios"]
+    # fio is content, with status 0, where the engine could not even open the file.
+    check(done_ios > 0, f"fio moved nothing: {done.stderr.strip()[-300:]}")
+    return done_ios
 
 
 def write_and_verify(*flags, block_bytes, blocks, jobs, order="write"):
@@ -100,6 +103,7 @@ def verification_can_fail():
             file.write(bytes([byte[0] ^ 1]))
         done = fio(server, "v", "--rw=read", *load)
         check(done.returncode != 0, "fio did not notice the changed byte")
+        check("verify" in done.stderr, f"fio failed for another reason: {done.stderr[-300:]}")
 
 
 if __name__ == "__main__":
