@@ -18,6 +18,7 @@ import time
 import traceback
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
 EXPORT = "/x"
 MIB = 1 << 20
 START_SECS_MAX = 10
@@ -252,8 +253,8 @@ def main(subject_file):
     global _scratch
     subject = pathlib.Path(subject_file).stem
     parser = argparse.ArgumentParser(prog=subject)
-    parser.add_argument("--spillway", default=REPOSITORY / "target/release/spillway")
-    parser.add_argument("--dir", default=REPOSITORY / "target")
+    parser.add_argument("--spillway", default=TARGET / "release/spillway")
+    parser.add_argument("--dir", default=TARGET)
     parser.add_argument("case", nargs="*", help="only these cases")
     options = parser.parse_args()
     Server.binary = options.spillway
