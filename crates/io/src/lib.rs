@@ -6,6 +6,7 @@
 //! - [`BufferPool`]: page-aligned buffers under one hard memory budget;
 //! - [`Engine`]: operating-system threads that run blocking file calls for asynchronous callers;
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
+//! - [`check_access`]: what that user may do;
 //! - [`KernelHandle`]: names for files that survive a rename and a restart;
 //! - [`read_at`], [`write_at`], [`try_read_at_nowait`]: positioned reads and writes that handle
 //!   short results.
@@ -14,6 +15,7 @@
 //! File calls that rustix already offers as safe functions are not wrapped again.
 #![warn(unsafe_op_in_unsafe_fn)]
 
+mod access;
 mod buffer;
 mod buffer_pool;
 mod data_file;
@@ -22,6 +24,7 @@ mod identity;
 mod kernel_handle;
 mod open_file_limit;
 
+pub use access::check_access;
 pub use buffer::{BUFFER_ALIGN, Buffer};
 pub use buffer_pool::{BufferPool, BufferTooLarge};
 pub use data_file::{NowaitRead, WriteError, read_at, try_read_at_nowait, write_at};

@@ -220,7 +220,18 @@ impl OpenFile {
         Ok(())
     }
 
+    /// A flush that no client asked for. Its error is not lost: it has changed the verifier.
+    async fn flush_before_leaving(self: &Arc<Self>, engine: &Engine) {
+        if let Err(status) = self.flush(engine, Flush::All).await {
+            tracing::warn!(?status, "unstable data was lost before a client asked for it");
+        }
+    }
+
     fn flush_now(&self, what: Flush) -> Result<(), Status> {
+        // Symbolic links, pipes, sockets and devices cannot be opened to be flushed alone.
+        if !matches!(self.file_type, FileType::RegularFile | FileType::Directory) {
+            return Ok(rustix::fs::syncfs(self.root.directory())?);
+        }
         let fd = match self.writer().or_else(|| self.reader()) {
             Some(fd) => fd,
             None => self.open_reader()?,
@@ -304,8 +315,7 @@ impl OpenFiles {
             };
             match victim {
                 Victim::Removed(file) => drop(file),
-                // The error is not lost: it has changed the verifier, and was logged.
-                Victim::Dirty(file) => drop(file.flush(engine, Flush::All).await),
+                Victim::Dirty(file) => file.flush_before_leaving(engine).await,
                 Victim::None => return,
             }
         }
@@ -318,7 +328,7 @@ impl OpenFiles {
                 let victim = lock(shard).victim();
                 match victim {
                     Victim::Removed(file) => drop(file),
-                    Victim::Dirty(file) => drop(file.flush(engine, Flush::All).await),
+                    Victim::Dirty(file) => file.flush_before_leaving(engine).await,
                     Victim::None => break,
                 }
             }
@@ -335,7 +345,7 @@ impl OpenFiles {
             };
             for file in idle {
                 if file.is_dirty() {
-                    drop(file.flush(engine, Flush::All).await);
+                    file.flush_before_leaving(engine).await;
                 }
                 let key = file.key();
                 drop(file);

@@ -155,8 +155,7 @@ impl Server {
 
     /// Accepts nothing new, finishes what was accepted, and puts everything on the disk.
     pub async fn shutdown(self) {
-        // No receiver means no listener and no connection left to tell.
-        drop(self.stop.send(true));
+        self.stop.send_replace(true);
         if let Some(port) = self.registered_port
             && let Err(error) = portmap::unregister(port).await
         {

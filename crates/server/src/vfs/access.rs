@@ -8,7 +8,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rustix::fs::{Access, AtFlags};
+use rustix::fs::Access;
 use rustix::io::Errno;
 
 use super::{Attributes, Caller, Object, Status, Vfs};
@@ -106,8 +106,7 @@ fn by_mode(caller: &Caller, attributes: &Attributes, wanted: Access) -> Verdict 
 
 /// Asks the kernel, as the identity of this thread.
 fn kernel_allows(file: &OpenFile, wanted: Access) -> bool {
-    let flags = AtFlags::EACCESS | AtFlags::EMPTY_PATH;
-    rustix::fs::accessat(file.fd(), c"", wanted, flags).is_ok()
+    io::check_access(file.fd(), wanted).is_ok()
 }
 
 /// Whether a file has a POSIX access control list beyond its mode bits. The kernel keeps the answer

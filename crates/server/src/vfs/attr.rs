@@ -66,10 +66,15 @@ impl Vfs {
             Err(status) => return Answer::refused(status),
         };
         let mut result = check(caller, &before, guard);
+        let mut change = change;
         if result.is_ok()
             && let Some(size) = change.size
         {
             result = self.truncate(caller, &file, &before, size).await;
+            // Done with it; and by itself it would take an owner, where cutting takes a writer.
+            if change.mtime == SetTime::Now {
+                change.mtime = SetTime::Keep;
+            }
         }
         if result.is_ok() {
             let changed = Arc::clone(&file);

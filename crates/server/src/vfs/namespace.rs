@@ -434,13 +434,7 @@ fn adopt_new_file(
     change: &AttributeChange,
 ) -> Result<Made, Status> {
     let mut attributes = attributes_of(&writer)?;
-    // The kernel has cleared what the caller may not set; only the rest is left to do.
-    let rest = AttributeChange {
-        mode: change.mode.filter(|mode| mode & 0o7777 != attributes.mode),
-        uid: change.uid.filter(|uid| *uid != attributes.uid),
-        gid: change.gid.filter(|gid| *gid != attributes.gid),
-        ..*change
-    };
+    let rest = left_to_set(change, &attributes);
     let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
     if rest != AttributeChange::default() {
         if let Some(size) = rest.size.filter(|size| *size != 0) {
@@ -520,20 +514,26 @@ fn make_child(
         NodeKind::Fifo => rustix::fs::mknodat(at, name, FileType::Fifo, mode, 0)?,
     }
     let (mut found, fd) = open_child(directory, name)?;
-    let rest = AttributeChange {
-        mode: change.mode.filter(|mode| {
-            !matches!(kind, NodeKind::Symlink(_)) && mode & 0o7777 != found.attributes.mode
-        }),
-        uid: change.uid.filter(|uid| *uid != found.attributes.uid),
-        gid: change.gid.filter(|gid| *gid != found.attributes.gid),
-        size: None,
-        ..change
-    };
+    let rest = AttributeChange { size: None, ..left_to_set(&change, &found.attributes) };
     if rest != AttributeChange::default() && !matches!(kind, NodeKind::Symlink(_)) {
         apply(fd.as_fd(), &rest)?;
         found.attributes = attributes_of(&fd)?;
     }
     Ok((found, Opened::PathOnly(fd)))
+}
+
+/// What creating an object has not set yet. The permission bits stand as the kernel gave them:
+/// a default access control list, a set-group-id directory and the caller's rights have had their
+/// say. Only special bits that mkdir() and mknod() do not take are left.
+fn left_to_set(change: &AttributeChange, made: &Attributes) -> AttributeChange {
+    let special = change.mode.unwrap_or(0) & 0o7000;
+    let missing = made.is_directory() && special & !made.mode != 0;
+    AttributeChange {
+        mode: missing.then_some(made.mode | special),
+        uid: change.uid.filter(|uid| *uid != made.uid),
+        gid: change.gid.filter(|gid| *gid != made.gid),
+        ..*change
+    }
 }
 
 fn rename_child(

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io::KernelHandle;
-use rustix::fs::{Access, AtFlags, Mode, OFlags, RawDir, SeekFrom, openat};
+use rustix::fs::{Access, Mode, OFlags, RawDir, SeekFrom, openat};
 use rustix::io::Errno;
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Vfs, attributes_of};
@@ -87,8 +87,7 @@ fn list(directory: &OpenFile, cookie: u64, room: ListingRoom) -> Result<Listing,
         return Err(Status::NotDirectory);
     }
     // The descriptor may have been opened by another caller.
-    let flags = AtFlags::EACCESS | AtFlags::EMPTY_PATH;
-    rustix::fs::accessat(directory.fd(), c"", Access::READ_OK, flags)?;
+    io::check_access(directory.fd(), Access::READ_OK)?;
     // A second listing at the same moment reads through a descriptor of its own.
     match directory.stream.try_lock() {
         Ok(mut stream) => {
