@@ -1,16 +1,17 @@
 //! One connection: calls come in, are worked on side by side, and are answered as they finish.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use io::Task;
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
 use crate::counters::Counter;
-use crate::dispatch::{self, Peer, Programs, Verdict};
+use crate::dispatch::{self, Peer, Place, Programs, Verdict};
 use crate::receive::{Limits, Receiver};
 use crate::reply_queue::ReplyQueue;
 use crate::service::Service;
@@ -54,7 +55,7 @@ pub(crate) async fn serve(
     let mut sender_ended = sender;
     tokio::select! {
         () = take_calls(&service, peer, receiver, &replies, &slots) => {}
-        // The peer does not take its replies.
+        // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender_ended => service.counters.add(Counter::BrokenConnections, 1),
         _ = stop.wait_for(|stop| *stop) => {}
     }
@@ -72,6 +73,7 @@ async fn take_calls(
     replies: &Arc<ReplyQueue>,
     slots: &Arc<Semaphore>,
 ) {
+    let runtime = Handle::current();
     loop {
         let slot = Arc::clone(slots).acquire_owned().await.expect("the semaphore stays open");
         let record = match receiver.next().await {
@@ -84,26 +86,29 @@ async fn take_calls(
             }
         };
         service.counters.add(Counter::Calls, 1);
-        let work = {
-            let (service, replies) = (Arc::clone(service), Arc::clone(replies));
-            async move {
-                match dispatch::answer(&service, peer, record).await {
-                    Verdict::Reply(reply) => replies.send(reply.holding(slot)),
-                    Verdict::Drop => {}
-                    Verdict::Close => return false,
-                }
-                true
+        let begins_on = dispatch::begins_on(&record);
+        let (service, replies) = (Arc::clone(service), Arc::clone(replies));
+        let engine = Arc::clone(&service.vfs.engine);
+        let mut task: Task = Box::pin(async move {
+            match dispatch::answer(&service, peer, record).await {
+                Verdict::Reply(reply) => replies.send(reply.holding(slot)),
+                Verdict::Drop => {}
+                Verdict::Close => replies.close(),
             }
+        });
+        let go_on = {
+            let runtime = Handle::clone(&runtime);
+            move |task| drop(runtime.spawn(task))
         };
-        // What needs no waiting is done here and now; a task is made only for the rest.
-        let mut work: Pin<Box<dyn Future<Output = bool> + Send>> = Box::pin(work);
-        match std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
-            Poll::Ready(true) => {}
-            Poll::Ready(false) => {
-                service.counters.add(Counter::BrokenConnections, 1);
-                return;
+        match begins_on {
+            // What needs no waiting is done here and now; a task is made only for the rest.
+            Place::Here => {
+                if poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx))).await.is_pending() {
+                    go_on(task);
+                }
             }
-            Poll::Pending => drop(tokio::spawn(work)),
+            Place::DataThread => engine.begin_data(task, go_on).await,
+            Place::MetadataThread => engine.begin_metadata(task, go_on).await,
         }
     }
 }

@@ -80,6 +80,37 @@ impl From<DecodeError> for Refusal {
     }
 }
 
+/// Where the work on a call begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On the connection's own thread: it is most likely done without waiting.
+    Here,
+    /// On a thread for file data.
+    DataThread,
+    /// On a thread for names and attributes.
+    MetadataThread,
+}
+
+/// Where the work on a record begins. A guess from the call's first words, which costs nothing but
+/// time when it is wrong: each operation sees to it itself that it blocks only where it may.
+pub(crate) fn begins_on(record: &Record) -> Place {
+    let word = |at: usize| record.head.get(at..at + 4).and_then(|w| w.try_into().ok());
+    let is_nfs = word(12).map(u32::from_be_bytes) == Some(nfs3::PROGRAM);
+    let procedure = word(20).map(u32::from_be_bytes).and_then(nfs3::Procedure::from_code);
+    use nfs3::Procedure as P;
+    match procedure.filter(|_| is_nfs) {
+        Some(P::Write | P::Commit) => Place::DataThread,
+        Some(
+            P::Setattr | P::Lookup | P::Access | P::Readlink | P::Create | P::Mkdir | P::Symlink
+            | P::Mknod | P::Remove | P::Rmdir | P::Rename | P::Link | P::Readdir
+            | P::Readdirplus,
+        ) => Place::MetadataThread,
+        Some(P::Null | P::Getattr | P::Read | P::Fsstat | P::Fsinfo | P::Pathconf) | None => {
+            Place::Here
+        }
+    }
+}
+
 /// Answers one record.
 pub(crate) async fn answer(service: &Arc<Service>, peer: Peer, record: Record) -> Verdict {
     let Record { head, payload, trailing_bytes } = record;

@@ -225,7 +225,7 @@ impl Receiver {
         let Ok(mut buffer) = self.buffers.take(start + padded).await else { return Ok(None) };
         let received = self.fill(&mut buffer, start, padded).await?;
         self.counters.add(Counter::PayloadBytes, len as u64);
-        Ok((received >= len).then(|| Payload::new(buffer, start, len)))
+        Ok((received == padded).then(|| Payload::new(buffer, start, len)))
     }
 
     /// Receives `len` bytes of the record into the buffer, or what the record has left.

@@ -117,6 +117,12 @@ impl ReplyQueue {
         }
     }
 
+    /// Ends the connection: what the peer sends is not this protocol.
+    pub(crate) fn close(&self) {
+        self.give_up();
+        self.blocked.notify_one();
+    }
+
     /// Goes on where the socket was full. Ends when the connection is broken.
     pub(crate) async fn run(&self) {
         loop {

@@ -116,7 +116,7 @@ impl Service {
         });
         Self {
             vfs: Vfs {
-                engine,
+                engine: Arc::new(engine),
                 buffers: BufferPool::new(config.memory_bytes()),
                 open_files: OpenFiles::new(descriptors.saturating_sub(reserved).max(64)),
                 counters: Arc::clone(&counters),

@@ -1,14 +1,23 @@
 //! One bounded queue of jobs and the threads that serve it.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use tokio::sync::{Notify, Semaphore, oneshot};
 
+use super::Task;
+
 type Job = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// Whether this thread belongs to a lane and may block.
+    static MAY_BLOCK: Cell<bool> = const { Cell::new(false) };
+}
 
 /// See the module.
 pub(super) struct Lane {
@@ -58,12 +67,16 @@ impl Lane {
         }
     }
 
-    /// Runs a job on a thread of the lane and resumes its panic here.
+    /// Runs a job on a thread of the lane and resumes its panic here. A caller that is on a lane's
+    /// thread already runs it itself: handing it over would only make two threads wait for one disk.
     pub(super) async fn run<R, F>(&self, job: F) -> R
     where
         R: Send + 'static,
         F: FnOnce() -> R + Send + 'static,
     {
+        if MAY_BLOCK.get() {
+            return job();
+        }
         let (sender, outcome) = oneshot::channel();
         let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
         // The job is boxed only now: a caller dropped while it waits has allocated nothing but its
@@ -78,6 +91,23 @@ impl Lane {
             Ok(result) => result,
             Err(panic) => resume_unwind(panic),
         }
+    }
+
+    /// Begins a task on a thread of the lane. If it has to wait for something else than the disk, the
+    /// rest of it is given to `go_on`.
+    pub(super) async fn begin(&self, mut task: Task, go_on: impl FnOnce(Task) + Send + 'static) {
+        let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
+        self.shared.push(Box::new(move || {
+            // Whatever wakes the rest of it finds the waker of `go_on`, which polls it again.
+            let mut context = Context::from_waker(Waker::noop());
+            match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context))) {
+                Ok(Poll::Ready(())) => {}
+                Ok(Poll::Pending) => go_on(task),
+                // The panic hook has told; the task is gone, and what it held with it.
+                Err(_panic) => {}
+            }
+        }));
+        place.forget();
     }
 
     pub(super) fn queued(&self) -> usize {

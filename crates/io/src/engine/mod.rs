@@ -8,9 +8,13 @@ mod lane;
 
 use std::fmt;
 use std::io;
+use std::pin::Pin;
 
 use crate::identity::{self, Identity};
 use lane::Lane;
+
+/// Work that may wait for several things in turn.
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Sizes of an [`Engine`]. Each number is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +100,21 @@ impl Engine {
         F: FnOnce() -> R + Send + 'static,
     {
         self.metadata.run(move || identity::assume(&identity).map(|()| job())).await
+    }
+
+    /// Begins `task` on a data thread, where the jobs that it submits run in place: a task that
+    /// needs nothing but the disk is done with a single handover. When it has to wait for anything
+    /// else (a lock, memory), the rest of it is given to `go_on`, which hands it to the runtime.
+    ///
+    /// Returns as soon as the task is queued; a full queue makes the caller wait. A panic of the
+    /// task ends the task.
+    pub async fn begin_data(&self, task: Task, go_on: impl FnOnce(Task) + Send + 'static) {
+        self.data.begin(task, go_on).await;
+    }
+
+    /// As [`begin_data`](Self::begin_data), on a metadata thread.
+    pub async fn begin_metadata(&self, task: Task, go_on: impl FnOnce(Task) + Send + 'static) {
+        self.metadata.begin(task, go_on).await;
     }
 
     /// Jobs waiting for a data thread now.

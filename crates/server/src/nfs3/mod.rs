@@ -36,7 +36,8 @@ pub(crate) async fn execute(
         Procedure::Readlink => namespace::readlink(request, decode_all(args)?, reply).await,
         Procedure::Read => return Ok(read::read(request, decode_all(args)?, reply).await),
         Procedure::Write => {
-            write::write(request, write_args(args)?, payload).await.encode(reply);
+            let args = write_args(args, payload.as_ref())?;
+            write::write(request, args, payload).await.encode(reply);
         }
         Procedure::Create => namespace::create(request, decode_all(args)?).await.encode(reply),
         Procedure::Mkdir => namespace::mkdir(request, decode_all(args)?).await.encode(reply),
@@ -56,10 +57,14 @@ pub(crate) async fn execute(
     Ok(None)
 }
 
-/// The arguments of WRITE up to the data, which was received apart from them.
-fn write_args(args: &[u8]) -> Result<WriteHead, DecodeError> {
+/// The arguments of WRITE up to the data, which was received apart from them. A record that ends
+/// before the data does, or brings more than the server takes (FSINFO, `wtmax`), is no call.
+fn write_args(args: &[u8], payload: Option<&Payload>) -> Result<WriteHead, DecodeError> {
     let mut reader = Reader::new(args);
     let head = WriteHead::decode(&mut reader)?;
+    if usize::try_from(head.data_len) != Ok(payload.map_or(0, Payload::len)) {
+        return Err(DecodeError { what: "WriteArgs.data", at_byte: reader.position() });
+    }
     reader.finish()?;
     Ok(head)
 }

@@ -38,6 +38,23 @@ pub(crate) struct AttributeChange {
     pub(crate) mtime: SetTime,
 }
 
+impl AttributeChange {
+    /// Refuses what no object can have. Two times and one id mean something else to the kernel
+    /// ("now", "leave it as it is"), so they must not get there.
+    ///
+    /// # Errors
+    /// `Invalid`, and `TooLarge` for a length.
+    pub(super) fn check(&self) -> Result<(), Status> {
+        let is_time = |time| !matches!(time, SetTime::At(at) if at.nanoseconds > NANOSECONDS_MAX);
+        if self.size.is_some_and(|size| i64::try_from(size).is_err()) {
+            return Err(Status::TooLarge);
+        }
+        let ids = [self.uid, self.gid];
+        let valid = !ids.contains(&Some(u32::MAX)) && is_time(self.atime) && is_time(self.mtime);
+        if valid { Ok(()) } else { Err(Status::Invalid) }
+    }
+}
+
 impl Vfs {
     /// GETATTR, RFC 1813 §3.3.1.
     pub(crate) async fn getattr(&self, object: &Object) -> Result<Attributes, Status> {
@@ -65,7 +82,7 @@ impl Vfs {
             Ok(before) => before,
             Err(status) => return Answer::refused(status),
         };
-        let mut result = check(caller, &before, guard);
+        let mut result = change.check().and_then(|()| check(caller, &before, guard));
         let mut change = change;
         if result.is_ok()
             && let Some(size) = change.size
@@ -113,9 +130,6 @@ impl Vfs {
         if !attributes.is_regular() {
             return Err(Status::Invalid);
         }
-        if i64::try_from(size).is_err() {
-            return Err(Status::TooLarge);
-        }
         let writer = self.writer(file).await?;
         let wanted = rustix::fs::Access::WRITE_OK;
         self.authorize_data(caller, file, &*writer, attributes, wanted).await?;
@@ -135,11 +149,11 @@ fn check(caller: &Caller, before: &Attributes, guard: Option<(u32, u32)>) -> Res
     if same { Ok(()) } else { Err(Status::NotSync) }
 }
 
-/// Applies all but the length, as the identity of this thread.
+/// Applies all but the length of a change that was checked, as the identity of this thread.
 pub(super) fn apply(fd: BorrowedFd<'_>, change: &AttributeChange) -> Result<(), Status> {
     if change.uid.is_some() || change.gid.is_some() {
-        let uid = change.uid.map(valid_id).transpose()?.map(Uid::from_raw);
-        let gid = change.gid.map(valid_id).transpose()?.map(Gid::from_raw);
+        let uid = change.uid.map(Uid::from_raw);
+        let gid = change.gid.map(Gid::from_raw);
         rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
     }
     if let Some(mode) = change.mode {
@@ -157,11 +171,6 @@ pub(super) fn apply(fd: BorrowedFd<'_>, change: &AttributeChange) -> Result<(), 
     Ok(())
 }
 
-/// All ones means "leave as it is" to the kernel, which is not what the client asked for.
-fn valid_id(id: u32) -> Result<u32, Status> {
-    if id == u32::MAX { Err(Status::Invalid) } else { Ok(id) }
-}
-
 fn timespec(time: SetTime) -> Timespec {
     match time {
         SetTime::Keep => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
@@ -169,3 +178,5 @@ fn timespec(time: SetTime) -> Timespec {
         SetTime::At(at) => Timespec { tv_sec: at.seconds, tv_nsec: at.nanoseconds.into() },
     }
 }
+
+const NANOSECONDS_MAX: u32 = 999_999_999;

@@ -36,7 +36,7 @@ const NAME_BYTES_MAX: usize = 255;
 /// The file operations of the server.
 pub(crate) struct Vfs {
     /// Runs what may block.
-    pub(crate) engine: Engine,
+    pub(crate) engine: Arc<Engine>,
     /// Payload memory.
     pub(crate) buffers: Arc<BufferPool>,
     /// Objects open between requests.

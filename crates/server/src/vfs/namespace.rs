@@ -32,6 +32,16 @@ pub(crate) enum CreateMode {
     Exclusive([u8; 8]),
 }
 
+impl CreateMode {
+    /// The attributes of a new file.
+    fn change(&self) -> AttributeChange {
+        match *self {
+            Self::Unchecked(change) | Self::Guarded(change) => change,
+            Self::Exclusive(verifier) => exclusive_change(verifier),
+        }
+    }
+}
+
 /// What MKDIR, SYMLINK and MKNOD make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NodeKind {
@@ -105,7 +115,8 @@ impl Vfs {
         name: &[u8],
         mode: CreateMode,
     ) -> Answer<Wcc, Found> {
-        let name = match new_component(name) {
+        let checked = mode.change().check().and_then(|()| new_component(name));
+        let name = match checked {
             Ok(name) => name,
             Err(status) => return self.refuse_change(dir, status).await,
         };
@@ -144,7 +155,7 @@ impl Vfs {
         kind: NodeKind,
         change: AttributeChange,
     ) -> Answer<Wcc, Found> {
-        let name = match new_component(name) {
+        let name = match change.check().and_then(|()| new_component(name)) {
             Ok(name) => name,
             Err(status) => return self.refuse_change(dir, status).await,
         };
@@ -414,10 +425,7 @@ fn open_child(directory: &OpenFile, name: &CStr) -> Result<(Found, OwnedFd), Sta
 /// CREATE as the identity of this thread. A name that exists is tried second: creating needs no
 /// look first, and a client that creates what exists needs no permission on the directory.
 fn create_file(directory: &OpenFile, name: &CStr, how: CreateMode) -> Result<Made, Status> {
-    let change = match how {
-        CreateMode::Unchecked(change) | CreateMode::Guarded(change) => change,
-        CreateMode::Exclusive(verifier) => exclusive_change(verifier),
-    };
+    let change = how.change();
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(change.mode.unwrap_or(0) & 0o7777);
     match openat(directory.fd(), name, flags, mode) {

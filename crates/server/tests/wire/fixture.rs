@@ -1,0 +1,191 @@
+//! A server in this process, on a free port, over a temporary directory.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use proto::nfs3::FileHandle;
+use spillway_server::Server;
+use spillway_server::config::{Config, Overrides};
+use spillway_server::counters::Counter;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::client::Client;
+
+/// An export that trusts its clients, so that tests see files as they made them, and that does not
+/// wait for the disk at each change of a name.
+const TRUSTING: &str = r#"
+    [[export]]
+    path = "$DIR/export"
+    name = "/export"
+    squash = "none"
+    sync = false
+"#;
+
+/// A running server and the directory it works in. `export` in there is what it serves.
+pub(crate) struct Fixture {
+    dir: TempDir,
+    runtime: Runtime,
+    server: Option<Server>,
+    config: String,
+}
+
+impl Fixture {
+    /// Serves `/export` to clients that are trusted.
+    pub(crate) fn new() -> Self {
+        Self::with(TRUSTING)
+    }
+
+    /// Serves what the configuration says; `$DIR` in it is the directory of the test.
+    pub(crate) fn with(config: &str) -> Self {
+        Self::prepared(config, |_| {})
+    }
+
+    /// As [`Self::with`], after something was done to the directory.
+    pub(crate) fn prepared(config: &str, prepare: impl FnOnce(&Path)) -> Self {
+        let dir = TempDir::new().unwrap();
+        let export = dir.path().join("export");
+        std::fs::create_dir(&export).unwrap();
+        set_mode(&export, 0o777);
+        prepare(dir.path());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let mut fixture = Self { dir, runtime, server: None, config: config.to_owned() };
+        fixture.start();
+        fixture
+    }
+
+    /// Settings in front of the exports of [`Self::new`].
+    pub(crate) fn with_settings(settings: &str) -> Self {
+        Self::with(&format!("{settings}\n{TRUSTING}"))
+    }
+
+    fn parse(&self, text: &str) -> Config {
+        let text = text.replace("$DIR", self.dir.path().to_str().unwrap());
+        let overrides = Overrides {
+            listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
+            state_dir: Some(self.dir.path().join("state")),
+            ..Overrides::default()
+        };
+        Config::parse(&text, Path::new("test.toml"), &overrides).unwrap()
+    }
+
+    fn start(&mut self) {
+        let config = self.parse(&self.config);
+        self.server = Some(self.runtime.block_on(Server::start(config)).unwrap());
+    }
+
+    pub(crate) fn stop(&mut self) {
+        if let Some(server) = self.server.take() {
+            self.runtime.block_on(server.shutdown());
+        }
+    }
+
+    /// Stops the server and starts it again over the same state and files.
+    pub(crate) fn restart(&mut self) {
+        self.stop();
+        self.start();
+    }
+
+    pub(crate) fn reload(&self, config: &str) -> String {
+        let config = self.parse(config);
+        self.runtime.block_on(async { self.server().reload(config).unwrap() })
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server().local_addrs()[0]
+    }
+
+    pub(crate) fn counter(&self, counter: Counter) -> u64 {
+        self.server().counters().value(counter)
+    }
+
+    /// A new connection.
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.address())
+    }
+
+    /// A new connection and the root of `/export`.
+    pub(crate) fn mounted(&self) -> (Client, FileHandle) {
+        let mut client = self.client();
+        let root = client.mnt("/export");
+        (client, root)
+    }
+
+    /// A path below the directory of the test.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    /// A path below the exported directory.
+    pub(crate) fn exported(&self, path: &str) -> PathBuf {
+        self.path("export").join(path)
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+pub(crate) fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Whether the server can act as other users here; says why a test is skipped.
+pub(crate) fn is_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("{test} skipped: only root can act as other users");
+    }
+    root
+}
+
+/// Runs a command of the system; `false`, with the reason printed, when it fails or is missing.
+pub(crate) fn run(program: &str, args: &[&str]) -> bool {
+    match std::process::Command::new(program).args(args).output() {
+        Ok(output) if output.status.success() => true,
+        Ok(output) => {
+            eprintln!("{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+            false
+        }
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            false
+        }
+    }
+}
+
+/// A file system mounted by a test, unmounted at its end.
+pub(crate) struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Mounts a tmpfs of so many KiB; `None` where that is not allowed.
+    pub(crate) fn tmpfs(at: &Path, kib: u32) -> Option<Self> {
+        let size = format!("size={kib}k,mode=777");
+        run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", at.to_str().unwrap()])
+            .then(|| Self(at.to_owned()))
+    }
+
+    /// Mounts a file that holds a file system.
+    pub(crate) fn image(image: &Path, at: &Path) -> Option<Self> {
+        let (image, to) = (image.to_str().unwrap(), at.to_str().unwrap());
+        run("mount", &["-o", "loop", image, to]).then(|| Self(at.to_owned()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // The server may still hold a descriptor there: detached now, gone when that is closed.
+        run("umount", &["--lazy", self.0.to_str().unwrap()]);
+    }
+}

@@ -1,0 +1,307 @@
+//! RFC 5531: headers, refusals, records, and many calls at once.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use proto::mount3;
+use proto::nfs3::{self, *};
+use proto::oncrpc::{AcceptStat, AuthStat, RejectStat, ReplyHeader};
+use proto::xdr::{Writer, decode_all};
+
+use crate::client::{Client, encoded, in_fragments, split};
+use crate::fixture::Fixture;
+
+const NULL: (u32, u32, u32) = (nfs3::PROGRAM, nfs3::VERSION, 0);
+
+fn accepted(client: &mut Client, target: (u32, u32, u32), args: &[u8]) -> AcceptStat {
+    match client.exchange(target, args) {
+        (ReplyHeader::Accepted { stat, .. }, _) => stat,
+        (denied @ ReplyHeader::Denied(..), _) => panic!("{denied:?}"),
+    }
+}
+
+/// A call whose credential and verifier are given byte for byte.
+fn with_auth(xid: u32, flavor: u32, body: &[u8], verifier: &[u8]) -> Vec<u8> {
+    let mut w = Writer::new();
+    for word in [xid, 0, 2, nfs3::PROGRAM, nfs3::VERSION, 0, flavor] {
+        w.u32(word);
+    }
+    w.opaque(body);
+    w.u32(0);
+    w.opaque(verifier);
+    w.into_vec()
+}
+
+fn denial(client: &mut Client, record: &[u8]) -> RejectStat {
+    client.send_record(record);
+    match split(&client.receive_record().expect("a refusal is an answer")) {
+        (ReplyHeader::Denied(_, stat), rest) => {
+            assert!(rest.is_empty());
+            stat
+        }
+        (header, _) => panic!("{header:?}"),
+    }
+}
+
+#[test]
+fn null_answers_auth_none_and_auth_sys() {
+    let fixture = Fixture::new();
+    let mut client = fixture.client();
+    client.null();
+    client.ids = None;
+    client.null();
+    let mount = (mount3::PROGRAM, mount3::VERSION, 0);
+    assert_eq!(accepted(&mut client, mount, &[]), AcceptStat::Success);
+}
+
+#[test]
+fn unknown_programs_versions_and_procedures_are_told_apart() {
+    let fixture = Fixture::new();
+    let mut client = fixture.client();
+    let mismatch = AcceptStat::ProgMismatch { low: 3, high: 3 };
+    let cases = [
+        ((100_000, 2, 0), AcceptStat::ProgUnavail),
+        ((0, 0, 0), AcceptStat::ProgUnavail),
+        ((nfs3::PROGRAM, 2, 0), mismatch),
+        ((nfs3::PROGRAM, 4, 0), mismatch),
+        ((nfs3::PROGRAM, u32::MAX, 1), mismatch),
+        ((mount3::PROGRAM, 1, 0), mismatch),
+        ((mount3::PROGRAM, 4, 1), mismatch),
+        ((nfs3::PROGRAM, 3, 22), AcceptStat::ProcUnavail),
+        ((nfs3::PROGRAM, 3, u32::MAX), AcceptStat::ProcUnavail),
+        ((mount3::PROGRAM, 3, 6), AcceptStat::ProcUnavail),
+    ];
+    for (target, stat) in cases {
+        assert_eq!(accepted(&mut client, target, &[]), stat, "{target:?}");
+    }
+    client.null();
+}
+
+#[test]
+fn arguments_must_be_whole_and_nothing_may_follow() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    for procedure in Procedure::ALL.iter().filter(|p| **p != Procedure::Null) {
+        let target = (nfs3::PROGRAM, nfs3::VERSION, procedure.code());
+        let stat = accepted(&mut client, target, &[]);
+        assert_eq!(stat, AcceptStat::GarbageArgs, "{} without arguments", procedure.name());
+        let stat = accepted(&mut client, target, &[0xff; 64]);
+        assert_eq!(stat, AcceptStat::GarbageArgs, "{} with nonsense", procedure.name());
+    }
+    assert_eq!(accepted(&mut client, NULL, &[0; 4]), AcceptStat::GarbageArgs);
+    let getattr = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Getattr.code());
+    let mut args = encoded(&GetattrArgs { object: root });
+    assert_eq!(accepted(&mut client, getattr, &args), AcceptStat::Success);
+    args.extend([0; 4]);
+    assert_eq!(accepted(&mut client, getattr, &args), AcceptStat::GarbageArgs);
+    args.extend([0; 40_000]);
+    assert_eq!(accepted(&mut client, getattr, &args), AcceptStat::GarbageArgs);
+    client.null();
+}
+
+#[test]
+fn a_write_must_bring_the_data_that_it_announces() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
+    let stable = StableHow::FileSync;
+    let args = encoded(&WriteArgs { file, offset: 0, count: 10, stable, data: &[7; 10] });
+    // Ten bytes are padded to twelve; missing data is garbage, and so is missing padding.
+    for missing in [1, 2, 4, 12] {
+        let cut = &args[..args.len() - missing];
+        let stat = accepted(&mut client, write, cut);
+        assert_eq!(stat, AcceptStat::GarbageArgs, "{missing} bytes are missing");
+    }
+    let longer = [&args[..], &[0; 4]].concat();
+    assert_eq!(accepted(&mut client, write, &longer), AcceptStat::GarbageArgs);
+    assert_eq!(client.getattr(file).unwrap().size, 0, "nothing of these was written");
+    assert_eq!(accepted(&mut client, write, &args), AcceptStat::Success);
+    assert_eq!(client.read(file, 0, 100).unwrap().data, [7; 10]);
+}
+
+#[test]
+fn another_rpc_version_is_refused_with_the_one_spoken() {
+    let fixture = Fixture::new();
+    let mut client = fixture.client();
+    for version in [0, 1, 3, u32::MAX] {
+        let mut call = client.encode(9, NULL, &[]);
+        call[8..12].copy_from_slice(&version.to_be_bytes());
+        let stat = denial(&mut client, &call);
+        assert_eq!(stat, RejectStat::RpcMismatch { low: 2, high: 2 }, "version {version}");
+    }
+    client.null();
+}
+
+#[test]
+fn bad_credentials_are_refused_and_the_connection_lives_on() {
+    let fixture = Fixture::new();
+    let mut client = fixture.client();
+    let seventeen_groups = {
+        let mut w = Writer::new();
+        w.u32(0);
+        w.opaque(b"host");
+        w.u32(0);
+        w.u32(0);
+        w.u32(17);
+        (0..17).for_each(|group| w.u32(group));
+        w.into_vec()
+    };
+    let long_machine_name = {
+        let mut w = Writer::new();
+        w.u32(0);
+        w.opaque(&[b'h'; 256]);
+        (0..3).for_each(|_| w.u32(0));
+        w.into_vec()
+    };
+    let bad_credential = RejectStat::AuthError(AuthStat::BadCred);
+    let cases = [
+        (with_auth(1, 1, &[0; 404], &[]), bad_credential),
+        (with_auth(2, 1, &[0; 401], &[]), bad_credential),
+        (with_auth(3, 1, &seventeen_groups, &[]), bad_credential),
+        (with_auth(4, 1, &long_machine_name, &[]), bad_credential),
+        (with_auth(5, 1, &[], &[]), bad_credential),
+        (with_auth(6, 0, &[0; 4], &[]), bad_credential),
+        (with_auth(7, 0, &[], &[0; 404]), RejectStat::AuthError(AuthStat::BadVerf)),
+        (with_auth(8, 6, &[0; 20], &[]), RejectStat::AuthError(AuthStat::RejectedCred)),
+        (with_auth(9, 77, &[], &[]), RejectStat::AuthError(AuthStat::RejectedCred)),
+    ];
+    for (call, stat) in cases {
+        assert_eq!(denial(&mut client, &call), stat);
+    }
+    client.null();
+}
+
+#[test]
+fn what_is_no_call_ends_the_connection() {
+    let fixture = Fixture::new();
+    let reply = {
+        let mut call = fixture.client().encode(1, NULL, &[]);
+        call[4..8].copy_from_slice(&1u32.to_be_bytes());
+        call
+    };
+    for record in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 8], &[], &reply] {
+        let mut client = fixture.client();
+        client.send_record(record);
+        assert!(client.is_closed_by_server(), "{record:?}");
+    }
+    // A fragment of no bytes that is not the last could go on forever.
+    let mut client = fixture.client();
+    client.send_bytes(&[0; 4]);
+    assert!(client.is_closed_by_server());
+    let mut client = fixture.client();
+    client.send_bytes(&[0xff; 4]);
+    assert!(client.is_closed_by_server(), "a record of 2 GiB");
+    fixture.client().null();
+}
+
+#[test]
+fn a_record_may_come_in_any_fragments() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let data: Vec<u8> = (0..251).collect();
+    let stable = StableHow::Unstable;
+    let args = encoded(&WriteArgs { file, offset: 3, count: 251, stable, data: &data });
+    let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
+    let call = client.encode(5, write, &args);
+    let every: Vec<usize> = (1..call.len()).collect();
+    let last_empty = vec![call.len()];
+    for cuts in [every, vec![1], vec![call.len() - 1], last_empty] {
+        client.send_bytes(&in_fragments(&call, &cuts));
+        let (header, results) = split(&client.receive_record().unwrap());
+        assert_eq!(header, ReplyHeader::Accepted { xid: 5, stat: AcceptStat::Success });
+        assert_eq!(decode_all::<WriteReply>(&results).unwrap().unwrap().count, 251);
+    }
+    assert_eq!(client.read(file, 3, 1000).unwrap().data, data);
+}
+
+#[test]
+fn pipelined_calls_are_all_answered_once() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let mut bytes = Vec::new();
+    let mut expected = HashSet::new();
+    for i in 0..500 {
+        let args = match i % 3 {
+            0 => encoded(&GetattrArgs { object: root }),
+            1 => encoded(&LookupArgs { what: DirOp { dir: root, name: b"nothing" } }),
+            _ => encoded(&ReadArgs { file: root, offset: 0, count: 10 }),
+        };
+        let procedure = [Procedure::Getattr, Procedure::Lookup, Procedure::Read][i % 3];
+        let xid = client.xid();
+        expected.insert(xid);
+        let target = (nfs3::PROGRAM, nfs3::VERSION, procedure.code());
+        bytes.extend(in_fragments(&client.encode(xid, target, &args), &[]));
+    }
+    client.send_bytes(&bytes);
+    while !expected.is_empty() {
+        let (header, _) = split(&client.receive_record().unwrap());
+        assert!(expected.remove(&header.xid()), "{header:?} was not asked for");
+    }
+    client.null();
+}
+
+#[test]
+fn a_slow_call_holds_up_no_fast_one() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    // The WRITE and its flush go to the disk; the others are answered from memory.
+    let data = vec![1; 1 << 20];
+    let stable = StableHow::FileSync;
+    let slow = encoded(&WriteArgs { file, offset: 0, count: 1 << 20, stable, data: &data });
+    let slow_xid = client.xid();
+    let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
+    let slow = client.encode(slow_xid, write, &slow);
+    client.send_record(&slow);
+    let fast: HashSet<u32> = (0..5)
+        .map(|_| {
+            let xid = client.xid();
+            let call = client.encode(xid, NULL, &[]);
+            client.send_record(&call);
+            xid
+        })
+        .collect();
+    let order: Vec<u32> =
+        (0..6).map(|_| split(&client.receive_record().unwrap()).0.xid()).collect();
+    assert_eq!(order.last(), Some(&slow_xid));
+    assert!(order[..5].iter().all(|xid| fast.contains(xid)));
+}
+
+#[test]
+fn a_half_closed_connection_still_gets_its_replies() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let data = vec![1; 512 * 1024];
+    let count = u32::try_from(data.len()).unwrap();
+    let stable = StableHow::FileSync;
+    let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
+    for i in 0..8 {
+        let offset = u64::from(count) * i;
+        let args = encoded(&WriteArgs { file, offset, count, stable, data: &data });
+        let xid = client.xid();
+        let call = client.encode(xid, write, &args);
+        client.send_record(&call);
+    }
+    client.half_close();
+    for _ in 0..8 {
+        let (_, results) = split(&client.receive_record().expect("all are answered"));
+        assert_eq!(decode_all::<WriteReply>(&results).unwrap().unwrap().count, count);
+    }
+    assert!(client.is_closed_by_server());
+}
+
+#[test]
+fn a_silent_connection_is_closed_and_a_busy_one_is_not() {
+    let fixture = Fixture::with_settings("idle_timeout = \"1s\"");
+    let (mut idle, mut busy) = (fixture.client(), fixture.client());
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(1500) {
+        busy.null();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(idle.is_closed_by_server());
+    busy.null();
+}
