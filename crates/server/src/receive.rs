@@ -11,15 +11,19 @@
 //!   '-------------- Record::head ---------------'------- Record::payload --------'
 //! ```
 
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use io::{BUFFER_ALIGN, Buffer, BufferPool};
 use proto::nfs3::{self, WriteHead};
 use proto::oncrpc::{RecordMark, decode_call};
 use proto::xdr::{Decode, Reader};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::tcp::OwnedReadHalf;
+use tokio::time::{Instant, Sleep};
 
 use crate::counters::{Counter, Counters};
 use crate::payload::Payload;
@@ -72,6 +76,7 @@ pub(crate) struct Limits {
 /// The receiving side of a connection.
 pub(crate) struct Receiver {
     socket: OwnedReadHalf,
+    alarm: Alarm,
     buffers: Arc<BufferPool>,
     counters: Arc<Counters>,
     limits: Limits,
@@ -96,6 +101,7 @@ impl Receiver {
     ) -> Self {
         Self {
             socket,
+            alarm: Alarm::new(limits.idle_timeout),
             buffers,
             counters,
             limits,
@@ -240,10 +246,9 @@ impl Receiver {
             let wanted = (len - filled).min(within(self.fragment_left));
             let target = &mut buffer.as_mut_slice()[start + filled..][..wanted];
             let taken = if self.staged.is_empty() {
-                match tokio::time::timeout(STALL_MAX, self.socket.read(target)).await {
-                    Ok(Ok(0)) => return Err(ReceiveError::Cut),
-                    Ok(read) => read?,
-                    Err(_) => return Err(ReceiveError::Silent(STALL_MAX)),
+                match self.alarm.read(&mut self.socket, target, STALL_MAX).await? {
+                    0 => return Err(ReceiveError::Cut),
+                    read => read,
                 }
             } else {
                 let taken = wanted.min(self.staged.len());
@@ -291,11 +296,52 @@ impl Receiver {
         }
         let end = STAGING_BYTES.min(self.staged.end + limit);
         let target = &mut self.staging[self.staged.end..end];
-        let read = tokio::time::timeout(patience, self.socket.read(target))
-            .await
-            .map_err(|_| ReceiveError::Silent(patience))??;
+        let read = self.alarm.read(&mut self.socket, target, patience).await?;
         self.staged.end += read;
         Ok(read)
+    }
+}
+
+/// Bounds how long a read may wait.
+///
+/// A timer of its own for each read would cost more than a small call. This one stays where it is
+/// while calls come and go: only when it goes off is it looked at how long the read has really
+/// waited, and the timer set anew.
+struct Alarm {
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Alarm {
+    fn new(patience: Duration) -> Self {
+        Self { timer: Box::pin(tokio::time::sleep(patience)) }
+    }
+
+    /// Reads what there is into `target`, waiting at most `patience` for the first byte.
+    async fn read(
+        &mut self,
+        socket: &mut OwnedReadHalf,
+        target: &mut [u8],
+        patience: Duration,
+    ) -> Result<usize, ReceiveError> {
+        let mut deadline = None;
+        poll_fn(|cx| {
+            let mut buffer = ReadBuf::new(target);
+            if let Poll::Ready(result) = Pin::new(&mut *socket).poll_read(cx, &mut buffer) {
+                return Poll::Ready(result.map(|()| buffer.filled().len()).map_err(Into::into));
+            }
+            let deadline = *deadline.get_or_insert_with(|| Instant::now() + patience);
+            if self.timer.deadline() > deadline {
+                self.timer.as_mut().reset(deadline);
+            }
+            while self.timer.as_mut().poll(cx).is_ready() {
+                if Instant::now() >= deadline {
+                    return Poll::Ready(Err(ReceiveError::Silent(patience)));
+                }
+                self.timer.as_mut().reset(deadline);
+            }
+            Poll::Pending
+        })
+        .await
     }
 }
 
