@@ -118,7 +118,7 @@ impl ExportRoot {
         if !self.contains(&attributes) {
             return Err(Status::Stale);
         }
-        if attributes.is_directory() && !self.is_above(&fd)? {
+        if attributes.is_directory() && !self.is_above(fd.as_fd())? {
             return Err(Status::Stale);
         }
         Ok(fd)
@@ -151,7 +151,11 @@ impl ExportRoot {
 
     /// Climbs from a directory towards the root. The kernel opens handles of anything on the file
     /// system, also of what was moved out of the exported part of it.
-    fn is_above(&self, directory: &OwnedFd) -> Result<bool, Status> {
+    ///
+    /// # Errors
+    /// `Stale` when the directory was removed. To be called with the server's own identity, for a
+    /// caller may have no way through the directories between.
+    pub(crate) fn is_above(&self, directory: BorrowedFd<'_>) -> Result<bool, Status> {
         let up = PATH_ONLY | OFlags::DIRECTORY;
         let mut here = openat(directory, c".", up, Mode::empty())?;
         for _ in 0..DEPTH_MAX {

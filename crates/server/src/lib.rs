@@ -9,6 +9,7 @@
 pub mod config;
 mod connection;
 pub mod counters;
+mod directory_stream;
 mod dispatch;
 mod export_root;
 pub mod export_table;

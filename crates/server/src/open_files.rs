@@ -4,7 +4,8 @@
 //! than the I/O itself; and what the server must know of a file between requests (what is not yet
 //! on the disk, who is changing it) needs one place to live.
 //!
-//! Bounds: at most `files_max` objects with at most two descriptors each. The sweep gives up what
+//! Bounds: at most `files_max` objects, most of them with one or two descriptors; a directory being
+//! listed has a few more. The sweep gives up what
 //! was not used for a while: soon where the descriptor could write, because the kernel refuses to
 //! execute a file that someone holds open for writing. An object with unflushed data is flushed
 //! before it leaves; one in use does not leave at all, so that there is never a second one of it.
@@ -17,6 +18,7 @@ use indexmap::IndexMap;
 use io::{Engine, KernelHandle};
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
 
+use crate::directory_stream::DirectoryStreams;
 use crate::export_root::ExportRoot;
 use crate::vfs::Status;
 
@@ -33,10 +35,17 @@ const VICTIM_SEARCH_MAX: usize = 64;
 /// What an object is known by in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FileKey {
-    /// The export.
-    pub(crate) export_id: u32,
-    /// The inode.
-    pub(crate) handle: KernelHandle,
+    /// Where its export's root is in memory, which stays the root's alone while the object is open:
+    /// a reload may give the same export id to another directory.
+    root: usize,
+    handle: KernelHandle,
+}
+
+impl FileKey {
+    /// The key of the object with this handle in an export.
+    pub(crate) fn new(root: &Arc<ExportRoot>, handle: KernelHandle) -> Self {
+        Self { root: Arc::as_ptr(root).addr(), handle }
+    }
 }
 
 /// An object that is open.
@@ -52,9 +61,7 @@ pub(crate) struct OpenFile {
     /// thread, and it is handed over in the order of arrival.
     pub(crate) change: Arc<tokio::sync::Mutex<()>>,
     data: Mutex<DataDescriptors>,
-    /// A directory's descriptor for listing; held for the length of one call, because the read
-    /// position belongs to the descriptor.
-    pub(crate) stream: Mutex<Option<OwnedFd>>,
+    streams: Mutex<DirectoryStreams>,
 
     /// Changes so far; each is counted after the kernel took it and before the client hears of it.
     changes: AtomicU64,
@@ -66,6 +73,8 @@ pub(crate) struct OpenFile {
 
     referenced: AtomicBool,
     used_at_sweep: AtomicU64,
+    /// When a directory was last known to lie below the export.
+    placed_at_sweep: AtomicU64,
 }
 
 #[derive(Default)]
@@ -104,12 +113,13 @@ impl OpenFile {
             base: Arc::new(base),
             change: Arc::default(),
             data: Mutex::default(),
-            stream: Mutex::default(),
+            streams: Mutex::default(),
             changes: AtomicU64::new(0),
             flushed: tokio::sync::Mutex::default(),
             durable: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
             used_at_sweep: AtomicU64::new(0),
+            placed_at_sweep: AtomicU64::new(0),
         }
     }
 
@@ -171,6 +181,11 @@ impl OpenFile {
     /// A descriptor of its own for listing a directory.
     pub(crate) fn open_stream(&self) -> Result<OwnedFd, Status> {
         self.reopen(OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
+    /// A directory's listings in progress.
+    pub(crate) fn streams(&self) -> MutexGuard<'_, DirectoryStreams> {
+        self.streams.lock().expect("no code panics while it holds the streams")
     }
 
     fn reopen(&self, flags: OFlags) -> Result<OwnedFd, Status> {
@@ -247,8 +262,9 @@ impl OpenFile {
         self.data.lock().expect("no code panics while it holds the descriptors")
     }
 
-    fn key(&self) -> FileKey {
-        FileKey { export_id: self.root.id, handle: self.handle }
+    /// What the cache knows it by.
+    pub(crate) fn key(&self) -> FileKey {
+        FileKey::new(&self.root, self.handle)
     }
 }
 
@@ -289,11 +305,21 @@ impl OpenFiles {
     /// Adds an object, or returns the one that another request added first.
     pub(crate) fn insert(&self, file: OpenFile) -> Arc<OpenFile> {
         let key = file.key();
+        file.placed_at_sweep.store(self.sweeps.load(Ordering::Relaxed), Ordering::Relaxed);
         let mut shard = self.shard(&key);
         let file = Arc::clone(shard.files.entry(key).or_insert_with(|| Arc::new(file)));
         drop(shard);
         self.touch(&file);
         file
+    }
+
+    /// Whether a directory was not looked for below its export since the last sweep: it may have
+    /// been moved out. Says so to one caller only.
+    pub(crate) fn place_is_due(&self, file: &OpenFile) -> bool {
+        let now = self.sweeps.load(Ordering::Relaxed);
+        file.file_type == FileType::Directory
+            && file.handle != file.root.handle
+            && file.placed_at_sweep.swap(now, Ordering::Relaxed) != now
     }
 
     /// Gives an object up after its last name was removed.

@@ -109,7 +109,7 @@ pub(crate) struct Found {
 
 impl Object {
     fn key(&self) -> FileKey {
-        FileKey { export_id: self.root.id, handle: self.handle }
+        FileKey::new(&self.root, self.handle)
     }
 }
 
@@ -127,6 +127,9 @@ impl Vfs {
     async fn open(&self, object: &Object) -> Result<Arc<OpenFile>, Status> {
         let key = object.key();
         if let Some(file) = self.open_files.find(&key) {
+            if self.open_files.place_is_due(&file) {
+                self.check_place(&file).await?;
+            }
             return Ok(file);
         }
         self.open_files.make_room(&key, &self.engine).await;
@@ -146,6 +149,20 @@ impl Vfs {
         Ok(self.open_files.insert(file))
     }
 
+    /// Makes sure that an open directory still lies below its export.
+    ///
+    /// # Errors
+    /// `Stale` when it was moved out or removed.
+    async fn check_place(&self, file: &Arc<OpenFile>) -> Result<(), Status> {
+        let directory = Arc::clone(file);
+        let job = move || directory.root().is_above(directory.fd());
+        if self.in_metadata_lane(Identity::Server, job).await? {
+            return Ok(());
+        }
+        self.open_files.forget(&file.key());
+        Err(Status::Stale)
+    }
+
     /// The attributes of an open object. Answered on this thread where the file system keeps them
     /// in memory.
     async fn attributes(&self, file: &Arc<OpenFile>) -> Result<Attributes, Status> {
@@ -156,7 +173,7 @@ impl Vfs {
             self.in_metadata_lane(Identity::Server, move || attributes_of(file.fd())).await
         };
         if result == Err(Status::Stale) {
-            self.open_files.forget(&FileKey { export_id: file.root().id, handle: *file.handle() });
+            self.open_files.forget(&file.key());
         }
         result
     }

@@ -67,19 +67,21 @@ impl Vfs {
         dir: &Object,
         name: &[u8],
     ) -> Answer<Option<Attributes>, Found> {
-        let (directory, name) = match (self.open(dir).await, component(name)) {
-            (Ok(directory), Ok(name)) => (directory, name),
-            (Err(status), _) | (_, Err(status)) => return Answer::refused(status),
+        let directory = match self.open(dir).await {
+            Ok(directory) => directory,
+            Err(status) => return Answer::refused(status),
         };
-        let opened = Arc::clone(&directory);
+        let (opened, component) = (Arc::clone(&directory), component(name));
         let job = move || {
-            let result = find_child(&opened, &name);
+            let result = component.and_then(|name| find_child(&opened, &name));
             Ok((attributes_of(opened.fd()).ok(), result))
         };
         match self.in_metadata_lane(caller.identity.clone(), job).await {
             Ok((attributes, Ok((found, fd)))) => {
-                self.keep(&directory, &found, fd).await;
-                Answer { attributes, result: Ok(found) }
+                let file = self.keep(&directory, &found, fd).await;
+                // What lies above a directory that was moved out of the export is not part of it.
+                let place = if name == b".." { self.check_place(&file).await } else { Ok(()) };
+                Answer { attributes, result: place.map(|()| found) }
             }
             Ok((attributes, Err(status))) => Answer { attributes, result: Err(status) },
             Err(status) => Answer::refused(status),
@@ -344,7 +346,7 @@ impl Vfs {
     /// object is most likely on its way.
     async fn keep(&self, directory: &OpenFile, found: &Found, fd: Opened) -> Arc<OpenFile> {
         let root = Arc::clone(directory.root());
-        let key = FileKey { export_id: root.id, handle: found.handle };
+        let key = FileKey::new(&root, found.handle);
         if let Some(file) = self.open_files.find(&key) {
             return file;
         }
@@ -566,7 +568,7 @@ fn last_link_gone(directory: &OpenFile, fd: &OwnedFd) -> Option<FileKey> {
         return None;
     }
     let handle = directory.root().identify(fd.as_fd()).ok()?;
-    Some(FileKey { export_id: directory.root().id, handle })
+    Some(FileKey::new(directory.root(), handle))
 }
 
 fn is_a_directory(fd: Option<&OwnedFd>) -> bool {

@@ -5,19 +5,17 @@
 //! listing.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io::KernelHandle;
-use rustix::fs::{Access, Mode, OFlags, RawDir, SeekFrom, openat};
-use rustix::io::Errno;
+use rustix::fs::{Access, Mode, OFlags, openat};
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Vfs, attributes_of};
+use crate::directory_stream::{DirectoryStream, KernelEntry};
 use crate::open_files::OpenFile;
 
-/// Bytes of one `getdents64` call.
-const KERNEL_BUFFER_BYTES: usize = 32 * 1024;
 /// After this long a reply is sent with what it has: a client on a slow disk gets many short
 /// replies instead of a timeout.
 const CALL_TIME_MAX: Duration = Duration::from_millis(100);
@@ -88,38 +86,26 @@ fn list(directory: &OpenFile, cookie: u64, room: ListingRoom) -> Result<Listing,
     }
     // The descriptor may have been opened by another caller.
     io::check_access(directory.fd(), Access::READ_OK)?;
-    // A second listing at the same moment reads through a descriptor of its own.
-    match directory.stream.try_lock() {
-        Ok(mut stream) => {
-            let stream = match &mut *stream {
-                Some(stream) => stream,
-                empty => empty.insert(directory.open_stream()?),
-            };
-            list_from(directory, stream, cookie, room)
-        }
-        Err(_) => list_from(directory, &directory.open_stream()?, cookie, room),
-    }
+    let changed = attributes_of(directory.fd())?.ctime;
+    let mut stream = match directory.streams().take(cookie, changed) {
+        Some(stream) => stream,
+        None => DirectoryStream::at(directory.open_stream()?, cookie, changed)?,
+    };
+    let listing = list_from(directory, &mut stream, room)?;
+    directory.streams().put_back(stream);
+    Ok(listing)
 }
 
 fn list_from(
     directory: &OpenFile,
-    stream: &OwnedFd,
-    cookie: u64,
+    stream: &mut DirectoryStream,
     room: ListingRoom,
 ) -> Result<Listing, Status> {
     let began = Instant::now();
-    match rustix::fs::seek(stream, SeekFrom::Start(cookie)) {
-        Ok(_) => {}
-        Err(Errno::INVAL | Errno::OVERFLOW) => return Err(Status::BadCookie),
-        Err(errno) => return Err(errno.into()),
-    }
-    let mut buffer = Vec::with_capacity(KERNEL_BUFFER_BYTES);
-    let mut names = RawDir::new(stream, buffer.spare_capacity_mut());
     let mut listing = Listing::default();
     let (mut bytes, mut name_bytes) = (0, 0);
-    while let Some(entry) = names.next() {
-        let entry = entry?;
-        let padded = entry.file_name().to_bytes().len().next_multiple_of(4);
+    while let Some(next) = stream.peek()? {
+        let padded = next.name.to_bytes().len().next_multiple_of(4);
         bytes += room.entry_bytes + padded;
         // What READDIR sends of an entry: list mark, fileid, length of the name, cookie.
         name_bytes += 24 + padded;
@@ -130,7 +116,8 @@ fn list_from(
         if full || (!listing.entries.is_empty() && began.elapsed() > CALL_TIME_MAX) {
             return Ok(listing);
         }
-        listing.entries.push(describe(directory, stream, &entry, room.with_objects));
+        let name = stream.next().expect("just seen");
+        listing.entries.push(describe(directory, stream.fd(), name, room.with_objects));
     }
     listing.eof = true;
     Ok(listing)
@@ -138,25 +125,24 @@ fn list_from(
 
 fn describe(
     directory: &OpenFile,
-    stream: &OwnedFd,
-    entry: &rustix::fs::RawDirEntry<'_>,
+    stream: BorrowedFd<'_>,
+    entry: KernelEntry,
     with_object: bool,
 ) -> DirectoryEntry {
-    let name = entry.file_name();
     let root = directory.root();
-    let leaves_root = name == c".." && *directory.handle() == root.handle;
+    let leaves_root = *entry.name == *c".." && *directory.handle() == root.handle;
     // The parent of the root is nobody's business: `..` is the root itself.
-    let name_on_disk = if leaves_root { c"." } else { name };
+    let name_on_disk = if leaves_root { c"." } else { &*entry.name };
     let found = (with_object || leaves_root)
-        .then(|| find(directory, stream.as_fd(), name_on_disk).ok())
+        .then(|| find(directory, stream, name_on_disk).ok())
         .flatten();
     DirectoryEntry {
         fileid: match &found {
             Some(found) if leaves_root => found.attributes.fileid,
-            _ => entry.ino(),
+            _ => entry.fileid,
         },
-        name: name.to_bytes().into(),
-        cookie: entry.next_entry_cookie(),
+        name: entry.name.to_bytes().into(),
+        cookie: entry.cookie,
         object: found.filter(|_| with_object).map(|found| (found.handle, found.attributes)),
     }
 }
@@ -174,6 +160,10 @@ fn find(directory: &OpenFile, stream: BorrowedFd<'_>, name: &CStr) -> Result<Fou
     let handle = if name == c"." {
         *directory.handle()
     } else if name == c".." {
+        // As in LOOKUP: only what lies in the export has a handle.
+        if !root.is_above(fd.as_fd())? {
+            return Err(Status::Stale);
+        }
         root.identify(fd.as_fd())?
     } else {
         root.identify_child(directory.handle(), name, fd.as_fd())?

@@ -1,1 +1,194 @@
-//! x
+//! File handles: what they survive, what they refuse, and where they end.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use proto::nfs3::*;
+
+use crate::client::{Client, ok, refusal};
+use crate::fixture::{Fixture, Mounted, is_root, set_mode};
+
+#[test]
+fn handles_survive_rename_link_and_restart() {
+    let mut fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    let file = client.create(dir, "f");
+    ok(client.write_stable(file, 0, b"data", StableHow::FileSync));
+    ok(client.link(file, root, b"second"));
+    assert_eq!(client.find(root, "second"), file);
+    ok(client.rename((dir, b"f"), (root, b"g")));
+    ok(client.rename((root, b"d"), (root, b"e")));
+    let before = client.getattr(file).unwrap();
+    fixture.restart();
+    let mut client = fixture.client();
+    assert_eq!(client.getattr(file), Ok(before), "without another MNT or LOOKUP");
+    assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
+    client.create(dir, "h");
+    assert_eq!(client.mnt("/export"), root);
+    assert_eq!(client.find(root, "g"), file);
+    assert_eq!(client.find(root, "e"), dir);
+    // A move on the server's own machine is a rename like any other.
+    std::fs::rename(fixture.exported("g"), fixture.exported("e/moved")).unwrap();
+    assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
+}
+
+/// The status of every procedure that takes one handle, called with this one.
+fn statuses(client: &mut Client, handle: FileHandle) -> Vec<(&'static str, Status)> {
+    let how = CreateHow::Unchecked(SetAttributes::default());
+    let fifo = MknodData::Fifo(SetAttributes::default());
+    let name = b"f";
+    vec![
+        ("GETATTR", client.getattr(handle).unwrap_err()),
+        ("SETATTR", refusal(client.setattr(handle, SetAttributes::default()))),
+        ("LOOKUP", refusal(client.lookup(handle, name))),
+        ("ACCESS", refusal(client.access(handle, 0x3f))),
+        ("READLINK", client.readlink(handle).unwrap_err()),
+        ("READ", client.read(handle, 0, 10).unwrap_err()),
+        ("WRITE", refusal(client.write(handle, 0, b"x"))),
+        ("CREATE", refusal(client.create_how(handle, name, how))),
+        ("MKDIR", refusal(client.try_mkdir(handle, name, SetAttributes::default()))),
+        ("SYMLINK", refusal(client.symlink(handle, name, b"t"))),
+        ("MKNOD", refusal(client.mknod(handle, name, fifo))),
+        ("REMOVE", refusal(client.remove(handle, name))),
+        ("RMDIR", refusal(client.rmdir(handle, name))),
+        ("RENAME", refusal(client.rename((handle, name), (handle, b"g")))),
+        ("LINK", refusal(client.link(handle, handle, name))),
+        ("READDIR", client.readdir(handle, 0, 4096).unwrap_err()),
+        ("READDIRPLUS", client.readdirplus(handle, 0, (4096, 4096)).unwrap_err()),
+        ("FSSTAT", refusal(client.fsstat(handle))),
+        ("FSINFO", refusal(client.fsinfo(handle))),
+        ("PATHCONF", refusal(client.pathconf(handle))),
+        ("COMMIT", refusal(client.commit(handle))),
+    ]
+}
+
+#[track_caller]
+pub(crate) fn all_refuse(client: &mut Client, handle: FileHandle, expected: Status) {
+    for (procedure, status) in statuses(client, handle) {
+        assert_eq!(status, expected, "{procedure} of {handle:?}");
+    }
+}
+
+#[test]
+fn forged_handles_are_refused_by_every_procedure() {
+    let (fixture, other_server) = (Fixture::new(), Fixture::new());
+    let (mut client, root) = fixture.mounted();
+    let bytes = root.as_bytes();
+    for bit in 0..bytes.len() * 8 {
+        let mut forged = bytes.to_vec();
+        forged[bit / 8] ^= 1 << (bit % 8);
+        let forged = FileHandle::new(&forged).unwrap();
+        assert_eq!(client.getattr(forged), Err(Status::Badhandle), "bit {bit}");
+    }
+    for len in 0..bytes.len() {
+        let cut = FileHandle::new(&bytes[..len]).unwrap();
+        assert_eq!(client.getattr(cut), Err(Status::Badhandle), "{len} bytes");
+    }
+    let (_, others_root) = other_server.mounted();
+    assert_ne!(others_root, root);
+    all_refuse(&mut client, others_root, Status::Badhandle);
+    all_refuse(&mut client, FileHandle::new(&[]).unwrap(), Status::Badhandle);
+    all_refuse(&mut client, FileHandle::new(&[0xff; 64]).unwrap(), Status::Badhandle);
+    // In second place, too.
+    let file = client.create(root, "f");
+    assert_eq!(refusal(client.rename((root, b"f"), (others_root, b"g"))), Status::Badhandle);
+    assert_eq!(refusal(client.link(file, others_root, b"g")), Status::Badhandle);
+}
+
+#[test]
+fn what_is_deleted_is_stale_whoever_deletes_it() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let by_client = client.create(root, "a");
+    let by_machine = client.create(root, "b");
+    let directory = client.mkdir(root, "c");
+    let never_cached = {
+        std::fs::write(fixture.exported("d"), "").unwrap();
+        client.readdirplus(root, 0, (1 << 16, 1 << 16)).unwrap().names
+    };
+    let never_cached = never_cached.iter().find(|entry| entry.name == b"d").unwrap().handle;
+    ok(client.remove(root, b"a"));
+    std::fs::remove_file(fixture.exported("b")).unwrap();
+    std::fs::remove_dir(fixture.exported("c")).unwrap();
+    std::fs::remove_file(fixture.exported("d")).unwrap();
+    for handle in [by_client, by_machine, directory, never_cached.unwrap()] {
+        all_refuse(&mut client, handle, Status::Stale);
+    }
+    // A new file of the same name, and most likely the same inode, is another file.
+    let again = client.create(root, "a");
+    assert_ne!(again, by_client);
+    assert_eq!(client.getattr(by_client), Err(Status::Stale));
+}
+
+#[test]
+fn a_directory_moved_out_of_the_export_is_stale() {
+    let mut fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    let inner = client.mkdir(dir, "e");
+    client.create(inner, "f");
+    std::fs::rename(fixture.exported("d"), fixture.path("outside")).unwrap();
+    // The server may serve what it has open a moment longer, but never what lies above.
+    let above = client.lookup(dir, b"..").map(|found| found.object);
+    if let Ok(above) = above {
+        assert_eq!(above, root, "nothing outside may be reached");
+    }
+    std::thread::sleep(std::time::Duration::from_millis(2200));
+    all_refuse(&mut client, dir, Status::Stale);
+    all_refuse(&mut client, inner, Status::Stale);
+    fixture.restart();
+    let mut client = fixture.client();
+    all_refuse(&mut client, inner, Status::Stale);
+    // It comes back as what it was.
+    std::fs::rename(fixture.path("outside"), fixture.exported("back")).unwrap();
+    assert_eq!(client.find(root, "back"), dir);
+    assert_eq!(client.find(dir, "e"), inner);
+}
+
+#[test]
+fn symbolic_links_lead_nowhere_on_the_server() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    std::fs::write(fixture.path("secret"), "secret").unwrap();
+    symlink("../secret", fixture.exported("l")).unwrap();
+    symlink("..", fixture.exported("up")).unwrap();
+    let link = client.find(root, "l");
+    assert_eq!(client.getattr(link).unwrap().file_type, FileType::Symlink);
+    assert_eq!(client.read(link, 0, 10).unwrap_err(), Status::Inval);
+    refusal(client.write(link, 0, b"x"));
+    refusal(client.setattr(link, crate::client::size(0)));
+    let up = client.find(root, "up");
+    assert_eq!(client.readdir(up, 0, 4096).unwrap_err(), Status::Notdir);
+    // CREATE over a link must not follow it either.
+    let how = CreateHow::Unchecked(crate::client::size(0));
+    assert_eq!(refusal(client.create_how(root, b"l", how)), Status::Exist);
+    assert_eq!(std::fs::read(fixture.path("secret")).unwrap(), b"secret");
+    // Attributes of a link are its own.
+    set_mode(&fixture.path("secret"), 0o640);
+    refusal(client.setattr(link, crate::client::mode(0o777)));
+    let mode = std::fs::metadata(fixture.path("secret")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o640);
+}
+
+#[test]
+fn a_file_system_mounted_below_an_export_is_not_entered() {
+    if !is_root("a_file_system_mounted_below_an_export_is_not_entered") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    client.create(dir, "below");
+    let Some(_mount) = Mounted::tmpfs(&fixture.exported("d"), 64) else {
+        return eprintln!("skipped: nothing can be mounted here");
+    };
+    std::fs::write(fixture.exported("d/inside"), "other file system").unwrap();
+    assert_eq!(refusal(client.lookup(root, b"d")), Status::Acces);
+    assert_eq!(client.try_mnt("/export/d").unwrap_err(), proto::mount3::MountStatus::Acces);
+    let listed = client.readdirplus(root, 0, (1 << 16, 1 << 16)).unwrap();
+    let entry = listed.names.iter().find(|entry| entry.name == b"d").unwrap();
+    assert_eq!((entry.handle, entry.attributes), (None, None));
+    // The directory below the mount point is still the export's.
+    assert_eq!(refusal(client.lookup(dir, b"inside")), Status::Noent);
+    ok(client.lookup(dir, b"below"));
+}

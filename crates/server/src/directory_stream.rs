@@ -1,0 +1,196 @@
+//! Open directories between two READDIR calls.
+//!
+//! A listing comes in many calls, and the kernel reads more names at a time than fit one reply. What
+//! is left over is kept with the descriptor for the call that continues there, so that each name is
+//! read once. A directory that has changed since is read anew from the cookie on: nothing is shown
+//! that the kernel would not show now.
+
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{RawDir, SeekFrom};
+use rustix::io::Errno;
+
+use crate::vfs::{Status, Timestamp};
+
+/// Bytes of one `getdents64` call.
+const KERNEL_BUFFER_BYTES: usize = 32 * 1024;
+/// Listings of one directory that are kept going side by side.
+const STREAMS_MAX: usize = 4;
+
+/// A name as the kernel lists it.
+pub(crate) struct KernelEntry {
+    /// Inode number.
+    pub(crate) fileid: u64,
+    /// The name.
+    pub(crate) name: Box<CStr>,
+    /// The kernel's offset after this entry.
+    pub(crate) cookie: u64,
+}
+
+/// A listing in progress.
+pub(crate) struct DirectoryStream {
+    fd: OwnedFd,
+    /// The cookie of the last entry that was taken.
+    position: u64,
+    /// Read from the kernel and not yet taken.
+    ahead: VecDeque<KernelEntry>,
+    /// The directory's ctime when `ahead` was read.
+    changed: Timestamp,
+    at_end: bool,
+}
+
+impl DirectoryStream {
+    /// A listing that continues after `cookie`, 0 for the first entry. `changed` is the ctime of
+    /// the directory now.
+    ///
+    /// # Errors
+    /// `BadCookie` when the file system does not know such an offset.
+    pub(crate) fn at(fd: OwnedFd, cookie: u64, changed: Timestamp) -> Result<Self, Status> {
+        let mut stream =
+            Self { fd, position: cookie, ahead: VecDeque::new(), changed, at_end: false };
+        stream.restart(cookie, changed)?;
+        Ok(stream)
+    }
+
+    fn restart(&mut self, cookie: u64, changed: Timestamp) -> Result<(), Status> {
+        match rustix::fs::seek(&self.fd, SeekFrom::Start(cookie)) {
+            Ok(_) => {}
+            Err(Errno::INVAL | Errno::OVERFLOW) => return Err(Status::BadCookie),
+            Err(errno) => return Err(errno.into()),
+        }
+        self.ahead.clear();
+        self.position = cookie;
+        self.changed = changed;
+        self.at_end = false;
+        Ok(())
+    }
+
+    /// The directory's descriptor.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The next entry; `None` at the end.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub(crate) fn peek(&mut self) -> Result<Option<&KernelEntry>, Status> {
+        if self.ahead.is_empty() && !self.at_end {
+            self.read_ahead()?;
+        }
+        Ok(self.ahead.front())
+    }
+
+    /// Takes the entry that [`Self::peek`] has shown.
+    pub(crate) fn next(&mut self) -> Option<KernelEntry> {
+        let entry = self.ahead.pop_front()?;
+        self.position = entry.cookie;
+        Some(entry)
+    }
+
+    fn read_ahead(&mut self) -> Result<(), Status> {
+        let mut buffer = Vec::with_capacity(KERNEL_BUFFER_BYTES);
+        let mut names = RawDir::new(&self.fd, buffer.spare_capacity_mut());
+        loop {
+            let Some(entry) = names.next() else {
+                self.at_end = true;
+                return Ok(());
+            };
+            let entry = entry?;
+            self.ahead.push_back(KernelEntry {
+                fileid: entry.ino(),
+                name: entry.file_name().into(),
+                cookie: entry.next_entry_cookie(),
+            });
+            if names.is_buffer_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The listings of one directory that may be continued.
+#[derive(Default)]
+pub(crate) struct DirectoryStreams(Vec<DirectoryStream>);
+
+impl DirectoryStreams {
+    /// The listing that stands at `cookie`, else one that is moved there; `None` when there is no
+    /// descriptor to spare. A caller puts it back when it is done.
+    pub(crate) fn take(&mut self, cookie: u64, changed: Timestamp) -> Option<DirectoryStream> {
+        let continues = |s: &DirectoryStream| s.position == cookie && s.changed == changed;
+        if let Some(index) = self.0.iter().position(continues) {
+            return Some(self.0.swap_remove(index));
+        }
+        if self.0.len() < STREAMS_MAX {
+            return None;
+        }
+        let mut oldest = self.0.remove(0);
+        oldest.restart(cookie, changed).ok()?;
+        Some(oldest)
+    }
+
+    /// Keeps a listing for the call that continues it.
+    pub(crate) fn put_back(&mut self, stream: DirectoryStream) {
+        if self.0.len() < STREAMS_MAX {
+            self.0.push(stream);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfs::attributes_of;
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    use std::path::Path;
+
+    fn directory(path: &Path) -> (OwnedFd, Timestamp) {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let fd = openat(CWD, path, flags, Mode::empty()).unwrap();
+        let changed = attributes_of(&fd).unwrap().ctime;
+        (fd, changed)
+    }
+
+    #[test]
+    fn continues_from_any_cookie_with_the_same_entries() {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..3000 {
+            std::fs::write(dir.path().join(format!("file-{i}")), "").unwrap();
+        }
+        let (fd, changed) = directory(dir.path());
+        let mut whole = DirectoryStream::at(fd, 0, changed).unwrap();
+        let mut all = Vec::new();
+        while whole.peek().unwrap().is_some() {
+            all.push(whole.next().unwrap());
+        }
+        assert_eq!(all.len(), 3002);
+        for start in [0, 1, 700, 3000] {
+            let (fd, changed) = directory(dir.path());
+            let mut part = DirectoryStream::at(fd, all[start].cookie, changed).unwrap();
+            for expected in &all[start + 1..] {
+                assert_eq!(part.peek().unwrap().unwrap().name, expected.name);
+                part.next().unwrap();
+            }
+            assert!(part.peek().unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn a_changed_directory_is_read_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let (fd, changed) = directory(dir.path());
+        let mut streams = DirectoryStreams::default();
+        let mut stream = DirectoryStream::at(fd, 0, changed).unwrap();
+        stream.peek().unwrap();
+        streams.put_back(stream);
+        assert!(streams.take(1, changed).is_none(), "it stands elsewhere");
+        let later = Timestamp { seconds: changed.seconds + 1, ..changed };
+        assert!(streams.take(0, later).is_none(), "what it read ahead may be wrong now");
+        assert!(streams.take(0, changed).is_some());
+    }
+}
