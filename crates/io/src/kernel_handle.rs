@@ -43,6 +43,25 @@ impl KernelHandle {
         self.kind
     }
 
+    /// The inode number in the handle, for the handle types whose content is known: those of ext4
+    /// and most others (`FILEID_INO32_GEN`), XFS with 64-bit inodes, and btrfs.
+    pub fn inode(&self) -> Option<u64> {
+        const FILEID_INO32_GEN: i32 = 1;
+        const XFS_FILEID_INO64_GEN: i32 = 0x81;
+        const FILEID_BTRFS_WITHOUT_PARENT: i32 = 0x4d;
+        match self.kind {
+            FILEID_INO32_GEN => {
+                let (inode, _generation) = self.bytes().split_first_chunk()?;
+                Some(u32::from_ne_bytes(*inode).into())
+            }
+            XFS_FILEID_INO64_GEN | FILEID_BTRFS_WITHOUT_PARENT => {
+                let (inode, _generation) = self.bytes().split_first_chunk()?;
+                Some(u64::from_ne_bytes(*inode))
+            }
+            _ => None,
+        }
+    }
+
     /// The opaque content, 1 to [`KERNEL_HANDLE_BYTES_MAX`] bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]

@@ -17,7 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::vfs::{Attributes, Status, attributes_of};
+use crate::vfs::{Attributes, Found, Status, attributes_at, attributes_of};
 use crate::write_verifier::WriteVerifier;
 
 /// How deep a directory may lie below its export before it counts as outside of it. Longer than
@@ -147,6 +147,18 @@ impl ExportRoot {
             places.remember(handle, *parent, name);
         }
         Ok(handle)
+    }
+
+    /// Handle and attributes of a name with two calls and no descriptor; `None` where this cannot
+    /// be had or might mix two objects.
+    pub(crate) fn find_by_name(&self, directory: BorrowedFd<'_>, name: &CStr) -> Option<Found> {
+        if self.places.is_some() {
+            return None;
+        }
+        let handle = io::name_to_handle(directory, Some(name)).ok()?;
+        let attributes = attributes_at(directory, name).ok()?;
+        let same = handle.inode() == Some(attributes.fileid) && self.contains(&attributes);
+        same.then_some(Found { handle, attributes })
     }
 
     /// Climbs from a directory towards the root. The kernel opens handles of anything on the file

@@ -75,6 +75,18 @@ pub(crate) fn attributes_of_linked_or_not(fd: impl AsFd) -> Result<Attributes, S
     Ok(from_statx(&stat))
 }
 
+/// The attributes of `name` in `directory`; a symbolic link is not followed.
+///
+/// # Errors
+/// As `statx`.
+pub(crate) fn attributes_at(
+    directory: impl AsFd,
+    name: &std::ffi::CStr,
+) -> Result<Attributes, Status> {
+    let stat = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)?;
+    Ok(from_statx(&stat))
+}
+
 fn from_statx(stat: &Statx) -> Attributes {
     let time = |t: rustix::fs::StatxTimestamp| Timestamp { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
     Attributes {

@@ -22,7 +22,9 @@ use crate::open_files::{FileKey, Flush, OpenFile, OpenFiles};
 
 pub(crate) use access::AccessRights;
 pub(crate) use attr::{AttributeChange, SetTime};
-pub(crate) use attributes::{Attributes, Timestamp, attributes_of, attributes_of_linked_or_not};
+pub(crate) use attributes::{
+    Attributes, Timestamp, attributes_at, attributes_of, attributes_of_linked_or_not,
+};
 pub(crate) use namespace::{CreateMode, NodeKind};
 pub(crate) use readdir::ListingRoom;
 pub(crate) use status::Status;

@@ -147,23 +147,22 @@ fn describe(
     }
 }
 
-/// Attributes and handle through one descriptor, so that both are of the same object even if the
-/// name changes hands meanwhile.
+/// Attributes and handle of a name, both of the same object even if the name changes hands
+/// meanwhile: the inode number tells, where the handle has one, else one descriptor serves for both.
 fn find(directory: &OpenFile, stream: BorrowedFd<'_>, name: &CStr) -> Result<Found, Status> {
+    let root = directory.root();
+    if let Some(found) = root.find_by_name(stream, name) {
+        return Ok(found);
+    }
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = openat(stream, name, flags, Mode::empty())?;
     let attributes = attributes_of(&fd)?;
-    let root = directory.root();
     if !root.contains(&attributes) {
         return Err(Status::CrossDevice);
     }
     let handle = if name == c"." {
         *directory.handle()
     } else if name == c".." {
-        // As in LOOKUP: only what lies in the export has a handle.
-        if !root.is_above(fd.as_fd())? {
-            return Err(Status::Stale);
-        }
         root.identify(fd.as_fd())?
     } else {
         root.identify_child(directory.handle(), name, fd.as_fd())?
