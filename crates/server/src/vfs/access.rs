@@ -112,10 +112,10 @@ fn kernel_allows(file: &OpenFile, wanted: Access) -> bool {
 /// Whether a file has a POSIX access control list beyond its mode bits. The kernel keeps the answer
 /// with the inode.
 fn has_access_list(fd: impl AsFd) -> bool {
-    match rustix::fs::fgetxattr(fd, c"system.posix_acl_access", &mut [0u8; 0]) {
+    match rustix::fs::fgetxattr_query(fd, c"system.posix_acl_access") {
         Ok(len) => len > 0,
         Err(Errno::NODATA | Errno::OPNOTSUPP) => false,
-        // Too long for the empty buffer, or unreadable: assume one.
+        // Unreadable: assume one.
         Err(_) => true,
     }
 }
