@@ -1,1 +1,232 @@
-//! x
+//! MOUNT (RFC 1813 Appendix I), and exports that come, change and go.
+
+use proto::mount3::{DirectoryArgs, ExportList, MountList, MountStatus, Procedure};
+use proto::nfs3::*;
+use proto::xdr::decode_all;
+
+use crate::client::{Client, Ids, mode, ok, refusal};
+use crate::fixture::{Fixture, is_root};
+use crate::handles::all_refuse;
+
+const TWO: &str = r#"
+    [[export]]
+    path = "$DIR/export"
+    name = "/srv/data"
+    squash = "none"
+
+    [[export]]
+    path = "$DIR/export/deeper"
+    name = "/srv/data/deeper"
+    squash = "none"
+    read_only = true
+    [[export.client]]
+    hosts = ["127.0.0.0/8", "192.0.2.1"]
+"#;
+
+fn two_exports() -> Fixture {
+    Fixture::prepared(TWO, |dir| {
+        std::fs::create_dir_all(dir.join("export/deeper/inner")).unwrap();
+        std::fs::create_dir_all(dir.join("export/other/sub")).unwrap();
+        std::fs::write(dir.join("export/file"), "data").unwrap();
+        std::fs::create_dir(dir.join("outside")).unwrap();
+        std::os::unix::fs::symlink("../outside", dir.join("export/link")).unwrap();
+    })
+}
+
+#[test]
+fn mnt_finds_exports_and_what_is_below_them() {
+    let fixture = two_exports();
+    let mut client = fixture.client();
+    let root = client.mnt("/srv/data");
+    let deeper = client.mnt("/srv/data/deeper");
+    assert_eq!(client.mnt("/srv/data/"), root);
+    let sub = client.mnt("/srv/data/other/sub");
+    let other = client.find(root, "other");
+    assert_eq!(client.find(other, "sub"), sub);
+    let inner = client.mnt("/srv/data/deeper/inner");
+    assert_eq!(client.find(deeper, "inner"), inner);
+    let as_part = client.find(root, "deeper");
+    assert_ne!(as_part, deeper, "each export has handles of its own");
+    assert_ne!(client.getattr(root).unwrap().fsid, client.getattr(deeper).unwrap().fsid);
+    for (path, status) in [
+        ("/srv", MountStatus::Noent),
+        ("/", MountStatus::Noent),
+        ("", MountStatus::Noent),
+        ("srv/data", MountStatus::Noent),
+        ("/srv/database", MountStatus::Noent),
+        ("/srv/data/nothing", MountStatus::Noent),
+        ("/srv/data/file", MountStatus::Notdir),
+        ("/srv/data/file/x", MountStatus::Notdir),
+        ("/srv/data/link", MountStatus::Notdir),
+        ("/srv/data/link/x", MountStatus::Notdir),
+        ("/srv/data/..", MountStatus::Acces),
+        ("/srv/data/../../etc", MountStatus::Acces),
+        ("/srv/data/other/../other", MountStatus::Acces),
+    ] {
+        assert_eq!(client.try_mnt(path), Err(status), "{path:?}");
+    }
+    let long = format!("/srv/data/{}", "n".repeat(300));
+    assert_eq!(client.try_mnt(&long), Err(MountStatus::Nametoolong));
+    assert_eq!(client.try_mnt("/srv/data/other\0/sub"), Err(MountStatus::Inval));
+}
+
+#[test]
+fn two_exports_of_one_tree_keep_their_own_policies() {
+    let fixture = two_exports();
+    let mut client = fixture.client();
+    let (root, deeper) = (client.mnt("/srv/data"), client.mnt("/srv/data/deeper"));
+    let as_part = client.find(root, "deeper");
+    let file = client.create(as_part, "f");
+    ok(client.write(file, 0, b"data"));
+    let same_file = client.find(deeper, "f");
+    assert_ne!(file, same_file);
+    assert_eq!(client.read(same_file, 0, 10).unwrap().data, b"data");
+    assert_eq!(refusal(client.write(same_file, 0, b"x")), Status::Rofs);
+    assert_eq!(refusal(client.remove(deeper, b"f")), Status::Rofs);
+    // Moving and linking between them would get around the policy.
+    assert_eq!(refusal(client.link(same_file, root, b"x")), Status::Xdev);
+    assert_eq!(refusal(client.rename((deeper, b"f"), (root, b"f"))), Status::Xdev);
+    assert_eq!(refusal(client.rename((root, b"file"), (deeper, b"f"))), Status::Rofs);
+    assert_eq!(ok(client.lookup(deeper, b"..")).object, deeper);
+    ok(client.remove(as_part, b"f"));
+    assert_eq!(client.getattr(same_file), Err(Status::Stale));
+}
+
+fn dump(client: &mut Client) -> Vec<(String, String)> {
+    let results = client.mount_raw(Procedure::Dump, &());
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let list: MountList<'_> = decode_all(&results).unwrap();
+    list.iter().map(|entry| (text(entry.hostname), text(entry.directory))).collect()
+}
+
+#[test]
+fn dump_lists_what_was_mounted_until_it_is_unmounted() {
+    let fixture = two_exports();
+    let mut client = fixture.client();
+    assert_eq!(dump(&mut client), []);
+    client.mnt("/srv/data");
+    client.mnt("/srv/data/deeper");
+    client.mnt("/srv/data");
+    drop(client.try_mnt("/nothing"));
+    let entry = |path: &str| ("127.0.0.1".to_owned(), path.to_owned());
+    assert_eq!(dump(&mut client), [entry("/srv/data/deeper"), entry("/srv/data")]);
+    let unmount = DirectoryArgs { directory: b"/srv/data" };
+    assert!(client.mount_raw(Procedure::Umnt, &unmount).is_empty());
+    assert_eq!(dump(&mut client), [entry("/srv/data/deeper")]);
+    // Nobody unmounts for another host.
+    let elsewhere = std::net::Ipv4Addr::new(127, 0, 0, 2);
+    let mut other = Client::connect_from(elsewhere, fixture.address());
+    assert!(other.mount_raw(Procedure::Umntall, &()).is_empty());
+    assert_eq!(dump(&mut client).len(), 1);
+    assert!(client.mount_raw(Procedure::Umntall, &()).is_empty());
+    assert_eq!(dump(&mut client), []);
+}
+
+#[test]
+fn the_list_of_mounts_is_bounded() {
+    let fixture = two_exports();
+    let mut client = fixture.client();
+    for i in 0..1100 {
+        std::fs::create_dir(fixture.exported(&format!("m{i}"))).unwrap();
+        client.mnt(&format!("/srv/data/m{i}"));
+    }
+    assert_eq!(dump(&mut client).len(), 1024);
+}
+
+#[test]
+fn export_lists_names_and_hosts() {
+    let fixture = two_exports();
+    let results = fixture.client().mount_raw(Procedure::Export, &());
+    let list: ExportList<'_> = decode_all(&results).unwrap();
+    let shown: Vec<_> = list
+        .iter()
+        .map(|node| {
+            let groups: Vec<_> = node.groups.iter().map(|group| group.name).collect();
+            (node.directory, groups)
+        })
+        .collect();
+    let expected: Vec<(&[u8], Vec<&[u8]>)> = vec![
+        (b"/srv/data", vec![b"127.0.0.0/8", b"::1"]),
+        (b"/srv/data/deeper", vec![b"127.0.0.0/8", b"192.0.2.1"]),
+    ];
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn mount_ignores_whom_the_file_system_would_refuse() {
+    if !is_root("mount_ignores_whom_the_file_system_would_refuse") {
+        return;
+    }
+    // A client mounts as its root, which is squashed, on behalf of users who may go in.
+    let fixture = Fixture::prepared(
+        "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"",
+        |dir| {
+            std::fs::create_dir_all(dir.join("export/private/home")).unwrap();
+            std::os::unix::fs::chown(dir.join("export/private/home"), Some(1001), None).unwrap();
+            crate::fixture::set_mode(&dir.join("export/private"), 0o700);
+            std::os::unix::fs::chown(dir.join("export/private"), Some(1001), None).unwrap();
+        },
+    );
+    let mut client = fixture.client();
+    let home = client.mnt("/export/private/home");
+    let mut owner = fixture.client().becoming(Ids::user(1001));
+    owner.create(home, "f");
+    let private = client.mnt("/export/private");
+    assert_eq!(refusal(client.lookup(private, b"home")), Status::Acces);
+}
+
+const A: &str = "[[export]]\npath = \"$DIR/export\"\nname = \"/a\"\nsquash = \"none\"\n";
+const B: &str = "[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\nsquash = \"none\"\n";
+
+#[test]
+fn a_reload_adds_removes_and_changes() {
+    let fixture = Fixture::prepared(A, |dir| {
+        std::fs::create_dir(dir.join("b")).unwrap();
+        std::fs::create_dir(dir.join("b/in-b")).unwrap();
+    });
+    let mut client = fixture.client();
+    let a = client.mnt("/a");
+    let file = client.create(a, "f");
+    let dir = client.mkdir(a, "d");
+    let verifier = ok(client.write(file, 0, b"data")).verifier;
+    assert_eq!(client.try_mnt("/b"), Err(MountStatus::Noent));
+
+    assert_eq!(fixture.reload(&format!("{A}{B}")), "added /b");
+    let b = client.mnt("/b");
+    client.create(b, "g");
+    assert_eq!(ok(client.commit(file)).verifier, verifier, "an export untouched loses no data");
+
+    assert_eq!(fixture.reload(&format!("{A}read_only = true\n{B}")), "changed /a");
+    assert_eq!(refusal(client.write(file, 0, b"x")), Status::Rofs);
+    assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
+    client.create(b, "h");
+
+    assert_eq!(fixture.reload(B), "removed /a");
+    for handle in [a, file, dir] {
+        all_refuse(&mut client, handle, Status::Stale);
+    }
+    assert_eq!(client.try_mnt("/a"), Err(MountStatus::Noent));
+    client.create(b, "i");
+
+    fixture.reload(&format!("{A}{B}"));
+    assert_eq!(client.mnt("/a"), a, "the same name has the same handles again");
+    assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
+}
+
+#[test]
+fn a_name_that_moves_to_another_directory_leaves_the_old_tree() {
+    let fixture = Fixture::prepared(A, |dir| std::fs::create_dir(dir.join("b")).unwrap());
+    let mut client = fixture.client();
+    let root = client.mnt("/a");
+    let dir = client.mkdir(root, "d");
+    client.create(dir, "f");
+    fixture.reload("[[export]]\npath = \"$DIR/b\"\nname = \"/a\"\nsquash = \"none\"\n");
+    // What is open under the old tree is not served as part of the new one.
+    assert_eq!(client.getattr(root), Err(Status::Stale));
+    assert_eq!(client.getattr(dir), Err(Status::Stale));
+    assert_eq!(refusal(client.lookup(dir, b"f")), Status::Stale);
+    let new_root = client.mnt("/a");
+    assert_ne!(new_root, root);
+    ok(client.create_how(new_root, b"g", CreateHow::Guarded(mode(0o600))));
+    assert!(fixture.path("b/g").exists());
+}

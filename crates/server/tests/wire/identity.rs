@@ -1,1 +1,372 @@
-//! x
+//! Who may do what: the kernel decides about names, the server about data, by the ids that the
+//! export's policy leaves of a client's claim.
+
+use std::net::Ipv4Addr;
+use std::os::unix::fs::{MetadataExt, chown};
+
+use proto::mount3::MountStatus;
+use proto::nfs3::*;
+
+use crate::client::{Client, Ids, mode, ok, refusal, size};
+use crate::fixture::{Fixture, is_root, run, set_mode};
+use crate::handles::all_refuse;
+
+/// A client that says it is this user, and the root of `/export`.
+fn user(fixture: &Fixture, id: u32) -> (Client, FileHandle) {
+    let mut client = fixture.client().becoming(Ids::user(id));
+    let root = client.mnt("/export");
+    (client, root)
+}
+
+#[test]
+fn new_objects_belong_to_the_caller() {
+    if !is_root("new_objects_belong_to_the_caller") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut client =
+        fixture.client().becoming(Ids { uid: 1001, gid: 1002, groups: vec![5, 6, 7] });
+    let root = client.mnt("/export");
+    let how = CreateHow::Guarded(mode(0o644));
+    let made = [
+        ok(client.create_how(root, b"f", how)),
+        ok(client.create_how(root, b"x", CreateHow::Exclusive([7; 8]))),
+        ok(client.try_mkdir(root, b"d", mode(0o755))),
+        ok(client.symlink(root, b"l", b"t")),
+        ok(client.mknod(root, b"p", MknodData::Fifo(mode(0o600)))),
+    ];
+    for made in made {
+        let attributes = made.attributes.unwrap();
+        assert_eq!((attributes.uid, attributes.gid), (1001, 1002), "{:?}", attributes.file_type);
+    }
+    // A supplementary group may be given to one's own file, another group may not.
+    let file = client.find(root, "f");
+    let gid = |gid| SetAttributes { gid: Some(gid), ..SetAttributes::default() };
+    ok(client.setattr(file, gid(6)));
+    assert_eq!(refusal(client.setattr(file, gid(99))), Status::Perm);
+    let to_another = SetAttributes { uid: Some(1), ..SetAttributes::default() };
+    assert_eq!(refusal(client.setattr(file, to_another)), Status::Perm);
+    for id in [u32::MAX] {
+        let set = SetAttributes { uid: Some(id), ..SetAttributes::default() };
+        assert_eq!(refusal(client.setattr(file, set)), Status::Inval);
+    }
+}
+
+#[test]
+fn names_are_the_kernels_to_guard() {
+    if !is_root("names_are_the_kernels_to_guard") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut owner, root) = user(&fixture, 1001);
+    let (mut other, _) = user(&fixture, 1002);
+    let private = ok(owner.try_mkdir(root, b"private", mode(0o700))).object.unwrap();
+    let file = owner.create(private, "f");
+    assert_eq!(refusal(other.lookup(private, b"f")), Status::Acces);
+    assert_eq!(refusal(other.lookup(private, b"..")), Status::Acces);
+    assert_eq!(other.readdir(private, 0, 4096).unwrap_err(), Status::Acces);
+    assert_eq!(other.readdirplus(private, 0, (4096, 4096)).unwrap_err(), Status::Acces);
+    let how = CreateHow::Unchecked(mode(0o600));
+    assert_eq!(refusal(other.create_how(private, b"x", how)), Status::Acces);
+    assert_eq!(refusal(other.remove(private, b"f")), Status::Acces);
+    assert_eq!(refusal(other.rename((private, b"f"), (root, b"f"))), Status::Acces);
+    assert_eq!(refusal(other.link(file, private, b"x")), Status::Acces);
+    assert_eq!(refusal(other.setattr(file, mode(0o777))), Status::Perm);
+    assert_eq!(ok(other.access(private, 0x3f)).access, 0);
+    assert_eq!(ok(owner.access(private, 0x3f)).access, 0x1f);
+    // The sticky bit keeps names to their owners.
+    let shared = ok(owner.try_mkdir(root, b"shared", mode(0o1777))).object.unwrap();
+    owner.create(shared, "g");
+    assert!(matches!(refusal(other.remove(shared, b"g")), Status::Perm | Status::Acces));
+    // A directory that may be passed but not listed.
+    ok(owner.setattr(private, mode(0o711)));
+    ok(other.lookup(private, b"f"));
+    assert_eq!(other.readdir(private, 0, 4096).unwrap_err(), Status::Acces);
+}
+
+#[test]
+fn unchecked_create_of_an_existing_file_needs_no_permission_on_the_directory() {
+    if !is_root("unchecked_create_of_an_existing_file") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut owner, root) = user(&fixture, 1001);
+    let (mut other, _) = user(&fixture, 1002);
+    let dir = ok(owner.try_mkdir(root, b"d", mode(0o755))).object.unwrap();
+    let file = owner.create(dir, "f");
+    ok(owner.write(file, 0, b"data"));
+    let unchecked = CreateHow::Unchecked(mode(0o666));
+    assert_eq!(ok(other.create_how(dir, b"f", unchecked)).object, Some(file));
+    ok(other.create_how(dir, b"f", CreateHow::Unchecked(size(0))));
+    assert_eq!(owner.getattr(file).unwrap().size, 0, "everyone may write this one");
+    assert_eq!(refusal(other.create_how(dir, b"new", unchecked)), Status::Acces);
+    // But cutting needs the permission to write.
+    ok(owner.write(file, 0, b"data"));
+    ok(owner.setattr(file, mode(0o644)));
+    assert_eq!(refusal(other.create_how(dir, b"f", CreateHow::Unchecked(size(0)))), Status::Acces);
+    assert_eq!(owner.getattr(file).unwrap().size, 4);
+}
+
+#[test]
+fn data_is_guarded_by_the_mode_as_it_is_now() {
+    if !is_root("data_is_guarded_by_the_mode_as_it_is_now") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut owner, root) = user(&fixture, 1001);
+    let file = owner.create(root, "f");
+    ok(owner.write(file, 0, b"data"));
+    let mut member = fixture.client().becoming(Ids { uid: 1002, gid: 9, groups: vec![3, 1001] });
+    let (mut other, _) = user(&fixture, 1003);
+    let may = |client: &mut Client| {
+        (client.read(file, 0, 4).is_ok(), client.write(file, 0, b"D").is_ok())
+    };
+    for (bits, by_member, by_other) in [
+        (0o666, (true, true), (true, true)),
+        (0o600, (false, false), (false, false)),
+        (0o640, (true, false), (false, false)),
+        (0o664, (true, true), (true, false)),
+        (0o604, (false, false), (true, false)),
+        (0o602, (false, false), (false, true)),
+        // Who may only execute may read: a client pages programs in with READ.
+        (0o711, (true, false), (true, false)),
+    ] {
+        // Once by the client and once behind the server's back.
+        ok(owner.setattr(file, mode(0o000)));
+        set_mode(&fixture.exported("f"), bits);
+        assert_eq!(may(&mut member), by_member, "{bits:o}, group");
+        assert_eq!(may(&mut other), by_other, "{bits:o}, others");
+        assert_eq!(may(&mut owner), (true, true), "the owner has the file open: {bits:o}");
+    }
+    assert_eq!(other.read(file, 0, 4).map(|_| ()), Ok(()));
+    set_mode(&fixture.exported("f"), 0o600);
+    assert_eq!(other.read(file, 0, 4).unwrap_err(), Status::Acces);
+    assert_eq!(refusal(other.write(file, 0, b"x")), Status::Acces);
+    assert_eq!(refusal(other.commit(file)), Status::Acces);
+    assert_eq!(refusal(other.setattr(file, size(0))), Status::Acces);
+    // A change of owner fences the old one at once.
+    chown(fixture.exported("f"), Some(1003), Some(1003)).unwrap();
+    assert_eq!(may(&mut owner), (false, false));
+    assert_eq!(may(&mut other), (true, true));
+}
+
+#[test]
+fn the_owner_writes_on_after_a_chmod() {
+    if !is_root("the_owner_writes_on_after_a_chmod") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut owner, root) = user(&fixture, 1001);
+    let file = owner.create(root, "f");
+    ok(owner.setattr(file, mode(0o444)));
+    ok(owner.write_stable(file, 0, b"still mine", StableHow::FileSync));
+    ok(owner.setattr(file, size(5)));
+    ok(owner.setattr(file, mode(0o000)));
+    assert_eq!(owner.read(file, 0, 10).unwrap().data, b"still");
+    // ACCESS tells the truth about a new open.
+    assert_eq!(ok(owner.access(file, 0x3f)).access, 0);
+    // As a file made with such a mode, and filled by its maker (tar and cp do this).
+    let how = CreateHow::Guarded(mode(0o400));
+    let made = ok(owner.create_how(root, b"g", how)).object.unwrap();
+    ok(owner.write(made, 0, b"data"));
+}
+
+#[test]
+fn access_control_lists_count() {
+    if !is_root("access_control_lists_count") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut owner, root) = user(&fixture, 1001);
+    let file = owner.create(root, "f");
+    ok(owner.write(file, 0, b"data"));
+    let path = fixture.exported("f");
+    set_mode(&path, 0o600);
+    if !run("setfacl", &["-m", "u:1002:r,u:1003:rw", path.to_str().unwrap()]) {
+        return eprintln!("skipped: no access control lists here");
+    }
+    let (mut reader, _) = user(&fixture, 1002);
+    let (mut writer, _) = user(&fixture, 1003);
+    let (mut stranger, _) = user(&fixture, 1004);
+    assert_eq!(reader.read(file, 0, 4).unwrap().data, b"data");
+    assert_eq!(refusal(reader.write(file, 0, b"x")), Status::Acces);
+    ok(writer.write(file, 0, b"DATA"));
+    assert_eq!(stranger.read(file, 0, 4).unwrap_err(), Status::Acces);
+    assert_eq!(ok(reader.access(file, 0x3f)).access, ACCESS_READ);
+    // A list can also take away what the bits of others give.
+    set_mode(&path, 0o666);
+    assert!(run("setfacl", &["-m", "u:1004:-", path.to_str().unwrap()]));
+    assert_eq!(stranger.read(file, 0, 4).unwrap_err(), Status::Acces);
+    assert_eq!(refusal(stranger.write(file, 0, b"x")), Status::Acces);
+    // A default list of a directory reaches what is made in it.
+    let dir = ok(owner.try_mkdir(root, b"d", mode(0o755))).object.unwrap();
+    let dir_path = fixture.exported("d");
+    assert!(run("setfacl", &["-d", "-m", "u:1002:rw", dir_path.to_str().unwrap()]));
+    let inherited = owner.create(dir, "g");
+    ok(reader.write(inherited, 0, b"x"));
+}
+
+#[test]
+fn root_is_squashed_by_default_and_everyone_on_demand() {
+    if !is_root("root_is_squashed_by_default_and_everyone_on_demand") {
+        return;
+    }
+    let fixture = Fixture::with(
+        r#"
+        [[export]]
+        path = "$DIR/export"
+        name = "/default"
+
+        [[export]]
+        path = "$DIR/export"
+        name = "/all"
+        squash = "all"
+        anonymous_uid = 1234
+        anonymous_gid = 1235
+        "#,
+    );
+    let how = CreateHow::Guarded(mode(0o600));
+    let mut made_as = |export: &str, name: &[u8], ids: Option<Ids>| {
+        let mut client = fixture.client();
+        client.ids = ids;
+        let root = client.mnt(export);
+        let made = ok(client.create_how(root, name, how)).attributes.unwrap();
+        (made.uid, made.gid)
+    };
+    let user = Ids { uid: 1001, gid: 1002, groups: vec![] };
+    assert_eq!(made_as("/default", b"a", Some(Ids::root())), (65534, 65534));
+    assert_eq!(made_as("/default", b"b", Some(user.clone())), (1001, 1002));
+    assert_eq!(made_as("/default", b"c", None), (65534, 65534));
+    assert_eq!(made_as("/default", b"d", Some(Ids { gid: 0, ..user.clone() })), (1001, 65534));
+    let minus_one = Ids { uid: u32::MAX, gid: u32::MAX, groups: vec![u32::MAX] };
+    assert_eq!(made_as("/default", b"e", Some(minus_one)), (65534, 65534));
+    assert_eq!(made_as("/all", b"f", Some(user)), (1234, 1235));
+    assert_eq!(made_as("/all", b"g", Some(Ids::root())), (1234, 1235));
+    assert_eq!(made_as("/all", b"h", None), (1234, 1235));
+    // A squashed root gets no more than anyone, whatever export the file came from.
+    std::fs::write(fixture.exported("secret"), "secret").unwrap();
+    set_mode(&fixture.exported("secret"), 0o600);
+    let mut client = fixture.client();
+    let root = client.mnt("/default");
+    let secret = client.find(root, "secret");
+    assert_eq!(client.read(secret, 0, 10).unwrap_err(), Status::Acces);
+    assert_eq!(refusal(client.write(secret, 0, b"x")), Status::Acces);
+    assert_eq!(refusal(client.setattr(secret, mode(0o666))), Status::Perm);
+    // A supplementary group 0 is squashed with the rest.
+    chown(fixture.exported("secret"), None, Some(0)).unwrap();
+    set_mode(&fixture.exported("secret"), 0o640);
+    let mut wheel = fixture.client().becoming(Ids { uid: 1001, gid: 1001, groups: vec![0] });
+    assert_eq!(wheel.read(secret, 0, 10).unwrap_err(), Status::Acces);
+}
+
+#[test]
+fn a_write_of_another_clears_set_user_id() {
+    if !is_root("a_write_of_another_clears_set_user_id") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut owner, root) = user(&fixture, 1001);
+    let (mut other, _) = user(&fixture, 1002);
+    let file = owner.create(root, "f");
+    let setuid = |owner: &mut Client| ok(owner.setattr(file, mode(0o6777)));
+    setuid(&mut owner);
+    ok(other.write(file, 0, b"x"));
+    assert_eq!(owner.getattr(file).unwrap().mode, 0o777);
+    setuid(&mut owner);
+    ok(other.setattr(file, size(0)));
+    assert_eq!(owner.getattr(file).unwrap().mode, 0o777);
+    setuid(&mut owner);
+    ok(owner.setattr(file, SetAttributes { gid: Some(1001), ..SetAttributes::default() }));
+    assert_eq!(owner.getattr(file).unwrap().mode & 0o4000, 0, "a chown clears it as well");
+}
+
+#[test]
+fn read_only_refuses_every_change() {
+    let fixture = Fixture::prepared(
+        r#"
+        [[export]]
+        path = "$DIR/export"
+        name = "/export"
+        squash = "none"
+        [[export.client]]
+        hosts = ["127.0.0.2"]
+        [[export.client]]
+        hosts = ["127.0.0.0/8"]
+        read_only = true
+        "#,
+        |dir| {
+            std::fs::write(dir.join("export/f"), "data").unwrap();
+            std::fs::create_dir(dir.join("export/d")).unwrap();
+        },
+    );
+    let (mut client, root) = fixture.mounted();
+    let file = client.find(root, "f");
+    assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
+    assert_eq!(client.readdir(root, 0, 4096).unwrap().names.len(), 4);
+    let access = ok(client.access(root, 0x3f)).access;
+    assert_eq!(access, ACCESS_READ | ACCESS_LOOKUP, "ACCESS knows it too");
+    let how = CreateHow::Guarded(mode(0o600));
+    let existing = CreateHow::Unchecked(mode(0o600));
+    let fifo = MknodData::Fifo(mode(0o600));
+    for (procedure, status) in [
+        ("SETATTR", refusal(client.setattr(file, mode(0o600)))),
+        ("SETATTR of the length", refusal(client.setattr(file, size(0)))),
+        ("WRITE", refusal(client.write(file, 0, b"x"))),
+        ("WRITE of nothing", refusal(client.write(file, 0, b""))),
+        ("CREATE", refusal(client.create_how(root, b"x", how))),
+        ("CREATE of what exists", refusal(client.create_how(root, b"f", existing))),
+        ("EXCLUSIVE CREATE", refusal(client.create_how(root, b"x", CreateHow::Exclusive([1; 8])))),
+        ("MKDIR", refusal(client.try_mkdir(root, b"x", mode(0o700)))),
+        ("SYMLINK", refusal(client.symlink(root, b"x", b"t"))),
+        ("MKNOD", refusal(client.mknod(root, b"x", fifo))),
+        ("REMOVE", refusal(client.remove(root, b"f"))),
+        ("RMDIR", refusal(client.rmdir(root, b"d"))),
+        ("RENAME", refusal(client.rename((root, b"f"), (root, b"g")))),
+        ("LINK", refusal(client.link(file, root, b"g"))),
+    ] {
+        assert_eq!(status, Status::Rofs, "{procedure}");
+    }
+    assert_eq!(std::fs::metadata(fixture.exported("f")).unwrap().size(), 4);
+    // The same export for another host.
+    let mut writer = Client::connect_from(Ipv4Addr::new(127, 0, 0, 2), fixture.address());
+    ok(writer.write(file, 0, b"DATA"));
+}
+
+#[test]
+fn a_host_that_is_not_listed_gets_nothing_even_with_a_handle() {
+    let fixture = Fixture::with(
+        r#"
+        [[export]]
+        path = "$DIR/export"
+        name = "/export"
+        squash = "none"
+        [[export.client]]
+        hosts = ["127.0.0.1"]
+        "#,
+    );
+    let (mut admitted, root) = fixture.mounted();
+    let file = admitted.create(root, "f");
+    let mut thief = Client::connect_from(Ipv4Addr::new(127, 0, 0, 2), fixture.address());
+    assert_eq!(thief.try_mnt("/export").unwrap_err(), MountStatus::Acces);
+    for handle in [root, file] {
+        all_refuse(&mut thief, handle, Status::Acces);
+    }
+    thief.null();
+    thief.ids = None;
+    all_refuse(&mut thief, root, Status::Acces);
+    assert_eq!(admitted.getattr(file).unwrap().size, 0);
+}
+
+#[test]
+fn ordinary_ports_are_refused_where_the_export_asks_for_others() {
+    let fixture = Fixture::with(
+        r#"
+        [[export]]
+        path = "$DIR/export"
+        name = "/export"
+        secure_ports = true
+        "#,
+    );
+    let mut client = fixture.client();
+    assert_eq!(client.try_mnt("/export").unwrap_err(), MountStatus::Acces);
+}
