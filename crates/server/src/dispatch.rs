@@ -245,7 +245,7 @@ async fn execute_once(
         address: request.peer.address.ip(),
         xid: call.xid,
         procedure: call.procedure,
-        arguments: cache.hash(args),
+        content: cache.hash(request.credential, args),
     };
     match cache.begin(key, Instant::now()) {
         Outcome::Run => {}

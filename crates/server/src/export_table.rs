@@ -348,7 +348,7 @@ pub enum Squash {
 }
 
 /// The ids of an AUTH_SYS credential as they came (RFC 5531, Appendix A).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Credential<'a> {
     /// The effective user.
     pub uid: u32,

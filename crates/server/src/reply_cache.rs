@@ -2,8 +2,9 @@
 //!
 //! Criteria, first to last. A false hit answers a new call with an old reply, so the key holds all
 //! that tells two calls apart: the client's address (not its port, which changes when it
-//! reconnects), transaction id, procedure, and a keyed hash of all arguments; and entries die after
-//! two minutes, because transaction ids come round again. A false miss runs a call twice, which is
+//! reconnects), transaction id, procedure, and a keyed hash of the credential and all arguments, for
+//! programs of different users may count their calls alike; and entries die after two minutes,
+//! because transaction ids come round again. A false miss runs a call twice, which is
 //! what happens without the cache. Memory is bounded: the oldest reply leaves first.
 //!
 //! Only procedures that are not idempotent come here. READ, WRITE, GETATTR and the like give the
@@ -14,6 +15,8 @@ use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use crate::export_table::Credential;
 
 /// Replies kept, at most; about 400 bytes each.
 const REPLIES_MAX: usize = 8192;
@@ -30,8 +33,8 @@ pub(crate) struct CallKey {
     pub(crate) xid: u32,
     /// Procedure number of NFSv3.
     pub(crate) procedure: u32,
-    /// Hash of the arguments, from [`ReplyCache::hash`].
-    pub(crate) arguments: u64,
+    /// Hash of credential and arguments, from [`ReplyCache::hash`].
+    pub(crate) content: u64,
 }
 
 /// What to do with a call.
@@ -65,8 +68,8 @@ impl ReplyCache {
     }
 
     /// A hash that a client cannot predict.
-    pub(crate) fn hash(&self, arguments: &[u8]) -> u64 {
-        self.hasher.hash_one(arguments)
+    pub(crate) fn hash(&self, credential: Option<Credential<'_>>, arguments: &[u8]) -> u64 {
+        self.hasher.hash_one((credential, arguments))
     }
 
     /// Looks a call up, and notes it as running when it is new.
@@ -119,7 +122,7 @@ mod tests {
     use super::*;
 
     fn key(xid: u32) -> CallKey {
-        CallKey { address: [127, 0, 0, 1].into(), xid, procedure: 8, arguments: 1 }
+        CallKey { address: [127, 0, 0, 1].into(), xid, procedure: 8, content: 1 }
     }
 
     #[test]
@@ -146,7 +149,7 @@ mod tests {
             CallKey { address: [127, 0, 0, 2].into(), ..first },
             CallKey { xid: 2, ..first },
             CallKey { procedure: 9, ..first },
-            CallKey { arguments: cache.hash(b"other"), ..first },
+            CallKey { content: cache.hash(None, b"other"), ..first },
         ] {
             assert_eq!(cache.begin(other, now), Outcome::Run);
         }
