@@ -1,1 +1,239 @@
-//! x
+//! READDIR and READDIRPLUS: each name once, in replies of any length.
+
+use std::collections::{HashMap, HashSet};
+
+use proto::nfs3::*;
+
+use crate::client::{Client, Name, ok};
+use crate::fixture::Fixture;
+
+/// Names in the large directory.
+const NAMES: usize = 10_000;
+
+fn large_directory() -> Fixture {
+    let fixture = Fixture::new();
+    std::fs::create_dir(fixture.exported("large")).unwrap();
+    for i in 0..NAMES {
+        std::fs::write(fixture.exported(&format!("large/{}", name_of(i))), "").unwrap();
+    }
+    fixture
+}
+
+/// Names of many lengths, so that replies end at every remainder.
+fn name_of(i: usize) -> String {
+    format!("{i:05}-{}", "x".repeat(i % 60))
+}
+
+/// Lists a directory to its end, page by page.
+fn list(
+    client: &mut Client,
+    mut page: impl FnMut(&mut Client, u64) -> crate::client::Page,
+) -> Vec<Name> {
+    let (mut names, mut cookie) = (Vec::new(), 0);
+    loop {
+        let page = page(client, cookie);
+        assert!(page.attributes.is_some());
+        assert!(page.eof || !page.names.is_empty(), "a page without names leads nowhere");
+        cookie = page.names.last().map_or(cookie, |name| name.cookie);
+        names.extend(page.names);
+        if page.eof {
+            return names;
+        }
+    }
+}
+
+#[track_caller]
+fn each_name_once(names: &[Name]) {
+    let mut seen: HashMap<&[u8], usize> = HashMap::new();
+    for name in names {
+        *seen.entry(&name.name).or_default() += 1;
+    }
+    assert!(seen.values().all(|times| *times == 1), "a name came twice");
+    assert_eq!(names.len(), NAMES + 2);
+    assert!(seen.contains_key(&b"."[..]) && seen.contains_key(&b".."[..]));
+    assert!((0..NAMES).all(|i| seen.contains_key(name_of(i).as_bytes())));
+}
+
+#[test]
+fn readdir_lists_each_name_once_with_any_count() {
+    let fixture = large_directory();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.find(root, "large");
+    for count in [512, 1024, 4096, 32 * 1024, 65_537, 1 << 20, u32::MAX] {
+        let names = list(&mut client, |client, cookie| {
+            let page = client.readdir(dir, cookie, count).unwrap();
+            assert!(page.bytes <= count as usize, "{} bytes of {count}", page.bytes);
+            page
+        });
+        each_name_once(&names);
+    }
+}
+
+#[test]
+fn readdirplus_lists_each_name_once_and_keeps_both_limits() {
+    let fixture = large_directory();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.find(root, "large");
+    for (dir_count, max_count) in
+        [(512, 4096), (8192, 1024), (1 << 20, 32 * 1024), (1 << 20, 1 << 20)]
+    {
+        let names = list(&mut client, |client, cookie| {
+            let page = client.readdirplus(dir, cookie, (dir_count, max_count)).unwrap();
+            assert!(page.bytes <= max_count as usize);
+            let dir_bytes: usize =
+                page.names.iter().map(|name| 20 + name.name.len().next_multiple_of(4)).sum();
+            assert!(dir_bytes <= dir_count as usize);
+            page
+        });
+        each_name_once(&names);
+        for name in names.iter().filter(|name| name.name.starts_with(b"000")) {
+            let attributes = name.attributes.expect("attributes");
+            assert_eq!(attributes.fileid, name.fileid);
+            assert_eq!(client.getattr(name.handle.expect("handle")), Ok(attributes));
+        }
+    }
+}
+
+#[test]
+fn a_listing_continues_after_any_name_also_after_a_restart() {
+    let mut fixture = Fixture::new();
+    for i in 0..300 {
+        std::fs::write(fixture.exported(&format!("f{i}")), "").unwrap();
+    }
+    let (mut client, root) = fixture.mounted();
+    let whole = client.readdir(root, 0, 1 << 20).unwrap();
+    assert!(whole.eof);
+    for restarted in [false, true] {
+        if restarted {
+            fixture.restart();
+            client = fixture.client();
+        }
+        for (i, name) in whole.names.iter().enumerate().step_by(7) {
+            // The verifier is no reason to send a client back to the start.
+            let verifier = CookieVerifier([u8::try_from(i % 256).unwrap(); 8]);
+            let args = ReaddirArgs { dir: root, cookie: name.cookie, verifier, count: 1 << 20 };
+            let rest = client.readdir_with(args).unwrap();
+            assert_eq!(rest.names, whole.names[i + 1..], "after name {i}");
+            assert!(rest.eof);
+        }
+    }
+    let end = whole.names.last().unwrap().cookie;
+    let nothing = client.readdir(root, end, 4096).unwrap();
+    assert_eq!((nothing.names.len(), nothing.eof), (0, true));
+}
+
+#[test]
+fn names_present_throughout_come_exactly_once_while_others_come_and_go() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    for i in 0..600 {
+        std::fs::write(fixture.exported(&format!("d/stays-{i}")), "").unwrap();
+        std::fs::write(fixture.exported(&format!("d/goes-{i}")), "").unwrap();
+    }
+    let mut round = 0;
+    let names = list(&mut client, |client, cookie| {
+        for i in round * 10..round * 10 + 10 {
+            drop(client.remove(dir, format!("goes-{i}").as_bytes()));
+            let how = CreateHow::Unchecked(SetAttributes::default());
+            ok(client.create_how(dir, format!("comes-{i}").as_bytes(), how));
+        }
+        round += 1;
+        client.readdirplus(dir, cookie, (2048, 4096)).unwrap()
+    });
+    assert!(round > 10, "the listing took many replies");
+    let stayed: Vec<_> = names.iter().filter(|name| name.name.starts_with(b"stays-")).collect();
+    let distinct: HashSet<_> = stayed.iter().map(|name| &name.name).collect();
+    assert_eq!((stayed.len(), distinct.len()), (600, 600));
+}
+
+#[test]
+fn a_reply_too_small_for_one_name_is_an_error() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    client.create(dir, &"n".repeat(255));
+    for count in [0, 1, 100, 107] {
+        assert_eq!(client.readdir(dir, 0, count).unwrap_err(), Status::Toosmall, "{count}");
+        let limits = (4096, count);
+        assert_eq!(client.readdirplus(dir, 0, limits).unwrap_err(), Status::Toosmall, "{count}");
+    }
+    assert_eq!(client.readdirplus(dir, 0, (0, 4096)).unwrap_err(), Status::Toosmall);
+    // It may also become too small on the way.
+    let mut cookie = 0;
+    let status = loop {
+        match client.readdir(dir, cookie, 200) {
+            Ok(page) => {
+                assert!(!page.eof, "255 bytes do not fit");
+                cookie = page.names.last().unwrap().cookie;
+            }
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status, Status::Toosmall);
+    assert_eq!(client.readdir(dir, 0, 1 << 16).unwrap().names.len(), 3);
+}
+
+#[test]
+fn cookies_that_lead_nowhere_do_no_harm() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    client.create(root, "f");
+    for cookie in [1, 12345, u64::MAX, 1 << 63, (1 << 63) - 1] {
+        match client.readdir(root, cookie, 4096) {
+            Ok(page) => assert!(page.names.len() <= 3),
+            Err(status) => assert_eq!(status, Status::BadCookie, "{cookie}"),
+        }
+    }
+    assert_eq!(client.readdir(root, 0, 4096).unwrap().names.len(), 3);
+    let file = client.find(root, "f");
+    assert_eq!(client.readdir(file, 0, 4096).unwrap_err(), Status::Notdir);
+}
+
+#[test]
+fn nothing_above_the_root_shows() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    let own = client.getattr(root).unwrap();
+    let page = client.readdirplus(root, 0, (4096, 4096)).unwrap();
+    for name in [&b"."[..], b".."] {
+        let entry = page.names.iter().find(|entry| entry.name == name).unwrap();
+        assert_eq!(entry.fileid, own.fileid);
+        assert_eq!(entry.handle, Some(root));
+        assert_eq!(entry.attributes.unwrap().fileid, own.fileid);
+    }
+    let page = client.readdir(root, 0, 4096).unwrap();
+    assert!(page.names.iter().filter(|e| e.name.starts_with(b".")).all(|e| e.fileid == own.fileid));
+    let page = client.readdirplus(dir, 0, (4096, 4096)).unwrap();
+    let parent = page.names.iter().find(|entry| entry.name == b"..").unwrap();
+    assert_eq!((parent.fileid, parent.handle), (own.fileid, Some(root)));
+}
+
+#[test]
+fn an_empty_directory_has_two_names() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    let page = client.readdir(dir, 0, 4096).unwrap();
+    assert_eq!((page.names.len(), page.eof), (2, true));
+    std::fs::remove_dir(fixture.exported("d")).unwrap();
+    assert_eq!(client.readdir(dir, 0, 4096).unwrap_err(), Status::Stale);
+}
+
+#[test]
+fn two_clients_list_one_directory_at_once() {
+    let fixture = large_directory();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let (mut client, root) = fixture.mounted();
+                let dir = client.find(root, "large");
+                let names = list(&mut client, |client, cookie| {
+                    client.readdir(dir, cookie, 8192).unwrap()
+                });
+                each_name_once(&names);
+            });
+        }
+    });
+}
