@@ -1,1 +1,162 @@
-//! x
+//! What a WRITE or COMMIT that succeeded promises, and what a disk that fails makes of it.
+
+use std::path::Path;
+
+use proto::nfs3::*;
+
+use crate::client::{Client, ok, refusal};
+use crate::fixture::{Fixture, Mounted, is_root, run};
+
+const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
+
+#[test]
+fn a_write_says_how_durable_it_is() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    for stable in STABLE {
+        let done = ok(client.write_stable(file, 0, b"data", stable));
+        assert!(done.committed >= stable, "{:?} for {stable:?}", done.committed);
+        assert_eq!(done.count, 4);
+    }
+}
+
+#[test]
+fn the_verifier_is_one_for_writes_and_commits_and_another_after_a_restart() {
+    let mut fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let (file, other) = (client.create(root, "f"), client.create(root, "g"));
+    let verifier = ok(client.write(file, 0, b"data")).verifier;
+    for stable in STABLE {
+        assert_eq!(ok(client.write_stable(file, 4, b"more", stable)).verifier, verifier);
+        assert_eq!(ok(client.write_stable(other, 4, b"more", stable)).verifier, verifier);
+    }
+    assert_eq!(ok(client.commit(file)).verifier, verifier);
+    assert_eq!(ok(client.commit(other)).verifier, verifier);
+    assert_eq!(ok(client.commit(other)).verifier, verifier, "with nothing to flush");
+    ok(client.write(file, 0, b"unstable"));
+    fixture.restart();
+    let mut client = fixture.client();
+    let after = ok(client.commit(file)).verifier;
+    assert_ne!(after, verifier, "the client must send its unstable data again");
+    assert_eq!(client.read(file, 0, 8).unwrap().data, b"unstable", "although none was lost");
+    assert_eq!(ok(client.write(file, 0, b"x")).verifier, after);
+}
+
+#[test]
+fn commit_takes_any_range() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    ok(client.write(file, 0, b"data"));
+    for (offset, count) in [(0, 0), (0, 4), (1, 2), (1 << 40, 10), (u64::MAX, u32::MAX)] {
+        let reply: CommitReply =
+            client.call(Procedure::Commit, &CommitArgs { file, offset, count });
+        assert!(ok(reply).wcc.after.is_some(), "{count} at {offset}");
+    }
+}
+
+#[test]
+fn a_full_disk_shortens_a_write_and_then_refuses() {
+    if !is_root("a_full_disk_shortens_a_write_and_then_refuses") {
+        return;
+    }
+    let mut mount = None;
+    let fixture = Fixture::prepared(
+        "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"",
+        |dir| mount = Mounted::tmpfs(&dir.join("export"), 512),
+    );
+    let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let data: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect();
+    let count = usize::try_from(ok(client.write(file, 0, &data)).count).unwrap();
+    assert!((1..data.len()).contains(&count), "{count} bytes fit");
+    assert_eq!(client.read(file, 0, 1 << 20).unwrap().data, data[..count]);
+    for stable in STABLE {
+        let rest = client.write_stable(file, count as u64, &data[count..], stable);
+        let failure = rest.unwrap_err();
+        assert_eq!(failure.status, Status::Nospc);
+        assert_eq!(failure.body.after.unwrap().size, count as u64);
+    }
+    // What is there stays writable, and room made is room found.
+    ok(client.write(file, 0, b"again"));
+    ok(client.setattr(file, crate::client::size(4096)));
+    assert_eq!(ok(client.write(file, 4096, &data[..8192])).count, 8192);
+}
+
+/// Makes a file system whose disk takes about a MiB of what seems to be 32: what it has taken into
+/// memory, it cannot write back.
+fn lying_disk(dir: &Path) -> Option<(Mounted, Mounted)> {
+    let backing = dir.join("backing");
+    std::fs::create_dir(&backing).unwrap();
+    let tmpfs = Mounted::tmpfs(&backing, 1536)?;
+    let image = backing.join("image");
+    std::fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    let options = ["-q", "-F", "-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=1"];
+    let made = run("mkfs.ext4", &[&options[..], &["-N", "64", image.to_str().unwrap()]].concat());
+    let mounted = made.then(|| Mounted::image(&image, &dir.join("export"))).flatten()?;
+    Some((mounted, tmpfs))
+}
+
+fn on_lying_disk(test: &str, body: impl FnOnce(&Fixture, Client, FileHandle)) {
+    if !is_root(test) {
+        return;
+    }
+    let mut mounts = None;
+    let fixture = Fixture::prepared(
+        "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"\nsync = false",
+        |dir| mounts = lying_disk(dir),
+    );
+    let Some(_mounts) = mounts else { return eprintln!("{test} skipped: no loop device here") };
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    body(&fixture, client, file);
+}
+
+/// Fills the kernel's memory with four MiB of the file.
+fn write_much(client: &mut Client, file: FileHandle) -> WriteVerifier {
+    let data = vec![7; 1 << 20];
+    let verifiers: Vec<_> =
+        (0..4).map(|i| ok(client.write(file, i << 20, &data)).verifier).collect();
+    assert!(verifiers.iter().all(|verifier| *verifier == verifiers[0]));
+    verifiers[0]
+}
+
+#[test]
+fn a_failed_commit_is_reported_once_and_changes_the_verifier() {
+    on_lying_disk("a_failed_commit", |_, mut client, file| {
+        let verifier = write_much(&mut client, file);
+        let status = refusal(client.commit(file));
+        assert!(matches!(status, Status::Io | Status::Nospc), "{status:?}");
+        // The kernel has forgotten what it could not write. Whoever compares verifiers knows.
+        assert_ne!(ok(client.commit(file)).verifier, verifier);
+    });
+}
+
+#[test]
+fn a_failed_stable_write_is_an_error_and_changes_the_verifier() {
+    on_lying_disk("a_failed_stable_write", |_, mut client, file| {
+        let verifier = write_much(&mut client, file);
+        let reply = client.write_stable(file, 4 << 20, &[1; 1 << 20], StableHow::FileSync);
+        let status = refusal(reply);
+        assert!(matches!(status, Status::Io | Status::Nospc), "{status:?}");
+        assert_ne!(ok(client.commit(file)).verifier, verifier);
+    });
+}
+
+#[test]
+fn a_flush_that_fails_on_its_own_changes_the_verifier() {
+    on_lying_disk("a_flush_that_fails_on_its_own", |fixture, mut client, file| {
+        let verifier = write_much(&mut client, file);
+        // Write-back by someone else meets the error first; the server's COMMIT must still fail or
+        // show another verifier.
+        let local = std::fs::File::open(fixture.exported("f")).unwrap();
+        assert!(local.sync_all().is_err(), "the disk is full");
+        match client.commit(file) {
+            Err(failure) => assert!(matches!(failure.status, Status::Io | Status::Nospc)),
+            Ok(done) => assert_ne!(done.verifier, verifier),
+        }
+        assert_ne!(ok(client.commit(file)).verifier, verifier);
+    });
+}

@@ -1,7 +1,9 @@
 //! A server in this process, on a free port, over a temporary directory.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::panic;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use proto::nfs3::FileHandle;
 use spillway_server::Server;
@@ -43,6 +45,7 @@ impl Fixture {
 
     /// As [`Self::with`], after something was done to the directory.
     pub(crate) fn prepared(config: &str, prepare: impl FnOnce(&Path)) -> Self {
+        END_ON_PANIC.call_once(end_on_panic_of_server);
         let dir = TempDir::new().unwrap();
         let export = dir.path().join("export");
         std::fs::create_dir(&export).unwrap();
@@ -134,6 +137,22 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+static END_ON_PANIC: Once = Once::new();
+
+/// A panic on a thread of the server would end one task, and its client would only time out. Here
+/// it ends all tests, after saying where it was.
+fn end_on_panic_of_server() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        report(info);
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or_default();
+        if name.starts_with("tokio-") || name.starts_with("spillway-") {
+            std::process::abort();
+        }
+    }));
 }
 
 pub(crate) fn set_mode(path: &Path, mode: u32) {

@@ -1,1 +1,198 @@
-//! x
+//! Bounds that hold whatever clients do: connections, memory, open files.
+
+use std::io::Write;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use proto::nfs3::{self, *};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use crate::client::{Client, encoded, in_fragments, ok};
+use crate::fixture::Fixture;
+
+#[test]
+fn connections_beyond_the_limit_wait_their_turn() {
+    let fixture = Fixture::with_settings("max_connections = 2");
+    let (mut first, mut second) = (fixture.client(), fixture.client());
+    first.null();
+    second.null();
+    let mut third = fixture.client();
+    let xid = third.xid();
+    let null = third.encode(xid, (nfs3::PROGRAM, nfs3::VERSION, 0), &[]);
+    third.send_record(&null);
+    third.stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut byte = [0];
+    let waiting = third.stream.peek(&mut byte).unwrap_err();
+    assert_eq!(waiting.kind(), std::io::ErrorKind::WouldBlock);
+    first.null();
+    drop(first);
+    third.stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert!(third.receive_record().is_some());
+    second.null();
+}
+
+#[test]
+fn peers_that_trickle_hold_up_nobody() {
+    let fixture = Fixture::with_settings("memory = \"8MiB\"");
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
+    let (data, stable) = (vec![2; 4096], StableHow::Unstable);
+    let args = encoded(&WriteArgs { file, offset: 0, count: 4096, stable, data: &data });
+    let record = in_fragments(&client.encode(1, write, &args), &[]);
+    let mut trickling: Vec<Client> = (0..50).map(|_| fixture.client()).collect();
+    for round in 0..20 {
+        for peer in &mut trickling {
+            peer.send_bytes(&record[round * 10..round * 10 + 10]);
+        }
+        assert_eq!(ok(client.write(file, 8192, b"quick")).count, 5);
+        client.readdir(root, 0, 4096).unwrap();
+    }
+    // They were slow, not wrong.
+    for peer in &mut trickling {
+        peer.send_bytes(&record[200..]);
+        assert!(peer.receive_record().is_some());
+    }
+    assert_eq!(client.read(file, 0, 4096).unwrap().data, data);
+}
+
+/// Runs one of the ignored tests below in a process of its own, whose memory and limits are not
+/// those of the other tests.
+#[track_caller]
+fn in_own_process(test: &str) {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("limits::{test}"), "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// The most memory that this process has had so far, in bytes.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+const MIB: u64 = 1 << 20;
+/// The budget of the servers below, and what the process may grow beside it: stacks, tables, and
+/// the clients, which are here too.
+const BUDGET: u64 = 16 * MIB;
+const BESIDE: u64 = 24 * MIB;
+
+#[test]
+fn many_writers_stay_within_the_budget() {
+    in_own_process("sixteen_writers_with_512_mib_in_flight");
+}
+
+#[test]
+#[ignore = "run by many_writers_stay_within_the_budget"]
+fn sixteen_writers_with_512_mib_in_flight() {
+    let fixture = Fixture::with_settings("memory = \"16MiB\"");
+    let (mut client, root) = fixture.mounted();
+    let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
+    let stable = StableHow::Unstable;
+    let data = vec![3; 1 << 20];
+    let calls: Vec<Vec<u8>> = (0..16)
+        .map(|i| {
+            let file = client.create(root, &format!("f{i}"));
+            let args = WriteArgs { file, offset: 0, count: 1 << 20, stable, data: &data };
+            let mut record = in_fragments(&client.encode(i, write, &encoded(&args)), &[]);
+            // The data is the same for all; each keeps its own head.
+            record.truncate(record.len() - data.len());
+            record
+        })
+        .collect();
+    let before = peak_memory();
+    thread::scope(|scope| {
+        for head in &calls {
+            let mut client = fixture.client();
+            let (data, mut stream) = (&data, client.stream.try_clone().unwrap());
+            scope.spawn(move || {
+                for _ in 0..32 {
+                    stream.write_all(head).unwrap();
+                    stream.write_all(data).unwrap();
+                }
+            });
+            scope.spawn(move || (0..32).for_each(|_| drop(client.receive_record().unwrap())));
+        }
+    });
+    let grown = peak_memory() - before;
+    assert!(grown < BUDGET + BESIDE, "grown by {} MiB", grown / MIB);
+}
+
+#[test]
+fn clients_that_take_no_replies_stay_within_the_budget() {
+    in_own_process("eight_readers_that_take_no_replies");
+}
+
+#[test]
+#[ignore = "run by clients_that_take_no_replies_stay_within_the_budget"]
+fn eight_readers_that_take_no_replies() {
+    let fixture = Fixture::with_settings("memory = \"16MiB\"");
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    ok(client.write(file, 0, &vec![4; 1 << 20]));
+    let read = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Read.code());
+    let args = encoded(&ReadArgs { file, offset: 0, count: 1 << 20 });
+    let before = peak_memory();
+    let greedy: Vec<Client> = (0..8)
+        .map(|_| {
+            let mut client = fixture.client();
+            for _ in 0..64 {
+                let xid = client.xid();
+                let call = client.encode(xid, read, &args);
+                client.send_record(&call);
+            }
+            client
+        })
+        .collect();
+    // Names and attributes need no such memory, so other clients go on with those.
+    for _ in 0..200 {
+        client.getattr(file).unwrap();
+        client.find(root, "f");
+        thread::sleep(Duration::from_millis(2));
+    }
+    let grown = peak_memory() - before;
+    assert!(grown < BUDGET + BESIDE, "grown by {} MiB", grown / MIB);
+    drop(greedy);
+    assert_eq!(client.read(file, 0, 1 << 20).unwrap().data.len(), 1 << 20);
+}
+
+#[test]
+fn more_files_than_descriptors_are_no_error() {
+    in_own_process("five_thousand_files_with_1024_descriptors");
+}
+
+#[test]
+#[ignore = "run by more_files_than_descriptors_are_no_error"]
+fn five_thousand_files_with_1024_descriptors() {
+    let limit = Some(1024);
+    setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+    let fixture = Fixture::with_settings("max_connections = 64");
+    let (mut client, root) = fixture.mounted();
+    let files: Vec<FileHandle> = (0..5000)
+        .map(|i| {
+            let file = client.create(root, &format!("f{i}"));
+            assert_eq!(ok(client.write(file, 0, b"data")).count, 4);
+            file
+        })
+        .collect();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut client = fixture.client();
+                for file in &files {
+                    assert_eq!(client.read(*file, 0, 10).unwrap().data, b"data");
+                }
+            });
+        }
+    });
+    for file in files.iter().step_by(7) {
+        ok(client.commit(*file));
+    }
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(open < 900, "{open} descriptors are open");
+}
