@@ -67,20 +67,15 @@ impl DirectoryStream {
         Ok(())
     }
 
-    /// The directory's descriptor.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    /// The next entry; `None` at the end.
+    /// The next entry and the descriptor that its name is to be looked up by; `None` at the end.
     ///
     /// # Errors
     /// The disk's.
-    pub(crate) fn peek(&mut self) -> Result<Option<&KernelEntry>, Status> {
+    pub(crate) fn peek(&mut self) -> Result<Option<(&KernelEntry, BorrowedFd<'_>)>, Status> {
         if self.ahead.is_empty() && !self.at_end {
             self.read_ahead()?;
         }
-        Ok(self.ahead.front())
+        Ok(self.ahead.front().map(|entry| (entry, self.fd.as_fd())))
     }
 
     /// Takes the entry that [`Self::peek`] has shown.
@@ -170,7 +165,7 @@ mod tests {
             let (fd, changed) = directory(dir.path());
             let mut part = DirectoryStream::at(fd, all[start].cookie, changed).unwrap();
             for expected in &all[start + 1..] {
-                assert_eq!(part.peek().unwrap().unwrap().name, expected.name);
+                assert_eq!(part.peek().unwrap().unwrap().0.name, expected.name);
                 part.next().unwrap();
             }
             assert!(part.peek().unwrap().is_none());

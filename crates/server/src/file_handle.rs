@@ -52,6 +52,11 @@ impl HandleBytes {
     }
 }
 
+/// The length of the wire form of a handle.
+pub(crate) fn sealed_len(kernel: &KernelHandle) -> usize {
+    HEAD_BYTES + kernel.bytes().len() + MAC_BYTES
+}
+
 /// The key that handles are sealed with.
 #[derive(Clone)]
 pub(crate) struct HandleKey([u8; KEY_BYTES]);

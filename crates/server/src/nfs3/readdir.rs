@@ -1,5 +1,7 @@
 //! READDIR and READDIRPLUS.
 
+use std::ffi::CStr;
+
 use proto::nfs3::{
     CookieVerifier, ReaddirArgs, ReaddirBuilder, ReaddirReply, ReaddirplusArgs,
     ReaddirplusBuilder, ReaddirplusLimits, ReaddirplusReply,
@@ -8,7 +10,8 @@ use proto::xdr::{Encode, Writer};
 
 use super::{convert, failed, refused};
 use crate::dispatch::Request;
-use crate::vfs::{ListingRoom, Status};
+use crate::file_handle::sealed_len;
+use crate::vfs::{Found, ListingRoom, Status};
 
 /// The longest reply to a listing: a client may ask for more and gets this much.
 const REPLY_BYTES_MAX: u32 = 1024 * 1024;
@@ -16,8 +19,11 @@ const REPLY_BYTES_MAX: u32 = 1024 * 1024;
 const FRAME_BYTES: usize = 104;
 /// Bytes of a READDIR entry besides its name.
 const ENTRY_BYTES: usize = 24;
-/// What READDIRPLUS adds to it at least: attributes and a handle of the shortest common kind.
-const OBJECT_BYTES: usize = 88 + 36;
+/// What attributes and a handle add to an entry, besides the bytes of the handle: a mark for each,
+/// `fattr3`, the handle's length.
+const OBJECT_BYTES: usize = 4 + 84 + 4 + 4;
+/// The two marks that stand for "no attributes" and "no handle".
+const NO_OBJECT_BYTES: usize = 8;
 /// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
 /// fits all. A client that presents an older one must not be sent back to the start.
 const VERIFIER: CookieVerifier = CookieVerifier([0; 8]);
@@ -33,7 +39,8 @@ pub(super) async fn readdir(request: &Request<'_>, args: ReaddirArgs, reply: &mu
     let room = ListingRoom {
         bytes_max: entry_room(count),
         name_bytes_max: usize::MAX,
-        entry_bytes: ENTRY_BYTES,
+        entry_bytes: |name, _| ENTRY_BYTES + padded_len(name),
+        name_bytes,
         with_objects: false,
     };
     let answer = request.service.vfs.readdir(&caller, &object, args.cookie, room).await;
@@ -45,7 +52,7 @@ pub(super) async fn readdir(request: &Request<'_>, args: ReaddirArgs, reply: &mu
     let start = reply.len();
     reply.u32(NFS3_OK);
     let mut page = ReaddirBuilder::new(reply, attributes.as_ref(), VERIFIER, count);
-    let all = listing.entries.iter().all(|e| page.push(e.fileid, &e.name, e.cookie));
+    let all = listing.entries.iter().all(|e| page.push(e.fileid, e.name.to_bytes(), e.cookie));
     if page.entries() == 0 && !all {
         reply.truncate(start);
         return ReaddirReply::encode(&failed(Status::TooSmall, attributes), reply);
@@ -66,7 +73,8 @@ pub(super) async fn readdirplus(request: &Request<'_>, args: ReaddirplusArgs, re
     let room = ListingRoom {
         bytes_max: entry_room(limits.max_count),
         name_bytes_max: usize::try_from(limits.dir_count).unwrap_or(usize::MAX),
-        entry_bytes: ENTRY_BYTES + OBJECT_BYTES,
+        entry_bytes: entry_plus_bytes,
+        name_bytes,
         with_objects: true,
     };
     let answer = request.service.vfs.readdir(&caller, &object, args.cookie, room).await;
@@ -80,15 +88,34 @@ pub(super) async fn readdirplus(request: &Request<'_>, args: ReaddirplusArgs, re
     let mut page = ReaddirplusBuilder::new(reply, attributes.as_ref(), VERIFIER, limits);
     let all = listing.entries.iter().all(|entry| {
         let known = entry.object.as_ref();
-        let handle = known.map(|(handle, _)| request.service.seal(object.root.id, *handle));
-        let attributes = known.map(|(_, a)| convert::attributes(&object, a));
-        page.push(entry.fileid, &entry.name, entry.cookie, attributes.as_ref(), handle.as_ref())
+        let handle = known.map(|found| request.service.seal(object.root.id, found.handle));
+        let attributes = known.map(|found| convert::attributes(&object, &found.attributes));
+        let name = entry.name.to_bytes();
+        page.push(entry.fileid, name, entry.cookie, attributes.as_ref(), handle.as_ref())
     });
     if page.entries() == 0 && !all {
         reply.truncate(start);
         return ReaddirplusReply::encode(&failed(Status::TooSmall, attributes), reply);
     }
     page.finish(listing.eof && all);
+}
+
+/// Bytes of a READDIRPLUS entry (RFC 1813 §3.3.17, `entryplus3`). What is sent must be exactly what
+/// was read, or the next call would have to go back in the directory.
+fn entry_plus_bytes(name: &CStr, object: Option<&Found>) -> usize {
+    let object_bytes = object.map_or(NO_OBJECT_BYTES, |found| {
+        OBJECT_BYTES + sealed_len(&found.handle).next_multiple_of(4)
+    });
+    ENTRY_BYTES + padded_len(name) + object_bytes
+}
+
+/// What `dircount` counts of an entry: inode number, name with its length, cookie.
+fn name_bytes(name: &CStr) -> usize {
+    8 + 4 + padded_len(name) + 8
+}
+
+fn padded_len(name: &CStr) -> usize {
+    name.to_bytes().len().next_multiple_of(4)
 }
 
 fn entry_room(count: u32) -> usize {

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io::KernelHandle;
 use rustix::fs::{Access, Mode, OFlags, openat};
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Vfs, attributes_of};
@@ -21,27 +20,28 @@ use crate::open_files::OpenFile;
 const CALL_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// One name in a directory.
-#[derive(Clone, Debug)]
 pub(crate) struct DirectoryEntry {
     /// Inode number.
     pub(crate) fileid: u64,
     /// The name, at most 255 bytes.
-    pub(crate) name: Box<[u8]>,
+    pub(crate) name: Box<CStr>,
     /// Where a listing continues after this entry.
     pub(crate) cookie: u64,
     /// For READDIRPLUS: the object, unless it vanished or is another file system's.
-    pub(crate) object: Option<(KernelHandle, Attributes)>,
+    pub(crate) object: Option<Found>,
 }
 
-/// How much a reply can hold, so that no more is read than is sent.
-#[derive(Clone, Copy, Debug)]
+/// How much a reply can hold, so that exactly what is sent is read.
+#[derive(Clone, Copy)]
 pub(crate) struct ListingRoom {
     /// Bytes for all of the entries.
     pub(crate) bytes_max: usize,
     /// Bytes for the parts that READDIR has too (RFC 1813 §3.3.17, `dircount`).
     pub(crate) name_bytes_max: usize,
-    /// Bytes of an entry besides its name.
-    pub(crate) entry_bytes: usize,
+    /// Bytes of an entry in the reply, from its name and its object.
+    pub(crate) entry_bytes: fn(&CStr, Option<&Found>) -> usize,
+    /// Bytes of an entry that count towards `name_bytes_max`.
+    pub(crate) name_bytes: fn(&CStr) -> usize,
     /// Whether entries come with their objects.
     pub(crate) with_objects: bool,
 }
@@ -104,11 +104,10 @@ fn list_from(
     let began = Instant::now();
     let mut listing = Listing::default();
     let (mut bytes, mut name_bytes) = (0, 0);
-    while let Some(next) = stream.peek()? {
-        let padded = next.name.to_bytes().len().next_multiple_of(4);
-        bytes += room.entry_bytes + padded;
-        // What READDIR sends of an entry: list mark, fileid, length of the name, cookie.
-        name_bytes += 24 + padded;
+    while let Some((next, fd)) = stream.peek()? {
+        let (fileid, object) = describe(directory, fd, next, room.with_objects);
+        bytes += (room.entry_bytes)(&next.name, object.as_ref());
+        name_bytes += (room.name_bytes)(&next.name);
         let full = bytes > room.bytes_max || name_bytes > room.name_bytes_max;
         if full && listing.entries.is_empty() {
             return Err(Status::TooSmall);
@@ -116,35 +115,28 @@ fn list_from(
         if full || (!listing.entries.is_empty() && began.elapsed() > CALL_TIME_MAX) {
             return Ok(listing);
         }
-        let name = stream.next().expect("just seen");
-        listing.entries.push(describe(directory, stream.fd(), name, room.with_objects));
+        let KernelEntry { name, cookie, .. } = stream.next().expect("just seen");
+        listing.entries.push(DirectoryEntry { fileid, name, cookie, object });
     }
     listing.eof = true;
     Ok(listing)
 }
 
+/// The inode number to show for a name, and its object if that is wanted.
 fn describe(
     directory: &OpenFile,
-    stream: BorrowedFd<'_>,
-    entry: KernelEntry,
+    fd: BorrowedFd<'_>,
+    entry: &KernelEntry,
     with_object: bool,
-) -> DirectoryEntry {
-    let root = directory.root();
-    let leaves_root = *entry.name == *c".." && *directory.handle() == root.handle;
+) -> (u64, Option<Found>) {
     // The parent of the root is nobody's business: `..` is the root itself.
-    let name_on_disk = if leaves_root { c"." } else { &*entry.name };
-    let found = (with_object || leaves_root)
-        .then(|| find(directory, stream, name_on_disk).ok())
-        .flatten();
-    DirectoryEntry {
-        fileid: match &found {
-            Some(found) if leaves_root => found.attributes.fileid,
-            _ => entry.fileid,
-        },
-        name: entry.name.to_bytes().into(),
-        cookie: entry.cookie,
-        object: found.filter(|_| with_object).map(|found| (found.handle, found.attributes)),
+    if *entry.name == *c".." && *directory.handle() == directory.root().handle {
+        let root = find(directory, fd, c".").ok();
+        let fileid = root.as_ref().map_or(entry.fileid, |root| root.attributes.fileid);
+        return (fileid, root.filter(|_| with_object));
     }
+    let object = with_object.then(|| find(directory, fd, &entry.name).ok()).flatten();
+    (entry.fileid, object)
 }
 
 /// Attributes and handle of a name, both of the same object even if the name changes hands
