@@ -1,1 +1,417 @@
+use std::future::Future;
+use std::net::Ipv4Addr;
+
+use proptest::prelude::*;
+use proto::nfs3::{FileHandle, StableHow, WriteArgs};
+use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids};
+use proto::xdr::{Encode, Writer};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+
 use super::*;
+
+const TRANSFER_MAX: u32 = 64 * 1024;
+const LIMITS: Limits =
+    Limits { transfer_bytes_max: TRANSFER_MAX, idle_timeout: Duration::from_secs(10) };
+
+/// A receiver and its peer.
+struct Rig {
+    peer: TcpStream,
+    receiver: Receiver,
+    counters: Arc<Counters>,
+    buffers: Arc<BufferPool>,
+}
+
+impl Rig {
+    async fn new() -> Self {
+        Self::with(LIMITS).await
+    }
+
+    async fn with(limits: Limits) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (peer, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (peer, (server_side, _)) = (peer.unwrap(), accepted.unwrap());
+        peer.set_nodelay(true).unwrap();
+        let buffers = BufferPool::new(1 << 20);
+        let counters = Arc::new(Counters::default());
+        let (socket, _) = server_side.into_split();
+        let receiver = Receiver::new(socket, Arc::clone(&buffers), Arc::clone(&counters), limits);
+        Self { peer, receiver, counters, buffers }
+    }
+
+    async fn send(&mut self, bytes: &[u8]) {
+        self.peer.write_all(bytes).await.unwrap();
+    }
+
+    /// Sends while the record is received, for it may not fit the socket.
+    async fn exchange(&mut self, bytes: &[u8]) -> Result<Option<Record>, ReceiveError> {
+        let (_, record) = tokio::join!(self.peer.write_all(bytes), self.receiver.next());
+        record
+    }
+
+    async fn next(&mut self) -> Record {
+        self.receiver.next().await.unwrap().expect("a record")
+    }
+
+    fn moved_bytes(&self) -> u64 {
+        self.counters.value(Counter::PayloadMovedBytes)
+    }
+}
+
+fn run<T>(test: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+}
+
+fn call(procedure: nfs3::Procedure, args: &impl Encode) -> Vec<u8> {
+    let gids = Gids::new(&[1, 2, 3]).unwrap();
+    let sys = AuthSys { stamp: 0, machine_name: b"client", uid: 1, gid: 1, gids };
+    let credential = Credential::Sys(sys);
+    let (program, version, procedure) = (nfs3::PROGRAM, nfs3::VERSION, procedure.code());
+    let mut w = Writer::new();
+    CallHeader { xid: 7, program, version, procedure, credential, verifier_flavor: 0 }
+        .encode(&mut w);
+    args.encode(&mut w);
+    w.into_vec()
+}
+
+fn write_call(offset: u64, data: &[u8]) -> Vec<u8> {
+    let file = FileHandle::new(&[9; 30]).unwrap();
+    let (count, stable) = (u32::try_from(data.len()).unwrap(), StableHow::Unstable);
+    call(nfs3::Procedure::Write, &WriteArgs { file, offset, count, stable, data })
+}
+
+fn data(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i % 251).to_le_bytes()[0] + 1).collect()
+}
+
+/// A record with its marks, cut into fragments at the given places, in order.
+fn in_fragments(record: &[u8], cuts: &[usize]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut start = 0;
+    for (i, end) in cuts.iter().copied().chain([record.len()]).enumerate() {
+        let len = u32::try_from(end - start).unwrap();
+        bytes.extend(RecordMark { last: i == cuts.len(), len }.to_bytes());
+        bytes.extend(&record[start..end]);
+        start = end;
+    }
+    bytes
+}
+
+/// Bytes of `write_call` in front of the data.
+fn head_len(call: &[u8], data: &[u8]) -> usize {
+    call.len() - data.len().next_multiple_of(4)
+}
+
+#[track_caller]
+fn assert_is_write(record: &Record, call: &[u8], offset: u64, data: &[u8]) {
+    assert_eq!(record.head, call[..head_len(call, data)]);
+    assert_eq!(record.trailing_bytes, 0);
+    let payload = record.payload.as_ref().expect("the data");
+    assert_eq!(payload.as_slice(), data);
+    let address = payload.as_slice().as_ptr().addr();
+    assert_eq!(address % BUFFER_ALIGN, usize::try_from(offset).unwrap() % BUFFER_ALIGN);
+}
+
+#[test]
+fn a_write_in_two_fragments_is_the_same_wherever_it_is_cut() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let data = data(13);
+        let call = write_call(5, &data);
+        for cut in 1..=call.len() {
+            rig.send(&in_fragments(&call, &[cut])).await;
+            assert_is_write(&rig.next().await, &call, 5, &data);
+        }
+        let every: Vec<usize> = (1..call.len()).collect();
+        rig.send(&in_fragments(&call, &every)).await;
+        assert_is_write(&rig.next().await, &call, 5, &data);
+    });
+}
+
+#[test]
+fn a_write_in_two_segments_is_the_same_wherever_it_is_cut() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let data = data(13);
+        let call = write_call(5, &data);
+        // Marks are cut as well: the record is in two fragments.
+        let bytes = in_fragments(&call, &[call.len() - 6]);
+        for cut in 1..bytes.len() {
+            let (first, second) = bytes.split_at(cut);
+            let (peer, receiver) = (&mut rig.peer, &mut rig.receiver);
+            let send = async {
+                peer.write_all(first).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                peer.write_all(second).await.unwrap();
+            };
+            let ((), record) = tokio::join!(send, receiver.next());
+            assert_is_write(&record.unwrap().unwrap(), &call, 5, &data);
+        }
+    });
+}
+
+#[test]
+fn data_lies_where_its_offset_says() {
+    run(async {
+        let mut rig = Rig::new().await;
+        for offset in [0, 1, 511, 512, 4095, 4096, 4097, 1 << 40, (1 << 40) + 47_008] {
+            for len in [1, 4, 4096, 5000, 65_536] {
+                let data = data(len);
+                let call = write_call(offset, &data);
+                let record = rig.exchange(&in_fragments(&call, &[])).await.unwrap().unwrap();
+                assert_is_write(&record, &call, offset, &data);
+            }
+        }
+        assert_eq!(rig.buffers.bytes_in_use(), 0);
+    });
+}
+
+#[test]
+fn only_the_first_write_of_a_stream_is_moved() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let data = data(40_000);
+        let mut offset = 0;
+        let mut moved_by_first = 0;
+        for i in 0..20 {
+            let call = write_call(offset, &data);
+            let record = rig.exchange(&in_fragments(&call, &[])).await.unwrap().unwrap();
+            assert_is_write(&record, &call, offset, &data);
+            offset += data.len() as u64;
+            if i == 0 {
+                moved_by_first = rig.moved_bytes();
+            }
+            assert_eq!(rig.moved_bytes(), moved_by_first, "WRITE {i} of one client at depth 1");
+        }
+        assert!(moved_by_first <= STAGING_BYTES as u64);
+        assert_eq!(rig.counters.value(Counter::PayloadBytes), 20 * 40_000);
+    });
+}
+
+#[test]
+fn writes_that_wait_in_the_socket_are_not_moved_either() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let data = data(20_000);
+        let call = write_call(0, &data);
+        rig.exchange(&in_fragments(&call, &[])).await.unwrap().unwrap();
+        let moved_by_first = rig.moved_bytes();
+        rig.send(&in_fragments(&call, &[]).repeat(10)).await;
+        for _ in 0..10 {
+            assert_is_write(&rig.next().await, &call, 0, &data);
+        }
+        assert_eq!(rig.moved_bytes(), moved_by_first);
+    });
+}
+
+#[test]
+fn calls_of_all_kinds_follow_each_other() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let null = call(nfs3::Procedure::Null, &());
+        let (small, large) = (data(3), data(30_000));
+        let writes = [write_call(1, &small), write_call(4096, &large)];
+        let mut bytes = Vec::new();
+        for _ in 0..5 {
+            bytes.extend(in_fragments(&null, &[]));
+            bytes.extend(in_fragments(&writes[0], &[]));
+            bytes.extend(in_fragments(&null, &[4, 24]));
+            bytes.extend(in_fragments(&writes[1], &[10_000]));
+        }
+        let (peer, receiver) = (&mut rig.peer, &mut rig.receiver);
+        let receive = async {
+            for _ in 0..5 {
+                let record = receiver.next().await.unwrap().unwrap();
+                assert_eq!((record.head, record.trailing_bytes), (null.clone(), 0));
+                let record = receiver.next().await.unwrap().unwrap();
+                assert_is_write(&record, &writes[0], 1, &small);
+                let record = receiver.next().await.unwrap().unwrap();
+                assert_eq!((record.head, record.payload.is_none()), (null.clone(), true));
+                let record = receiver.next().await.unwrap().unwrap();
+                assert_is_write(&record, &writes[1], 4096, &large);
+            }
+        };
+        let (sent, ()) = tokio::join!(peer.write_all(&bytes), receive);
+        sent.unwrap();
+    });
+}
+
+#[test]
+fn a_write_without_data_has_no_payload() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let call = write_call(5, &[]);
+        rig.send(&in_fragments(&call, &[])).await;
+        let record = rig.next().await;
+        assert_eq!((record.head, record.trailing_bytes), (call, 0));
+        assert!(record.payload.is_none());
+    });
+}
+
+#[test]
+fn more_data_than_the_server_takes_is_skipped() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let most = data(usize::try_from(TRANSFER_MAX).unwrap());
+        let call = write_call(1, &most);
+        let record = rig.exchange(&in_fragments(&call, &[])).await.unwrap().unwrap();
+        assert_is_write(&record, &call, 1, &most);
+        drop(record);
+        let more = [&most[..], &[1]].concat();
+        let call = write_call(1, &more);
+        let record = rig.exchange(&in_fragments(&call, &[])).await.unwrap().unwrap();
+        assert!(record.payload.is_none());
+        assert_eq!(record.trailing_bytes, more.len().next_multiple_of(4) as u64);
+        assert_eq!(rig.buffers.bytes_in_use(), 0, "no memory is taken for it");
+        let call = write_call(1, b"next");
+        rig.send(&in_fragments(&call, &[])).await;
+        assert_is_write(&rig.next().await, &call, 1, b"next");
+    });
+}
+
+#[test]
+fn a_record_that_cannot_be_a_call_ends_the_connection_at_its_mark() {
+    run(async {
+        let max = TRANSFER_MAX + u32::try_from(HEAD_BYTES_MAX).unwrap();
+        for (first, second) in [(max + 1, None), (max, Some(1)), (0x7fff_ffff, None)] {
+            let mut rig = Rig::new().await;
+            let bytes = match second {
+                None => RecordMark { last: false, len: first }.to_bytes().to_vec(),
+                Some(len) => {
+                    let first = usize::try_from(first).unwrap();
+                    let mut bytes = in_fragments(&vec![0; first], &[first]);
+                    bytes.truncate(4 + first);
+                    bytes.extend(RecordMark { last: true, len }.to_bytes());
+                    bytes
+                }
+            };
+            let result = rig.exchange(&bytes).await;
+            assert!(matches!(result, Err(ReceiveError::TooLong { .. })), "{first} {second:?}");
+        }
+        let mut rig = Rig::new().await;
+        rig.send(&[0; 4]).await;
+        assert!(matches!(rig.receiver.next().await, Err(ReceiveError::EmptyFragment)));
+    });
+}
+
+#[test]
+fn a_long_call_is_cut_and_the_rest_counted() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let mut null = call(nfs3::Procedure::Null, &());
+        null.resize(HEAD_BYTES_MAX + 1000, 7);
+        let record = rig.exchange(&in_fragments(&null, &[])).await.unwrap().unwrap();
+        assert_eq!(record.head, null[..HEAD_BYTES_MAX]);
+        assert_eq!(record.trailing_bytes, 1000);
+    });
+}
+
+#[test]
+fn a_record_that_ends_early_yields_what_there_is() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let data = data(13);
+        let call = write_call(5, &data);
+        for len in 0..call.len() {
+            rig.send(&in_fragments(&call[..len], &[])).await;
+            let record = rig.next().await;
+            assert!(record.payload.is_none(), "{len} bytes of the call are no WRITE");
+            assert_eq!(record.head, call[..len.min(head_len(&call, &data))]);
+            assert_eq!(record.trailing_bytes, 0);
+        }
+        rig.send(&in_fragments(&call, &[])).await;
+        assert_is_write(&rig.next().await, &call, 5, &data);
+        assert_eq!(rig.buffers.bytes_in_use(), 0);
+    });
+}
+
+#[test]
+fn a_connection_that_ends_within_a_record_is_cut() {
+    run(async {
+        let call = write_call(5, &data(13));
+        let bytes = in_fragments(&call, &[40]);
+        for len in 0..bytes.len() {
+            let mut rig = Rig::new().await;
+            rig.send(&bytes[..len]).await;
+            rig.peer.shutdown().await.unwrap();
+            match rig.receiver.next().await {
+                Ok(None) => assert_eq!(len, 0),
+                Err(ReceiveError::Cut) => assert_ne!(len, 0),
+                other => panic!("{len} bytes: {:?}", other.map(|record| record.is_some())),
+            }
+            assert_eq!(rig.buffers.bytes_in_use(), 0);
+        }
+    });
+}
+
+#[test]
+fn a_silent_peer_is_given_up() {
+    run(async {
+        let mut rig = Rig::with(Limits { idle_timeout: Duration::from_millis(20), ..LIMITS }).await;
+        assert!(matches!(rig.receiver.next().await, Err(ReceiveError::Silent(_))));
+    });
+}
+
+#[test]
+fn without_memory_the_socket_waits() {
+    run(async {
+        let mut rig = Rig::new().await;
+        let all: Vec<_> =
+            std::iter::from_fn(|| rig.buffers.try_take(usize::try_from(TRANSFER_MAX).unwrap()))
+                .collect();
+        assert!(!all.is_empty());
+        let data = data(60_000);
+        let call = write_call(0, &data);
+        rig.send(&in_fragments(&call, &[])).await;
+        let mut receive = std::pin::pin!(rig.receiver.next());
+        let waited = tokio::time::timeout(Duration::from_millis(30), &mut receive).await;
+        assert!(waited.is_err(), "there is no buffer to receive into");
+        drop(all);
+        assert_is_write(&receive.await.unwrap().unwrap(), &call, 0, &data);
+    });
+}
+
+#[test]
+fn the_length_of_a_head_is_told_from_as_much_of_it_as_is_there() {
+    let data = data(13);
+    let call = write_call(5, &data);
+    let whole = head_len(&call, &data);
+    let mut before = 0;
+    for len in 0..=whole {
+        let told = write_head_len(&call[..len]);
+        assert!(told >= before && told <= whole, "{len} bytes: {told}");
+        assert!(told > len || len == whole, "there is more to come after {len} bytes");
+        before = told;
+    }
+    assert_eq!(before, whole);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_have_a_bounded_head(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let told = write_head_len(&bytes);
+        prop_assert!(told >= CALL_BYTES_MIN);
+        prop_assert!(told <= CALL_BYTES_MIN + 3 * HEAD_BYTES_MAX + 32);
+        let _ = decode_write_head(&bytes);
+        let _ = is_write(&bytes);
+    }
+
+    #[test]
+    fn any_fragments_give_the_same_record(
+        mut cuts in proptest::collection::vec(1..9_000usize, 0..12),
+        offset in any::<u64>(),
+        len in 1..9_000usize,
+    ) {
+        let data = data(len);
+        let call = write_call(offset, &data);
+        cuts.retain(|cut| *cut <= call.len());
+        cuts.sort_unstable();
+        cuts.dedup();
+        run(async {
+            let mut rig = Rig::new().await;
+            let record = rig.exchange(&in_fragments(&call, &cuts)).await.unwrap().unwrap();
+            assert_is_write(&record, &call, offset, &data);
+        });
+    }
+}

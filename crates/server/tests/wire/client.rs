@@ -161,7 +161,11 @@ impl Client {
     }
 
     /// Calls any procedure of any program.
-    pub(crate) fn exchange(&mut self, target: (u32, u32, u32), args: &[u8]) -> (ReplyHeader, Vec<u8>) {
+    pub(crate) fn exchange(
+        &mut self,
+        target: (u32, u32, u32),
+        args: &[u8],
+    ) -> (ReplyHeader, Vec<u8>) {
         let xid = self.xid();
         let call = self.encode(xid, target, args);
         self.send_record(&call);
@@ -171,7 +175,11 @@ impl Client {
     }
 
     /// Calls a procedure and decodes its result, which must be all there is.
-    pub(crate) fn call<R: for<'a> Decode<'a>>(&mut self, procedure: Procedure, args: &impl Encode) -> R {
+    pub(crate) fn call<R: for<'a> Decode<'a>>(
+        &mut self,
+        procedure: Procedure,
+        args: &impl Encode,
+    ) -> R {
         decode_all(&self.call_raw(procedure, args)).expect("a well-formed result")
     }
 
@@ -184,7 +192,11 @@ impl Client {
         }
     }
 
-    pub(crate) fn mount_raw(&mut self, procedure: mount3::Procedure, args: &impl Encode) -> Vec<u8> {
+    pub(crate) fn mount_raw(
+        &mut self,
+        procedure: mount3::Procedure,
+        args: &impl Encode,
+    ) -> Vec<u8> {
         let target = (mount3::PROGRAM, mount3::VERSION, procedure.code());
         let (header, results) = self.exchange(target, &encoded(args));
         match header {
@@ -244,7 +256,12 @@ impl Client {
         }
     }
 
-    pub(crate) fn read(&mut self, file: FileHandle, offset: u64, count: u32) -> Result<ReadData, Status> {
+    pub(crate) fn read(
+        &mut self,
+        file: FileHandle,
+        offset: u64,
+        count: u32,
+    ) -> Result<ReadData, Status> {
         let results = self.call_raw(Procedure::Read, &ReadArgs { file, offset, count });
         match decode_all::<ReadReply<'_>>(&results).unwrap() {
             Ok(ok) => {
@@ -274,7 +291,12 @@ impl Client {
         self.call(Procedure::Commit, &CommitArgs { file, offset: 0, count: 0 })
     }
 
-    pub(crate) fn create_how(&mut self, dir: FileHandle, name: &[u8], how: CreateHow) -> CreatedReply {
+    pub(crate) fn create_how(
+        &mut self,
+        dir: FileHandle,
+        name: &[u8],
+        how: CreateHow,
+    ) -> CreatedReply {
         self.call(Procedure::Create, &CreateArgs { where_: DirOp { dir, name }, how })
     }
 
@@ -284,7 +306,12 @@ impl Client {
         ok(self.create_how(dir, name.as_bytes(), how)).object.unwrap()
     }
 
-    pub(crate) fn try_mkdir(&mut self, dir: FileHandle, name: &[u8], set: SetAttributes) -> CreatedReply {
+    pub(crate) fn try_mkdir(
+        &mut self,
+        dir: FileHandle,
+        name: &[u8],
+        set: SetAttributes,
+    ) -> CreatedReply {
         let args = MkdirArgs { where_: DirOp { dir, name }, attributes: set };
         self.call(Procedure::Mkdir, &args)
     }
@@ -312,7 +339,11 @@ impl Client {
         self.call(Procedure::Rmdir, &RmdirArgs { object: DirOp { dir, name } })
     }
 
-    pub(crate) fn rename(&mut self, from: (FileHandle, &[u8]), to: (FileHandle, &[u8])) -> RenameReply {
+    pub(crate) fn rename(
+        &mut self,
+        from: (FileHandle, &[u8]),
+        to: (FileHandle, &[u8]),
+    ) -> RenameReply {
         let op = |(dir, name)| DirOp { dir, name };
         self.call(Procedure::Rename, &RenameArgs { from: op(from), to: op(to) })
     }
@@ -321,7 +352,12 @@ impl Client {
         self.call(Procedure::Link, &LinkArgs { file, link: DirOp { dir, name } })
     }
 
-    pub(crate) fn readdir(&mut self, dir: FileHandle, cookie: u64, count: u32) -> Result<Page, Status> {
+    pub(crate) fn readdir(
+        &mut self,
+        dir: FileHandle,
+        cookie: u64,
+        count: u32,
+    ) -> Result<Page, Status> {
         self.readdir_with(ReaddirArgs { dir, cookie, verifier: CookieVerifier::default(), count })
     }
 

@@ -158,15 +158,13 @@ fn mount_ignores_whom_the_file_system_would_refuse() {
         return;
     }
     // A client mounts as its root, which is squashed, on behalf of users who may go in.
-    let fixture = Fixture::prepared(
-        "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"",
-        |dir| {
+    let fixture =
+        Fixture::prepared("[[export]]\npath = \"$DIR/export\"\nname = \"/export\"", |dir| {
             std::fs::create_dir_all(dir.join("export/private/home")).unwrap();
             std::os::unix::fs::chown(dir.join("export/private/home"), Some(1001), None).unwrap();
             crate::fixture::set_mode(&dir.join("export/private"), 0o700);
             std::os::unix::fs::chown(dir.join("export/private"), Some(1001), None).unwrap();
-        },
-    );
+        });
     let mut client = fixture.client();
     let home = client.mnt("/export/private/home");
     let mut owner = fixture.client().becoming(Ids::user(1001));

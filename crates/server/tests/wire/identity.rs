@@ -24,8 +24,7 @@ fn new_objects_belong_to_the_caller() {
         return;
     }
     let fixture = Fixture::new();
-    let mut client =
-        fixture.client().becoming(Ids { uid: 1001, gid: 1002, groups: vec![5, 6, 7] });
+    let mut client = fixture.client().becoming(Ids { uid: 1001, gid: 1002, groups: vec![5, 6, 7] });
     let root = client.mnt("/export");
     let how = CreateHow::Guarded(mode(0o644));
     let made = [

@@ -229,9 +229,8 @@ fn two_clients_list_one_directory_at_once() {
             scope.spawn(|| {
                 let (mut client, root) = fixture.mounted();
                 let dir = client.find(root, "large");
-                let names = list(&mut client, |client, cookie| {
-                    client.readdir(dir, cookie, 8192).unwrap()
-                });
+                let names =
+                    list(&mut client, |client, cookie| client.readdir(dir, cookie, 8192).unwrap());
                 each_name_once(&names);
             });
         }

@@ -119,9 +119,7 @@ fn concurrent_writes_of_two_clients_chain_as_a_whole() {
     let writer = |i: u64| {
         let mut client = fixture.client();
         move || -> Vec<WccData> {
-            (0..40)
-                .map(|n| ok(client.write(file, (n * 4 + i) * 100, &[1; 100])).wcc)
-                .collect()
+            (0..40).map(|n| ok(client.write(file, (n * 4 + i) * 100, &[1; 100])).wcc).collect()
         }
     };
     let wccs: Vec<WccData> = std::thread::scope(|scope| {
