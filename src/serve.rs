@@ -23,7 +23,7 @@ pub(crate) fn run(options: &ServeOptions) -> ExitCode {
         Ok(config) => config,
         Err(error) => return cli::refused(&error),
     };
-    let runtime = match runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return cli::failed(&error),
     };

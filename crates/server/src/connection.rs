@@ -28,9 +28,10 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 pub(crate) async fn serve(
     service: Arc<Service>,
     programs: Programs,
-    stream: TcpStream,
+    stream: std::net::TcpStream,
     mut stop: watch::Receiver<bool>,
 ) {
+    let Ok(stream) = TcpStream::from_std(stream) else { return };
     let Ok(address) = stream.peer_addr() else { return };
     // Replies are whole when they are sent: holding them back would only delay them.
     if stream.set_nodelay(true).is_err() {

@@ -16,6 +16,7 @@ pub mod export_table;
 mod file_handle;
 mod listener;
 mod mount3;
+mod network_threads;
 mod nfs3;
 mod open_files;
 mod payload;

@@ -8,6 +8,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::connection;
 use crate::dispatch::Programs;
+use crate::network_threads::NetworkThreads;
 use crate::service::Service;
 
 /// How long to wait after a failed accept: it is out of descriptors, and asking again at once would
@@ -18,10 +19,15 @@ const RETRY: Duration = Duration::from_millis(100);
 pub(crate) async fn accept(
     service: Arc<Service>,
     programs: Programs,
-    listener: TcpListener,
+    listener: std::net::TcpListener,
+    threads: Arc<NetworkThreads>,
     connections: Arc<Semaphore>,
     mut stop: watch::Receiver<bool>,
 ) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "a listening socket is of no use"),
+    };
     loop {
         let permit = tokio::select! {
             permit = Arc::clone(&connections).acquire_owned() => permit,
@@ -34,9 +40,11 @@ pub(crate) async fn accept(
         };
         match accepted {
             Ok((stream, _)) => {
+                // It came in on this thread and lives on another.
+                let Ok(stream) = stream.into_std() else { continue };
                 let connection =
                     connection::serve(Arc::clone(&service), programs, stream, stop.clone());
-                tokio::spawn(async move {
+                threads.next().spawn(async move {
                     connection.await;
                     drop(permit);
                 });

@@ -171,7 +171,11 @@ fn find(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16>
 }
 
 /// Answers datagrams until the socket fails.
-pub(crate) async fn serve_datagrams(socket: UdpSocket, nfs_port: u16) {
+pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, nfs_port: u16) {
+    let socket = match UdpSocket::from_std(socket) {
+        Ok(socket) => socket,
+        Err(error) => return tracing::error!(%error, "the portmapper's socket is of no use"),
+    };
     let mut datagram = [0; DATAGRAM_BYTES_MAX];
     loop {
         let (len, from) = match socket.recv_from(&mut datagram).await {

@@ -1,10 +1,9 @@
 //! A running server: start, reload, stop.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
@@ -12,6 +11,7 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::dispatch::Programs;
 use crate::file_handle::{HandleKey, HandleKeyError};
+use crate::network_threads::NetworkThreads;
 use crate::service::{ExportError, Exports, Service};
 use crate::{listener, portmap};
 
@@ -37,6 +37,9 @@ pub enum StartError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// The threads that sockets live on.
+    #[error("cannot start threads for connections: {0}")]
+    Threads(std::io::Error),
     /// Neither is port 111 free nor does an rpcbind there take registrations.
     #[error("cannot answer as portmapper nor register with rpcbind: {0}")]
     Portmap(std::io::Error),
@@ -58,6 +61,7 @@ pub struct Server {
     /// One permit per connection that may still come.
     connections: Arc<Semaphore>,
     connections_max: u32,
+    threads: Arc<NetworkThreads>,
     tasks: Vec<JoinHandle<()>>,
     /// The port that rpcbind knows, if it was told.
     registered_port: Option<u16>,
@@ -78,7 +82,8 @@ impl Server {
         for address in config.listen() {
             let address = *address;
             let fail = |error| StartError::Listen { address, error };
-            let listener = TcpListener::bind(address).await.map_err(fail)?;
+            let listener = TcpListener::bind(address).map_err(fail)?;
+            listener.set_nonblocking(true).map_err(fail)?;
             listeners.push((listener.local_addr().map_err(fail)?, listener));
         }
         let connections_max = u32::try_from(config.connections_max()).unwrap_or(u32::MAX);
@@ -89,6 +94,7 @@ impl Server {
             stop,
             connections: Arc::new(Semaphore::new(config.connections_max())),
             connections_max,
+            threads: Arc::new(NetworkThreads::start().map_err(StartError::Threads)?),
             tasks: Vec::new(),
             registered_port: None,
         };
@@ -98,7 +104,7 @@ impl Server {
         for (_, listener) in listeners {
             server.accept(Programs::Files, listener);
         }
-        server.tasks.push(tokio::spawn(sweep(Arc::clone(&server.service))));
+        server.tasks.push(server.threads.next().spawn(sweep(Arc::clone(&server.service))));
         Ok(server)
     }
 
@@ -106,10 +112,13 @@ impl Server {
     async fn start_portmap(&mut self) -> Result<(), StartError> {
         let Some(first) = self.local_addrs.first() else { return Ok(()) };
         let (nfs_port, address) = (first.port(), SocketAddr::new(first.ip(), PORTMAP_PORT));
-        match TcpListener::bind(address).await {
+        match TcpListener::bind(address) {
             Ok(listener) => {
-                let socket = UdpSocket::bind(address).await.map_err(StartError::Portmap)?;
-                self.tasks.push(tokio::spawn(portmap::serve_datagrams(socket, nfs_port)));
+                listener.set_nonblocking(true).map_err(StartError::Portmap)?;
+                let socket = UdpSocket::bind(address).map_err(StartError::Portmap)?;
+                socket.set_nonblocking(true).map_err(StartError::Portmap)?;
+                let answering = portmap::serve_datagrams(socket, nfs_port);
+                self.tasks.push(self.threads.next().spawn(answering));
                 self.accept(Programs::Portmapper { nfs_port }, listener);
             }
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
@@ -122,10 +131,11 @@ impl Server {
     }
 
     fn accept(&mut self, programs: Programs, socket: TcpListener) {
-        self.tasks.push(tokio::spawn(listener::accept(
+        self.tasks.push(self.threads.next().spawn(listener::accept(
             Arc::clone(&self.service),
             programs,
             socket,
+            Arc::clone(&self.threads),
             Arc::clone(&self.connections),
             self.stop.subscribe(),
         )));
