@@ -45,10 +45,12 @@ fn new_objects_belong_to_the_caller() {
     assert_eq!(refusal(client.setattr(file, gid(99))), Status::Perm);
     let to_another = SetAttributes { uid: Some(1), ..SetAttributes::default() };
     assert_eq!(refusal(client.setattr(file, to_another)), Status::Perm);
-    for id in [u32::MAX] {
-        let set = SetAttributes { uid: Some(id), ..SetAttributes::default() };
-        assert_eq!(refusal(client.setattr(file, set)), Status::Inval);
-    }
+    // To the kernel this id means "leave it".
+    let no_id = SetAttributes { uid: Some(u32::MAX), ..SetAttributes::default() };
+    assert_eq!(refusal(client.setattr(file, no_id)), Status::Inval);
+    let how = CreateHow::Guarded(no_id);
+    assert_eq!(refusal(client.create_how(root, b"never", how)), Status::Inval);
+    assert_eq!(refusal(client.lookup(root, b"never")), Status::Noent, "nothing was made");
 }
 
 #[test]
@@ -225,7 +227,7 @@ fn root_is_squashed_by_default_and_everyone_on_demand() {
         "#,
     );
     let how = CreateHow::Guarded(mode(0o600));
-    let mut made_as = |export: &str, name: &[u8], ids: Option<Ids>| {
+    let made_as = |export: &str, name: &[u8], ids: Option<Ids>| {
         let mut client = fixture.client();
         client.ids = ids;
         let root = client.mnt(export);

@@ -1,6 +1,9 @@
 //! The whole server, asked over real sockets: each file is one subject of RFC 1813 or of the
 //! server's own promises.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::result_large_err, reason = "a refusal comes with attributes, as on the wire")]
+
 mod client;
 mod fixture;
 

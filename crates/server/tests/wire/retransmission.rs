@@ -99,7 +99,7 @@ fn another_user_with_the_same_number_is_another_call() {
     }
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
-    let mut made_by = |id| {
+    let made_by = |id| {
         let mut client = fixture.client().becoming(Ids::user(id));
         client.next_xid = 99;
         let made = ok(client.create_how(root, b"f", CreateHow::Unchecked(mode(0o666))));

@@ -29,7 +29,7 @@ fn changes_of_a_file_chain_together() {
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     let mut seen = Seen::of(&mut client, file);
-    for round in 0..20u64 {
+    for (round, bits) in (0..20u64).zip((0o600..0o610).cycle()) {
         let stable = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
         for stable in stable {
             let wcc = ok(client.write_stable(file, round * 3000, &[1; 5000], stable)).wcc;
@@ -37,7 +37,7 @@ fn changes_of_a_file_chain_together() {
             seen.follow(&wcc);
         }
         seen.follow(&ok(client.commit(file)).wcc);
-        seen.follow(&ok(client.setattr(file, mode(0o600 + (round as u32 & 7)))).wcc);
+        seen.follow(&ok(client.setattr(file, mode(bits))).wcc);
         seen.follow(&ok(client.setattr(file, size(round * 3000 + 5000))).wcc);
     }
     assert_eq!(Seen::of(&mut client, file).0, seen.0, "GETATTR tells the same");
