@@ -65,7 +65,9 @@ fn probe() -> bool {
         | CapabilitySet::DAC_READ_SEARCH
         | CapabilitySet::FOWNER
         | CapabilitySet::CHOWN;
-    nobody.apply().is_ok()
+    // A server that runs as this very user could become it, and no other.
+    server().fsuid == 0
+        && nobody.apply().is_ok()
         && capabilities(None).is_ok_and(|sets| !sets.effective.intersects(overrides))
 }
 
