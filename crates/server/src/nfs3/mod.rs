@@ -36,7 +36,8 @@ pub(crate) async fn execute(
         Procedure::Readlink => namespace::readlink(request, decode_all(args)?, reply).await,
         Procedure::Read => return Ok(read::read(request, decode_all(args)?, reply).await),
         Procedure::Write => {
-            let args = write_args(args, payload.as_ref())?;
+            let transfer_bytes_max = request.service.vfs.transfer_bytes_max;
+            let args = write_args(args, payload.as_ref(), transfer_bytes_max)?;
             write::write(request, args, payload).await.encode(reply);
         }
         Procedure::Create => namespace::create(request, decode_all(args)?).await.encode(reply),
@@ -58,11 +59,16 @@ pub(crate) async fn execute(
 }
 
 /// The arguments of WRITE up to the data, which was received apart from them. A record that ends
-/// before the data does, or brings more than the server takes (FSINFO, `wtmax`), is no call.
-fn write_args(args: &[u8], payload: Option<&Payload>) -> Result<WriteHead, DecodeError> {
+/// before the data does is no call; data beyond `transfer_bytes_max` was not kept.
+fn write_args(
+    args: &[u8],
+    payload: Option<&Payload>,
+    transfer_bytes_max: u32,
+) -> Result<WriteHead, DecodeError> {
     let mut reader = Reader::new(args);
     let head = WriteHead::decode(&mut reader)?;
-    if usize::try_from(head.data_len) != Ok(payload.map_or(0, Payload::len)) {
+    let is_here = usize::try_from(head.data_len) == Ok(payload.map_or(0, Payload::len));
+    if !is_here && head.data_len <= transfer_bytes_max {
         return Err(DecodeError { what: "WriteArgs.data", at_byte: reader.position() });
     }
     reader.finish()?;
