@@ -58,7 +58,7 @@ pub(crate) struct ServeOptions {
     #[arg(long)]
     portmap: bool,
 
-    /// Largest READ and WRITE, 64KiB to 16MiB in steps of 4KiB [default: 1MiB]
+    /// Largest READ and WRITE, 64KiB to 4MiB in steps of 4KiB [default: 1MiB]
     #[arg(long, value_name = "SIZE")]
     max_transfer: Option<ByteSize>,
 

@@ -54,7 +54,9 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
         }
     }
     notify(&[NotifyState::Stopping]);
-    server.shutdown().await;
+    if let Err(error) = server.shutdown().await {
+        return cli::failed(&error);
+    }
     info!("stopped");
     ExitCode::SUCCESS
 }

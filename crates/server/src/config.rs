@@ -401,7 +401,7 @@ const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOS
 const LISTEN_ADDRESSES_MAX: usize = 64;
 const MEMORY_DEFAULT: ByteSize = ByteSize(256 << 20);
 const MAX_TRANSFER_DEFAULT: ByteSize = ByteSize(1 << 20);
-const MAX_TRANSFER_RANGE: RangeInclusive<ByteSize> = ByteSize(64 << 10)..=ByteSize(16 << 20);
+const MAX_TRANSFER_RANGE: RangeInclusive<ByteSize> = ByteSize(64 << 10)..=ByteSize(4 << 20);
 /// Transfers of whole pages keep a stream aligned from one request to the next.
 const TRANSFER_UNIT_BYTES: u32 = 4096;
 const CONNECTIONS_DEFAULT: u32 = 1024;

@@ -8,9 +8,11 @@
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::vfs::{Status, Timestamp};
 
@@ -18,6 +20,8 @@ use crate::vfs::{Status, Timestamp};
 const KERNEL_BUFFER_BYTES: usize = 32 * 1024;
 /// Listings of one directory that are kept going side by side.
 const STREAMS_MAX: usize = 4;
+/// Listings that a server keeps going: a descriptor and up to `KERNEL_BUFFER_BYTES` of names each.
+pub(crate) const LISTINGS_MAX: usize = 256;
 
 /// A name as the kernel lists it.
 pub(crate) struct KernelEntry {
@@ -39,6 +43,8 @@ pub(crate) struct DirectoryStream {
     /// The directory's ctime when `ahead` was read.
     changed: Timestamp,
     at_end: bool,
+    /// One of the server's [`LISTINGS_MAX`], for a listing that waits for its next call.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl DirectoryStream {
@@ -48,8 +54,9 @@ impl DirectoryStream {
     /// # Errors
     /// `BadCookie` when the file system does not know such an offset.
     pub(crate) fn at(fd: OwnedFd, cookie: u64, changed: Timestamp) -> Result<Self, Status> {
+        let ahead = VecDeque::new();
         let mut stream =
-            Self { fd, position: cookie, ahead: VecDeque::new(), changed, at_end: false };
+            Self { fd, position: cookie, ahead, changed, at_end: false, place: None };
         stream.restart(cookie, changed)?;
         Ok(stream)
     }
@@ -126,9 +133,17 @@ impl DirectoryStreams {
         Some(oldest)
     }
 
-    /// Keeps a listing for the call that continues it.
-    pub(crate) fn put_back(&mut self, stream: DirectoryStream) {
-        if self.0.len() < STREAMS_MAX {
+    /// Keeps a listing for the call that continues it, if there is anything left to list and one of
+    /// the server's `places` for it.
+    pub(crate) fn put_back(&mut self, mut stream: DirectoryStream, places: &Arc<Semaphore>) {
+        let ended = stream.at_end && stream.ahead.is_empty();
+        if ended || self.0.len() == STREAMS_MAX {
+            return;
+        }
+        if stream.place.is_none() {
+            stream.place = Arc::clone(places).try_acquire_owned().ok();
+        }
+        if stream.place.is_some() {
             self.0.push(stream);
         }
     }
@@ -179,13 +194,21 @@ mod tests {
             std::fs::write(dir.path().join(name), "").unwrap();
         }
         let (fd, changed) = directory(dir.path());
+        let places = Arc::new(Semaphore::new(1));
         let mut streams = DirectoryStreams::default();
         let mut stream = DirectoryStream::at(fd, 0, changed).unwrap();
         stream.peek().unwrap();
-        streams.put_back(stream);
+        streams.put_back(stream, &places);
         assert!(streams.take(1, changed).is_none(), "it stands elsewhere");
         let later = Timestamp { seconds: changed.seconds + 1, ..changed };
         assert!(streams.take(0, later).is_none(), "what it read ahead may be wrong now");
+        let stream = streams.take(0, changed).unwrap();
+        let (fd, changed) = directory(dir.path());
+        let mut second = DirectoryStream::at(fd, 0, changed).unwrap();
+        second.peek().unwrap();
+        streams.put_back(second, &places);
+        assert!(streams.take(0, changed).is_none(), "the one place is taken");
+        streams.put_back(stream, &places);
         assert!(streams.take(0, changed).is_some());
     }
 }

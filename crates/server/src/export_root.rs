@@ -9,7 +9,6 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use io::KernelHandle;
 use rustix::fs::{
@@ -245,7 +244,8 @@ fn answers_from_memory(directory: BorrowedFd<'_>) -> bool {
 #[derive(Default)]
 struct Places {
     by_handle: Mutex<HashMap<KernelHandle, Place>>,
-    walked: AtomicBool,
+    /// Held over the walk, so that those who come meanwhile find what it finds.
+    walked: Mutex<bool>,
 }
 
 struct Place {
@@ -282,7 +282,8 @@ impl Places {
     /// Walks the whole export, once in the life of the server: enough to find every handle of the
     /// time before the restart, and not a tool to keep the disk busy with made-up handles.
     fn walk_once(&self, root: &ExportRoot) -> Result<(), Status> {
-        if self.walked.swap(true, Ordering::SeqCst) {
+        let mut walked = self.walked.lock().expect("no walk panics");
+        if std::mem::replace(&mut *walked, true) {
             return Ok(());
         }
         let start = openat(&root.directory, c".", directory_flags(), Mode::empty())?;

@@ -30,5 +30,5 @@ mod vfs;
 mod write_verifier;
 
 pub use file_handle::HandleKeyError;
-pub use server::{ReloadError, Server, StartError};
+pub use server::{ReloadError, Server, ShutdownError, StartError};
 pub use service::ExportError;

@@ -10,7 +10,6 @@ use proto::mount3::{
 use proto::xdr::{DecodeError, Encode, List, Reader, Writer, decode_all, encode_list};
 
 use crate::dispatch::Request;
-use crate::export_table::Flavor;
 use crate::vfs::{Object, Status};
 
 /// Mounts remembered for DUMP. The list is advisory (RFC 1813 §5.2.2): clients that crash never
@@ -121,13 +120,11 @@ async fn find_directory(request: &Request<'_>, path: &[u8]) -> Result<Object, St
     let service = request.service;
     let exports = service.exports.load_full();
     let (export, below) = exports.table.longest_prefix(path).ok_or(Status::NoEntry)?;
-    // MOUNT calls come with AUTH_NONE or AUTH_SYS and are admitted alike; what the client may do
-    // is decided for each NFS call.
-    let access = service.admit(export, &request.peer, Flavor::Sys)?;
+    let access = service.admit(export, &request.peer, request.flavor)?;
     let root = std::sync::Arc::clone(exports.root(export));
     let mut object = Object { handle: root.handle, root, sync: export.sync };
-    let mut caller = service.caller(&access, request.credential);
-    caller.identity = io::Identity::Server;
+    // As the caller, squashed: a directory that they may not search is not a way in either.
+    let caller = service.caller(&access, request.credential);
     for name in below.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
         if name == b".." {
             return Err(Status::Access);

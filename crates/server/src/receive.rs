@@ -12,6 +12,7 @@
 //! ```
 
 use std::future::{Future, poll_fn};
+use std::io::ErrorKind;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -144,8 +145,14 @@ impl Receiver {
                 0 => STAGING_BYTES,
                 expected => expected,
             };
-            if self.stage(limit, self.limits.idle_timeout).await? == 0 {
-                return Ok(false);
+            match self.stage(limit, self.limits.idle_timeout).await {
+                Ok(0) => return Ok(false),
+                Ok(_) => {}
+                // Some clients end a connection by dropping it.
+                Err(ReceiveError::Socket(error)) if error.kind() == ErrorKind::ConnectionReset => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
             }
         }
         self.read_mark().await?;
@@ -221,6 +228,9 @@ impl Receiver {
         }
         let Some(args) = decode_write_head(head) else { return Ok(None) };
         self.write_head_bytes = RECORD_MARK_BYTES + head.len();
+        if args.data_len > self.limits.transfer_bytes_max {
+            self.discard_rest().await?;
+        }
         if args.data_len == 0 || args.data_len > self.limits.transfer_bytes_max {
             return Ok(None);
         }

@@ -53,6 +53,11 @@ pub enum ReloadError {
     Export(#[from] ExportError),
 }
 
+/// Unstable data was lost at the end.
+#[derive(Debug, thiserror::Error)]
+#[error("not everything could be written to the disk")]
+pub struct ShutdownError;
+
 /// A running server. Stop it with [`Server::shutdown`].
 pub struct Server {
     service: Arc<Service>,
@@ -164,7 +169,10 @@ impl Server {
     }
 
     /// Accepts nothing new, finishes what was accepted, and puts everything on the disk.
-    pub async fn shutdown(self) {
+    ///
+    /// # Errors
+    /// Some of it could not be put there. Clients will find another write verifier and send it again.
+    pub async fn shutdown(self) -> Result<(), ShutdownError> {
         self.stop.send_replace(true);
         if let Some(port) = self.registered_port
             && let Err(error) = portmap::unregister(port).await
@@ -179,10 +187,9 @@ impl Server {
             task.abort();
         }
         let vfs = &self.service.vfs;
-        if vfs.open_files.flush_all(&vfs.engine).await.is_err() {
-            tracing::error!("not everything could be flushed at the end");
-        }
+        let flushed = vfs.open_files.flush_all(&vfs.engine).await;
         vfs.engine.shutdown().await;
+        flushed.map_err(|_| ShutdownError)
     }
 }
 

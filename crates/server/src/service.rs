@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use io::{BufferPool, Engine, EngineConfig, Identity};
+use tokio::sync::Semaphore;
 
 use crate::config::Config;
 use crate::counters::{Counter, Counters};
+use crate::directory_stream::LISTINGS_MAX;
 use crate::export_root::ExportRoot;
 use crate::export_table::{self, Access, Credential, Export, ExportTable, Flavor};
 use crate::file_handle::{FileHandle, HandleKey};
@@ -101,7 +103,7 @@ impl Service {
     pub(crate) fn new(config: &Config, exports: Exports, handle_key: HandleKey) -> Self {
         let counters = Arc::new(Counters::default());
         let descriptors = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
-        let reserved = DESCRIPTORS_RESERVED + config.connections_max().min(descriptors / 4);
+        let reserved = DESCRIPTORS_RESERVED + LISTINGS_MAX + config.connections_max().min(descriptors / 4);
         let assumes_users = io::can_assume_users();
         if !assumes_users {
             tracing::warn!(
@@ -119,6 +121,7 @@ impl Service {
                 engine: Arc::new(engine),
                 buffers: BufferPool::new(config.memory_bytes()),
                 open_files: OpenFiles::new(descriptors.saturating_sub(reserved).max(64)),
+                listings: Arc::new(Semaphore::new(LISTINGS_MAX)),
                 counters: Arc::clone(&counters),
                 transfer_bytes_max: config.max_transfer_bytes(),
             },

@@ -211,8 +211,8 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
     ("memory = \"1MB\"", "1:10: `1MB` is not a size with a unit"),
     ("memory = \"99999999999999GiB\"", "1:10: `99999999999999GiB` is not a size"),
     ("memory = \"7MiB\"", "1:10: 7MiB of memory is too little for transfers of 1MiB; the least"),
-    ("memory = \"64MiB\"\nmax_transfer = \"16MiB\"", "1:10: 64MiB of memory is too little"),
-    ("max_transfer = \"60KiB\"", "1:16: 60KiB is not a multiple of 4KiB between 64KiB and 16MiB"),
+    ("memory = \"16MiB\"\nmax_transfer = \"4MiB\"", "1:10: 16MiB of memory is too little"),
+    ("max_transfer = \"60KiB\"", "1:16: 60KiB is not a multiple of 4KiB between 64KiB and 4MiB"),
     ("max_transfer = \"17MiB\"", "1:16: 17MiB is not a multiple of 4KiB"),
     ("max_transfer = \"66000B\"", "1:16: 66000B is not a multiple of 4KiB"),
     ("max_transfer = \"8GiB\"", "1:16: 8GiB is not a multiple of 4KiB"),
@@ -336,10 +336,10 @@ fn flags_win_over_the_file() {
 #[test]
 fn the_setting_that_was_raised_is_blamed_for_too_little_memory() {
     let machine = Machine::new();
-    let text = "max_transfer = \"16MiB\"\n[[export]]\npath = \"$A\"";
-    let memory = Overrides { memory: Some(ByteSize(64 << 20)), ..Overrides::default() };
+    let text = "max_transfer = \"4MiB\"\n[[export]]\npath = \"$A\"";
+    let memory = Overrides { memory: Some(ByteSize(16 << 20)), ..Overrides::default() };
     let error = machine.parse_over(text, &memory).unwrap_err().to_string();
-    assert!(error.starts_with("--memory: 64MiB of memory is too little"), "{error}");
+    assert!(error.starts_with("--memory: 16MiB of memory is too little"), "{error}");
 }
 
 #[test]

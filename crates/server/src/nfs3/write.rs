@@ -7,7 +7,7 @@ use proto::nfs3::{
 use super::{convert, failed, refused};
 use crate::dispatch::Request;
 use crate::payload::Payload;
-use crate::vfs::Stability;
+use crate::vfs::{Stability, Status};
 
 /// WRITE, RFC 1813 §3.3.7.
 pub(super) async fn write(
@@ -20,6 +20,10 @@ pub(super) async fn write(
         Err(status) => return refused(status),
     };
     let vfs = &request.service.vfs;
+    if args.data_len > vfs.transfer_bytes_max {
+        // Received and thrown away: the client was told the limit by FSINFO (wtmax).
+        return refused(Status::Invalid);
+    }
     let stability = match args.stable {
         StableHow::Unstable => Stability::Unstable,
         StableHow::DataSync => Stability::DataSync,

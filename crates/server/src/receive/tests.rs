@@ -262,7 +262,7 @@ fn more_data_than_the_server_takes_is_skipped() {
         let call = write_call(1, &more);
         let record = rig.exchange(&in_fragments(&call, &[])).await.unwrap().unwrap();
         assert!(record.payload.is_none());
-        assert_eq!(record.trailing_bytes, more.len().next_multiple_of(4) as u64);
+        assert_eq!(record.trailing_bytes, 0, "a valid call, only too long");
         assert_eq!(rig.buffers.bytes_in_use(), 0, "no memory is taken for it");
         let call = write_call(1, b"next");
         rig.send(&in_fragments(&call, &[])).await;

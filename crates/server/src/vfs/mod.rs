@@ -15,6 +15,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use io::{BufferPool, Engine, Identity, KernelHandle};
+use tokio::sync::Semaphore;
 
 use crate::counters::Counters;
 use crate::export_root::ExportRoot;
@@ -43,6 +44,8 @@ pub(crate) struct Vfs {
     pub(crate) buffers: Arc<BufferPool>,
     /// Objects open between requests.
     pub(crate) open_files: OpenFiles,
+    /// Places for listings that wait for their next call.
+    pub(crate) listings: Arc<Semaphore>,
     /// What was done, counted.
     pub(crate) counters: Arc<Counters>,
     /// The most bytes that one READ returns or one WRITE takes.

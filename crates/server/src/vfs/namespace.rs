@@ -128,12 +128,16 @@ impl Vfs {
             Ok(done) => done,
             Err(status) => return Answer { attributes: answer.attributes, result: Err(status) },
         };
-        let (found, fd, size) = match made {
-            Made::New(found, fd) => (found, fd, None),
-            Made::Existing(found, fd, size) => (found, fd, size),
+        let (mut found, size) = match made {
+            Made::New(new) => {
+                let result = self.keep_new(&directory, new, dir.sync).await;
+                return Answer { attributes: answer.attributes, result };
+            }
+            Made::Existing(found, fd, size) => {
+                self.keep(&directory, &found, fd).await;
+                (found, size)
+            }
         };
-        let mut found = found;
-        let file = self.keep(&directory, &found, fd).await;
         // An existing file is cut as by SETATTR, with its own turn and permission check.
         if let Some(size) = size.filter(|size| *size != found.attributes.size) {
             let object = Object { handle: found.handle, ..dir.clone() };
@@ -144,7 +148,6 @@ impl Vfs {
             }
             found.attributes = cut.attributes.after.unwrap_or(found.attributes);
         }
-        drop(file);
         Answer { attributes: answer.attributes, result: Ok(found) }
     }
 
@@ -164,13 +167,20 @@ impl Vfs {
         let job = move |directory: &OpenFile| make_child(directory, &name, &kind, change);
         let answer = self.change_directory(caller, dir, job).await;
         let result = match answer.result {
-            Ok((directory, (found, fd))) => {
-                self.keep(&directory, &found, fd).await;
-                Ok(found)
-            }
+            Ok((directory, new)) => self.keep_new(&directory, new, dir.sync).await,
             Err(status) => Err(status),
         };
         Answer { attributes: answer.attributes, result }
+    }
+
+    /// Keeps a new object open. The directory's flush has covered its entry; what was set in a
+    /// second step is the object's own.
+    async fn keep_new(&self, directory: &OpenFile, new: New, sync: bool) -> Result<Found, Status> {
+        let file = self.keep(directory, &new.found, new.fd).await;
+        if new.changed_since {
+            self.settle(&file, sync).await?;
+        }
+        Ok(new.found)
     }
 
     /// REMOVE (`is_directory` false) and RMDIR (true), RFC 1813 §3.3.12 and §3.3.13.
@@ -368,8 +378,16 @@ enum Opened {
     Writable(OwnedFd),
 }
 
+/// An object that was made.
+struct New {
+    found: Found,
+    fd: Opened,
+    /// Attributes were set after it had come into being.
+    changed_since: bool,
+}
+
 enum Made {
-    New(Found, Opened),
+    New(New),
     /// The length to cut it to, if one was asked for.
     Existing(Found, Opened, Option<u64>),
 }
@@ -446,16 +464,16 @@ fn adopt_new_file(
     let mut attributes = attributes_of(&writer)?;
     let rest = left_to_set(change, &attributes);
     let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
-    if rest != AttributeChange::default() {
+    let changed_since = rest != AttributeChange::default();
+    if changed_since {
         if let Some(size) = rest.size.filter(|size| *size != 0) {
             rustix::fs::ftruncate(&writer, size)?;
         }
         apply(writer.as_fd(), &rest)?;
-        // The directory's flush covers its new entry; what was set afterwards is the file's own.
-        rustix::fs::fsync(&writer)?;
         attributes = attributes_of(&writer)?;
     }
-    Ok(Made::New(Found { handle, attributes }, Opened::Writable(writer)))
+    let found = Found { handle, attributes };
+    Ok(Made::New(New { found, fd: Opened::Writable(writer), changed_since }))
 }
 
 fn take_existing(directory: &OpenFile, name: &CStr, how: CreateMode) -> Result<Made, Status> {
@@ -504,7 +522,7 @@ fn make_child(
     name: &CStr,
     kind: &NodeKind,
     change: AttributeChange,
-) -> Result<(Found, Opened), Status> {
+) -> Result<New, Status> {
     let at = directory.fd();
     let mode = Mode::from_raw_mode(change.mode.unwrap_or(0) & 0o7777);
     let device = rustix::fs::makedev;
@@ -525,11 +543,13 @@ fn make_child(
     }
     let (mut found, fd) = open_child(directory, name)?;
     let rest = AttributeChange { size: None, ..left_to_set(&change, &found.attributes) };
-    if rest != AttributeChange::default() && !matches!(kind, NodeKind::Symlink(_)) {
+    let changed_since =
+        rest != AttributeChange::default() && !matches!(kind, NodeKind::Symlink(_));
+    if changed_since {
         apply(fd.as_fd(), &rest)?;
         found.attributes = attributes_of(&fd)?;
     }
-    Ok((found, Opened::PathOnly(fd)))
+    Ok(New { found, fd: Opened::PathOnly(fd), changed_since })
 }
 
 /// What creating an object has not set yet. The permission bits stand as the kernel gave them:

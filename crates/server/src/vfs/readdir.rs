@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, Mode, OFlags, openat};
+use tokio::sync::Semaphore;
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Vfs, attributes_of};
 use crate::directory_stream::{DirectoryStream, KernelEntry};
@@ -73,14 +74,20 @@ impl Vfs {
             Err(status) => return Answer::refused(status),
         };
         let listed = Arc::clone(&directory);
-        let job = move || list(&listed, cookie, room);
+        let places = Arc::clone(&self.listings);
+        let job = move || list(&listed, cookie, room, &places);
         let result = self.in_metadata_lane(caller.identity.clone(), job).await;
         Answer { attributes: self.attributes(&directory).await.ok(), result }
     }
 }
 
 /// Lists as the identity of this thread.
-fn list(directory: &OpenFile, cookie: u64, room: ListingRoom) -> Result<Listing, Status> {
+fn list(
+    directory: &OpenFile,
+    cookie: u64,
+    room: ListingRoom,
+    places: &Arc<Semaphore>,
+) -> Result<Listing, Status> {
     if directory.file_type() != rustix::fs::FileType::Directory {
         return Err(Status::NotDirectory);
     }
@@ -92,7 +99,7 @@ fn list(directory: &OpenFile, cookie: u64, room: ListingRoom) -> Result<Listing,
         None => DirectoryStream::at(directory.open_stream()?, cookie, changed)?,
     };
     let listing = list_from(directory, &mut stream, room)?;
-    directory.streams().put_back(stream);
+    directory.streams().put_back(stream, places);
     Ok(listing)
 }
 

@@ -7,6 +7,7 @@
 mod client;
 mod fixture;
 
+mod concurrency;
 mod durability;
 mod exports;
 mod handles;

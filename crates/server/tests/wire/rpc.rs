@@ -121,6 +121,30 @@ fn a_write_must_bring_the_data_that_it_announces() {
 }
 
 #[test]
+fn a_write_of_more_than_the_server_takes_does_no_harm() {
+    let fixture = Fixture::with_settings("max_transfer = \"64KiB\"");
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    assert_eq!(client.fsinfo(root).unwrap().wtmax, 65_536);
+    let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
+    let stable = StableHow::FileSync;
+    let data = vec![7; 70_000];
+    let args = encoded(&WriteArgs { file, offset: 0, count: 70_000, stable, data: &data });
+    match client.exchange(write, &args) {
+        (ReplyHeader::Accepted { stat: AcceptStat::Success, .. }, results) => {
+            let failure = decode_all::<WriteReply>(&results).unwrap().unwrap_err();
+            assert_eq!(failure.status, Status::Inval);
+        }
+        (header, _) => {
+            let stat = AcceptStat::GarbageArgs;
+            assert_eq!(header, ReplyHeader::Accepted { xid: header.xid(), stat });
+        }
+    }
+    assert_eq!(client.getattr(file).unwrap().size, 0);
+    assert_eq!(crate::client::ok(client.write(file, 0, &data[..65_536])).count, 65_536);
+}
+
+#[test]
 fn another_rpc_version_is_refused_with_the_one_spoken() {
     let fixture = Fixture::new();
     let mut client = fixture.client();
