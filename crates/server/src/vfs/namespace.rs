@@ -554,16 +554,17 @@ fn make_child(
 
 /// What creating an object has not set yet. The permission bits stand as the kernel gave them:
 /// a default access control list, a set-group-id directory and the caller's rights have had their
-/// say. Only special bits that mkdir() and mknod() do not take are left.
+/// say. Only special bits are left: those that mkdir() does not take, and those of a file that
+/// setting its owner or its length clears.
 fn left_to_set(change: &AttributeChange, made: &Attributes) -> AttributeChange {
+    let uid = change.uid.filter(|uid| *uid != made.uid);
+    let gid = change.gid.filter(|gid| *gid != made.gid);
     let special = change.mode.unwrap_or(0) & 0o7000;
-    let missing = made.is_directory() && special & !made.mode != 0;
-    AttributeChange {
-        mode: missing.then_some(made.mode | special),
-        uid: change.uid.filter(|uid| *uid != made.uid),
-        gid: change.gid.filter(|gid| *gid != made.gid),
-        ..*change
-    }
+    let not_taken = made.is_directory() && special & !made.mode != 0;
+    let grows = change.size.is_some_and(|size| size != 0);
+    let cleared = special != 0 && (uid.is_some() || gid.is_some() || grows);
+    let mode = (not_taken || cleared).then_some(made.mode | special);
+    AttributeChange { mode, uid, gid, ..*change }
 }
 
 fn rename_child(
