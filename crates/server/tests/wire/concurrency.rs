@@ -71,7 +71,8 @@ fn renames_in_opposite_directions_do_not_wait_for_each_other() {
             ok(client.lookup(to, name.as_bytes()));
         }
     });
-    let left: usize = dirs.iter().map(|dir| client.readdir(*dir, 0, 8192).unwrap().names.len()).sum();
+    let left: usize =
+        dirs.iter().map(|dir| client.readdir(*dir, 0, 8192).unwrap().names.len()).sum();
     assert_eq!(left, CLIENTS + 3 * 2, "each file is still there once");
 }
 
@@ -87,7 +88,8 @@ fn one_name_is_fought_over_without_a_wrong_answer() {
                     let status = reply.err().map(|failure| failure.status);
                     // Another client may have removed it between the two steps, or put a
                     // directory there.
-                    let fair = [None, Some(Status::Noent), Some(Status::Isdir), Some(Status::Stale)];
+                    let fair =
+                        [None, Some(Status::Noent), Some(Status::Isdir), Some(Status::Stale)];
                     assert!(fair.contains(&status), "CREATE: {status:?}");
                 }
                 2 => {
@@ -97,7 +99,8 @@ fn one_name_is_fought_over_without_a_wrong_answer() {
                 }
                 3 => {
                     let status = client.rename((root, b"x"), (root, b"y")).err().map(|f| f.status);
-                    let fair = [None, Some(Status::Noent), Some(Status::Isdir), Some(Status::Notdir)];
+                    let fair =
+                        [None, Some(Status::Noent), Some(Status::Isdir), Some(Status::Notdir)];
                     assert!(fair.contains(&status), "RENAME: {status:?}");
                 }
                 4 => {
@@ -113,8 +116,7 @@ fn one_name_is_fought_over_without_a_wrong_answer() {
                     }
                 }
                 _ => {
-                    let status =
-                        client.try_mkdir(root, b"x", mode(0o777)).err().map(|f| f.status);
+                    let status = client.try_mkdir(root, b"x", mode(0o777)).err().map(|f| f.status);
                     assert!([None, Some(Status::Exist)].contains(&status), "MKDIR: {status:?}");
                     let status = client.rmdir(root, b"x").err().map(|f| f.status);
                     let fair = [None, Some(Status::Noent), Some(Status::Notdir)];
@@ -164,8 +166,13 @@ fn readers_see_old_or_new_length_while_a_file_is_cut() {
             } else {
                 let read = client.read(file, 0, 200_000).unwrap();
                 assert!((100_000..=200_000).contains(&read.data.len()));
-                assert!(read.data.iter().all(|byte| *byte == 7), "a hole that nobody made");
-                assert!(read.data.len() == 200_000 || read.eof);
+                // Of the page that a cut goes through the kernel may show the zeroes for a moment.
+                let (kept, cut) = read.data.split_at(100_000);
+                assert!(kept.iter().all(|byte| *byte == 7), "what is never cut is never a hole");
+                assert!(cut.iter().all(|byte| matches!(byte, 0 | 7)));
+                // Short without being the end: it has grown again since.
+                let len = read.data.len() as u64;
+                assert!(len == 200_000 || read.eof || read.attributes.unwrap().size > len);
             }
         }
     });

@@ -261,6 +261,24 @@ fn root_is_squashed_by_default_and_everyone_on_demand() {
 }
 
 #[test]
+fn create_keeps_the_special_bits_that_its_own_steps_clear() {
+    if !is_root("create_keeps_the_special_bits_that_its_own_steps_clear") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut owner, root) = user(&fixture, 1001);
+    // Setting a length or an owner clears these bits; the client asked for all of it.
+    let with_size = CreateHow::Guarded(SetAttributes { size: Some(100), ..mode(0o6755) });
+    let made = ok(owner.create_how(root, b"f", with_size)).attributes.unwrap();
+    assert_eq!((made.mode, made.size), (0o6755, 100));
+    let mut client = fixture.client();
+    let given_away = SetAttributes { uid: Some(1001), gid: Some(1002), ..mode(0o6755) };
+    let made = ok(client.create_how(root, b"g", CreateHow::Guarded(given_away)));
+    let attributes = made.attributes.unwrap();
+    assert_eq!((attributes.mode, attributes.uid, attributes.gid), (0o6755, 1001, 1002));
+}
+
+#[test]
 fn a_write_of_another_clears_set_user_id() {
     if !is_root("a_write_of_another_clears_set_user_id") {
         return;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use proto::nfs3::{self, *};
 use rustix::process::{Resource, Rlimit, setrlimit};
+use spillway_server::counters::Counter;
 
 use crate::client::{Client, encoded, in_fragments, ok};
 use crate::fixture::Fixture;
@@ -55,6 +56,38 @@ fn peers_that_trickle_hold_up_nobody() {
         assert!(peer.receive_record().is_some());
     }
     assert_eq!(client.read(file, 0, 4096).unwrap().data, data);
+}
+
+#[test]
+fn a_client_that_takes_no_replies_cannot_ask_on() {
+    let fixture = Fixture::new();
+    for i in 0..500 {
+        std::fs::write(fixture.exported(&format!("{i}-{}", "n".repeat(200))), "").unwrap();
+    }
+    let (mut client, root) = fixture.mounted();
+    let readdir = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Readdir.code());
+    let verifier = CookieVerifier::default();
+    let args = encoded(&ReaddirArgs { dir: root, cookie: 0, verifier, count: 1 << 17 });
+    let calls: u64 = 2000;
+    let before = fixture.counter(Counter::Calls);
+    for _ in 0..calls {
+        let xid = client.xid();
+        let call = client.encode(xid, readdir, &args);
+        client.send_record(&call);
+    }
+    let taken = || fixture.counter(Counter::Calls) - before;
+    let mut last = u64::MAX;
+    while taken() != last {
+        last = taken();
+        thread::sleep(Duration::from_millis(200));
+    }
+    // Some wait in the sockets' buffers; 230 MB of replies do not.
+    assert!(last < calls / 2, "{last} of {calls} calls were taken");
+    // Whoever reads on is served on.
+    for _ in 0..calls {
+        client.receive_record().unwrap();
+    }
+    assert_eq!(taken(), calls);
 }
 
 /// Runs one of the ignored tests below in a process of its own, whose memory and limits are not

@@ -18,4 +18,5 @@ mod namespace;
 mod readdir;
 mod retransmission;
 mod rpc;
+mod unprivileged;
 mod wcc;

@@ -103,7 +103,7 @@ fn create_sets_what_was_asked_for() {
     let (mut client, root) = fixture.mounted();
     let time = Time { seconds: 1_000_000_007, nseconds: 123_456_789 };
     let set = SetAttributes {
-        mode: Some(0o6754),
+        mode: Some(0o1754),
         size: Some(4097),
         atime: SetTime::ToClientTime(time),
         mtime: SetTime::ToClientTime(time),
@@ -111,7 +111,7 @@ fn create_sets_what_was_asked_for() {
     };
     let made = ok(client.create_how(root, b"f", CreateHow::Guarded(set)));
     let attributes = made.attributes.unwrap();
-    assert_eq!(attributes.mode, 0o6754);
+    assert_eq!(attributes.mode, 0o1754);
     assert_eq!(attributes.size, 4097);
     assert_eq!((attributes.atime, attributes.mtime), (time, time));
     assert_eq!(client.getattr(made.object.unwrap()), Ok(attributes));

@@ -1,0 +1,39 @@
+//! The same promises without any privilege: handles are then names that the server remembers, and
+//! everyone acts as the user it runs as.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::fixture::is_root;
+
+/// The subjects that do not need other users, other hosts or mounts.
+const SUBJECTS: [&str; 6] =
+    ["durability::", "exports::", "handles::", "namespace::", "retransmission::", "wcc::"];
+
+/// Runs the tests of these subjects again, as a user.
+#[track_caller]
+fn run_as(id: u32) {
+    let mut tests = Command::new(std::env::current_exe().unwrap());
+    // The groups of root are given up with its id.
+    let output = match tests.args(SUBJECTS).uid(id).gid(id).output() {
+        Ok(output) => output,
+        Err(error) => return eprintln!("skipped: user {id} cannot run this program: {error}"),
+    };
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "as user {id}: {text}");
+}
+
+#[test]
+fn an_ordinary_user_can_serve() {
+    if is_root("an_ordinary_user_can_serve") {
+        run_as(12_345);
+    }
+}
+
+/// Nobody is the user whom the server becomes to find out whether it can become anyone.
+#[test]
+fn nobody_can_serve() {
+    if is_root("nobody_can_serve") {
+        run_as(65_534);
+    }
+}
