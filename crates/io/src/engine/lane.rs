@@ -168,6 +168,7 @@ impl Shared {
     }
 
     fn serve(&self) {
+        MAY_BLOCK.set(true);
         while let Some(job) = self.next_job() {
             self.places.add_permits(1);
             // A job's own panic goes to its caller. What is left is a result that nobody wanted and

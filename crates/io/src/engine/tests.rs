@@ -253,3 +253,36 @@ fn every_caller_gets_its_own_answer() {
         }
     });
 }
+
+#[tokio::test]
+async fn what_a_task_on_a_lane_submits_runs_in_place() {
+    let engine = Arc::new(engine(1, 8));
+    let (told, heard) = tokio::sync::oneshot::channel();
+    let within = Arc::clone(&engine);
+    let task: Task = Box::pin(async move {
+        let outer = thread::current().id();
+        // With a single thread in each lane, anything but running here would wait for ever.
+        let inner = within.data(|| thread::current().id()).await;
+        let other = within.metadata(Identity::Server, || thread::current().id()).await.unwrap();
+        told.send((outer, inner, other)).unwrap();
+    });
+    engine.begin_data(task, |_| panic!("nothing has to be waited for")).await;
+    let (outer, inner, other) = heard.await.unwrap();
+    assert_eq!((outer, outer), (inner, other));
+}
+
+#[tokio::test]
+async fn a_task_that_has_to_wait_goes_on_where_it_is_told() {
+    let engine = engine(1, 8);
+    let gate = Arc::new(tokio::sync::Notify::new());
+    let (told, heard) = tokio::sync::oneshot::channel();
+    let waited_for = Arc::clone(&gate);
+    let task: Task = Box::pin(async move {
+        waited_for.notified().await;
+        told.send(()).unwrap();
+    });
+    let runtime = tokio::runtime::Handle::current();
+    engine.begin_metadata(task, move |rest| drop(runtime.spawn(rest))).await;
+    gate.notify_one();
+    heard.await.unwrap();
+}
