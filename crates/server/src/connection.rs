@@ -21,6 +21,10 @@ const REQUESTS_MAX: usize = 128;
 /// One connection's calls may hold this part of the memory budget, so that a client that stops
 /// reading its replies leaves enough for the others until it is given up.
 const CONNECTION_SHARE: usize = 4;
+/// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
+/// receiver, and a stranger who sends slowly must not keep memory from the others until then. A
+/// longer one ends the connection; after a reload that admits the peer, the next takes all.
+const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
 /// How long the last calls may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
@@ -42,10 +46,10 @@ pub(crate) async fn serve(
     let (reader, writer) = stream.into_split();
     let replies = Arc::new(ReplyQueue::new(writer));
     let peer = Peer { address, programs };
-    let limits = Limits {
-        transfer_bytes_max: service.vfs.transfer_bytes_max,
-        idle_timeout: service.idle_timeout,
-    };
+    let may_write = programs == Programs::Files && service.knows(address);
+    let transfer_bytes_max =
+        if may_write { service.vfs.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX };
+    let limits = Limits { transfer_bytes_max, idle_timeout: service.idle_timeout };
     let buffers = Arc::clone(&service.vfs.buffers);
     let receiver = Receiver::new(reader, buffers, Arc::clone(&service.counters), limits);
     let slots = Arc::new(Semaphore::new(requests_max(&service)));

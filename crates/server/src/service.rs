@@ -1,6 +1,7 @@
 //! What all connections share: the exports, the file operations below them, and the caches.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,6 +134,12 @@ impl Service {
             idle_timeout: config.idle_timeout(),
             assumes_users,
         }
+    }
+
+    /// Whether there is any export that admits a peer.
+    pub(crate) fn knows(&self, address: SocketAddr) -> bool {
+        let peer = export_table::Peer { address };
+        self.exports.load().table.iter().any(|export| export.admit(&peer, Flavor::Sys).is_ok())
     }
 
     /// The gate: every operation of every program comes through here.

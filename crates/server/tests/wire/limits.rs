@@ -90,6 +90,38 @@ fn a_client_that_takes_no_replies_cannot_ask_on() {
     assert_eq!(taken(), calls);
 }
 
+#[test]
+fn strangers_cannot_take_the_memory() {
+    let fixture = Fixture::with(
+        r#"
+        memory = "8MiB"
+        [[export]]
+        path = "$DIR/export"
+        name = "/export"
+        squash = "none"
+        [[export.client]]
+        hosts = ["127.0.0.1"]
+        "#,
+    );
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
+    let (data, stable) = (vec![2; 1 << 20], StableHow::Unstable);
+    let args = encoded(&WriteArgs { file, offset: 0, count: 1 << 20, stable, data: &data });
+    let record = in_fragments(&client.encode(1, write, &args), &[]);
+    // Each begins a WRITE and never ends it.
+    let elsewhere = std::net::Ipv4Addr::new(127, 0, 0, 2);
+    let mut strangers: Vec<Client> =
+        (0..12).map(|_| Client::connect_from(elsewhere, fixture.address())).collect();
+    for stranger in &mut strangers {
+        stranger.send_bytes(&record[..1000]);
+    }
+    thread::sleep(Duration::from_millis(200));
+    for _ in 0..4 {
+        assert_eq!(ok(client.write(file, 0, &data)).count, 1 << 20);
+    }
+}
+
 /// Runs one of the ignored tests below in a process of its own, whose memory and limits are not
 /// those of the other tests.
 #[track_caller]
