@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -134,6 +135,9 @@ class Server:
 
     def start(self):
         def in_child():
+            # All the open files that the machine allows us: Ganesha needs one for each it creates.
+            hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
             if self.memory_group:
                 self.memory_group.join(self.name)
 
@@ -191,17 +195,20 @@ class Spillway(Server):
     """The program of this repository, with a configuration that squashes nobody, as Ganesha's."""
 
     name = "spillway"
+    sync = True
 
     def __init__(self, directory, port, work, options, memory_group):
         super().__init__(directory, port, memory_group)
         self.program, self.flags = options.spillway, options.spillway_flag
-        self.work = work
+        self.work = work / self.name
+        self.work.mkdir()
         self.version = run_ok(self.program, "--version").strip()
 
     def command(self):
         config = self.work / "spillway.toml"
         config.write_text(
-            f'[[export]]\npath = "{self.directory}"\nname = "{EXPORT}"\nsquash = "none"\n\n'
+            f'[[export]]\npath = "{self.directory}"\nname = "{EXPORT}"\nsquash = "none"\n'
+            f"sync = {str(self.sync).lower()}\n\n"
             '[[export.client]]\nhosts = ["*"]\n',
             encoding="utf-8",
         )
@@ -209,6 +216,13 @@ class Spillway(Server):
             self.program, "serve", "--config", config, "--listen", f"127.0.0.1:{self.port}",
             "--state-dir", self.work / "state", *self.flags,
         ]  # fmt: skip
+
+
+class SpillwayNosync(Spillway):
+    """Names as durable as Ganesha makes them: its CREATE and REMOVE do not wait for the disk."""
+
+    name = "spillway-nosync"
+    sync = False
 
 
 GANESHA_CONFIG = """

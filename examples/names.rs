@@ -1,5 +1,5 @@
 //! A load of name operations on any NFSv3 server: CREATE, LOOKUP or REMOVE, one call in flight on
-//! each of a number of connections, each connection in a directory of its own.
+//! each of a number of connections, each connection in a directory of its own, which it makes.
 //!
 //! ```text
 //! cargo run --release --example names -- 127.0.0.1:2049 /export create --clients 2 --count 20000
@@ -7,6 +7,7 @@
 //!
 //! Prints one line: the operation, calls per second over all connections, and the CPU time that
 //! this program itself took for a call, so that a comparison can tell how much of a rate is its own.
+//! `--mount-port` is for servers that answer MOUNT on another port than NFS.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -18,9 +19,7 @@ use proto::nfs3::{
     self, CreateArgs, CreateHow, CreatedReply, DirOp, FileHandle, LookupArgs, LookupReply,
     MkdirArgs, Procedure, RemoveArgs, RemovedReply, SetAttributes, Status,
 };
-use proto::oncrpc::{
-    AcceptStat, AuthSys, CallHeader, Credential, Gids, RecordMark, ReplyHeader,
-};
+use proto::oncrpc::{AcceptStat, AuthSys, CallHeader, Credential, Gids, RecordMark, ReplyHeader};
 use proto::xdr::{Decode, Encode, Reader, Writer};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -32,15 +31,18 @@ fn main() -> Outcome<()> {
     let load = Load::from_args(std::env::args().skip(1).collect())?;
     let began = Instant::now();
     std::thread::scope(|scope| {
-        let clients: Vec<_> =
-            (0..load.clients).map(|client| scope.spawn({
-                let load = &load;
-                move || load.run(client)
-            })).collect();
+        let clients: Vec<_> = (0..load.clients)
+            .map(|client| {
+                scope.spawn({
+                    let load = &load;
+                    move || load.run(client)
+                })
+            })
+            .collect();
         clients.into_iter().try_for_each(|client| client.join().expect("no client panics"))
     })?;
     let secs = began.elapsed().as_secs_f64();
-    let calls = f64::from(load.clients * load.count);
+    let calls = f64::from(load.clients) * f64::from(load.count);
     let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     let own_secs = own.tv_sec as f64 + own.tv_nsec as f64 / 1e9;
     println!(
@@ -54,6 +56,7 @@ fn main() -> Outcome<()> {
 
 struct Load {
     address: String,
+    mount_address: String,
     export: String,
     operation: String,
     clients: u32,
@@ -62,10 +65,12 @@ struct Load {
 
 impl Load {
     fn from_args(args: Vec<String>) -> Outcome<Self> {
-        let usage = "names ADDRESS:PORT EXPORT create|lookup|remove [--clients N] [--count N]";
+        let usage = "names ADDRESS:PORT EXPORT create|lookup|remove [--clients N] [--count N] \
+                     [--mount-port PORT]";
         let [address, export, operation, rest @ ..] = &args[..] else { return Err(usage.into()) };
         let mut load = Self {
             address: address.clone(),
+            mount_address: address.clone(),
             export: export.clone(),
             operation: operation.clone(),
             clients: 2,
@@ -75,6 +80,11 @@ impl Load {
             match option {
                 [name, value] if name == "--clients" => load.clients = value.parse()?,
                 [name, value] if name == "--count" => load.count = value.parse()?,
+                [name, value] if name == "--mount-port" => {
+                    let port: u16 = value.parse()?;
+                    let (host, _) = address.rsplit_once(':').ok_or(usage)?;
+                    load.mount_address = format!("{host}:{port}");
+                }
                 _ => return Err(usage.into()),
             }
         }
@@ -82,8 +92,8 @@ impl Load {
     }
 
     fn run(&self, client: u32) -> Outcome<()> {
+        let root = Connection::open(&self.mount_address)?.mount(&self.export)?;
         let mut connection = Connection::open(&self.address)?;
-        let root = connection.mount(&self.export)?;
         let dir = connection.directory(root, &format!("names-{client}"))?;
         for i in 0..self.count {
             let name = format!("file-{i:08}");
@@ -102,14 +112,18 @@ impl Load {
 struct Connection {
     stream: TcpStream,
     xid: u32,
-    reply: Vec<u8>,
+    /// `REPLY_BYTES_MAX` long, of which the latest reply fills the beginning.
+    reply: Box<[u8]>,
 }
 
 impl Connection {
     fn open(address: &str) -> Outcome<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, xid: 0, reply: Vec::new() })
+        // A run must not look like the retransmission of an earlier one.
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let xid = u32::try_from(now.tv_nsec)? << 2;
+        Ok(Self { stream, xid, reply: vec![0; REPLY_BYTES_MAX].into() })
     }
 
     fn mount(&mut self, export: &str) -> Outcome<FileHandle> {
@@ -158,7 +172,7 @@ impl Connection {
 
     /// One call; returns its results, without the reply header.
     fn call(&mut self, program: u32, procedure: u32, args: &impl Encode) -> Outcome<&[u8]> {
-        self.xid += 1;
+        self.xid = self.xid.wrapping_add(1);
         let mut call = Writer::with_capacity(256);
         call.array(&[0; 4]);
         let gids = Gids::new(&[]).expect("an empty list is short enough");
@@ -178,21 +192,18 @@ impl Connection {
         call[..4].copy_from_slice(&RecordMark { last: true, len }.to_bytes());
         self.stream.write_all(&call)?;
 
-        let mut first = [0; REPLY_BYTES_MAX];
         let mut got = 0;
-        while got < 4 || got < 4 + record_len(&first)? {
-            match self.stream.read(&mut first[got..])? {
+        while got < 4 || got < 4 + record_len(&self.reply)? {
+            match self.stream.read(&mut self.reply[got..])? {
                 0 => return Err("the server closed the connection".into()),
                 read => got += read,
             }
         }
-        self.reply.clear();
-        self.reply.extend_from_slice(&first[4..got]);
-        let mut reader = Reader::new(&self.reply);
+        let record = &self.reply[4..got];
+        let mut reader = Reader::new(record);
         match ReplyHeader::decode(&mut reader)? {
             ReplyHeader::Accepted { xid, stat: AcceptStat::Success } if xid == self.xid => {
-                let results = reader.position();
-                Ok(&self.reply[results..])
+                Ok(&record[reader.position()..])
             }
             other => Err(format!("the call was refused: {other:?}").into()),
         }
