@@ -15,8 +15,8 @@ from rig import EXPORT, MIB, cached_bytes, drop_caches, run_ok
 
 MISALIGNED_BYTES = 47008
 RANDOM_CLIENTS, NAME_CLIENTS = 4, 2
-# Together below 90 % of 20,000, a usual limit of open files: Ganesha keeps each file that it creates
-# open, begins to close at 90 % and at the limit answers NFS3ERR_IO.
+# All clients' together below 90 % of 20,000 open files, if that is the limit: Ganesha keeps open what
+# it creates, starts to close files at 90 %, and at the limit answers CREATE with NFS3ERR_IO.
 NAMES_PER_CLIENT = 8000
 ENTRIES = 100_000
 FIO_SECS_MAX = 600
