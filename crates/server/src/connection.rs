@@ -1,11 +1,9 @@
 //! One connection: calls come in, are worked on side by side, and are answered as they finish.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use io::Task;
+use io::{FirstPoll, Task};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -107,11 +105,11 @@ async fn take_calls(
         };
         match begins_on {
             // What needs no waiting is done here and now; a task is made only for the rest.
-            Place::Here => {
-                if poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx))).await.is_pending() {
-                    go_on(task);
-                }
-            }
+            Place::Here => match io::poll_once(&mut task) {
+                FirstPoll::Done => {}
+                FirstPoll::WantsDataThread => engine.begin_data(task, go_on).await,
+                FirstPoll::Waits => go_on(task),
+            },
             Place::DataThread => engine.begin_data(task, go_on).await,
             Place::MetadataThread => engine.begin_metadata(task, go_on).await,
         }

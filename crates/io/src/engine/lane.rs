@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,13 +11,43 @@ use std::thread;
 
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use super::Task;
+use super::{FirstPoll, Task};
 
 type Job = Box<dyn FnOnce() + Send>;
 
 thread_local! {
     /// Whether this thread belongs to a lane and may block.
     static MAY_BLOCK: Cell<bool> = const { Cell::new(false) };
+    /// Whether the task polled last on this thread asked to go on where it may block.
+    static WISH: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Resolves at once on a lane's thread. Elsewhere it is pending once, with the wish noted for
+/// whoever polls the task; if they do not heed it, the task goes on where it is.
+pub(super) async fn ask_for_lane() {
+    let mut asked = false;
+    poll_fn(|context| {
+        if MAY_BLOCK.get() || asked {
+            return Poll::Ready(());
+        }
+        asked = true;
+        WISH.set(true);
+        // Who does not know of wishes, such as a runtime, is to poll the task again at once.
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// See [`super::poll_once`].
+pub(super) fn poll_once(task: &mut Task) -> FirstPoll {
+    // One that a task polled by the runtime has left behind.
+    WISH.set(false);
+    match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(()) => FirstPoll::Done,
+        Poll::Pending if WISH.take() => FirstPoll::WantsDataThread,
+        Poll::Pending => FirstPoll::Waits,
+    }
 }
 
 /// See the module.
@@ -99,10 +130,9 @@ impl Lane {
         let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
         self.shared.push(Box::new(move || {
             // Whatever wakes the rest of it finds the waker of `go_on`, which polls it again.
-            let mut context = Context::from_waker(Waker::noop());
-            match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context))) {
-                Ok(Poll::Ready(())) => {}
-                Ok(Poll::Pending) => go_on(task),
+            match catch_unwind(AssertUnwindSafe(|| poll_once(&mut task))) {
+                Ok(FirstPoll::Done) => {}
+                Ok(FirstPoll::WantsDataThread | FirstPoll::Waits) => go_on(task),
                 // The panic hook has told; the task is gone, and what it held with it.
                 Err(_panic) => {}
             }

@@ -16,6 +16,22 @@ use lane::Lane;
 /// Work that may wait for several things in turn.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// What came of polling a task for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstPoll {
+    /// It is finished.
+    Done,
+    /// It goes on best by [`Engine::begin_data`].
+    WantsDataThread,
+    /// It waits for something and is to be given to the runtime.
+    Waits,
+}
+
+/// Polls a task once, on any thread. Nobody is woken for it: whoever takes it over must poll it.
+pub fn poll_once(task: &mut Task) -> FirstPoll {
+    lane::poll_once(task)
+}
+
 /// Sizes of an [`Engine`]. Each number is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -115,6 +131,13 @@ impl Engine {
     /// As [`begin_data`](Self::begin_data), on a metadata thread.
     pub async fn begin_metadata(&self, task: Task, go_on: impl FnOnce(Task) + Send + 'static) {
         self.metadata.begin(task, go_on).await;
+    }
+
+    /// For a task that was begun elsewhere and finds that it has to block: asks to go on where
+    /// blocking is allowed. [`poll_once`] hears it; anybody else may leave the task where it is,
+    /// which then hands over each of its jobs.
+    pub async fn ask_for_data_thread(&self) {
+        lane::ask_for_lane().await;
     }
 
     /// Jobs waiting for a data thread now.

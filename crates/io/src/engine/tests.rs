@@ -286,3 +286,25 @@ async fn a_task_that_has_to_wait_goes_on_where_it_is_told() {
     gate.notify_one();
     heard.await.unwrap();
 }
+
+#[tokio::test]
+async fn a_task_may_ask_to_be_moved_to_a_lane() {
+    let engine = Arc::new(engine(1, 8));
+    let (told, heard) = tokio::sync::oneshot::channel();
+    let within = Arc::clone(&engine);
+    let mut task: Task = Box::pin(async move {
+        within.ask_for_data_thread().await;
+        told.send(thread_name()).unwrap();
+    });
+    assert_eq!(poll_once(&mut task), FirstPoll::WantsDataThread);
+    engine.begin_data(task, |_| panic!("nothing has to be waited for")).await;
+    assert_eq!(heard.await.unwrap(), "spillway-data-0");
+}
+
+#[tokio::test]
+async fn a_wish_that_nobody_heeds_holds_nothing_up() {
+    let engine = engine(1, 8);
+    engine.ask_for_data_thread().await;
+    let mut waiting: Task = Box::pin(std::future::pending());
+    assert_eq!(poll_once(&mut waiting), FirstPoll::Waits, "an old wish is forgotten");
+}

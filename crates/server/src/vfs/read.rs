@@ -106,6 +106,7 @@ impl Vfs {
             }
         }
         self.counters.add(Counter::ReadsQueued, 1);
+        self.engine.ask_for_data_thread().await;
         self.engine
             .data(move || {
                 let read = io::read_at(reader.as_fd(), &mut buffer.as_mut_slice()[..wanted], offset)?;
