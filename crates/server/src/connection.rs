@@ -42,7 +42,7 @@ pub(crate) async fn serve(
     service.counters.add(Counter::Connections, 1);
     tracing::debug!(client = %address, "connected");
     let (reader, writer) = stream.into_split();
-    let replies = Arc::new(ReplyQueue::new(writer));
+    let replies = Arc::new(ReplyQueue::new(writer, Arc::clone(&service.vfs.buffers)));
     let peer = Peer { address, programs };
     let may_write = programs == Programs::Files && service.knows(address);
     let transfer_bytes_max =

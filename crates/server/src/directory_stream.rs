@@ -55,8 +55,7 @@ impl DirectoryStream {
     /// `BadCookie` when the file system does not know such an offset.
     pub(crate) fn at(fd: OwnedFd, cookie: u64, changed: Timestamp) -> Result<Self, Status> {
         let ahead = VecDeque::new();
-        let mut stream =
-            Self { fd, position: cookie, ahead, changed, at_end: false, place: None };
+        let mut stream = Self { fd, position: cookie, ahead, changed, at_end: false, place: None };
         stream.restart(cookie, changed)?;
         Ok(stream)
     }

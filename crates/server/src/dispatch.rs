@@ -101,8 +101,19 @@ pub(crate) fn begins_on(record: &Record) -> Place {
     match procedure.filter(|_| is_nfs) {
         Some(P::Write | P::Commit) => Place::DataThread,
         Some(
-            P::Setattr | P::Lookup | P::Access | P::Readlink | P::Create | P::Mkdir | P::Symlink
-            | P::Mknod | P::Remove | P::Rmdir | P::Rename | P::Link | P::Readdir
+            P::Setattr
+            | P::Lookup
+            | P::Access
+            | P::Readlink
+            | P::Create
+            | P::Mkdir
+            | P::Symlink
+            | P::Mknod
+            | P::Remove
+            | P::Rmdir
+            | P::Rename
+            | P::Link
+            | P::Readdir
             | P::Readdirplus,
         ) => Place::MetadataThread,
         Some(P::Null | P::Getattr | P::Read | P::Fsstat | P::Fsinfo | P::Pathconf) | None => {
@@ -216,8 +227,7 @@ fn request<'a>(
     let (flavor, credential) = match &call.credential {
         Credential::None => (export_table::Flavor::None, None),
         Credential::Sys(sys) => {
-            let ids =
-                export_table::Credential { uid: sys.uid, gid: sys.gid, groups: &sys.gids };
+            let ids = export_table::Credential { uid: sys.uid, gid: sys.gid, groups: &sys.gids };
             (export_table::Flavor::Sys, Some(ids))
         }
         Credential::Other { .. } => {
@@ -281,9 +291,27 @@ impl Drop for Running<'_> {
 fn is_idempotent(procedure: nfs3::Procedure) -> bool {
     use nfs3::Procedure as P;
     match procedure {
-        P::Setattr | P::Create | P::Mkdir | P::Symlink | P::Mknod | P::Remove | P::Rmdir
-        | P::Rename | P::Link => false,
-        P::Null | P::Getattr | P::Lookup | P::Access | P::Readlink | P::Read | P::Write
-        | P::Readdir | P::Readdirplus | P::Fsstat | P::Fsinfo | P::Pathconf | P::Commit => true,
+        P::Setattr
+        | P::Create
+        | P::Mkdir
+        | P::Symlink
+        | P::Mknod
+        | P::Remove
+        | P::Rmdir
+        | P::Rename
+        | P::Link => false,
+        P::Null
+        | P::Getattr
+        | P::Lookup
+        | P::Access
+        | P::Readlink
+        | P::Read
+        | P::Write
+        | P::Readdir
+        | P::Readdirplus
+        | P::Fsstat
+        | P::Fsinfo
+        | P::Pathconf
+        | P::Commit => true,
     }
 }

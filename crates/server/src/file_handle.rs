@@ -84,7 +84,8 @@ impl HandleKey {
         file.take(KEY_BYTES as u64 + 1)
             .read_to_end(&mut bytes)
             .map_err(|error| HandleKeyError::Io { path: path.to_owned(), error })?;
-        let key = bytes.try_into().map_err(|_| HandleKeyError::NotAKey { path: path.to_owned() })?;
+        let key =
+            bytes.try_into().map_err(|_| HandleKeyError::NotAKey { path: path.to_owned() })?;
         Ok(Self(key))
     }
 

@@ -19,6 +19,7 @@ mod mount3;
 mod network_threads;
 mod nfs3;
 mod open_files;
+mod pace;
 mod payload;
 mod portmap;
 mod receive;

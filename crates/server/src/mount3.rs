@@ -75,10 +75,13 @@ pub(crate) async fn execute(
         Procedure::Dump => {
             Reader::new(args).finish()?;
             mounts.change(|mounts| {
-                encode_list(reply, mounts.iter().map(|mounted| MountEntry {
-                    hostname: mounted.hostname.as_bytes(),
-                    directory: &mounted.directory,
-                }));
+                encode_list(
+                    reply,
+                    mounts.iter().map(|mounted| MountEntry {
+                        hostname: mounted.hostname.as_bytes(),
+                        directory: &mounted.directory,
+                    }),
+                );
             });
         }
         Procedure::Umnt => {

@@ -207,7 +207,11 @@ impl OpenFile {
     /// # Errors
     /// The disk's error, once. The export's write verifier is then another one, because the kernel
     /// forgets which pages it could not write.
-    pub(crate) async fn flush(self: &Arc<Self>, engine: &Engine, what: Flush) -> Result<(), Status> {
+    pub(crate) async fn flush(
+        self: &Arc<Self>,
+        engine: &Engine,
+        what: Flush,
+    ) -> Result<(), Status> {
         let wanted = self.changes.load(Ordering::SeqCst);
         let mut flushed = self.flushed.lock().await;
         let done = match what {
@@ -469,4 +473,3 @@ fn may_leave(file: &Arc<OpenFile>) -> bool {
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().expect("no code panics while it holds a shard")
 }
-

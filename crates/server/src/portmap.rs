@@ -120,8 +120,8 @@ fn getaddr(nfs_port: u16, args: &[u8], reply: &mut Writer) -> Result<(), Refusal
         b"udp" | b"udp6" => PROTOCOL_UDP,
         _ => 0,
     };
-    let address = find(nfs_port, asked.program, asked.version, protocol)
-        .map_or_else(String::new, anywhere);
+    let address =
+        find(nfs_port, asked.program, asked.version, protocol).map_or_else(String::new, anywhere);
     Address { address: address.as_bytes() }.encode(reply);
     Ok(())
 }
@@ -162,9 +162,8 @@ fn mapping(program: u32, version: u32, port: u16) -> Mapping {
 /// The port of a program; as rpcbind does, another version's where the one asked for is missing, so
 /// that the client hears of the mismatch from the program itself.
 fn find(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16> {
-    let candidates = || {
-        mappings(nfs_port).filter(move |m| m.program == program && m.protocol == protocol)
-    };
+    let candidates =
+        || mappings(nfs_port).filter(move |m| m.program == program && m.protocol == protocol);
     let exact = candidates().find(|mapping| mapping.version == version);
     let port = exact.or_else(|| candidates().next())?.port;
     u16::try_from(port).ok()

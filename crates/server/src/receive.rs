@@ -27,6 +27,7 @@ use tokio::net::tcp::OwnedReadHalf;
 use tokio::time::{Instant, Sleep};
 
 use crate::counters::{Counter, Counters};
+use crate::pace::{Pace, WINDOW};
 use crate::payload::Payload;
 
 /// Socket bytes held before they are parsed: many small calls of a busy client at once.
@@ -59,6 +60,8 @@ pub(crate) enum ReceiveError {
     Cut,
     #[error("the peer sent nothing for {} seconds", .0.as_secs())]
     Silent(Duration),
+    #[error("the peer sends data so slowly that others wait for the memory it is meant for")]
+    TooSlow,
     #[error("a record is longer than {record_bytes_max} bytes")]
     TooLong { record_bytes_max: u64 },
     #[error("a fragment of no bytes that is not the last")]
@@ -173,8 +176,7 @@ impl Receiver {
         self.fragment_left = mark.len.into();
         self.fragment_is_last = mark.last;
         self.record_bytes += self.fragment_left;
-        let record_bytes_max =
-            u64::from(self.limits.transfer_bytes_max) + HEAD_BYTES_MAX as u64;
+        let record_bytes_max = u64::from(self.limits.transfer_bytes_max) + HEAD_BYTES_MAX as u64;
         if self.record_bytes > record_bytes_max {
             return Err(ReceiveError::TooLong { record_bytes_max });
         }
@@ -211,10 +213,7 @@ impl Receiver {
     }
 
     /// Reads the rest of a WRITE's head, and its data into a pool buffer.
-    async fn receive_write(
-        &mut self,
-        head: &mut Vec<u8>,
-    ) -> Result<Option<Payload>, ReceiveError> {
+    async fn receive_write(&mut self, head: &mut Vec<u8>) -> Result<Option<Payload>, ReceiveError> {
         loop {
             let needed = write_head_len(head);
             if head.len() >= needed.min(HEAD_BYTES_MAX) {
@@ -251,27 +250,44 @@ impl Receiver {
         start: usize,
         len: usize,
     ) -> Result<usize, ReceiveError> {
+        let began = Instant::now().into_std();
+        let (mut pace, mut last_byte_at) = (Pace::new(began, 0), began);
         let mut filled = 0;
         while filled < len && self.in_record().await? {
             let wanted = (len - filled).min(within(self.fragment_left));
             let target = &mut buffer.as_mut_slice()[start + filled..][..wanted];
-            let taken = if self.staged.is_empty() {
-                match self.alarm.read(&mut self.socket, target, STALL_MAX).await? {
-                    0 => return Err(ReceiveError::Cut),
-                    read => read,
-                }
-            } else {
-                let taken = wanted.min(self.staged.len());
-                let from = self.staged.start;
-                target[..taken].copy_from_slice(&self.staging[from..from + taken]);
-                self.staged.start += taken;
-                self.counters.add(Counter::PayloadMovedBytes, taken as u64);
-                taken
-            };
+            let taken = self.take_data(target).await?;
             filled += taken;
             self.fragment_left -= taken as u64;
+            if taken < wanted {
+                let now = Instant::now().into_std();
+                last_byte_at = if taken > 0 { now } else { last_byte_at };
+                if now - last_byte_at > STALL_MAX {
+                    return Err(ReceiveError::Silent(STALL_MAX));
+                }
+                if pace.is_too_slow(now, filled as u64, self.buffers.waiters() > 0) {
+                    return Err(ReceiveError::TooSlow);
+                }
+            }
         }
         Ok(filled)
+    }
+
+    /// Takes data of the record, staged or from the socket; nothing when none comes for a while.
+    async fn take_data(&mut self, target: &mut [u8]) -> Result<usize, ReceiveError> {
+        if self.staged.is_empty() {
+            return match self.alarm.read(&mut self.socket, target, WINDOW).await {
+                Ok(0) => Err(ReceiveError::Cut),
+                Err(ReceiveError::Silent(_)) => Ok(0),
+                read => read,
+            };
+        }
+        let taken = target.len().min(self.staged.len());
+        let from = self.staged.start;
+        target[..taken].copy_from_slice(&self.staging[from..from + taken]);
+        self.staged.start += taken;
+        self.counters.add(Counter::PayloadMovedBytes, taken as u64);
+        Ok(taken)
     }
 
     /// Skips to the end of the record and says how much that was.

@@ -7,13 +7,16 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice};
-use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
+use io::BufferPool;
 use proto::oncrpc::RecordMark;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
+use crate::pace::{Pace, WINDOW};
 use crate::payload::Payload;
 
 /// How long a peer may leave a full socket unread.
@@ -75,6 +78,10 @@ impl Reply {
 pub(crate) struct ReplyQueue {
     socket: OwnedWriteHalf,
     state: Mutex<State>,
+    /// Bytes sent in all.
+    sent_bytes: AtomicU64,
+    /// The memory that replies are held in.
+    buffers: Arc<BufferPool>,
     /// Wakes the connection's task when the socket is full or broken.
     blocked: Notify,
 }
@@ -93,9 +100,15 @@ enum Progress {
 }
 
 impl ReplyQueue {
-    pub(crate) fn new(socket: OwnedWriteHalf) -> Self {
+    pub(crate) fn new(socket: OwnedWriteHalf, buffers: Arc<BufferPool>) -> Self {
         let state = State { waiting: VecDeque::new(), sending: false, broken: false };
-        Self { socket, state: Mutex::new(state), blocked: Notify::new() }
+        Self {
+            socket,
+            state: Mutex::new(state),
+            sent_bytes: AtomicU64::new(0),
+            buffers,
+            blocked: Notify::new(),
+        }
     }
 
     /// Sends a reply, or leaves it to whoever is sending.
@@ -127,19 +140,37 @@ impl ReplyQueue {
     pub(crate) async fn run(&self) {
         loop {
             self.blocked.notified().await;
-            while !self.lock().broken {
-                match tokio::time::timeout(STALL_MAX, self.socket.writable()).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(_)) | Err(_) => self.give_up(),
-                }
-                if matches!(self.send_waiting(), Progress::Done) {
-                    break;
-                }
-            }
+            self.drain().await;
             if self.lock().broken {
                 return;
             }
         }
+    }
+
+    /// Sends as the socket takes it, until nothing waits or the peer is given up.
+    async fn drain(&self) {
+        let mut pace = Pace::new(Instant::now(), self.sent_bytes());
+        let (mut stalled_at, mut stalled_since) = (self.sent_bytes(), Instant::now());
+        while !self.lock().broken {
+            if let Ok(Err(_)) = tokio::time::timeout(WINDOW, self.socket.writable()).await {
+                self.give_up();
+            }
+            if matches!(self.send_waiting(), Progress::Done) {
+                return;
+            }
+            let (now, sent) = (Instant::now(), self.sent_bytes());
+            if sent > stalled_at {
+                (stalled_at, stalled_since) = (sent, now);
+            }
+            let others_wait = self.buffers.waiters() > 0;
+            if now - stalled_since > STALL_MAX || pace.is_too_slow(now, sent, others_wait) {
+                self.give_up();
+            }
+        }
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     /// Drops all replies: their client is gone, and their buffers are needed.
@@ -197,6 +228,7 @@ impl ReplyQueue {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
+            self.sent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
             while let Some(reply) = batch.front_mut() {
                 let left = reply.len() - reply.sent;
                 if sent < left {

@@ -104,7 +104,8 @@ impl Service {
     pub(crate) fn new(config: &Config, exports: Exports, handle_key: HandleKey) -> Self {
         let counters = Arc::new(Counters::default());
         let descriptors = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
-        let reserved = DESCRIPTORS_RESERVED + LISTINGS_MAX + config.connections_max().min(descriptors / 4);
+        let reserved =
+            DESCRIPTORS_RESERVED + LISTINGS_MAX + config.connections_max().min(descriptors / 4);
         let assumes_users = io::can_assume_users();
         if !assumes_users {
             tracing::warn!(
@@ -196,8 +197,7 @@ impl Service {
         }
         let ids = access.identity(credential);
         let groups: Arc<[u32]> = Arc::from(&*ids.groups);
-        let identity =
-            Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
+        let identity = Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
         Caller { uid: ids.uid, gid: ids.gid, groups, read_only, identity }
     }
 }

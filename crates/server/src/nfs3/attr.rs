@@ -17,9 +17,7 @@ pub(super) async fn getattr(request: &Request<'_>, args: GetattrArgs) -> Getattr
         Err(status) => return refused(status),
     };
     match request.service.vfs.getattr(&object).await {
-        Ok(attributes) => {
-            Ok(GetattrOk { attributes: convert::attributes(&object, &attributes) })
-        }
+        Ok(attributes) => Ok(GetattrOk { attributes: convert::attributes(&object, &attributes) }),
         Err(status) => refused(status),
     }
 }

@@ -125,11 +125,7 @@ pub(super) async fn rmdir(request: &Request<'_>, args: RmdirArgs<'_>) -> Removed
     remove_name(request, &args.object, true).await
 }
 
-async fn remove_name(
-    request: &Request<'_>,
-    name: &DirOp<'_>,
-    is_directory: bool,
-) -> RemovedReply {
+async fn remove_name(request: &Request<'_>, name: &DirOp<'_>, is_directory: bool) -> RemovedReply {
     let (caller, dir) = match request.resolve(&name.dir) {
         Ok(resolved) => resolved,
         Err(status) => return refused(status),

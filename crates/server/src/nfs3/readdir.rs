@@ -3,8 +3,8 @@
 use std::ffi::CStr;
 
 use proto::nfs3::{
-    CookieVerifier, ReaddirArgs, ReaddirBuilder, ReaddirReply, ReaddirplusArgs,
-    ReaddirplusBuilder, ReaddirplusLimits, ReaddirplusReply,
+    CookieVerifier, ReaddirArgs, ReaddirBuilder, ReaddirReply, ReaddirplusArgs, ReaddirplusBuilder,
+    ReaddirplusLimits, ReaddirplusReply,
 };
 use proto::xdr::{Encode, Writer};
 

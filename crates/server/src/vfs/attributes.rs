@@ -88,7 +88,8 @@ pub(crate) fn attributes_at(
 }
 
 fn from_statx(stat: &Statx) -> Attributes {
-    let time = |t: rustix::fs::StatxTimestamp| Timestamp { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
+    let time =
+        |t: rustix::fs::StatxTimestamp| Timestamp { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
     Attributes {
         file_type: FileType::from_raw_mode(u32::from(stat.stx_mode)),
         mode: u32::from(stat.stx_mode) & 0o7777,

@@ -33,7 +33,10 @@ const LINKS_MAX: u32 = 65_000;
 
 impl Vfs {
     /// FSSTAT, RFC 1813 §3.3.18.
-    pub(crate) async fn fsstat(&self, object: &Object) -> Answer<Option<Attributes>, FileSystemSpace> {
+    pub(crate) async fn fsstat(
+        &self,
+        object: &Object,
+    ) -> Answer<Option<Attributes>, FileSystemSpace> {
         self.about_file_system(object, |stat| FileSystemSpace {
             total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
             free_bytes: stat.f_bfree.saturating_mul(stat.f_frsize),

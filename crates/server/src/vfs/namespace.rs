@@ -247,17 +247,17 @@ impl Vfs {
         let (from_in, to_in) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
         let job = move || {
             let before = (attributes_of(from_in.fd()).ok(), attributes_of(to_in.fd()).ok());
-            let result = allowed.and(names).and_then(|(f, t)| rename_child(&from_in, &f, &to_in, &t));
+            let result =
+                allowed.and(names).and_then(|(f, t)| rename_child(&from_in, &f, &to_in, &t));
             let after = (attributes_of(from_in.fd()).ok(), attributes_of(to_in.fd()).ok());
             drop(turns);
             let wcc = |before, after| Wcc { before, after };
             Ok(((wcc(before.0, after.0), wcc(before.1, after.1)), result))
         };
-        let (attributes, result) =
-            match self.in_metadata_lane(caller.identity.clone(), job).await {
-                Ok(done) => done,
-                Err(status) => return Answer::refused(status),
-            };
+        let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
+            Ok(done) => done,
+            Err(status) => return Answer::refused(status),
+        };
         let result = match result {
             Ok(replaced) => {
                 replaced.inspect(|key| self.open_files.forget(key));
@@ -543,8 +543,7 @@ fn make_child(
     }
     let (mut found, fd) = open_child(directory, name)?;
     let rest = AttributeChange { size: None, ..left_to_set(&change, &found.attributes) };
-    let changed_since =
-        rest != AttributeChange::default() && !matches!(kind, NodeKind::Symlink(_));
+    let changed_since = rest != AttributeChange::default() && !matches!(kind, NodeKind::Symlink(_));
     if changed_since {
         apply(fd.as_fd(), &rest)?;
         found.attributes = attributes_of(&fd)?;

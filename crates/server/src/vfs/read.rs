@@ -109,7 +109,8 @@ impl Vfs {
         self.engine.ask_for_data_thread().await;
         self.engine
             .data(move || {
-                let read = io::read_at(reader.as_fd(), &mut buffer.as_mut_slice()[..wanted], offset)?;
+                let read =
+                    io::read_at(reader.as_fd(), &mut buffer.as_mut_slice()[..wanted], offset)?;
                 Ok((buffer, read, attributes_of(&*reader)?))
             })
             .await
