@@ -15,9 +15,18 @@ use super::{FirstPoll, Task};
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// What the threads of a lane may wait for, in rising order of how long that takes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Purpose {
+    /// Names and attributes.
+    Metadata,
+    /// File content and flushes, and all the rest.
+    Data,
+}
+
 thread_local! {
-    /// Whether this thread belongs to a lane and may block.
-    static MAY_BLOCK: Cell<bool> = const { Cell::new(false) };
+    /// What this thread may block for; `None` on a thread that is no lane's.
+    static MAY_BLOCK_FOR: Cell<Option<Purpose>> = const { Cell::new(None) };
     /// Whether the task polled last on this thread asked to go on where it may block.
     static WISH: Cell<bool> = const { Cell::new(false) };
 }
@@ -27,7 +36,7 @@ thread_local! {
 pub(super) async fn ask_for_lane() {
     let mut asked = false;
     poll_fn(|context| {
-        if MAY_BLOCK.get() || asked {
+        if MAY_BLOCK_FOR.get() == Some(Purpose::Data) || asked {
             return Poll::Ready(());
         }
         asked = true;
@@ -57,6 +66,7 @@ pub(super) struct Lane {
 
 struct Shared {
     name: &'static str,
+    purpose: Purpose,
     threads_max: usize,
     /// One permit per free place in the queue.
     places: Semaphore,
@@ -81,7 +91,12 @@ struct Queue {
 }
 
 impl Lane {
-    pub(super) fn new(name: &'static str, threads_max: usize, queue_max: usize) -> Self {
+    pub(super) fn new(
+        name: &'static str,
+        purpose: Purpose,
+        threads_max: usize,
+        queue_max: usize,
+    ) -> Self {
         assert!(threads_max > 0, "{name}: a lane without threads would never run a job");
         assert!(queue_max > 0, "{name}: a queue without places would never take a job");
         let queue =
@@ -89,6 +104,7 @@ impl Lane {
         Self {
             shared: Arc::new(Shared {
                 name,
+                purpose,
                 threads_max,
                 places: Semaphore::new(queue_max.min(Semaphore::MAX_PERMITS)),
                 queue: Mutex::new(queue),
@@ -98,14 +114,15 @@ impl Lane {
         }
     }
 
-    /// Runs a job on a thread of the lane and resumes its panic here. A caller that is on a lane's
-    /// thread already runs it itself: handing it over would only make two threads wait for one disk.
+    /// Runs a job on a thread of the lane and resumes its panic here. A caller on a thread that may
+    /// block for as much runs it itself: handing it over would only make two threads wait for one
+    /// disk. A flush leaves the metadata threads all the same, for others' lookups need them.
     pub(super) async fn run<R, F>(&self, job: F) -> R
     where
         R: Send + 'static,
         F: FnOnce() -> R + Send + 'static,
     {
-        if MAY_BLOCK.get() {
+        if MAY_BLOCK_FOR.get() >= Some(self.shared.purpose) {
             return job();
         }
         let (sender, outcome) = oneshot::channel();
@@ -198,7 +215,7 @@ impl Shared {
     }
 
     fn serve(&self) {
-        MAY_BLOCK.set(true);
+        MAY_BLOCK_FOR.set(Some(self.purpose));
         while let Some(job) = self.next_job() {
             self.places.add_permits(1);
             // A job's own panic goes to its caller. What is left is a result that nobody wanted and

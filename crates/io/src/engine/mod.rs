@@ -11,7 +11,7 @@ use std::io;
 use std::pin::Pin;
 
 use crate::identity::{self, Identity};
-use lane::Lane;
+use lane::{Lane, Purpose};
 
 /// Work that may wait for several things in turn.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -61,8 +61,13 @@ impl Engine {
     /// If a number in `config` is 0.
     pub fn new(config: EngineConfig) -> Self {
         Self {
-            data: Lane::new("spillway-data", config.data_threads, config.queue_max),
-            metadata: Lane::new("spillway-meta", config.metadata_threads, config.queue_max),
+            data: Lane::new("spillway-data", Purpose::Data, config.data_threads, config.queue_max),
+            metadata: Lane::new(
+                "spillway-meta",
+                Purpose::Metadata,
+                config.metadata_threads,
+                config.queue_max,
+            ),
         }
     }
 
@@ -128,7 +133,8 @@ impl Engine {
         self.data.begin(task, go_on).await;
     }
 
-    /// As [`begin_data`](Self::begin_data), on a metadata thread.
+    /// As [`begin_data`](Self::begin_data), on a metadata thread, where metadata jobs run in place;
+    /// jobs for the data lane are handed over, so that they hold up no lookups.
     pub async fn begin_metadata(&self, task: Task, go_on: impl FnOnce(Task) + Send + 'static) {
         self.metadata.begin(task, go_on).await;
     }

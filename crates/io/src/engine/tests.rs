@@ -272,6 +272,21 @@ async fn what_a_task_on_a_lane_submits_runs_in_place() {
 }
 
 #[tokio::test]
+async fn content_is_not_waited_for_on_a_metadata_thread() {
+    let engine = Arc::new(engine(1, 8));
+    let (told, heard) = tokio::sync::oneshot::channel();
+    let within = Arc::clone(&engine);
+    let task: Task = Box::pin(async move {
+        let name = within.metadata(Identity::Server, thread_name).await.unwrap();
+        told.send((name, within.data(thread_name).await)).unwrap();
+    });
+    let runtime = tokio::runtime::Handle::current();
+    engine.begin_metadata(task, move |rest| drop(runtime.spawn(rest))).await;
+    let (names, content) = heard.await.unwrap();
+    assert_eq!((names.as_str(), content.as_str()), ("spillway-meta-0", "spillway-data-0"));
+}
+
+#[tokio::test]
 async fn a_task_that_has_to_wait_goes_on_where_it_is_told() {
     let engine = engine(1, 8);
     let gate = Arc::new(tokio::sync::Notify::new());

@@ -193,7 +193,7 @@ impl Vfs {
     ) -> Answer<Wcc, ()> {
         let name = match (name, is_directory) {
             (b".", _) => Err(Status::Invalid),
-            (b"..", true) => Err(Status::NotEmpty),
+            (b"..", true) => Err(Status::Exists),
             (b"..", false) => Err(Status::IsDirectory),
             _ => component(name),
         };

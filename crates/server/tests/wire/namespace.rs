@@ -93,7 +93,7 @@ fn dot_and_dot_dot_cannot_be_made_removed_or_renamed() {
         refusal(client.remove(dir, name));
     }
     assert_eq!(refusal(client.rmdir(dir, b".")), Status::Inval);
-    refusal(client.rmdir(dir, b".."));
+    assert_eq!(refusal(client.rmdir(dir, b"..")), Status::Exist);
     assert_eq!(ok(client.lookup(root, b"d")).object, dir);
 }
 
