@@ -51,21 +51,20 @@ pub(crate) async fn serve(
     let buffers = Arc::clone(&service.vfs.buffers);
     let receiver = Receiver::new(reader, buffers, Arc::clone(&service.counters), limits);
     let slots = Arc::new(Semaphore::new(requests_max(&service)));
-    let sender = tokio::spawn({
+    let mut sender = tokio::spawn({
         let replies = Arc::clone(&replies);
         async move { replies.run().await }
     });
-    let mut sender_ended = sender;
     tokio::select! {
         () = take_calls(&service, peer, receiver, &replies, &slots) => {}
         // The peer does not take its replies, or sends what are no calls.
-        _ = &mut sender_ended => service.counters.add(Counter::BrokenConnections, 1),
+        _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
         _ = stop.wait_for(|stop| *stop) => {}
     }
     // What was accepted is worked off and answered, if the peer still listens.
     let all = u32::try_from(requests_max(&service)).expect("at most 128");
     drop(tokio::time::timeout(DRAIN_MAX, slots.acquire_many(all)).await);
-    sender_ended.abort();
+    sender.abort();
     tracing::debug!(client = %address, "disconnected");
 }
 

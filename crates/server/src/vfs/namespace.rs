@@ -139,7 +139,7 @@ impl Vfs {
             }
         };
         // An existing file is cut as by SETATTR, with its own turn and permission check.
-        if let Some(size) = size.filter(|size| *size != found.attributes.size) {
+        if let Some(size) = size {
             let object = Object { handle: found.handle, ..dir.clone() };
             let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
             let cut = self.setattr(caller, &object, change, None).await;
