@@ -466,7 +466,7 @@ fn adopt_new_file(
     let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
     let changed_since = rest != AttributeChange::default();
     if changed_since {
-        if let Some(size) = rest.size.filter(|size| *size != 0) {
+        if let Some(size) = rest.size {
             rustix::fs::ftruncate(&writer, size)?;
         }
         apply(writer.as_fd(), &rest)?;
@@ -560,10 +560,10 @@ fn left_to_set(change: &AttributeChange, made: &Attributes) -> AttributeChange {
     let gid = change.gid.filter(|gid| *gid != made.gid);
     let special = change.mode.unwrap_or(0) & 0o7000;
     let not_taken = made.is_directory() && special & !made.mode != 0;
-    let grows = change.size.is_some_and(|size| size != 0);
-    let cleared = special != 0 && (uid.is_some() || gid.is_some() || grows);
+    let size = change.size.filter(|size| *size != made.size);
+    let cleared = special != 0 && (uid.is_some() || gid.is_some() || size.is_some());
     let mode = (not_taken || cleared).then_some(made.mode | special);
-    AttributeChange { mode, uid, gid, ..*change }
+    AttributeChange { mode, uid, gid, size, ..*change }
 }
 
 fn rename_child(
