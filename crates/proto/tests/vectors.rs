@@ -2,7 +2,12 @@
 //! its record mark, `<kind>` begins with `call`, `reply-ok` or `reply-err`. Beside it `<kind>.txt`
 //! says in lines that begin with `#` what it is and where it comes from, then shows it as decoded.
 //!
-//! Set `REWRITE_VECTORS` to write that rendering anew; the `#` lines stay. Then review the
+//! Most were captured from clients and servers that others wrote (Linux, libnfs, nfs-ganesha,
+//! nfs-utils, rpcbind), with `vectors/capture.py`; their kind ends in who sent them. The rest, forms
+//! that none of these sends, was packed by hand from the RFCs. A captured record that does not
+//! encode to the same bytes is a fault of ours, not of the vector.
+//!
+//! Set `REWRITE_VECTORS` to write the renderings anew; the `#` lines stay. Then review the
 //! difference.
 
 use std::collections::BTreeSet;
