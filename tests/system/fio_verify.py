@@ -18,14 +18,16 @@ def need_fio_nfs():
         raise MissingTool("fio has no nfs engine")
 
 
-def fio(server, name, *flags, jobs=1):
-    """Runs fio on `jobs` connections with one file each; returns the finished process.
+def fio(server, name, *flags, jobs=1, shared=False):
+    """Runs fio on `jobs` connections, with one file each or all with one; returns the process.
 
     fio 3.39's nfs engine wants `--iodepth=1`; more parallelism comes from more jobs.
     """
+    # A format without $jobnum would share the file too, and crashes fio at its end.
+    file = f"--filename={name}" if shared else f"--filename_format={name}.$jobnum"
     return run(
         "fio", f"--name={name}", "--ioengine=nfs", f"--nfs_url={server.url()}",
-        f"--filename_format={name}.$jobnum", f"--numjobs={jobs}", "--iodepth=1",
+        file, f"--numjobs={jobs}", "--iodepth=1",
         "--group_reporting", "--output-format=json", "--verify=crc32c", "--verify_fatal=1",
         "--verify_state_save=0", "--randseed=7", *flags,
     )  # fmt: skip
@@ -58,6 +60,45 @@ def write_and_verify(*flags, block_bytes, blocks, jobs, order="write"):
         check(read == blocks * jobs, f"{read} of {blocks * jobs} blocks verified")
 
 
+def share_and_verify(*flags, block_bytes, blocks, jobs, stride_bytes, order):
+    """Jobs that start `stride_bytes` apart write one file together; one reader verifies all of it.
+
+    Where `block_bytes` is no multiple of a page, neighbours change the same pages at the same time.
+    """
+    need_fio_nfs()
+    need_space(2 * block_bytes * blocks * jobs)
+    with Server(scratch_dir("export")) as server:
+        block = f"--bs={block_bytes}"
+        load = [f"--rw={order}", block, f"--io_size={block_bytes * blocks}", *flags]
+        apart = [f"--offset_increment={stride_bytes}", "--do_verify=0"]
+        writer = fio(server, "shared", *load, *apart, jobs=jobs, shared=True)
+        written = total(writer, "write")
+        check(written == blocks * jobs, f"{written} of {blocks * jobs} blocks written")
+        size_bytes = block_bytes * blocks * jobs
+        stored = (server.directory / "shared").stat().st_size
+        check(stored == size_bytes, f"a file of {stored} bytes, not {size_bytes}")
+        whole = ["--rw=read", block, f"--size={size_bytes}"]
+        read = total(fio(server, "shared", *whole, shared=True), "read")
+        check(read == blocks * jobs, f"{read} of {blocks * jobs} blocks verified")
+
+
+def interleave_and_verify(block_bytes, blocks, jobs=4):
+    """Of each `jobs` blocks in a row every job writes one."""
+    share_and_verify(
+        f"--size={block_bytes * blocks * jobs}", block_bytes=block_bytes, blocks=blocks, jobs=jobs,
+        stride_bytes=block_bytes, order=f"write:{block_bytes * (jobs - 1)}",
+    )  # fmt: skip
+
+
+def random_parts_and_verify(block_bytes, blocks, jobs=4):
+    """Every job writes its own part of the file in random order, each block once."""
+    part_bytes = block_bytes * blocks
+    share_and_verify(
+        f"--size={part_bytes}", block_bytes=block_bytes, blocks=blocks, jobs=jobs,
+        stride_bytes=part_bytes, order="randwrite",
+    )  # fmt: skip
+
+
 @case
 def sequential_1mib():
     write_and_verify(block_bytes=MIB, blocks=512, jobs=1)
@@ -86,6 +127,31 @@ def misaligned_47008_4_jobs():
 @case
 def misaligned_47008_random():
     write_and_verify(block_bytes=MISALIGNED_BYTES, blocks=4096, jobs=2, order="randwrite")
+
+
+@case
+def shared_1mib_interleaved():
+    interleave_and_verify(MIB, 128)
+
+
+@case
+def shared_4kib_interleaved():
+    interleave_and_verify(4096, 4096)
+
+
+@case
+def shared_4kib_random():
+    random_parts_and_verify(4096, 4096)
+
+
+@case
+def shared_47008_interleaved():
+    interleave_and_verify(MISALIGNED_BYTES, 2048)
+
+
+@case
+def shared_47008_random():
+    random_parts_and_verify(MISALIGNED_BYTES, 1024)
 
 
 @case

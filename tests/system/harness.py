@@ -85,20 +85,23 @@ def free_port():
 class Server:
     """A Spillway process that serves one directory on 127.0.0.1 and is ended with the `with` block.
 
-    The state directory outlives a restart, so file handles must too.
+    The state directory outlives a restart, so file handles must too. `uid` makes the process that
+    user, with the group of the same number and no capabilities; it has to reach the program, the
+    directory, which should be its own, and `state`.
     """
 
     binary = None  # set from the command line
 
-    def __init__(self, directory, *flags, port=None):
+    def __init__(self, directory, *flags, port=None, uid=None, state=None):
         self.directory = pathlib.Path(directory)
         # Root is squashed to nobody by default, and nobody shall be able to create files here.
         self.directory.chmod(0o777)
         self.port = port or free_port()
         self.mount_port = self.port
         self.flags = flags
-        self.state = tempfile.mkdtemp(prefix="state.", dir=scratch_root())
-        self.log = open(os.path.join(self.state, "..", f"server.{self.port}.log"), "ab")
+        self.identity = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+        self.state = state or tempfile.mkdtemp(prefix="state.", dir=scratch_root())
+        self.log = open(os.path.join(scratch_root(), f"server.{self.port}.log"), "ab")
         self.process = None
 
     def __enter__(self):
@@ -122,7 +125,7 @@ class Server:
         """Starts the process and waits until it accepts connections."""
         self.process = subprocess.Popen(
             [str(part) for part in self.command()],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, **self.identity,
         )  # fmt: skip
         deadline = time.monotonic() + START_SECS_MAX
         while True:
@@ -155,14 +158,18 @@ class Server:
         self.process.wait()
         self.process = None
 
-    def last_words(self):
+    def log_text(self):
+        """All that this and earlier processes of this server printed."""
         with open(self.log.name, encoding="utf-8", errors="replace") as log:
-            return log.read()[-400:].strip().replace("\n", " | ")
+            return log.read()
 
-    def url(self, path=""):
+    def last_words(self):
+        return self.log_text()[-400:].strip().replace("\n", " | ")
+
+    def url(self, path="", export=EXPORT):
         """The libnfs URL of `path` below the export. libnfs 5 takes it as it is, unescaped."""
         ports = f"version=3&nfsport={self.port}&mountport={self.mount_port}"
-        return f"nfs://127.0.0.1{EXPORT}{'/' + path if path else ''}?{ports}"
+        return f"nfs://127.0.0.1{export}{'/' + path if path else ''}?{ports}"
 
     def resident_bytes(self, field="VmRSS"):
         """The process's resident set, in bytes; `VmHWM` for its peak."""
@@ -204,7 +211,7 @@ def loop_file_system(kind, size_bytes):
     image = os.path.join(scratch_root(), f"{kind}.img")
     with open(image, "wb") as file:
         file.truncate(size_bytes)
-    force = {"xfs": "-f", "ext4": "-F"}[kind]
+    force = {"btrfs": "-f", "ext4": "-F", "xfs": "-f"}[kind]
     run_ok(f"mkfs.{kind}", "-q", force, image)
     mount = tempfile.mkdtemp(prefix=kind + ".", dir=scratch_root())
     mounted = run("mount", "-o", "loop", image, mount)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""nfs-ls, nfs-cp and nfs-cat of libnfs against exports on ext4 (or what --dir is) and on XFS."""
+"""nfs-ls, nfs-cp and nfs-cat of libnfs against exports on what --dir is, on XFS and on btrfs."""
 
 import contextlib
 import filecmp
@@ -26,10 +26,10 @@ NAMES = ["plain", "two  spaces", "grün-und-漢字-🌊", "L" * 255, "-dash", "d
 
 @contextlib.contextmanager
 def export_on(file_system):
-    """A served, empty directory: below --dir, or on a fresh XFS."""
+    """A served, empty directory: below --dir, or on a fresh file system on a loop device."""
     need("nfs-ls", "nfs-cp", "nfs-cat")
-    if file_system == "xfs":
-        with loop_file_system("xfs", 1024 * MIB) as mount, Server(mount) as server:
+    if file_system != "here":
+        with loop_file_system(file_system, 1536 * MIB) as mount, Server(mount) as server:
             yield server
     else:
         need_space(3 * LARGE_FILE_BYTES)
@@ -86,45 +86,9 @@ def names(file_system):
         check(set(os.listdir(server.directory)) == set(NAMES), "the names on disk differ")
 
 
-@case
-def copy_both_ways_here():
-    copy_both_ways("here")
-
-
-@case
-def copy_both_ways_xfs():
-    copy_both_ways("xfs")
-
-
-@case
-def names_here():
-    names("here")
-
-
-@case
-def names_xfs():
-    names("xfs")
-
-
-@case
-def missing_file_is_an_error():
-    """A name that is not there is refused in words, and nothing is created on the way."""
-    with export_on("here") as server:
-        source = local_file("source", 10)
-        for command in (
-            ("nfs-cat", server.url("absent")),
-            ("nfs-cp", source, server.url("absent/file")),
-        ):
-            # The words count: the exit status of libnfs's tools is 0 in some versions.
-            done = run(*command)
-            check("Failed" in done.stderr, f"{command[0]} was content: {done.stderr}")
-        check(not os.listdir(server.directory), "something was created")
-
-
-@case(secs=180)
-def listing_100k():
+def listing_100k(file_system):
     """Each of 100,000 names is listed exactly once."""
-    with export_on("here") as server:
+    with export_on(file_system) as server:
         directory = server.directory / "many"
         directory.mkdir()
         wanted = {f"entry-{index:06}" for index in range(ENTRIES)}
@@ -135,13 +99,12 @@ def listing_100k():
         check(set(shown) == wanted, "the names differ")
 
 
-@case
-def listing_while_names_change():
+def listing_while_names_change(file_system):
     """Entries that stay are listed exactly once while others come and go (RFC 1813 section 3.3.16).
 
     One writer changes the directory through the server, the other one behind its back.
     """
-    with export_on("here") as server:
+    with export_on(file_system) as server:
         directory = server.directory / "busy"
         directory.mkdir()
         directory.chmod(0o777)
@@ -158,6 +121,81 @@ def listing_while_names_change():
                     check(not missing, f"round {round_number}: {len(missing)} missing")
         changed = (sum(remote), sum(local))
         check(min(changed) > 100, f"the directory hardly changed: {changed}")
+
+
+@case
+def copy_both_ways_here():
+    copy_both_ways("here")
+
+
+@case
+def copy_both_ways_xfs():
+    copy_both_ways("xfs")
+
+
+@case
+def copy_both_ways_btrfs():
+    copy_both_ways("btrfs")
+
+
+@case
+def names_here():
+    names("here")
+
+
+@case
+def names_xfs():
+    names("xfs")
+
+
+@case
+def names_btrfs():
+    names("btrfs")
+
+
+@case(secs=180)
+def listing_100k_here():
+    listing_100k("here")
+
+
+@case(secs=180)
+def listing_100k_xfs():
+    listing_100k("xfs")
+
+
+@case(secs=180)
+def listing_100k_btrfs():
+    listing_100k("btrfs")
+
+
+@case
+def listing_while_names_change_here():
+    listing_while_names_change("here")
+
+
+@case
+def listing_while_names_change_xfs():
+    listing_while_names_change("xfs")
+
+
+@case
+def listing_while_names_change_btrfs():
+    listing_while_names_change("btrfs")
+
+
+@case
+def missing_file_is_an_error():
+    """A name that is not there is refused in words, and nothing is created on the way."""
+    with export_on("here") as server:
+        source = local_file("source", 10)
+        for command in (
+            ("nfs-cat", server.url("absent")),
+            ("nfs-cp", source, server.url("absent/file")),
+        ):
+            # The words count: the exit status of libnfs's tools is 0 in some versions.
+            done = run(*command)
+            check("Failed" in done.stderr, f"{command[0]} was content: {done.stderr}")
+        check(not os.listdir(server.directory), "something was created")
 
 
 @contextlib.contextmanager
