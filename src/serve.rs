@@ -14,7 +14,8 @@ use tracing_subscriber::EnvFilter;
 use crate::announce::{announcement, print};
 use crate::cli::{self, ServeOptions};
 
-/// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only after a drained shutdown.
+/// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only if everything that clients
+/// wrote is on the disk then.
 pub(crate) fn run(options: &ServeOptions) -> ExitCode {
     if let Err(sentence) = start_tracing(options.verbose) {
         return cli::misused(&sentence);

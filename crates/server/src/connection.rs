@@ -20,8 +20,9 @@ const REQUESTS_MAX: usize = 128;
 /// reading its replies leaves enough for the others until it is given up.
 const CONNECTION_SHARE: usize = 4;
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
-/// receiver, and a stranger who sends slowly must not keep memory from the others until then. A
-/// longer one ends the connection; after a reload that admits the peer, the next takes all.
+/// receiver, and a stranger who sends slowly must not keep memory from the others until then. Longer
+/// data is thrown away and the call refused, or the connection ended where the record is longer than
+/// this and a head. After a reload that admits the peer, its next connection takes all.
 const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
 /// How long the last calls may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(10);

@@ -48,8 +48,8 @@ pub(crate) struct DirectoryStream {
 }
 
 impl DirectoryStream {
-    /// A listing that continues after `cookie`, 0 for the first entry. `changed` is the ctime of
-    /// the directory now.
+    /// A listing that continues after `cookie`, 0 for the first entry. `changed` is the directory's
+    /// ctime as it is now.
     ///
     /// # Errors
     /// `BadCookie` when the file system does not know such an offset.
@@ -117,8 +117,9 @@ impl DirectoryStream {
 pub(crate) struct DirectoryStreams(Vec<DirectoryStream>);
 
 impl DirectoryStreams {
-    /// The listing that stands at `cookie`, else one that is moved there; `None` when there is no
-    /// descriptor to spare. A caller puts it back when it is done.
+    /// The listing that stands at `cookie` in a directory unchanged since; where none does and the
+    /// directory has as many as it may, its oldest, moved there. `None` means that the caller is to
+    /// open one. Either is given back with [`Self::put_back`].
     pub(crate) fn take(&mut self, cookie: u64, changed: Timestamp) -> Option<DirectoryStream> {
         let continues = |s: &DirectoryStream| s.position == cookie && s.changed == changed;
         if let Some(index) = self.0.iter().position(continues) {

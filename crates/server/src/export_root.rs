@@ -160,12 +160,13 @@ impl ExportRoot {
         same.then_some(Found { handle, attributes })
     }
 
-    /// Climbs from a directory towards the root. The kernel opens handles of anything on the file
-    /// system, also of what was moved out of the exported part of it.
+    /// Whether a directory lies below the root, by climbing towards it. The kernel opens handles of
+    /// anything on the file system, also of what was moved out of the exported part of it. To be
+    /// called with the server's own identity, for a caller may have no way through the directories
+    /// between.
     ///
     /// # Errors
-    /// `Stale` when the directory was removed. To be called with the server's own identity, for a
-    /// caller may have no way through the directories between.
+    /// `Stale` when the directory was removed.
     pub(crate) fn is_above(&self, directory: BorrowedFd<'_>) -> Result<bool, Status> {
         let up = PATH_ONLY | OFlags::DIRECTORY;
         let mut here = openat(directory, c".", up, Mode::empty())?;

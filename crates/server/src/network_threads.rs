@@ -2,9 +2,9 @@
 //!
 //! Each runs a single-threaded runtime, and a connection stays on the thread it was given. A runtime
 //! that shares its tasks among threads wakes the others for every call that a quiet connection
-//! sends: measured with one client on two cores, it halved the rate of small reads. The work itself
-//! is spread over all cores by the engine's lanes; here bytes are received, and what is in memory is
-//! answered.
+//! sends, which costs a good part of a small READ (figures: docs/decisions, "network-threads"). The
+//! work itself is spread over all processors by the engine's lanes; here bytes are received, and
+//! what is in memory is answered.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -5,10 +5,11 @@
 //! on the disk, who is changing it) needs one place to live.
 //!
 //! Bounds: at most `files_max` objects, most of them with one or two descriptors; a directory being
-//! listed has a few more. The sweep gives up what
-//! was not used for a while: soon where the descriptor could write, because the kernel refuses to
-//! execute a file that someone holds open for writing. An object with unflushed data is flushed
-//! before it leaves; one in use does not leave at all, so that there is never a second one of it.
+//! listed has a few more, which are counted apart (`directory_stream::LISTINGS_MAX`). The sweep
+//! gives up what was not used for a while: soon where the descriptor could write, because the kernel
+//! refuses to execute a file that someone holds open for writing. An object with unflushed data is
+//! flushed before it leaves; one in use does not leave at all, so that there is never a second one
+//! of it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -163,6 +164,9 @@ impl OpenFile {
 
     /// Opens the object for reading. To be called with the server's own identity, where blocking
     /// is allowed; who may read is decided for each READ.
+    ///
+    /// # Errors
+    /// `Access` where the server's own user may not, `Delay` without a descriptor left, `Io`.
     pub(crate) fn open_reader(&self) -> Result<Arc<OwnedFd>, Status> {
         let flags = match self.file_type {
             FileType::Directory => OFlags::RDONLY | OFlags::DIRECTORY,
@@ -172,13 +176,19 @@ impl OpenFile {
         Ok(self.data().read.get_or_insert(fd).clone())
     }
 
-    /// Opens the object for reading and writing. As [`Self::open_reader`].
+    /// Opens the object for reading and writing; all else as [`Self::open_reader`].
+    ///
+    /// # Errors
+    /// Also `ReadOnly`, of the file system.
     pub(crate) fn open_writer(&self) -> Result<Arc<OwnedFd>, Status> {
         let fd = Arc::new(self.reopen(OFlags::RDWR | OFlags::NONBLOCK)?);
         Ok(self.data().write.get_or_insert(fd).clone())
     }
 
-    /// A descriptor of its own for listing a directory.
+    /// A descriptor of its own for listing a directory, as the identity of this thread.
+    ///
+    /// # Errors
+    /// As [`Self::open_reader`].
     pub(crate) fn open_stream(&self) -> Result<OwnedFd, Status> {
         self.reopen(OFlags::RDONLY | OFlags::DIRECTORY)
     }

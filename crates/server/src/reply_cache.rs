@@ -4,8 +4,8 @@
 //! that tells two calls apart: the client's address (not its port, which changes when it
 //! reconnects), transaction id, procedure, and a keyed hash of the credential and all arguments, for
 //! programs of different users may count their calls alike; and entries die after two minutes,
-//! because transaction ids come round again. A false miss runs a call twice, which is
-//! what happens without the cache. Memory is bounded: the oldest reply leaves first.
+//! because transaction ids come round again. A false miss runs a call twice, which is what happens
+//! without the cache. Memory is bounded: the oldest reply leaves first.
 //!
 //! Only procedures that are not idempotent come here. READ, WRITE, GETATTR and the like give the
 //! same result when they are run again.

@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use proto::portmap::PORT;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
@@ -53,7 +54,7 @@ pub enum ReloadError {
     Export(#[from] ExportError),
 }
 
-/// Unstable data was lost at the end.
+/// Some of what was written could not be put on the disk when the server stopped.
 #[derive(Debug, thiserror::Error)]
 #[error("not everything could be written to the disk")]
 pub struct ShutdownError;
@@ -116,7 +117,7 @@ impl Server {
     /// Answers on port 111, or registers with the rpcbind that has it.
     async fn start_portmap(&mut self) -> Result<(), StartError> {
         let Some(first) = self.local_addrs.first() else { return Ok(()) };
-        let (nfs_port, address) = (first.port(), SocketAddr::new(first.ip(), PORTMAP_PORT));
+        let (nfs_port, address) = (first.port(), SocketAddr::new(first.ip(), PORT));
         match TcpListener::bind(address) {
             Ok(listener) => {
                 listener.set_nonblocking(true).map_err(StartError::Portmap)?;
@@ -193,9 +194,7 @@ impl Server {
     }
 }
 
-/// The portmapper's port (RFC 1833 §1).
-const PORTMAP_PORT: u16 = proto::portmap::PORT;
-
+/// Keeps the open-file cache's time, until it is ended.
 async fn sweep(service: Arc<Service>) {
     let mut ticks = tokio::time::interval(SWEEP_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -28,12 +28,19 @@ const DESCRIPTORS_RESERVED: usize = 512;
 
 /// The state of one server.
 pub(crate) struct Service {
+    /// The file operations, with the engine, the memory and the open files below them.
     pub(crate) vfs: Vfs,
+    /// What is served to whom; a reload puts another generation in its place.
     pub(crate) exports: ArcSwap<Exports>,
+    /// What makes file handles authentic.
     pub(crate) handle_key: HandleKey,
+    /// Replies to calls that must not run twice.
     pub(crate) reply_cache: ReplyCache,
+    /// What clients said they have mounted.
     pub(crate) mounts: MountList,
+    /// What was done since the start.
     pub(crate) counters: Arc<Counters>,
+    /// How long a connection may go without a call.
     pub(crate) idle_timeout: Duration,
     /// Whether threads can act as the users that clients name.
     assumes_users: bool,
@@ -60,6 +67,9 @@ pub struct ExportError {
 impl Exports {
     /// Opens the directories of `table`. One that an earlier generation has open under the same id
     /// and path is taken over, with its write verifier.
+    ///
+    /// # Errors
+    /// The first directory that cannot be served.
     pub(crate) fn open(
         table: Arc<ExportTable>,
         earlier: Option<&Self>,
@@ -187,6 +197,7 @@ impl Service {
         proto::nfs3::FileHandle::new(sealed.as_bytes()).expect("a sealed handle fits 64 bytes")
     }
 
+    /// Who `credential` is once the export has squashed it, and what threads work as for them.
     pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
         let read_only = access.read_only;
         if !self.assumes_users {

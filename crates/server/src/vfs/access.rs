@@ -35,7 +35,11 @@ enum Verdict {
 }
 
 impl Vfs {
-    /// What `caller` may do with an object. The kernel answers, so lists and security modules count.
+    /// ACCESS, RFC 1813 §3.3.4: what `caller` may do with an object. The kernel answers, so access
+    /// control lists and security modules count.
+    ///
+    /// # Errors
+    /// `Stale`.
     pub(crate) async fn access(
         &self,
         caller: &Caller,
@@ -60,6 +64,9 @@ impl Vfs {
     /// Whether `caller` may read or write the data of a file with these attributes now. The owner
     /// always may: a client checks the mode when it opens the file, and goes on writing after a
     /// chmod that would forbid a second open.
+    ///
+    /// # Errors
+    /// `Access`.
     pub(super) async fn authorize_data(
         &self,
         caller: &Caller,

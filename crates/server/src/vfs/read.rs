@@ -84,7 +84,8 @@ impl Vfs {
     }
 
     /// Reads `wanted` bytes into the buffer: from the page cache on this thread if that is quick,
-    /// else on a data thread. A short read happens only when the file was cut meanwhile.
+    /// else on a data thread, to which the whole call moves if it can. A short read happens only when
+    /// the file was cut meanwhile.
     async fn fill(
         &self,
         file: &Arc<OpenFile>,

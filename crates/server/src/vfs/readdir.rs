@@ -1,8 +1,8 @@
 //! READDIR and READDIRPLUS.
 //!
 //! The cookie of an entry is the kernel's own offset after it, which stays good while the directory
-//! changes and over restarts: continuing costs the same everywhere, and nothing is remembered per
-//! listing.
+//! changes and over restarts: continuing costs the same everywhere, and nothing has to be remembered
+//! of a listing. What the kernel read ahead is (`directory_stream`), to save reading it again.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -97,6 +97,10 @@ impl Vfs {
 
     /// COMMIT, RFC 1813 §3.3.21. Flushes the whole file, whatever the range: what the range leaves
     /// out would only be asked for next.
+    ///
+    /// # Errors
+    /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, and the flush's: `Io`, `NoSpace`,
+    /// `Quota`.
     pub(crate) async fn commit(&self, caller: &Caller, object: &Object) -> Answer<Wcc, [u8; 8]> {
         let file = match self.open(object).await {
             Ok(file) => file,
@@ -118,6 +122,7 @@ impl Vfs {
         Answer { attributes, result: result.map(|()| verifier) }
     }
 
+    /// The descriptor for writing, if `caller` may write `len` bytes at `offset` with it.
     async fn may_write(
         &self,
         caller: &Caller,
