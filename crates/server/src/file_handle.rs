@@ -11,7 +11,7 @@
 use std::fs;
 use std::hash::Hasher;
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use io::KernelHandle;
@@ -69,7 +69,8 @@ impl HandleKey {
     pub(crate) fn load_or_create(state_dir: &Path) -> Result<Self, HandleKeyError> {
         let path = state_dir.join(KEY_FILE);
         let fail = |error| HandleKeyError::Io { path: path.clone(), error };
-        fs::create_dir_all(state_dir).map_err(fail)?;
+        // The server's umask is 0, and whoever can write to the directory can put a key there.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(fail)?;
         match fs::File::open(&path) {
             Ok(file) => Self::read(file, &path),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -168,6 +169,8 @@ pub enum HandleKeyError {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn handle(len: usize) -> FileHandle {
@@ -199,6 +202,17 @@ mod tests {
             assert_eq!(key.open(&bytes[..len]), None, "length {len}");
         }
         assert_eq!(HandleKey([4; KEY_BYTES]).open(bytes), None);
+    }
+
+    #[test]
+    fn only_the_owner_reaches_the_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("made/too");
+        HandleKey::load_or_create(&state_dir).unwrap();
+        for made in [dir.path().join("made"), state_dir.clone(), state_dir.join(KEY_FILE)] {
+            let mode = fs::metadata(&made).unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", made.display());
+        }
     }
 
     #[test]
