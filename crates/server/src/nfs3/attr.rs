@@ -29,7 +29,7 @@ pub(super) async fn setattr(request: &Request<'_>, args: SetattrArgs) -> Setattr
         Err(status) => return refused(status),
     };
     let change = convert::change(&args.new_attributes);
-    let guard = args.guard.map(|time| (time.seconds, time.nseconds));
+    let guard = args.guard.map(convert::timestamp);
     let answer = request.service.vfs.setattr(&caller, &object, change, guard).await;
     let wcc = convert::wcc(&object, &answer.attributes);
     match answer.result {

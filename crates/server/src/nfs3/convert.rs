@@ -75,6 +75,11 @@ pub(super) fn time(time: Timestamp) -> Time {
     Time { seconds, nseconds: time.nanoseconds }
 }
 
+/// The other way round.
+pub(super) fn timestamp(Time { seconds, nseconds }: Time) -> Timestamp {
+    Timestamp { seconds: seconds.into(), nanoseconds: nseconds }
+}
+
 pub(super) fn wcc(object: &Object, wcc: &Wcc) -> WccData {
     WccData {
         before: wcc.before.map(|before| WccAttributes {
@@ -101,9 +106,7 @@ fn set_time(time: nfs3::SetTime) -> SetTime {
     match time {
         nfs3::SetTime::DontChange => SetTime::Keep,
         nfs3::SetTime::ToServerTime => SetTime::Now,
-        nfs3::SetTime::ToClientTime(Time { seconds, nseconds }) => {
-            SetTime::At(Timestamp { seconds: seconds.into(), nanoseconds: nseconds })
-        }
+        nfs3::SetTime::ToClientTime(time) => SetTime::At(timestamp(time)),
     }
 }
 

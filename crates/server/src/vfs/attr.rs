@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::process::{Gid, Uid};
 
+use super::read::must_be_regular;
 use super::{Answer, Attributes, Caller, Object, Status, Timestamp, Vfs, Wcc, attributes_of};
 use crate::open_files::{OpenFile, proc_path};
 
@@ -66,12 +67,16 @@ impl Vfs {
     ///
     /// The parts are applied in the order length, owner, mode, times, for each may undo the next
     /// when applied after it; a failure leaves the earlier ones done, as the RFC allows.
+    ///
+    /// # Errors
+    /// `Stale`, `ReadOnly`, `NotSync` (the guard), `NotOwner`, `Access`, `Invalid`, `IsDirectory` and
+    /// `TooLarge` (the length), `NotSupported` (the mode of a symbolic link), `NoSpace`, `Quota`, `Io`.
     pub(crate) async fn setattr(
         &self,
         caller: &Caller,
         object: &Object,
         change: AttributeChange,
-        guard: Option<(u32, u32)>,
+        guard: Option<Timestamp>,
     ) -> Answer<Wcc, ()> {
         let file = match self.open(object).await {
             Ok(file) => file,
@@ -96,7 +101,6 @@ impl Vfs {
         if result.is_ok() {
             let changed = Arc::clone(&file);
             let job = move || {
-                let turn = turn;
                 let result = apply(changed.fd(), &change);
                 let after = attributes_of(changed.fd()).ok();
                 drop(turn);
@@ -116,7 +120,7 @@ impl Vfs {
         Answer { attributes: Wcc { before: Some(before), after }, result }
     }
 
-    /// Sets the length. The owner may, whatever the mode bits say, as with WRITE.
+    /// Sets the length in bytes. The owner may, whatever the mode bits say, as with WRITE.
     pub(super) async fn truncate(
         &self,
         caller: &Caller,
@@ -124,12 +128,7 @@ impl Vfs {
         attributes: &Attributes,
         size: u64,
     ) -> Result<(), Status> {
-        if attributes.is_directory() {
-            return Err(Status::IsDirectory);
-        }
-        if !attributes.is_regular() {
-            return Err(Status::Invalid);
-        }
+        must_be_regular(attributes)?;
         let writer = self.writer(file).await?;
         let wanted = rustix::fs::Access::WRITE_OK;
         self.authorize_data(caller, file, &*writer, attributes, wanted).await?;
@@ -141,12 +140,9 @@ impl Vfs {
     }
 }
 
-fn check(caller: &Caller, before: &Attributes, guard: Option<(u32, u32)>) -> Result<(), Status> {
+fn check(caller: &Caller, before: &Attributes, guard: Option<Timestamp>) -> Result<(), Status> {
     caller.may_change()?;
-    let Some((seconds, nanoseconds)) = guard else { return Ok(()) };
-    let same = u32::try_from(before.ctime.seconds) == Ok(seconds)
-        && before.ctime.nanoseconds == nanoseconds;
-    if same { Ok(()) } else { Err(Status::NotSync) }
+    if guard.is_none_or(|guard| guard == before.ctime) { Ok(()) } else { Err(Status::NotSync) }
 }
 
 /// Applies all but the length of a change that was checked, as the identity of this thread.
