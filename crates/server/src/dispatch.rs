@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use proto::nfs3;
 use proto::oncrpc::{
-    AcceptStat, AuthStat, CallError, CallHeader, Credential, RejectStat, ReplyHeader, decode_call,
-    encode_success,
+    AcceptStat, AuthStat, CallError, CallHeader, Credential, RPC_VERSION, RejectStat, ReplyHeader,
+    decode_call, encode_success,
 };
 use proto::xdr::{DecodeError, Encode, Reader, Writer};
 use proto::{mount3, portmap};
@@ -15,12 +15,15 @@ use proto::{mount3, portmap};
 use crate::counters::Counter;
 use crate::export_table;
 use crate::payload::Payload;
-use crate::receive::Record;
+use crate::receive::{Record, word};
 use crate::reply_cache::{CallKey, Outcome, ReplyCache};
 use crate::reply_queue::Reply;
 use crate::service::Service;
 use crate::{mount3 as mount, portmap as mapper};
 
+/// Where a call's header has the program and, behind its version, the procedure (RFC 5531 §9).
+const PROGRAM_AT: usize = 12;
+const PROCEDURE_AT: usize = 20;
 /// Room for the head of most replies.
 const REPLY_HEAD_BYTES: usize = 512;
 
@@ -94,10 +97,9 @@ pub(crate) enum Place {
 /// Where the work on a record begins. A guess from the call's first words, which costs nothing but
 /// time when it is wrong: each operation sees to it itself that it blocks only where it may.
 pub(crate) fn begins_on(record: &Record) -> Place {
-    let word = |at: usize| record.head.get(at..at + 4).and_then(|w| w.try_into().ok());
-    let is_nfs = word(12).map(u32::from_be_bytes) == Some(nfs3::PROGRAM);
-    let procedure = word(20).map(u32::from_be_bytes).and_then(nfs3::Procedure::from_code);
     use nfs3::Procedure as P;
+    let is_nfs = word(&record.head, PROGRAM_AT) == Some(nfs3::PROGRAM);
+    let procedure = word(&record.head, PROCEDURE_AT).and_then(P::from_code);
     match procedure.filter(|_| is_nfs) {
         Some(P::Write | P::Commit) => Place::DataThread,
         Some(
@@ -130,7 +132,7 @@ pub(crate) async fn answer(service: &Arc<Service>, peer: Peer, record: Record) -
         Ok(call) => call,
         Err(CallError::Malformed(_) | CallError::NotACall) => return Verdict::Close,
         Err(CallError::RpcMismatch { xid }) => {
-            return denied(xid, RejectStat::RpcMismatch { low: 2, high: 2 });
+            return denied(xid, RejectStat::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION });
         }
         Err(CallError::BadCredential { xid, stat }) => {
             return denied(xid, RejectStat::AuthError(stat));

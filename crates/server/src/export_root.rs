@@ -28,7 +28,9 @@ const PLACES_MAX: usize = 1_000_000;
 /// kernel's own types are small and positive.
 const OWN_HANDLE_KIND: i32 = -1;
 
-const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Opens an object for its attributes and as the start of a path, not for data; never through a
+/// symbolic link.
+pub(crate) const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The root of an export as the kernel sees it. Lives as long as the export keeps its path and id,
 /// over reloads of the configuration, so that the write verifier does not change for nothing.

@@ -1,7 +1,7 @@
 //! MOUNT version 3 (RFC 1813 Appendix I): where a client gets its first file handle.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use proto::mount3::{
     AuthFlavors, DirectoryArgs, ExportList, ExportNode, Group, MountEntry, MountOk, MountReply,
@@ -102,16 +102,15 @@ pub(crate) async fn execute(
 
 /// MNT, RFC 1813 §5.2.1. The path may lead below an export, but not out of it.
 async fn mnt(request: &Request<'_>, path: &[u8], reply: &mut Writer) {
+    let client = request.peer.address.ip().to_canonical();
     let result: MountReply<'_> = match find_directory(request, path).await {
         Ok(object) => {
-            let client = request.peer.address.ip().to_canonical().to_string();
-            tracing::info!(client, path = %path.escape_ascii(), "mounted");
-            request.service.mounts.add(client, path);
+            tracing::info!(%client, path = %path.escape_ascii(), "mounted");
+            request.service.mounts.add(client.to_string(), path);
             let file_handle = request.service.seal(object.root.id, object.handle);
             Ok(MountOk { file_handle, auth_flavors: AuthFlavors::from(&FLAVORS[..]) })
         }
         Err(status) => {
-            let client = request.peer.address.ip().to_canonical();
             tracing::info!(%client, path = %path.escape_ascii(), ?status, "mount refused");
             Err(mount_status(status))
         }
@@ -124,7 +123,7 @@ async fn find_directory(request: &Request<'_>, path: &[u8]) -> Result<Object, St
     let exports = service.exports.load_full();
     let (export, below) = exports.table.longest_prefix(path).ok_or(Status::NoEntry)?;
     let access = service.admit(export, &request.peer, request.flavor)?;
-    let root = std::sync::Arc::clone(exports.root(export));
+    let root = Arc::clone(exports.root(export));
     let mut object = Object { handle: root.handle, root, sync: export.sync };
     // As the caller, squashed: a directory that they may not search is not a way in either.
     let caller = service.caller(&access, request.credential);

@@ -13,9 +13,9 @@ impl Payload {
     /// The given part of `buffer`.
     ///
     /// # Panics
-    /// The part is not inside the buffer.
+    /// The part is empty or not inside the buffer.
     pub(crate) fn new(buffer: Buffer, start: usize, len: usize) -> Self {
-        assert!(start <= buffer.capacity() && len <= buffer.capacity() - start);
+        assert!(len > 0 && start <= buffer.capacity() && len <= buffer.capacity() - start);
         Self { buffer, start, len }
     }
 

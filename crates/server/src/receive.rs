@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use io::{BUFFER_ALIGN, Buffer, BufferPool};
 use proto::nfs3::{self, WriteHead};
-use proto::oncrpc::{RecordMark, decode_call};
+use proto::oncrpc::{RPC_VERSION, RecordMark, decode_call};
 use proto::xdr::{Decode, Reader};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::tcp::OwnedReadHalf;
@@ -30,6 +30,7 @@ use crate::counters::{Counter, Counters};
 use crate::pace::{Pace, WINDOW};
 use crate::payload::Payload;
 
+const RECORD_MARK_BYTES: usize = 4;
 /// Socket bytes held before they are parsed: many small calls of a busy client at once.
 const STAGING_BYTES: usize = 16 * 1024;
 /// The longest head that is kept. Calls other than WRITE are all head; the longest of these carry
@@ -371,21 +372,20 @@ impl Alarm {
     }
 }
 
-const RECORD_MARK_BYTES: usize = 4;
-
 /// A length in memory terms; what does not fit is cut, for the caller takes a part of it anyway.
 fn within(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }
 
-fn word(head: &[u8], at: usize) -> Option<u32> {
+/// The four bytes at `at` of a call's head as a number.
+pub(crate) fn word(head: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(head.get(at..at + 4)?.try_into().ok()?))
 }
 
 /// Whether the call is NFSv3's WRITE, from the fixed first words of its header.
 fn is_write(head: &[u8]) -> bool {
     const CALL: u32 = 0;
-    let write = [CALL, 2, nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Write.code()];
+    let write = [CALL, RPC_VERSION, nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Write.code()];
     write.iter().enumerate().all(|(i, value)| word(head, 4 + 4 * i) == Some(*value))
 }
 

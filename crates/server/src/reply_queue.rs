@@ -22,7 +22,7 @@ use crate::payload::Payload;
 /// How long a peer may leave a full socket unread.
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// Replies that one system call sends, at most.
-const BATCH_REPLIES: usize = 16;
+const BATCH_REPLIES_MAX: usize = 16;
 const PADDING: [u8; 4] = [0; 4];
 
 /// A reply ready to be sent.
@@ -43,8 +43,7 @@ impl Reply {
 
     /// A reply from its head, which begins with [`Self::MARK`], and the data that follows it.
     pub(crate) fn new(mut head: Vec<u8>, payload: Option<Payload>) -> Self {
-        let data_len = payload.as_ref().map_or(0, |payload| payload.len().next_multiple_of(4));
-        let len = head.len() - Self::MARK.len() + data_len;
+        let len = head.len() - Self::MARK.len() + padded_len(payload.as_ref());
         let len = u32::try_from(len).expect("a reply is shorter than a fragment may be");
         head[..4].copy_from_slice(&RecordMark { last: true, len }.to_bytes());
         Self { head, payload, sent: 0, _slot: None }
@@ -55,8 +54,7 @@ impl Reply {
     }
 
     fn len(&self) -> usize {
-        let data_len = self.payload.as_ref().map_or(0, |payload| payload.len().next_multiple_of(4));
-        self.head.len() + data_len
+        self.head.len() + padded_len(self.payload.as_ref())
     }
 
     /// The parts that are still to be sent.
@@ -72,6 +70,11 @@ impl Reply {
             }
         }
     }
+}
+
+/// The bytes that data takes in a reply (RFC 4506 §4.10).
+fn padded_len(data: Option<&Payload>) -> usize {
+    data.map_or(0, |data| data.len().next_multiple_of(4))
 }
 
 /// See the module.
@@ -189,7 +192,7 @@ impl ReplyQueue {
         loop {
             {
                 let mut state = self.lock();
-                while batch.len() < BATCH_REPLIES
+                while batch.len() < BATCH_REPLIES_MAX
                     && let Some(reply) = state.waiting.pop_front()
                 {
                     batch.push_back(reply);

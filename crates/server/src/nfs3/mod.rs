@@ -15,6 +15,10 @@ use crate::dispatch::Request;
 use crate::payload::Payload;
 use crate::vfs::{Caller, Object, Status};
 
+/// The status in front of the results of a success (RFC 1813 §2.6), where they are written piece by
+/// piece.
+const NFS3_OK: u32 = 0;
+
 /// Decodes the arguments, runs the procedure and appends its result to `reply`. The data of a READ
 /// is returned, to be sent behind it.
 ///

@@ -3,7 +3,7 @@
 use proto::nfs3::{ReadArgs, ReadOk, ReadReply};
 use proto::xdr::{Encode, Writer};
 
-use super::{convert, failed, refused};
+use super::{NFS3_OK, convert, failed, refused};
 use crate::dispatch::Request;
 use crate::payload::Payload;
 
@@ -35,6 +35,3 @@ pub(super) async fn read(
         }
     }
 }
-
-/// The status in front of a result (RFC 1813 §2.6).
-const NFS3_OK: u32 = 0;

@@ -8,7 +8,7 @@ use proto::nfs3::{
 };
 use proto::xdr::{Encode, Writer};
 
-use super::{convert, failed, refused};
+use super::{NFS3_OK, convert, failed, refused};
 use crate::dispatch::Request;
 use crate::file_handle::sealed_len;
 use crate::vfs::{Found, ListingRoom, Status};
@@ -27,7 +27,6 @@ const NO_OBJECT_BYTES: usize = 8;
 /// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
 /// fits all. A client that presents an older one must not be sent back to the start.
 const VERIFIER: CookieVerifier = CookieVerifier([0; 8]);
-const NFS3_OK: u32 = 0;
 
 /// READDIR, RFC 1813 §3.3.16.
 pub(super) async fn readdir(request: &Request<'_>, args: ReaddirArgs, reply: &mut Writer) {

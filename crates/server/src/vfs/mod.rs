@@ -189,13 +189,7 @@ impl Vfs {
         identity: Identity,
         job: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        match self.engine.metadata(identity, job).await {
-            Ok(result) => result,
-            Err(error) => {
-                tracing::error!(%error, "a thread could not take on the caller's identity");
-                Err(Status::ServerFault)
-            }
-        }
+        self.engine.metadata(identity, job).await.unwrap_or_else(|error| Err(no_identity(&error)))
     }
 
     /// Runs an operation that opens descriptors. When the process or the system has none left,
@@ -208,10 +202,7 @@ impl Vfs {
             match attempt().await {
                 Ok(Err(Status::Delay)) => self.open_files.shrink(&self.engine).await,
                 Ok(result) => return result,
-                Err(error) => {
-                    tracing::error!(%error, "a thread could not take on the caller's identity");
-                    return Err(Status::ServerFault);
-                }
+                Err(error) => return Err(no_identity(&error)),
             }
         }
         Err(Status::Delay)
@@ -222,6 +213,12 @@ impl Vfs {
         file.note_change();
         if sync { file.flush(&self.engine, Flush::All).await } else { Ok(()) }
     }
+}
+
+/// A job did not run because its thread could not act as the user it was for.
+fn no_identity(error: &std::io::Error) -> Status {
+    tracing::error!(%error, "a thread could not take on the caller's identity");
+    Status::ServerFault
 }
 
 /// Checks one path component that a client sent.

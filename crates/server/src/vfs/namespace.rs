@@ -17,9 +17,8 @@ use super::{
     Answer, AttributeChange, Attributes, Caller, Found, Object, SetTime, Status, Timestamp, Vfs,
     Wcc, attributes_of, component,
 };
+use crate::export_root::PATH_ONLY;
 use crate::open_files::{FileKey, OpenFile, proc_path};
-
-const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// How CREATE treats a name that exists (RFC 1813 §3.3.8, `createmode3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, Mode, OFlags, openat};
+use rustix::fs::{Access, Mode, openat};
 use tokio::sync::Semaphore;
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Vfs, attributes_of};
 use crate::directory_stream::{DirectoryStream, KernelEntry};
+use crate::export_root::PATH_ONLY;
 use crate::open_files::OpenFile;
 
 /// After this long a reply is sent with what it has: a client on a slow disk gets many short
@@ -153,8 +154,7 @@ fn find(directory: &OpenFile, stream: BorrowedFd<'_>, name: &CStr) -> Result<Fou
     if let Some(found) = root.find_by_name(stream, name) {
         return Ok(found);
     }
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = openat(stream, name, flags, Mode::empty())?;
+    let fd = openat(stream, name, PATH_ONLY, Mode::empty())?;
     let attributes = attributes_of(&fd)?;
     if !root.contains(&attributes) {
         return Err(Status::CrossDevice);

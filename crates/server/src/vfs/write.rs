@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::fs::Access;
 
 use super::read::must_be_regular;
-use super::{Answer, Attributes, Caller, Object, Status, Vfs, Wcc, attributes_of};
+use super::{Answer, Attributes, Caller, Object, Status, Vfs, Wcc, attributes_of, no_identity};
 use crate::counters::Counter;
 use crate::open_files::{Flush, OpenFile};
 use crate::payload::Payload;
@@ -67,32 +67,27 @@ impl Vfs {
             Err(status) => return Answer { attributes: unchanged, result: Err(status) },
         };
         let written = Arc::clone(&file);
+        let job = move || {
+            let data = payload.as_ref().map_or(&[][..], Payload::as_slice);
+            let result = io::write_at(writer.as_fd(), data, offset);
+            written.note_change();
+            let after = attributes_of(&*writer).ok();
+            drop(turn);
+            (accepted(result), after)
+        };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
-        let done = self
-            .engine
-            .data_as(caller.identity.clone(), move || {
-                let data = payload.as_ref().map_or(&[][..], Payload::as_slice);
-                let result = io::write_at(writer.as_fd(), data, offset);
-                written.note_change();
-                let after = attributes_of(&*writer).ok();
-                drop(turn);
-                (result, after)
-            })
-            .await;
-        let (result, after) = match done {
+        let (result, after) = match self.engine.data_as(caller.identity.clone(), job).await {
             Ok(done) => done,
             Err(error) => {
-                tracing::error!(%error, "a thread could not take on the caller's identity");
-                return Answer { attributes: unchanged, result: Err(Status::ServerFault) };
+                return Answer { attributes: unchanged, result: Err(no_identity(&error)) };
             }
         };
-        let attributes = Wcc { before: Some(before), after };
-        let result = match accepted(result) {
+        let result = match result {
             Ok(count) => self.stabilize(&file, stability, count, verifier).await,
             Err(status) => Err(status),
         };
-        Answer { attributes, result }
+        Answer { attributes: Wcc { before: Some(before), after }, result }
     }
 
     /// COMMIT, RFC 1813 §3.3.21. Flushes the whole file, whatever the range: what the range leaves
