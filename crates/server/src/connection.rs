@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use io::{FirstPoll, Task};
+use io::{Engine, FirstPoll, Task};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -45,12 +45,9 @@ pub(crate) async fn serve(
     let (reader, writer) = stream.into_split();
     let replies = Arc::new(ReplyQueue::new(writer, Arc::clone(&service.vfs.buffers)));
     let peer = Peer { address, programs };
-    let may_write = programs == Programs::Files && service.knows(address);
-    let transfer_bytes_max =
-        if may_write { service.vfs.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX };
-    let limits = Limits { transfer_bytes_max, idle_timeout: service.idle_timeout };
     let buffers = Arc::clone(&service.vfs.buffers);
-    let receiver = Receiver::new(reader, buffers, Arc::clone(&service.counters), limits);
+    let counters = Arc::clone(&service.counters);
+    let receiver = Receiver::new(reader, buffers, counters, limits(&service, peer));
     let slots = Arc::new(Semaphore::new(requests_max(&service)));
     let mut sender = tokio::spawn({
         let replies = Arc::clone(&replies);
@@ -69,6 +66,7 @@ pub(crate) async fn serve(
     tracing::debug!(client = %address, "disconnected");
 }
 
+/// Takes calls until the peer sends no more, or what are none.
 async fn take_calls(
     service: &Arc<Service>,
     peer: Peer,
@@ -76,7 +74,6 @@ async fn take_calls(
     replies: &Arc<ReplyQueue>,
     slots: &Arc<Semaphore>,
 ) {
-    let runtime = Handle::current();
     loop {
         let slot = Arc::clone(slots).acquire_owned().await.expect("the semaphore stays open");
         let record = match receiver.next().await {
@@ -90,32 +87,45 @@ async fn take_calls(
         };
         service.counters.add(Counter::Calls, 1);
         let begins_on = dispatch::begins_on(&record);
-        let (service, replies) = (Arc::clone(service), Arc::clone(replies));
-        let engine = Arc::clone(&service.vfs.engine);
-        let mut task: Task = Box::pin(async move {
-            match dispatch::answer(&service, peer, record).await {
+        let (answering, replies) = (Arc::clone(service), Arc::clone(replies));
+        let task = Box::pin(async move {
+            match dispatch::answer(&answering, peer, record).await {
                 Verdict::Reply(reply) => replies.send(reply.holding(slot)),
                 Verdict::Drop => {}
                 Verdict::Close => replies.close(),
             }
         });
-        let go_on = {
-            let runtime = Handle::clone(&runtime);
-            move |task| drop(runtime.spawn(task))
-        };
-        match begins_on {
-            // What needs no waiting is done here and now; a task is made only for the rest.
-            Place::Here => match io::poll_once(&mut task) {
-                FirstPoll::Done => {}
-                FirstPoll::WantsDataThread => engine.begin_data(task, go_on).await,
-                FirstPoll::Waits => go_on(task),
-            },
-            Place::DataThread => engine.begin_data(task, go_on).await,
-            Place::MetadataThread => engine.begin_metadata(task, go_on).await,
-        }
+        begin(&service.vfs.engine, begins_on, task).await;
     }
 }
 
+/// Begins the work on a call where it will have to wait, if anywhere. What has to wait for something
+/// else there (memory, a turn) comes back to this thread's runtime.
+async fn begin(engine: &Engine, place: Place, mut task: Task) {
+    let runtime = Handle::current();
+    let go_on = move |task| drop(runtime.spawn(task));
+    match place {
+        // What needs no waiting is done here and now; a task is made only for the rest.
+        Place::Here => match io::poll_once(&mut task) {
+            FirstPoll::Done => {}
+            FirstPoll::WantsDataThread => engine.begin_data(task, go_on).await,
+            FirstPoll::Waits => go_on(task),
+        },
+        Place::DataThread => engine.begin_data(task, go_on).await,
+        Place::MetadataThread => engine.begin_metadata(task, go_on).await,
+    }
+}
+
+/// What a peer may send and keep.
+fn limits(service: &Service, peer: Peer) -> Limits {
+    let may_write = peer.programs == Programs::Files && service.knows(peer.address);
+    let transfer_bytes_max =
+        if may_write { service.vfs.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX };
+    Limits { transfer_bytes_max, idle_timeout: service.idle_timeout }
+}
+
+/// How many calls of one connection are at work at a time: as many as its share of the memory holds
+/// at their largest, at least 2.
 fn requests_max(service: &Service) -> usize {
     let largest = usize::try_from(service.vfs.transfer_bytes_max).unwrap_or(usize::MAX);
     let share = service.vfs.buffers.budget_bytes() / CONNECTION_SHARE / largest;

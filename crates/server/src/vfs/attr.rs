@@ -87,37 +87,35 @@ impl Vfs {
             Ok(before) => before,
             Err(status) => return Answer::refused(status),
         };
-        let mut result = change.check().and_then(|()| check(caller, &before, guard));
         let mut change = change;
-        if result.is_ok()
+        let mut begun = change.check().and_then(|()| check(caller, &before, guard));
+        if begun.is_ok()
             && let Some(size) = change.size
         {
-            result = self.truncate(caller, &file, &before, size).await;
+            begun = self.truncate(caller, &file, &before, size).await;
             // Done with it; and by itself it would take an owner, where cutting takes a writer.
             if change.mtime == SetTime::Now {
                 change.mtime = SetTime::Keep;
             }
         }
-        if result.is_ok() {
-            let changed = Arc::clone(&file);
-            let job = move || {
-                let result = apply(changed.fd(), &change);
-                let after = attributes_of(changed.fd()).ok();
-                drop(turn);
-                Ok((result, after))
-            };
-            let (applied, after) = match self.in_metadata_lane(caller.identity.clone(), job).await {
-                Ok(done) => done,
-                Err(status) => (Err(status), None),
-            };
-            if let Err(status) = self.settle(&file, object.sync).await {
-                result = Err(status);
-            }
-            let wcc = Wcc { before: Some(before), after };
-            return Answer { attributes: wcc, result: result.and(applied) };
+        if let Err(status) = begun {
+            let after = self.attributes(&file).await.ok();
+            return Answer { attributes: Wcc { before: Some(before), after }, result: Err(status) };
         }
-        let after = self.attributes(&file).await.ok();
-        Answer { attributes: Wcc { before: Some(before), after }, result }
+        let changed = Arc::clone(&file);
+        let job = move || {
+            let result = apply(changed.fd(), &change);
+            let after = attributes_of(changed.fd()).ok();
+            drop(turn);
+            Ok((result, after))
+        };
+        let (applied, after) = match self.in_metadata_lane(caller.identity.clone(), job).await {
+            Ok(done) => done,
+            Err(status) => (Err(status), None),
+        };
+        // Also when a part failed: the others are done.
+        let settled = self.settle(&file, object.sync).await;
+        Answer { attributes: Wcc { before: Some(before), after }, result: settled.and(applied) }
     }
 
     /// Sets the length in bytes. The owner may, whatever the mode bits say, as with WRITE.
