@@ -61,8 +61,8 @@ pub(crate) enum Status {
 }
 
 impl From<Errno> for Status {
-    /// Sorts the kernel's error numbers. What no file operation should return is `Io`: the client
-    /// must see an error, and the log line at the operation names the number.
+    /// Sorts the kernel's error numbers. What no file operation should return is `Io`, like a disk
+    /// that fails: the client must see an error. The number goes no further, so it is logged here.
     fn from(errno: Errno) -> Self {
         match errno {
             Errno::PERM => Self::NotOwner,
@@ -89,7 +89,10 @@ impl From<Errno> for Status {
             Errno::TXTBSY => Self::Access,
             // Out of descriptors or memory, or a lease being recalled: true for now only.
             Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::BUSY => Self::Delay,
-            _ => Self::Io,
+            _ => {
+                tracing::warn!(%errno, "a file operation failed");
+                Self::Io
+            }
         }
     }
 }
