@@ -46,6 +46,8 @@ pub(crate) struct ExportRoot {
     pub(crate) attributes_in_memory: bool,
     directory: OwnedFd,
     device: (u32, u32),
+    /// Whether objects of this one file system show different devices.
+    has_layers: bool,
     fileid: u64,
     kernel_names_inodes: bool,
     /// `None` where the kernel opens handles.
@@ -77,6 +79,7 @@ impl ExportRoot {
             verifier: WriteVerifier::new()?,
             attributes_in_memory: answers_from_memory(directory.as_fd()),
             device: attributes.device,
+            has_layers: is_overlay(directory.as_fd()),
             fileid: attributes.fileid,
             directory,
             kernel_names_inodes,
@@ -97,7 +100,7 @@ impl ExportRoot {
     /// Whether an object with these attributes lies on the export's file system. What is mounted
     /// below an export is not part of it.
     pub(crate) fn contains(&self, attributes: &Attributes) -> bool {
-        attributes.device == self.device
+        (attributes.device == self.device || self.has_layers)
             && (!attributes.is_mount_root || attributes.fileid == self.fileid)
     }
 
@@ -230,17 +233,26 @@ fn identify(fd: BorrowedFd<'_>, kernel_names_inodes: bool) -> std::io::Result<Ke
     Ok(KernelHandle::from_parts(OWN_HANDLE_KIND, &bytes).expect("20 bytes fit a handle"))
 }
 
-/// Whether `statx` of an open file on this file system never waits for a device or a daemon. The
-/// numbers are those of `linux/magic.h`.
+/// Whether this is overlayfs. Files there have the device of the layer that holds them where layers
+/// lie on different file systems, so that only the root of a mount tells that another one begins.
+fn is_overlay(directory: BorrowedFd<'_>) -> bool {
+    const OVERLAYFS: u64 = 0x794c_7630;
+    magic_of(directory) == Some(OVERLAYFS)
+}
+
+/// Whether `statx` of an open file on this file system never waits for a device or a daemon.
 fn answers_from_memory(directory: BorrowedFd<'_>) -> bool {
     const EXT4: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;
     const BTRFS: u64 = 0x9123_683e;
     const TMPFS: u64 = 0x0102_1994;
     const F2FS: u64 = 0xf2f5_2010;
-    let Ok(stat) = rustix::fs::fstatfs(directory) else { return false };
-    let magic = u64::try_from(stat.f_type).unwrap_or_default();
-    [EXT4, XFS, BTRFS, TMPFS, F2FS].contains(&magic)
+    magic_of(directory).is_some_and(|magic| [EXT4, XFS, BTRFS, TMPFS, F2FS].contains(&magic))
+}
+
+/// The kind of file system, as numbered in `linux/magic.h`.
+fn magic_of(directory: BorrowedFd<'_>) -> Option<u64> {
+    u64::try_from(rustix::fs::fstatfs(directory).ok()?.f_type).ok()
 }
 
 /// Where each object was last met, for servers that may not open handles.
