@@ -225,6 +225,34 @@ def loop_file_system(kind, size_bytes):
 
 
 @contextlib.contextmanager
+def overlay_file_system(size_bytes):
+    """Mounts an overlayfs whose layers lie on different file systems, as live systems have it.
+
+    There, files and directories show different devices though no other file system begins.
+    """
+    if os.geteuid() != 0:
+        raise Skip("a mount needs root")
+    need("mount", "umount")
+    lower, mount, upper = (scratch_dir(name) for name in ("lower", "overlay", "upper"))
+    mounted = run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "upper", upper)
+    if mounted.returncode != 0:
+        raise Skip(f"mount -t tmpfs: {mounted.stderr.strip()}")
+    try:
+        for name in ("data", "work"):
+            (upper / name).mkdir()
+        layers = f"lowerdir={lower},upperdir={upper}/data,workdir={upper}/work"
+        mounted = run("mount", "-t", "overlay", "-o", layers, "overlay", mount)
+        if mounted.returncode != 0:
+            raise Skip(f"mount -t overlay: {mounted.stderr.strip()}")
+        try:
+            yield mount
+        finally:
+            run_ok("umount", mount)
+    finally:
+        run_ok("umount", upper)
+
+
+@contextlib.contextmanager
 def _deadline(secs):
     def expire(_signal, _frame):
         raise Deadline(f"not done after {secs} s")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""nfs-ls, nfs-cp and nfs-cat of libnfs against exports on what --dir is, on XFS and on btrfs."""
+"""nfs-ls, nfs-cp and nfs-cat of libnfs against exports on what --dir is, XFS, btrfs and overlayfs."""
 
 import contextlib
 import filecmp
@@ -13,7 +13,7 @@ import time
 import nfs3
 from harness import (
     EXPORT, MIB, Server, case, check, loop_file_system, main, need, need_space,
-    run, run_ok, scratch_dir, scratch_root,
+    overlay_file_system, run, run_ok, scratch_dir, scratch_root,
 )  # fmt: skip
 
 LARGE_FILE_BYTES = 300 * MIB
@@ -26,9 +26,12 @@ NAMES = ["plain", "two  spaces", "grün-und-漢字-🌊", "L" * 255, "-dash", "d
 
 @contextlib.contextmanager
 def export_on(file_system):
-    """A served, empty directory: below --dir, or on a fresh file system on a loop device."""
+    """A served, empty directory: below --dir, or on a fresh file system of its own."""
     need("nfs-ls", "nfs-cp", "nfs-cat")
-    if file_system != "here":
+    if file_system == "overlay":
+        with overlay_file_system(1536 * MIB) as mount, Server(mount) as server:
+            yield server
+    elif file_system != "here":
         with loop_file_system(file_system, 1536 * MIB) as mount, Server(mount) as server:
             yield server
     else:
@@ -139,6 +142,11 @@ def copy_both_ways_btrfs():
 
 
 @case
+def copy_both_ways_overlay():
+    copy_both_ways("overlay")
+
+
+@case
 def names_here():
     names("here")
 
@@ -166,6 +174,11 @@ def listing_100k_xfs():
 @case(secs=180)
 def listing_100k_btrfs():
     listing_100k("btrfs")
+
+
+@case(secs=180)
+def listing_100k_overlay():
+    listing_100k("overlay")
 
 
 @case
@@ -196,6 +209,11 @@ def missing_file_is_an_error():
             done = run(*command)
             check("Failed" in done.stderr, f"{command[0]} was content: {done.stderr}")
         check(not os.listdir(server.directory), "something was created")
+
+
+@case
+def listing_while_names_change_overlay():
+    listing_while_names_change("overlay")
 
 
 @contextlib.contextmanager
