@@ -48,7 +48,7 @@ pub(crate) enum Outcome {
     Drop,
 }
 
-/// See the module.
+/// Calls that must not run twice: those at work, and the replies to those that are done.
 pub(crate) struct ReplyCache {
     hasher: std::hash::RandomState,
     calls: Mutex<Calls>,

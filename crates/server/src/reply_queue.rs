@@ -49,6 +49,7 @@ impl Reply {
         Self { head, payload, sent: 0, _slot: None }
     }
 
+    /// The same reply, which keeps `slot` from the client's next call until it is gone.
     pub(crate) fn holding(self, slot: OwnedSemaphorePermit) -> Self {
         Self { _slot: Some(slot), ..self }
     }
@@ -77,7 +78,7 @@ fn padded_len(data: Option<&Payload>) -> usize {
     data.map_or(0, |data| data.len().next_multiple_of(4))
 }
 
-/// See the module.
+/// The replies of one connection on their way out.
 pub(crate) struct ReplyQueue {
     socket: OwnedWriteHalf,
     state: Mutex<State>,

@@ -80,6 +80,7 @@ pub(super) fn timestamp(Time { seconds, nseconds }: Time) -> Timestamp {
     Timestamp { seconds: seconds.into(), nanoseconds: nseconds }
 }
 
+/// `wcc_data` (RFC 1813 §2.6) of a change to an object in an export.
 pub(super) fn wcc(object: &Object, wcc: &Wcc) -> WccData {
     WccData {
         before: wcc.before.map(|before| WccAttributes {
@@ -91,6 +92,7 @@ pub(super) fn wcc(object: &Object, wcc: &Wcc) -> WccData {
     }
 }
 
+/// What `sattr3` asks for (RFC 1813 §2.6).
 pub(super) fn change(set: &nfs3::SetAttributes) -> AttributeChange {
     AttributeChange {
         mode: set.mode,

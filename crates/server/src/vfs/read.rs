@@ -146,6 +146,10 @@ impl Vfs {
     }
 }
 
+/// Refuses what has no data of its own.
+///
+/// # Errors
+/// `IsDirectory`, or `Invalid` for any other kind.
 pub(super) fn must_be_regular(attributes: &Attributes) -> Result<(), Status> {
     if attributes.is_regular() {
         Ok(())
