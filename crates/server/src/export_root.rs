@@ -24,6 +24,8 @@ use crate::write_verifier::WriteVerifier;
 const DEPTH_MAX: usize = 2048;
 /// Objects remembered by path when handles cannot be opened; about 150 bytes each.
 const PLACES_MAX: usize = 1_000_000;
+/// Bytes of names that one system call of a walk reads.
+const WALK_BUFFER_BYTES: usize = 32 * 1024;
 /// The type of the handles that the server makes itself, where the file system has none. The
 /// kernel's own types are small and positive.
 const OWN_HANDLE_KIND: i32 = -1;
@@ -319,7 +321,7 @@ impl Places {
         handle: &KernelHandle,
         unread: &mut Vec<(OwnedFd, KernelHandle)>,
     ) {
-        let mut buffer = Vec::with_capacity(32 * 1024);
+        let mut buffer = Vec::with_capacity(WALK_BUFFER_BYTES);
         let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
         while let Some(Ok(entry)) = entries.next() {
             let name = entry.file_name();

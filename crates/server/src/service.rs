@@ -25,6 +25,8 @@ use crate::vfs::{Caller, Object, Status, Vfs};
 const QUEUE_MAX: usize = 1024;
 /// Descriptors left to sockets, directory walks and the rest of the process.
 const DESCRIPTORS_RESERVED: usize = 512;
+/// Descriptors for open files, however few there are: two objects in each part of the cache.
+const FILE_DESCRIPTORS_MIN: usize = 64;
 
 /// The state of one server.
 pub(crate) struct Service {
@@ -132,7 +134,9 @@ impl Service {
             vfs: Vfs {
                 engine: Arc::new(engine),
                 buffers: BufferPool::new(config.memory_bytes()),
-                open_files: OpenFiles::new(descriptors.saturating_sub(reserved).max(64)),
+                open_files: OpenFiles::new(
+                    descriptors.saturating_sub(reserved).max(FILE_DESCRIPTORS_MIN),
+                ),
                 listings: Arc::new(Semaphore::new(LISTINGS_MAX)),
                 counters: Arc::clone(&counters),
                 transfer_bytes_max: config.max_transfer_bytes(),

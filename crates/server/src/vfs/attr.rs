@@ -78,13 +78,8 @@ impl Vfs {
         change: AttributeChange,
         guard: Option<Timestamp>,
     ) -> Answer<Wcc, ()> {
-        let file = match self.open(object).await {
-            Ok(file) => file,
-            Err(status) => return Answer::refused(status),
-        };
-        let turn = Arc::clone(&file.change).lock_owned().await;
-        let before = match self.attributes(&file).await {
-            Ok(before) => before,
+        let (file, turn, before) = match self.take_turn(object).await {
+            Ok(taken) => taken,
             Err(status) => return Answer::refused(status),
         };
         let mut change = change;

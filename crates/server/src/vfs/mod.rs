@@ -15,7 +15,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use io::{BufferPool, Engine, Identity, KernelHandle};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedMutexGuard, Semaphore};
 
 use crate::counters::Counters;
 use crate::export_root::ExportRoot;
@@ -206,6 +206,20 @@ impl Vfs {
             }
         }
         Err(Status::Delay)
+    }
+
+    /// The open object behind a handle, the turn to change it, and its attributes in that turn.
+    ///
+    /// # Errors
+    /// `Stale` when it is gone.
+    async fn take_turn(
+        &self,
+        object: &Object,
+    ) -> Result<(Arc<OpenFile>, OwnedMutexGuard<()>, Attributes), Status> {
+        let file = self.open(object).await?;
+        let turn = Arc::clone(&file.change).lock_owned().await;
+        let before = self.attributes(&file).await?;
+        Ok((file, turn, before))
     }
 
     /// Makes a change of `file` durable where the export promises that.
