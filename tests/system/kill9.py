@@ -6,6 +6,7 @@ shows that the server holds no acknowledged stable byte in its own memory only.
 """
 
 import array
+import itertools
 import os
 import threading
 import time
@@ -85,16 +86,19 @@ def pattern(size_bytes):
 
 
 def stream(server, name, source, promised, committed):
-    """Appends misaligned UNSTABLE WRITEs, COMMITs each tenth, notes the size promised so far."""
+    """Sends misaligned UNSTABLE WRITEs, COMMITs each tenth, notes the size promised so far.
+
+    What reaches the end of `source` begins again, so that a fast disk is not done before the kill.
+    """
     client = connect(server)
     try:
         handle = client.create(client.root, name.encode())
-        for index, at in enumerate(range(0, len(source), 47008)):
+        for index, at in enumerate(itertools.cycle(range(0, len(source), 47008))):
             chunk = source[at : at + 47008]
             client.write(handle, at, chunk, nfs3.UNSTABLE)
             if index % 10 == 9:
                 client.commit(handle)
-                promised.append(at + len(chunk))
+                promised.append(max([at + len(chunk), *promised[-1:]]))
                 committed.set()
     except OSError:
         pass  # the kill that this is about; ConnectionError is one of its kinds

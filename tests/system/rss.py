@@ -42,7 +42,8 @@ def write_and_watch(block_bytes):
         check(samples >= 10, f"only {samples} samples: the load was too short to say anything")
         peak = server.resident_bytes("VmHWM")
         allowed = BUDGET_BYTES + ALLOWANCE_BYTES
-        print(f"     {block_bytes}-byte WRITEs: peak {peak // MIB} MiB of {allowed // MIB} MiB")
+        load = f"{JOBS} x {JOB_BYTES // MIB} MiB in WRITEs of {block_bytes}"
+        print(f"     {load}: peak RSS {peak // MIB} MiB of {allowed // MIB} MiB")
         check(peak <= allowed, f"peak of {peak // MIB} MiB, {allowed // MIB} MiB allowed")
         wrote = sum(file.stat().st_size for file in server.directory.iterdir())
         check(wrote > JOBS * (JOB_BYTES - block_bytes), f"only {wrote} bytes arrived")

@@ -15,7 +15,7 @@ import tempfile
 
 import nfs3
 from harness import (
-    EXPORT, MIB, Server, Skip, case, check, main, need, run_ok, scratch_dir,
+    EXPORT, MIB, Server, case, check, main, need, run_ok, scratch_dir,
 )  # fmt: skip
 
 NOBODY_UID = 65534
@@ -25,22 +25,33 @@ DIRECTORY = "a/b/c"
 
 
 @contextlib.contextmanager
-def reachable_export():
-    """A server without privileges and its uid. Needs mounts of its own if we are root."""
+def reachable_place():
+    """A directory that any user can go into and, in it, one on the file system under test."""
+    # A checkout below a home directory is closed to others. /run is this name space's own.
+    own_mounts = os.environ.get("SYSTEM_TEST_PRIVATE_NETWORK") == "yes"
+    with tempfile.TemporaryDirectory(dir="/run" if own_mounts else None) as name:
+        place = pathlib.Path(name)
+        place.chmod(0o755)
+        directory = place / "export"
+        directory.mkdir()
+        if not own_mounts:
+            yield place, directory
+            return
+        run_ok("mount", "--bind", scratch_dir("export"), directory)
+        try:
+            yield place, directory
+        finally:
+            run_ok("umount", directory)
+
+
+@contextlib.contextmanager
+def unprivileged_server():
+    """A server without privileges, and its uid."""
     if os.geteuid() != 0:
         with Server(scratch_dir("export")) as server:
             yield server, os.geteuid()
         return
-    answer = os.environ.get("SYSTEM_TEST_PRIVATE_NETWORK", "not started by tests/system/run")
-    if answer != "yes":
-        raise Skip(f"needs mounts of its own: {answer}")
-    # A checkout below a home directory is closed to others. /run is this name space's own.
-    place = pathlib.Path(tempfile.mkdtemp(prefix="unprivileged.", dir="/run"))
-    place.chmod(0o755)
-    directory = place / "export"
-    directory.mkdir()
-    run_ok("mount", "--bind", scratch_dir("export"), directory)
-    try:
+    with reachable_place() as (place, directory):
         state = place / "state"
         state.mkdir()
         for own in (directory, state):
@@ -49,8 +60,6 @@ def reachable_export():
         server.binary = shutil.copy(Server.binary, place)
         with server:
             yield server, NOBODY_UID
-    finally:
-        run_ok("umount", directory)
 
 
 def check_unprivileged(server, uid):
@@ -89,7 +98,7 @@ def lookup(client, path):
 def up_restart_down():
     """What went up comes down after a restart; handles from before it work without a LOOKUP."""
     need("nfs-cp", "nfs-cat")
-    with reachable_export() as (server, uid):
+    with unprivileged_server() as (server, uid):
         check_unprivileged(server, uid)
         sources = copy_up(server)
         client = nfs3.Client("127.0.0.1", server.port, EXPORT)
