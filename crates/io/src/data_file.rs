@@ -10,8 +10,9 @@ use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite};
 pub enum NowaitRead {
     /// This many bytes were in memory: all asked for, or all up to the end of the file.
     Done(usize),
-    /// Not all of the range is in memory, or a lock is held. A blocking read will tell.
-    WouldBlock,
+    /// Only this many bytes at the start of the range are in memory and have been read, often none.
+    /// A blocking read has to get the rest.
+    Partly(usize),
     /// The file system does not know such reads; asking again for files of it is pointless.
     Unsupported,
 }
@@ -54,7 +55,7 @@ pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<us
 /// two apart without asking the kernel again.
 ///
 /// # Errors
-/// As [`read_at`]. Waiting is not an error but [`NowaitRead::WouldBlock`].
+/// As [`read_at`]. Waiting is not an error but [`NowaitRead::Partly`].
 pub fn try_read_at_nowait(
     fd: BorrowedFd<'_>,
     buf: &mut [u8],
@@ -67,7 +68,8 @@ pub fn try_read_at_nowait(
         Ok(read) if read == wanted || offset + read as u64 >= size_hint => {
             Ok(NowaitRead::Done(read))
         }
-        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(NowaitRead::WouldBlock),
+        Ok(read) => Ok(NowaitRead::Partly(read)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(NowaitRead::Partly(0)),
         // The read right was checked when the file was opened, so a permission error is a sandbox
         // that does not know the call.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => Ok(NowaitRead::Unsupported),

@@ -74,6 +74,7 @@ async fn take_calls(
     replies: &Arc<ReplyQueue>,
     slots: &Arc<Semaphore>,
 ) {
+    let requests_max = requests_max(service);
     loop {
         let slot = Arc::clone(slots).acquire_owned().await.expect("the semaphore stays open");
         let record = match receiver.next().await {
@@ -86,7 +87,9 @@ async fn take_calls(
             }
         };
         service.counters.add(Counter::Calls, 1);
-        let begins_on = dispatch::begins_on(&record);
+        // This call holds one of the slots.
+        let alone = slots.available_permits() + 1 == requests_max;
+        let begins_on = dispatch::begins_on(&record, alone);
         let (answering, replies) = (Arc::clone(service), Arc::clone(replies));
         let task = Box::pin(async move {
             match dispatch::answer(&answering, peer, record).await {

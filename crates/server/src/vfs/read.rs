@@ -11,10 +11,6 @@ use crate::counters::Counter;
 use crate::open_files::OpenFile;
 use crate::payload::Payload;
 
-/// Up to this length a READ whose data is in the page cache is answered on the connection's own
-/// thread: the copy then costs less than handing it over and back.
-const INLINE_BYTES_MAX: usize = 64 * 1024;
-
 /// What a READ returns.
 pub(crate) struct ReadDone {
     /// The data; `None` when there is none.
@@ -83,8 +79,8 @@ impl Vfs {
         Ok((after, ReadDone { data, eof }))
     }
 
-    /// Reads `wanted` bytes into the buffer: from the page cache on this thread if that is quick,
-    /// else on a data thread, to which the whole call moves if it can. A short read happens only when
+    /// Reads `wanted` bytes into the buffer: what is in the page cache on this thread, the rest on a
+    /// data thread, to which the whole call moves if it can. A short read happens only when
     /// the file was cut meanwhile.
     async fn fill(
         &self,
@@ -95,24 +91,25 @@ impl Vfs {
         offset: u64,
         attributes: Attributes,
     ) -> Result<(Buffer, usize, Attributes), Status> {
-        if wanted <= INLINE_BYTES_MAX && file.root().attributes_in_memory {
+        let mut had = 0;
+        if file.root().attributes_in_memory {
             let slice = &mut buffer.as_mut_slice()[..wanted];
-            match io::try_read_at_nowait(reader.as_fd(), slice, offset, attributes.size) {
-                Ok(NowaitRead::Done(read)) => {
+            match io::try_read_at_nowait(reader.as_fd(), slice, offset, attributes.size)? {
+                NowaitRead::Done(read) => {
                     self.counters.add(Counter::ReadsInline, 1);
                     return Ok((buffer, read, attributes));
                 }
-                Ok(NowaitRead::WouldBlock | NowaitRead::Unsupported) => {}
-                Err(error) => return Err(error.into()),
+                NowaitRead::Partly(read) => had = read,
+                NowaitRead::Unsupported => {}
             }
         }
         self.counters.add(Counter::ReadsQueued, 1);
         self.engine.ask_for_data_thread().await;
         self.engine
             .data(move || {
-                let read =
-                    io::read_at(reader.as_fd(), &mut buffer.as_mut_slice()[..wanted], offset)?;
-                Ok((buffer, read, attributes_of(&*reader)?))
+                let rest = &mut buffer.as_mut_slice()[had..wanted];
+                let read = io::read_at(reader.as_fd(), rest, offset + had as u64)?;
+                Ok((buffer, had + read, attributes_of(&*reader)?))
             })
             .await
     }
