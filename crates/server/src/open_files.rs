@@ -71,6 +71,8 @@ pub(crate) struct OpenFile {
     flushed: tokio::sync::Mutex<Flushed>,
     /// `flushed.all`, readable without the lock.
     durable: AtomicU64,
+    /// Flushes that failed.
+    failures: AtomicU64,
 
     referenced: AtomicBool,
     used_at_sweep: AtomicU64,
@@ -118,6 +120,7 @@ impl OpenFile {
             changes: AtomicU64::new(0),
             flushed: tokio::sync::Mutex::default(),
             durable: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
             used_at_sweep: AtomicU64::new(0),
             placed_at_sweep: AtomicU64::new(0),
@@ -237,6 +240,7 @@ impl OpenFile {
         if let Err(status) = result {
             tracing::error!(export = self.root.id, ?status, "a flush failed; the verifier changes");
             self.root.verifier.renew();
+            self.failures.fetch_add(1, Ordering::SeqCst);
             return Err(status);
         }
         match what {
@@ -247,6 +251,13 @@ impl OpenFile {
             }
         }
         Ok(())
+    }
+
+    /// How many flushes of this object have failed. A promise needs more than a flush that succeeds:
+    /// when another one has failed since the data was written, the kernel may have dropped it, and
+    /// the next flush finds nothing to complain of.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::SeqCst)
     }
 
     /// A flush that no client asked for. Its error is not lost: it has changed the verifier.

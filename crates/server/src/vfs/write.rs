@@ -56,6 +56,7 @@ impl Vfs {
         };
         let unchanged = Wcc { before: Some(before), after: Some(before) };
         let verifier = file.root().verifier.current();
+        let failures = file.failures();
         let len = payload.as_ref().map_or(0, Payload::len);
         let writer = match self.may_write(caller, &file, &before, offset, len).await {
             Ok(writer) => writer,
@@ -79,9 +80,16 @@ impl Vfs {
             }
         };
         let result = match result {
-            Ok(count) => self.stabilize(&file, stability, count, verifier).await,
+            Ok(count) => self.stabilize(&file, stability, failures).await.map(|()| WriteDone {
+                count,
+                committed: stability,
+                verifier,
+            }),
             Err(status) => Err(status),
         };
+        if let Ok(done) = &result {
+            self.counters.add(Counter::WriteBytes, done.count as u64);
+        }
         Answer { attributes: Wcc { before: Some(before), after }, result }
     }
 
@@ -130,21 +138,21 @@ impl Vfs {
         Ok(writer)
     }
 
-    /// Does what `stability` asks for and says what was done.
+    /// Makes what was written as durable as `stability` asks. `failures` counts the file's failed
+    /// flushes from before the data was written: one more may have lost it, whoever asked for that
+    /// flush, and this one says nothing of it.
     async fn stabilize(
         &self,
         file: &Arc<OpenFile>,
         stability: Stability,
-        count: usize,
-        verifier: [u8; 8],
-    ) -> Result<WriteDone, Status> {
+        failures: u64,
+    ) -> Result<(), Status> {
         match stability {
-            Stability::Unstable => {}
+            Stability::Unstable => return Ok(()),
             Stability::DataSync => file.flush(&self.engine, Flush::Data).await?,
             Stability::FileSync => file.flush(&self.engine, Flush::All).await?,
         }
-        self.counters.add(Counter::WriteBytes, count as u64);
-        Ok(WriteDone { count, committed: stability, verifier })
+        if file.failures() == failures { Ok(()) } else { Err(Status::Io) }
     }
 }
 

@@ -146,6 +146,26 @@ fn a_failed_stable_write_is_an_error_and_changes_the_verifier() {
 }
 
 #[test]
+fn a_flush_that_failed_for_one_stable_write_fails_for_all_that_it_covered() {
+    on_lying_disk("a_flush_that_failed_for_one_stable_write", |fixture, mut client, file| {
+        write_much(&mut client, file);
+        let together = std::sync::Barrier::new(8);
+        std::thread::scope(|scope| {
+            for i in 0..8 {
+                let (mut client, together) = (fixture.client(), &together);
+                scope.spawn(move || {
+                    together.wait();
+                    let offset = (4 << 20) + (i << 16);
+                    let reply = client.write_stable(file, offset, &[1; 1 << 16], STABLE[2]);
+                    let status = refusal(reply);
+                    assert!(matches!(status, Status::Io | Status::Nospc), "{status:?}");
+                });
+            }
+        });
+    });
+}
+
+#[test]
 fn a_flush_that_fails_on_its_own_changes_the_verifier() {
     on_lying_disk("a_flush_that_fails_on_its_own", |fixture, mut client, file| {
         let verifier = write_much(&mut client, file);
