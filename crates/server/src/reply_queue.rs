@@ -207,6 +207,10 @@ impl ReplyQueue {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let mut state = self.lock();
+                    // Given up meanwhile: what is left goes with the rest, and its memory.
+                    if state.broken {
+                        return Progress::Broken;
+                    }
                     while let Some(reply) = batch.pop_back() {
                         state.waiting.push_front(reply);
                     }
