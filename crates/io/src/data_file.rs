@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite};
 
+use crate::byte_range::OFFSET_MAX;
+
 /// What a read that must not wait for the disk came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NowaitRead {
@@ -112,9 +114,6 @@ fn within_file_offsets(buf: &mut [u8], offset: u64) -> Result<&mut [u8], Errno> 
     let len = usize::try_from(room).map_or(buf.len(), |room| room.min(buf.len()));
     Ok(&mut buf[..len])
 }
-
-/// The largest file offset of the kernel, whose offsets are signed.
-const OFFSET_MAX: u64 = i64::MAX as u64;
 
 #[cfg(test)]
 mod tests;

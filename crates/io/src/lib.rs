@@ -18,18 +18,22 @@
 mod access;
 mod buffer;
 mod buffer_pool;
+mod byte_range;
 mod data_file;
 mod engine;
 mod identity;
+mod io_mode;
 mod kernel_handle;
 mod open_file_limit;
 
 pub use access::check_access;
 pub use buffer::{BUFFER_ALIGN, Buffer};
 pub use buffer_pool::{BufferPool, BufferTooLarge};
+pub use byte_range::ByteRange;
 pub use data_file::{NowaitRead, WriteError, read_at, try_read_at_nowait, write_at};
 pub use engine::{Engine, EngineConfig, FirstPoll, Task, poll_once};
 pub use identity::{Identity, can_assume_users};
+pub use io_mode::{IoMode, NotAnIoMode};
 pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
