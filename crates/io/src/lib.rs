@@ -4,6 +4,7 @@
 //! what the rest of the program cannot write safely or should not write twice:
 //!
 //! - [`BufferPool`]: page-aligned buffers under one hard memory budget;
+//! - [`RangeLock`]: cached and direct I/O on the same pages of a file, kept apart;
 //! - [`Engine`]: operating-system threads that run blocking file calls for asynchronous callers;
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
 //! - [`check_access`]: what that user may do;
@@ -25,6 +26,7 @@ mod identity;
 mod io_mode;
 mod kernel_handle;
 mod open_file_limit;
+mod range_lock;
 
 pub use access::check_access;
 pub use buffer::{BUFFER_ALIGN, Buffer};
@@ -38,3 +40,4 @@ pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
 pub use open_file_limit::raise_open_file_limit;
+pub use range_lock::{RangeGuard, RangeLock, RangeUse};
