@@ -26,6 +26,7 @@ mod identity;
 mod io_mode;
 mod kernel_handle;
 mod open_file_limit;
+mod read_ahead;
 mod range_lock;
 
 pub use access::check_access;
@@ -40,4 +41,5 @@ pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
 pub use open_file_limit::raise_open_file_limit;
+pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget};
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};

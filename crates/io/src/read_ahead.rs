@@ -1,0 +1,334 @@
+//! Read-ahead past the page cache: chunks of a file, read before they are asked for.
+//!
+//! The kernel reads ahead only into its page cache. A stream that must not fill it, and whose client
+//! asks for one piece at a time, would pay the disk's latency for each piece; so the next chunks are
+//! read into pool buffers while the client is busy with the last one.
+//!
+//! A chunk is a second copy of what the file holds, and so must never outlive a change of it. Each
+//! chunk carries the [`FileVersion`] that the file had *before* the chunk was read, and serves only
+//! readers that have just seen the same version. Three things make that exact:
+//!
+//! - the kernel renews a file's change time before it takes the bytes of a write; one that was
+//!   under way when the version was taken must be over before the chunk is read. Direct reads wait
+//!   for it in the kernel; for all else the version must have [settled](FileVersion::has_settled);
+//! - change times of one kernel tick look the same (before Linux 6.13 everywhere), which is settled
+//!   by the same rule;
+//! - a store through a shared mapping renews the change time only where the page was clean. A chunk
+//!   is therefore kept only if no page of it is dirty after it was read, which whoever fills it has
+//!   to see to; [`Fill::abandon`] is the way out.
+
+mod streams;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SetOnce};
+
+use crate::buffer::Buffer;
+use crate::byte_range::ByteRange;
+use streams::Streams;
+
+/// Bytes of a chunk, and what its first byte's offset is a multiple of. One disk request of this
+/// size costs little more than its transfer, and clients ask for at most this much by default.
+pub const CHUNK_BYTES: u64 = 1024 * 1024;
+
+/// Chunks kept of one file, at most. Several streams share them.
+const CHUNKS_MAX: usize = 24;
+/// How long a chunk waits for its reader.
+const UNUSED_MAX: Duration = Duration::from_secs(2);
+/// How long ago the last change of a file must be. A write system call that takes longer than this
+/// between renewing the change time and its last byte would have to be stuck in memory reclaim.
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
+
+/// What a file was like at one moment; equal versions mean equal content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileVersion {
+    /// The change time (`ctime`), which nobody can set: seconds since 1970 and nanoseconds.
+    pub changed: (i64, u32),
+    /// The length in bytes.
+    pub size: u64,
+    /// Changes that this process has made itself, counted when the kernel has taken them.
+    pub changes: u64,
+}
+
+impl FileVersion {
+    /// Whether the last change is long enough ago that a change still under way, or another one at
+    /// nearly the same time, cannot hide behind the same version.
+    #[must_use]
+    pub fn has_settled(&self, now: SystemTime) -> bool {
+        let Ok(now) = now.duration_since(SystemTime::UNIX_EPOCH) else { return false };
+        let Ok(seconds) = u64::try_from(self.changed.0) else { return true };
+        let changed = Duration::new(seconds, self.changed.1);
+        // A change time in the future says that a clock was set back: nothing is known then.
+        now.checked_sub(changed).is_some_and(|age| age >= SETTLED_AFTER)
+    }
+}
+
+/// The memory that all read-ahead of a process may hold, in chunks.
+#[derive(Clone)]
+pub struct ReadAheadBudget(Arc<Semaphore>);
+
+impl ReadAheadBudget {
+    /// Room for as many whole chunks as `bytes` hold.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        let chunk_bytes = usize::try_from(CHUNK_BYTES).expect("a chunk is a MiB");
+        Self(Arc::new(Semaphore::new(bytes / chunk_bytes)))
+    }
+}
+
+impl fmt::Debug for ReadAheadBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadAheadBudget").field("free", &self.0.available_permits()).finish()
+    }
+}
+
+/// The streams through one file and the chunks read ahead for them.
+#[derive(Default)]
+pub struct ReadAhead {
+    /// Nothing for a file that nobody reads in sequence. Held for a look through a few entries.
+    state: Mutex<Option<Box<State>>>,
+}
+
+#[derive(Default)]
+struct State {
+    streams: Streams,
+    chunks: Vec<Arc<Chunk>>,
+}
+
+/// What a read finds.
+#[derive(Debug)]
+pub struct Ahead {
+    /// The read goes on where an earlier one ended, or nearly so.
+    pub sequential: bool,
+    /// The chunks with all that was asked for, in file order; empty if there is none of some part.
+    /// They may still be on their way: see [`Chunk::data`].
+    pub chunks: Vec<Arc<Chunk>>,
+    /// Chunks to be read now, by the caller, in this order.
+    pub fills: Vec<Fill>,
+}
+
+impl ReadAhead {
+    /// Notes a read of `range`, not empty, and says what of it is there and what is to be read ahead.
+    ///
+    /// `version` is what the file is like now. Without a `budget` nothing is read ahead, and the
+    /// read is only noted.
+    pub fn note(
+        &self,
+        range: ByteRange,
+        version: FileVersion,
+        budget: Option<&ReadAheadBudget>,
+    ) -> Ahead {
+        let mut state = self.lock();
+        let state = state.get_or_insert_default();
+        state.chunks.retain(|chunk| chunk.version == version && !chunk.is_abandoned());
+        let stream = state.streams.note(range);
+        let sequential = stream.is_sequential();
+        let mut fills = Vec::new();
+        if let (true, Some(budget)) = (sequential, budget) {
+            let wanted = stream.wanted_ahead(range, version.size);
+            let mut at = wanted.offset();
+            while at < wanted.end() {
+                let chunk = ByteRange::between(at, (at + CHUNK_BYTES).min(wanted.end()));
+                match state.begin(chunk, version, budget) {
+                    Begun::Fill(fill) => fills.push(fill),
+                    Begun::Known => {}
+                    Begun::NoRoom => break,
+                }
+                at = chunk.end();
+            }
+        }
+        Ahead { sequential, chunks: state.covering(range), fills }
+    }
+
+    /// The chunks with all of `range` in them, if they are there; nothing is noted.
+    pub fn find(&self, range: ByteRange, version: FileVersion) -> Vec<Arc<Chunk>> {
+        let state = self.lock();
+        let found = state.as_ref().map_or_else(Vec::new, |state| state.covering(range));
+        if found.iter().all(|chunk| chunk.version == version) { found } else { Vec::new() }
+    }
+
+    /// Counts a read served from `chunks`; those that have given all their bytes are let go.
+    pub fn served(&self, range: ByteRange, chunks: &[Arc<Chunk>]) {
+        let mut used_up = false;
+        for chunk in chunks {
+            let bytes = chunk.range.intersection(range).len();
+            let before = chunk.served_bytes.fetch_add(bytes, Ordering::Relaxed);
+            used_up |= before + bytes >= chunk.range.len();
+        }
+        if used_up && let Some(state) = self.lock().as_mut() {
+            state.chunks.retain(|chunk| !chunk.is_used_up());
+        }
+    }
+
+    /// Lets go of what nobody came for. To be called now and then.
+    pub fn trim(&self, now: Instant) {
+        let mut state = self.lock();
+        if let Some(State { chunks, .. }) = state.as_deref_mut() {
+            chunks.retain(|chunk| now.saturating_duration_since(chunk.begun) < UNUSED_MAX);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Box<State>>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ReadAhead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let chunks = self.lock().as_ref().map_or(0, |state| state.chunks.len());
+        f.debug_struct("ReadAhead").field("chunks", &chunks).finish_non_exhaustive()
+    }
+}
+
+enum Begun {
+    Fill(Fill),
+    /// It is there or on its way.
+    Known,
+    NoRoom,
+}
+
+impl State {
+    fn begin(&mut self, range: ByteRange, version: FileVersion, budget: &ReadAheadBudget) -> Begun {
+        if self.chunks.iter().any(|chunk| chunk.range.contains(range)) {
+            return Begun::Known;
+        }
+        if self.chunks.len() >= CHUNKS_MAX {
+            self.let_go_of_oldest();
+        }
+        let Ok(permit) = Arc::clone(&budget.0).try_acquire_owned() else { return Begun::NoRoom };
+        let chunk = Arc::new(Chunk {
+            range,
+            version,
+            begun: Instant::now(),
+            content: SetOnce::new(),
+            served_bytes: AtomicU64::new(0),
+            _permit: permit,
+        });
+        self.chunks.push(Arc::clone(&chunk));
+        Begun::Fill(Fill { chunk })
+    }
+
+    fn let_go_of_oldest(&mut self) {
+        let oldest = (0..self.chunks.len()).min_by_key(|&i| self.chunks[i].begun);
+        if let Some(oldest) = oldest {
+            self.chunks.swap_remove(oldest);
+        }
+    }
+
+    fn covering(&self, range: ByteRange) -> Vec<Arc<Chunk>> {
+        let mut found = Vec::new();
+        let mut at = range.offset();
+        while at < range.end() {
+            let next = self.chunks.iter().find(|chunk| {
+                chunk.range.offset() <= at && at < chunk.range.end() && !chunk.is_abandoned()
+            });
+            let Some(next) = next else { return Vec::new() };
+            at = next.range.end();
+            found.push(Arc::clone(next));
+        }
+        found
+    }
+}
+
+/// A piece of a file that was read ahead, or is being read.
+pub struct Chunk {
+    range: ByteRange,
+    /// What the file was like before it was read.
+    version: FileVersion,
+    begun: Instant,
+    /// `None` when it could not be had.
+    content: SetOnce<Option<Content>>,
+    served_bytes: AtomicU64,
+    _permit: OwnedSemaphorePermit,
+}
+
+struct Content {
+    buffer: Buffer,
+    len: usize,
+}
+
+impl Chunk {
+    /// Where in the file it is.
+    #[must_use]
+    pub fn range(&self) -> ByteRange {
+        self.range
+    }
+
+    /// Its bytes, once they are there; fewer than its range has where the file ended when they were
+    /// read; `None` when they could not be had.
+    pub async fn data(&self) -> Option<&[u8]> {
+        self.content.wait().await.as_ref().map(Content::as_slice)
+    }
+
+    /// Its bytes, if they are there.
+    #[must_use]
+    pub fn data_now(&self) -> Option<&[u8]> {
+        self.content.get()?.as_ref().map(Content::as_slice)
+    }
+
+    fn is_abandoned(&self) -> bool {
+        matches!(self.content.get(), Some(None))
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.served_bytes.load(Ordering::Relaxed) >= self.range.len()
+    }
+}
+
+impl Content {
+    fn as_slice(&self) -> &[u8] {
+        &self.buffer.as_slice()[..self.len]
+    }
+}
+
+impl fmt::Debug for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunk").field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+/// The duty to read a chunk. Dropped, it tells those who wait for the chunk to read for themselves.
+#[derive(Debug)]
+pub struct Fill {
+    chunk: Arc<Chunk>,
+}
+
+impl Fill {
+    /// What to read.
+    #[must_use]
+    pub fn range(&self) -> ByteRange {
+        self.chunk.range
+    }
+
+    /// Hands over the first `len` bytes of the buffer as the content of the chunk: all of it, or what
+    /// there was up to the end of the file.
+    ///
+    /// # Panics
+    /// The buffer is shorter than `len`.
+    pub fn complete(self, buffer: Buffer, len: usize) {
+        assert!(len <= buffer.capacity(), "a buffer holds what was read into it");
+        self.set(Some(Content { buffer, len }));
+    }
+
+    /// Gives up: it could not be read, or may not be kept.
+    pub fn abandon(self) {
+        drop(self);
+    }
+
+    fn set(&self, content: Option<Content>) {
+        // Refused only when it was set before: by `complete`, whose own drop comes after it.
+        drop(self.chunk.content.set(content));
+    }
+}
+
+impl Drop for Fill {
+    fn drop(&mut self) {
+        self.set(None);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! Telling sequential readers from others.
+
+use super::CHUNK_BYTES;
+use crate::byte_range::ByteRange;
+
+/// Streams told apart in one file.
+const STREAMS_MAX: usize = 8;
+/// How far from its expected place a read may be and still belong to a stream, in requests of its
+/// own size: clients send many at once, and they arrive in any order (FreeBSD's server tolerates 16
+/// too).
+const REORDERED_REQUESTS_MAX: u64 = 16;
+/// The same in bytes.
+const REORDERED_BYTES_MAX: u64 = 16 * CHUNK_BYTES;
+/// Reads that go on exactly where a stream stood count twice as much as those near it.
+const SCORE_EXACT: u32 = 2;
+const SCORE_NEAR: u32 = 1;
+/// From here on a stream is taken for sequential: one exact read, or two near ones.
+const SCORE_SEQUENTIAL: u32 = 2;
+/// How far ahead of its reader a stream is read at most, in bytes. At 1 GiB/s these are 8 ms, several
+/// times what a disk needs for a request.
+const AHEAD_BYTES_MAX: u64 = 8 * CHUNK_BYTES;
+
+/// The latest streams of a file.
+#[derive(Default)]
+pub(super) struct Streams {
+    /// The one used last is the last.
+    streams: Vec<Stream>,
+}
+
+/// One reader on its way through the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stream {
+    /// The end of the furthest read.
+    next: u64,
+    /// Bytes that belonged to it.
+    bytes: u64,
+    score: u32,
+}
+
+impl Streams {
+    /// The stream that a read belongs to, with the read noted; a new one if there is none.
+    pub(super) fn note(&mut self, range: ByteRange) -> Stream {
+        let exact = self.streams.iter().rposition(|stream| stream.next == range.offset());
+        let near = || self.streams.iter().rposition(|stream| stream.is_near(range));
+        let found = exact.or_else(near);
+        let mut stream = match found {
+            Some(index) => self.streams.remove(index),
+            None => Stream { next: range.end(), bytes: 0, score: 0 },
+        };
+        if found.is_some() {
+            let score = if exact.is_some() { SCORE_EXACT } else { SCORE_NEAR };
+            stream.score = stream.score.saturating_add(score);
+            stream.next = stream.next.max(range.end());
+        }
+        stream.bytes = stream.bytes.saturating_add(range.len());
+        if self.streams.len() == STREAMS_MAX {
+            self.streams.remove(0);
+        }
+        self.streams.push(stream);
+        stream
+    }
+}
+
+impl Stream {
+    pub(super) fn is_sequential(&self) -> bool {
+        self.score >= SCORE_SEQUENTIAL
+    }
+
+    /// What is to be in memory or on its way when `range` is read: whole chunks, from the one with
+    /// its first byte on, cut off at the end of the file (`size` bytes). The further a stream has
+    /// come, the further it is read ahead.
+    pub(super) fn wanted_ahead(&self, range: ByteRange, size: u64) -> ByteRange {
+        let ahead = self.bytes.clamp(CHUNK_BYTES, AHEAD_BYTES_MAX);
+        let first = range.offset() - range.offset() % CHUNK_BYTES;
+        let last = self.next.saturating_add(ahead);
+        let end = last - last % CHUNK_BYTES;
+        let end = end.max(range.end().next_multiple_of(CHUNK_BYTES)).min(size);
+        // A latecomer of a stream that is far ahead needs its own chunk only.
+        let end = end.min(first.saturating_add(AHEAD_BYTES_MAX + CHUNK_BYTES));
+        ByteRange::between(first.min(end), end)
+    }
+
+    fn is_near(&self, range: ByteRange) -> bool {
+        let slack = range.len().saturating_mul(REORDERED_REQUESTS_MAX).min(REORDERED_BYTES_MAX);
+        range.offset().abs_diff(self.next) <= slack
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(offset: u64, len: u64) -> ByteRange {
+        ByteRange::new(offset, len).unwrap()
+    }
+
+    #[test]
+    fn the_second_read_in_sequence_makes_a_stream() {
+        let mut streams = Streams::default();
+        assert!(!streams.note(range(0, 47_008)).is_sequential());
+        assert!(streams.note(range(47_008, 47_008)).is_sequential());
+    }
+
+    #[test]
+    fn reads_in_any_order_make_a_stream_a_little_later() {
+        let mut streams = Streams::default();
+        let order = [0, 2, 1, 3, 5, 4];
+        let sequential: Vec<_> =
+            order.map(|i| streams.note(range(i * 65_536, 65_536)).is_sequential()).into();
+        assert_eq!(sequential, [false, false, true, true, true, true]);
+    }
+
+    #[test]
+    fn random_reads_make_none() {
+        let mut streams = Streams::default();
+        for i in 0..1000_u64 {
+            // Steps of a large prime through 1 GiB.
+            let page = i * 104_729 % 262_144;
+            assert!(!streams.note(range(page * 4096, 4096)).is_sequential(), "{i}");
+        }
+    }
+
+    #[test]
+    fn streams_side_by_side_are_told_apart() {
+        let mut streams = Streams::default();
+        for i in 0..10 {
+            for start in 0..STREAMS_MAX as u64 {
+                let at = range((start << 30) + i * 65_536, 65_536);
+                assert_eq!(streams.note(at).is_sequential(), i > 0);
+            }
+        }
+        assert_eq!(streams.streams.len(), STREAMS_MAX);
+    }
+
+    #[test]
+    fn the_further_it_came_the_further_it_is_read_ahead() {
+        let mib = CHUNK_BYTES;
+        let stream = |bytes| Stream { next: 64 * mib, bytes, score: SCORE_SEQUENTIAL };
+        let at = range(63 * mib, mib);
+        let size = 1000 * mib;
+        assert_eq!(stream(47_008).wanted_ahead(at, size), range(63 * mib, 2 * mib));
+        assert_eq!(stream(2 * mib).wanted_ahead(at, size), range(63 * mib, 3 * mib));
+        assert_eq!(stream(64 * mib).wanted_ahead(at, size), range(63 * mib, 9 * mib));
+        assert_eq!(stream(64 * mib).wanted_ahead(at, 64 * mib + 5), range(63 * mib, mib + 5));
+    }
+
+    #[test]
+    fn a_latecomer_is_given_its_own_chunks_only() {
+        let mib = CHUNK_BYTES;
+        let stream = Stream { next: 64 * mib, bytes: 64 * mib, score: 9 };
+        let wanted = stream.wanted_ahead(range(48 * mib, 4096), 1000 * mib);
+        assert_eq!(wanted, range(48 * mib, 9 * mib));
+        assert!(stream.wanted_ahead(range(70 * mib, mib), 10 * mib).is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+use std::time::UNIX_EPOCH;
+
+use super::*;
+use crate::BufferPool;
+
+const MIB: u64 = CHUNK_BYTES;
+const SIZE: u64 = 100 * MIB;
+
+fn range(offset: u64, len: u64) -> ByteRange {
+    ByteRange::new(offset, len).unwrap()
+}
+
+fn version(changes: u64) -> FileVersion {
+    FileVersion { changed: (1_000, 0), size: SIZE, changes }
+}
+
+fn budget(chunks: usize) -> ReadAheadBudget {
+    ReadAheadBudget::new(chunks * CHUNK_BYTES as usize)
+}
+
+async fn complete(pool: &Arc<BufferPool>, fill: Fill, byte: u8) {
+    let len = usize::try_from(fill.range().len()).unwrap();
+    let mut buffer = pool.take(len).await.unwrap();
+    buffer.as_mut_slice()[..len].fill(byte);
+    fill.complete(buffer, len);
+}
+
+/// Reads in sequence until something is to be read ahead.
+fn start(ahead: &ReadAhead, version: FileVersion, budget: &ReadAheadBudget) -> Ahead {
+    assert!(ahead.note(range(0, MIB), version, Some(budget)).fills.is_empty());
+    let found = ahead.note(range(MIB, MIB), version, Some(budget));
+    assert!(found.sequential);
+    found
+}
+
+#[tokio::test]
+async fn a_stream_is_read_ahead_and_served() {
+    let (pool, budget, ahead) = (BufferPool::new(64 << 20), budget(32), ReadAhead::default());
+    let found = start(&ahead, version(0), &budget);
+    let ranges: Vec<_> = found.fills.iter().map(Fill::range).collect();
+    assert_eq!(ranges, [range(MIB, MIB), range(2 * MIB, MIB), range(3 * MIB, MIB)]);
+    assert_eq!(found.chunks.len(), 1);
+    assert!(found.chunks[0].data_now().is_none(), "it is on its way");
+    for (fill, byte) in found.fills.into_iter().zip(1..) {
+        complete(&pool, fill, byte).await;
+    }
+    assert_eq!(found.chunks[0].data().await.unwrap()[7], 1);
+    let both = ahead.find(range(3 * MIB - 10, 20), version(0));
+    let bytes: Vec<_> = both.iter().map(|chunk| chunk.data_now().unwrap()[0]).collect();
+    assert_eq!(bytes, [2, 3]);
+    assert!(ahead.find(range(4 * MIB - 10, 20), version(0)).is_empty());
+}
+
+#[tokio::test]
+async fn a_changed_file_is_never_served_from_before() {
+    let (pool, budget, ahead) = (BufferPool::new(64 << 20), budget(32), ReadAhead::default());
+    for fill in start(&ahead, version(0), &budget).fills {
+        complete(&pool, fill, 1).await;
+    }
+    let at = range(2 * MIB, MIB);
+    assert_eq!(ahead.find(at, version(0)).len(), 1);
+    assert!(ahead.find(at, version(1)).is_empty());
+    assert!(ahead.find(at, FileVersion { changed: (1_000, 1), ..version(0) }).is_empty());
+    assert!(ahead.find(at, FileVersion { size: SIZE - 1, ..version(0) }).is_empty());
+    let found = ahead.note(at, version(1), Some(&budget));
+    assert!(found.fills.iter().any(|fill| fill.range() == at), "read again");
+}
+
+#[tokio::test]
+async fn a_fill_that_is_dropped_releases_those_who_wait() {
+    let (budget, ahead) = (budget(32), ReadAhead::default());
+    let found = start(&ahead, version(0), &budget);
+    let chunk = Arc::clone(&found.chunks[0]);
+    let waiter = tokio::spawn(async move { chunk.data().await.is_none() });
+    tokio::task::yield_now().await;
+    drop(found.fills);
+    assert!(waiter.await.unwrap());
+    assert!(ahead.find(range(MIB, MIB), version(0)).is_empty());
+    let again = ahead.note(range(MIB, MIB), version(0), Some(&budget));
+    assert!(!again.fills.is_empty(), "an abandoned chunk may be tried again");
+}
+
+#[tokio::test]
+async fn chunks_give_their_memory_back() {
+    let (pool, budget, ahead) = (BufferPool::new(64 << 20), budget(3), ReadAhead::default());
+    let found = start(&ahead, version(0), &budget);
+    assert_eq!(found.fills.len(), 3);
+    let more = ahead.note(range(2 * MIB, MIB), version(0), Some(&budget));
+    assert!(more.fills.is_empty(), "the budget is used up");
+    drop(more);
+    for fill in found.fills {
+        complete(&pool, fill, 1).await;
+    }
+    let in_use = pool.bytes_in_use();
+    ahead.served(range(MIB, MIB), &found.chunks);
+    drop(found.chunks);
+    assert!(pool.bytes_in_use() < in_use, "what was read whole is let go");
+    assert_eq!(ahead.note(range(3 * MIB, MIB), version(0), Some(&budget)).fills.len(), 1);
+    ahead.trim(Instant::now() + UNUSED_MAX);
+    assert_eq!(pool.bytes_in_use(), 0);
+}
+
+#[test]
+fn without_a_budget_streams_are_only_noted() {
+    let ahead = ReadAhead::default();
+    ahead.note(range(0, 4096), version(0), None);
+    let found = ahead.note(range(4096, 4096), version(0), None);
+    assert!(found.sequential && found.fills.is_empty() && found.chunks.is_empty());
+}
+
+#[test]
+fn a_version_settles_after_a_while() {
+    let at = |ms: u64| UNIX_EPOCH + Duration::from_millis(ms);
+    let version = FileVersion { changed: (100, 500_000_000), size: 0, changes: 0 };
+    assert!(!version.has_settled(at(100_500)));
+    assert!(!version.has_settled(at(101_499)));
+    assert!(version.has_settled(at(101_500)));
+    assert!(!version.has_settled(at(99_000)), "the clock was set back");
+    assert!(FileVersion { changed: (-5, 0), ..version }.has_settled(at(0)));
+}
