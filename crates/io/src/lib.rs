@@ -25,9 +25,10 @@ mod engine;
 mod identity;
 mod io_mode;
 mod kernel_handle;
+mod memory;
 mod open_file_limit;
-mod read_ahead;
 mod range_lock;
+mod read_ahead;
 
 pub use access::check_access;
 pub use buffer::{BUFFER_ALIGN, Buffer};
@@ -40,6 +41,7 @@ pub use io_mode::{IoMode, NotAnIoMode};
 pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
+pub use memory::Memory;
 pub use open_file_limit::raise_open_file_limit;
-pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget};
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
+pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget};

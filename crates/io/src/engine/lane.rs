@@ -141,6 +141,14 @@ impl Lane {
         }
     }
 
+    /// Queues a job that nobody waits for, if there is a place; never runs it on this thread.
+    pub(super) fn leave(&self, job: Job) -> bool {
+        let Ok(place) = self.shared.places.try_acquire() else { return false };
+        self.shared.push(job);
+        place.forget();
+        true
+    }
+
     /// Begins a task on a thread of the lane. If it has to wait for something else than the disk, the
     /// rest of it is given to `go_on`.
     pub(super) async fn begin(&self, mut task: Task, go_on: impl FnOnce(Task) + Send + 'static) {

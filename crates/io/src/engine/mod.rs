@@ -123,6 +123,17 @@ impl Engine {
         self.metadata.run(move || identity::assume(&identity).map(|()| job())).await
     }
 
+    /// Leaves `job` to a data thread, under the server's own identity, and does not wait for it. Says
+    /// whether it was taken; with a full queue it is dropped, for work that is only to save time must
+    /// not hold up work that is asked for.
+    pub fn leave_to_data(&self, job: impl FnOnce() + Send + 'static) -> bool {
+        self.data.leave(Box::new(|| {
+            identity::assume(&Identity::Server)
+                .expect("a thread can always return to the server's identity");
+            job();
+        }))
+    }
+
     /// Begins `task` on a data thread, where the jobs that it submits run in place: a task that
     /// needs nothing but the disk is done with a single handover. When it has to wait for anything
     /// else (a lock, memory), the rest of it is given to `go_on`, which hands it to the runtime.

@@ -323,3 +323,22 @@ async fn a_wish_that_nobody_heeds_holds_nothing_up() {
     let mut waiting: Task = Box::pin(std::future::pending());
     assert_eq!(poll_once(&mut waiting), FirstPoll::Waits, "an old wish is forgotten");
 }
+
+#[tokio::test]
+async fn work_left_to_the_data_lane_never_runs_here_and_never_waits() {
+    let engine = Arc::new(engine(1, 1));
+    let (open, gate) = gate();
+    assert!(engine.leave_to_data(gate));
+    // The thread holds the gate once it has taken it from the queue, which has one place.
+    while engine.data_queued() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let (tell, told) = mpsc::channel();
+    assert!(engine.leave_to_data(move || tell.send(thread_name()).unwrap()));
+    let dropped = Arc::new(());
+    let witness = Arc::clone(&dropped);
+    assert!(!engine.leave_to_data(move || drop(witness)), "the queue is full");
+    assert_eq!(Arc::strong_count(&dropped), 1, "a job that was not taken is dropped");
+    drop(open);
+    assert_eq!(told.recv().unwrap(), "spillway-data-0");
+}

@@ -15,7 +15,7 @@ fn version(changes: u64) -> FileVersion {
 }
 
 fn budget(chunks: usize) -> ReadAheadBudget {
-    ReadAheadBudget::new(chunks * CHUNK_BYTES as usize)
+    ReadAheadBudget::new(chunks * (1 << 20))
 }
 
 async fn complete(pool: &Arc<BufferPool>, fill: Fill, byte: u8) {
