@@ -1,9 +1,9 @@
 //! Positioned reads and writes that deal with short results.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
-use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite};
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
 
 use crate::byte_range::OFFSET_MAX;
 
@@ -38,16 +38,30 @@ pub struct WriteError {
 /// for an offset beyond `i64::MAX`, which no file reaches.
 pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     let buf = within_file_offsets(buf, offset)?;
-    let mut done = 0;
-    while done < buf.len() {
-        match pread(fd, &mut buf[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(read) => done += read,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+    Ok(read_all(buf, offset, |part, offset| pread(fd, part, offset))?)
+}
+
+/// [`read_at`] through the page cache, out of which the kernel drops again what the read brought in
+/// (`RWF_DONTCACHE`, since Linux 6.14). What was there before stays.
+///
+/// `None` if the kernel or the file system does not know such reads; asking again for files of it is
+/// pointless, and [`read_at`] serves.
+///
+/// # Errors
+/// As [`read_at`].
+pub fn read_dontcache(
+    fd: BorrowedFd<'_>,
+    buf: &mut [u8],
+    offset: u64,
+) -> io::Result<Option<usize>> {
+    let buf = within_file_offsets(buf, offset)?;
+    let outcome = read_all(buf, offset, |part, offset| {
+        preadv2(fd, &mut [IoSliceMut::new(part)], offset, RWF_DONTCACHE)
+    });
+    match outcome {
+        Err(error) if is_unknown_flag(error) => Ok(None),
+        outcome => Ok(outcome.map(Some)?),
     }
-    Ok(done)
 }
 
 /// Reads at `offset` what is in memory, without waiting for the disk (`RWF_NOWAIT`).
@@ -87,12 +101,64 @@ pub fn try_read_at_nowait(
 /// `i64::MAX`. A process with a limit on file sizes (`RLIMIT_FSIZE`) must ignore `SIGXFSZ` to see
 /// that limit as `EFBIG` too.
 pub fn write_at(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result<usize, WriteError> {
+    write_all(data, offset, |part, offset| pwrite(fd, part, offset))
+}
+
+/// [`write_at`] through the page cache, out of which the kernel drops the data once it is on the
+/// disk (`RWF_DONTCACHE`, since Linux 6.14). It starts to write back at once and in the caller's
+/// time, which makes many small writes of this kind slower than plain ones before Linux 7.2.
+///
+/// `None`, with nothing written, if the kernel or the file system does not know such writes; asking
+/// again for files of it is pointless, and [`write_at`] serves.
+///
+/// # Errors
+/// As [`write_at`].
+pub fn write_dontcache(
+    fd: BorrowedFd<'_>,
+    data: &[u8],
+    offset: u64,
+) -> Result<Option<usize>, WriteError> {
+    let mut refused = false;
+    let outcome = write_all(data, offset, |part, offset| {
+        pwritev2(fd, &[IoSlice::new(part)], offset, RWF_DONTCACHE)
+            .inspect_err(|error| refused = is_unknown_flag(*error))
+    });
+    match outcome {
+        Err(failed) if refused && failed.written == 0 => Ok(None),
+        outcome => outcome.map(Some),
+    }
+}
+
+/// Reads until `buf` is full or the file ends. `read_once` tries one read at an offset.
+fn read_all(
+    buf: &mut [u8],
+    offset: u64,
+    mut read_once: impl FnMut(&mut [u8], u64) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < buf.len() {
+        match read_once(&mut buf[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Writes all of `data`, or all up to the first error. `write_once` tries one write at an offset.
+pub(crate) fn write_all(
+    data: &[u8],
+    offset: u64,
+    mut write_once: impl FnMut(&[u8], u64) -> Result<usize, Errno>,
+) -> Result<usize, WriteError> {
     if offset.checked_add(data.len() as u64).is_none_or(|end| end > OFFSET_MAX) {
         return Err(WriteError { written: 0, error: Errno::FBIG.into() });
     }
     let mut written = 0;
     while written < data.len() {
-        let error = match pwrite(fd, &data[written..], offset + written as u64) {
+        let error = match write_once(&data[written..], offset + written as u64) {
             // Not documented for regular files, and looping on it would never end.
             Ok(0) => io::ErrorKind::WriteZero.into(),
             Ok(accepted) => {
@@ -114,6 +180,17 @@ fn within_file_offsets(buf: &mut [u8], offset: u64) -> Result<&mut [u8], Errno> 
     let len = usize::try_from(room).map_or(buf.len(), |room| room.min(buf.len()));
     Ok(&mut buf[..len])
 }
+
+/// Whether the error means that a `RWF_` flag is not known: to the file system (`EOPNOTSUPP`, also
+/// the kernel's answer for a flag that it has not heard of), to emulations of Linux (`EINVAL`), or
+/// because a sandbox does not know the call. The other reasons for these come back from the same
+/// call without the flag, so nothing is lost by trying that.
+fn is_unknown_flag(error: Errno) -> bool {
+    matches!(error, Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM)
+}
+
+/// `RWF_DONTCACHE`, which rustix does not name yet.
+const RWF_DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
 #[cfg(test)]
 mod tests;

@@ -10,17 +10,22 @@
 //! - [`check_access`]: what that user may do;
 //! - [`KernelHandle`]: names for files that survive a rename and a restart;
 //! - [`read_at`], [`write_at`], [`try_read_at_nowait`]: positioned reads and writes that handle
-//!   short results.
+//!   short results;
+//! - [`DioAlign`], [`read_direct`], [`write_segments`]: the same past the page cache, for ranges that
+//!   need not be aligned;
+//! - [`resident_ranges`], [`drop_clean`]: what of a file is in the page cache.
 //!
 //! All unsafe code of the workspace is here; each block states its invariants and who keeps them.
 //! File calls that rustix already offers as safe functions are not wrapped again.
 #![warn(unsafe_op_in_unsafe_fn)]
 
 mod access;
+mod align;
 mod buffer;
 mod buffer_pool;
 mod byte_range;
 mod data_file;
+mod direct;
 mod engine;
 mod identity;
 mod io_mode;
@@ -29,12 +34,17 @@ mod memory;
 mod open_file_limit;
 mod range_lock;
 mod read_ahead;
+mod residency;
 
 pub use access::check_access;
+pub use align::{DioAlign, WidenedRead, WriteSplit};
 pub use buffer::{BUFFER_ALIGN, Buffer};
 pub use buffer_pool::{BufferPool, BufferTooLarge};
 pub use byte_range::ByteRange;
-pub use data_file::{NowaitRead, WriteError, read_at, try_read_at_nowait, write_at};
+pub use data_file::{
+    NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,
+};
+pub use direct::{Route, Segment, SegmentsWritten, dio_align, read_direct, write_segments};
 pub use engine::{Engine, EngineConfig, FirstPoll, Task, poll_once};
 pub use identity::{Identity, can_assume_users};
 pub use io_mode::{IoMode, NotAnIoMode};
@@ -45,3 +55,4 @@ pub use memory::Memory;
 pub use open_file_limit::raise_open_file_limit;
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
 pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget};
+pub use residency::{CacheState, Residency, cache_state, drop_clean, resident_ranges};
