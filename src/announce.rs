@@ -117,6 +117,7 @@ mod tests {
             name: name.to_owned(),
             path: PathBuf::from("/"),
             sync: true,
+            policy: Default::default(),
             rules: vec![rule],
         }
     }

@@ -24,10 +24,12 @@ fn summary(config: &Config) -> String {
     let listen: Vec<_> = config.listen().iter().map(ToString::to_string).collect();
     let memory = ByteSize(u64::try_from(config.memory_bytes()).unwrap_or(u64::MAX));
     let transfer = ByteSize(config.max_transfer_bytes().into());
+    let window = ByteSize(u64::try_from(config.window_bytes()).unwrap_or(u64::MAX));
     let mut text = format!(
-        "valid: {} on {}, {memory} of memory, transfers up to {transfer}\n",
+        "valid: {} on {}, {memory} of memory, a window of {window}, transfers up to {transfer}{}\n",
         counted(config.exports().iter().len(), "export"),
         listen.join(" and "),
+        switched(config),
     );
     for export in config.exports().iter() {
         write_export(&mut text, export).expect("a String takes all that is written");
@@ -35,9 +37,26 @@ fn summary(config: &Config) -> String {
     text
 }
 
+/// What was switched from its default, as more of the same sentence.
+fn switched(config: &Config) -> String {
+    let mut text = String::new();
+    if !config.read_ahead() {
+        text += ", no read-ahead";
+    }
+    if !config.splice() {
+        text += ", no splice";
+    }
+    if !config.trace().is_empty() {
+        text += &format!(", tracing {}", config.trace());
+    }
+    text
+}
+
 fn write_export(text: &mut String, export: &Export) -> std::fmt::Result {
     let sync = if export.sync { "sync" } else { "async" };
-    writeln!(text, "{} from {}, {sync}, id {}", export.name, export.path.display(), export.id)?;
+    let (read, write) = (export.policy.read, export.policy.write);
+    let (name, path, id) = (&export.name, export.path.display(), export.id);
+    writeln!(text, "{name} from {path}, {sync}, reads {read}, writes {write}, id {id}")?;
     for Rule { hosts, access } in &export.rules {
         let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
         writeln!(text, "    {}: {}", hosts.join(" "), rights(access))?;

@@ -9,7 +9,9 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, Parser, Subcommand};
+use io::IoMode;
 use server::config::{ByteSize, Config, ConfigError, DirectoryExport, ListenAddress, Overrides};
+use server::trace::Events;
 
 #[derive(Parser)]
 #[command(name = "spillway", version, about, max_term_width = 100)]
@@ -66,6 +68,35 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
 
+    /// How READs treat the page cache: buffered, dontcache, direct or auto; of every export,
+    /// whatever the configuration file says [default: auto]
+    #[arg(long, value_name = "MODE")]
+    read_mode: Option<IoMode>,
+
+    /// How WRITEs treat the page cache: buffered, dontcache, direct or auto; of every export,
+    /// whatever the configuration file says [default: auto]
+    #[arg(long, value_name = "MODE")]
+    write_mode: Option<IoMode>,
+
+    /// Memory that written data may occupy in the page cache until it is on the disk, in modes that
+    /// leave nothing there; at least 8MiB [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    window: Option<ByteSize>,
+
+    /// Do not read ahead of sequential READs that go past the page cache [default: read ahead]
+    #[arg(long)]
+    no_read_ahead: bool,
+
+    /// Copy the data of buffered READs instead of splicing it from the page cache to the socket
+    /// [default: splice]
+    #[arg(long)]
+    no_splice: bool,
+
+    /// Print these events to stderr as they happen, each with the call it belongs to; `all` for all
+    /// of them, repeatable [default: none]
+    #[arg(long, value_name = "EVENT[,EVENT...]", value_delimiter = ',')]
+    trace: Vec<Events>,
+
     /// Directory of the key that signs file handles [default: /var/lib/spillway for root, else
     /// ~/.local/state/spillway]
     #[arg(long, value_name = "DIR")]
@@ -107,6 +138,12 @@ impl ServeOptions {
             max_transfer: self.max_transfer,
             read_only: self.read_only,
             portmap: self.portmap,
+            read_mode: self.read_mode,
+            write_mode: self.write_mode,
+            window: self.window,
+            no_read_ahead: self.no_read_ahead,
+            no_splice: self.no_splice,
+            trace: (!self.trace.is_empty()).then(|| self.trace.iter().copied().collect()),
         }
     }
 }

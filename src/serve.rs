@@ -1,11 +1,12 @@
 //! `spillway serve`: one server from its start to its last reply.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write as _};
 use std::process::ExitCode;
 
 use sd_notify::NotifyState;
 use server::Server;
 use server::config::Config;
+use server::counters::{Counter, Counters};
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
@@ -48,6 +49,7 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
     loop {
         match signals.next().await {
             Request::Reload => reload(&server, &config, options),
+            Request::Counters => print_counters(server.counters()),
             Request::Stop(signal) => {
                 info!(signal, "stopping");
                 break;
@@ -87,9 +89,19 @@ fn reload(server: &Server, started: &Config, options: &ServeOptions) {
     notify(&[NotifyState::Ready]);
 }
 
+/// Prints every counter to stderr, a line `name value` each, all in one piece.
+fn print_counters(counters: &Counters) {
+    let line = |counter: &Counter| format!("{} {}\n", counter.name(), counters.value(*counter));
+    let text: String = Counter::ALL.iter().map(line).collect();
+    // Nobody is left to tell if stderr is closed.
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// What a signal asks for.
 enum Request {
     Reload,
+    /// The counters on stderr.
+    Counters,
     /// With the name of the signal.
     Stop(&'static str),
 }
@@ -98,6 +110,7 @@ struct Signals {
     hangup: Signal,
     interrupt: Signal,
     terminate: Signal,
+    user1: Signal,
 }
 
 impl Signals {
@@ -106,6 +119,7 @@ impl Signals {
             hangup: signal(SignalKind::hangup())?,
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            user1: signal(SignalKind::user_defined1())?,
         })
     }
 
@@ -114,6 +128,7 @@ impl Signals {
             _ = self.interrupt.recv() => Request::Stop("SIGINT"),
             _ = self.terminate.recv() => Request::Stop("SIGTERM"),
             _ = self.hangup.recv() => Request::Reload,
+            _ = self.user1.recv() => Request::Counters,
         }
     }
 }

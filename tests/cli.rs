@@ -106,6 +106,18 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
         (&["serve", a, "--memory", "3"], "invalid value '3' for '--memory <SIZE>': `3` is not a"),
         (&["serve", a, "--memory", "1MiB"], "--memory: 1MiB of memory is too little"),
         (&["serve", a, "--max-transfer", "1KiB"], "--max-transfer: 1KiB is not a multiple of"),
+        (&["serve", a, "--window", "4MiB"], "--window: 4MiB is too little for the write-behind"),
+        (
+            &["serve", a, "--read-mode", "fast"],
+            "invalid value 'fast' for '--read-mode <MODE>': `fast` is no I/O mode; the modes are \
+             buffered, dontcache, direct and auto",
+        ),
+        (
+            &["serve", a, "--trace", "read_start,reed"],
+            "invalid value 'reed' for '--trace <EVENT[,EVENT...]>': `reed` is no trace event; the \
+             events are all, read_start, read_vector_dio, ",
+        ),
+        (&["serve", a, "--trace", ""], "invalid value '' for '--trace "),
         (&["serve", a, "--listen", "127.0.0.1"], "invalid value '127.0.0.1' for '--listen"),
         (&["serve", a, "--as", "data"], "--as: the export name `data` does not begin with a"),
         (&["serve", a, "--client", "10.0.0.1/8"], "--client: `10.0.0.1/8` has bits beyond"),
@@ -146,17 +158,20 @@ fn check_prints_what_a_good_file_means() {
     let place = Place::new();
     let output = place.check(
         "listen = [\"0.0.0.0:2049\", \"[::]:2049\"]\nstate_dir = \"$DIR/state\"\n\
-         [[export]]\npath = \"$DIR/a\"\nname = \"/a\"\nid = 7\n\
+         window = \"8MiB\"\nread_ahead = false\ntrace = [\"read_done\", \"read_start\"]\n\
+         [[export]]\npath = \"$DIR/a\"\nname = \"/a\"\nid = 7\nio_cache_read = \"direct\"\n\
          [[export.client]]\nhosts = [\"10.0.0.0/8\", \"localhost\"]\nsquash = \"all\"\n\
          [[export.client]]\nhosts = [\"*\"]\nread_only = true\nsecure_ports = true\n\
-         [[export]]\npath = \"$DIR/b\"\nname = \"/b\"\nid = 8\nsync = false\n",
+         [[export]]\npath = \"$DIR/b\"\nname = \"/b\"\nid = 8\nsync = false\n\
+         io_cache_write = \"dontcache\"\n",
     );
     let expected = format!(
-        "valid: 2 exports on 0.0.0.0:2049 and [::]:2049, 256MiB of memory, transfers up to 1MiB\n\
-         /a from {}, sync, id 7\n    \
+        "valid: 2 exports on 0.0.0.0:2049 and [::]:2049, 256MiB of memory, a window of 8MiB, \
+         transfers up to 1MiB, no read-ahead, tracing read_start,read_done\n\
+         /a from {}, sync, reads direct, writes auto, id 7\n    \
          10.0.0.0/8 localhost: read-write, all squashed to 65534:65534\n    \
          *: read-only, root squashed to 65534:65534, source ports below 1024 only\n\
-         /b from {}, async, id 8\n    \
+         /b from {}, async, reads auto, writes dontcache, id 8\n    \
          127.0.0.0/8 ::1: read-write, root squashed to 65534:65534\n",
         place.text("a"),
         place.text("b"),
@@ -175,6 +190,11 @@ fn check_tells_line_and_column_of_the_first_error() {
         ("[[export]]\npath = \"$DIR/a\"\nreadonly = true", "3:1: unknown key `readonly`"),
         ("[[export]]\npath = \"$DIR/gone\"", "2:8: cannot export "),
         ("[[export]]\npath = \"$DIR/a\"\n[[export]]\npath = \"$DIR/a\"", "4:8: another export is"),
+        (
+            "[[export]]\npath = \"$DIR/a\"\nio_cache_write = \"fast\"",
+            "3:18: `fast` is no I/O mode; the modes are buffered, dontcache, direct and auto",
+        ),
+        ("trace = [\"reed\"]", "1:10: `reed` is no trace event; the events are all, read_start, "),
         ("[[export]\n", "1:10: "),
     ];
     for (text, expected) in cases {

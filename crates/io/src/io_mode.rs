@@ -39,9 +39,18 @@ impl fmt::Display for IoMode {
     }
 }
 
+/// The modes of an export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct IoPolicy {
+    /// Of READs.
+    pub read: IoMode,
+    /// Of WRITEs.
+    pub write: IoMode,
+}
+
 /// A word that names no mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no I/O mode; the modes are buffered, dontcache, direct and auto")]
+#[error("`{}` is no I/O mode; the modes are buffered, dontcache, direct and auto", .0.escape_debug())]
 pub struct NotAnIoMode(pub String);
 
 impl FromStr for IoMode {
@@ -66,5 +75,12 @@ mod tests {
         }
         assert!("Direct".parse::<IoMode>().is_err());
         assert!("".parse::<IoMode>().is_err());
+    }
+
+    #[test]
+    fn an_error_names_every_mode() {
+        let error = "fast\n".parse::<IoMode>().unwrap_err().to_string();
+        assert!(error.starts_with("`fast\\n` is no I/O mode"), "{error}");
+        assert!(IoMode::ALL.iter().all(|mode| error.contains(mode.name())), "{error}");
     }
 }

@@ -47,7 +47,7 @@ pub use data_file::{
 pub use direct::{Route, Segment, SegmentsWritten, dio_align, read_direct, write_segments};
 pub use engine::{Engine, EngineConfig, FirstPoll, Task, poll_once};
 pub use identity::{Identity, can_assume_users};
-pub use io_mode::{IoMode, NotAnIoMode};
+pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};
 pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };

@@ -18,15 +18,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use io::IoMode;
 use toml::Spanned;
 
 pub use error::ConfigError;
 use error::{Given, Origin, Source};
 use export::Resolve;
 pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
-use raw::{ListenList, ListenText, RawConfig, TimeSpan};
+use raw::{ListenList, ListenText, RawConfig, RawEvents, TimeSpan};
 
 use crate::export_table::ExportTable;
+use crate::trace::Events;
 
 /// All settings of one server, valid and complete.
 #[derive(Debug, Clone)]
@@ -40,6 +42,10 @@ pub struct Config {
     portmap: bool,
     data_threads: usize,
     metadata_threads: usize,
+    window_bytes: usize,
+    read_ahead: bool,
+    splice: bool,
+    trace: Events,
     exports: Arc<ExportTable>,
 }
 
@@ -60,6 +66,18 @@ pub struct Overrides {
     pub read_only: bool,
     /// `--portmap`.
     pub portmap: bool,
+    /// `--read-mode`: of every export, whatever the file says.
+    pub read_mode: Option<IoMode>,
+    /// `--write-mode`: of every export, whatever the file says.
+    pub write_mode: Option<IoMode>,
+    /// `--window`.
+    pub window: Option<ByteSize>,
+    /// `--no-read-ahead`.
+    pub no_read_ahead: bool,
+    /// `--no-splice`.
+    pub no_splice: bool,
+    /// `--trace`: these events and no others.
+    pub trace: Option<Events>,
 }
 
 /// The export that `spillway serve DIR` makes.
@@ -160,6 +178,30 @@ impl Config {
         self.metadata_threads
     }
 
+    /// The size of the write-behind window; at least [`WINDOW_MIN`].
+    #[must_use]
+    pub fn window_bytes(&self) -> usize {
+        self.window_bytes
+    }
+
+    /// Whether sequential READs past the page cache are read ahead.
+    #[must_use]
+    pub fn read_ahead(&self) -> bool {
+        self.read_ahead
+    }
+
+    /// Whether buffered READs are spliced from the page cache to the socket.
+    #[must_use]
+    pub fn splice(&self) -> bool {
+        self.splice
+    }
+
+    /// The trace events that are printed.
+    #[must_use]
+    pub fn trace(&self) -> Events {
+        self.trace
+    }
+
     /// The exports: at least one.
     #[must_use]
     pub fn exports(&self) -> &Arc<ExportTable> {
@@ -167,7 +209,7 @@ impl Config {
     }
 
     /// The keys in which `new` differs and which a running server cannot change: all but the
-    /// exports.
+    /// exports, `read_ahead`, `splice` and `trace`.
     #[must_use]
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let changes = [
@@ -180,6 +222,7 @@ impl Config {
             ("portmap", self.portmap != new.portmap),
             ("data_threads", self.data_threads != new.data_threads),
             ("metadata_threads", self.metadata_threads != new.metadata_threads),
+            ("window", self.window_bytes != new.window_bytes),
         ];
         changes.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
     }
@@ -194,6 +237,8 @@ fn parse_with(
     let max_transfer = max_transfer(raw.max_transfer, overrides, source)?;
     let memory_bytes = memory_bytes(raw.memory, &max_transfer, overrides, source)?;
     let portmap = overrides.portmap.then_some(("--portmap", true));
+    let no_read_ahead = overrides.no_read_ahead.then_some(("--no-read-ahead", false));
+    let no_splice = overrides.no_splice.then_some(("--no-splice", false));
     let threads = |key, raw, default| count(key, raw, default, 1..=THREADS_MAX, source);
     let exports = export::export_table(raw.exports, overrides, source, resolve)?;
     Ok(Config {
@@ -216,6 +261,10 @@ fn parse_with(
             raw.metadata_threads,
             METADATA_THREADS_DEFAULT,
         )?,
+        window_bytes: window_bytes(raw.window, overrides, source)?,
+        read_ahead: Given::pick(no_read_ahead, raw.read_ahead, true).value,
+        splice: Given::pick(no_splice, raw.splice, true).value,
+        trace: trace(raw.trace, overrides),
         exports: Arc::new(exports),
     })
 }
@@ -297,9 +346,32 @@ fn memory_bytes(
             ),
         ));
     }
-    usize::try_from(value.0).map_err(|_| {
-        source.blame(&origin, format!("{value} is more than this machine can address"))
-    })
+    addressable(value, &origin, source)
+}
+
+fn window_bytes(
+    raw: Option<Spanned<ByteSize>>,
+    overrides: &Overrides,
+    source: Source<'_>,
+) -> Result<usize, ConfigError> {
+    let flag = overrides.window.map(|size| ("--window", size));
+    let Given { value, origin } = Given::pick(flag, raw, WINDOW_DEFAULT);
+    if value < WINDOW_MIN {
+        let why =
+            format!("{value} is too little for the write-behind window; the least is {WINDOW_MIN}");
+        return Err(source.blame(&origin, why));
+    }
+    addressable(value, &origin, source)
+}
+
+fn trace(raw: Option<Spanned<Vec<RawEvents>>>, overrides: &Overrides) -> Events {
+    let listed = raw.map(Spanned::into_inner).unwrap_or_default();
+    overrides.trace.unwrap_or_else(|| listed.into_iter().map(|RawEvents(events)| events).collect())
+}
+
+fn addressable(size: ByteSize, origin: &Origin, source: Source<'_>) -> Result<usize, ConfigError> {
+    usize::try_from(size.0)
+        .map_err(|_| source.blame(origin, format!("{size} is more than this machine can address")))
 }
 
 fn idle_timeout(
@@ -397,6 +469,10 @@ fn default_state_dir(
 /// a few connections at once. With less, requests would wait for memory more than for the disk.
 pub const MEMORY_TRANSFERS_MIN: u64 = 8;
 
+/// The least write-behind window. Below it write-back would start in runs too short to merge.
+pub const WINDOW_MIN: ByteSize = ByteSize(8 << 20);
+
+const WINDOW_DEFAULT: ByteSize = ByteSize(64 << 20);
 const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2049);
 const LISTEN_ADDRESSES_MAX: usize = 64;
 const MEMORY_DEFAULT: ByteSize = ByteSize(256 << 20);

@@ -59,6 +59,7 @@ pub(crate) enum Verdict {
 /// A call whose program and procedure are known, with what its credential says.
 pub(crate) struct Request<'a> {
     pub(crate) service: &'a Arc<Service>,
+    pub(crate) xid: u32,
     pub(crate) peer: export_table::Peer,
     pub(crate) flavor: export_table::Flavor,
     pub(crate) credential: Option<export_table::Credential<'a>>,
@@ -248,7 +249,7 @@ fn request<'a>(
         }
     };
     let peer = export_table::Peer { address: peer.address };
-    Ok(Request { service, peer, flavor, credential })
+    Ok(Request { service, xid: call.xid, peer, flavor, credential })
 }
 
 /// Runs an NFSv3 procedure; one that must not run twice goes by way of the reply cache.

@@ -10,6 +10,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use io::IoPolicy;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// All exports of one configuration, with names and ids each unique.
@@ -137,6 +138,8 @@ pub struct Export {
     pub path: PathBuf,
     /// Whether a change of metadata reaches stable storage before its reply.
     pub sync: bool,
+    /// How READs and WRITEs treat the page cache.
+    pub policy: IoPolicy,
     /// The first rule that names the peer decides.
     pub rules: Vec<Rule>,
 }

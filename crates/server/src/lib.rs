@@ -27,6 +27,7 @@ mod reply_cache;
 mod reply_queue;
 mod server;
 mod service;
+pub mod trace;
 mod vfs;
 mod write_verifier;
 

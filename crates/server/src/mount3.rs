@@ -124,9 +124,16 @@ async fn find_directory(request: &Request<'_>, path: &[u8]) -> Result<Object, St
     let (export, below) = exports.table.longest_prefix(path).ok_or(Status::NoEntry)?;
     let access = service.admit(export, &request.peer, request.flavor)?;
     let root = Arc::clone(exports.root(export));
-    let mut object = Object { handle: root.handle, root, sync: export.sync };
+    let mut object = Object {
+        handle: root.handle,
+        root,
+        sync: export.sync,
+        policy: export.policy,
+        // No event is about MOUNT.
+        fh_hash: 0,
+    };
     // As the caller, squashed: a directory that they may not search is not a way in either.
-    let caller = service.caller(&access, request.credential);
+    let caller = service.caller(request.xid, &access, request.credential);
     for name in below.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
         if name == b".." {
             return Err(Status::Access);

@@ -157,16 +157,18 @@ impl Server {
         &self.service.counters
     }
 
-    /// Serves the exports of `config` from the next request on, and says what changed.
+    /// Serves the exports of `config` from the next request on, with its switches and trace events,
+    /// and says what changed.
     ///
     /// # Errors
     /// A directory cannot be opened; everything stays as it was.
     pub fn reload(&self, config: Config) -> Result<String, ReloadError> {
         let old = self.service.exports.load_full();
         let new = Exports::open(Arc::clone(config.exports()), Some(&old))?;
-        let summary = new.table.changes_since(&old.table);
+        let mut changes = vec![new.table.changes_since(&old.table)];
         self.service.exports.store(Arc::new(new));
-        Ok(summary)
+        changes.extend(self.service.switch(&config));
+        Ok(changes.join(", "))
     }
 
     /// Accepts nothing new, finishes what was accepted, and puts everything on the disk.
@@ -201,5 +203,66 @@ async fn sweep(service: Arc<Service>) {
     loop {
         ticks.tick().await;
         service.vfs.open_files.sweep(&service.vfs.engine).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use io::{IoMode, IoPolicy};
+    use proto::nfs3::FileHandle;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::config::Overrides;
+    use crate::export_table::{Flavor, Peer};
+    use crate::trace::{CallId, handle_hash};
+    use crate::vfs::{Caller, Object};
+
+    fn config(dir: &Path, settings: &str, modes: &str) -> Config {
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n{settings}\n[[export]]\npath = {:?}\n{modes}",
+            dir.join("state"),
+            dir.join("export"),
+        );
+        Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap()
+    }
+
+    fn resolve(server: &Server, handle: &FileHandle) -> (Caller, Object) {
+        let peer = Peer { address: "127.0.0.1:700".parse().unwrap() };
+        server.service.resolve(7, handle.as_bytes(), &peer, Flavor::Sys, None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_reload_is_in_force_from_the_next_request_on() {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let server = Server::start(config(dir.path(), "", "")).await.unwrap();
+        let exports = server.service.exports.load_full();
+        let export = exports.table.iter().next().unwrap();
+        let handle = server.service.seal(export.id, exports.root(export).handle);
+
+        let (caller, object) = resolve(&server, &handle);
+        assert_eq!(object.policy, IoPolicy { read: IoMode::Auto, write: IoMode::Auto });
+        assert_eq!(object.call_id(&caller), CallId { xid: 7, fh_hash: 0 });
+        let switches = &server.service.vfs.switches;
+        assert!(switches.read_ahead() && switches.splice());
+
+        let settings = "read_ahead = false\nsplice = false\ntrace = [\"write_split\"]";
+        let modes = "io_cache_read = \"direct\"\nio_cache_write = \"dontcache\"";
+        let changes = server.reload(config(dir.path(), settings, modes)).unwrap();
+        let changed = format!("changed {}", export.name);
+        let expected = "read_ahead = false, splice = false, tracing write_split";
+        assert_eq!(changes, format!("{changed}, {expected}"));
+        let (caller, object) = resolve(&server, &handle);
+        assert_eq!(object.policy, IoPolicy { read: IoMode::Direct, write: IoMode::DontCache });
+        let fh_hash = handle_hash(handle.as_bytes());
+        assert_eq!(object.call_id(&caller), CallId { xid: 7, fh_hash });
+        assert!(!switches.read_ahead() && !switches.splice());
+
+        let changes = server.reload(config(dir.path(), settings, modes)).unwrap();
+        assert_eq!(changes, "no export changed");
+        server.shutdown().await.unwrap();
     }
 }

@@ -19,7 +19,8 @@ use crate::file_handle::{FileHandle, HandleKey};
 use crate::mount3::MountList;
 use crate::open_files::OpenFiles;
 use crate::reply_cache::ReplyCache;
-use crate::vfs::{Caller, Object, Status, Vfs};
+use crate::trace::{Tracer, handle_hash};
+use crate::vfs::{Caller, Object, Status, Switches, Vfs};
 
 /// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
 const QUEUE_MAX: usize = 1024;
@@ -130,6 +131,8 @@ impl Service {
             metadata_threads: config.metadata_threads(),
             queue_max: QUEUE_MAX,
         });
+        let tracer = Arc::new(Tracer::default());
+        tracer.set(config.trace());
         Self {
             vfs: Vfs {
                 engine: Arc::new(engine),
@@ -139,6 +142,8 @@ impl Service {
                 ),
                 listings: Arc::new(Semaphore::new(LISTINGS_MAX)),
                 counters: Arc::clone(&counters),
+                tracer,
+                switches: Switches::new(config.read_ahead(), config.splice()),
                 transfer_bytes_max: config.max_transfer_bytes(),
             },
             exports: ArcSwap::from_pointee(exports),
@@ -149,6 +154,24 @@ impl Service {
             idle_timeout: config.idle_timeout(),
             assumes_users,
         }
+    }
+
+    /// Puts the settings that are not of an export in force, as far as a running server can change
+    /// them, and says which changed.
+    pub(crate) fn switch(&self, config: &Config) -> Vec<String> {
+        let Vfs { switches, tracer, .. } = &self.vfs;
+        let mut changes = Vec::new();
+        if switches.set_read_ahead(config.read_ahead()) {
+            changes.push(format!("read_ahead = {}", config.read_ahead()));
+        }
+        if switches.set_splice(config.splice()) {
+            changes.push(format!("splice = {}", config.splice()));
+        }
+        if tracer.events() != config.trace() {
+            tracer.set(config.trace());
+            changes.push(format!("tracing {}", config.trace()));
+        }
+        changes
     }
 
     /// Whether there is any export that admits a peer.
@@ -181,18 +204,22 @@ impl Service {
     /// `Access` from the gate.
     pub(crate) fn resolve(
         &self,
+        xid: u32,
         handle: &[u8],
         peer: &export_table::Peer,
         flavor: Flavor,
         credential: Option<Credential<'_>>,
     ) -> Result<(Caller, Object), Status> {
+        let traced = !self.vfs.tracer.events().is_empty();
+        let fh_hash = if traced { handle_hash(handle) } else { 0 };
         let handle = self.handle_key.open(handle).ok_or(Status::BadHandle)?;
         let exports = self.exports.load();
         let export = exports.table.by_id(handle.export_id).ok_or(Status::Stale)?;
         let access = self.admit(export, peer, flavor)?;
         let root = Arc::clone(exports.root(export));
-        let object = Object { root, handle: handle.kernel, sync: export.sync };
-        Ok((self.caller(&access, credential), object))
+        let (sync, policy) = (export.sync, export.policy);
+        let object = Object { root, handle: handle.kernel, sync, policy, fh_hash };
+        Ok((self.caller(xid, &access, credential), object))
     }
 
     /// The wire handle of an object.
@@ -202,17 +229,22 @@ impl Service {
     }
 
     /// Who `credential` is once the export has squashed it, and what threads work as for them.
-    pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
+    pub(crate) fn caller(
+        &self,
+        xid: u32,
+        access: &Access,
+        credential: Option<Credential<'_>>,
+    ) -> Caller {
         let read_only = access.read_only;
         if !self.assumes_users {
             let uid = rustix::process::geteuid().as_raw();
             let gid = rustix::process::getegid().as_raw();
             let identity = Identity::Server;
-            return Caller { uid, gid, groups: Arc::default(), read_only, identity };
+            return Caller { xid, uid, gid, groups: Arc::default(), read_only, identity };
         }
         let ids = access.identity(credential);
         let groups: Arc<[u32]> = Arc::from(&*ids.groups);
         let identity = Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
-        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, identity }
+        Caller { xid, uid: ids.uid, gid: ids.gid, groups, read_only, identity }
     }
 }

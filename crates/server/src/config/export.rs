@@ -1,10 +1,10 @@
 //! Exports: from what the operator wrote to [`Export`]s that hold together.
 
 use std::fs;
-use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Component, Path, PathBuf};
 
+use io::IoPolicy;
 use ipnet::IpNet;
 use siphasher::sip::SipHasher24;
 use toml::Spanned;
@@ -15,10 +15,10 @@ use super::{DirectoryExport, Overrides};
 use crate::export_table::{Access, Export, ExportTable, HostSpec, Rule, Shared};
 
 /// Finds the addresses of a host name.
-pub(super) type Resolve<'a> = &'a dyn Fn(&str) -> io::Result<Vec<IpAddr>>;
+pub(super) type Resolve<'a> = &'a dyn Fn(&str) -> std::io::Result<Vec<IpAddr>>;
 
 /// Asks the system's resolver; blocks until it answers.
-pub(super) fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
+pub(super) fn resolve(name: &str) -> std::io::Result<Vec<IpAddr>> {
     Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 
@@ -50,6 +50,10 @@ pub(super) fn export_table(
                 exports.push(Draft { raw: &raw, source, resolve }.export()?);
             }
         }
+    }
+    for export in &mut exports {
+        export.policy.read = overrides.read_mode.unwrap_or(export.policy.read);
+        export.policy.write = overrides.write_mode.unwrap_or(export.policy.write);
     }
     if overrides.read_only {
         let rules = exports.iter_mut().flat_map(|export| &mut export.rules);
@@ -115,7 +119,8 @@ fn from_directory(
             .map_err(|why| ConfigError::Flag { flag: "--client", why })?;
         Rule { hosts, access }
     };
-    Ok(Export { id: derived_id(&name), name, path, sync: true, rules: vec![rule] })
+    let policy = IoPolicy::default();
+    Ok(Export { id: derived_id(&name), name, path, sync: true, policy, rules: vec![rule] })
 }
 
 /// One `[[export]]` on its way to an [`Export`].
@@ -130,7 +135,8 @@ impl Draft<'_> {
         let path = self.path()?;
         let name = self.name()?;
         let id = self.raw.id.as_ref().map_or_else(|| derived_id(&name), |id| *id.as_ref());
-        Ok(Export { id, name, path, sync: self.raw.sync, rules: self.rules()? })
+        let (sync, policy) = (self.raw.sync, self.policy());
+        Ok(Export { id, name, path, sync, policy, rules: self.rules()? })
     }
 
     fn path(&self) -> Result<PathBuf, ConfigError> {
@@ -151,6 +157,14 @@ impl Draft<'_> {
             None => default_name(self.raw.path.as_ref()).map_err(|why| {
                 self.source.at(&self.raw.path.span(), format!("{why}; give the export a `name`"))
             }),
+        }
+    }
+
+    fn policy(&self) -> IoPolicy {
+        let builtin = IoPolicy::default();
+        IoPolicy {
+            read: self.raw.io_cache_read.map_or(builtin.read, |mode| mode.0),
+            write: self.raw.io_cache_write.map_or(builtin.write, |mode| mode.0),
         }
     }
 

@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use io::IoMode;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
 use crate::export_table::Squash;
+use crate::trace::{Events, NoSuchEvent};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,6 +28,10 @@ pub(super) struct RawConfig {
     pub(super) portmap: Option<Spanned<bool>>,
     pub(super) data_threads: Option<Spanned<u32>>,
     pub(super) metadata_threads: Option<Spanned<u32>>,
+    pub(super) window: Option<Spanned<ByteSize>>,
+    pub(super) read_ahead: Option<Spanned<bool>>,
+    pub(super) splice: Option<Spanned<bool>>,
+    pub(super) trace: Option<Spanned<Vec<RawEvents>>>,
     #[serde(default, rename = "export")]
     pub(super) exports: Vec<RawExport>,
 }
@@ -38,6 +44,8 @@ pub(super) struct RawExport {
     pub(super) id: Option<Spanned<u32>>,
     #[serde(default = "yes")]
     pub(super) sync: bool,
+    pub(super) io_cache_read: Option<RawMode>,
+    pub(super) io_cache_write: Option<RawMode>,
     pub(super) read_only: Option<bool>,
     pub(super) squash: Option<RawSquash>,
     pub(super) anonymous_uid: Option<Spanned<u32>>,
@@ -73,6 +81,30 @@ impl From<RawSquash> for Squash {
             RawSquash::Root => Self::Root,
             RawSquash::All => Self::All,
         }
+    }
+}
+
+/// An I/O mode by its name.
+#[derive(Clone, Copy)]
+pub(super) struct RawMode(pub(super) IoMode);
+
+impl FromStr for RawMode {
+    type Err = io::NotAnIoMode;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+/// A trace event by its name, or all of them.
+#[derive(Clone, Copy)]
+pub(super) struct RawEvents(pub(super) Events);
+
+impl FromStr for RawEvents {
+    type Err = NoSuchEvent;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
     }
 }
 
@@ -214,6 +246,18 @@ impl<'de> Deserialize<'de> for ByteSize {
 impl<'de> Deserialize<'de> for TimeSpan {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer, "a time with a unit, such as \"30s\"")
+    }
+}
+
+impl<'de> Deserialize<'de> for RawMode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "buffered, dontcache, direct or auto")
+    }
+}
+
+impl<'de> Deserialize<'de> for RawEvents {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "the name of a trace event")
     }
 }
 

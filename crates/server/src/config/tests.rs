@@ -1,10 +1,10 @@
-use std::io;
-
+use io::IoPolicy;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
 use crate::export_table::{Access, HostSpec, Squash};
+use crate::trace::Event;
 
 /// Directories `a` and `b` to export, and a place outside them for the state.
 struct Machine {
@@ -50,12 +50,12 @@ impl Machine {
     }
 }
 
-fn known_hosts(name: &str) -> io::Result<Vec<IpAddr>> {
+fn known_hosts(name: &str) -> std::io::Result<Vec<IpAddr>> {
     match name {
         "client.example.org" => Ok(vec!["192.0.2.7".parse().unwrap()]),
         "mapped.example.org" => Ok(vec!["::ffff:192.0.2.8".parse().unwrap()]),
         "empty.example.org" => Ok(Vec::new()),
-        _ => Err(io::Error::other("no such host")),
+        _ => Err(std::io::Error::other("no such host")),
     }
 }
 
@@ -76,10 +76,14 @@ fn one_export_and_defaults_are_enough() {
     assert_eq!(config.idle_timeout(), Duration::from_secs(360));
     assert!(!config.portmap());
     assert_eq!((config.data_threads(), config.metadata_threads()), (32, 16));
+    assert_eq!(config.window_bytes(), 64 << 20);
+    assert!(config.read_ahead() && config.splice());
+    assert!(config.trace().is_empty());
     let export = config.exports().iter().next().unwrap();
     assert_eq!(export.path, machine.path("a"));
     assert_eq!(Path::new(&export.name), machine.path("a"));
     assert!(export.sync);
+    assert_eq!(export.policy, IoPolicy { read: IoMode::Auto, write: IoMode::Auto });
     assert_eq!(export.rules.len(), 1);
     assert_eq!(export.rules[0].access, Access::default());
     assert_eq!(export.host_specs().collect::<Vec<_>>(), ["127.0.0.0/8", "::1"]);
@@ -99,11 +103,17 @@ fn every_key_is_heard() {
             portmap = true
             data_threads = 3
             metadata_threads = 2
+            window = "8MiB"
+            read_ahead = false
+            splice = false
+            trace = ["read_vector_dio", "read_done"]
             [[export]]
             path = "$A"
             name = "/data"
             id = 7
             sync = false
+            io_cache_read = "dontcache"
+            io_cache_write = "direct"
             read_only = true
             squash = "all"
             anonymous_uid = 1000
@@ -128,9 +138,13 @@ fn every_key_is_heard() {
     assert_eq!(config.idle_timeout(), Duration::from_secs(120));
     assert!(config.portmap());
     assert_eq!((config.data_threads(), config.metadata_threads()), (3, 2));
+    assert_eq!(config.window_bytes(), 8 << 20);
+    assert!(!config.read_ahead() && !config.splice());
+    assert_eq!(config.trace().to_string(), "read_vector_dio,read_done");
 
     let export = config.exports().by_name(b"/data").unwrap();
     assert_eq!((export.id, export.sync), (7, false));
+    assert_eq!(export.policy, IoPolicy { read: IoMode::DontCache, write: IoMode::Direct });
     let inherited = Access {
         read_only: true,
         squash: Squash::All,
@@ -164,6 +178,15 @@ const EXPORT_ERRORS: &[(&str, &str)] = &[
     ("name = \"/data/\"", "3:8: the export name `/data/` has a slash too many"),
     ("name = \"/a/../b\"", "3:8: the export name `/a/../b` has a slash too many or a `.` or `..`"),
     ("name = \"/a\\nb\"", "3:8: the export name \"/a\\nb\" holds a control character"),
+    (
+        "io_cache_read = \"Direct\"",
+        "3:17: `Direct` is no I/O mode; the modes are buffered, dontcache, direct and auto",
+    ),
+    ("io_cache_write = \"\"", "3:18: `` is no I/O mode; the modes are buffered, dontcache, direct"),
+    (
+        "io_cache_read = 1",
+        "3:17: invalid type: integer `1`, expected buffered, dontcache, direct or auto",
+    ),
     ("anonymous_uid = 4294967295", "3:17: 4294967295 is not an id"),
     ("[[export.client]]", "3:1: missing key `hosts`"),
     ("[[export.client]]\nhosts = []", "4:9: `hosts` is empty"),
@@ -223,6 +246,19 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
     ("idle_timeout = \"25h\"", "1:16: the idle timeout lies between 1s and 24h"),
     ("idle_timeout = \"5m\"", "1:16: `5m` is not a time with a unit"),
     ("idle_timeout = 30", "1:16: invalid type: integer `30`, expected a time with a unit"),
+    (
+        "window = \"7MiB\"",
+        "1:10: 7MiB is too little for the write-behind window; the least is 8MiB",
+    ),
+    ("window = 8", "1:10: invalid type: integer `8`, expected a size with a unit"),
+    ("read_ahead = 1", "1:14: invalid type: integer `1`, expected a boolean"),
+    ("io_cache_read = \"direct\"", "1:1: unknown key `io_cache_read`"),
+    ("trace = \"all\"", "1:9: invalid type: string \"all\", expected a sequence"),
+    (
+        "trace = [\n  \"read_done\",\n  \"reed\"]",
+        "3:3: `reed` is no trace event; the events are all, read_start, ",
+    ),
+    ("trace = [1]", "1:10: invalid type: integer `1`, expected the name of a trace event"),
     ("portmap = \"yes\"", "1:11: invalid type: string \"yes\", expected a boolean"),
     ("portmap = true\nportmap = true", "2:1: duplicate key"),
     ("# naïve\nportmap = ", "2:11: "),
@@ -334,6 +370,46 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
+fn flags_win_over_what_a_reload_can_change() {
+    let machine = Machine::new();
+    let overrides = Overrides {
+        read_mode: Some(IoMode::Buffered),
+        window: Some(ByteSize(16 << 20)),
+        no_read_ahead: true,
+        no_splice: true,
+        trace: Some(Events::from(Event::CommitDone)),
+        ..Overrides::default()
+    };
+    let text = "window = \"32MiB\"\nread_ahead = true\nsplice = true\ntrace = [\"all\"]\n\
+                [[export]]\npath = \"$A\"\nio_cache_read = \"direct\"\nio_cache_write = \"direct\"\n\
+                [[export]]\npath = \"$B\"\n";
+    let config = machine.parse_over(text, &overrides).unwrap();
+    assert_eq!(config.window_bytes(), 16 << 20);
+    assert!(!config.read_ahead() && !config.splice());
+    assert_eq!(config.trace(), Events::from(Event::CommitDone));
+    let policies: Vec<_> = config.exports().iter().map(|export| export.policy).collect();
+    let (read, auto) = (IoMode::Buffered, IoMode::Auto);
+    assert_eq!(
+        policies,
+        [IoPolicy { read, write: IoMode::Direct }, IoPolicy { read, write: auto }]
+    );
+
+    let overrides = Overrides { write_mode: Some(IoMode::Direct), ..directory(machine.path("a")) };
+    let config = machine.parse_over("trace = [\"all\"]", &overrides).unwrap();
+    let policy = config.exports().iter().next().unwrap().policy;
+    assert_eq!(policy, IoPolicy { read: IoMode::Auto, write: IoMode::Direct });
+    assert_eq!(config.trace(), "all".parse().unwrap());
+}
+
+#[test]
+fn a_window_by_flag_that_is_too_small_is_the_flags_fault() {
+    let machine = Machine::new();
+    let overrides = Overrides { window: Some(ByteSize(1 << 20)), ..directory(machine.path("a")) };
+    let error = machine.parse_over("", &overrides).unwrap_err().to_string();
+    assert!(error.starts_with("--window: 1MiB is too little"), "{error}");
+}
+
+#[test]
 fn the_setting_that_was_raised_is_blamed_for_too_little_memory() {
     let machine = Machine::new();
     let text = "max_transfer = \"4MiB\"\n[[export]]\npath = \"$A\"";
@@ -370,14 +446,17 @@ fn a_directory_by_flag_takes_a_name_and_clients() {
 }
 
 #[test]
-fn only_exports_change_without_a_restart() {
+fn exports_and_switches_change_without_a_restart() {
     let machine = Machine::new();
     let a = machine.parse("[[export]]\npath = \"$A\"").unwrap();
     let b = machine.parse("[[export]]\npath = \"$B\"").unwrap();
     assert!(a.restart_only_changes(&b).is_empty());
-    let c =
-        machine.parse("memory = \"1GiB\"\ndata_threads = 1\n[[export]]\npath = \"$A\"").unwrap();
-    assert_eq!(a.restart_only_changes(&c), ["memory", "data_threads"]);
+    let switched = "read_ahead = false\nsplice = false\ntrace = [\"all\"]\n[[export]]\n\
+                    path = \"$A\"\nio_cache_read = \"direct\"";
+    assert!(a.restart_only_changes(&machine.parse(switched).unwrap()).is_empty());
+    let c = "memory = \"1GiB\"\ndata_threads = 1\nwindow = \"8MiB\"\n[[export]]\npath = \"$A\"";
+    let c = machine.parse(c).unwrap();
+    assert_eq!(a.restart_only_changes(&c), ["memory", "data_threads", "window"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::*;
 fn export(name: &str, id: u32) -> Export {
     let path = PathBuf::from("/srv");
     let rules = vec![Rule::loopback(Access::default())];
-    Export { id, name: name.to_owned(), path, sync: true, rules }
+    Export { id, name: name.to_owned(), path, sync: true, policy: IoPolicy::default(), rules }
 }
 
 fn table(names: &[&str]) -> ExportTable {

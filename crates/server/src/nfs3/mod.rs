@@ -8,11 +8,14 @@ mod read;
 mod readdir;
 mod write;
 
-use proto::nfs3::{Failure, FileHandle, Procedure, Reply, WriteHead};
+use std::fmt;
+
+use proto::nfs3::{self, Failure, FileHandle, Procedure, Reply, WriteHead};
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer, decode_all};
 
 use crate::dispatch::Request;
 use crate::payload::Payload;
+use crate::trace::{CallId, Event, handle_hash};
 use crate::vfs::{Caller, Object, Status};
 
 /// The status in front of the results of a success (RFC 1813 §2.6), where they are written piece by
@@ -82,7 +85,48 @@ fn write_args(
 impl Request<'_> {
     /// The object behind a handle, and the caller as its export sees them.
     fn resolve(&self, handle: &FileHandle) -> Result<(Caller, Object), Status> {
-        self.service.resolve(handle.as_bytes(), &self.peer, self.flavor, self.credential)
+        let handle = handle.as_bytes();
+        self.service.resolve(self.xid, handle, &self.peer, self.flavor, self.credential)
+    }
+
+    /// Traces that a call was decoded.
+    fn trace_start(&self, event: Event, handle: &FileHandle, offset: u64, len: u32) {
+        self.trace(event, handle, offset, len, format_args!(""));
+    }
+
+    /// Traces the answer: the status, and how much of `len` was done.
+    fn trace_done(
+        &self,
+        event: Event,
+        handle: &FileHandle,
+        offset: u64,
+        len: u32,
+        result: Result<u32, nfs3::Status>,
+    ) {
+        match result {
+            Ok(count) => {
+                self.trace(event, handle, offset, len, format_args!("status=NFS3_OK count={count}"))
+            }
+            Err(status) => {
+                let status = status.name();
+                self.trace(event, handle, offset, len, format_args!("status={status} count=0"))
+            }
+        }
+    }
+
+    fn trace(
+        &self,
+        event: Event,
+        handle: &FileHandle,
+        offset: u64,
+        len: u32,
+        detail: fmt::Arguments<'_>,
+    ) {
+        let tracer = &self.service.vfs.tracer;
+        if tracer.is_on(event) {
+            let call = CallId { xid: self.xid, fh_hash: handle_hash(handle.as_bytes()) };
+            tracer.emit(event, call, offset, len.into(), detail);
+        }
     }
 }
 

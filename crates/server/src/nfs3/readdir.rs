@@ -3,14 +3,15 @@
 use std::ffi::CStr;
 
 use proto::nfs3::{
-    CookieVerifier, ReaddirArgs, ReaddirBuilder, ReaddirReply, ReaddirplusArgs, ReaddirplusBuilder,
-    ReaddirplusLimits, ReaddirplusReply,
+    Attributes, CookieVerifier, ReaddirArgs, ReaddirBuilder, ReaddirReply, ReaddirplusArgs,
+    ReaddirplusBuilder, ReaddirplusLimits, ReaddirplusReply, Reply,
 };
 use proto::xdr::{Encode, Writer};
 
 use super::{NFS3_OK, convert, failed, refused};
 use crate::dispatch::Request;
 use crate::file_handle::sealed_len;
+use crate::trace::Event;
 use crate::vfs::{Found, ListingRoom, Status};
 
 /// The longest reply to a listing: a client may ask for more and gets this much.
@@ -30,9 +31,24 @@ const VERIFIER: CookieVerifier = CookieVerifier([0; 8]);
 
 /// READDIR, RFC 1813 §3.3.16.
 pub(super) async fn readdir(request: &Request<'_>, args: ReaddirArgs, reply: &mut Writer) {
+    request.trace_start(Event::ReaddirEnter, &args.dir, args.cookie, args.count);
+    let listed = list(request, &args, reply).await;
+    if let Err(failure) = listed {
+        ReaddirReply::encode(&Err(failure), reply);
+    }
+    let result = listed.map_err(|failure| failure.status);
+    request.trace_done(Event::ReaddirExit, &args.dir, args.cookie, args.count, result);
+}
+
+/// Writes the results if there are any, and says how many names they hold.
+async fn list(
+    request: &Request<'_>,
+    args: &ReaddirArgs,
+    reply: &mut Writer,
+) -> Reply<u32, Option<Attributes>> {
     let (caller, object) = match request.resolve(&args.dir) {
         Ok(resolved) => resolved,
-        Err(status) => return ReaddirReply::encode(&refused(status), reply),
+        Err(status) => return refused(status),
     };
     let count = args.count.min(REPLY_BYTES_MAX);
     let room = ListingRoom {
@@ -46,7 +62,7 @@ pub(super) async fn readdir(request: &Request<'_>, args: ReaddirArgs, reply: &mu
     let attributes = answer.attributes.map(|a| convert::attributes(&object, &a));
     let listing = match answer.result {
         Ok(listing) => listing,
-        Err(status) => return ReaddirReply::encode(&failed(status, attributes), reply),
+        Err(status) => return failed(status, attributes),
     };
     let start = reply.len();
     reply.u32(NFS3_OK);
@@ -54,16 +70,33 @@ pub(super) async fn readdir(request: &Request<'_>, args: ReaddirArgs, reply: &mu
     let all = listing.entries.iter().all(|e| page.push(e.fileid, e.name.to_bytes(), e.cookie));
     if page.entries() == 0 && !all {
         reply.truncate(start);
-        return ReaddirReply::encode(&failed(Status::TooSmall, attributes), reply);
+        return failed(Status::TooSmall, attributes);
     }
+    let names = u32::try_from(page.entries()).expect("each takes bytes of the reply");
     page.finish(listing.eof && all);
+    Ok(names)
 }
 
 /// READDIRPLUS, RFC 1813 §3.3.17.
 pub(super) async fn readdirplus(request: &Request<'_>, args: ReaddirplusArgs, reply: &mut Writer) {
+    request.trace_start(Event::ReaddirEnter, &args.dir, args.cookie, args.max_count);
+    let listed = list_plus(request, &args, reply).await;
+    if let Err(failure) = listed {
+        ReaddirplusReply::encode(&Err(failure), reply);
+    }
+    let result = listed.map_err(|failure| failure.status);
+    request.trace_done(Event::ReaddirExit, &args.dir, args.cookie, args.max_count, result);
+}
+
+/// Writes the results if there are any, and says how many names they hold.
+async fn list_plus(
+    request: &Request<'_>,
+    args: &ReaddirplusArgs,
+    reply: &mut Writer,
+) -> Reply<u32, Option<Attributes>> {
     let (caller, object) = match request.resolve(&args.dir) {
         Ok(resolved) => resolved,
-        Err(status) => return ReaddirplusReply::encode(&refused(status), reply),
+        Err(status) => return refused(status),
     };
     let limits = ReaddirplusLimits {
         dir_count: args.dir_count.min(REPLY_BYTES_MAX),
@@ -80,7 +113,7 @@ pub(super) async fn readdirplus(request: &Request<'_>, args: ReaddirplusArgs, re
     let attributes = answer.attributes.map(|a| convert::attributes(&object, &a));
     let listing = match answer.result {
         Ok(listing) => listing,
-        Err(status) => return ReaddirplusReply::encode(&failed(status, attributes), reply),
+        Err(status) => return failed(status, attributes),
     };
     let start = reply.len();
     reply.u32(NFS3_OK);
@@ -94,9 +127,11 @@ pub(super) async fn readdirplus(request: &Request<'_>, args: ReaddirplusArgs, re
     });
     if page.entries() == 0 && !all {
         reply.truncate(start);
-        return ReaddirplusReply::encode(&failed(Status::TooSmall, attributes), reply);
+        return failed(Status::TooSmall, attributes);
     }
+    let names = u32::try_from(page.entries()).expect("each takes bytes of the reply");
     page.finish(listing.eof && all);
+    Ok(names)
 }
 
 /// Bytes of a READDIRPLUS entry (RFC 1813 §3.3.17, `entryplus3`). What is sent must be exactly what

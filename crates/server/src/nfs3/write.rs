@@ -7,12 +7,26 @@ use proto::nfs3::{
 use super::{convert, failed, refused};
 use crate::dispatch::Request;
 use crate::payload::Payload;
+use crate::trace::Event;
 use crate::vfs::{Stability, Status};
 
 /// WRITE, RFC 1813 §3.3.7.
 pub(super) async fn write(
     request: &Request<'_>,
     args: WriteHead,
+    payload: Option<Payload>,
+) -> WriteReply {
+    let WriteHead { file, offset, data_len, .. } = &args;
+    request.trace_start(Event::WriteStart, file, *offset, *data_len);
+    let reply = perform_write(request, &args, payload).await;
+    let result = reply.as_ref().map(|ok| ok.count).map_err(|failure| failure.status);
+    request.trace_done(Event::WriteDone, file, *offset, *data_len, result);
+    reply
+}
+
+async fn perform_write(
+    request: &Request<'_>,
+    args: &WriteHead,
     payload: Option<Payload>,
 ) -> WriteReply {
     let (caller, object) = match request.resolve(&args.file) {
@@ -48,6 +62,15 @@ pub(super) async fn write(
 
 /// COMMIT, RFC 1813 §3.3.21.
 pub(super) async fn commit(request: &Request<'_>, args: CommitArgs) -> CommitReply {
+    let CommitArgs { file, offset, count } = &args;
+    request.trace_start(Event::CommitStart, file, *offset, *count);
+    let reply = perform_commit(request, &args).await;
+    let result = reply.as_ref().map(|_| *count).map_err(|failure| failure.status);
+    request.trace_done(Event::CommitDone, file, *offset, *count, result);
+    reply
+}
+
+async fn perform_commit(request: &Request<'_>, args: &CommitArgs) -> CommitReply {
     let (caller, object) = match request.resolve(&args.file) {
         Ok(resolved) => resolved,
         Err(status) => return refused(status),

@@ -136,7 +136,7 @@ mod tests {
 
     fn caller(uid: u32, gid: u32, groups: &[u32]) -> Caller {
         let groups: Arc<[u32]> = groups.into();
-        Caller { uid, gid, groups, read_only: false, identity: Identity::Server }
+        Caller { xid: 0, uid, gid, groups, read_only: false, identity: Identity::Server }
     }
 
     fn file(mode: u32) -> Attributes {

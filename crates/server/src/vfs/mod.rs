@@ -9,17 +9,19 @@ mod namespace;
 mod read;
 mod readdir;
 mod status;
+mod switches;
 mod write;
 
 use std::ffi::CString;
 use std::sync::Arc;
 
-use io::{BufferPool, Engine, Identity, KernelHandle};
+use io::{BufferPool, Engine, Identity, IoPolicy, KernelHandle};
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
 use crate::counters::Counters;
 use crate::export_root::ExportRoot;
 use crate::open_files::{FileKey, Flush, OpenFile, OpenFiles};
+use crate::trace::{CallId, Tracer};
 
 pub(crate) use access::AccessRights;
 pub(crate) use attr::{AttributeChange, SetTime};
@@ -27,8 +29,10 @@ pub(crate) use attributes::{
     Attributes, Timestamp, attributes_at, attributes_of, attributes_of_linked_or_not,
 };
 pub(crate) use namespace::{CreateMode, NodeKind};
+pub(crate) use read::ReadDone;
 pub(crate) use readdir::ListingRoom;
 pub(crate) use status::Status;
+pub(crate) use switches::Switches;
 pub(crate) use write::Stability;
 
 /// How often an operation that found no free descriptor is tried again, after making room.
@@ -48,6 +52,10 @@ pub(crate) struct Vfs {
     pub(crate) listings: Arc<Semaphore>,
     /// What was done, counted.
     pub(crate) counters: Arc<Counters>,
+    /// Prints what is done, where that was asked for.
+    pub(crate) tracer: Arc<Tracer>,
+    /// What may be done, for all exports.
+    pub(crate) switches: Switches,
     /// The most bytes that one READ returns or one WRITE takes.
     pub(crate) transfer_bytes_max: u32,
 }
@@ -61,11 +69,19 @@ pub(crate) struct Object {
     pub(crate) handle: KernelHandle,
     /// Metadata operations are durable before they are answered.
     pub(crate) sync: bool,
+    /// How READs and WRITEs treat the page cache.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the I/O modes are about to read it"))]
+    pub(crate) policy: IoPolicy,
+    /// [`handle_hash`](crate::trace::handle_hash) of the wire handle. Computed only while an event
+    /// is on, so 0 for a call that came before the first was switched on.
+    pub(crate) fh_hash: u32,
 }
 
 /// Who asks, after squashing, and what the export lets them do.
 #[derive(Clone)]
 pub(crate) struct Caller {
+    /// The client's number for the call.
+    pub(crate) xid: u32,
     /// User id of file operations.
     pub(crate) uid: u32,
     /// Primary group.
@@ -115,6 +131,12 @@ pub(crate) struct Found {
 impl Object {
     fn key(&self) -> FileKey {
         FileKey::new(&self.root, self.handle)
+    }
+
+    /// What trace events call an operation of `caller` on this object.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the I/O modes are about to read it"))]
+    pub(crate) fn call_id(&self, caller: &Caller) -> CallId {
+        CallId { xid: caller.xid, fh_hash: self.fh_hash }
     }
 }
 
