@@ -34,7 +34,9 @@ mod memory;
 mod open_file_limit;
 mod range_lock;
 mod read_ahead;
+mod read_history;
 mod residency;
+mod streams;
 
 pub use access::check_access;
 pub use align::{DioAlign, WidenedRead, WriteSplit};
@@ -55,4 +57,6 @@ pub use memory::Memory;
 pub use open_file_limit::raise_open_file_limit;
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
 pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget};
+pub use read_history::ReadHistory;
 pub use residency::{CacheState, Residency, cache_state, drop_clean, resident_ranges};
+pub use streams::{Stream, Streams};

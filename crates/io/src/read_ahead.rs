@@ -17,8 +17,6 @@
 //!   is therefore kept only if no page of it is dirty after it was read, which whoever fills it has
 //!   to see to; [`Fill::abandon`] is the way out.
 
-mod streams;
-
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SetOnce};
 
 use crate::buffer::Buffer;
 use crate::byte_range::ByteRange;
-use streams::Streams;
+use crate::streams::Streams;
 
 /// Bytes of a chunk, and what its first byte's offset is a multiple of. One disk request of this
 /// size costs little more than its transfer, and clients ask for at most this much by default.

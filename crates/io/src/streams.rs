@@ -1,36 +1,36 @@
-//! Telling sequential readers from others.
+//! Telling those who go through a file in sequence from others.
 
-use super::CHUNK_BYTES;
 use crate::byte_range::ByteRange;
+use crate::read_ahead::CHUNK_BYTES;
 
 /// Streams told apart in one file.
 const STREAMS_MAX: usize = 8;
-/// How far from its expected place a read may be and still belong to a stream, in requests of its
+/// How far from its expected place a request may be and still belong to a stream, in requests of its
 /// own size: clients send many at once, and they arrive in any order (FreeBSD's server tolerates 16
 /// too).
 const REORDERED_REQUESTS_MAX: u64 = 16;
 /// The same in bytes.
 const REORDERED_BYTES_MAX: u64 = 16 * CHUNK_BYTES;
-/// Reads that go on exactly where a stream stood count twice as much as those near it.
+/// Requests that go on exactly where a stream stood count twice as much as those near it.
 const SCORE_EXACT: u32 = 2;
 const SCORE_NEAR: u32 = 1;
-/// From here on a stream is taken for sequential: one exact read, or two near ones.
+/// From here on a stream is taken for sequential: one exact request, or two near ones.
 const SCORE_SEQUENTIAL: u32 = 2;
 /// How far ahead of its reader a stream is read at most, in bytes. At 1 GiB/s these are 8 ms, several
 /// times what a disk needs for a request.
 const AHEAD_BYTES_MAX: u64 = 8 * CHUNK_BYTES;
 
-/// The latest streams of a file.
-#[derive(Default)]
-pub(super) struct Streams {
+/// The latest streams through a file, of reads or of writes.
+#[derive(Debug, Default)]
+pub struct Streams {
     /// The one used last is the last.
     streams: Vec<Stream>,
 }
 
-/// One reader on its way through the file.
+/// One reader or writer on its way through the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stream {
-    /// The end of the furthest read.
+pub struct Stream {
+    /// The end of the furthest request.
     next: u64,
     /// Bytes that belonged to it.
     bytes: u64,
@@ -38,8 +38,8 @@ pub(super) struct Stream {
 }
 
 impl Streams {
-    /// The stream that a read belongs to, with the read noted; a new one if there is none.
-    pub(super) fn note(&mut self, range: ByteRange) -> Stream {
+    /// The stream that a request belongs to, with the request noted; a new one if there is none.
+    pub fn note(&mut self, range: ByteRange) -> Stream {
         let exact = self.streams.iter().rposition(|stream| stream.next == range.offset());
         let near = || self.streams.iter().rposition(|stream| stream.is_near(range));
         let found = exact.or_else(near);
@@ -62,14 +62,22 @@ impl Streams {
 }
 
 impl Stream {
-    pub(super) fn is_sequential(&self) -> bool {
+    /// Whether the requests go through the file in order, or nearly so.
+    #[must_use]
+    pub fn is_sequential(&self) -> bool {
         self.score >= SCORE_SEQUENTIAL
+    }
+
+    /// Bytes of all its requests.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// What is to be in memory or on its way when `range` is read: whole chunks, from the one with
     /// its first byte on, cut off at the end of the file (`size` bytes). The further a stream has
     /// come, the further it is read ahead.
-    pub(super) fn wanted_ahead(&self, range: ByteRange, size: u64) -> ByteRange {
+    pub(crate) fn wanted_ahead(&self, range: ByteRange, size: u64) -> ByteRange {
         let ahead = self.bytes.clamp(CHUNK_BYTES, AHEAD_BYTES_MAX);
         let first = range.offset() - range.offset() % CHUNK_BYTES;
         let last = self.next.saturating_add(ahead);
