@@ -4,8 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
@@ -13,7 +14,16 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use proto::nfs3::{
+    CommitArgs, CookieVerifier, DirOp, FileHandle, LookupArgs, LookupReply, Procedure, ReadArgs,
+    ReaddirArgs, ReaddirplusArgs, StableHow, WriteArgs,
+};
+use proto::oncrpc::{CallHeader, Credential, RecordMark, ReplyHeader};
+use proto::xdr::{Decode, Encode, Reader, Writer, decode_all};
+use proto::{mount3, nfs3};
 use rustix::process::{Pid, Signal, kill_process};
+use server::counters::Counter;
+use server::trace::handle_hash;
 use tempfile::TempDir;
 
 /// Generous: the machine may be busy, and a passing test never waits for it.
@@ -241,14 +251,22 @@ impl Running {
     /// Waits for a line of the log that contains `text`.
     #[track_caller]
     fn wait_for(&self, text: &str) -> String {
+        self.lines_to(text).pop().expect("the line itself is one")
+    }
+
+    /// The lines of the log up to the first that contains `text`.
+    #[track_caller]
+    fn lines_to(&self, text: &str) -> Vec<String> {
         let deadline = Instant::now() + PATIENCE;
         let mut seen = Vec::new();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.log.recv_timeout(left) {
-                Ok(line) if line.contains(text) => return line,
                 Ok(line) => seen.push(line),
                 Err(error) => panic!("no line with `{text}` ({error}): {seen:#?}"),
+            }
+            if seen.last().is_some_and(|line| line.contains(text)) {
+                return seen;
             }
         }
     }
@@ -414,5 +432,247 @@ fn the_service_manager_is_told() {
     assert_eq!(next(), "READY=1\n");
     running.signal(Signal::TERM);
     assert_eq!(next(), "STOPPING=1\n");
+    running.stop(Signal::TERM);
+}
+
+/// One connection, as nobody.
+struct Client {
+    stream: TcpStream,
+    xid: u32,
+}
+
+impl Client {
+    fn connect(running: &Running) -> Self {
+        let stream = TcpStream::connect(running.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { stream, xid: 0 }
+    }
+
+    /// Calls a procedure; the results with their status in front.
+    fn exchange(&mut self, target: (u32, u32, u32), args: &impl Encode) -> Vec<u8> {
+        self.xid += 1;
+        let (program, version, procedure) = target;
+        let (xid, credential) = (self.xid, Credential::None);
+        let mut w = Writer::new();
+        CallHeader { xid, program, version, procedure, credential, verifier_flavor: 0 }
+            .encode(&mut w);
+        args.encode(&mut w);
+        let call = w.into_vec();
+        let mark = RecordMark { last: true, len: call.len().try_into().unwrap() };
+        self.stream.write_all(&[&mark.to_bytes()[..], &call].concat()).unwrap();
+
+        let mut mark = [0; 4];
+        self.stream.read_exact(&mut mark).unwrap();
+        let mut reply = vec![0; RecordMark::from_bytes(mark).len.try_into().unwrap()];
+        self.stream.read_exact(&mut reply).unwrap();
+        let mut reader = Reader::new(&reply);
+        assert_eq!(ReplyHeader::decode(&mut reader).unwrap().xid(), xid);
+        reply.split_off(reader.position())
+    }
+
+    fn call(&mut self, procedure: Procedure, args: &impl Encode) -> Vec<u8> {
+        self.exchange((nfs3::PROGRAM, nfs3::VERSION, procedure.code()), args)
+    }
+
+    /// The root of an export and the file `name` in it.
+    fn find(&mut self, export: &str, name: &str) -> (FileHandle, FileHandle) {
+        let target = (mount3::PROGRAM, mount3::VERSION, mount3::Procedure::Mnt.code());
+        let args = mount3::DirectoryArgs { directory: export.as_bytes() };
+        let results = self.exchange(target, &args);
+        let root = decode_all::<mount3::MountReply<'_>>(&results).unwrap().unwrap().file_handle;
+        let args = LookupArgs { what: DirOp { dir: root, name: name.as_bytes() } };
+        let results = self.call(Procedure::Lookup, &args);
+        let Ok(Ok(found)) = decode_all::<LookupReply>(&results) else { panic!("no {name}") };
+        (root, found.object)
+    }
+}
+
+/// Makes the file `a/file` of 100,000 bytes, which everybody may write.
+fn make_file(place: &Place) {
+    let file = place.path("a/file");
+    fs::write(&file, [7; 100_000]).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+}
+
+#[test]
+fn events_are_printed_with_their_call() {
+    let place = Place::new();
+    make_file(&place);
+    let mut command = serve_directory(&place);
+    command.args(["--trace", "read_start,read_done,write_start,write_done"]);
+    command.args(["--trace", "commit_start,commit_done,readdir_enter,readdir_exit"]);
+    let running = Running::start(command, 1);
+    let mut client = Client::connect(&running);
+    let (root, file) = client.find("/data", "file");
+    running.wait_for("mounted");
+    let expect =
+        |client: &Client, [first, last]: [&str; 2], handle: &FileHandle, rest: [&str; 2]| {
+            let fh_hash = handle_hash(handle.as_bytes());
+            let call = format!("xid=0x{:08x} fh_hash=0x{fh_hash:08x} {}", client.xid, rest[0]);
+            let expected = [format!("{first}: {call}"), format!("{last}: {call} {}", rest[1])];
+            assert_eq!(running.lines_to(&format!("{last}: ")), expected);
+        };
+    let read = ["read_start", "read_done"];
+    client.xid = 0x5dcf_019b;
+    client.call(Procedure::Read, &ReadArgs { file, offset: 47008, count: 47008 });
+    expect(&client, read, &file, ["offset=47008 len=47008", "status=NFS3_OK count=47008"]);
+    // The end of the file.
+    client.call(Procedure::Read, &ReadArgs { file, offset: 94016, count: 47008 });
+    expect(&client, read, &file, ["offset=94016 len=47008", "status=NFS3_OK count=5984"]);
+    client.call(Procedure::Read, &ReadArgs { file: root, offset: u64::MAX, count: 1 });
+    let rest = ["offset=18446744073709551615 len=1", "status=NFS3ERR_ISDIR count=0"];
+    expect(&client, read, &root, rest);
+    let forged = FileHandle::new(b"forged").unwrap();
+    client.call(Procedure::Read, &ReadArgs { file: forged, offset: 0, count: 1 });
+    expect(&client, read, &forged, ["offset=0 len=1", "status=NFS3ERR_BADHANDLE count=0"]);
+
+    let stable = StableHow::Unstable;
+    client.call(Procedure::Write, &WriteArgs { file, offset: 3, count: 5, stable, data: b"12345" });
+    let rest = ["offset=3 len=5", "status=NFS3_OK count=5"];
+    expect(&client, ["write_start", "write_done"], &file, rest);
+    client.call(Procedure::Commit, &CommitArgs { file, offset: 3, count: 5 });
+    let rest = ["offset=3 len=5", "status=NFS3_OK count=5"];
+    expect(&client, ["commit_start", "commit_done"], &file, rest);
+
+    let readdir = ["readdir_enter", "readdir_exit"];
+    let (cookie, verifier) = (0, CookieVerifier([0; 8]));
+    client.call(Procedure::Readdir, &ReaddirArgs { dir: root, cookie, verifier, count: 4096 });
+    // The file, and the directory's own two names.
+    expect(&client, readdir, &root, ["offset=0 len=4096", "status=NFS3_OK count=3"]);
+    let (dir_count, max_count) = (512, 8192);
+    let args = ReaddirplusArgs { dir: root, cookie, verifier, dir_count, max_count };
+    client.call(Procedure::Readdirplus, &args);
+    expect(&client, readdir, &root, ["offset=0 len=8192", "status=NFS3_OK count=3"]);
+    client.call(Procedure::Readdir, &ReaddirArgs { dir: root, cookie, verifier, count: 110 });
+    expect(&client, readdir, &root, ["offset=0 len=110", "status=NFS3ERR_TOOSMALL count=0"]);
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn events_are_switched_while_the_server_runs() {
+    let place = Place::new();
+    make_file(&place);
+    let config = place.configure(ONE_EXPORT);
+    let running = Running::start(serve_config(&config), 1);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/a", "file");
+    let read = ReadArgs { file, offset: 0, count: 10 };
+    client.call(Procedure::Read, &read);
+
+    place.configure(&format!("trace = [\"read_done\"]\n{ONE_EXPORT}"));
+    running.signal(Signal::HUP);
+    let before = running.lines_to("tracing read_done");
+    assert!(before.iter().all(|line| !line.contains("xid=")), "{before:#?}");
+    // The same connection: what is on is asked at each call.
+    client.call(Procedure::Read, &read);
+    let fh_hash = handle_hash(file.as_bytes());
+    let expected = format!(
+        "read_done: xid=0x{:08x} fh_hash=0x{fh_hash:08x} offset=0 len=10 status=NFS3_OK count=10",
+        client.xid
+    );
+    assert_eq!(running.lines_to("read_done: "), [expected]);
+
+    place.configure(ONE_EXPORT);
+    running.signal(Signal::HUP);
+    running.wait_for("tracing no event");
+    client.call(Procedure::Read, &read);
+    running.signal(Signal::HUP);
+    let after = running.lines_to("no export changed");
+    assert!(after.iter().all(|line| !line.contains("xid=")), "{after:#?}");
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn lines_of_many_connections_stay_whole() {
+    const CLIENTS: u32 = 8;
+    const READS: u32 = 200;
+    let place = Place::new();
+    make_file(&place);
+    let mut command = serve_directory(&place);
+    command.args(["--trace", "all"]);
+    let running = Running::start(command, 1);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let mut client = Client::connect(&running);
+            let (_, file) = client.find("/data", "file");
+            running.wait_for("mounted");
+            (client, file)
+        })
+        .collect();
+    thread::scope(|scope| {
+        for (mut client, file) in clients {
+            scope.spawn(move || {
+                for offset in 0..READS {
+                    let args = ReadArgs { file, offset: offset.into(), count: 100 };
+                    client.call(Procedure::Read, &args);
+                }
+            });
+        }
+    });
+    running.signal(Signal::USR1);
+    let lines = running.lines_to("calls ");
+    let (_, events) = lines.split_last().unwrap();
+    for line in events {
+        assert_eq!(line.matches(": xid=0x").count(), 1, "{line}");
+        assert_eq!(line.matches(" fh_hash=0x").count(), 1, "{line}");
+    }
+    let done = events.iter().filter(|line| line.starts_with("read_done: "));
+    assert_eq!(done.count(), usize::try_from(CLIENTS * READS).unwrap());
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn the_counters_are_printed_on_sigusr1() {
+    let place = Place::new();
+    make_file(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/data", "file");
+    client.call(Procedure::Read, &ReadArgs { file, offset: 0, count: 1234 });
+    running.signal(Signal::USR1);
+    // One piece, so nothing comes between the first and the last.
+    let first = running.wait_for("calls ");
+    let others = Counter::ALL.len() - 1;
+    let rest = (0..others).map(|_| running.log.recv_timeout(PATIENCE).unwrap());
+    let printed: Vec<(String, u64)> = std::iter::once(first)
+        .chain(rest)
+        .map(|line| {
+            let (name, value) = line.split_once(' ').unwrap();
+            (name.to_owned(), value.parse().unwrap())
+        })
+        .collect();
+    let names = printed.iter().map(|(name, _)| name.as_str());
+    assert!(names.eq(Counter::ALL.iter().map(|counter| counter.name())), "{printed:#?}");
+    let value = |counter: Counter| printed[counter as usize].1;
+    assert_eq!(value(Counter::Calls), 3);
+    assert_eq!(value(Counter::Connections), 1);
+    assert_eq!(value(Counter::ReadBytes), 1234);
+    running.assert_serving();
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn a_reload_changes_modes_and_switches() {
+    let place = Place::new();
+    let config = place.configure(ONE_EXPORT);
+    let mut command = serve_config(&config);
+    command.args(["--write-mode", "dontcache"]);
+    let running = Running::start(command, 1);
+    place.configure(&format!(
+        "splice = false\nwindow = \"8MiB\"\n{ONE_EXPORT}io_cache_read = \"direct\"\n"
+    ));
+    running.signal(Signal::HUP);
+    let line = running.wait_for("restart");
+    assert!(line.contains("window"), "{line}");
+    let line = running.wait_for("reloaded");
+    assert!(line.contains("changed /a, splice = false"), "{line}");
+
+    // The flag stays in force, so this is no change.
+    place.configure(&format!(
+        "{ONE_EXPORT}io_cache_read = \"direct\"\nio_cache_write = \"buffered\"\n"
+    ));
+    running.signal(Signal::HUP);
+    let line = running.wait_for("reloaded");
+    assert!(line.contains("no export changed, splice = true"), "{line}");
     running.stop(Signal::TERM);
 }
