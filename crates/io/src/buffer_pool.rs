@@ -6,12 +6,12 @@
 use std::alloc::{Layout, handle_alloc_error};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rustix::param::page_size;
-use tokio::sync::oneshot;
 
 use crate::buffer::{BUFFER_ALIGN, Buffer, Mapping};
+use crate::sync::{Mutex, MutexGuard, oneshot};
 
 /// A pool of [`Buffer`]s.
 ///
@@ -287,5 +287,9 @@ const CLASS_BYTES: [usize; CLASSES] = [
     4096 * KIB + SPARE_BYTES,
 ];
 
+#[cfg(shuttle)]
+#[cfg(test)]
+mod interleavings;
+#[cfg(not(shuttle))]
 #[cfg(test)]
 mod tests;

@@ -37,6 +37,7 @@ mod read_ahead;
 mod read_history;
 mod residency;
 mod streams;
+mod sync;
 
 pub use access::check_access;
 pub use align::{DioAlign, WidenedRead, WriteSplit};

@@ -6,12 +6,12 @@
 //! with the inode's lock, each file system another part; this lock keeps all of it apart, by pages.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rustix::param::page_size;
-use tokio::sync::oneshot;
 
 use crate::byte_range::ByteRange;
+use crate::sync::{Mutex, MutexGuard, oneshot};
 
 /// How pages are about to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -247,3 +247,12 @@ const GRANTED: &str = "an entry leaves the queue by its own guard, which is here
 
 /// Places for entries that an idle lock keeps, so that a burst does not stay with an open file.
 const IDLE_ENTRIES: usize = 8;
+
+#[cfg(shuttle)]
+#[cfg(test)]
+mod interleavings;
+#[cfg(test)]
+mod simulated_file;
+#[cfg(not(shuttle))]
+#[cfg(test)]
+mod tests;

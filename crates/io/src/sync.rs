@@ -1,0 +1,28 @@
+//! The locks and channels of the parts whose interleavings are checked.
+//!
+//! Built with `--cfg shuttle`, they are those of the [shuttle] checker, which runs a test again and
+//! again and chooses each time which thread goes on at every use of one. What is checked is then
+//! the code that is shipped, and not a model of it. In every other build they are the plain ones.
+//!
+//! [shuttle]: https://docs.rs/shuttle
+
+#[cfg(not(shuttle))]
+pub(crate) use std::sync::{Mutex, MutexGuard};
+
+#[cfg(not(shuttle))]
+pub(crate) use tokio::sync::oneshot;
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+
+#[cfg(shuttle)]
+pub(crate) mod oneshot;
+
+#[cfg(all(test, not(shuttle)))]
+pub(crate) use std::thread;
+
+#[cfg(all(test, shuttle))]
+pub(crate) use shuttle::thread;
+
+#[cfg(all(test, shuttle))]
+pub(crate) mod checker;
