@@ -5,6 +5,7 @@
 //!
 //! - [`BufferPool`]: page-aligned buffers under one hard memory budget;
 //! - [`RangeLock`]: cached and direct I/O on the same pages of a file, kept apart;
+//! - [`WriteBehind`]: written data leaves the page cache in time, in large runs;
 //! - [`Engine`]: operating-system threads that run blocking file calls for asynchronous callers;
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
 //! - [`check_access`]: what that user may do;
@@ -38,6 +39,7 @@ mod read_history;
 mod residency;
 mod streams;
 mod sync;
+mod write_behind;
 
 pub use access::check_access;
 pub use align::{DioAlign, WidenedRead, WriteSplit};
@@ -61,3 +63,6 @@ pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, Re
 pub use read_history::ReadHistory;
 pub use residency::{CacheState, Residency, cache_state, drop_clean, resident_ranges};
 pub use streams::{Stream, Streams};
+pub use write_behind::{
+    Room, WriteBehind, WriteBehindConfig, WriteBehindCounts, WriteBehindFile, WriteIntent,
+};

@@ -1,0 +1,107 @@
+//! The system calls of the window: begin write-back, wait for it, drop what is clean.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::fs::{FsWord, fdatasync, fstatfs};
+use rustix::io::Errno;
+
+use crate::byte_range::ByteRange;
+use crate::residency::{drop_clean, resident_ranges};
+
+/// How a file's pages get to its disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    /// Range by range.
+    Ranges,
+    /// All of the file at once, where the kernel offers nothing finer.
+    WholeFile,
+    /// There is no disk: the page cache is the file.
+    Nothing,
+}
+
+impl Method {
+    /// The method for the file system of `fd`.
+    pub(super) fn of(fd: BorrowedFd<'_>) -> Self {
+        match fstatfs(fd).map(|stat| stat.f_type) {
+            Ok(TMPFS | RAMFS) => Self::Nothing,
+            // Its files have no pages; those of the file below are out of reach of a range.
+            Ok(OVERLAYFS) => Self::WholeFile,
+            Ok(_) | Err(_) => Self::Ranges,
+        }
+    }
+}
+
+/// Begins the write-back of `range`, which is not empty. `false` if the kernel or the file system
+/// cannot. An error of the disk is not looked for: waiting finds it.
+pub(super) fn start(fd: BorrowedFd<'_>, range: ByteRange) -> bool {
+    !is_refusal(sync_file_range(fd, range, libc::SYNC_FILE_RANGE_WRITE))
+}
+
+/// Waits until `range`, which is not empty, is clean; writes what is still dirty. `Ok(false)` if the
+/// kernel or the file system cannot.
+///
+/// # Errors
+/// Those of the disk, once: a later `fsync` of the same open file does not report them again.
+pub(super) fn finish(fd: BorrowedFd<'_>, range: ByteRange) -> Result<bool, Errno> {
+    let write_and_wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    match sync_file_range(fd, range, write_and_wait) {
+        outcome if is_refusal(outcome) => Ok(false),
+        outcome => outcome.map(|()| true),
+    }
+}
+
+/// As [`finish`], for the whole file.
+pub(super) fn finish_file(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    match fdatasync(fd) {
+        outcome if is_refusal(outcome) => Ok(false),
+        outcome => outcome.map(|()| true),
+    }
+}
+
+/// Drops the clean pages of `range`; returns the parts that are still cached.
+pub(super) fn drop_pages(fd: BorrowedFd<'_>, range: ByteRange) -> Vec<ByteRange> {
+    // Advice is refused only for what is no file, which is then found cached or not, like the rest.
+    if let Err(error) = drop_clean(fd, range) {
+        tracing::debug!(%error, "pages were not dropped");
+    }
+    resident_parts(fd, range).unwrap_or_default()
+}
+
+/// The parts of `pages` that are in the page cache; `None` if the kernel does not tell.
+pub(super) fn resident_parts(fd: BorrowedFd<'_>, pages: ByteRange) -> Option<Vec<ByteRange>> {
+    let residency = resident_ranges(fd, pages).ok().flatten()?;
+    Some(residency.ranges().to_vec())
+}
+
+/// Whether the call is not to be had, rather than failed.
+fn is_refusal(outcome: Result<(), Errno>) -> bool {
+    // EPERM is a sandbox that does not know the call.
+    matches!(
+        outcome,
+        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL | Errno::SPIPE | Errno::PERM)
+    )
+}
+
+fn sync_file_range(fd: BorrowedFd<'_>, range: ByteRange, flags: libc::c_uint) -> Result<(), Errno> {
+    let offset = i64::try_from(range.offset()).map_err(|_| Errno::INVAL)?;
+    let len = i64::try_from(range.len()).map_err(|_| Errno::INVAL)?;
+    loop {
+        // SAFETY: `fd` is open while borrowed, and the call touches no memory of ours.
+        let outcome = unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), offset, len, flags) };
+        if outcome == 0 {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
+            Errno::INTR => {}
+            errno => return Err(errno),
+        }
+    }
+}
+
+// From linux/magic.h.
+const TMPFS: FsWord = 0x0102_1994;
+const RAMFS: FsWord = 0x8584_58f6;
+const OVERLAYFS: FsWord = 0x794c_7630;

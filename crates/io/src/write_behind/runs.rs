@@ -1,0 +1,540 @@
+//! What the window holds of one file, and what is to be done about it next.
+//!
+//! Pure bookkeeping: it makes no system call and is told the time.
+//!
+//! ```text
+//!            insert             next           began              next      finished
+//!   announced ────▶ dirty runs ─────▶ working ──────▶ started ──────────▶ working ──▶ gone
+//!   (being          (bytes)         (one batch,        (batches on            │  ▲
+//!    written)                        whole pages)       their way)            ▼  │
+//!                                                                           leftovers
+//!                                                             (clean, but could not be dropped yet)
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::range_set::{RangeSet, subtract};
+use crate::byte_range::ByteRange;
+
+/// Sizes and times by which the next step is chosen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// A page of this machine, in bytes; a power of two.
+    pub(super) page_bytes: u64,
+    /// Write-back begins in pieces of about this size, a multiple of `page_bytes`.
+    pub(super) run_bytes: u64,
+    /// No byte waits longer than about this for its write-back to begin.
+    pub(super) age_max: Duration,
+    /// A page filled only in part waits this long for the write that fills it.
+    pub(super) neighbour_wait: Duration,
+}
+
+/// How much the rest of the process needs the window to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// Not at all: large runs and old data only.
+    Relaxed,
+    /// There is too much in it: whatever there is, in order.
+    Pressed,
+    /// Everything must leave now.
+    Draining,
+}
+
+/// The runs of one file.
+#[derive(Debug)]
+pub(super) struct Runs {
+    limits: Limits,
+    /// Bytes whose write-back has not begun, by the first. No two runs overlap or touch.
+    dirty: BTreeMap<u64, Run>,
+    /// The earliest `since` of all dirty runs.
+    oldest: Option<Instant>,
+    /// Whether a dirty run is long enough to begin with it at once.
+    full: bool,
+    /// Where the last batch ended. The next one begins there, so that scattered runs are visited in
+    /// ascending order, and none is forgotten for those in front of it.
+    cursor: u64,
+    /// Batches whose write-back has begun, in that order.
+    started: VecDeque<Batch>,
+    /// Batches that are clean and could not be dropped.
+    leftovers: VecDeque<Batch>,
+    /// The batch that a thread is at work on.
+    working: Option<(Action, Batch)>,
+    /// Pages that a write in progress is about to change.
+    announced: Vec<ByteRange>,
+    /// Pages of the window that were cached before it touched them and are to stay so.
+    keep: RangeSet,
+    /// The end of the furthest byte that arrived since the file entered the window.
+    furthest: u64,
+    /// The end of the latest arrival.
+    last_end: u64,
+    charged: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    end: u64,
+    /// When its first byte arrived.
+    since: Instant,
+    /// When its latest byte arrived.
+    touched: Instant,
+}
+
+/// Ranges of whole pages, ascending and apart.
+#[derive(Clone, Debug)]
+struct Batch {
+    ranges: Vec<ByteRange>,
+    /// When to look at it next.
+    at: Instant,
+    /// How often dropping it has been tried.
+    tries: u32,
+}
+
+/// What a thread is to do with some ranges, each of whole pages, ascending and apart.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) action: Action,
+    pub(super) ranges: Vec<ByteRange>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Begin their write-back.
+    Start,
+    /// Wait for it, then drop them.
+    Finish,
+    /// Drop what could not be dropped before.
+    Retry,
+}
+
+/// How an arrival fits what came before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Arrival {
+    /// It belongs in front of what arrived already.
+    pub(super) out_of_order: bool,
+    /// And what it belongs in front of had not gone to the disk yet, so that now it goes first.
+    pub(super) put_in_order: bool,
+}
+
+/// What of a batch may leave the page cache.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Droppable {
+    /// Ascending and apart.
+    pub(super) ranges: Vec<ByteRange>,
+    /// Bytes that stay because they were cached before.
+    pub(super) kept_bytes: u64,
+}
+
+impl Runs {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            dirty: BTreeMap::new(),
+            oldest: None,
+            full: false,
+            cursor: 0,
+            started: VecDeque::new(),
+            leftovers: VecDeque::new(),
+            working: None,
+            announced: Vec::new(),
+            keep: RangeSet::default(),
+            furthest: 0,
+            last_end: 0,
+            charged: 0,
+        }
+    }
+
+    /// Whether nothing of the file is in the window. (Writes may be announced.)
+    pub(super) fn is_empty(&self) -> bool {
+        !self.needs_writing() && self.leftovers.is_empty() && self.working.is_none()
+    }
+
+    /// Whether there is anything that is not known to be clean.
+    pub(super) fn needs_writing(&self) -> bool {
+        !self.dirty.is_empty() || !self.started.is_empty()
+    }
+
+    /// Bytes of the pages that are dirty or being written back. A page that two runs share counts
+    /// for each, so every run counts for a page at least, and the number of runs is bounded too.
+    pub(super) fn charged(&self) -> u64 {
+        self.charged
+    }
+
+    /// Notes that `range` is about to be written. Returns the pages of it that are not the window's
+    /// already: if they are cached, [`keep`](Self::keep) them.
+    pub(super) fn announce(&mut self, range: ByteRange) -> Vec<ByteRange> {
+        let pages = self.pages_of(range);
+        let foreign = self.outside(pages);
+        self.announced.push(pages);
+        foreign
+    }
+
+    /// These pages were in the cache before the window touched them.
+    pub(super) fn keep(&mut self, pages: ByteRange) {
+        self.keep.insert(pages);
+    }
+
+    /// The write of `range` is over; what was written has been inserted.
+    pub(super) fn withdraw(&mut self, range: ByteRange) {
+        let pages = self.pages_of(range);
+        if let Some(index) = self.announced.iter().position(|&announced| announced == pages) {
+            self.announced.swap_remove(index);
+        }
+        self.stop_keeping(&[pages]);
+    }
+
+    /// Adds bytes that are in the page cache now.
+    pub(super) fn insert(&mut self, range: ByteRange, now: Instant) -> Arrival {
+        if range.is_empty() {
+            return Arrival::default();
+        }
+        let arrival = self.judge(range);
+        self.furthest = self.furthest.max(range.end());
+        self.last_end = range.end();
+        let mut start = range.offset();
+        let mut run = Run { end: range.end(), since: now, touched: now };
+        while let Some((&before, &touching)) = self.dirty.range(..=run.end).next_back()
+            && touching.end >= start
+        {
+            self.take_run(before);
+            start = start.min(before);
+            run.end = run.end.max(touching.end);
+            run.since = run.since.min(touching.since);
+        }
+        self.full |= self.boundary(start, run.end).is_some();
+        self.oldest = Some(self.oldest.map_or(run.since, |oldest| oldest.min(run.since)));
+        self.put_run(start, run);
+        arrival
+    }
+
+    /// Forgets what lies past the new end of the file.
+    pub(super) fn truncate(&mut self, new_len: u64) {
+        let gone = ByteRange::starting_at(new_len.next_multiple_of(self.limits.page_bytes));
+        drop(self.dirty.split_off(&new_len));
+        if let Some((_, last)) = self.dirty.iter_mut().next_back() {
+            last.end = last.end.min(new_len);
+        }
+        let working = self.working.iter_mut().map(|(_, batch)| batch);
+        for batch in self.started.iter_mut().chain(&mut self.leftovers).chain(working) {
+            subtract(&mut batch.ranges, gone);
+        }
+        self.started.retain(|batch| !batch.ranges.is_empty());
+        self.leftovers.retain(|batch| !batch.ranges.is_empty());
+        self.keep.remove(gone);
+        self.furthest = self.furthest.min(new_len);
+        self.look_again();
+        self.charged = self.recount();
+    }
+
+    /// When [`next`](Self::next) has something to do if nothing presses: at once, at some later
+    /// time, or never.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        if self.full || self.started.len() > STARTED_MAX {
+            return Some(now);
+        }
+        let old = self.oldest.map(|oldest| oldest + self.limits.age_max);
+        let settled = self.started.front().map(|batch| batch.at);
+        let retry = self.leftovers.front().map(|batch| batch.at);
+        [old, settled, retry].into_iter().flatten().min()
+    }
+
+    /// The next step, if there is one to be taken now. Its outcome is to be told by
+    /// [`began`](Self::began) or [`finished`](Self::finished) before the next one is asked for.
+    pub(super) fn next(&mut self, now: Instant, urgency: Urgency) -> Option<Step> {
+        assert!(self.working.is_none(), "one step at a time");
+        let waits = urgency == Urgency::Relaxed;
+        let (action, batch) = if self.started.len() > STARTED_MAX {
+            (Action::Finish, self.started.pop_front()?)
+        } else if let Some(ranges) = self.take_dirty(now, urgency) {
+            (Action::Start, Batch { ranges, at: now, tries: 0 })
+        } else if self.started.front().is_some_and(|batch| batch.at <= now || !waits) {
+            (Action::Finish, self.started.pop_front()?)
+        } else {
+            let due = |batch: &mut Batch| batch.at <= now || urgency == Urgency::Draining;
+            (Action::Retry, self.leftovers.pop_front_if(due)?)
+        };
+        let ranges = batch.ranges.clone();
+        self.working = Some((action, batch));
+        Some(Step { action, ranges })
+    }
+
+    /// The write-back of the batch at work has begun.
+    pub(super) fn began(&mut self, now: Instant) {
+        if let Some((_, batch)) = self.working.take()
+            && !batch.ranges.is_empty()
+        {
+            self.started.push_back(Batch { at: now + SETTLE, ..batch });
+        }
+    }
+
+    /// What of the batch at work may be dropped now that it is clean. Not what has been written
+    /// again or is about to be: a half-filled page must be there for its neighbour.
+    pub(super) fn droppable(&self) -> Droppable {
+        let Some((_, batch)) = &self.working else { return Droppable::default() };
+        let mut ranges = batch.ranges.clone();
+        for &range in &batch.ranges {
+            self.dirty_pages_in(range).for_each(|pages| subtract(&mut ranges, pages));
+        }
+        self.announced.iter().for_each(|&pages| subtract(&mut ranges, pages));
+        let clean_bytes = bytes_of(&ranges);
+        for &range in &batch.ranges {
+            self.keep.within(range).for_each(|pages| subtract(&mut ranges, pages));
+        }
+        Droppable { kept_bytes: clean_bytes - bytes_of(&ranges), ranges }
+    }
+
+    /// The batch at work is clean, and all of it dropped but `left`. Returns the bytes given up: they
+    /// stay in the cache, and the window has nothing more to do with them.
+    pub(super) fn finished(&mut self, left: Vec<ByteRange>, now: Instant) -> u64 {
+        let Some((action, batch)) = self.working.take() else { return 0 };
+        if action == Action::Finish {
+            self.charged -= bytes_of(&batch.ranges);
+        }
+        let left_bytes = bytes_of(&left);
+        let tries = batch.tries + 1;
+        let given_up = tries >= TRIES_MAX || self.leftovers.len() >= LEFTOVERS_MAX;
+        if !left.is_empty() && !given_up {
+            let at = now + RETRY_AFTER * tries;
+            let index = self.leftovers.partition_point(|other| other.at <= at);
+            self.leftovers.insert(index, Batch { ranges: left, at, tries });
+        }
+        self.stop_keeping(&batch.ranges);
+        if given_up { left_bytes } else { 0 }
+    }
+
+    /// Whether an arrival comes late. What continues a run, or the arrival before it, is a stream of
+    /// its own; what lies inside a run is written a second time.
+    fn judge(&self, range: ByteRange) -> Arrival {
+        if range.offset() >= self.furthest || range.offset() == self.last_end {
+            return Arrival::default();
+        }
+        let before = self.dirty.range(..=range.offset()).next_back().map_or(0, |(_, run)| run.end);
+        if before >= range.end() {
+            return Arrival::default();
+        }
+        let joins_next = self.dirty.range(range.offset() + 1..=range.end()).next().is_some();
+        let continues = before >= range.offset() && before > 0;
+        Arrival { out_of_order: joins_next || !continues, put_in_order: joins_next }
+    }
+
+    /// The ranges to begin with, taken out of the dirty runs.
+    fn take_dirty(&mut self, now: Instant, urgency: Urgency) -> Option<Vec<ByteRange>> {
+        let age_max = self.limits.age_max;
+        let overdue = self.oldest.is_some_and(|oldest| oldest + age_max <= now);
+        let picked = if urgency == Urgency::Relaxed && !overdue {
+            if !self.full {
+                return None;
+            }
+            self.pick(|runs, start, run| {
+                let end = runs.boundary(start, run.end)?;
+                Some(ByteRange::between(runs.round_up(start), end))
+            })
+        } else {
+            // Data that will be overdue soon goes along: it is on the way.
+            let min_age = if urgency == Urgency::Relaxed { age_max / 2 } else { Duration::ZERO };
+            let picked = self.pick(|runs, start, run| {
+                (run.since + min_age <= now).then(|| runs.settled_part(start, run, now, urgency))
+            });
+            if picked.is_empty() && urgency == Urgency::Pressed && self.started.is_empty() {
+                // There is nothing in the file but half-filled pages, and the memory is needed.
+                self.pick(|runs, start, run| {
+                    Some(runs.pages_of(ByteRange::between(start, run.end)))
+                })
+            } else {
+                picked
+            }
+        };
+        let mut ranges: Vec<ByteRange> = Vec::with_capacity(picked.len());
+        for (start, part) in picked {
+            self.begin_with(start, part);
+            match ranges.last_mut() {
+                // Two runs can share a page.
+                Some(last) if last.end() >= part.offset() => {
+                    *last = ByteRange::between(last.offset(), last.end().max(part.end()));
+                }
+                _ => ranges.push(part),
+            }
+        }
+        self.look_again();
+        self.cursor = ranges.last()?.end();
+        self.charged += bytes_of(&ranges);
+        Some(ranges)
+    }
+
+    /// Chooses parts of dirty runs from the cursor on, else from the beginning, up to one batch:
+    /// each with the start of its run.
+    fn pick(
+        &self,
+        part_of: impl Fn(&Self, u64, &Run) -> Option<ByteRange>,
+    ) -> Vec<(u64, ByteRange)> {
+        for runs in [self.dirty.range(self.cursor..), self.dirty.range(..self.cursor)] {
+            let mut picked = Vec::new();
+            let mut room = self.limits.run_bytes;
+            for (&start, run) in runs {
+                let Some(part) = part_of(self, start, run).filter(|part| !part.is_empty()) else {
+                    continue;
+                };
+                let part = self.shortened(part);
+                if part.len() > room && !picked.is_empty() {
+                    break;
+                }
+                picked.push((start, part));
+                room = room.saturating_sub(part.len());
+                if room == 0 || picked.len() == RANGES_MAX {
+                    break;
+                }
+            }
+            if !picked.is_empty() {
+                return picked;
+            }
+        }
+        Vec::new()
+    }
+
+    /// The front of a part that is too long for one batch.
+    fn shortened(&self, part: ByteRange) -> ByteRange {
+        if part.len() <= self.limits.run_bytes + self.limits.run_bytes / 2 {
+            return part;
+        }
+        let end = self.boundary(part.offset(), part.end()).unwrap_or(part.end());
+        ByteRange::between(part.offset(), end)
+    }
+
+    /// Where the first batch of a run ends that is long enough to begin with it: at a multiple of the
+    /// batch size. Large folios end there too, and one that sticks out of a range is never dropped.
+    fn boundary(&self, start: u64, end: u64) -> Option<u64> {
+        let run_bytes = self.limits.run_bytes;
+        let start = self.round_up(start);
+        let nearest = start.next_multiple_of(run_bytes);
+        let far_enough = nearest - start >= run_bytes / 2;
+        let boundary = if far_enough { nearest } else { nearest + run_bytes };
+        (boundary <= end).then_some(boundary)
+    }
+
+    /// The pages of a run, without those at its ends that are half-filled and may soon be full. Not
+    /// when there are no others, and it is time.
+    fn settled_part(&self, start: u64, run: &Run, now: Instant, urgency: Urgency) -> ByteRange {
+        let pages = self.pages_of(ByteRange::between(start, run.end));
+        let may_grow = now < run.touched + self.limits.neighbour_wait;
+        if !may_grow || urgency == Urgency::Draining {
+            return pages;
+        }
+        let whole = ByteRange::between(self.round_up(start), self.round_down(run.end));
+        let overdue = run.since + self.limits.age_max <= now;
+        if whole.is_empty() && overdue { pages } else { whole }
+    }
+
+    /// Takes `part` out of the run at `start`.
+    fn begin_with(&mut self, start: u64, part: ByteRange) {
+        let Some(run) = self.take_run(start) else { return };
+        if start < part.offset() {
+            self.put_run(start, Run { end: part.offset(), ..run });
+        }
+        if part.end() < run.end {
+            // Its bytes came last, as a rule; if not, they wait once more for the same time at most.
+            self.put_run(part.end(), Run { since: run.touched, ..run });
+        }
+    }
+
+    fn take_run(&mut self, start: u64) -> Option<Run> {
+        let run = self.dirty.remove(&start)?;
+        self.charged -= self.pages_of(ByteRange::between(start, run.end)).len();
+        Some(run)
+    }
+
+    fn put_run(&mut self, start: u64, run: Run) {
+        self.charged += self.pages_of(ByteRange::between(start, run.end)).len();
+        self.dirty.insert(start, run);
+    }
+
+    /// Finds out anew what `oldest` and `full` say.
+    fn look_again(&mut self) {
+        self.oldest = self.dirty.values().map(|run| run.since).min();
+        self.full = self.dirty.iter().any(|(&start, run)| self.boundary(start, run.end).is_some());
+        if self.is_empty() {
+            (self.cursor, self.furthest, self.last_end) = (0, 0, 0);
+        }
+    }
+
+    fn recount(&self) -> u64 {
+        let dirty = self.dirty.iter().map(|(&start, run)| ByteRange::between(start, run.end));
+        let dirty: u64 = dirty.map(|range| self.pages_of(range).len()).sum();
+        let started: u64 = self.started.iter().map(|batch| bytes_of(&batch.ranges)).sum();
+        let working = self.working.iter().filter(|(action, _)| *action != Action::Retry);
+        dirty + started + working.map(|(_, batch)| bytes_of(&batch.ranges)).sum::<u64>()
+    }
+
+    /// The parts of `pages` that the window has nothing to do with.
+    fn outside(&self, pages: ByteRange) -> Vec<ByteRange> {
+        let mut parts = vec![pages];
+        self.dirty_pages_in(pages).for_each(|ours| subtract(&mut parts, ours));
+        let working = self.working.iter().map(|(_, batch)| batch);
+        for batch in self.started.iter().chain(&self.leftovers).chain(working) {
+            let first = batch.ranges.partition_point(|ours| ours.end() <= pages.offset());
+            let ours = batch.ranges[first..].iter().take_while(|ours| ours.offset() < pages.end());
+            ours.for_each(|&ours| subtract(&mut parts, ours));
+        }
+        self.announced.iter().for_each(|&ours| subtract(&mut parts, ours));
+        parts
+    }
+
+    /// The dirty pages that overlap `pages`.
+    fn dirty_pages_in(&self, pages: ByteRange) -> impl Iterator<Item = ByteRange> {
+        // A run that begins in front of the pages can reach into them.
+        let before = self.dirty.range(..pages.offset()).next_back();
+        let inside = self.dirty.range(pages.offset()..pages.end());
+        before
+            .into_iter()
+            .chain(inside)
+            .map(|(&start, run)| self.pages_of(ByteRange::between(start, run.end)))
+    }
+
+    /// Forgets what was to be kept of `pages`, unless they are in the window still.
+    fn stop_keeping(&mut self, pages: &[ByteRange]) {
+        if self.keep.is_empty() {
+            return;
+        }
+        for gone in pages.iter().flat_map(|&pages| self.outside(pages)).collect::<Vec<_>>() {
+            self.keep.remove(gone);
+        }
+    }
+
+    fn pages_of(&self, range: ByteRange) -> ByteRange {
+        range.widened_to(self.limits.page_bytes)
+    }
+
+    fn round_up(&self, offset: u64) -> u64 {
+        offset.next_multiple_of(self.limits.page_bytes)
+    }
+
+    fn round_down(&self, offset: u64) -> u64 {
+        offset & !(self.limits.page_bytes - 1)
+    }
+}
+
+/// Bytes of all the ranges.
+pub(super) fn bytes_of(ranges: &[ByteRange]) -> u64 {
+    ranges.iter().map(|range| range.len()).sum()
+}
+
+/// Batches of one file on their way to the disk at once. With two, the disk has the next one while
+/// the first is waited for and dropped.
+const STARTED_MAX: usize = 2;
+
+/// After this, waiting for a batch is worth a thread even if no newer one is on its way.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// Ranges of a batch, at most: a thread that writes scattered pages looks up now and then.
+const RANGES_MAX: usize = 256;
+
+/// A page that cannot be dropped is tried again this much later, and later still each time.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// Then it stays.
+const TRIES_MAX: u32 = 4;
+
+/// Batches of a file that wait to be tried again, at most.
+const LEFTOVERS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests;

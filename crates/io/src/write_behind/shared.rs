@@ -1,0 +1,462 @@
+//! What all files of a window share: the bound, the queue of files, and the threads.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use rustix::param::page_size;
+use tokio::sync::oneshot;
+
+use super::file::WriteBehindFile;
+use super::runs::{Arrival, Limits, Urgency};
+use super::{WriteBehindConfig, WriteBehindCounts};
+use crate::identity::{self, Identity};
+
+/// See the module. A file's own lock may be held when this one is taken, never the other way round.
+pub(super) struct Shared {
+    config: WriteBehindConfig,
+    limits: Limits,
+    state: Mutex<State>,
+    /// Told to one sleeping thread when there is something to do, or something earlier to do.
+    work: Condvar,
+    /// Told when a closed window's last thread has ended.
+    ended: Condvar,
+}
+
+/// The lock is held for a few steps in these queues, and while a thread is being started.
+struct State {
+    /// Bytes in the window.
+    enrolled: u64,
+    /// Bytes of writes that have been let in and are not enrolled yet.
+    reserved: u64,
+    /// Served strictly in order, so that a large write is not starved by small ones.
+    waiters: VecDeque<Waiter>,
+    /// Files with something to do now. They take turns.
+    ready: VecDeque<Arc<WriteBehindFile>>,
+    /// Files with something to do at a certain time, or as soon as memory is needed.
+    timers: Timers,
+    /// Files with nothing to do but to drop what could not be dropped before.
+    retries: Timers,
+    threads: usize,
+    sleeping: usize,
+    /// Everything is due, and threads do not sleep any more but end.
+    closed: bool,
+    counts: WriteBehindCounts,
+}
+
+/// By time, then by the file's address, which tells files of the same time apart.
+type Timers = BTreeMap<(Instant, usize), Arc<WriteBehindFile>>;
+
+struct Waiter {
+    bytes: u64,
+    grant: oneshot::Sender<Room>,
+}
+
+/// Where a file stands in the queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nowhere: there is nothing to do.
+    #[default]
+    Idle,
+    /// Among the files for this time, or ready, or just taken by a thread.
+    Queued { at: Instant, only_retries: bool },
+    /// With a thread, which will queue it again.
+    Busy,
+}
+
+/// How a file's share of the window changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Change {
+    pub(super) charged_before: u64,
+    pub(super) charged_after: u64,
+    pub(super) arrival: Arrival,
+    /// When it has something to do next, if it has; and whether only to drop something.
+    pub(super) due: Option<(Instant, bool)>,
+}
+
+/// Room for one write in the window. Given up when dropped.
+#[must_use = "the room is given up when this is dropped"]
+pub struct Room {
+    shared: Arc<Shared>,
+    bytes: u64,
+}
+
+/// Rooms to be handed over when no lock is held: one that nobody wants any more is dropped, and
+/// that takes the lock.
+#[must_use]
+pub(super) struct Grants(Vec<(Waiter, Room)>);
+
+impl Shared {
+    pub(super) fn new(config: WriteBehindConfig) -> Arc<Self> {
+        let WriteBehindConfig { window_bytes, run_bytes, age_max, neighbour_wait, threads } =
+            config;
+        assert!(window_bytes > 0, "a window without bytes would let in one write at a time");
+        assert!(run_bytes > 0, "runs without bytes would never be written");
+        assert!(threads > 0, "a window without threads would never be emptied");
+        let page_bytes = page_size() as u64;
+        let run_bytes = run_bytes.next_multiple_of(page_bytes);
+        Arc::new(Self {
+            config,
+            limits: Limits { page_bytes, run_bytes, age_max, neighbour_wait },
+            state: Mutex::new(State {
+                enrolled: 0,
+                reserved: 0,
+                waiters: VecDeque::new(),
+                ready: VecDeque::new(),
+                timers: Timers::new(),
+                retries: Timers::new(),
+                threads: 0,
+                sleeping: 0,
+                closed: false,
+                counts: WriteBehindCounts::default(),
+            }),
+            work: Condvar::new(),
+            ended: Condvar::new(),
+        })
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.lock().enrolled
+    }
+
+    pub(super) fn counts(&self) -> WriteBehindCounts {
+        self.lock().counts
+    }
+
+    pub(super) fn count(&self, add: impl FnOnce(&mut WriteBehindCounts)) {
+        add(&mut self.lock().counts);
+    }
+
+    /// See [`super::WriteBehind::room`].
+    pub(super) async fn room(self: &Arc<Self>, bytes: u64) -> Room {
+        match self.room_or_turn(bytes) {
+            Ok(room) => room,
+            Err(mut turn) => (&mut turn.grant).await.expect(TURN_COMES),
+        }
+    }
+
+    /// See [`super::WriteBehind::room_blocking`].
+    pub(super) fn room_blocking(self: &Arc<Self>, bytes: u64) -> Room {
+        match self.room_or_turn(bytes) {
+            Ok(room) => room,
+            Err(turn) => turn.wait(),
+        }
+    }
+
+    fn room_or_turn(self: &Arc<Self>, bytes: u64) -> Result<Room, Turn<'_>> {
+        let bytes = self.pages_of(bytes);
+        let mut state = self.lock();
+        if state.waiters.is_empty() && state.fits(bytes, self.config.window_bytes) {
+            return Ok(self.grant(&mut state, bytes));
+        }
+        state.counts.throttled += 1;
+        self.summon(&mut state);
+        if state.threads == 0 {
+            // The system refuses threads, so nothing would ever leave the window. Too much in the
+            // page cache is what everybody else puts up with.
+            return Ok(self.grant(&mut state, bytes));
+        }
+        let (sender, grant) = oneshot::channel();
+        state.waiters.push_back(Waiter { bytes, grant: sender });
+        Err(Turn { grant, shared: self })
+    }
+
+    /// What a write can add to the window at most: with its ends in pages of their own.
+    fn pages_of(&self, bytes: u64) -> u64 {
+        let page_bytes = self.limits.page_bytes;
+        bytes.div_ceil(page_bytes).saturating_add(1).saturating_mul(page_bytes)
+    }
+
+    fn grant(self: &Arc<Self>, state: &mut State, bytes: u64) -> Room {
+        state.reserved = state.reserved.saturating_add(bytes);
+        Room { shared: Arc::clone(self), bytes }
+    }
+
+    /// Books the outcome of a write or of a step, and puts the file where it belongs.
+    pub(super) fn book(
+        self: &Arc<Self>,
+        file: &Arc<WriteBehindFile>,
+        place: &mut Place,
+        change: Change,
+        room: Option<&mut Room>,
+        now: Instant,
+    ) -> Grants {
+        let mut state = self.lock();
+        state.enrolled = state.enrolled + change.charged_after - change.charged_before;
+        if let Some(room) = room {
+            state.reserved -= std::mem::take(&mut room.bytes);
+        }
+        state.counts.out_of_order += u64::from(change.arrival.out_of_order);
+        state.counts.put_in_order += u64::from(change.arrival.put_in_order);
+        let earlier = state.place(file, place, change.due, now);
+        if earlier || self.urgency(&state) != Urgency::Relaxed {
+            self.summon(&mut state);
+        }
+        self.next_grants(&mut state)
+    }
+
+    /// Takes a room back.
+    fn give_back(self: &Arc<Self>, bytes: u64) {
+        let grants = {
+            let mut state = self.lock();
+            state.reserved -= bytes;
+            self.next_grants(&mut state)
+        };
+        grants.deliver();
+    }
+
+    /// Rooms for the waiters in front, as far as it goes.
+    fn next_grants(self: &Arc<Self>, state: &mut State) -> Grants {
+        let mut grants = Vec::new();
+        while let Some(waiter) = state.waiters.pop_front() {
+            if waiter.grant.is_closed() {
+                continue;
+            }
+            if !state.fits(waiter.bytes, self.config.window_bytes) {
+                state.waiters.push_front(waiter);
+                break;
+            }
+            let room = self.grant(state, waiter.bytes);
+            grants.push((waiter, room));
+        }
+        Grants(grants)
+    }
+
+    /// Removes waiters that gave up, one of which may have held up those behind it.
+    fn forget_leavers(self: &Arc<Self>) {
+        let grants = {
+            let mut state = self.lock();
+            state.waiters.retain(|waiter| !waiter.grant.is_closed());
+            self.next_grants(&mut state)
+        };
+        grants.deliver();
+    }
+
+    fn urgency(&self, state: &State) -> Urgency {
+        if state.closed {
+            Urgency::Draining
+        } else if !state.waiters.is_empty() || state.enrolled > self.config.window_bytes / 2 {
+            Urgency::Pressed
+        } else {
+            Urgency::Relaxed
+        }
+    }
+
+    /// Sees to it that a thread looks at the queues.
+    fn summon(self: &Arc<Self>, state: &mut State) {
+        if state.sleeping > 0 {
+            self.work.notify_one();
+        } else if state.threads < self.config.threads {
+            let shared = Arc::clone(self);
+            let started = thread::Builder::new().name("spillway-wb".into()).spawn(move || {
+                // A thread inherits the identity of the thread that happened to start it.
+                identity::assume(&Identity::Server)
+                    .expect("a thread can always return to the server's identity");
+                shared.work();
+                shared.end_thread();
+            });
+            match started {
+                Ok(_) => state.threads += 1,
+                Err(error) => {
+                    tracing::error!(%error, "no thread for write-back; data stays cached longer");
+                }
+            }
+        }
+    }
+
+    /// What each thread does.
+    fn work(self: &Arc<Self>) {
+        while let Some((file, urgency)) = self.next_file() {
+            file.take_step(urgency);
+        }
+    }
+
+    /// The next file that has something to do; waits for one until the window is closed.
+    fn next_file(self: &Arc<Self>) -> Option<(Arc<WriteBehindFile>, Urgency)> {
+        let mut state = self.lock();
+        loop {
+            let (now, urgency) = (Instant::now(), self.urgency(&state));
+            if let Some(file) = state.take_file(now, urgency) {
+                if !state.ready.is_empty() {
+                    // Whoever made these ready may have called for one thread only.
+                    self.summon(&mut state);
+                }
+                return Some((file, urgency));
+            }
+            if state.closed {
+                return None;
+            }
+            state.sleeping += 1;
+            state = match state.next_time() {
+                Some(at) => {
+                    let timeout = at.saturating_duration_since(now);
+                    let woken = self.work.wait_timeout(state, timeout);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+            state.sleeping -= 1;
+        }
+    }
+
+    fn end_thread(&self) {
+        let mut state = self.lock();
+        state.threads -= 1;
+        if state.threads == 0 {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Lets the threads end when they have emptied the window.
+    pub(super) fn close(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.closed = true;
+        if state.has_files() {
+            self.summon(&mut state);
+        }
+        self.work.notify_all();
+    }
+
+    /// See [`super::WriteBehind::shutdown`].
+    pub(super) fn shutdown(self: &Arc<Self>) {
+        self.close();
+        self.work();
+        let mut state = self.lock();
+        while state.threads > 0 {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn fits(&self, bytes: u64, window_bytes: u64) -> bool {
+        let taken = self.enrolled.saturating_add(self.reserved);
+        taken == 0 || taken.saturating_add(bytes) <= window_bytes
+    }
+
+    /// Puts a file where it belongs. Whether a sleeping thread must know.
+    fn place(
+        &mut self,
+        file: &Arc<WriteBehindFile>,
+        place: &mut Place,
+        due: Option<(Instant, bool)>,
+        now: Instant,
+    ) -> bool {
+        let Some((at, only_retries)) = due else { return false };
+        match *place {
+            Place::Busy => return false,
+            Place::Queued { at: queued, only_retries: same }
+                if queued <= at && same == only_retries =>
+            {
+                return false;
+            }
+            Place::Queued { at: queued, only_retries } => {
+                let key = (queued, Arc::as_ptr(file).addr());
+                // Where it is not found, a thread is about to look at it.
+                if self.timers_of(only_retries).remove(&key).is_none() {
+                    return false;
+                }
+            }
+            Place::Idle => {}
+        }
+        *place = Place::Queued { at, only_retries };
+        if at <= now {
+            self.ready.push_back(Arc::clone(file));
+            return true;
+        }
+        let earliest = self.next_time();
+        let key = (at, Arc::as_ptr(file).addr());
+        self.timers_of(only_retries).insert(key, Arc::clone(file));
+        earliest.is_none_or(|earliest| at < earliest)
+    }
+
+    fn timers_of(&mut self, only_retries: bool) -> &mut Timers {
+        if only_retries { &mut self.retries } else { &mut self.timers }
+    }
+
+    /// A file whose time has come; if there is need, one whose time has not.
+    fn take_file(&mut self, now: Instant, urgency: Urgency) -> Option<Arc<WriteBehindFile>> {
+        for timers in [&mut self.timers, &mut self.retries] {
+            while let Some(first) = timers.first_entry().filter(|first| first.key().0 <= now) {
+                self.ready.push_back(first.remove());
+            }
+        }
+        let ready = self.ready.pop_front();
+        let hurried = |timers: &mut Timers| timers.pop_first().map(|(_, file)| file);
+        match urgency {
+            Urgency::Relaxed => ready,
+            Urgency::Pressed => ready.or_else(|| hurried(&mut self.timers)),
+            Urgency::Draining => {
+                ready.or_else(|| hurried(&mut self.timers)).or_else(|| hurried(&mut self.retries))
+            }
+        }
+    }
+
+    /// When a file that is not ready has something to do.
+    fn next_time(&self) -> Option<Instant> {
+        let first = |timers: &Timers| timers.keys().next().map(|key| key.0);
+        [first(&self.timers), first(&self.retries)].into_iter().flatten().min()
+    }
+
+    fn has_files(&self) -> bool {
+        !(self.ready.is_empty() && self.timers.is_empty() && self.retries.is_empty())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.shared.give_back(self.bytes);
+        }
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Room").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Grants {
+    pub(super) fn deliver(self) {
+        for (waiter, room) in self.0 {
+            drop(waiter.grant.send(room));
+        }
+    }
+}
+
+/// A place in the queue, whose early leaving must wake those behind it. (A room granted in the
+/// meantime is dropped with the receiver, and so given back.)
+struct Turn<'a> {
+    grant: oneshot::Receiver<Room>,
+    shared: &'a Arc<Shared>,
+}
+
+impl Turn<'_> {
+    fn wait(mut self) -> Room {
+        // The receiver can only be waited on by value; an empty, closed one takes its place.
+        let (_, closed) = oneshot::channel();
+        std::mem::replace(&mut self.grant, closed).blocking_recv().expect(TURN_COMES)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !self.grant.is_terminated() {
+            self.grant.close();
+            self.shared.forget_leavers();
+        }
+    }
+}
+
+const TURN_COMES: &str = "a waiter leaves the queue with a room or by being dropped";
