@@ -6,6 +6,7 @@
 //! - [`BufferPool`]: page-aligned buffers under one hard memory budget;
 //! - [`RangeLock`]: cached and direct I/O on the same pages of a file, kept apart;
 //! - [`WriteBehind`]: written data leaves the page cache in time, in large runs;
+//! - [`PipePool`]: pipes that carry data from the page cache to a socket without a copy;
 //! - [`Engine`]: operating-system threads that run blocking file calls for asynchronous callers;
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
 //! - [`check_access`]: what that user may do;
@@ -33,6 +34,7 @@ mod io_mode;
 mod kernel_handle;
 mod memory;
 mod open_file_limit;
+mod pipe;
 mod range_lock;
 mod read_ahead;
 mod read_history;
@@ -58,6 +60,7 @@ pub use kernel_handle::{
 };
 pub use memory::Memory;
 pub use open_file_limit::raise_open_file_limit;
+pub use pipe::{Pipe, PipePool};
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
 pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget};
 pub use read_history::ReadHistory;

@@ -7,12 +7,17 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use io::BufferPool;
+use io::{BufferPool, Pipe};
 use proto::oncrpc::RecordMark;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
@@ -58,18 +63,50 @@ impl Reply {
         self.head.len() + padded_len(self.payload.as_ref())
     }
 
-    /// The parts that are still to be sent.
-    fn append_slices<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) {
-        let data = self.payload.as_ref().map_or(&[][..], Payload::as_slice);
-        let padding = &PADDING[..data.len().next_multiple_of(4) - data.len()];
-        let mut skip = self.sent;
-        for part in [&self.head, data, padding] {
-            let skipped = skip.min(part.len());
-            skip -= skipped;
+    /// Where its data begins and where its padding does, in bytes from its start.
+    fn data_range(&self) -> Range<usize> {
+        let start = self.head.len();
+        start..start + self.payload.as_ref().map_or(0, Payload::len)
+    }
+
+    /// The parts that are still to be sent, up to data in a pipe. Says whether that comes next.
+    fn append_slices<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> bool {
+        let Range { start, end } = self.data_range();
+        let padding = &PADDING[..self.len() - end];
+        let mut append = |part_start: usize, part: &'a [u8]| {
+            let skipped = self.sent.saturating_sub(part_start).min(part.len());
             if skipped < part.len() {
                 slices.push(IoSlice::new(&part[skipped..]));
             }
+        };
+        append(0, &self.head);
+        if let Some(payload) = &self.payload {
+            match payload.in_memory() {
+                Some(data) => append(start, data),
+                None if self.sent < end => return true,
+                None => {}
+            }
         }
+        append(end, padding);
+        false
+    }
+
+    /// The pipe whose data comes next.
+    fn next_pipe(&mut self) -> Option<&mut Pipe> {
+        if self.sent < self.head.len() { None } else { self.payload.as_mut()?.unsent_pipe() }
+    }
+}
+
+/// Notes that `sent` bytes more are gone, and removes the replies that are gone whole.
+fn remove_sent(batch: &mut VecDeque<Reply>, mut sent: usize) {
+    while let Some(reply) = batch.front_mut() {
+        let left = reply.len() - reply.sent;
+        if sent < left {
+            reply.sent += sent;
+            return;
+        }
+        sent -= left;
+        batch.pop_front();
     }
 }
 
@@ -226,28 +263,43 @@ impl ReplyQueue {
 
     /// Sends the whole batch, removing what is gone.
     fn send_batch(&self, batch: &mut VecDeque<Reply>) -> std::io::Result<()> {
-        while !batch.is_empty() {
-            let mut slices = Vec::with_capacity(3 * batch.len());
-            for reply in batch.iter() {
-                reply.append_slices(&mut slices);
-            }
-            let mut sent = match self.socket.try_write_vectored(&slices) {
-                Ok(sent) => sent,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
+        loop {
+            let others_follow = batch.len() > 1;
+            let Some(first) = batch.front_mut() else { return Ok(()) };
+            let more = others_follow || first.data_range().end < first.len();
+            let sent = match first.next_pipe() {
+                Some(pipe) => self.try_send(|socket| pipe.send_to(socket, more)),
+                None => self.try_send_memory(batch),
             };
-            self.sent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
-            while let Some(reply) = batch.front_mut() {
-                let left = reply.len() - reply.sent;
-                if sent < left {
-                    reply.sent += sent;
-                    break;
+            match sent {
+                Ok(sent) => {
+                    self.sent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
+                    remove_sent(batch, sent);
                 }
-                sent -= left;
-                batch.pop_front();
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
-        Ok(())
+    }
+
+    /// Sends what is in memory, up to data in a pipe, as far as the socket takes it.
+    fn try_send_memory(&self, batch: &VecDeque<Reply>) -> std::io::Result<usize> {
+        let mut slices = Vec::with_capacity(3 * batch.len());
+        let pipe_follows = batch.iter().any(|reply| reply.append_slices(&mut slices));
+        let flags = if pipe_follows { SendFlags::MORE } else { SendFlags::empty() };
+        self.try_send(|socket| {
+            Ok(sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?)
+        })
+    }
+
+    /// Tries to send if the socket has room as far as is known. When it turns out to be full,
+    /// `writable` waits until it has room again.
+    fn try_send(
+        &self,
+        send: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<usize>,
+    ) -> std::io::Result<usize> {
+        let socket: &TcpStream = self.socket.as_ref();
+        socket.try_io(Interest::WRITABLE, || send(socket.as_fd()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
