@@ -89,7 +89,9 @@ impl Residency {
 }
 
 /// What of `range` is in the page cache. `None` if the kernel does not tell this caller: for a file
-/// that the process neither owns nor may write, what is cached shows what others have read.
+/// that it neither owns nor may write, what is cached would show what others have read. Who asks is
+/// the thread, as the user it acts for ([`Identity`](crate::Identity)). Take `None` as "some of it
+/// may be": drop nothing, and read where either is right.
 ///
 /// One `cachestat` if all or nothing is resident, and about one more for each halving on the way to
 /// a border between resident and not. Ask about no more than the file has: its end is such a border.

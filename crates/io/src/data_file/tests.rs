@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{Advice, MemfdFlags, SealFlags, fadvise, fcntl_add_seals, memfd_create};
 
 use super::*;
+use crate::{ByteRange, Residency, drop_clean, resident_ranges};
 
 const MAX: u64 = i64::MAX as u64;
 
@@ -173,4 +174,48 @@ fn a_range_on_disk_would_block() {
     assert_eq!(buf, content);
     let read = try_read_at_nowait(partial.as_fd(), &mut buf, 0, 1 << 20).unwrap();
     assert_eq!(read, NowaitRead::Done(1 << 20));
+}
+
+#[test]
+fn dontcache_is_like_plain_where_it_is_known() {
+    let (file, mut content) = file_of(100_000);
+    let range = ByteRange::new(0, 1 << 20).unwrap();
+    file.sync_all().unwrap();
+    drop_clean(file.as_fd(), range).unwrap();
+    let mut buf = vec![0; 60_000];
+    let Some(read) = read_dontcache(file.as_fd(), &mut buf, 50_001).unwrap() else {
+        assert!(write_dontcache(file.as_fd(), b"x", 0).unwrap().is_none());
+        return println!("skipped: the file system does not know RWF_DONTCACHE");
+    };
+    assert_eq!(buf[..read], content[50_001..]);
+    assert_eq!(read_dontcache(file.as_fd(), &mut buf, 100_000).unwrap(), Some(0));
+    assert_eq!(resident_ranges(file.as_fd(), range).unwrap(), Some(Residency::default()));
+
+    assert_eq!(write_dontcache(file.as_fd(), b"fresh", 99_998).unwrap(), Some(5));
+    assert_eq!(write_dontcache(file.as_fd(), b"", 0).unwrap(), Some(0));
+    content.truncate(99_998);
+    content.extend_from_slice(b"fresh");
+    let mut found = vec![0; 200_000];
+    let got = read_at(file.as_fd(), &mut found, 0).unwrap();
+    assert_eq!(found[..got], content);
+}
+
+/// Files in memory do not know the flag, which is no error of the file.
+#[test]
+fn an_unknown_flag_is_told_apart_from_a_failure() {
+    let file = File::from(memfd_create("f", MemfdFlags::CLOEXEC).unwrap());
+    assert_eq!(write_at(file.as_fd(), b"data", 0).unwrap(), 4);
+    assert_eq!(read_dontcache(file.as_fd(), &mut [0; 4], 0).unwrap(), None);
+    assert_eq!(write_dontcache(file.as_fd(), b"none", 0).unwrap(), None);
+    let mut found = [0; 8];
+    assert_eq!(read_at(file.as_fd(), &mut found, 0).unwrap(), 4);
+    assert_eq!(&found[..4], b"data", "nothing was written");
+
+    let error = read_dontcache(file.as_fd(), &mut found, MAX + 1).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+    let failed = write_dontcache(file.as_fd(), b"x", MAX).unwrap_err();
+    assert_eq!((failed.written, failed.error.raw_os_error()), (0, Some(libc::EFBIG)));
+    let (_, write_end) = std::io::pipe().unwrap();
+    assert!(read_dontcache(write_end.as_fd(), &mut found, 0).is_err());
+    assert!(write_dontcache(write_end.as_fd(), b"x", 0).is_err());
 }
