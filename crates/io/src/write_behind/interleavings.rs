@@ -1,0 +1,150 @@
+//! What holds whoever goes on at each step. [Testing](../../../../docs/testing.md) says how to run
+//! it. A wake-up that does not come is a deadlock to the checker, and reported as one.
+//!
+//! The checker knows no time, so everything is due at once. The file is real and has no data: its
+//! calls return at once, and what is checked is who waits for whom.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::param::page_size;
+use shuttle::{future, thread};
+
+use super::*;
+use crate::byte_range::ByteRange;
+use crate::sync::checker::{below, check};
+
+fn window(pages: usize, threads: usize) -> Arc<WriteBehind> {
+    Arc::new(WriteBehind::new(WriteBehindConfig {
+        window_bytes: (pages * page_size()) as u64,
+        run_bytes: 1,
+        age_max: Duration::ZERO,
+        neighbour_wait: Duration::ZERO,
+        threads,
+    }))
+}
+
+fn empty_file() -> Arc<OwnedFd> {
+    let file = tempfile::tempfile().expect("a file in the temporary directory");
+    file.set_len(64 * page_size() as u64).expect("a hole");
+    Arc::new(file.into())
+}
+
+fn pages(first: usize, count: usize) -> ByteRange {
+    let [offset, len] = [first, count].map(|pages| (pages * page_size()) as u64);
+    ByteRange::new(offset, len).expect("a small file")
+}
+
+/// A file in the window, without the writing.
+#[derive(Clone)]
+struct Enrolled {
+    window: Arc<WriteBehind>,
+    file: Arc<WriteBehindFile>,
+    fd: Arc<OwnedFd>,
+    bytes_max: u64,
+}
+
+impl Enrolled {
+    fn new(window: &Arc<WriteBehind>, pages: usize, fd: &Arc<OwnedFd>) -> Self {
+        let (window, file, fd) = (Arc::clone(window), window.file(), Arc::clone(fd));
+        Self { window, file, fd, bytes_max: (pages * page_size()) as u64 }
+    }
+
+    async fn write(self, range: ByteRange) {
+        let room = self.window.room(range.len()).await;
+        let intent = self.file.before_write(self.fd.as_fd(), range, room);
+        future::yield_now().await;
+        intent.enroll(&self.fd, range);
+        assert!(self.window.bytes() <= self.bytes_max);
+    }
+
+    fn check_empty(&self) {
+        self.window.shutdown();
+        assert_eq!(self.window.bytes(), 0);
+        assert!(self.file.is_idle());
+        assert!(self.file.take_error().is_none());
+    }
+}
+
+#[test]
+fn all_that_is_enrolled_leaves_and_every_writer_gets_room() {
+    for threads in [1, 2] {
+        let fd = empty_file();
+        check(300, move || {
+            let window = window(3, threads);
+            let files = [(); 2].map(|()| Enrolled::new(&window, 3, &fd));
+            let writers = (0..3).map(|_| {
+                let files = files.clone();
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        let file = files[below(2)].clone();
+                        future::block_on(file.write(pages(below(4), 1 + below(2))));
+                    }
+                })
+            });
+            for writer in writers.collect::<Vec<_>>() {
+                writer.join().expect("it panics where the fault is");
+            }
+            files.iter().for_each(Enrolled::check_empty);
+        });
+    }
+}
+
+#[test]
+fn who_waits_for_room_may_give_up_at_any_time() {
+    let fd = empty_file();
+    check(500, move || {
+        let window = window(3, 1);
+        let file = Enrolled::new(&window, 3, &fd);
+        let held = window.room_blocking(1);
+        let leaver = future::spawn(file.clone().write(pages(0, 2)));
+        let followers = [1, 2].map(|page| future::spawn(file.clone().write(pages(page, 1))));
+        let releaser = thread::spawn(move || drop(held));
+        leaver.abort();
+        // It may have been done before.
+        let _ = future::block_on(leaver);
+        for follower in followers {
+            future::block_on(follower).expect("nobody told it to give up");
+        }
+        releaser.join().expect("it panics where the fault is");
+        file.check_empty();
+    });
+}
+
+#[test]
+fn errors_are_asked_for_and_files_cut_while_data_leaves() {
+    let fd = empty_file();
+    check(500, move || {
+        let window = window(4, 2);
+        let file = Enrolled::new(&window, 4, &fd);
+        let writer = thread::spawn({
+            let file = file.clone();
+            move || (0..3).for_each(|page| future::block_on(file.clone().write(pages(page, 1))))
+        });
+        let cutter = thread::spawn({
+            let file = Arc::clone(&file.file);
+            move || file.truncated(page_size() as u64)
+        });
+        assert!(file.file.take_error().is_none());
+        cutter.join().expect("it panics where the fault is");
+        writer.join().expect("it panics where the fault is");
+        file.check_empty();
+    });
+}
+
+#[test]
+fn a_window_may_be_closed_while_it_is_written_to() {
+    let fd = empty_file();
+    check(500, move || {
+        let window = window(3, 2);
+        let file = Enrolled::new(&window, 3, &fd);
+        let writers = [0, 1].map(|page| {
+            let file = file.clone();
+            thread::spawn(move || future::block_on(file.write(pages(page, 2))))
+        });
+        window.shutdown();
+        for writer in writers {
+            writer.join().expect("it panics where the fault is");
+        }
+        file.check_empty();
+    });
+}
