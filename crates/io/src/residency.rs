@@ -77,6 +77,21 @@ impl Residency {
         self.ranges.iter().any(|resident| resident.overlaps(range))
     }
 
+    /// The parts of `range`, widened to whole pages, that are not resident.
+    #[must_use]
+    pub fn absent_in(&self, range: ByteRange) -> Vec<ByteRange> {
+        let pages = range.widened_to(page_size() as u64);
+        let mut absent = Vec::new();
+        let mut at = pages.offset();
+        for resident in self.ranges.iter().filter(|resident| resident.overlaps(pages)) {
+            absent.push(ByteRange::between(at, resident.offset().max(at)));
+            at = resident.end();
+        }
+        absent.push(ByteRange::between(at.min(pages.end()), pages.end()));
+        absent.retain(|range| !range.is_empty());
+        absent
+    }
+
     /// Adds pages behind all that is here.
     fn push(&mut self, pages: ByteRange) {
         match self.ranges.last_mut() {

@@ -44,6 +44,50 @@ counters! {
     ReadsInline => "reads_inline",
     /// READs handed to a data thread.
     ReadsQueued => "reads_queued",
+    /// READs through the page cache because their export's mode is `buffered`.
+    ReadsCachedByMode => "reads_cached_by_mode",
+    /// READs through the page cache because there was free memory to cache them in (`auto`).
+    ReadsCachedInFreeMemory => "reads_cached_in_free_memory",
+    /// READs through the page cache because the range had been read before (`auto`).
+    ReadsCachedAsReread => "reads_cached_as_reread",
+    /// READs answered from the page cache, where others had left the range (`auto`).
+    ReadsResident => "reads_resident",
+    /// READs through the page cache that left it as it was.
+    ReadsDontcache => "reads_dontcache",
+    /// READs past the page cache.
+    ReadsDirect => "reads_direct",
+    /// Of these, READs whose range had to be widened to the alignment.
+    ReadsWidened => "reads_widened",
+    /// READs answered from what had been read ahead past the page cache.
+    ReadsFromReadAhead => "reads_from_read_ahead",
+    /// Bytes read ahead past the page cache.
+    ReadAheadBytes => "read_ahead_bytes",
+    /// Chunks that were to be read ahead and could not be had or kept.
+    ReadAheadAbandoned => "read_ahead_abandoned",
+    /// READs that were to go past the page cache and could not, because the file does no direct I/O.
+    ReadsWithoutDirect => "reads_without_direct",
+    /// READs spliced from the page cache to the socket.
+    ReadsSpliced => "reads_spliced",
+    /// READs and WRITEs whose direct I/O the kernel refused, and which went through the page cache.
+    DirectRefused => "direct_refused",
+    /// WRITEs through the page cache because their export's mode is `buffered`.
+    WritesCachedByMode => "writes_cached_by_mode",
+    /// WRITEs left in the page cache because there was free memory (`auto`).
+    WritesCachedInFreeMemory => "writes_cached_in_free_memory",
+    /// WRITEs through the write-behind window because their export's mode is `dontcache`.
+    WritesWindowByMode => "writes_window_by_mode",
+    /// WRITEs through the window because they were too small to be split (`direct`).
+    WritesWindowAsSmall => "writes_window_as_small",
+    /// WRITEs through the window because the file does no direct I/O (`direct`).
+    WritesWindowWithoutDirect => "writes_window_without_direct",
+    /// WRITEs through the window because they were part of a long stream (`auto`).
+    WritesWindowAsStream => "writes_window_as_stream",
+    /// WRITEs through the window because memory was short (`auto`).
+    WritesWindowUnderPressure => "writes_window_under_pressure",
+    /// WRITEs past the page cache, as a whole or in their middle.
+    WritesDirect => "writes_direct",
+    /// Of these, WRITEs with a ragged end.
+    WritesSplit => "writes_split",
     /// Bytes taken by WRITE.
     WriteBytes => "write_bytes",
     /// Payload bytes of WRITE calls received.
@@ -55,8 +99,14 @@ counters! {
 }
 
 /// The counters of one server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Counters([AtomicU64; Counter::ALL.len()]);
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; Counter::ALL.len()])
+    }
+}
 
 impl Counters {
     /// Adds to a counter.

@@ -16,6 +16,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::io_support::IoSupport;
 use crate::vfs::{Attributes, Found, Status, attributes_at, attributes_of};
 use crate::write_verifier::WriteVerifier;
 
@@ -46,6 +47,8 @@ pub(crate) struct ExportRoot {
     /// Whether `statx` of an open file answers from memory, so that it may be called on a thread
     /// that must not block. True for the local file systems known to do so.
     pub(crate) attributes_in_memory: bool,
+    /// What its file system does not do.
+    pub(crate) io_support: IoSupport,
     directory: OwnedFd,
     device: (u32, u32),
     /// Whether objects of this one file system show different devices.
@@ -80,6 +83,7 @@ impl ExportRoot {
             handle,
             verifier: WriteVerifier::new()?,
             attributes_in_memory: answers_from_memory(directory.as_fd()),
+            io_support: IoSupport::default(),
             device: attributes.device,
             has_layers: is_overlay(directory.as_fd()),
             fileid: attributes.fileid,

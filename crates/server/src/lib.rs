@@ -9,11 +9,13 @@
 pub mod config;
 mod connection;
 pub mod counters;
+mod data_descriptors;
 mod directory_stream;
 mod dispatch;
 mod export_root;
 pub mod export_table;
 mod file_handle;
+mod io_support;
 mod listener;
 mod mount3;
 mod network_threads;

@@ -13,12 +13,17 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 use indexmap::IndexMap;
-use io::{Engine, KernelHandle};
+use io::{
+    Engine, KernelHandle, RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile,
+};
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
+use rustix::io::Errno;
 
+use crate::data_descriptors::{DataDescriptors, DirectFile, Use};
 use crate::directory_stream::DirectoryStreams;
 use crate::export_root::ExportRoot;
 use crate::vfs::Status;
@@ -63,6 +68,16 @@ pub(crate) struct OpenFile {
     pub(crate) change: Arc<tokio::sync::Mutex<()>>,
     data: Mutex<DataDescriptors>,
     streams: Mutex<DirectoryStreams>,
+    /// Keeps cached and direct I/O on the same pages apart.
+    pub(crate) ranges: Arc<RangeLock>,
+    /// Readers in sequence, and what is read ahead for them.
+    pub(crate) read_ahead: ReadAhead,
+    /// What was read past the page cache.
+    pub(crate) read_history: ReadHistory,
+    /// What the write-behind window holds of it.
+    window: OnceLock<Arc<WriteBehindFile>>,
+    /// Writers in sequence.
+    writers: Mutex<Streams>,
 
     /// Changes so far; each is counted after the kernel took it and before the client hears of it.
     changes: AtomicU64,
@@ -78,12 +93,6 @@ pub(crate) struct OpenFile {
     used_at_sweep: AtomicU64,
     /// When a directory was last known to lie below the export.
     placed_at_sweep: AtomicU64,
-}
-
-#[derive(Default)]
-struct DataDescriptors {
-    read: Option<Arc<OwnedFd>>,
-    write: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Default)]
@@ -117,6 +126,11 @@ impl OpenFile {
             change: Arc::default(),
             data: Mutex::default(),
             streams: Mutex::default(),
+            ranges: RangeLock::new(),
+            read_ahead: ReadAhead::default(),
+            read_history: ReadHistory::default(),
+            window: OnceLock::new(),
+            writers: Mutex::default(),
             changes: AtomicU64::new(0),
             flushed: tokio::sync::Mutex::default(),
             durable: AtomicU64::new(0),
@@ -188,6 +202,68 @@ impl OpenFile {
         Ok(self.data().write.get_or_insert(fd).clone())
     }
 
+    /// What is known of direct I/O: the descriptor, `Some(None)` where it is not possible, and `None`
+    /// before [`Self::open_direct`].
+    pub(crate) fn direct(&self, purpose: Use) -> Option<Option<DirectFile>> {
+        self.data().direct(purpose)
+    }
+
+    /// Opens the object for direct I/O, if that is possible. All else as [`Self::open_reader`].
+    ///
+    /// # Errors
+    /// As [`Self::open_reader`], for [`Use::Write`] also `ReadOnly`.
+    pub(crate) fn open_direct(&self, purpose: Use) -> Result<Option<DirectFile>, Status> {
+        let known = self.data().align();
+        let found = match known {
+            Some(align) => Some(align),
+            None => io::dio_align(self.fd())?,
+        };
+        let Some(align) = self.data().set_align(found) else { return Ok(None) };
+        let access = match purpose {
+            Use::Read => OFlags::RDONLY,
+            Use::Write => OFlags::RDWR,
+        };
+        match self.reopen_raw(access | OFlags::NONBLOCK | OFlags::DIRECT) {
+            Ok(fd) => {
+                let fd = self.data().keep_direct(purpose, fd);
+                Ok(Some(DirectFile { fd, align }))
+            }
+            // What is said of the inode does not hold for the file system above it.
+            Err(Errno::INVAL) => {
+                self.data().set_align(None);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Notes that the kernel refused a direct request that fits the alignment it told. Says whether
+    /// that ended direct I/O for this object.
+    pub(crate) fn direct_refused(&self) -> bool {
+        let align = io::dio_align(self.fd()).unwrap_or(None);
+        let mut data = self.data();
+        data.refused(align);
+        data.align().is_none()
+    }
+
+    /// Its view of the server's window.
+    pub(crate) fn window(&self, window: &WriteBehind) -> Arc<WriteBehindFile> {
+        Arc::clone(self.window.get_or_init(|| window.file()))
+    }
+
+    /// Tells the window that the length is now `size`.
+    pub(crate) fn note_truncated(&self, size: u64) {
+        if let Some(window) = self.window.get() {
+            window.truncated(size);
+        }
+    }
+
+    /// Notes a WRITE; returns how many bytes were written in sequence with it, 0 for none.
+    pub(crate) fn note_writer(&self, range: io::ByteRange) -> u64 {
+        let stream = self.writers.lock().expect("nothing panics under this lock").note(range);
+        if stream.is_sequential() { stream.bytes() } else { 0 }
+    }
+
     /// A descriptor of its own for listing a directory, as the identity of this thread.
     ///
     /// # Errors
@@ -202,12 +278,22 @@ impl OpenFile {
     }
 
     fn reopen(&self, flags: OFlags) -> Result<OwnedFd, Status> {
-        Ok(openat(CWD, proc_path(self.fd()), flags | OFlags::CLOEXEC, Mode::empty())?)
+        Ok(self.reopen_raw(flags)?)
+    }
+
+    fn reopen_raw(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        openat(CWD, proc_path(self.fd()), flags | OFlags::CLOEXEC, Mode::empty())
     }
 
     /// Counts a change that the kernel has taken and a crash could lose.
     pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Changes so far. With the attributes read *after* it, it makes an
+    /// [`io::FileVersion`].
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
     }
 
     fn is_dirty(&self) -> bool {
@@ -280,7 +366,11 @@ impl OpenFile {
             Flush::Data => rustix::fs::fdatasync(&*fd)?,
             Flush::All => rustix::fs::fsync(&*fd)?,
         }
-        Ok(())
+        // The window waits for write-back on the same descriptor, which takes the error from it.
+        match self.window.get().and_then(|window| window.take_error()) {
+            None => Ok(()),
+            Some(error) => Err(error.into()),
+        }
     }
 
     fn data(&self) -> MutexGuard<'_, DataDescriptors> {
@@ -311,7 +401,8 @@ struct Shard {
 impl OpenFiles {
     /// A table that uses at most about `descriptors_max` descriptors.
     pub(crate) fn new(descriptors_max: usize) -> Self {
-        let files_max = descriptors_max / 2;
+        // An object read or written both ways has a base and two more.
+        let files_max = descriptors_max / 3;
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
             shard_files_max: (files_max / SHARDS).max(1),
@@ -392,6 +483,7 @@ impl OpenFiles {
         for shard in &self.shards {
             let idle: Vec<_> = {
                 let shard = lock(shard);
+                shard.files.values().for_each(|file| file.read_ahead.trim(Instant::now()));
                 shard.files.values().filter(|file| is_idle(file, now)).cloned().collect()
             };
             for file in idle {

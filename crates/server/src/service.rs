@@ -4,10 +4,14 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use io::{BufferPool, Engine, EngineConfig, Identity};
+use io::{
+    BufferPool, Engine, EngineConfig, Identity, Memory, ReadAheadBudget, WriteBehind,
+    WriteBehindConfig,
+};
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
@@ -26,6 +30,9 @@ use crate::vfs::{Caller, Object, Status, Switches, Vfs};
 const QUEUE_MAX: usize = 1024;
 /// Descriptors left to sockets, directory walks and the rest of the process.
 const DESCRIPTORS_RESERVED: usize = 512;
+/// Chunks that are read ahead take at most this part of the memory: enough for several streams, and
+/// most is left to requests.
+const READ_AHEAD_PART: usize = 4;
 /// Descriptors for open files, however few there are: two objects in each part of the cache.
 const FILE_DESCRIPTORS_MIN: usize = 64;
 
@@ -97,6 +104,13 @@ impl Exports {
     }
 }
 
+/// The window of the configured size; small ones write in smaller runs.
+fn window_config(config: &Config) -> WriteBehindConfig {
+    let window_bytes = config.window_bytes() as u64;
+    let usual = WriteBehindConfig::default();
+    WriteBehindConfig { window_bytes, run_bytes: usual.run_bytes.min(window_bytes / 8), ..usual }
+}
+
 fn open_root(export: &Export) -> Result<ExportRoot, ExportError> {
     let root = ExportRoot::open_path(export.id, &export.path).map_err(|error| ExportError {
         name: export.name.clone(),
@@ -144,6 +158,10 @@ impl Service {
                 counters: Arc::clone(&counters),
                 tracer,
                 switches: Switches::new(config.read_ahead(), config.splice()),
+                memory: Memory::new(),
+                window: WriteBehind::new(window_config(config)),
+                read_ahead: ReadAheadBudget::new(config.memory_bytes() / READ_AHEAD_PART),
+                uncached_bytes: AtomicU64::new(0),
                 transfer_bytes_max: config.max_transfer_bytes(),
             },
             exports: ArcSwap::from_pointee(exports),

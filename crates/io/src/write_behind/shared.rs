@@ -88,6 +88,15 @@ pub struct Room {
 #[must_use]
 pub(super) struct Grants(Vec<(Waiter, Room)>);
 
+impl Room {
+    /// Gives up to `bytes` of it to a room of its own, for another part of the same write.
+    pub fn split_off(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { shared: Arc::clone(&self.shared), bytes }
+    }
+}
+
 impl Shared {
     pub(super) fn new(config: WriteBehindConfig) -> Arc<Self> {
         let WriteBehindConfig { window_bytes, run_bytes, age_max, neighbour_wait, threads } =

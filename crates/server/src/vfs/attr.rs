@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use io::{ByteRange, RangeUse};
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::process::{Gid, Uid};
 
@@ -126,8 +127,15 @@ impl Vfs {
         let wanted = rustix::fs::Access::WRITE_OK;
         self.authorize_data(caller, file, &*writer, attributes, wanted).await?;
         // As the caller: the kernel then clears set-user-id bits and counts quotas as it should.
+        // Nobody may read or write past the new end, or in the page that it cuts, meanwhile.
+        let rest = ByteRange::starting_at(size.min(attributes.size));
+        let pages = file.ranges.lock(rest, RangeUse::Exclusive).await;
+        let cut = Arc::clone(file);
         self.in_metadata_lane(caller.identity.clone(), move || {
-            Ok(rustix::fs::ftruncate(&*writer, size)?)
+            rustix::fs::ftruncate(&*writer, size)?;
+            cut.note_truncated(size);
+            drop(pages);
+            Ok(())
         })
         .await
     }

@@ -5,17 +5,23 @@ mod access;
 mod attr;
 mod attributes;
 mod fsinfo;
+mod io_plan;
 mod namespace;
 mod read;
+mod read_ahead;
 mod readdir;
 mod status;
 mod switches;
 mod write;
+mod write_data;
 
 use std::ffi::CString;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use io::{BufferPool, Engine, Identity, IoPolicy, KernelHandle};
+use io::{
+    BufferPool, Engine, Identity, IoPolicy, KernelHandle, Memory, ReadAheadBudget, WriteBehind,
+};
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
 use crate::counters::Counters;
@@ -56,6 +62,14 @@ pub(crate) struct Vfs {
     pub(crate) tracer: Arc<Tracer>,
     /// What may be done, for all exports.
     pub(crate) switches: Switches,
+    /// What memory there is for the page cache.
+    pub(crate) memory: Memory,
+    /// Data that was written and leaves the page cache behind the writer.
+    pub(crate) window: WriteBehind,
+    /// Room for chunks that are read ahead.
+    pub(crate) read_ahead: ReadAheadBudget,
+    /// Bytes that `auto` read from the disk: the clock of what is read again.
+    pub(crate) uncached_bytes: AtomicU64,
     /// The most bytes that one READ returns or one WRITE takes.
     pub(crate) transfer_bytes_max: u32,
 }
@@ -70,7 +84,6 @@ pub(crate) struct Object {
     /// Metadata operations are durable before they are answered.
     pub(crate) sync: bool,
     /// How READs and WRITEs treat the page cache.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the I/O modes are about to read it"))]
     pub(crate) policy: IoPolicy,
     /// [`handle_hash`](crate::trace::handle_hash) of the wire handle. Computed only while an event
     /// is on, so 0 for a call that came before the first was switched on.
@@ -134,7 +147,6 @@ impl Object {
     }
 
     /// What trace events call an operation of `caller` on this object.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the I/O modes are about to read it"))]
     pub(crate) fn call_id(&self, caller: &Caller) -> CallId {
         CallId { xid: caller.xid, fh_hash: self.fh_hash }
     }

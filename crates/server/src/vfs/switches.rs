@@ -15,7 +15,6 @@ impl Switches {
     }
 
     /// Whether sequential READs past the page cache are read ahead.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the I/O modes are about to read it"))]
     pub(crate) fn read_ahead(&self) -> bool {
         self.read_ahead.load(Ordering::Relaxed)
     }

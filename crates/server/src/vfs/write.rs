@@ -1,15 +1,18 @@
 //! WRITE and COMMIT.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use io::ByteRange;
 use rustix::fs::Access;
 
 use super::read::must_be_regular;
+use super::write_data::Written;
 use super::{Answer, Attributes, Caller, Object, Status, Vfs, Wcc, attributes_of, no_identity};
 use crate::counters::Counter;
 use crate::open_files::{Flush, OpenFile};
 use crate::payload::Payload;
+use crate::trace::Event;
 
 /// How durable a WRITE is (RFC 1813 §3.3.7, `stable_how`), in rising order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,28 +61,41 @@ impl Vfs {
         let verifier = file.root().verifier.current();
         let failures = file.failures();
         let len = payload.as_ref().map_or(0, Payload::len);
-        let writer = match self.may_write(caller, &file, &before, offset, len).await {
-            Ok(writer) => writer,
-            Err(status) => return Answer { attributes: unchanged, result: Err(status) },
+        let refused = |status| Answer { attributes: unchanged, result: Err(status) };
+        let (writer, range) = match self.may_write(caller, &file, &before, offset, len).await {
+            Ok(allowed) => allowed,
+            Err(status) => return refused(status),
+        };
+        let call = object.call_id(caller);
+        let planned = match payload {
+            None => None,
+            Some(payload) => {
+                let (writer, mode) = (Arc::clone(&writer), object.policy.write);
+                match self.plan_write(&file, writer, range, mode, call).await {
+                    Ok(job) => Some((job, payload)),
+                    Err(status) => return refused(status),
+                }
+            }
         };
         let written = Arc::clone(&file);
         let job = move || {
-            let data = payload.as_ref().map_or(&[][..], Payload::as_slice);
-            let result = io::write_at(writer.as_fd(), data, offset);
+            let done = planned.map_or_else(Written::nothing, |(job, payload)| job.run(&payload));
             written.note_change();
             let after = attributes_of(&*writer).ok();
             drop(turn);
-            (accepted(result), after)
+            (done, after)
         };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
-        let (result, after) = match self.engine.data_as(caller.identity.clone(), job).await {
-            Ok(done) => done,
-            Err(error) => {
-                return Answer { attributes: unchanged, result: Err(no_identity(&error)) };
-            }
-        };
-        let result = match result {
+        let (Written { result, refused_direct }, after) =
+            match self.engine.data_as(caller.identity.clone(), job).await {
+                Ok(done) => done,
+                Err(error) => return refused(no_identity(&error)),
+            };
+        if refused_direct {
+            self.note_refused(&file);
+        }
+        let result = match accepted(result) {
             Ok(count) => self.stabilize(&file, stability, failures).await.map(|()| WriteDone {
                 count,
                 committed: stability,
@@ -88,7 +104,9 @@ impl Vfs {
             Err(status) => Err(status),
         };
         if let Ok(done) = &result {
-            self.counters.add(Counter::WriteBytes, done.count as u64);
+            let count = done.count as u64;
+            self.counters.add(Counter::WriteBytes, count);
+            self.tracer.emit(Event::WriteIoDone, call, offset, count, format_args!(""));
         }
         Answer { attributes: Wcc { before: Some(before), after }, result }
     }
@@ -120,7 +138,7 @@ impl Vfs {
         Answer { attributes, result: result.map(|()| verifier) }
     }
 
-    /// The descriptor for writing, if `caller` may write `len` bytes at `offset` with it.
+    /// The descriptor for writing, and the range, if `caller` may write `len` bytes at `offset`.
     async fn may_write(
         &self,
         caller: &Caller,
@@ -128,14 +146,13 @@ impl Vfs {
         attributes: &Attributes,
         offset: u64,
         len: usize,
-    ) -> Result<Arc<OwnedFd>, Status> {
+    ) -> Result<(Arc<OwnedFd>, ByteRange), Status> {
         caller.may_change()?;
         must_be_regular(attributes)?;
-        let end = offset.checked_add(len as u64).ok_or(Status::TooLarge)?;
-        i64::try_from(end).map_err(|_| Status::TooLarge)?;
+        let range = ByteRange::new(offset, len as u64).ok_or(Status::TooLarge)?;
         let writer = self.writer(file).await?;
         self.authorize_data(caller, file, &*writer, attributes, Access::WRITE_OK).await?;
-        Ok(writer)
+        Ok((writer, range))
     }
 
     /// Makes what was written as durable as `stability` asks. `failures` counts the file's failed

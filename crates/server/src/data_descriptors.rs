@@ -1,0 +1,114 @@
+//! The descriptors that one object's data is read and written through.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use io::{BUFFER_ALIGN, CHUNK_BYTES, DioAlign};
+
+/// What a descriptor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Reading.
+    Read,
+    /// Writing, and reading before it.
+    Write,
+}
+
+/// A descriptor that passes by the page cache, and what it asks of requests.
+#[derive(Clone)]
+pub(crate) struct DirectFile {
+    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) align: DioAlign,
+}
+
+/// Opened when they are first needed, and kept.
+#[derive(Default)]
+pub(crate) struct DataDescriptors {
+    pub(crate) read: Option<Arc<OwnedFd>>,
+    pub(crate) write: Option<Arc<OwnedFd>>,
+    direct_read: Option<Arc<OwnedFd>>,
+    direct_write: Option<Arc<OwnedFd>>,
+    /// What direct I/O needs, `Some(None)` where there is none, and `None` before it was asked.
+    align: Option<Option<DioAlign>>,
+}
+
+impl DataDescriptors {
+    /// The direct descriptor, `Some(None)` where there can be none, and `None` before it was opened.
+    pub(crate) fn direct(&self, purpose: Use) -> Option<Option<DirectFile>> {
+        let Some(align) = self.align? else { return Some(None) };
+        let fd = match purpose {
+            Use::Read => self.direct_read.as_ref().or(self.direct_write.as_ref()),
+            Use::Write => self.direct_write.as_ref(),
+        };
+        Some(Some(DirectFile { fd: Arc::clone(fd?), align }))
+    }
+
+    /// The alignment, if it is known and there is one.
+    pub(crate) fn align(&self) -> Option<DioAlign> {
+        self.align?
+    }
+
+    /// Notes what the kernel says of direct I/O. What our buffers and chunks are not aligned to is
+    /// as good as none.
+    pub(crate) fn set_align(&mut self, align: Option<DioAlign>) -> Option<DioAlign> {
+        let align = align.filter(|align| {
+            let offset_max = align.offset().max(align.read_offset());
+            align.memory() as usize <= BUFFER_ALIGN && u64::from(offset_max) <= CHUNK_BYTES
+        });
+        *self.align.insert(align)
+    }
+
+    /// Notes an open direct descriptor, unless another request was first; returns the one kept.
+    pub(crate) fn keep_direct(&mut self, purpose: Use, fd: OwnedFd) -> Arc<OwnedFd> {
+        let kept = match purpose {
+            Use::Read => &mut self.direct_read,
+            Use::Write => &mut self.direct_write,
+        };
+        Arc::clone(kept.get_or_insert_with(|| Arc::new(fd)))
+    }
+
+    /// The kernel refused what the alignment allows. If it now says otherwise that counts; if not,
+    /// there is no direct I/O for this object.
+    pub(crate) fn refused(&mut self, align: Option<DioAlign>) {
+        let old = self.align();
+        if self.set_align(align) == old {
+            self.align = Some(None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn align(memory: u32, offset: u32) -> Option<DioAlign> {
+        DioAlign::new(memory, offset, offset)
+    }
+
+    #[test]
+    fn alignments_beyond_our_buffers_are_none() {
+        let mut data = DataDescriptors::default();
+        assert!(data.direct(Use::Read).is_none(), "nobody asked yet");
+        for (given, kept) in [
+            (align(512, 512), true),
+            (align(4096, 65_536), true),
+            (align(8192, 512), false),
+            (align(512, 2 << 20), false),
+            (None, false),
+        ] {
+            assert_eq!(data.set_align(given).is_some(), kept, "{given:?}");
+            assert_eq!(data.align().is_some(), kept);
+            assert_eq!(matches!(data.direct(Use::Read), Some(None)), !kept);
+        }
+    }
+
+    #[test]
+    fn a_refusal_counts_unless_the_kernel_changed_its_mind() {
+        let mut data = DataDescriptors::default();
+        data.set_align(align(512, 512));
+        data.refused(align(512, 4096));
+        assert_eq!(data.align(), align(512, 4096));
+        data.refused(align(512, 4096));
+        assert_eq!(data.align(), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! Sequential READs past the page cache: chunks are read before they are asked for.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use io::{Buffer, ByteRange, Chunk, Fill, IoMode, RangeGuard, RangeUse, WidenedRead};
+
+use super::read::{Fetched, Read, read_and_drop};
+use super::{Status, Vfs};
+use crate::counters::{Counter, Counters};
+use crate::data_descriptors::DirectFile;
+use crate::open_files::OpenFile;
+use crate::payload::Payload;
+use crate::trace::Event;
+
+/// All that reading one chunk takes.
+struct FillJob {
+    fill: Fill,
+    buffer: Buffer,
+    file: Arc<OpenFile>,
+    reader: Arc<OwnedFd>,
+    /// The range as the disk sees it; `None` to go through the page cache.
+    direct: Option<(DirectFile, WidenedRead)>,
+    /// The page cache may have it all.
+    look_in_cache: bool,
+    pages: RangeGuard,
+    counters: Arc<Counters>,
+}
+
+impl Vfs {
+    /// Answers from chunks that were read ahead, waiting for those on their way, and sees to it that
+    /// the next ones are read. `None` when the READ has to do it for itself.
+    pub(super) async fn fetch_ahead(
+        &self,
+        read: &Read<'_>,
+        direct: Option<&DirectFile>,
+        mode: IoMode,
+    ) -> Option<Fetched> {
+        let settled = read.version.has_settled(SystemTime::now());
+        let budget = (settled && self.switches.read_ahead()).then_some(&self.read_ahead);
+        let ahead = read.file.read_ahead.note(read.range, read.version, budget);
+        for fill in ahead.fills {
+            self.begin_fill(read, fill, direct, mode);
+        }
+        let data = self.from_chunks(read, &ahead.chunks).await?;
+        read.file.read_ahead.served(read.range, &ahead.chunks);
+        self.counters.add(Counter::ReadsFromReadAhead, 1);
+        Some(Fetched { data: Some(data), after: read.attributes })
+    }
+
+    /// The range out of the chunks: without a copy where one chunk has it all.
+    async fn from_chunks(&self, read: &Read<'_>, chunks: &[Arc<Chunk>]) -> Option<Payload> {
+        if let [chunk] = chunks {
+            part_of(read.range, chunk, chunk.data().await?)?;
+            let start = read.range.offset() - chunk.range().offset();
+            let start = usize::try_from(start).expect("inside a chunk");
+            return Some(Payload::in_chunk(Arc::clone(chunk), start, read.len()));
+        }
+        if chunks.is_empty() {
+            return None;
+        }
+        let mut buffer = self.take_buffer(read.len()).await.ok()?;
+        let mut filled = 0;
+        for chunk in chunks {
+            let part = part_of(read.range, chunk, chunk.data().await?)?;
+            buffer.as_mut_slice()[filled..filled + part.len()].copy_from_slice(part);
+            filled += part.len();
+        }
+        (filled == read.len()).then(|| Payload::new(buffer, 0, filled))
+    }
+
+    /// Has a chunk read by a data thread, unless that would have to wait for anything: memory, a
+    /// place in the queue, a WRITE to the same pages.
+    fn begin_fill(&self, read: &Read<'_>, fill: Fill, direct: Option<&DirectFile>, mode: IoMode) {
+        let range = fill.range();
+        let direct = direct.and_then(|file| Some((file.clone(), file.align.widen_read(range)?)));
+        let seen = direct.as_ref().map_or(range, |(_, widened)| widened.range());
+        let range_use = if direct.is_some() { RangeUse::Direct } else { RangeUse::Cached };
+        let Some(pages) = read.file.ranges.try_lock(seen, range_use) else { return };
+        let len = usize::try_from(seen.len()).expect("a chunk");
+        let Some(buffer) = self.buffers.try_take(len) else { return };
+        let (offset, len) = (range.offset(), range.len());
+        self.tracer.emit(Event::ReadAhead, read.call, offset, len, format_args!(""));
+        let job = FillJob {
+            fill,
+            buffer,
+            file: Arc::clone(read.file),
+            reader: Arc::clone(&read.reader),
+            direct,
+            look_in_cache: mode != IoMode::Direct,
+            pages,
+            counters: Arc::clone(&self.counters),
+        };
+        self.engine.leave_to_data(move || job.run());
+    }
+}
+
+impl FillJob {
+    fn run(mut self) {
+        let range = self.fill.range();
+        let got = self.read(range);
+        drop(self.pages);
+        match got {
+            Ok(got) if got as u64 == range.len() && may_be_kept(&self.reader, range) => {
+                self.counters.add(Counter::ReadAheadBytes, range.len());
+                self.fill.complete(self.buffer, got);
+            }
+            // Those who wait for it read for themselves and meet the error, if there is one.
+            Ok(_) | Err(_) => {
+                self.counters.add(Counter::ReadAheadAbandoned, 1);
+                self.fill.abandon();
+            }
+        }
+    }
+
+    fn read(&mut self, range: ByteRange) -> Result<usize, Status> {
+        let buffer = self.buffer.as_mut_slice();
+        let len = usize::try_from(range.len()).expect("a chunk");
+        if self.look_in_cache && is_resident(&self.reader, range) {
+            return Ok(io::read_at(self.reader.as_fd(), &mut buffer[..len], range.offset())?);
+        }
+        match &self.direct {
+            Some((direct, widened)) => {
+                let got = io::read_direct(direct.fd.as_fd(), buffer, widened)?;
+                Ok(got.min(len))
+            }
+            None => read_and_drop(&self.file, &self.reader, &mut buffer[..len], range),
+        }
+    }
+}
+
+/// Whether a copy of the range cannot be outdated without the file's change time telling. A page
+/// that is dirty may be stored to through a mapping with no trace; where nobody can say, it may be.
+fn may_be_kept(reader: &OwnedFd, range: ByteRange) -> bool {
+    matches!(io::cache_state(reader.as_fd(), range), Ok(Some(state)) if state.dirty == 0)
+}
+
+fn is_resident(reader: &OwnedFd, range: ByteRange) -> bool {
+    let state = io::cache_state(reader.as_fd(), range);
+    matches!(state, Ok(Some(state)) if state.cached == state.pages)
+}
+
+/// The bytes of `range` that a chunk has to give, if it has all it should.
+fn part_of<'a>(range: ByteRange, chunk: &Chunk, data: &'a [u8]) -> Option<&'a [u8]> {
+    let part = chunk.range().intersection(range);
+    let start = usize::try_from(part.offset() - chunk.range().offset()).ok()?;
+    data.get(start..start + usize::try_from(part.len()).ok()?)
+}
