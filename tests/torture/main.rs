@@ -1,0 +1,109 @@
+//! The I/O modes never give a wrong byte: the real program, in every mode and in all mixtures of
+//! them, against models of what may be read.
+//!
+//! Each test prints its seed. `docs/testing.md` says how to run for hours and how to repeat.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::result_large_err, reason = "a refusal comes with attributes, as on the wire")]
+
+#[expect(dead_code, reason = "the tests of procedures use all of it, these use little")]
+#[path = "../../crates/server/tests/wire/client.rs"]
+mod client;
+
+mod cutter;
+mod exerciser;
+mod journal;
+mod layout;
+mod local_worker;
+mod mapping;
+mod nfs_worker;
+mod oracle;
+mod place;
+mod race;
+mod random;
+mod server;
+mod workload;
+
+use std::sync::{Mutex, MutexGuard};
+
+use place::Place;
+
+/// Of a minute for each run of all tests.
+const TORTURE_SECS: u64 = 12;
+const OPERATIONS: usize = 400;
+
+/// Each test wants the machine for itself: two at once would find less, not more.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|failed| failed.into_inner())
+}
+
+mod torture {
+    use super::*;
+
+    #[test]
+    fn in_a_directory() {
+        let _alone = alone();
+        workload::torture(&Place::in_directory(), TORTURE_SECS);
+    }
+
+    #[test]
+    fn on_xfs() {
+        let _alone = alone();
+        if let Some(place) = Place::on("xfs", &[]) {
+            workload::torture(&place, TORTURE_SECS);
+        }
+    }
+
+    #[test]
+    fn on_btrfs() {
+        let _alone = alone();
+        if let Some(place) = Place::on("btrfs", &[]) {
+            workload::torture(&place, TORTURE_SECS);
+        }
+    }
+}
+
+mod race_of_two_writers {
+    use super::*;
+
+    #[test]
+    fn in_a_directory() {
+        let _alone = alone();
+        race::race(&Place::in_directory());
+    }
+
+    #[test]
+    fn on_ext4_with_blocks_of_1_kib() {
+        let _alone = alone();
+        if let Some(place) = Place::on("ext4", &["-b", "1024"]) {
+            race::race(&place);
+        }
+    }
+}
+
+mod random_operations {
+    use super::*;
+
+    #[test]
+    fn in_a_directory() {
+        let _alone = alone();
+        exerciser::exercise(&Place::in_directory(), OPERATIONS);
+    }
+
+    #[test]
+    fn on_xfs() {
+        let _alone = alone();
+        if let Some(place) = Place::on("xfs", &[]) {
+            exerciser::exercise(&place, OPERATIONS);
+        }
+    }
+
+    #[test]
+    fn on_btrfs() {
+        let _alone = alone();
+        if let Some(place) = Place::on("btrfs", &[]) {
+            exerciser::exercise(&place, OPERATIONS);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Two connections that write next to each other, on one block, at the same time.
+//!
+//! Where a write that fills only a part of a block is done by reading the block, changing it and
+//! writing it back, two that share a block can undo each other. The lengths are 1.5 KiB, which
+//! shares blocks of 1 KiB and of 4 KiB, and longer ones whose middles may pass by the page cache.
+
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proto::nfs3::{FileHandle, StableHow};
+use rustix::fs::{Advice, fadvise, fdatasync};
+
+use crate::client::{Client, ok};
+use crate::place::Place;
+use crate::random::{Random, scramble};
+use crate::server::{MODES, ModePair, Server};
+use crate::workload::seed;
+
+const FILE_BYTES: usize = 4 << 20;
+
+/// Length of each write, and in how many rounds for each mode of writing.
+const KINDS: [(usize, usize); 3] = [(1536, 10_000), (47_008, 1000), ((1 << 20) - 512, 100)];
+
+/// How much later than the other one a call may leave.
+const LAG_MAX_US: u64 = 100;
+
+#[derive(Clone, Copy)]
+struct Round {
+    number: u64,
+    /// Where the left write ends and the right one begins.
+    boundary: usize,
+    bytes: usize,
+    lag: [Duration; 2],
+    /// Whether the pages are to be read from the disk first.
+    evicts: bool,
+}
+
+impl Round {
+    fn random(number: u64, bytes: usize, random: &mut Random) -> Self {
+        let boundary = if random.percent(70) {
+            // An odd multiple of 1.5 KiB is in the middle of a block of 1 KiB.
+            let count = random.within(0..((FILE_BYTES - 2 * bytes) / 3072) as u64);
+            bytes.next_multiple_of(3072) + 3072 * usize::try_from(count).unwrap() - 1536
+        } else {
+            bytes + random.index(FILE_BYTES - 2 * bytes)
+        };
+        let boundary = boundary.clamp(bytes, FILE_BYTES - bytes);
+        let mut lag = [Duration::ZERO; 2];
+        lag[random.index(2)] = Duration::from_micros(random.within(0..LAG_MAX_US));
+        Self { number, boundary, bytes, lag, evicts: random.percent(20) }
+    }
+
+    fn place(&self, side: usize) -> Range<usize> {
+        let start = self.boundary - self.bytes * (1 - side);
+        start..start + self.bytes
+    }
+
+    /// What one side writes: other words in every round.
+    fn data(&self, side: usize) -> Vec<u8> {
+        let word = scramble(self.number << 1 | side as u64).to_ne_bytes();
+        word.into_iter().cycle().take(self.bytes).collect()
+    }
+}
+
+/// One of the two connections.
+struct Racer {
+    side: usize,
+    client: Client,
+    file: FileHandle,
+}
+
+impl Racer {
+    fn new(server: &Server, side: usize) -> Self {
+        let (mut client, root) = server.mounted();
+        let file = client.find(root, "raced");
+        Self { side, client, file }
+    }
+
+    fn write(&mut self, round: &Round) {
+        let data = round.data(self.side);
+        let offset = round.place(self.side).start as u64;
+        let called = Instant::now();
+        while called.elapsed() < round.lag[self.side] {
+            std::hint::spin_loop();
+        }
+        let flushes = round.number.is_multiple_of(50);
+        let stable = if flushes { StableHow::FileSync } else { StableHow::Unstable };
+        let done = ok(self.client.write_stable(self.file, offset, &data, stable));
+        assert_eq!(usize::try_from(done.count).unwrap(), data.len(), "a short WRITE");
+    }
+}
+
+/// Runs the rounds of each kind in each mode of writing, a quarter of them for each of reading;
+/// afterwards both writes are whole, for the next READ and, in the end, on the disk.
+pub(crate) fn race(place: &Place) {
+    let mut random = Random::new(seed());
+    let path = place.export().join("raced");
+    fs::write(&path, vec![0; FILE_BYTES]).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    let local = File::open(&path).unwrap();
+    let mut model = vec![0; FILE_BYTES];
+    let server = Server::start(place.export(), ("auto", "auto"));
+    let mut racers = [Racer::new(&server, 0), Racer::new(&server, 1)];
+    let mut number = 0;
+    for write_mode in MODES {
+        for (bytes, rounds) in KINDS {
+            for read_mode in MODES {
+                let modes = (read_mode, write_mode);
+                server.switch(modes);
+                let mut next = || {
+                    number += 1;
+                    Round::random(number, bytes, &mut random)
+                };
+                let rounds: Vec<_> = (0..rounds / MODES.len()).map(|_| next()).collect();
+                run(&mut racers, &local, &mut model, &rounds, modes);
+            }
+        }
+        check_disk(&local, &model, write_mode);
+    }
+    drop(racers);
+    server.stop();
+}
+
+/// Both sides write in each round; then the left one reads, while the other waits.
+fn run(racers: &mut [Racer; 2], local: &File, model: &mut [u8], rounds: &[Round], modes: ModePair) {
+    let barrier = Barrier::new(2);
+    let [left, right] = racers;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in rounds {
+                barrier.wait();
+                right.write(round);
+                barrier.wait();
+            }
+        });
+        for round in rounds {
+            if round.evicts {
+                fdatasync(local).unwrap();
+                fadvise(local, 0, None, Advice::DontNeed).unwrap();
+            }
+            barrier.wait();
+            left.write(round);
+            barrier.wait();
+            for side in [0, 1] {
+                model[round.place(side)].copy_from_slice(&round.data(side));
+            }
+            // With a few bytes of what lies on both sides, which nobody wrote.
+            let seen = round.place(0).start.saturating_sub(700)..round.place(1).end + 700;
+            let seen = seen.start..seen.end.min(FILE_BYTES);
+            let mut read = Vec::new();
+            while read.len() < seen.len() {
+                let (offset, rest) = (seen.start + read.len(), seen.len() - read.len());
+                let count = u32::try_from(rest.min(1 << 20)).unwrap();
+                read.extend(left.client.read(left.file, offset as u64, count).unwrap().data);
+            }
+            assert_same(&read, &model[seen.clone()], seen.start, round, modes);
+        }
+    });
+}
+
+fn assert_same(read: &[u8], model: &[u8], start: usize, round: &Round, modes: ModePair) {
+    if let Some(at) = read.iter().zip(model).position(|(read, model)| read != model) {
+        let (at, Round { number, boundary, bytes, .. }) = (start + at, round);
+        panic!("{modes:?}: byte {at} is wrong after round {number} of {bytes} around {boundary}");
+    }
+}
+
+fn check_disk(local: &File, model: &[u8], write_mode: &str) {
+    fdatasync(local).unwrap();
+    fadvise(local, 0, None, Advice::DontNeed).unwrap();
+    let mut disk = vec![0; FILE_BYTES];
+    local.read_exact_at(&mut disk, 0).unwrap();
+    let wrong = disk.iter().zip(model).position(|(disk, model)| disk != model);
+    assert_eq!(wrong, None, "a wrong byte on the disk after writing {write_mode}");
+}

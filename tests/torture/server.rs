@@ -1,0 +1,158 @@
+//! The real program, on a free port, with I/O modes that change while it runs.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proto::nfs3::FileHandle;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::client::Client;
+
+/// Generous: the machine may be busy, and a passing test never waits for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) const MODES: [&str; 4] = ["buffered", "dontcache", "direct", "auto"];
+
+/// `io_cache_read` and `io_cache_write`.
+pub(crate) type ModePair = (&'static str, &'static str);
+
+/// All pairs of a mode for READ and one for WRITE.
+pub(crate) fn mode_pairs() -> impl Iterator<Item = ModePair> {
+    MODES.into_iter().flat_map(|read| MODES.into_iter().map(move |write| (read, write)))
+}
+
+/// A server of one directory.
+pub(crate) struct Server {
+    child: Child,
+    address: SocketAddr,
+    directory: PathBuf,
+    /// The configuration file and the state.
+    own: TempDir,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    pub(crate) fn start(directory: &Path, modes: ModePair) -> Self {
+        let own = TempDir::new().unwrap();
+        write_config(own.path(), directory, modes);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_spillway"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--config"])
+            .arg(own.path().join("spillway.toml"))
+            .env_remove("RUST_LOG")
+            .env_remove("NOTIFY_SOCKET")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let reader = keep_lines(child.stderr.take().unwrap(), &log);
+        let mut first = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        if stdout.read_line(&mut first).unwrap() == 0 {
+            reader.join().unwrap();
+            panic!("the server stopped at its start: {:#?}", log.lock().unwrap());
+        }
+        // It prints a few lines more, which fit into the pipe.
+        let address = first.trim_end().strip_prefix("listening on ").unwrap().parse().unwrap();
+        Self { child, address, directory: directory.to_owned(), own, log }
+    }
+
+    /// A new connection and the root of the export.
+    pub(crate) fn mounted(&self) -> (Client, FileHandle) {
+        let mut client = Client::connect(self.address);
+        let root = client.mnt("/export");
+        (client, root)
+    }
+
+    /// Switches the modes, for the next request of every connection.
+    #[track_caller]
+    pub(crate) fn switch(&self, modes: ModePair) {
+        let seen = self.log.lock().unwrap().len();
+        write_config(self.own.path(), &self.directory, modes);
+        self.signal(Signal::HUP);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let log = self.log.lock().unwrap();
+            let new = log.get(seen..).unwrap_or_default();
+            if new.iter().any(|line| line.contains("reloaded")) {
+                return;
+            }
+            assert!(!new.iter().any(|line| line.contains("refused")), "{new:#?}");
+            assert!(Instant::now() < deadline, "not reloaded: {new:#?}");
+            drop(log);
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Stops the server, which must have had nothing to complain about.
+    #[track_caller]
+    pub(crate) fn stop(mut self) {
+        self.signal(Signal::TERM);
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "still running after SIGTERM");
+            thread::sleep(Duration::from_millis(10));
+        };
+        let log = self.log.lock().unwrap();
+        assert_eq!(status.code(), Some(0), "{:#?}", log.last());
+        let complaints = |line: &&String| line.contains("WARN") || line.contains("ERROR");
+        let complaints: Vec<_> = log.iter().filter(complaints).collect();
+        assert!(complaints.is_empty(), "{complaints:#?}");
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails if it has been stopped and waited for, which is how it should be.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking()
+            && let Ok(log) = self.log.lock()
+        {
+            let last = &log[log.len().saturating_sub(10)..];
+            eprintln!("the server's last words: {last:#?}");
+        }
+    }
+}
+
+/// Replaces the configuration as a whole, so that no reload reads half of it.
+///
+/// The memory is little, so that buffers are waited for.
+fn write_config(own: &Path, directory: &Path, (read, write): ModePair) {
+    let mut text = String::new();
+    writeln!(text, "memory = \"48MiB\"\nstate_dir = {:?}", own.join("state")).unwrap();
+    writeln!(text, "[[export]]\npath = {directory:?}\nname = \"/export\"").unwrap();
+    writeln!(text, "squash = \"none\"\nsync = false").unwrap();
+    writeln!(text, "io_cache_read = \"{read}\"\nio_cache_write = \"{write}\"").unwrap();
+    fs::write(own.join("new.toml"), text).unwrap();
+    fs::rename(own.join("new.toml"), own.join("spillway.toml")).unwrap();
+}
+
+/// Reads a log as it comes, so that the pipe never fills.
+fn keep_lines(
+    stderr: impl Read + Send + 'static,
+    log: &Arc<Mutex<Vec<String>>>,
+) -> thread::JoinHandle<()> {
+    let log = Arc::clone(log);
+    thread::spawn(move || {
+        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+            log.lock().unwrap().push(line);
+        }
+    })
+}
