@@ -182,5 +182,7 @@ impl fmt::Debug for WriteBehind {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleavings;
+#[cfg(all(test, not(shuttle)))]
 mod tests;

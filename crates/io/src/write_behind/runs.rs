@@ -345,14 +345,20 @@ impl Runs {
             }
         };
         let mut ranges: Vec<ByteRange> = Vec::with_capacity(picked.len());
-        for (start, part) in picked {
-            self.begin_with(start, part);
+        for part in picked {
             match ranges.last_mut() {
-                // Two runs can share a page.
                 Some(last) if last.end() >= part.offset() => {
                     *last = ByteRange::between(last.offset(), last.end().max(part.end()));
                 }
                 _ => ranges.push(part),
+            }
+        }
+        // A page goes as a whole, with what other runs have of it.
+        for &range in &ranges {
+            while let Some((&start, run)) = self.dirty.range(..range.end()).next_back()
+                && run.end > range.offset()
+            {
+                self.begin_with(start, range);
             }
         }
         self.look_again();
@@ -361,12 +367,9 @@ impl Runs {
         Some(ranges)
     }
 
-    /// Chooses parts of dirty runs from the cursor on, else from the beginning, up to one batch:
-    /// each with the start of its run.
-    fn pick(
-        &self,
-        part_of: impl Fn(&Self, u64, &Run) -> Option<ByteRange>,
-    ) -> Vec<(u64, ByteRange)> {
+    /// Chooses whole pages of dirty runs, from the cursor on or else from the beginning, up to one
+    /// batch. Ascending; two runs can share a page.
+    fn pick(&self, part_of: impl Fn(&Self, u64, &Run) -> Option<ByteRange>) -> Vec<ByteRange> {
         for runs in [self.dirty.range(self.cursor..), self.dirty.range(..self.cursor)] {
             let mut picked = Vec::new();
             let mut room = self.limits.run_bytes;
@@ -378,7 +381,7 @@ impl Runs {
                 if part.len() > room && !picked.is_empty() {
                     break;
                 }
-                picked.push((start, part));
+                picked.push(part);
                 room = room.saturating_sub(part.len());
                 if room == 0 || picked.len() == RANGES_MAX {
                     break;

@@ -1,1 +1,422 @@
 //! Tables and properties of the bookkeeping.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const PAGE: u64 = 4096;
+const RUN: u64 = 16 * PAGE;
+
+const LIMITS: Limits = Limits {
+    page_bytes: PAGE,
+    run_bytes: RUN,
+    age_max: Duration::from_millis(1000),
+    neighbour_wait: Duration::from_millis(50),
+};
+
+fn range(offset: u64, len: u64) -> ByteRange {
+    ByteRange::new(offset, len).unwrap()
+}
+
+fn pages(first: u64, count: u64) -> ByteRange {
+    range(first * PAGE, count * PAGE)
+}
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// The ranges that are begun with next, and then on their way. What has to leave before them does.
+fn started(runs: &mut Runs, now: Instant, urgency: Urgency) -> Vec<ByteRange> {
+    loop {
+        let step = runs.next(now, urgency).expect("something to begin with");
+        if step.action == Action::Start {
+            runs.began(now);
+            return step.ranges;
+        }
+        runs.finished(Vec::new(), now);
+    }
+}
+
+/// Takes the step that must be a `Finish`, with everything dropped.
+fn finished(runs: &mut Runs, now: Instant, urgency: Urgency) -> Droppable {
+    let step = runs.next(now, urgency).expect("something to finish");
+    assert_eq!(step.action, Action::Finish);
+    let droppable = runs.droppable();
+    assert_eq!(runs.finished(Vec::new(), now), 0);
+    droppable
+}
+
+#[test]
+fn a_stream_goes_in_full_runs_and_two_behind_it_leave() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    let transfer = 3 * PAGE + 77;
+    let mut begun = Vec::new();
+    let mut left = Vec::new();
+    for index in 0..40 {
+        assert_eq!(runs.insert(range(index * transfer, transfer), now), Arrival::default());
+        while runs.due(now) == Some(now) {
+            match runs.next(now, Urgency::Relaxed).unwrap() {
+                Step { action: Action::Start, ranges } => {
+                    runs.began(now);
+                    begun.extend(ranges);
+                }
+                step => {
+                    assert_eq!(step.action, Action::Finish);
+                    assert!(begun.len() > left.len() + STARTED_MAX, "two are on their way");
+                    assert_eq!(runs.droppable().ranges, step.ranges);
+                    runs.finished(Vec::new(), now);
+                    left.extend(step.ranges);
+                }
+            }
+        }
+    }
+    let whole_runs = 40 * transfer / RUN;
+    let expected: Vec<_> = (0..whole_runs).map(|index| range(index * RUN, RUN)).collect();
+    assert_eq!(begun, expected);
+    assert_eq!(left, expected[..expected.len() - STARTED_MAX]);
+}
+
+#[test]
+fn a_run_that_begins_anywhere_ends_at_a_boundary() {
+    for (first_page, count, expected) in [
+        (0, 15, None),
+        (0, 16, Some((0, 16))),
+        (0, 17, Some((0, 16))),
+        (1, 15, Some((1, 15))),
+        (8, 8, Some((8, 8))),
+        // Too little up to the next boundary: one more.
+        (9, 7, None),
+        (9, 22, None),
+        (9, 23, Some((9, 23))),
+        (15, 17, Some((15, 17))),
+        (16, 16, Some((16, 16))),
+    ] {
+        let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+        runs.insert(pages(first_page, count), now);
+        let begun = match runs.due(now) == Some(now) {
+            true => Some(started(&mut runs, now, Urgency::Relaxed)),
+            false => None,
+        };
+        let expected = expected.map(|(first, count)| vec![pages(first, count)]);
+        assert_eq!(begun, expected, "{count} pages from {first_page}");
+    }
+}
+
+#[test]
+fn half_filled_pages_wait_for_their_neighbour() {
+    let now = Instant::now();
+    let middle = range(PAGE / 2, 4 * PAGE);
+    // The edges stay behind while they are young, whoever presses.
+    let mut runs = Runs::new(LIMITS);
+    runs.insert(middle, now);
+    assert_eq!(started(&mut runs, now, Urgency::Pressed), [pages(1, 3)]);
+    // The neighbour in front comes: its page is full and may go, the other one waits on.
+    runs.insert(range(0, PAGE / 2), now);
+    runs.insert(pages(100, 1), now);
+    assert_eq!(started(&mut runs, now, Urgency::Pressed), [pages(100, 1)]);
+    assert_eq!(started(&mut runs, now, Urgency::Pressed), [pages(0, 1)]);
+    finished(&mut runs, now, Urgency::Pressed);
+    let later = now + LIMITS.neighbour_wait;
+    assert_eq!(started(&mut runs, later, Urgency::Pressed), [pages(4, 1)]);
+
+    // Unless nothing else is left and memory is needed, or everything has to go.
+    for urgency in [Urgency::Pressed, Urgency::Draining] {
+        let mut runs = Runs::new(LIMITS);
+        runs.insert(range(10, 100), now);
+        assert_eq!(started(&mut runs, now, urgency), [pages(0, 1)]);
+    }
+    let mut runs = Runs::new(LIMITS);
+    runs.insert(middle, now);
+    assert_eq!(started(&mut runs, now, Urgency::Draining), [pages(0, 5)]);
+}
+
+#[test]
+fn age_moves_what_nothing_else_does() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    runs.insert(pages(50, 1), now);
+    runs.insert(pages(3, 1), now + ms(400));
+    runs.insert(pages(7, 1), now + ms(900));
+    assert_eq!(runs.due(now + ms(900)), Some(now + ms(1000)));
+    assert_eq!(runs.next(now + ms(999), Urgency::Relaxed), None);
+    // What is half as old goes along, in ascending order; the youngest does not.
+    let at = now + ms(1000);
+    assert_eq!(started(&mut runs, at, Urgency::Relaxed), [pages(3, 1), pages(50, 1)]);
+    assert_eq!(runs.due(at), Some(at + SETTLE));
+    assert_eq!(runs.next(at, Urgency::Relaxed), None);
+    finished(&mut runs, at + SETTLE, Urgency::Relaxed);
+    assert_eq!(runs.due(at), Some(now + ms(1900)));
+
+    // A page that is written again and again goes all the same.
+    let mut runs = Runs::new(LIMITS);
+    let mut begun = Vec::new();
+    for tick in 0..=200 {
+        let at = now + ms(10 * tick);
+        runs.insert(range(10, 100), at);
+        while let Some(step) = runs.next(at, Urgency::Relaxed) {
+            match step.action {
+                Action::Start => {
+                    begun.push(tick);
+                    runs.began(at);
+                }
+                _ => drop(runs.finished(Vec::new(), at)),
+            }
+        }
+    }
+    assert_eq!(begun, [100], "once in the second second, counted from the write after the first");
+}
+
+#[test]
+fn scattered_pages_go_up_and_around() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    let press = |runs: &mut Runs, at: &[u64]| {
+        at.iter().for_each(|&page| drop(runs.insert(pages(page, 1), now)));
+        let begun = started(runs, now, Urgency::Pressed);
+        begun.iter().map(|range| range.offset() / PAGE).collect::<Vec<_>>()
+    };
+    let many: Vec<u64> = (0..20).map(|index| 1000 - 10 * index).collect();
+    let up: Vec<u64> = (0..16).map(|index| 810 + 10 * index).collect();
+    assert_eq!(press(&mut runs, &many), up);
+    // On from there, not back to what arrived in front of it.
+    assert_eq!(press(&mut runs, &[5, 965]), [965, 970, 980, 990, 1000]);
+    assert_eq!(press(&mut runs, &[]), [5]);
+}
+
+#[test]
+fn arrivals_are_judged() {
+    const IN: (bool, bool) = (false, false);
+    const LATE: (bool, bool) = (true, false);
+    const MENDED: (bool, bool) = (true, true);
+    for (what, arrivals) in [
+        ("in order", vec![(0, IN), (1, IN), (2, IN)]),
+        ("two swapped", vec![(0, IN), (2, IN), (1, MENDED), (3, IN)]),
+        ("the first late", vec![(1, IN), (0, MENDED), (2, IN)]),
+        ("three turned round", vec![(0, IN), (3, IN), (2, MENDED), (1, MENDED), (4, IN)]),
+        ("a gap filled in two steps", vec![(0, IN), (4, IN), (2, LATE), (3, IN), (1, MENDED)]),
+        ("written again", vec![(0, IN), (1, IN), (0, IN), (1, IN)]),
+        ("two streams", vec![(0, IN), (100, IN), (1, IN), (101, IN), (2, IN), (102, IN)]),
+    ] {
+        let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+        for (index, &(at, expected)) in arrivals.iter().enumerate() {
+            let arrival = runs.insert(range(at * 1500, 1500), now);
+            let judged = (arrival.out_of_order, arrival.put_in_order);
+            assert_eq!(judged, expected, "{what}: arrival {index}");
+        }
+    }
+}
+
+#[test]
+fn what_was_cached_before_stays() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    assert_eq!(runs.announce(pages(0, 8)), [pages(0, 8)]);
+    runs.keep(pages(2, 3));
+    runs.insert(pages(0, 8), now);
+    runs.withdraw(pages(0, 8));
+    // While they are in the window nobody has to ask again, whatever the cache says by now.
+    assert_eq!(runs.announce(range(0, 8 * PAGE + 1)), [pages(8, 1)]);
+    runs.withdraw(range(0, 8 * PAGE + 1));
+    started(&mut runs, now, Urgency::Draining);
+    let droppable = finished(&mut runs, now, Urgency::Draining);
+    assert_eq!(droppable.ranges, [pages(0, 2), pages(5, 3)]);
+    assert_eq!(droppable.kept_bytes, 3 * PAGE);
+    // Left the window: the next one asks again, and only its answer counts.
+    assert_eq!(runs.announce(pages(0, 8)), [pages(0, 8)]);
+    runs.insert(pages(0, 8), now);
+    runs.withdraw(pages(0, 8));
+    started(&mut runs, now, Urgency::Draining);
+    assert_eq!(finished(&mut runs, now, Urgency::Draining).ranges, [pages(0, 8)]);
+}
+
+#[test]
+fn a_page_in_use_again_is_not_dropped() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    runs.insert(pages(0, 8), now);
+    started(&mut runs, now, Urgency::Draining);
+    runs.insert(range(PAGE + 5, 10), now);
+    runs.announce(range(6 * PAGE + 5, 10));
+    let step = runs.next(now + SETTLE, Urgency::Relaxed).unwrap();
+    assert_eq!(step, Step { action: Action::Finish, ranges: vec![pages(0, 8)] });
+    let expected = vec![pages(0, 1), pages(2, 4), pages(7, 1)];
+    assert_eq!(runs.droppable(), Droppable { ranges: expected, kept_bytes: 0 });
+}
+
+#[test]
+fn what_cannot_be_dropped_is_tried_again_and_then_given_up() {
+    let (mut runs, mut now) = (Runs::new(LIMITS), Instant::now());
+    runs.insert(pages(0, 4), now);
+    started(&mut runs, now, Urgency::Draining);
+    assert_eq!(runs.next(now + SETTLE, Urgency::Relaxed).unwrap().action, Action::Finish);
+    assert_eq!(runs.finished(vec![pages(1, 2)], now), 0);
+    assert_eq!(runs.charged(), 0, "clean pages hold no writer up");
+    for tries in 2..=TRIES_MAX {
+        assert_eq!(runs.next(now, Urgency::Pressed), None);
+        now = runs.due(now).expect("there is another try");
+        let step = runs.next(now, Urgency::Relaxed).unwrap();
+        assert_eq!(step, Step { action: Action::Retry, ranges: vec![pages(1, 2)] });
+        let given_up = runs.finished(vec![pages(1, 2)], now);
+        assert_eq!(given_up, if tries == TRIES_MAX { 2 * PAGE } else { 0 });
+    }
+    assert!(runs.is_empty());
+    assert_eq!(runs.due(now), None);
+}
+
+#[test]
+fn truncation_forgets_what_is_gone() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    runs.insert(pages(0, 4), now);
+    started(&mut runs, now, Urgency::Draining);
+    runs.insert(pages(8, 4), now);
+    runs.insert(pages(20, 1), now);
+    runs.truncate(9 * PAGE + 1);
+    assert_eq!(runs.charged(), 6 * PAGE);
+    runs.truncate(PAGE + 1);
+    assert_eq!(runs.charged(), 2 * PAGE);
+    // Also what a thread is at work on.
+    assert_eq!(runs.next(now + SETTLE, Urgency::Relaxed).unwrap().ranges, [pages(0, 2)]);
+    runs.truncate(0);
+    assert_eq!((runs.charged(), runs.droppable()), (0, Droppable::default()));
+    runs.finished(Vec::new(), now);
+    assert!(runs.is_empty());
+    assert_eq!(runs.insert(pages(0, 1), now), Arrival::default());
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Write { offset: u64, len: u64 },
+    Announce { offset: u64, len: u64 },
+    Step(Urgency),
+    Truncate(u64),
+    Pass(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let offset = 0..100 * PAGE;
+    let len = prop_oneof![1..100_u64, 1..3 * PAGE, PAGE..2 * RUN];
+    let urgency = prop_oneof![
+        4 => Just(Urgency::Relaxed), 2 => Just(Urgency::Pressed), 1 => Just(Urgency::Draining)
+    ];
+    prop_oneof![
+        6 => (offset.clone(), len.clone()).prop_map(|(offset, len)| Event::Write { offset, len }),
+        1 => (offset.clone(), len).prop_map(|(offset, len)| Event::Announce { offset, len }),
+        5 => urgency.prop_map(Event::Step),
+        1 => offset.prop_map(Event::Truncate),
+        3 => (0..700_u64).prop_map(Event::Pass),
+    ]
+}
+
+/// The bookkeeping beside what is known of each byte.
+struct Model {
+    runs: Runs,
+    now: Instant,
+    /// Bytes whose write-back has not begun.
+    dirty: RangeSet,
+    /// Pages on their way to the disk, once for each time.
+    unclean: Vec<ByteRange>,
+}
+
+impl Model {
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Write { offset, len } => {
+                self.runs.insert(range(offset, len), self.now);
+                self.dirty.insert(range(offset, len));
+            }
+            Event::Announce { offset, len } => {
+                let whole = range(offset, len).widened_to(PAGE);
+                let mut foreign = vec![whole];
+                let ours = self.dirty.within(whole).map(|bytes| bytes.widened_to(PAGE));
+                ours.chain(self.unclean.iter().copied())
+                    .for_each(|ours| subtract(&mut foreign, ours));
+                assert_eq!(self.runs.announce(range(offset, len)), foreign);
+                self.runs.withdraw(range(offset, len));
+            }
+            Event::Step(urgency) => drop(self.step(urgency)),
+            Event::Truncate(len) => {
+                self.runs.truncate(len);
+                self.dirty.remove(ByteRange::starting_at(len));
+                let gone = ByteRange::starting_at(len.next_multiple_of(PAGE));
+                subtract_from_each(&mut self.unclean, gone);
+            }
+            Event::Pass(millis) => self.now += ms(millis),
+        }
+    }
+
+    fn step(&mut self, urgency: Urgency) -> bool {
+        let Some(Step { action, ranges }) = self.runs.next(self.now, urgency) else {
+            return false;
+        };
+        assert!(ranges.windows(2).all(|pair| pair[0].end() < pair[1].offset()), "{ranges:?}");
+        assert!(ranges.iter().all(|&range| range == range.widened_to(PAGE)), "{ranges:?}");
+        assert!((1..=2 * RUN).contains(&bytes_of(&ranges)), "{ranges:?}");
+        match action {
+            Action::Start => {
+                self.runs.began(self.now);
+                assert!(ranges.iter().any(|&range| self.dirty.remove(range) > 0), "for nothing");
+                ranges.iter().for_each(|&range| drop(self.dirty.remove(range)));
+                self.unclean.extend(ranges);
+            }
+            Action::Finish | Action::Retry => {
+                let dropped = self.runs.droppable().ranges;
+                assert!(dropped.iter().all(|&pages| self.dirty.within(pages).next().is_none()));
+                self.runs.finished(Vec::new(), self.now);
+                for range in ranges {
+                    let index = self.unclean.iter().position(|&unclean| unclean == range);
+                    self.unclean.swap_remove(index.expect("it was on its way"));
+                }
+            }
+        }
+        true
+    }
+
+    fn check(&self) {
+        let Runs { dirty, oldest, full, .. } = &self.runs;
+        assert_eq!(self.runs.charged(), self.runs.recount());
+        assert_eq!(*oldest, dirty.values().map(|run| run.since).min());
+        assert!(self.runs.dirty.len() as u64 <= self.runs.charged() / PAGE);
+        assert_eq!(
+            *full,
+            dirty.iter().any(|(&start, run)| self.runs.boundary(start, run.end).is_some())
+        );
+        let bytes = dirty.iter().map(|(&start, run)| ByteRange::between(start, run.end));
+        assert!(bytes.eq(self.dirty.within(ByteRange::starting_at(0))));
+    }
+}
+
+/// [`subtract`], for ranges that may overlap.
+fn subtract_from_each(ranges: &mut Vec<ByteRange>, cut: ByteRange) {
+    *ranges = ranges
+        .iter()
+        .flat_map(|&range| {
+            let mut parts = vec![range];
+            subtract(&mut parts, cut);
+            parts
+        })
+        .collect();
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_lost_and_nothing_waits_forever(events in prop::collection::vec(event(), 1..80)) {
+        let mut model = Model {
+            runs: Runs::new(LIMITS),
+            now: Instant::now(),
+            dirty: RangeSet::default(),
+            unclean: Vec::new(),
+        };
+        for event in events {
+            model.apply(event);
+            model.check();
+        }
+        // Nothing comes any more: time alone empties it, and no step is promised in vain.
+        let end = model.now + 2 * LIMITS.age_max + 2 * SETTLE;
+        while let Some(due) = model.runs.due(model.now) {
+            prop_assert!(due <= end, "due {:?} late", due - end);
+            model.now = model.now.max(due);
+            prop_assert!(model.step(Urgency::Relaxed), "due, but nothing to do");
+            model.check();
+        }
+        prop_assert!(model.runs.is_empty());
+        prop_assert!(model.dirty.is_empty() && model.unclean.is_empty());
+        prop_assert!(model.runs.keep.is_empty());
+    }
+}
