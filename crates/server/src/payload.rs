@@ -1,6 +1,8 @@
 //! File data on its way through the server: in a pool buffer, or still in the page cache.
 
-use io::{Buffer, Pipe};
+use std::sync::Arc;
+
+use io::{Buffer, Chunk, Pipe};
 
 /// What a WRITE brought or a READ takes away.
 pub(crate) struct Payload {
@@ -12,6 +14,8 @@ pub(crate) struct Payload {
 enum Place {
     /// At `start` of a buffer.
     Memory { buffer: Buffer, start: usize },
+    /// At `start` of a chunk that was read ahead and serves others too.
+    Chunk { chunk: Arc<Chunk>, start: usize },
     /// In a pipe, which is emptied as the data is sent.
     Pipe(Pipe),
 }
@@ -24,6 +28,16 @@ impl Payload {
     pub(crate) fn new(buffer: Buffer, start: usize, len: usize) -> Self {
         assert!(len > 0 && start <= buffer.capacity() && len <= buffer.capacity() - start);
         Self { place: Place::Memory { buffer, start }, len }
+    }
+
+    /// The bytes `start..start + len` of a chunk that has them.
+    ///
+    /// # Panics
+    /// The part is empty, or not inside what the chunk holds now.
+    pub(crate) fn in_chunk(chunk: Arc<Chunk>, start: usize, len: usize) -> Self {
+        let held = chunk.data_now().map_or(0, <[u8]>::len);
+        assert!(len > 0 && start <= held && len <= held - start);
+        Self { place: Place::Chunk { chunk, start }, len }
     }
 
     /// All that is in `pipe`: data of a READ, which only the socket will see.
@@ -49,6 +63,10 @@ impl Payload {
     pub(crate) fn in_memory(&self) -> Option<&[u8]> {
         match &self.place {
             Place::Memory { buffer, start } => Some(&buffer.as_slice()[*start..*start + self.len]),
+            Place::Chunk { chunk, start } => {
+                let held = chunk.data_now().expect("a chunk keeps what it holds");
+                Some(&held[*start..*start + self.len])
+            }
             Place::Pipe(_) => None,
         }
     }
@@ -57,7 +75,7 @@ impl Payload {
     pub(crate) fn unsent_pipe(&mut self) -> Option<&mut Pipe> {
         match &mut self.place {
             Place::Pipe(pipe) if !pipe.is_empty() => Some(pipe),
-            Place::Pipe(_) | Place::Memory { .. } => None,
+            Place::Pipe(_) | Place::Memory { .. } | Place::Chunk { .. } => None,
         }
     }
 

@@ -191,6 +191,8 @@ impl Server {
         }
         let vfs = &self.service.vfs;
         let flushed = vfs.open_files.flush_all(&vfs.engine).await;
+        let service = Arc::clone(&self.service);
+        vfs.engine.data(move || service.vfs.window.shutdown()).await;
         vfs.engine.shutdown().await;
         flushed.map_err(|_| ShutdownError)
     }
