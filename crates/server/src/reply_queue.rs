@@ -306,3 +306,6 @@ impl ReplyQueue {
         self.state.lock().expect("no code panics while it holds the queue")
     }
 }
+
+#[cfg(test)]
+mod tests;

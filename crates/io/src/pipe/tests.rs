@@ -1,7 +1,8 @@
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use super::*;
@@ -47,6 +48,19 @@ fn through_socket(pipe: &mut Pipe) -> Vec<u8> {
         reading.join().unwrap().unwrap();
     });
     received
+}
+
+/// What the kernel calls the pipe, as no other.
+fn name_of(pipe: &Pipe) -> PathBuf {
+    let fd = ends(&pipe.ends).input.as_raw_fd();
+    fs::read_link(format!("/proc/self/fd/{fd}")).unwrap()
+}
+
+/// Whether this process has a descriptor of the pipe.
+fn is_open(name: &Path) -> bool {
+    let entries = fs::read_dir("/proc/self/fd").unwrap();
+    // Descriptors of other tests come and go meanwhile.
+    entries.flatten().any(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == name))
 }
 
 #[test]
@@ -119,8 +133,11 @@ fn a_full_socket_keeps_what_it_did_not_take() {
         }
     };
     assert_eq!(pool.pipes_open(), 1);
+    let name = name_of(&stuck);
+    assert!(is_open(&name));
     drop((stuck, sender));
     assert_eq!(pool.pipes_open(), 0, "a pipe with data in it is closed");
+    assert!(!is_open(&name));
     let mut received = Vec::new();
     receiver.read_to_end(&mut received).unwrap();
     assert!(received == sent);
