@@ -7,22 +7,22 @@
 //! [shuttle]: https://docs.rs/shuttle
 
 #[cfg(not(shuttle))]
-pub(crate) use std::sync::{Mutex, MutexGuard};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+
+#[cfg(not(shuttle))]
+pub(crate) use std::thread;
 
 #[cfg(not(shuttle))]
 pub(crate) use tokio::sync::oneshot;
 
 #[cfg(shuttle)]
-pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::thread;
 
 #[cfg(shuttle)]
 pub(crate) mod oneshot;
-
-#[cfg(all(test, not(shuttle)))]
-pub(crate) use std::thread;
-
-#[cfg(all(test, shuttle))]
-pub(crate) use shuttle::thread;
 
 #[cfg(all(test, shuttle))]
 pub(crate) mod checker;

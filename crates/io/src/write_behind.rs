@@ -182,7 +182,9 @@ impl fmt::Debug for WriteBehind {
     }
 }
 
-#[cfg(all(test, shuttle))]
+#[cfg(shuttle)]
+#[cfg(test)]
 mod interleavings;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(not(shuttle))]
+#[cfg(test)]
 mod tests;

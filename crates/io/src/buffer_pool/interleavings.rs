@@ -73,7 +73,7 @@ fn give_up_at_random(leaver_len: usize, follower_len: usize) {
 fn a_waiter_may_give_up_at_any_time() {
     for (leaver_len, follower_len) in [(MEDIUM, MEDIUM), (MEDIUM, SMALL), (SMALL, MEDIUM)] {
         check(1_000, move || give_up_at_random(leaver_len, follower_len));
-        check_dfs(move || give_up_at_random(leaver_len, follower_len), Some(5_000));
+        check_dfs(move || give_up_at_random(leaver_len, follower_len), Some(2_000));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -12,6 +12,7 @@ use super::pages::{self, Method};
 use super::runs::{Action, Arrival, Runs, Step, Urgency, bytes_of};
 use super::shared::{Change, Grants, Place, Room, Shared};
 use crate::byte_range::ByteRange;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The window's view of one file; see [`WriteBehind::file`](super::WriteBehind::file).
 pub struct WriteBehindFile {

@@ -110,6 +110,26 @@ fn who_waits_for_room_may_give_up_at_any_time() {
     });
 }
 
+/// While a small room is held, who wants the whole window holds up those who want little.
+#[test]
+fn a_large_writer_that_gives_up_frees_the_small_ones_behind_it() {
+    let fd = empty_file();
+    check(500, move || {
+        let window = window(4, 1);
+        let file = Enrolled::new(&window, 4, &fd);
+        let held = window.room_blocking(1);
+        let large = future::spawn(file.clone().write(pages(0, 3)));
+        let small = [4, 5].map(|page| future::spawn(file.clone().write(pages(page, 1))));
+        large.abort();
+        for small in small {
+            future::block_on(small).expect("there is room for it while one is held");
+        }
+        let _ = future::block_on(large);
+        drop(held);
+        file.check_empty();
+    });
+}
+
 #[test]
 fn errors_are_asked_for_and_files_cut_while_data_leaves() {
     let fd = empty_file();
@@ -118,13 +138,18 @@ fn errors_are_asked_for_and_files_cut_while_data_leaves() {
         let file = Enrolled::new(&window, 4, &fd);
         let writer = thread::spawn({
             let file = file.clone();
-            move || (0..3).for_each(|page| future::block_on(file.clone().write(pages(page, 1))))
+            move || {
+                for page in 0..3 {
+                    future::block_on(file.clone().write(pages(page, 1)));
+                    // As a COMMIT does: it waits for a write-back that is under way.
+                    assert!(file.file.take_error().is_none());
+                }
+            }
         });
         let cutter = thread::spawn({
             let file = Arc::clone(&file.file);
             move || file.truncated(page_size() as u64)
         });
-        assert!(file.file.take_error().is_none());
         cutter.join().expect("it panics where the fault is");
         writer.join().expect("it panics where the fault is");
         file.check_empty();

@@ -2,17 +2,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use rustix::param::page_size;
-use tokio::sync::oneshot;
 
 use super::file::WriteBehindFile;
 use super::runs::{Arrival, Limits, Urgency};
 use super::{WriteBehindConfig, WriteBehindCounts};
 use crate::identity::{self, Identity};
+use crate::sync::{Condvar, Mutex, MutexGuard, oneshot, thread};
 
 /// See the module. A file's own lock may be held when this one is taken, never the other way round.
 pub(super) struct Shared {
