@@ -9,6 +9,7 @@ use rustix::fs::{Advice, fadvise, fdatasync};
 
 use crate::client::{Client, ok, size};
 use crate::place::Place;
+use crate::race::first_difference;
 use crate::random::Random;
 use crate::server::{ModePair, Server, mode_pairs};
 use crate::workload::seed;
@@ -23,6 +24,8 @@ struct Exerciser {
     file: FileHandle,
     local: File,
     model: Vec<u8>,
+    /// What WRITEs take their data from, each from another place.
+    noise: Vec<u8>,
     random: Random,
     modes: ModePair,
     last: VecDeque<String>,
@@ -30,7 +33,8 @@ struct Exerciser {
 
 /// Does so many operations in each pair of modes.
 pub(crate) fn exercise(place: &Place, operations: usize) {
-    let seed = seed();
+    let mut random = Random::new(seed());
+    let noise = (0..FILE_BYTES_MAX / 4).flat_map(|_| random.next().to_ne_bytes()).collect();
     let path = place.export().join("exercised");
     fs::write(&path, b"").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
@@ -41,7 +45,8 @@ pub(crate) fn exercise(place: &Place, operations: usize) {
         clients: [client, server.mounted().0],
         local: File::open(&path).unwrap(),
         model: Vec::new(),
-        random: Random::new(seed),
+        noise,
+        random,
         modes: ("auto", "auto"),
         last: VecDeque::new(),
     };
@@ -150,10 +155,8 @@ impl Exerciser {
             _ => StableHow::Unstable,
         };
         self.note(format!("WRITE {stable:?} {bytes} at {offset}"));
-        let (file, first) = (self.file, self.random.next());
-        let data: Vec<u8> = (0..bytes as u64)
-            .map(|i| (first.wrapping_add(i).wrapping_mul(0x9e37_79b9) >> 24 & 0xff) as u8)
-            .collect();
+        let first = self.random.index(self.noise.len() - bytes);
+        let (file, data) = (self.file, self.noise[first..first + bytes].to_vec());
         let done = ok(self.client().write_stable(file, offset as u64, &data, stable));
         assert_eq!(usize::try_from(done.count).unwrap(), bytes, "a short WRITE");
         if bytes > 0 {
@@ -200,16 +203,13 @@ impl Exerciser {
     }
 
     /// What was read at `offset` must be all that the model has there, up to `bytes`.
-    #[track_caller]
     fn compare(&self, what: &str, offset: usize, read: &[u8], bytes: usize) {
         let start = offset.min(self.model.len());
         let model =
             &self.model[start..offset.saturating_add(bytes).min(self.model.len()).max(start)];
-        let wrong = read.iter().zip(model).position(|(read, model)| read != model);
-        if wrong.is_some() || read.len() != model.len() {
-            let at = wrong.map(|at| start + at);
-            let lens = (read.len(), model.len());
-            panic!("{:?}: {what}: wrong at {at:?}, lengths {lens:?}: {:#?}", self.modes, self.last);
+        if let Some(at) = first_difference(read, model) {
+            let (at, lens, modes) = (start + at, (read.len(), model.len()), self.modes);
+            panic!("{modes:?}: {what}: wrong at {at}, lengths {lens:?}: {:#?}", self.last);
         }
     }
 }

@@ -142,7 +142,7 @@ impl Client {
             }
             let mark = RecordMark::from_bytes(mark);
             let start = record.len();
-            record.resize(start + usize::try_from(mark.len).unwrap(), 0);
+            record.append(&mut vec![0; usize::try_from(mark.len).unwrap()]);
             self.stream.read_exact(&mut record[start..]).unwrap();
             if mark.last {
                 return Some(record);
