@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use proptest::test_runner::{Config, TestRunner};
+use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, fallocate, memfd_create};
 use rustix::param::page_size;
 
 use super::*;
@@ -72,7 +73,7 @@ impl Disk {
         let path = self.path("mount").join(name);
         let cached = options.open(&path).unwrap();
         #[expect(clippy::cast_possible_wrap, reason = "a flag")]
-        let direct = options.custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32).open(&path);
+        let direct = options.custom_flags(OFlags::DIRECT.bits() as i32).open(&path);
         let align = dio_align(cached.as_fd()).unwrap().expect("these file systems tell");
         (cached, direct.unwrap(), align)
     }
@@ -80,7 +81,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let unmounted = run("umount", &[self.path("mount").to_str().unwrap()]);
+        // Not at once: a child that another test is starting has our descriptors for a moment.
+        let unmounted = run("umount", &["--lazy", self.path("mount").to_str().unwrap()]);
         let detached = run("losetup", &["--detach", &self.device]);
         if !std::thread::panicking() {
             unmounted.and(detached).unwrap();
@@ -121,7 +123,7 @@ fn the_alignment_is_the_sector_of_the_disk() {
 
 #[test]
 fn a_file_without_direct_io_has_no_alignment() {
-    let memory = rustix::fs::memfd_create("f", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let memory = memfd_create("f", MemfdFlags::CLOEXEC).unwrap();
     assert_eq!(dio_align(memory.as_fd()).unwrap(), None);
     let Some(disk) = Disk::new("ext4", 512) else { return };
     // ext4 with all data in its journal.
@@ -141,8 +143,7 @@ fn any_range_is_read_as_through_the_page_cache() {
         content[60_000..130_000].fill(0);
         write_at(cached.as_fd(), &content[..60_000], 0).unwrap();
         write_at(cached.as_fd(), &content[130_000..], 130_000).unwrap();
-        let reserve = rustix::fs::FallocateFlags::empty();
-        rustix::fs::fallocate(&cached, reserve, 90_000, 20_000).unwrap();
+        fallocate(&cached, FallocateFlags::empty(), 90_000, 20_000).unwrap();
         let edges = [0, 1, 511, 512, 513, 4095, 4096, 4097, 47_008, 59_999, 65_536];
         let ends = [131_071, 196_608, 199_999, 200_000, 200_001, 200_002, 204_800, 1 << 40];
         for offset in edges.into_iter().chain(ends) {
@@ -223,11 +224,10 @@ fn a_full_disk_counts_what_went_in() {
     for disk in Disk::all() {
         let (cached, direct, align) = disk.file("f");
         let (filler, ..) = disk.file("filler");
-        // All but what the last MiB or so takes.
-        let chunk = vec![1; 1 << 20];
-        let filled = (0..).find(|i| write_at(filler.as_fd(), &chunk, i << 20).is_err()).unwrap();
-        rustix::fs::fsync(&filler).unwrap();
-        filler.set_len((filled - 1) << 20).unwrap();
+        // All but four or five MiB.
+        let fill = |mib: u64| fallocate(&filler, FallocateFlags::empty(), mib << 20, 1 << 20);
+        let filled = (0..).find(|&mib| fill(mib).is_err()).expect("no disk is endless");
+        filler.set_len((filled - 4) << 20).unwrap();
         let whole = range(1000, 8 << 20);
         let data = Placed::filled(8 << 20, 1000, 6);
         let segments = align.split_write(whole, page_bytes()).segments();
