@@ -44,8 +44,8 @@ pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<us
 /// [`read_at`] through the page cache, out of which the kernel drops again what the read brought in
 /// (`RWF_DONTCACHE`, since Linux 6.14). What was there before stays.
 ///
-/// `None` if the kernel or the file system does not know such reads; asking again for files of it is
-/// pointless, and [`read_at`] serves.
+/// `None` if the kernel or the file system does not know such reads; asking again for files of it
+/// is pointless, and [`read_at`] serves.
 ///
 /// # Errors
 /// As [`read_at`].

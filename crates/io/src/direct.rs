@@ -145,13 +145,13 @@ pub struct SegmentsWritten {
 /// of a direct write that came back short, wherever that was. It could not go on directly in the
 /// middle of a block; stopping would only make the caller send the same rest again, as a write with
 /// a ragged head, that is through the page cache; and the kernel merges that head with the block's
-/// front, which is on the disk by then. If the reason was a full disk, the rest meets it at once and
-/// the error is reported with every byte before it counted.
+/// front, which is on the disk by then. If the reason was a full disk, the rest meets it at once
+/// and the error is reported with every byte before it counted.
 ///
 /// # Errors
-/// [`WriteError`] of the first segment that cannot be completed; its `written` counts from the start
-/// of `data` over all segments and has no gap. Direct parts of these bytes may have gone through the
-/// page cache.
+/// [`WriteError`] of the first segment that cannot be completed; its `written` counts from the
+/// start of `data` over all segments and has no gap. Direct parts of these bytes may have gone
+/// through the page cache.
 ///
 /// # Panics
 /// The segments are not adjacent, or are not as long as `data` in all.

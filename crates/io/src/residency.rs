@@ -108,8 +108,8 @@ impl Residency {
 /// the thread, as the user it acts for ([`Identity`](crate::Identity)). Take `None` as "some of it
 /// may be": drop nothing, and read where either is right.
 ///
-/// One `cachestat` if all or nothing is resident, and about one more for each halving on the way to
-/// a border between resident and not. Ask about no more than the file has: its end is such a border.
+/// One `cachestat` if all or nothing is resident, and two more for each halving on the way to a
+/// border between resident and not. Ask about no more than the file has: its end is such a border.
 /// Kernels before 6.5 are asked by `mincore` over a temporary mapping.
 ///
 /// # Errors

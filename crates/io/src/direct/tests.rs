@@ -41,8 +41,8 @@ impl Placed {
     }
 }
 
-/// A file that refuses direct I/O which is not aligned, and on demand takes or gives less than it is
-/// asked to.
+/// A file that refuses direct I/O which is not aligned, and on demand takes or gives less than it
+/// is asked to.
 struct SimulatedFile {
     content: Vec<u8>,
     align: DioAlign,
@@ -174,8 +174,8 @@ fn empty_segments_make_no_calls() {
     assert_eq!(file.write_segments(&[], &[]).unwrap().written, 0);
 }
 
-/// A segment can fall short by so little that what it took is more than what is left behind it. Held
-/// against that instead of its own length, it would pass for whole: the next segment would be
+/// A segment can fall short by so little that what it took is more than what is left behind it.
+/// Held against that instead of its own length, it would pass for whole: the next segment would be
 /// written over a gap, and the count would be a lie.
 #[test]
 fn no_short_segment_passes_for_a_whole_one() {

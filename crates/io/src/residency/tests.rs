@@ -19,8 +19,8 @@ fn pages(first: u64, count: u64) -> ByteRange {
     ByteRange::new(first * page_bytes(), count * page_bytes()).unwrap()
 }
 
-/// A file of [`PAGES`] pages, `beyond` bytes more, and nothing of it in the page cache, read without
-/// read-ahead; or nothing where files live in memory alone.
+/// A file of [`PAGES`] pages and `beyond` bytes more, nothing of it in the page cache, to be read
+/// without read-ahead. Nothing where files live in memory alone.
 fn uncached_file(beyond: u64) -> Option<File> {
     let mut file = tempfile::tempfile().unwrap();
     if fstatfs(&file).unwrap().f_type == TMPFS_MAGIC {
