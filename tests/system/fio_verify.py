@@ -60,14 +60,14 @@ def write_and_verify(*flags, block_bytes, blocks, jobs, order="write"):
         check(read == blocks * jobs, f"{read} of {blocks * jobs} blocks verified")
 
 
-def share_and_verify(*flags, block_bytes, blocks, jobs, stride_bytes, order):
+def share_and_verify(*flags, block_bytes, blocks, jobs, stride_bytes, order, serve=()):
     """Jobs that start `stride_bytes` apart write one file together; one reader verifies all of it.
 
-    Where `block_bytes` is no multiple of a page, neighbours change the same pages at the same time.
+    `serve` are flags of the server. Where `block_bytes` is no multiple of a page, neighbours change the same pages at the same time.
     """
     need_fio_nfs()
     need_space(2 * block_bytes * blocks * jobs)
-    with Server(scratch_dir("export")) as server:
+    with Server(scratch_dir("export"), *serve) as server:
         block = f"--bs={block_bytes}"
         load = [f"--rw={order}", block, f"--io_size={block_bytes * blocks}", *flags]
         apart = [f"--offset_increment={stride_bytes}", "--do_verify=0"]
@@ -82,11 +82,11 @@ def share_and_verify(*flags, block_bytes, blocks, jobs, stride_bytes, order):
         check(read == blocks * jobs, f"{read} of {blocks * jobs} blocks verified")
 
 
-def interleave_and_verify(block_bytes, blocks, jobs=4):
+def interleave_and_verify(block_bytes, blocks, jobs=4, serve=()):
     """Of each `jobs` blocks in a row every job writes one."""
     share_and_verify(
         f"--size={block_bytes * blocks * jobs}", block_bytes=block_bytes, blocks=blocks, jobs=jobs,
-        stride_bytes=block_bytes, order=f"write:{block_bytes * (jobs - 1)}",
+        stride_bytes=block_bytes, order=f"write:{block_bytes * (jobs - 1)}", serve=serve,
     )  # fmt: skip
 
 

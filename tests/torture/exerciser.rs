@@ -62,7 +62,7 @@ pub(crate) fn exercise(place: &Place, operations: usize) {
     exerciser.evict();
     exerciser.compare("disk", 0, &fs::read(&path).unwrap(), usize::MAX);
     drop(exerciser);
-    server.stop();
+    server.stop(place.may_lack_direct());
 }
 
 impl Exerciser {

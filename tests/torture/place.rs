@@ -14,6 +14,7 @@ const IMAGE_BYTES: u64 = 1 << 30;
 pub(crate) struct Place {
     mounted: Option<PathBuf>,
     export: PathBuf,
+    may_lack_direct: bool,
     _dir: TempDir,
 }
 
@@ -22,7 +23,7 @@ impl Place {
     pub(crate) fn in_directory() -> Self {
         let dir = scratch();
         let export = made(&dir.path().join("export"));
-        Self { mounted: None, export, _dir: dir }
+        Self { mounted: None, export, may_lack_direct: true, _dir: dir }
     }
 
     /// A new file system of `kind`; `None`, with the reason printed, where that cannot be had.
@@ -57,12 +58,19 @@ impl Place {
             return None;
         }
         let export = made(&mount.join("export"));
-        Some(Self { mounted: Some(mount), export, _dir: dir })
+        // btrfs does direct I/O, but as of Linux 6.18 it does not tell at which alignment.
+        let may_lack_direct = kind == "btrfs";
+        Some(Self { mounted: Some(mount), export, may_lack_direct, _dir: dir })
     }
 
     /// The directory that is served.
     pub(crate) fn export(&self) -> &Path {
         &self.export
+    }
+
+    /// Whether the server may find that this file system reports no direct I/O.
+    pub(crate) fn may_lack_direct(&self) -> bool {
+        self.may_lack_direct
     }
 }
 

@@ -124,7 +124,7 @@ pub(crate) fn race(place: &Place) {
         check_disk(&local, &model, write_mode);
     }
     drop(racers);
-    server.stop();
+    server.stop(place.may_lack_direct());
 }
 
 /// Both sides write in each round; then the left one reads, while the other waits.

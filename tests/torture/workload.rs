@@ -78,7 +78,7 @@ pub(crate) fn torture(place: &Place, default_secs: u64) {
     let switched = workload.run(Duration::from_secs(secs));
     workload.check_all_in_each_mode();
     println!("{:?}, {switched} of 16 pairs of modes", workload.done);
-    workload.finish();
+    workload.finish(place.may_lack_direct());
 }
 
 /// `SPILLWAY_TORTURE_SEED`, or another one each time; printed, since a failure wants it again.
@@ -228,7 +228,7 @@ impl Workload {
     fn evict(&self, random: &mut Random) {
         let files: Vec<_> = self.paths.iter().map(|path| File::open(path).unwrap()).collect();
         while self.goes_on() {
-            let file = random.one_of(&[0, 1, 2]) % files.len();
+            let file = self.any_file(random);
             if random.percent(30) {
                 fdatasync(&files[file]).unwrap();
             }
@@ -293,14 +293,14 @@ impl Workload {
     }
 
     /// Stops the server and looks at what reached the disk.
-    fn finish(self) {
+    fn finish(self, may_lack_direct: bool) {
         for path in &self.paths {
             let file = File::open(path).unwrap();
             fdatasync(&file).unwrap();
             fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         }
         self.check_all_locally();
-        self.server.stop();
+        self.server.stop(may_lack_direct);
     }
 }
 
