@@ -74,6 +74,8 @@ pub(crate) struct OpenFile {
     pub(crate) read_ahead: ReadAhead,
     /// What was read past the page cache.
     pub(crate) read_history: ReadHistory,
+    /// Bytes that READs have left in the page cache since it was opened.
+    kept_bytes: AtomicU64,
     /// What the write-behind window holds of it.
     window: OnceLock<Arc<WriteBehindFile>>,
     /// Writers in sequence.
@@ -129,6 +131,7 @@ impl OpenFile {
             ranges: RangeLock::new(),
             read_ahead: ReadAhead::default(),
             read_history: ReadHistory::default(),
+            kept_bytes: AtomicU64::new(0),
             window: OnceLock::new(),
             writers: Mutex::default(),
             changes: AtomicU64::new(0),
@@ -244,6 +247,16 @@ impl OpenFile {
         let mut data = self.data();
         data.refused(align);
         data.align().is_none()
+    }
+
+    /// About how much of it READs have left in the page cache.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.kept_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a READ leaves so many bytes in the page cache.
+    pub(crate) fn note_kept(&self, bytes: u64) {
+        self.kept_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Its view of the server's window.

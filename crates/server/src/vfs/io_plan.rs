@@ -18,14 +18,12 @@ const FREE_PART: u64 = 32;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadFacts {
     pub(super) mode: IoMode,
-    /// Length of the file, in bytes.
-    pub(super) size: u64,
+    /// Bytes of the file that are not known to be cached.
+    pub(super) uncached_bytes: u64,
     /// What direct I/O on the file needs, if it is possible.
     pub(super) align: Option<DioAlign>,
     /// The file system drops behind (`RWF_DONTCACHE`), as far as is known.
     pub(super) drops_behind: bool,
-    /// The range is read ahead already, past the page cache.
-    pub(super) is_ahead: bool,
     pub(super) free_bytes: u64,
     pub(super) total_bytes: u64,
     /// The range was read not long ago, and not cached.
@@ -62,8 +60,7 @@ impl ReadFacts {
             IoMode::Direct => self.past_the_cache(),
             IoMode::DontCache if self.drops_behind => ReadRoute::DontCache,
             IoMode::DontCache => self.past_the_cache(),
-            IoMode::Auto if self.is_ahead => self.past_the_cache(),
-            IoMode::Auto if fits(self.size, self.free_bytes, self.total_bytes) => {
+            IoMode::Auto if fits(self.uncached_bytes, self.free_bytes, self.total_bytes) => {
                 ReadRoute::Cached(CachedWhy::FreeMemory)
             }
             IoMode::Auto if self.read_again => ReadRoute::Cached(CachedWhy::ReadAgain),
@@ -204,10 +201,9 @@ mod tests {
     fn read(mode: IoMode) -> ReadFacts {
         ReadFacts {
             mode,
-            size: GIB,
+            uncached_bytes: GIB,
             align: Some(align()),
             drops_behind: true,
-            is_ahead: false,
             free_bytes: 0,
             total_bytes: 8 * GIB,
             read_again: false,
@@ -248,7 +244,8 @@ mod tests {
         let plenty = ReadFacts { free_bytes: 2 * GIB, ..facts };
         assert_eq!(plenty.route(), ReadRoute::Cached(CachedWhy::FreeMemory));
         assert_eq!(ReadFacts { free_bytes: GIB, ..facts }.route(), direct, "nothing to spare");
-        assert_eq!(ReadFacts { is_ahead: true, ..plenty }.route(), direct);
+        let begun = ReadFacts { free_bytes: GIB, uncached_bytes: GIB / 2, ..facts };
+        assert_eq!(begun.route(), plenty.route(), "the rest fits as it did before");
         let again = ReadFacts { read_again: true, ..facts };
         assert_eq!(again.route(), ReadRoute::Cached(CachedWhy::ReadAgain));
         assert_eq!(ReadFacts { align: None, ..facts }.route(), ReadRoute::DontCache);

@@ -11,6 +11,7 @@ use io::{Buffer, ByteRange, FileVersion, Identity, IoMode, NowaitRead, RangeUse}
 use rustix::fs::Access;
 
 use super::io_plan::{ReadFacts, ReadRoute};
+use super::read_ahead::FillWay;
 use super::{Answer, Attributes, Caller, Object, Status, Vfs, attributes_of};
 use crate::counters::Counter;
 use crate::data_descriptors::{DirectFile, Use};
@@ -138,28 +139,34 @@ impl Vfs {
             };
         }
         let is_ahead = !read.file.read_ahead.find(read.range, read.version).is_empty();
-        let mut tried = None;
-        if mode != IoMode::Direct && !is_ahead {
-            match self.try_cached(read).await? {
-                Tried::Done(done) => {
-                    self.counters.add(Counter::ReadsResident, 1);
-                    return Ok(done);
-                }
-                Tried::Partly(buffer, had) => tried = Some((buffer, had)),
+        if mode == IoMode::Auto
+            && !is_ahead
+            && let Tried::Done(done) = self.try_cached(read).await?
+        {
+            self.counters.add(Counter::ReadsResident, 1);
+            return Ok(done);
+        }
+        let (route, direct) = self.read_route(read, mode).await?;
+        let way = match (route, &direct) {
+            (ReadRoute::Cached(_), _) => {
+                read.file.note_kept(read.range.len());
+                FillWay::Keep
             }
-        }
-        let (route, direct) = self.read_route(read, mode, is_ahead).await?;
-        if let (ReadRoute::Cached(_), Some((buffer, had))) = (route, tried) {
-            self.counters.add(route.counter(), 1);
-            return self.fetch_cached(read, buffer, had).await;
-        }
-        if let Some(done) = self.fetch_ahead(read, direct.as_ref(), mode).await {
+            (_, Some(file)) if mode == IoMode::Direct => FillWay::Direct(file.clone()),
+            (_, Some(file)) => FillWay::ResidentOrDirect(file.clone()),
+            (_, None) => FillWay::Drop,
+        };
+        if let Some(done) = self.fetch_ahead(read, &way).await {
             return Ok(done);
         }
         self.counters.add(route.counter(), 1);
-        match direct {
-            Some(direct) => self.fetch_direct(read, direct).await,
-            None => self.fetch_uncached(read).await,
+        match (way, direct) {
+            (FillWay::Keep, _) => {
+                let buffer = self.take_buffer(read.len()).await?;
+                self.fetch_cached(read, buffer, 0).await
+            }
+            (_, Some(direct)) => self.fetch_direct(read, direct).await,
+            (_, None) => self.fetch_uncached(read).await,
         }
     }
 
@@ -168,15 +175,13 @@ impl Vfs {
         &self,
         read: &Read<'_>,
         mode: IoMode,
-        is_ahead: bool,
     ) -> Result<(ReadRoute, Option<DirectFile>), Status> {
         let support = &read.file.root().io_support;
         let mut facts = ReadFacts {
             mode,
-            size: read.attributes.size,
+            uncached_bytes: read.attributes.size.saturating_sub(read.file.kept_bytes()),
             align: None,
             drops_behind: support.drops_behind(),
-            is_ahead,
             free_bytes: self.memory.free_bytes(),
             total_bytes: self.memory.total_bytes(),
             read_again: false,

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use io::{Buffer, ByteRange, Chunk, Fill, IoMode, RangeGuard, RangeUse, WidenedRead};
+use io::{Buffer, ByteRange, Chunk, Fill, RangeGuard, RangeUse};
 
 use super::read::{Fetched, Read, read_and_drop};
 use super::{Status, Vfs};
@@ -20,28 +20,46 @@ struct FillJob {
     buffer: Buffer,
     file: Arc<OpenFile>,
     reader: Arc<OwnedFd>,
-    /// The range as the disk sees it; `None` to go through the page cache.
-    direct: Option<(DirectFile, WidenedRead)>,
-    /// The page cache may have it all.
-    look_in_cache: bool,
+    way: FillWay,
     pages: RangeGuard,
     counters: Arc<Counters>,
+}
+
+/// How a chunk is read.
+#[derive(Clone)]
+pub(super) enum FillWay {
+    /// Through the page cache, to stay there too.
+    Keep,
+    /// Through the page cache, which is left as it was.
+    Drop,
+    /// Past the page cache.
+    Direct(DirectFile),
+    /// Past the page cache, unless all of it is there.
+    ResidentOrDirect(DirectFile),
+}
+
+impl FillWay {
+    /// The range as the disk sees it, and the kind of I/O. `None` where that would pass the largest
+    /// file offset.
+    fn seen(&self, range: ByteRange) -> Option<(ByteRange, RangeUse)> {
+        match self {
+            Self::Keep | Self::Drop => Some((range, RangeUse::Cached)),
+            Self::Direct(file) | Self::ResidentOrDirect(file) => {
+                Some((file.align.widen_read(range)?.range(), RangeUse::Direct))
+            }
+        }
+    }
 }
 
 impl Vfs {
     /// Answers from chunks that were read ahead, waiting for those on their way, and sees to it that
     /// the next ones are read. `None` when the READ has to do it for itself.
-    pub(super) async fn fetch_ahead(
-        &self,
-        read: &Read<'_>,
-        direct: Option<&DirectFile>,
-        mode: IoMode,
-    ) -> Option<Fetched> {
+    pub(super) async fn fetch_ahead(&self, read: &Read<'_>, way: &FillWay) -> Option<Fetched> {
         let settled = read.version.has_settled(SystemTime::now());
         let budget = (settled && self.switches.read_ahead()).then_some(&self.read_ahead);
         let ahead = read.file.read_ahead.note(read.range, read.version, budget);
         for fill in ahead.fills {
-            self.begin_fill(read, fill, direct, mode);
+            self.begin_fill(read, fill, way.clone());
         }
         let data = self.from_chunks(read, &ahead.chunks).await?;
         read.file.read_ahead.served(read.range, &ahead.chunks);
@@ -72,11 +90,9 @@ impl Vfs {
 
     /// Has a chunk read by a data thread, unless that would have to wait for anything: memory, a
     /// place in the queue, a WRITE to the same pages.
-    fn begin_fill(&self, read: &Read<'_>, fill: Fill, direct: Option<&DirectFile>, mode: IoMode) {
+    fn begin_fill(&self, read: &Read<'_>, fill: Fill, way: FillWay) {
         let range = fill.range();
-        let direct = direct.and_then(|file| Some((file.clone(), file.align.widen_read(range)?)));
-        let seen = direct.as_ref().map_or(range, |(_, widened)| widened.range());
-        let range_use = if direct.is_some() { RangeUse::Direct } else { RangeUse::Cached };
+        let Some((seen, range_use)) = way.seen(range) else { return };
         let Some(pages) = read.file.ranges.try_lock(seen, range_use) else { return };
         let len = usize::try_from(seen.len()).expect("a chunk");
         let Some(buffer) = self.buffers.try_take(len) else { return };
@@ -87,8 +103,7 @@ impl Vfs {
             buffer,
             file: Arc::clone(read.file),
             reader: Arc::clone(&read.reader),
-            direct,
-            look_in_cache: mode != IoMode::Direct,
+            way,
             pages,
             counters: Arc::clone(&self.counters),
         };
@@ -117,15 +132,19 @@ impl FillJob {
     fn read(&mut self, range: ByteRange) -> Result<usize, Status> {
         let buffer = self.buffer.as_mut_slice();
         let len = usize::try_from(range.len()).expect("a chunk");
-        if self.look_in_cache && is_resident(&self.reader, range) {
-            return Ok(io::read_at(self.reader.as_fd(), &mut buffer[..len], range.offset())?);
-        }
-        match &self.direct {
-            Some((direct, widened)) => {
-                let got = io::read_direct(direct.fd.as_fd(), buffer, widened)?;
-                Ok(got.min(len))
+        let direct = match &self.way {
+            FillWay::Drop => {
+                return read_and_drop(&self.file, &self.reader, &mut buffer[..len], range);
             }
-            None => read_and_drop(&self.file, &self.reader, &mut buffer[..len], range),
+            FillWay::Direct(file) => Some(file),
+            FillWay::ResidentOrDirect(file) if !is_resident(&self.reader, range) => Some(file),
+            FillWay::ResidentOrDirect(_) | FillWay::Keep => None,
+        };
+        match direct.and_then(|file| Some((file, file.align.widen_read(range)?))) {
+            Some((file, widened)) => {
+                Ok(io::read_direct(file.fd.as_fd(), buffer, &widened)?.min(len))
+            }
+            None => Ok(io::read_at(self.reader.as_fd(), &mut buffer[..len], range.offset())?),
         }
     }
 }
