@@ -30,6 +30,7 @@ mod reply_queue;
 mod server;
 mod service;
 pub mod trace;
+mod turns;
 mod vfs;
 mod write_verifier;
 

@@ -26,6 +26,7 @@ use rustix::io::Errno;
 use crate::data_descriptors::{DataDescriptors, DirectFile, Use};
 use crate::directory_stream::DirectoryStreams;
 use crate::export_root::ExportRoot;
+use crate::turns::Turns;
 use crate::vfs::Status;
 
 /// Locks that the table is spread over.
@@ -62,10 +63,8 @@ pub(crate) struct OpenFile {
     file_type: FileType,
     base: Arc<OwnedFd>,
 
-    /// Held over every operation that changes the object, so that the attributes before and after
-    /// it are those of this operation alone (RFC 1813 §2.6, `wcc_data`). Waiting for it blocks no
-    /// thread, and it is handed over in the order of arrival.
-    pub(crate) change: Arc<tokio::sync::Mutex<()>>,
+    /// Held over every operation that changes the object.
+    pub(crate) turns: Turns,
     data: Mutex<DataDescriptors>,
     streams: Mutex<DirectoryStreams>,
     /// Keeps cached and direct I/O on the same pages apart.
@@ -125,7 +124,7 @@ impl OpenFile {
             handle,
             file_type,
             base: Arc::new(base),
-            change: Arc::default(),
+            turns: Turns::default(),
             data: Mutex::default(),
             streams: Mutex::default(),
             ranges: RangeLock::new(),

@@ -79,10 +79,11 @@ impl Vfs {
         change: AttributeChange,
         guard: Option<Timestamp>,
     ) -> Answer<Wcc, ()> {
-        let (file, turn, before) = match self.take_turn(object).await {
+        let (file, turn) = match self.take_turn(object).await {
             Ok(taken) => taken,
             Err(status) => return Answer::refused(status),
         };
+        let before = *turn.before();
         let mut change = change;
         let mut begun = change.check().and_then(|()| check(caller, &before, guard));
         if begun.is_ok()

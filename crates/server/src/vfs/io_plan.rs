@@ -6,7 +6,7 @@ use crate::counters::Counter;
 
 /// The smallest WRITE that `direct` splits. Below it the ragged ends cost more than the middle
 /// saves: see docs/io-modes.md for the measurement.
-pub(super) const SPLIT_BYTES_MIN: u64 = 256 * 1024;
+pub(super) const SPLIT_BYTES_MIN: usize = 256 * 1024;
 /// Bytes that a writer must have written in sequence before `auto` takes it for a stream whose pages
 /// nobody needs soon. Smaller files are often read back at once.
 pub(super) const STREAM_BYTES_MIN: u64 = 8 * 1024 * 1024;
@@ -137,7 +137,7 @@ pub(super) enum WindowWhy {
 impl WriteFacts {
     /// Whether it is large enough for direct I/O.
     pub(super) fn is_worth_splitting(&self) -> bool {
-        self.len >= SPLIT_BYTES_MIN
+        self.len >= SPLIT_BYTES_MIN as u64
     }
 
     /// The way.

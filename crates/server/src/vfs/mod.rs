@@ -22,12 +22,13 @@ use std::sync::atomic::AtomicU64;
 use io::{
     BufferPool, Engine, Identity, IoPolicy, KernelHandle, Memory, ReadAheadBudget, WriteBehind,
 };
-use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::counters::Counters;
 use crate::export_root::ExportRoot;
 use crate::open_files::{FileKey, Flush, OpenFile, OpenFiles};
 use crate::trace::{CallId, Tracer};
+use crate::turns::Turn;
 
 pub(crate) use access::AccessRights;
 pub(crate) use attr::{AttributeChange, SetTime};
@@ -242,18 +243,15 @@ impl Vfs {
         Err(Status::Delay)
     }
 
-    /// The open object behind a handle, the turn to change it, and its attributes in that turn.
+    /// The open object behind a handle, and the turn to change it.
     ///
     /// # Errors
     /// `Stale` when it is gone.
-    async fn take_turn(
-        &self,
-        object: &Object,
-    ) -> Result<(Arc<OpenFile>, OwnedMutexGuard<()>, Attributes), Status> {
+    async fn take_turn(&self, object: &Object) -> Result<(Arc<OpenFile>, Turn), Status> {
         let file = self.open(object).await?;
-        let turn = Arc::clone(&file.change).lock_owned().await;
+        let alone = file.turns.alone().await;
         let before = self.attributes(&file).await?;
-        Ok((file, turn, before))
+        Ok((file, Turn::new(alone, before)))
     }
 
     /// Makes a change of `file` durable where the export promises that.

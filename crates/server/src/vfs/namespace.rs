@@ -2,7 +2,7 @@
 //! `create`.
 //!
 //! All of them run as the caller, so that the kernel checks permissions, sticky bits and quotas as
-//! for a local user. Those that change a directory hold its turn (`OpenFile::change`) from the
+//! for a local user. Those that change a directory hold its turn (`OpenFile::turns`) from the
 //! attributes before to the attributes after.
 
 mod create;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, openat};
 use rustix::io::Errno;
-use tokio::sync::OwnedMutexGuard;
 
 use super::{
     Answer, Attributes, Caller, Found, Object, Status, Vfs, Wcc, attributes_of, component,
 };
 use crate::export_root::PATH_ONLY;
 use crate::open_files::{FileKey, OpenFile, proc_path};
+use crate::turns::{Alone, Turns};
 
 pub(crate) use create::{CreateMode, NodeKind};
 
@@ -133,7 +133,7 @@ impl Vfs {
             Ok(opened) => opened,
             Err(status) => return Answer::refused(status),
         };
-        let turns = turns_of_both(&from_dir, &to_dir).await;
+        let turns = turns_of_both(&from_dir.turns, &to_dir.turns).await;
         let (from_in, to_in) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
         let job = move || {
             let before = (attributes_of(from_in.fd()).ok(), attributes_of(to_in.fd()).ok());
@@ -207,7 +207,7 @@ impl Vfs {
         } else {
             Err(Status::NotDirectory)
         });
-        let turn = Arc::clone(&directory.change).lock_owned().await;
+        let turn = directory.turns.alone().await;
         let opened = Arc::clone(&directory);
         let job = move || {
             let before = attributes_of(opened.fd())?;
@@ -278,17 +278,12 @@ fn rename_component(name: &[u8]) -> Result<CString, Status> {
 }
 
 /// Two turns, always in the same order of the same two directories.
-async fn turns_of_both(
-    a: &Arc<OpenFile>,
-    b: &Arc<OpenFile>,
-) -> (OwnedMutexGuard<()>, Option<OwnedMutexGuard<()>>) {
-    if Arc::ptr_eq(&a.change, &b.change) {
-        return (Arc::clone(&a.change).lock_owned().await, None);
+async fn turns_of_both(a: &Turns, b: &Turns) -> (Alone, Option<Alone>) {
+    if a.are(b) {
+        return (a.alone().await, None);
     }
-    let (first, second) =
-        if Arc::as_ptr(&a.change) < Arc::as_ptr(&b.change) { (a, b) } else { (b, a) };
-    let turn = Arc::clone(&first.change).lock_owned().await;
-    (turn, Some(Arc::clone(&second.change).lock_owned().await))
+    let (first, second) = if a.rank() < b.rank() { (a, b) } else { (b, a) };
+    (first.alone().await, Some(second.alone().await))
 }
 
 fn find_child(directory: &OpenFile, name: &CStr) -> Result<(Found, Opened), Status> {

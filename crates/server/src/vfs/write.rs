@@ -3,16 +3,19 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use io::ByteRange;
-use rustix::fs::Access;
+use io::{ByteRange, IoMode};
+use rustix::fs::{Access, FileType};
 
+use super::io_plan::SPLIT_BYTES_MIN;
 use super::read::must_be_regular;
 use super::write_data::Written;
 use super::{Answer, Attributes, Caller, Object, Status, Vfs, Wcc, attributes_of, no_identity};
 use crate::counters::Counter;
+use crate::data_descriptors::Use;
 use crate::open_files::{Flush, OpenFile};
 use crate::payload::Payload;
 use crate::trace::Event;
+use crate::turns::Turn;
 
 /// How durable a WRITE is (RFC 1813 §3.3.7, `stable_how`), in rising order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,8 +43,9 @@ impl Vfs {
     /// WRITE, RFC 1813 §3.3.7.
     ///
     /// Writes of one file take turns, so that the attributes before and after are those of this
-    /// write; the kernel would make them wait for each other all the same. The flush that a stable
-    /// WRITE asks for is outside the turn and shared with others.
+    /// write; through the page cache the kernel would make them wait for each other all the same.
+    /// Those past it share a turn. The flush that a stable WRITE asks for is outside the turn and
+    /// shared with others.
     ///
     /// # Errors
     /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`, `Quota`, `Io`.
@@ -53,14 +57,15 @@ impl Vfs {
         payload: Option<Payload>,
         stability: Stability,
     ) -> Answer<Wcc, WriteDone> {
-        let (file, turn, before) = match self.take_turn(object).await {
+        let len = payload.as_ref().map_or(0, Payload::len);
+        let (file, turn) = match self.take_write_turn(object, len).await {
             Ok(taken) => taken,
             Err(status) => return Answer::refused(status),
         };
+        let before = *turn.before();
         let unchanged = Wcc { before: Some(before), after: Some(before) };
         let verifier = file.root().verifier.current();
         let failures = file.failures();
-        let len = payload.as_ref().map_or(0, Payload::len);
         let refused = |status| Answer { attributes: unchanged, result: Err(status) };
         let (writer, range) = match self.may_write(caller, &file, &before, offset, len).await {
             Ok(allowed) => allowed,
@@ -81,13 +86,11 @@ impl Vfs {
         let job = move || {
             let done = planned.map_or_else(Written::nothing, |(job, payload)| job.run(&payload));
             written.note_change();
-            let after = attributes_of(&*writer).ok();
-            drop(turn);
-            (done, after)
+            (done, turn.end(|| attributes_of(&*writer).ok()))
         };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
-        let (Written { result, refused_direct }, after) =
+        let (Written { result, refused_direct }, (before, after)) =
             match self.engine.data_as(caller.identity.clone(), job).await {
                 Ok(done) => done,
                 Err(error) => return refused(no_identity(&error)),
@@ -109,6 +112,31 @@ impl Vfs {
             self.tracer.emit(Event::WriteIoDone, call, offset, count, format_args!(""));
         }
         Answer { attributes: Wcc { before: Some(before), after }, result }
+    }
+
+    /// The file and the turn for a WRITE of `len` bytes: shared if it goes past the page cache, where
+    /// the kernel lets several at once.
+    async fn take_write_turn(
+        &self,
+        object: &Object,
+        len: usize,
+    ) -> Result<(Arc<OpenFile>, Turn), Status> {
+        if object.policy.write != IoMode::Direct || len < SPLIT_BYTES_MIN {
+            return self.take_turn(object).await;
+        }
+        let file = self.open(object).await?;
+        let can_share = file.file_type() == FileType::RegularFile
+            && file.root().attributes_in_memory
+            && self.direct(&file, Use::Write).await.is_ok_and(|direct| direct.is_some());
+        if !can_share {
+            return self.take_turn(object).await;
+        }
+        let turn = file.turns.shared(|| attributes_of(file.fd())).await.inspect_err(|status| {
+            if *status == Status::Stale {
+                self.open_files.forget(&file.key());
+            }
+        })?;
+        Ok((file, turn))
     }
 
     /// COMMIT, RFC 1813 §3.3.21. Flushes the whole file, whatever the range: what the range leaves

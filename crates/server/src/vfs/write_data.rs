@@ -120,9 +120,9 @@ impl Vfs {
             }
         }
         let room = self.window.room(split.head.len() + split.tail.len()).await;
-        // Both kinds of I/O in one range, which nobody else may touch meanwhile.
-        let range_use = if is_ragged { RangeUse::Exclusive } else { RangeUse::Direct };
-        (Way::Split(file.window(&self.window), room, direct, split), range_use)
+        // Both kinds of I/O in one range, which nobody else may touch meanwhile. Nor may another
+        // WRITE of the same bytes: the kernel puts direct ones in no order.
+        (Way::Split(file.window(&self.window), room, direct, split), RangeUse::Exclusive)
     }
 
     pub(super) fn emit_write(&self, event: Event, call: CallId, range: ByteRange) {
