@@ -44,7 +44,6 @@ impl Payload {
     ///
     /// # Panics
     /// The pipe is empty.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the I/O modes are about to use it"))]
     pub(crate) fn in_pipe(pipe: Pipe) -> Self {
         let len = pipe.len();
         assert!(len > 0);

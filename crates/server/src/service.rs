@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use io::{
-    BufferPool, Engine, EngineConfig, Identity, Memory, ReadAheadBudget, WriteBehind,
+    BufferPool, Engine, EngineConfig, Identity, Memory, PipePool, ReadAheadBudget, WriteBehind,
     WriteBehindConfig,
 };
 use tokio::sync::Semaphore;
@@ -24,7 +24,7 @@ use crate::mount3::MountList;
 use crate::open_files::OpenFiles;
 use crate::reply_cache::ReplyCache;
 use crate::trace::{Tracer, handle_hash};
-use crate::vfs::{Caller, Object, Status, Switches, Vfs};
+use crate::vfs::{Caller, Object, PIPES_MAX, Status, Switches, Vfs};
 
 /// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
 const QUEUE_MAX: usize = 1024;
@@ -131,8 +131,9 @@ impl Service {
     pub(crate) fn new(config: &Config, exports: Exports, handle_key: HandleKey) -> Self {
         let counters = Arc::new(Counters::default());
         let descriptors = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
-        let reserved =
-            DESCRIPTORS_RESERVED + LISTINGS_MAX + config.connections_max().min(descriptors / 4);
+        let sockets = config.connections_max().min(descriptors / 4);
+        let reserved = DESCRIPTORS_RESERVED + LISTINGS_MAX + 2 * PIPES_MAX + sockets;
+        let transfer_bytes_max = config.max_transfer_bytes();
         let assumes_users = io::can_assume_users();
         if !assumes_users {
             tracing::warn!(
@@ -151,6 +152,10 @@ impl Service {
             vfs: Vfs {
                 engine: Arc::new(engine),
                 buffers: BufferPool::new(config.memory_bytes()),
+                pipes: PipePool::new(
+                    PIPES_MAX,
+                    usize::try_from(transfer_bytes_max).unwrap_or(usize::MAX),
+                ),
                 open_files: OpenFiles::new(
                     descriptors.saturating_sub(reserved).max(FILE_DESCRIPTORS_MIN),
                 ),
@@ -162,7 +167,7 @@ impl Service {
                 window: WriteBehind::new(window_config(config)),
                 read_ahead: ReadAheadBudget::new(config.memory_bytes() / READ_AHEAD_PART),
                 uncached_bytes: AtomicU64::new(0),
-                transfer_bytes_max: config.max_transfer_bytes(),
+                transfer_bytes_max,
             },
             exports: ArcSwap::from_pointee(exports),
             handle_key,

@@ -10,6 +10,7 @@ mod namespace;
 mod read;
 mod read_ahead;
 mod readdir;
+mod splice;
 mod status;
 mod switches;
 mod write;
@@ -20,7 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use io::{
-    BufferPool, Engine, Identity, IoPolicy, KernelHandle, Memory, ReadAheadBudget, WriteBehind,
+    BufferPool, Engine, Identity, IoPolicy, KernelHandle, Memory, PipePool, ReadAheadBudget,
+    WriteBehind,
 };
 use tokio::sync::Semaphore;
 
@@ -38,6 +40,7 @@ pub(crate) use attributes::{
 pub(crate) use namespace::{CreateMode, NodeKind};
 pub(crate) use read::ReadDone;
 pub(crate) use readdir::ListingRoom;
+pub(crate) use splice::PIPES_MAX;
 pub(crate) use status::Status;
 pub(crate) use switches::Switches;
 pub(crate) use write::Stability;
@@ -53,6 +56,8 @@ pub(crate) struct Vfs {
     pub(crate) engine: Arc<Engine>,
     /// Payload memory.
     pub(crate) buffers: Arc<BufferPool>,
+    /// Pipes for replies whose data is not copied.
+    pub(crate) pipes: Arc<PipePool>,
     /// Objects open between requests.
     pub(crate) open_files: OpenFiles,
     /// Places for listings that wait for their next call.

@@ -133,18 +133,24 @@ impl Vfs {
     async fn fetch(&self, read: &Read<'_>, mode: IoMode) -> Result<Fetched, Status> {
         if mode == IoMode::Buffered {
             self.counters.add(Counter::ReadsCachedByMode, 1);
+            if let Some(done) = self.fetch_spliced(read).await? {
+                return Ok(done);
+            }
             return match self.try_cached(read).await? {
                 Tried::Done(done) => Ok(done),
                 Tried::Partly(buffer, had) => self.fetch_cached(read, buffer, had).await,
             };
         }
         let is_ahead = !read.file.read_ahead.find(read.range, read.version).is_empty();
-        if mode == IoMode::Auto
-            && !is_ahead
-            && let Tried::Done(done) = self.try_cached(read).await?
-        {
-            self.counters.add(Counter::ReadsResident, 1);
-            return Ok(done);
+        if mode == IoMode::Auto && !is_ahead {
+            let resident = match self.try_spliced(read) {
+                Some(done) => Tried::Done(done),
+                None => self.try_cached(read).await?,
+            };
+            if let Tried::Done(done) = resident {
+                self.counters.add(Counter::ReadsResident, 1);
+                return Ok(done);
+            }
         }
         let (route, direct) = self.read_route(read, mode).await?;
         let way = match (route, &direct) {
@@ -310,7 +316,7 @@ impl Vfs {
     }
 
     /// Runs what blocks on the disk, moving the whole call to a data thread if it can.
-    async fn on_data_thread<T: Send + 'static>(
+    pub(super) async fn on_data_thread<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {

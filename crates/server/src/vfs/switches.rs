@@ -19,8 +19,7 @@ impl Switches {
         self.read_ahead.load(Ordering::Relaxed)
     }
 
-    /// Whether buffered READs are spliced from the page cache to the socket.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the I/O modes are about to read it"))]
+    /// Whether READs are spliced from the page cache to the socket.
     pub(crate) fn splice(&self) -> bool {
         self.splice.load(Ordering::Relaxed)
     }

@@ -18,5 +18,6 @@ mod namespace;
 mod readdir;
 mod retransmission;
 mod rpc;
+mod splice;
 mod unprivileged;
 mod wcc;
