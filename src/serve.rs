@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use sd_notify::NotifyState;
 use server::Server;
 use server::config::Config;
-use server::counters::{Counter, Counters};
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
@@ -49,7 +48,7 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
     loop {
         match signals.next().await {
             Request::Reload => reload(&server, &config, options),
-            Request::Counters => print_counters(server.counters()),
+            Request::Figures => print_figures(&server.figures()),
             Request::Stop(signal) => {
                 info!(signal, "stopping");
                 break;
@@ -89,10 +88,9 @@ fn reload(server: &Server, started: &Config, options: &ServeOptions) {
     notify(&[NotifyState::Ready]);
 }
 
-/// Prints every counter to stderr, a line `name value` each, all in one piece.
-fn print_counters(counters: &Counters) {
-    let line = |counter: &Counter| format!("{} {}\n", counter.name(), counters.value(*counter));
-    let text: String = Counter::ALL.iter().map(line).collect();
+/// Prints every figure to stderr, a line `name value` each, all in one piece.
+fn print_figures(figures: &[(&str, u64)]) {
+    let text: String = figures.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
     // Nobody is left to tell if stderr is closed.
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
@@ -100,8 +98,8 @@ fn print_counters(counters: &Counters) {
 /// What a signal asks for.
 enum Request {
     Reload,
-    /// The counters on stderr.
-    Counters,
+    /// The counters, and what is held now, on stderr.
+    Figures,
     /// With the name of the signal.
     Stop(&'static str),
 }
@@ -128,7 +126,7 @@ impl Signals {
             _ = self.interrupt.recv() => Request::Stop("SIGINT"),
             _ = self.terminate.recv() => Request::Stop("SIGTERM"),
             _ = self.hangup.recv() => Request::Reload,
-            _ = self.user1.recv() => Request::Counters,
+            _ = self.user1.recv() => Request::Figures,
         }
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
-use crate::counters::Counters;
+use crate::counters::{Counter, Counters};
 use crate::dispatch::Programs;
 use crate::file_handle::{HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
@@ -155,6 +155,30 @@ impl Server {
     /// What was done since the start.
     pub fn counters(&self) -> &Counters {
         &self.service.counters
+    }
+
+    /// What was done since the start, and what is held now, by name with the unit last.
+    pub fn figures(&self) -> Vec<(&'static str, u64)> {
+        let (counters, vfs) = (self.counters(), &self.service.vfs);
+        let mut figures: Vec<_> =
+            Counter::ALL.iter().map(|counter| (counter.name(), counters.value(*counter))).collect();
+        let window = vfs.window.counts();
+        figures.extend([
+            ("window_bytes", vfs.window.bytes()),
+            ("window_out_of_order_writes", window.out_of_order),
+            ("window_writes_put_in_order", window.put_in_order),
+            ("window_runs", window.runs),
+            ("window_written_back_bytes", window.bytes_written_back),
+            ("window_dropped_bytes", window.bytes_dropped),
+            ("window_kept_bytes", window.bytes_kept),
+            ("window_stuck_bytes", window.bytes_stuck),
+            ("window_forgotten_bytes", window.bytes_forgotten),
+            ("window_throttled_writes", window.throttled),
+            ("window_errors", window.errors),
+            ("buffers_in_use_bytes", vfs.buffers.bytes_in_use() as u64),
+            ("buffers_mapped_bytes", vfs.buffers.bytes_mapped() as u64),
+        ]);
+        figures
     }
 
     /// Serves the exports of `config` from the next request on, with its switches and trace events,
