@@ -136,7 +136,7 @@ impl Config {
         &self.state_dir
     }
 
-    /// The memory budget; at least [`MEMORY_TRANSFERS_MIN`] times the transfer size.
+    /// The memory budget, the window included; at least [`MEMORY_TRANSFERS_MIN`] times the transfer size.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.memory_bytes
@@ -178,7 +178,7 @@ impl Config {
         self.metadata_threads
     }
 
-    /// The size of the write-behind window; at least [`WINDOW_MIN`].
+    /// The size of the write-behind window, a part of the memory and at most half of it.
     #[must_use]
     pub fn window_bytes(&self) -> usize {
         self.window_bytes
@@ -261,7 +261,7 @@ fn parse_with(
             raw.metadata_threads,
             METADATA_THREADS_DEFAULT,
         )?,
-        window_bytes: window_bytes(raw.window, overrides, source)?,
+        window_bytes: window_bytes(raw.window, memory_bytes, overrides, source)?,
         read_ahead: Given::pick(no_read_ahead, raw.read_ahead, true).value,
         splice: Given::pick(no_splice, raw.splice, true).value,
         trace: trace(raw.trace, overrides),
@@ -349,16 +349,25 @@ fn memory_bytes(
     addressable(value, &origin, source)
 }
 
+/// The part of the memory that is page cache.
 fn window_bytes(
     raw: Option<Spanned<ByteSize>>,
+    memory_bytes: usize,
     overrides: &Overrides,
     source: Source<'_>,
 ) -> Result<usize, ConfigError> {
     let flag = overrides.window.map(|size| ("--window", size));
-    let Given { value, origin } = Given::pick(flag, raw, WINDOW_DEFAULT);
-    if value < WINDOW_MIN {
+    let memory = ByteSize(memory_bytes as u64);
+    let default = ByteSize(WINDOW_DEFAULT.0.min(memory.0 / WINDOW_DEFAULT_PART));
+    let Given { value, origin } = Given::pick(flag, raw, default);
+    let is_default = matches!(origin, Origin::Default);
+    if value < WINDOW_MIN && !is_default {
         let why =
             format!("{value} is too little for the write-behind window; the least is {WINDOW_MIN}");
+        return Err(source.blame(&origin, why));
+    }
+    if value.0 > memory.0 / 2 {
+        let why = format!("a window of {value} is more than half of the memory, {memory}");
         return Err(source.blame(&origin, why));
     }
     addressable(value, &origin, source)
@@ -469,10 +478,12 @@ fn default_state_dir(
 /// a few connections at once. With less, requests would wait for memory more than for the disk.
 pub const MEMORY_TRANSFERS_MIN: u64 = 8;
 
-/// The least write-behind window. Below it write-back would start in runs too short to merge.
+/// The least write-behind window that can be asked for. Below it write-back would start in runs too short to merge.
 pub const WINDOW_MIN: ByteSize = ByteSize(8 << 20);
 
 const WINDOW_DEFAULT: ByteSize = ByteSize(64 << 20);
+/// With little memory the window takes this part of it by default.
+const WINDOW_DEFAULT_PART: u64 = 4;
 const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2049);
 const LISTEN_ADDRESSES_MAX: usize = 64;
 const MEMORY_DEFAULT: ByteSize = ByteSize(256 << 20);

@@ -151,7 +151,8 @@ impl Service {
         Self {
             vfs: Vfs {
                 engine: Arc::new(engine),
-                buffers: BufferPool::new(config.memory_bytes()),
+                // What the window holds is page cache, and within the same bound.
+                buffers: BufferPool::new(config.memory_bytes() - config.window_bytes()),
                 pipes: PipePool::new(
                     PIPES_MAX,
                     usize::try_from(transfer_bytes_max).unwrap_or(usize::MAX),

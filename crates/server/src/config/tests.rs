@@ -250,6 +250,7 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
         "window = \"7MiB\"",
         "1:10: 7MiB is too little for the write-behind window; the least is 8MiB",
     ),
+    ("window = \"129MiB\"", "1:10: a window of 129MiB is more than half of the memory, 256MiB"),
     ("window = 8", "1:10: invalid type: integer `8`, expected a size with a unit"),
     ("read_ahead = 1", "1:14: invalid type: integer `1`, expected a boolean"),
     ("io_cache_read = \"direct\"", "1:1: unknown key `io_cache_read`"),
