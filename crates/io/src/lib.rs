@@ -28,6 +28,7 @@ mod buffer_pool;
 mod byte_range;
 mod data_file;
 mod direct;
+mod dontcache_probe;
 mod engine;
 mod identity;
 mod io_mode;
@@ -52,6 +53,7 @@ pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,
 };
 pub use direct::{Route, Segment, SegmentsWritten, dio_align, read_direct, write_segments};
+pub use dontcache_probe::{DontCacheVerdict, dontcache_writes_pay};
 pub use engine::{Engine, EngineConfig, FirstPoll, Task, poll_once};
 pub use identity::{Identity, can_assume_users};
 pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};

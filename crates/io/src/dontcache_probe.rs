@@ -1,0 +1,173 @@
+//! Whether the kernel's way of writing past the page cache is worth using.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags, fsync, ftruncate, openat};
+use rustix::io::Errno;
+
+use crate::byte_range::ByteRange;
+use crate::data_file::{write_at, write_dontcache};
+use crate::write_behind::{WriteBehind, WriteBehindConfig};
+
+/// What `RWF_DONTCACHE` is worth on a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DontCacheVerdict {
+    /// It cannot be had there, or cannot be tried.
+    Unsupported,
+    /// Writes are slower with it than with a [`WriteBehind`] window.
+    Slower,
+    /// They are as fast, small ones too.
+    NoSlower,
+}
+
+/// Tries `RWF_DONTCACHE` writes against plain ones in a [`WriteBehind`] window, on an unnamed file
+/// in `directory`: streams of 47,008-byte and of 1 MiB writes, in turns, compared by their medians.
+/// Blocks for about 200 ms, longer only if the disk takes longer for a single turn of each, and
+/// writes 32 MiB at most.
+///
+/// # Errors
+/// `EIO` and other failures of the disk. What may be missing or forbidden is no error but
+/// [`DontCacheVerdict::Unsupported`], and so is a full disk.
+pub fn dontcache_writes_pay(directory: BorrowedFd<'_>) -> io::Result<DontCacheVerdict> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match openat(directory, ".", flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => compare(&Arc::new(file)).or_else(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Ok(DontCacheVerdict::Unsupported),
+            _ => Err(error),
+        }),
+        Err(Errno::IO) => Err(Errno::IO.into()),
+        Err(_) => Ok(DontCacheVerdict::Unsupported),
+    }
+}
+
+fn compare(file: &Arc<OwnedFd>) -> io::Result<DontCacheVerdict> {
+    let data = vec![0x5a; 1 << 20];
+    // Whether the kernel knows the flag at all, and the first blocks of the file.
+    if !stream_dontcache(file, &data)? {
+        return Ok(DontCacheVerdict::Unsupported);
+    }
+    for write_bytes in [SMALL_BYTES, data.len()] {
+        let data = &data[..write_bytes];
+        let (mut with, mut without) = (Vec::new(), Vec::new());
+        let begun = Instant::now();
+        while with.len() < ROUNDS && (with.is_empty() || begun.elapsed() < TIME_MAX / 2) {
+            without.push(timed(file, || stream_window(file, data).map(|()| true))?);
+            with.push(timed(file, || stream_dontcache(file, data))?);
+        }
+        // The measure itself is no better than that.
+        if median(with) > median(without).mul_f64(1.1) {
+            return Ok(DontCacheVerdict::Slower);
+        }
+    }
+    Ok(DontCacheVerdict::NoSlower)
+}
+
+/// The time that writing the empty file takes until all of it is on the disk.
+fn timed(file: &OwnedFd, write: impl FnOnce() -> io::Result<bool>) -> io::Result<Duration> {
+    ftruncate(file, 0)?;
+    fsync(file)?;
+    let begun = Instant::now();
+    write()?;
+    fsync(file)?;
+    Ok(begun.elapsed())
+}
+
+fn stream_window(file: &Arc<OwnedFd>, data: &[u8]) -> io::Result<()> {
+    // Runs so short that the stream has some.
+    let config = WriteBehindConfig {
+        run_bytes: STREAM_BYTES / 4,
+        threads: 1,
+        ..WriteBehindConfig::default()
+    };
+    let window = WriteBehind::new(config);
+    let view = window.file();
+    for range in ranges(data.len()) {
+        let room = window.room_blocking(range.len());
+        let intent = view.before_write(file.as_fd(), range, room);
+        write_at(file.as_fd(), data, range.offset()).map_err(|failed| failed.error)?;
+        intent.enroll(file, range);
+    }
+    window.shutdown();
+    view.take_error().map_or(Ok(()), Err)
+}
+
+/// `false` if there are no such writes.
+fn stream_dontcache(file: &OwnedFd, data: &[u8]) -> io::Result<bool> {
+    for range in ranges(data.len()) {
+        let written = write_dontcache(file.as_fd(), data, range.offset());
+        if written.map_err(|failed| failed.error)?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The writes of one stream.
+fn ranges(write_bytes: usize) -> impl Iterator<Item = ByteRange> {
+    let len = write_bytes as u64;
+    (0..STREAM_BYTES / len).map(move |index| {
+        ByteRange::new(index * len, len).expect("a stream is far from the largest offset")
+    })
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// The size of write that IOR's hard case made famous; what is slow with it is slow with all that
+/// are not whole pages.
+const SMALL_BYTES: usize = 47_008;
+
+/// A stream is written 13 times at most: once to see, and `ROUNDS` times in two ways and two sizes.
+const STREAM_BYTES: u64 = 32 * (1 << 20) / 13;
+
+/// An odd number, for the sake of the median.
+const ROUNDS: usize = 3;
+
+/// No new turn begins after this.
+const TIME_MAX: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::fs::{fstatvfs, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn a_disk_gets_a_verdict_in_time_and_nothing_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let handle = File::open(directory.path()).unwrap();
+        let begun = Instant::now();
+        let verdict = dontcache_writes_pay(handle.as_fd()).unwrap();
+        println!("{verdict:?} after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(10), "a busy disk is no excuse for this");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        assert!(fstatvfs(&handle).is_ok());
+        if verdict == DontCacheVerdict::Unsupported {
+            // Then a plain try must fail as well.
+            let file = tempfile::tempfile_in(directory.path()).unwrap();
+            assert!(write_dontcache(file.as_fd(), b"x", 0).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn where_anything_is_missing_it_is_unsupported() {
+        let unsupported = |fd: BorrowedFd<'_>| {
+            assert_eq!(dontcache_writes_pay(fd).unwrap(), DontCacheVerdict::Unsupported);
+        };
+        unsupported(File::open("/proc").unwrap().as_fd());
+        // Memory has unnamed files, and no such writes.
+        if let Ok(memory) = File::open("/dev/shm") {
+            unsupported(memory.as_fd());
+        }
+        // No directory at all.
+        let memory = memfd_create("f", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        unsupported(memory.as_fd());
+    }
+}
