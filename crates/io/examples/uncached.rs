@@ -166,7 +166,9 @@ impl Writer<'_> {
             let range = ByteRange::new(offset, len).ok_or("past the largest offset")?;
             let data = &block.as_slice()[..usize::try_from(len)?];
             match self.mode {
-                Mode::Cached => drop(write_at(fd.as_fd(), data, offset)?),
+                Mode::Cached => {
+                    write_at(fd.as_fd(), data, offset)?;
+                }
                 Mode::DontCache => {
                     let written = write_dontcache(fd.as_fd(), data, offset)?;
                     written.ok_or("RWF_DONTCACHE is not supported here")?;

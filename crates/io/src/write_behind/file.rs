@@ -25,6 +25,8 @@ pub struct WriteBehindFile {
 /// The lock is never held over a system call.
 struct FileState {
     runs: Runs,
+    /// What the window has booked for the runs.
+    booked: u64,
     /// The descriptor of the latest write, while anything is in the window.
     fd: Option<Arc<OwnedFd>>,
     /// How to write back; unknown before the first write.
@@ -43,6 +45,7 @@ pub struct WriteIntent {
     file: Arc<WriteBehindFile>,
     range: ByteRange,
     room: Room,
+    is_announced: bool,
 }
 
 impl WriteBehindFile {
@@ -50,6 +53,7 @@ impl WriteBehindFile {
         let runs = Runs::new(shared.limits());
         let state = FileState {
             runs,
+            booked: 0,
             fd: None,
             method: None,
             place: Place::default(),
@@ -89,15 +93,14 @@ impl WriteBehindFile {
             state.method = state.method.or(method);
             resident.into_iter().for_each(|pages| state.runs.keep(pages));
         }
-        WriteIntent { file: Arc::clone(self), range, room }
+        WriteIntent { file: Arc::clone(self), range, room, is_announced: true }
     }
 
     /// The file has been cut or extended to `new_len` bytes: what was written past it needs no disk.
     pub fn truncated(self: &Arc<Self>, new_len: u64) {
         let mut state = self.lock();
-        let charged_before = state.runs.charged();
         state.runs.truncate(new_len);
-        let grants = self.book(&mut state, charged_before, Arrival::default(), None);
+        let grants = self.book(&mut state, Arrival::default(), None);
         drop(state);
         grants.deliver();
     }
@@ -132,8 +135,7 @@ impl WriteBehindFile {
             let mut state = self.lock();
             state.place = Place::Busy;
             let Some(step) = state.runs.next(Instant::now(), urgency) else {
-                let charged = state.runs.charged();
-                let grants = self.queue_again(&mut state, charged);
+                let grants = self.queue_again(&mut state);
                 drop(state);
                 return grants.deliver();
             };
@@ -162,9 +164,8 @@ impl WriteBehindFile {
         if !possible {
             state.method = Some(Method::WholeFile);
         }
-        let charged = state.runs.charged();
         state.runs.began(Instant::now());
-        let grants = self.queue_again(&mut state, charged);
+        let grants = self.queue_again(&mut state);
         drop(state);
         grants.deliver();
     }
@@ -180,7 +181,6 @@ impl WriteBehindFile {
         state.waiting = false;
         state.waits += 1;
         self.waited.notify_all();
-        let charged = state.runs.charged();
         match outcome {
             Ok(true) => return true,
             Ok(false) => {
@@ -197,7 +197,7 @@ impl WriteBehindFile {
         // What could not be written stays cached: a reader finds what the writer wrote, until the
         // writer is told.
         state.runs.finished(Vec::new(), Instant::now());
-        let grants = self.queue_again(&mut state, charged);
+        let grants = self.queue_again(&mut state);
         drop(state);
         grants.deliver();
         false
@@ -210,28 +210,26 @@ impl WriteBehindFile {
         let left: Vec<_> = droppable.ranges.iter().flat_map(drop_range).collect();
         let dropped = bytes_of(&droppable.ranges).saturating_sub(bytes_of(&left));
         let mut state = self.lock();
-        let charged = state.runs.charged();
         let stuck = state.runs.finished(left, Instant::now());
         self.shared.count(|counts| {
             counts.bytes_dropped += dropped;
             counts.bytes_kept += droppable.kept_bytes;
             counts.bytes_stuck += stuck;
         });
-        let grants = self.queue_again(&mut state, charged);
+        let grants = self.queue_again(&mut state);
         drop(state);
         grants.deliver();
     }
 
     /// Ends a step.
-    fn queue_again(self: &Arc<Self>, state: &mut FileState, charged_before: u64) -> Grants {
+    fn queue_again(self: &Arc<Self>, state: &mut FileState) -> Grants {
         state.place = Place::Idle;
-        self.book(state, charged_before, Arrival::default(), None)
+        self.book(state, Arrival::default(), None)
     }
 
     fn book(
         self: &Arc<Self>,
         state: &mut FileState,
-        charged_before: u64,
         arrival: Arrival,
         room: Option<&mut Room>,
     ) -> Grants {
@@ -240,8 +238,8 @@ impl WriteBehindFile {
         }
         let now = Instant::now();
         let due = state.runs.due(now).map(|at| (at, !state.runs.needs_writing()));
-        let charged_after = state.runs.charged();
-        let change = Change { charged_before, charged_after, arrival, due };
+        let booked_before = std::mem::replace(&mut state.booked, state.runs.charged());
+        let change = Change { booked_before, booked: state.booked, arrival, due };
         self.shared.book(self, &mut state.place, change, room, now)
     }
 
@@ -272,12 +270,15 @@ impl WriteIntent {
         if written.is_empty() || state.method == Some(Method::Nothing) {
             return;
         }
-        let charged = state.runs.charged();
         let arrival = state.runs.insert(written, Instant::now());
+        // At once: pages that are announced are not dropped, and these might be written back and be
+        // done with before this thread comes back.
+        state.runs.withdraw(self.range);
+        self.is_announced = false;
         if state.fd.as_ref().is_none_or(|current| !Arc::ptr_eq(current, fd)) {
             state.fd = Some(Arc::clone(fd));
         }
-        let grants = file.book(&mut state, charged, arrival, Some(&mut self.room));
+        let grants = file.book(&mut state, arrival, Some(&mut self.room));
         drop(state);
         grants.deliver();
     }
@@ -285,7 +286,9 @@ impl WriteIntent {
 
 impl Drop for WriteIntent {
     fn drop(&mut self) {
-        self.file.lock().runs.withdraw(self.range);
+        if self.is_announced {
+            self.file.lock().runs.withdraw(self.range);
+        }
     }
 }
 

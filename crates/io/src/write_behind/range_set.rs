@@ -49,6 +49,15 @@ impl RangeSet {
         removed
     }
 
+    /// Takes out a range that overlaps or touches `range`, whole.
+    pub(super) fn take_touching(&mut self, range: ByteRange) -> Option<ByteRange> {
+        let (&start, &end) = self.ends.range(..=range.end()).next_back()?;
+        (end >= range.offset()).then(|| {
+            self.ends.remove(&start);
+            ByteRange::between(start, end)
+        })
+    }
+
     /// The parts of the set in `range`, ascending.
     pub(super) fn within(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> {
         // Only one range can begin in front of `range` and still reach into it.

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::range_set::{RangeSet, subtract};
-use crate::byte_range::ByteRange;
+use crate::byte_range::{ByteRange, OFFSET_MAX};
 
 /// Sizes and times by which the next step is chosen.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +58,9 @@ pub(super) struct Runs {
     started: VecDeque<Batch>,
     /// Batches that are clean and could not be dropped.
     leftovers: VecDeque<Batch>,
+    /// Clean pages that could not be dropped and lie beside pages that are still to be written: a
+    /// folio holds them together, and leaves when all of it may.
+    deferred: RangeSet,
     /// The batch that a thread is at work on.
     working: Option<(Action, Batch)>,
     /// Pages that a write in progress is about to change.
@@ -135,6 +138,7 @@ impl Runs {
             cursor: 0,
             started: VecDeque::new(),
             leftovers: VecDeque::new(),
+            deferred: RangeSet::default(),
             working: None,
             announced: Vec::new(),
             keep: RangeSet::default(),
@@ -221,9 +225,11 @@ impl Runs {
         self.started.retain(|batch| !batch.ranges.is_empty());
         self.leftovers.retain(|batch| !batch.ranges.is_empty());
         self.keep.remove(gone);
+        self.deferred.remove(gone);
         self.furthest = self.furthest.min(new_len);
         self.look_again();
         self.charged = self.recount();
+        self.leave_if_empty();
     }
 
     /// When [`next`](Self::next) has something to do if nothing presses: at once, at some later
@@ -244,11 +250,11 @@ impl Runs {
         assert!(self.working.is_none(), "one step at a time");
         let waits = urgency == Urgency::Relaxed;
         let (action, batch) = if self.started.len() > STARTED_MAX {
-            (Action::Finish, self.started.pop_front()?)
+            (Action::Finish, self.take_started()?)
         } else if let Some(ranges) = self.take_dirty(now, urgency) {
             (Action::Start, Batch { ranges, at: now, tries: 0 })
         } else if self.started.front().is_some_and(|batch| batch.at <= now || !waits) {
-            (Action::Finish, self.started.pop_front()?)
+            (Action::Finish, self.take_started()?)
         } else {
             let due = |batch: &mut Batch| batch.at <= now || urgency == Urgency::Draining;
             (Action::Retry, self.leftovers.pop_front_if(due)?)
@@ -290,6 +296,14 @@ impl Runs {
         if action == Action::Finish {
             self.charged -= bytes_of(&batch.ranges);
         }
+        let mut left = self.clean_and_ours(&batch, left);
+        left.retain(|&pages| {
+            let is_beside = self.is_beside_unclean(pages);
+            if is_beside {
+                self.deferred.insert(pages);
+            }
+            !is_beside
+        });
         let left_bytes = bytes_of(&left);
         let tries = batch.tries + 1;
         let given_up = tries >= TRIES_MAX || self.leftovers.len() >= LEFTOVERS_MAX;
@@ -299,7 +313,7 @@ impl Runs {
             self.leftovers.insert(index, Batch { ranges: left, at, tries });
         }
         self.stop_keeping(&batch.ranges);
-        if given_up { left_bytes } else { 0 }
+        self.leave_if_empty() + if given_up { left_bytes } else { 0 }
     }
 
     /// Whether an arrival comes late. What continues a run, or the arrival before it, is a stream of
@@ -353,6 +367,7 @@ impl Runs {
                 _ => ranges.push(part),
             }
         }
+        self.add_deferred(&mut ranges);
         // A page goes as a whole, with what other runs have of it.
         for &range in &ranges {
             while let Some((&start, run)) = self.dirty.range(..range.end()).next_back()
@@ -361,10 +376,59 @@ impl Runs {
                 self.begin_with(start, range);
             }
         }
-        self.look_again();
         self.cursor = ranges.last()?.end();
         self.charged += bytes_of(&ranges);
+        self.look_again();
         Some(ranges)
+    }
+
+    fn take_started(&mut self) -> Option<Batch> {
+        let mut batch = self.started.pop_front()?;
+        self.charged -= bytes_of(&batch.ranges);
+        self.add_deferred(&mut batch.ranges);
+        self.charged += bytes_of(&batch.ranges);
+        Some(batch)
+    }
+
+    /// Adds what waits beside the ranges of a batch.
+    fn add_deferred(&mut self, ranges: &mut Vec<ByteRange>) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        let mut all = RangeSet::default();
+        for &range in &*ranges {
+            all.insert(range);
+            while let Some(beside) = self.deferred.take_touching(range) {
+                all.insert(beside);
+            }
+        }
+        *ranges = all.within(ByteRange::starting_at(0)).collect();
+    }
+
+    /// The pages of a batch that are still to be dropped: `left`, and those that were spared for a
+    /// write that may never come. Not those that are dirty again; they go their way.
+    fn clean_and_ours(&self, batch: &Batch, left: Vec<ByteRange>) -> Vec<ByteRange> {
+        let mut all = RangeSet::default();
+        left.into_iter().for_each(|pages| all.insert(pages));
+        for &range in &batch.ranges {
+            self.announced.iter().for_each(|pages| all.insert(pages.intersection(range)));
+        }
+        for &range in &batch.ranges {
+            for theirs in self.dirty_pages_in(range).chain(self.keep.within(range)) {
+                all.remove(theirs);
+            }
+        }
+        all.within(ByteRange::starting_at(0)).collect()
+    }
+
+    /// Whether pages beside these are still to be written, or on their way.
+    fn is_beside_unclean(&self, pages: ByteRange) -> bool {
+        let start = pages.offset().saturating_sub(self.limits.page_bytes);
+        let end = pages.end().saturating_add(self.limits.page_bytes).min(OFFSET_MAX);
+        let around = ByteRange::between(start, end);
+        let mut on_their_way = self.started.iter().flat_map(|batch| &batch.ranges);
+        self.dirty_pages_in(around).next().is_some()
+            || on_their_way.any(|&ours| ours.overlaps(around))
     }
 
     /// Chooses whole pages of dirty runs, from the cursor on or else from the beginning, up to one
@@ -454,9 +518,15 @@ impl Runs {
     fn look_again(&mut self) {
         self.oldest = self.dirty.values().map(|run| run.since).min();
         self.full = self.dirty.iter().any(|(&start, run)| self.boundary(start, run.end).is_some());
-        if self.is_empty() {
-            (self.cursor, self.furthest, self.last_end) = (0, 0, 0);
+    }
+
+    /// Begins anew if nothing is left. Returns the bytes given up with that.
+    fn leave_if_empty(&mut self) -> u64 {
+        if !self.is_empty() {
+            return 0;
         }
+        (self.cursor, self.furthest, self.last_end) = (0, 0, 0);
+        self.deferred.remove(ByteRange::starting_at(0))
     }
 
     fn recount(&self) -> u64 {
@@ -477,6 +547,7 @@ impl Runs {
             let ours = batch.ranges[first..].iter().take_while(|ours| ours.offset() < pages.end());
             ours.for_each(|&ours| subtract(&mut parts, ours));
         }
+        self.deferred.within(pages).for_each(|ours| subtract(&mut parts, ours));
         self.announced.iter().for_each(|&ours| subtract(&mut parts, ours));
         parts
     }
@@ -490,6 +561,7 @@ impl Runs {
             .into_iter()
             .chain(inside)
             .map(|(&start, run)| self.pages_of(ByteRange::between(start, run.end)))
+            .filter(move |dirty| dirty.overlaps(pages))
     }
 
     /// Forgets what was to be kept of `pages`, unless they are in the window still.

@@ -68,8 +68,8 @@ pub(super) enum Place {
 /// How a file's share of the window changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Change {
-    pub(super) charged_before: u64,
-    pub(super) charged_after: u64,
+    pub(super) booked_before: u64,
+    pub(super) booked: u64,
     pub(super) arrival: Arrival,
     /// When it has something to do next, if it has; and whether only to drop something.
     pub(super) due: Option<(Instant, bool)>,
@@ -196,7 +196,7 @@ impl Shared {
         now: Instant,
     ) -> Grants {
         let mut state = self.lock();
-        state.enrolled = state.enrolled + change.charged_after - change.charged_before;
+        state.enrolled = state.enrolled + change.booked - change.booked_before;
         if let Some(room) = room {
             state.reserved -= std::mem::take(&mut room.bytes);
         }
@@ -263,11 +263,11 @@ impl Shared {
         } else if state.threads < self.config.threads {
             let shared = Arc::clone(self);
             let started = thread::Builder::new().name("spillway-wb".into()).spawn(move || {
+                let worker = Worker(shared);
                 // A thread inherits the identity of the thread that happened to start it.
                 identity::assume(&Identity::Server)
                     .expect("a thread can always return to the server's identity");
-                shared.work();
-                shared.end_thread();
+                worker.0.work();
             });
             match started {
                 Ok(_) => state.threads += 1,
@@ -313,9 +313,13 @@ impl Shared {
         }
     }
 
-    fn end_thread(&self) {
+    fn end_thread(self: &Arc<Self>) {
         let mut state = self.lock();
         state.threads -= 1;
+        if state.has_files() {
+            // They came when this thread had looked for the last time, and seemed to be there.
+            self.summon(&mut state);
+        }
         if state.threads == 0 {
             self.ended.notify_all();
         }
@@ -343,6 +347,16 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread's part in the window, which is over when the thread is, also by a panic: whoever waits
+/// for the end of all threads must not wait forever.
+struct Worker(Arc<Shared>);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.end_thread();
     }
 }
 

@@ -78,3 +78,334 @@ fn a_stream_leaves_the_page_cache_whole() {
     crate::read_at(written.fd.as_fd(), &mut found, 0).unwrap();
     assert_eq!(found, content(range(0, 700 * transfer)));
 }
+
+#[test]
+fn data_leaves_by_itself_and_the_descriptor_with_it() {
+    let age_max = Duration::from_millis(50);
+    let window = WriteBehind::new(WriteBehindConfig { age_max, ..WriteBehindConfig::default() });
+    let written = Written::new(&window);
+    written.write(&window, range(100, 10_000));
+    assert_eq!(window.bytes(), 3 * 4096);
+    assert!(!written.file.is_idle());
+    eventually("leaving", || written.file.is_idle());
+    assert_eq!((window.bytes(), written.cached_pages()), (0, 0));
+    assert_eq!(Arc::strong_count(&written.fd), 1);
+}
+
+#[test]
+fn what_was_cached_before_stays_cached() {
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    // Two islands that someone else has in the cache, one of them dirty.
+    let before = [range(10 * 4096, 3 * 4096), range(30 * 4096, 4096)];
+    for island in before {
+        write_at(written.fd.as_fd(), &content(island), island.offset()).unwrap();
+    }
+    rustix::fs::fsync(&written.fd).unwrap();
+    write_at(written.fd.as_fd(), &content(before[1]), before[1].offset()).unwrap();
+    for index in 0..5 {
+        written.write(&window, range(index * 47_008, 47_008));
+    }
+    // What the window itself brought in is not someone else's when it is written again.
+    written.write(&window, range(0, 20_000));
+    window.shutdown();
+    let resident = resident_ranges(written.fd.as_fd(), range(0, MIB)).unwrap().unwrap();
+    assert_eq!(resident.ranges(), before);
+    let counts = window.counts();
+    assert_eq!(counts.bytes_kept, 4 * 4096);
+    assert_eq!(counts.bytes_dropped, (5 * 47_008_u64).next_multiple_of(4096) - 4 * 4096);
+}
+
+#[test]
+fn a_write_that_does_not_happen_leaves_nothing() {
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    let room = window.room_blocking(MIB);
+    drop(written.file.before_write(written.fd.as_fd(), range(0, MIB), room));
+    let room = window.room_blocking(MIB);
+    let intent = written.file.before_write(written.fd.as_fd(), range(0, MIB), room);
+    intent.enroll(&written.fd, range(0, 0));
+    assert_eq!(window.bytes(), 0);
+    assert!(written.file.is_idle());
+    assert_eq!(Arc::strong_count(&written.fd), 1);
+    // And no room is lost: the whole window can be had.
+    drop(window.room_blocking(WriteBehindConfig::default().window_bytes - 4096));
+    assert_eq!(window.counts(), WriteBehindCounts::default());
+}
+
+#[test]
+fn the_bound_holds_under_many_writers() {
+    let config =
+        WriteBehindConfig { window_bytes: 2 * MIB, run_bytes: MIB, ..WriteBehindConfig::default() };
+    let window = WriteBehind::new(config);
+    let files: Vec<_> = (0..16).map(|_| Written::new(&window)).collect();
+    let highest = std::thread::scope(|scope| {
+        let writers: Vec<_> = files
+            .iter()
+            .map(|file| {
+                let window = &window;
+                scope.spawn(move || {
+                    for index in 0..80 {
+                        file.write(window, range(index * 47_008, 47_008));
+                        assert!(window.bytes() <= 2 * MIB);
+                    }
+                })
+            })
+            .collect();
+        let mut highest = 0;
+        while writers.iter().any(|writer| !writer.is_finished()) {
+            highest = highest.max(window.bytes());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        highest
+    });
+    assert!((1..=2 * MIB).contains(&highest), "{highest}");
+    window.shutdown();
+    assert!(window.counts().throttled > 0, "57 MiB through a window of 2");
+    for file in &files {
+        let resident = resident_ranges(file.fd.as_fd(), range(0, 4 * MIB)).unwrap().unwrap();
+        assert!(resident.is_empty(), "{resident:?} {:?}", window.counts());
+        assert!(file.file.take_error().is_none());
+        let mut found = vec![0; 80 * 47_008];
+        crate::read_at(file.fd.as_fd(), &mut found, 0).unwrap();
+        assert_eq!(found, content(range(0, 80 * 47_008)));
+    }
+}
+
+#[tokio::test]
+async fn writers_are_let_in_in_their_order_and_may_leave() {
+    let config = WriteBehindConfig { window_bytes: 64 << 10, ..WriteBehindConfig::default() };
+    let window = Arc::new(WriteBehind::new(config));
+    let all = window.room(60 << 10).await;
+    let (order, mut arrived) = tokio::sync::mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for (name, bytes) in [(0, 40 << 10), (1, 4 << 10), (2, 50 << 10), (3, 1)] {
+        let (window, order) = (Arc::clone(&window), order.clone());
+        tasks.push(tokio::spawn(async move {
+            let room = window.room(bytes).await;
+            order.send(name).unwrap();
+            // Whoever asks for more than is left waits until this one is done.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            drop(room);
+        }));
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(window.counts().throttled, 4);
+    // The third gives up, which must not hold up the fourth.
+    tasks[2].abort();
+    drop(all);
+    for expected in [0, 1, 3] {
+        let next = tokio::time::timeout(Duration::from_secs(20), arrived.recv()).await;
+        assert_eq!(next.expect("nobody is forgotten"), Some(expected));
+    }
+    for task in tasks {
+        drop(task.await);
+    }
+    assert_eq!(window.bytes(), 0);
+    // More than the window can ever hold goes in when it is empty.
+    drop(window.room(10 * MIB).await);
+}
+
+#[test]
+fn misaligned_neighbours_meet_before_they_reach_the_disk() {
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    for record in [0, 2, 1, 4, 3, 7, 6, 5] {
+        written.write(&window, range(record * 1536, 1536));
+    }
+    window.shutdown();
+    let counts = window.counts();
+    assert_eq!((counts.out_of_order, counts.put_in_order), (4, 4));
+    assert_eq!((counts.runs, counts.bytes_written_back), (1, 3 * 4096));
+    let mut found = vec![0; 8 * 1536];
+    crate::read_at(written.fd.as_fd(), &mut found, 0).unwrap();
+    assert_eq!(found, content(range(0, 8 * 1536)));
+}
+
+#[test]
+fn scattered_pages_leave_within_the_bound() {
+    let config = WriteBehindConfig { window_bytes: MIB, ..WriteBehindConfig::default() };
+    let window = WriteBehind::new(config);
+    let written = Written::new(&window);
+    // A fixed walk over 256 MiB that never meets itself.
+    for index in 0..2000_u64 {
+        written.write(&window, range(index * 40_503 % 65_536 * 4096, 4096));
+        assert!(window.bytes() <= MIB);
+    }
+    window.shutdown();
+    assert_eq!(written.cached_pages(), 0);
+    assert_eq!(window.counts().bytes_dropped, 2000 * 4096);
+    for index in [0, 1, 1000, 1999_u64] {
+        let page = range(index * 40_503 % 65_536 * 4096, 4096);
+        let mut found = vec![0; 4096];
+        crate::read_at(written.fd.as_fd(), &mut found, page.offset()).unwrap();
+        assert_eq!(found, content(page));
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_takes_its_bytes_out_of_the_window() {
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    written.write(&window, range(0, MIB));
+    rustix::fs::ftruncate(&written.fd, 5000).unwrap();
+    written.file.truncated(5000);
+    assert_eq!(window.bytes(), 8192);
+    rustix::fs::ftruncate(&written.fd, 0).unwrap();
+    written.file.truncated(0);
+    assert_eq!(window.bytes(), 0);
+    assert!(written.file.is_idle());
+    assert_eq!(Arc::strong_count(&written.fd), 1);
+    window.shutdown();
+    assert_eq!(window.counts().runs, 0);
+}
+
+#[test]
+fn mapped_pages_are_tried_again_and_then_left() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    written.write(&window, range(0, 8 * 4096));
+    // SAFETY: a shared mapping at an address of the kernel's choice, of pages that the file has and
+    // keeps; it is read once and unmapped.
+    let mapped = unsafe {
+        let (len, offset) = (4096, 3 * 4096);
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, &written.fd, offset).unwrap()
+    };
+    window.shutdown();
+    let counts = window.counts();
+    // How many others stay with it is up to the size of the kernel's folios.
+    assert!(counts.bytes_stuck >= 4096, "{counts:?}");
+    assert_eq!(counts.bytes_stuck + counts.bytes_dropped, 8 * 4096);
+    assert_eq!(written.cached_pages(), counts.bytes_stuck / 4096);
+    assert!(written.file.is_idle());
+    // SAFETY: exactly what was mapped, and nothing refers to it.
+    unsafe { munmap(mapped, 4096).unwrap() };
+}
+
+#[test]
+fn without_a_disk_nothing_is_held() {
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let memory = rustix::fs::memfd_create("spillway", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let written = Written::of(&window, memory.into());
+    written.write(&window, range(0, MIB));
+    assert_eq!(window.bytes(), 0);
+    assert!(written.file.is_idle());
+    assert_eq!(written.cached_pages(), 256);
+    window.shutdown();
+    assert_eq!(window.counts().runs, 0);
+}
+
+#[test]
+fn an_unlinked_file_and_a_closed_window_are_no_trouble() {
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("f");
+    let options = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let written = Written::of(&window, options);
+    written.write(&window, range(0, MIB));
+    std::fs::remove_file(path).unwrap();
+    window.shutdown();
+    assert_eq!(written.cached_pages(), 0);
+    // What comes late leaves at once, and a second end finds nothing to do.
+    written.write(&window, range(0, MIB));
+    eventually("leaving", || written.file.is_idle());
+    window.shutdown();
+    assert_eq!((window.bytes(), written.cached_pages()), (0, 0));
+    // Nobody has to end it.
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    written.write(&window, range(0, MIB));
+    drop(window);
+    eventually("leaving", || written.file.is_idle());
+    assert_eq!(written.cached_pages(), 0);
+}
+
+/// A file system on a disk that takes about a MiB of what seems to be 32: the kernel accepts more
+/// into its cache and then cannot write it back. Unmounted when dropped.
+struct LyingDisk(tempfile::TempDir);
+
+impl LyingDisk {
+    /// `None`, with the reason printed, where nothing may be mounted or there is no loop device.
+    fn new() -> Option<Self> {
+        let disk = Self(tempfile::tempdir().unwrap());
+        let [backing, mounted] = ["backing", "mounted"].map(|name| disk.0.path().join(name));
+        std::fs::create_dir(&backing).unwrap();
+        std::fs::create_dir(&mounted).unwrap();
+        let [backing, mounted] = [&backing, &mounted].map(|path| path.to_str().unwrap());
+        let image = format!("{backing}/image");
+        run("mount", &["-t", "tmpfs", "-o", "size=1536k", "tmpfs", backing])?;
+        File::create(&image).unwrap().set_len(32 * MIB).unwrap();
+        let options = ["-q", "-F", "-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=1"];
+        run("mkfs.ext4", &[&options[..], &["-N", "64", &image]].concat())?;
+        run("mount", &["-o", "loop", &image, mounted])?;
+        Some(disk)
+    }
+
+    fn create(&self) -> File {
+        let path = self.0.path().join("mounted/f");
+        File::options().read(true).write(true).create_new(true).open(path).unwrap()
+    }
+}
+
+impl Drop for LyingDisk {
+    fn drop(&mut self) {
+        for name in ["mounted", "backing"] {
+            let _ = run("umount", &["--lazy", self.0.path().join(name).to_str().unwrap()]);
+        }
+    }
+}
+
+/// Runs a command of the system; `None`, with the reason printed, if it fails.
+fn run(program: &str, arguments: &[&str]) -> Option<()> {
+    match std::process::Command::new(program).args(arguments).output() {
+        Ok(output) if output.status.success() => Some(()),
+        Ok(output) => {
+            eprintln!("{program}: {}", String::from_utf8_lossy(&output.stderr));
+            None
+        }
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn an_error_of_write_back_is_kept_until_it_is_asked_for() {
+    let Some(disk) = LyingDisk::new() else { return eprintln!("skipped: no lying disk here") };
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::of(&window, disk.create());
+    for index in 0..6 {
+        written.write(&window, range(index * MIB, MIB));
+    }
+    window.shutdown();
+    assert!(window.counts().errors > 0, "{:?}", window.counts());
+    // The window has consumed the error, so the flush finds nothing to complain of. That is why
+    // there must be another way to hear of it.
+    assert!(rustix::fs::fsync(&written.fd).is_ok());
+    assert!(written.file.take_error().is_some());
+    assert!(written.file.take_error().is_none(), "once");
+    drop(written);
+}
+
+/// Someone who flushes while the window writes hears of a failure, by the one way or the other.
+#[test]
+fn no_error_slips_between_the_window_and_a_flush() {
+    for round in 0..8 {
+        let Some(disk) = LyingDisk::new() else { return eprintln!("skipped: no lying disk here") };
+        let config = WriteBehindConfig { run_bytes: MIB, ..WriteBehindConfig::default() };
+        let window = WriteBehind::new(config);
+        let written = Written::of(&window, disk.create());
+        for index in 0..6 {
+            written.write(&window, range(index * MIB, MIB));
+        }
+        std::thread::sleep(Duration::from_millis(3 * round));
+        let flushed = rustix::fs::fsync(&written.fd);
+        let kept = written.file.take_error();
+        assert!(flushed.is_err() || kept.is_some(), "six MiB were lost on a disk of one");
+        window.shutdown();
+        drop(written);
+    }
+}
