@@ -31,6 +31,8 @@ use place::Place;
 /// Of a minute for each run of all tests.
 const TORTURE_SECS: u64 = 12;
 const OPERATIONS: usize = 400;
+/// As long as a server that is broken on purpose may hide it.
+const BROKEN_SECS: u64 = 120;
 
 /// Each test wants the machine for itself: two at once would find less, not more.
 fn alone() -> MutexGuard<'static, ()> {
@@ -61,6 +63,22 @@ mod torture {
         if let Some(place) = Place::on("btrfs", &[]) {
             workload::torture(&place, TORTURE_SECS);
         }
+    }
+}
+
+/// The proof that the tests above can fail, to be run by hand: `docs/testing.md` says with what.
+mod broken_server {
+    use super::*;
+
+    #[test]
+    #[ignore = "SPILLWAY_TORTURE_PROGRAM has to name a server that is broken on purpose"]
+    fn is_found() {
+        let _alone = alone();
+        assert!(std::env::var_os("SPILLWAY_TORTURE_PROGRAM").is_some());
+        let found = std::panic::catch_unwind(|| {
+            workload::torture(&Place::in_directory(), BROKEN_SECS);
+        });
+        assert!(found.is_err(), "no wrong byte from a server that loses some");
     }
 }
 

@@ -1,5 +1,7 @@
 //! The real program, on a free port, with I/O modes that change while it runs.
 
+use std::env;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -46,7 +48,7 @@ impl Server {
     pub(crate) fn start(directory: &Path, modes: ModePair) -> Self {
         let own = TempDir::new().unwrap();
         write_config(own.path(), directory, modes);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_spillway"))
+        let mut child = Command::new(program())
             .args(["serve", "--listen", "127.0.0.1:0", "--config"])
             .arg(own.path().join("spillway.toml"))
             .env_remove("RUST_LOG")
@@ -138,6 +140,11 @@ impl Drop for Server {
             eprintln!("the server's last words: {last:#?}");
         }
     }
+}
+
+/// The program that was built with this test, or the one in `SPILLWAY_TORTURE_PROGRAM`.
+fn program() -> OsString {
+    env::var_os("SPILLWAY_TORTURE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_spillway").into())
 }
 
 /// Replaces the configuration as a whole, so that no reload reads half of it.

@@ -44,21 +44,24 @@ pub fn dontcache_writes_pay(directory: BorrowedFd<'_>) -> io::Result<DontCacheVe
 }
 
 fn compare(file: &Arc<OwnedFd>) -> io::Result<DontCacheVerdict> {
-    let data = vec![0x5a; 1 << 20];
+    let data = vec![0x5a; LARGE_BYTES];
     // Whether the kernel knows the flag at all, and the first blocks of the file.
-    if !stream_dontcache(file, &data)? {
+    if !stream_dontcache(file, &data, LARGE_STREAM)? {
         return Ok(DontCacheVerdict::Unsupported);
     }
-    for write_bytes in [SMALL_BYTES, data.len()] {
+    let begun = Instant::now();
+    for (write_bytes, stream_bytes, rounds) in
+        [(SMALL_BYTES, SMALL_STREAM, SMALL_ROUNDS), (LARGE_BYTES, LARGE_STREAM, LARGE_ROUNDS)]
+    {
         let data = &data[..write_bytes];
         let (mut with, mut without) = (Vec::new(), Vec::new());
-        let begun = Instant::now();
-        while with.len() < ROUNDS && (with.is_empty() || begun.elapsed() < TIME_MAX / 2) {
-            without.push(timed(file, || stream_window(file, data).map(|()| true))?);
-            with.push(timed(file, || stream_dontcache(file, data))?);
+        while with.len() < rounds && (with.is_empty() || begun.elapsed() < TIME_MAX) {
+            without.push(timed(file, || stream_window(file, data, stream_bytes))?);
+            with.push(timed(file, || stream_dontcache(file, data, stream_bytes).map(drop))?);
         }
-        // The measure itself is no better than that.
-        if median(with) > median(without).mul_f64(1.1) {
+        // In doubt the window, which is as good everywhere: so short a measure can miss what makes
+        // the difference in long streams, that every write waits for the disk's queue.
+        if median(with) > median(without) {
             return Ok(DontCacheVerdict::Slower);
         }
     }
@@ -66,7 +69,7 @@ fn compare(file: &Arc<OwnedFd>) -> io::Result<DontCacheVerdict> {
 }
 
 /// The time that writing the empty file takes until all of it is on the disk.
-fn timed(file: &OwnedFd, write: impl FnOnce() -> io::Result<bool>) -> io::Result<Duration> {
+fn timed(file: &OwnedFd, write: impl FnOnce() -> io::Result<()>) -> io::Result<Duration> {
     ftruncate(file, 0)?;
     fsync(file)?;
     let begun = Instant::now();
@@ -75,16 +78,16 @@ fn timed(file: &OwnedFd, write: impl FnOnce() -> io::Result<bool>) -> io::Result
     Ok(begun.elapsed())
 }
 
-fn stream_window(file: &Arc<OwnedFd>, data: &[u8]) -> io::Result<()> {
+fn stream_window(file: &Arc<OwnedFd>, data: &[u8], stream_bytes: u64) -> io::Result<()> {
     // Runs so short that the stream has some.
     let config = WriteBehindConfig {
-        run_bytes: STREAM_BYTES / 4,
+        run_bytes: stream_bytes / 4,
         threads: 1,
         ..WriteBehindConfig::default()
     };
     let window = WriteBehind::new(config);
     let view = window.file();
-    for range in ranges(data.len()) {
+    for range in ranges(data.len(), stream_bytes) {
         let room = window.room_blocking(range.len());
         let intent = view.before_write(file.as_fd(), range, room);
         write_at(file.as_fd(), data, range.offset()).map_err(|failed| failed.error)?;
@@ -95,8 +98,8 @@ fn stream_window(file: &Arc<OwnedFd>, data: &[u8]) -> io::Result<()> {
 }
 
 /// `false` if there are no such writes.
-fn stream_dontcache(file: &OwnedFd, data: &[u8]) -> io::Result<bool> {
-    for range in ranges(data.len()) {
+fn stream_dontcache(file: &OwnedFd, data: &[u8], stream_bytes: u64) -> io::Result<bool> {
+    for range in ranges(data.len(), stream_bytes) {
         let written = write_dontcache(file.as_fd(), data, range.offset());
         if written.map_err(|failed| failed.error)?.is_none() {
             return Ok(false);
@@ -106,9 +109,9 @@ fn stream_dontcache(file: &OwnedFd, data: &[u8]) -> io::Result<bool> {
 }
 
 /// The writes of one stream.
-fn ranges(write_bytes: usize) -> impl Iterator<Item = ByteRange> {
+fn ranges(write_bytes: usize, stream_bytes: u64) -> impl Iterator<Item = ByteRange> {
     let len = write_bytes as u64;
-    (0..STREAM_BYTES / len).map(move |index| {
+    (0..stream_bytes / len).map(move |index| {
         ByteRange::new(index * len, len).expect("a stream is far from the largest offset")
     })
 }
@@ -122,11 +125,14 @@ fn median(mut times: Vec<Duration>) -> Duration {
 /// are not whole pages.
 const SMALL_BYTES: usize = 47_008;
 
-/// A stream is written 13 times at most: once to see, and `ROUNDS` times in two ways and two sizes.
-const STREAM_BYTES: u64 = 32 * (1 << 20) / 13;
+const LARGE_BYTES: usize = 1 << 20;
 
-/// An odd number, for the sake of the median.
-const ROUNDS: usize = 3;
+// Bytes of a stream, and how often it is written in each of the two ways: 32 MiB in all, with the
+// first one. Most of it goes where the two ways differ most.
+const SMALL_STREAM: u64 = 4 << 20;
+const SMALL_ROUNDS: usize = 3;
+const LARGE_STREAM: u64 = 2 << 20;
+const LARGE_ROUNDS: usize = 1;
 
 /// No new turn begins after this.
 const TIME_MAX: Duration = Duration::from_millis(200);
