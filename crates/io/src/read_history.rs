@@ -45,14 +45,15 @@ impl ReadHistory {
             **parts = Parts::of(size);
         }
         let part_bytes = size.div_ceil(PARTS as u64).max(1);
+        let first = range.offset() / part_bytes;
+        let touched = range.end().div_ceil(part_bytes).saturating_sub(first);
         let mut again = false;
-        for (index, part) in (0..).zip(&mut parts.parts) {
+        let skipped = usize::try_from(first).unwrap_or(PARTS);
+        let touched = usize::try_from(touched).unwrap_or(PARTS);
+        for (index, part) in (0..).zip(&mut parts.parts).skip(skipped).take(touched) {
             let start = part_bytes * index;
             let Some(place) = ByteRange::new(start, part_bytes) else { break };
             let read = place.intersection(range).len();
-            if read == 0 {
-                continue;
-            }
             again |= part.done_at.is_some_and(|at| clock.saturating_sub(at) <= horizon);
             part.read_bytes += read;
             if part.read_bytes >= part_bytes.min(size.saturating_sub(start)) {

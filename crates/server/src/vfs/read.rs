@@ -142,14 +142,18 @@ impl Vfs {
             };
         }
         let is_ahead = !read.file.read_ahead.find(read.range, read.version).is_empty();
+        let mut tried = None;
         if mode == IoMode::Auto && !is_ahead {
             let resident = match self.try_spliced(read) {
                 Some(done) => Tried::Done(done),
                 None => self.try_cached(read).await?,
             };
-            if let Tried::Done(done) = resident {
-                self.counters.add(Counter::ReadsResident, 1);
-                return Ok(done);
+            match resident {
+                Tried::Done(done) => {
+                    self.counters.add(Counter::ReadsResident, 1);
+                    return Ok(done);
+                }
+                Tried::Partly(buffer, had) => tried = Some((buffer, had)),
             }
         }
         let (route, direct) = self.read_route(read, mode).await?;
@@ -166,13 +170,21 @@ impl Vfs {
             return Ok(done);
         }
         self.counters.add(route.counter(), 1);
-        match (way, direct) {
-            (FillWay::Keep, _) => {
+        match (way, direct, tried) {
+            (FillWay::Keep, _, Some((buffer, had))) => self.fetch_cached(read, buffer, had).await,
+            (FillWay::Keep, _, None) => {
                 let buffer = self.take_buffer(read.len()).await?;
                 self.fetch_cached(read, buffer, 0).await
             }
-            (_, Some(direct)) => self.fetch_direct(read, direct).await,
-            (_, None) => self.fetch_uncached(read).await,
+            // Whoever waits for memory must hold none: nobody would get any further.
+            (_, Some(direct), tried) => {
+                drop(tried);
+                self.fetch_direct(read, direct).await
+            }
+            (_, None, tried) => {
+                drop(tried);
+                self.fetch_uncached(read).await
+            }
         }
     }
 

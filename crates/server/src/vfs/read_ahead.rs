@@ -61,14 +61,14 @@ impl Vfs {
         for fill in ahead.fills {
             self.begin_fill(read, fill, way.clone());
         }
-        let data = self.from_chunks(read, &ahead.chunks).await?;
+        let data = self.join_chunks(read, &ahead.chunks).await?;
         read.file.read_ahead.served(read.range, &ahead.chunks);
         self.counters.add(Counter::ReadsFromReadAhead, 1);
         Some(Fetched { data: Some(data), after: read.attributes })
     }
 
     /// The range out of the chunks: without a copy where one chunk has it all.
-    async fn from_chunks(&self, read: &Read<'_>, chunks: &[Arc<Chunk>]) -> Option<Payload> {
+    async fn join_chunks(&self, read: &Read<'_>, chunks: &[Arc<Chunk>]) -> Option<Payload> {
         if let [chunk] = chunks {
             part_of(read.range, chunk, chunk.data().await?)?;
             let start = read.range.offset() - chunk.range().offset();
@@ -78,7 +78,8 @@ impl Vfs {
         if chunks.is_empty() {
             return None;
         }
-        let mut buffer = self.take_buffer(read.len()).await.ok()?;
+        // Not waited for: this READ may hold a buffer already.
+        let mut buffer = self.buffers.try_take(read.len())?;
         let mut filled = 0;
         for chunk in chunks {
             let part = part_of(read.range, chunk, chunk.data().await?)?;
