@@ -1,6 +1,10 @@
 //! What an export's file system turned out not to do, found out by trying, told once.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The probe writes 32 MiB and disturbs others for a fifth of a second. Servers that take little
+/// through the window, or nothing, are spared it.
+const PROBE_AFTER_BYTES: u64 = 512 << 20;
 
 /// One export's findings.
 #[derive(Debug, Default)]
@@ -9,6 +13,8 @@ pub(crate) struct IoSupport {
     lacks_direct: AtomicBool,
     /// `RWF_DONTCACHE` was refused.
     lacks_drop_behind: AtomicBool,
+    /// Bytes that went through the write-behind window, until the probe is due.
+    windowed_bytes: AtomicU64,
     /// `RWF_DONTCACHE` writes are no slower than the write-behind window.
     drop_behind_writes_pay: AtomicBool,
 }
@@ -24,7 +30,14 @@ impl IoSupport {
         self.drop_behind_writes_pay.load(Ordering::Relaxed)
     }
 
-    /// Notes the outcome of the probe at the start.
+    /// Counts bytes on their way through the window. Says once, when there were many, that it is
+    /// time to probe whether the kernel's own dropping behind is as good.
+    pub(crate) fn probe_is_due(&self, bytes: u64) -> bool {
+        let before = self.windowed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        before < PROBE_AFTER_BYTES && before + bytes >= PROBE_AFTER_BYTES
+    }
+
+    /// Notes the outcome of the probe.
     pub(crate) fn set_drop_behind_writes_pay(&self, pay: bool) {
         self.drop_behind_writes_pay.store(pay, Ordering::Relaxed);
     }
@@ -45,5 +58,19 @@ impl IoSupport {
         if !self.lacks_drop_behind.swap(true, Ordering::Relaxed) {
             tracing::info!(export, "RWF_DONTCACHE is not known here: doing without");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_probe_is_due_once() {
+        let support = IoSupport::default();
+        let due = |bytes| support.probe_is_due(bytes);
+        assert!(!due(PROBE_AFTER_BYTES - 1));
+        assert!(due(1));
+        assert!(!due(PROBE_AFTER_BYTES));
     }
 }

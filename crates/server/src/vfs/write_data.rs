@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    ByteRange, DioAlign, IoMode, RangeGuard, RangeUse, Room, Route, Segment, WriteBehindFile,
-    WriteSplit,
+    ByteRange, DioAlign, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
+    WriteBehindFile, WriteSplit,
 };
 use rustix::param::page_size;
 
@@ -13,6 +13,7 @@ use super::io_plan::{WriteFacts, WriteRoute};
 use super::{Status, Vfs};
 use crate::counters::Counter;
 use crate::data_descriptors::{DirectFile, Use};
+use crate::export_root::ExportRoot;
 use crate::open_files::OpenFile;
 use crate::payload::Payload;
 use crate::trace::{CallId, Event};
@@ -63,6 +64,9 @@ impl Vfs {
             }
             (WriteRoute::Cached(_), _) => (Way::Cached, RangeUse::Cached),
             (WriteRoute::Window(_) | WriteRoute::Split(_), _) => {
+                if file.root().io_support.probe_is_due(range.len()) {
+                    self.probe_drop_behind(Arc::clone(file.root()));
+                }
                 let room = self.window.room(range.len()).await;
                 (Way::Window(file.window(&self.window), room), RangeUse::Cached)
             }
@@ -123,6 +127,16 @@ impl Vfs {
         // Both kinds of I/O in one range, which nobody else may touch meanwhile. Nor may another
         // WRITE of the same bytes: the kernel puts direct ones in no order.
         (Way::Split(file.window(&self.window), room, direct, split), RangeUse::Exclusive)
+    }
+
+    /// Finds out, on a data thread, whether `RWF_DONTCACHE` can do what the window does.
+    fn probe_drop_behind(&self, root: Arc<ExportRoot>) {
+        self.engine.leave_to_data(move || {
+            let verdict = io::dontcache_writes_pay(root.directory());
+            tracing::debug!(export = root.id, ?verdict, "RWF_DONTCACHE writes were tried");
+            let pay = matches!(verdict, Ok(DontCacheVerdict::NoSlower));
+            root.io_support.set_drop_behind_writes_pay(pay);
+        });
     }
 
     pub(super) fn emit_write(&self, event: Event, call: CallId, range: ByteRange) {
