@@ -38,6 +38,10 @@ impl<'a> Cutter<'a> {
     pub(crate) fn run(&mut self) {
         while self.workload.goes_on() {
             let file = self.workload.any_file(&mut self.random);
+            if self.workload.is_quiet(file) {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
             let shape = self.workload.layouts[file].own_shape();
             for _ in 0..self.random.within(1..STEPS_MAX) {
                 match self.random.index(8) {

@@ -21,7 +21,7 @@ impl<'a> LocalWorker<'a> {
     pub(crate) fn run(&mut self) {
         while self.workload.goes_on() {
             let file = self.workload.any_file(&mut self.random);
-            if self.random.percent(60) {
+            if self.workload.is_quiet(file) || self.random.percent(60) {
                 self.read(file);
             } else {
                 self.write(file);

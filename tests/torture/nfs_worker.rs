@@ -48,7 +48,11 @@ impl<'a> NfsWorker<'a> {
             let file = self.workload.any_file(&mut self.random);
             let end = self.workload.layouts[file].oracle.end();
             let (offset, bytes) = anywhere(end, &mut self.random);
-            match self.random.index(10) {
+            // Streams are what a quiet file is good for.
+            let quiet = self.workload.is_quiet(file);
+            let actions = if quiet { 5 } else { 10 };
+            match self.random.index(actions) {
+                0..=2 if quiet && self.random.percent(70) => self.read_stream(file, 0, bytes),
                 0..=2 => drop(self.read(file, offset, bytes)),
                 3 if self.random.percent(50) => self.read_stream(file, 0, bytes),
                 3 => self.read_stream(file, offset, bytes),

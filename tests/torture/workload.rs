@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,8 @@ pub(crate) struct Workload {
     pub(crate) journal: Journal,
     pub(crate) done: Tally,
     verifier: Mutex<Option<WriteVerifier>>,
+    /// A file that nobody begins to change; `FILES` for none of them.
+    quiet: AtomicUsize,
     ending: AtomicBool,
 }
 
@@ -129,6 +131,7 @@ impl Workload {
             journal: Journal::new(),
             done: Tally::default(),
             verifier: Mutex::new(None),
+            quiet: AtomicUsize::new(0),
             ending: AtomicBool::new(false),
         }
     }
@@ -179,6 +182,12 @@ impl Workload {
         random.index(self.layouts.len())
     }
 
+    /// Whether a file is to rest for a while: what is read ahead of streams is only kept of files
+    /// that were not changed a moment ago, and has to be given up when they are changed again.
+    pub(crate) fn is_quiet(&self, file: usize) -> bool {
+        self.quiet.load(Ordering::Relaxed) == file
+    }
+
     fn switch_modes(&self, time: Duration, random: &mut Random) -> usize {
         let _ending = EndOnPanic(self);
         let started = Instant::now();
@@ -189,6 +198,10 @@ impl Workload {
             self.journal.note_all(format_args!("modes are {modes:?}"));
             count(&self.done.switches);
             seen.insert(modes);
+            // Twice as long as the server waits before it reads ahead, most often.
+            if random.percent(12) {
+                self.quiet.store(random.index(usize::from(FILES) + 1), Ordering::Relaxed);
+            }
             thread::sleep(SWITCH_EVERY);
         }
         self.ending.store(true, Ordering::Relaxed);
@@ -212,7 +225,9 @@ impl Workload {
                 let data = mapping.read(offset, bytes);
                 self.judge(file, look.check(&data), format_args!("{bytes} mapped at {offset}"));
                 count(&self.done.mapped_reads);
-            } else if let Some(owned) = layout.own_mapped(random) {
+            } else if !self.is_quiet(file)
+                && let Some(owned) = layout.own_mapped(random)
+            {
                 let units = owned.part(transfer_bytes(random), random);
                 let data = layout.oracle.begin_writing(&units);
                 self.note_units(file, &units, format_args!("stores"));
