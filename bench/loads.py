@@ -5,12 +5,11 @@ whole client process, because the client's COMMIT comes when it closes the file.
 """
 
 import dataclasses
-import json
 import os
 import shutil
-import subprocess
 import time
 
+import fio
 from rig import EXPORT, MIB, cached_bytes, drop_caches, run_ok
 
 MISALIGNED_BYTES = 47008
@@ -19,7 +18,6 @@ RANDOM_CLIENTS, NAME_CLIENTS = 4, 2
 # it creates, starts to close files at 90 %, and at the limit answers CREATE with NFS3ERR_IO.
 NAMES_PER_CLIENT = 8000
 ENTRIES = 100_000
-FIO_SECS_MAX = 600
 NAMES_SECS_MAX = 300
 
 
@@ -44,32 +42,20 @@ class Line:
     prepare: object = None
 
 
-def fio(server, name, *flags, jobs=1, durable=False):
-    """One fio run of `jobs` connections at depth 1, which is all that fio's nfs engine can do."""
-    command = [
-        "fio", f"--name={name}", "--ioengine=nfs", f"--nfs_url={server.url()}", "--iodepth=1",
-        f"--numjobs={jobs}", "--group_reporting", "--output-format=json", *flags,
-    ]  # fmt: skip
-    started = time.monotonic()
-    ran = subprocess.run(command, text=True, capture_output=True, timeout=FIO_SECS_MAX, check=False)
-    process_secs = time.monotonic() - started
-    if ran.returncode != 0:
-        raise RuntimeError(f"fio: {(ran.stderr + ran.stdout[:300]).strip()}")
-    job = json.loads(ran.stdout[ran.stdout.index("{") :])["jobs"][0]
-    side = job["write"] if job["write"]["io_bytes"] else job["read"]
-    # fio is content, with status 0, where the engine could not even open the file.
-    if side["io_bytes"] == 0:
-        raise RuntimeError(f"fio moved nothing: {ran.stderr.strip()}")
-    latency = side["clat_ns"].get("percentile", {})
+def nfs_flags(server):
+    """What makes fio a client of the server. Depth 1 is all that its nfs engine can do."""
+    return ["--ioengine=nfs", f"--nfs_url={server.url()}", "--iodepth=1"]
+
+
+def run_fio(server, name, *flags, jobs=1, durable=False):
+    """One fio run of `jobs` connections at depth 1."""
+    done = fio.run(name, *nfs_flags(server), *flags, jobs=jobs)
     detail = {
-        "fio_mib_per_sec": round(side["bw_bytes"] / MIB, 1),
-        "process_secs": round(process_secs, 3),
-        "p50_us": latency.get("50.000000", 0) / 1000,
-        "p99_us": latency.get("99.000000", 0) / 1000,
-        "p999_us": latency.get("99.900000", 0) / 1000,
+        "fio_mib_per_sec": round(done.side["bw_bytes"] / MIB, 1),
+        "process_secs": round(done.process_secs, 3),
+        **done.latencies_us(),
     }
-    secs = process_secs if durable else side["runtime"] / 1000
-    return side, secs, detail
+    return done.side, done.process_secs if durable else done.io_secs, detail
 
 
 class Loads:
@@ -87,7 +73,7 @@ class Loads:
         return server.directory / self.data_file(block_bytes)
 
     def write(self, server, block_bytes):
-        side, secs, detail = fio(
+        side, secs, detail = run_fio(
             server, "w", "--rw=write", f"--bs={block_bytes}", f"--size={self.blocks(block_bytes)}",
             f"--filename={self.data_file(block_bytes)}", durable=True,
         )  # fmt: skip
@@ -98,7 +84,7 @@ class Loads:
         return self.size_bytes // block_bytes * block_bytes
 
     def read(self, server, block_bytes):
-        side, secs, detail = fio(
+        side, secs, detail = run_fio(
             server, "r", "--rw=read", f"--bs={block_bytes}", f"--size={self.blocks(block_bytes)}",
             f"--filename={self.data_file(MIB)}",
         )  # fmt: skip
@@ -107,7 +93,7 @@ class Loads:
 
     def random_read(self, server, per_client_max):
         per_client = min(self.size_bytes // 16, per_client_max)
-        side, secs, detail = fio(
+        side, secs, detail = run_fio(
             server, "r", "--rw=randread", "--bs=4k", f"--size={self.size_bytes}",
             f"--io_size={per_client}", f"--filename={self.data_file(MIB)}", jobs=RANDOM_CLIENTS,
         )  # fmt: skip

@@ -15,6 +15,8 @@ GIB, MIB = 1 << 30, 1 << 20
 EXPORT = "/x"
 TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 START_SECS_MAX = 30
+ANSWER_SECS_MAX = 5
+COUNTERS_BYTES_MAX = 64 << 10
 STOP_SECS_MAX = 60
 UNSHARE = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 # Loopback works; rpcbind, which Ganesha wants, keeps its socket in a /run of its own.
@@ -102,8 +104,9 @@ class MemoryGroup:
 
     def __init__(self, limit_bytes):
         v1 = pathlib.Path("/sys/fs/cgroup/memory")
-        self.root = v1 if v1.is_dir() else pathlib.Path("/sys/fs/cgroup")
-        self.limit_file = "memory.limit_in_bytes" if v1.is_dir() else "memory.max"
+        self.is_v1 = v1.is_dir()
+        self.root = v1 if self.is_v1 else pathlib.Path("/sys/fs/cgroup")
+        self.limit_file = "memory.limit_in_bytes" if self.is_v1 else "memory.max"
         self.limit_bytes = limit_bytes
 
     def join(self, name):
@@ -112,6 +115,15 @@ class MemoryGroup:
         path.mkdir(exist_ok=True)
         (path / self.limit_file).write_text(str(self.limit_bytes), encoding="ascii")
         (path / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+
+    def page_cache(self, name):
+        """Bytes of page cache charged to the group; of these, dirty and in write-back."""
+        text = (self._path(name) / "memory.stat").read_text(encoding="ascii")
+        stat = {key: int(value) for key, value in map(str.split, text.splitlines())}
+        keys = ("cache", "dirty", "writeback")
+        if not self.is_v1:
+            keys = ("file", "file_dirty", "file_writeback")
+        return dict(zip(("cache", "dirty", "writeback"), (stat[key] for key in keys)))
 
     def remove(self, name):
         """Removes the group once its process has ended."""
@@ -218,6 +230,33 @@ class Spillway(Server):
         ]  # fmt: skip
 
 
+class SpillwayInMode(Spillway):
+    """READ and WRITE in one I/O mode; `name` tells servers of one mode with other flags apart."""
+
+    def __init__(self, name, mode, directory, port, work, options, memory_group=None, flags=()):
+        self.name = name
+        super().__init__(directory, port, work, options, memory_group)
+        self.flags = [*self.flags, "--read-mode", mode, "--write-mode", mode, *flags]
+
+    def counters(self):
+        """What the server counted since its start, without what it never did."""
+        # Not by seeking: the server's own place in its log is the same one.
+        log = self.log.fileno()
+        begin = os.fstat(log).st_size
+        self.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + ANSWER_SECS_MAX
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+            text = os.pread(log, COUNTERS_BYTES_MAX, begin).decode()
+            pairs = (line.split() for line in text.splitlines())
+            found = {
+                pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()
+            }
+            if "calls" in found:
+                return {name: count for name, count in found.items() if count}
+        raise RuntimeError(f"{self.name} does not tell its counters: {self.last_words()}")
+
+
 class SpillwayNosync(Spillway):
     """Names as durable as Ganesha makes them: its CREATE and REMOVE do not wait for the disk."""
 
@@ -270,6 +309,21 @@ class Ganesha(Server):
             "chroot", self.root, "/usr/bin/ganesha.nfsd", "-F", "-x", "-f", "/run/ganesha.conf",
             "-L", "STDERR", "-p", "/run/ganesha/pid", "-N", "EVENT",
         ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(server):
+    """The server running, and stopped afterwards; it must not have died meanwhile."""
+    try:
+        server.start()
+        yield server
+    except BaseException:
+        if server.process:
+            server.end(server.process)
+        if server.memory_group:
+            server.memory_group.remove(server.name)
+        raise
+    server.stop()
 
 
 def accepts(port):
