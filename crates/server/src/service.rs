@@ -130,6 +130,9 @@ fn open_root(export: &Export) -> Result<ExportRoot, ExportError> {
 impl Service {
     pub(crate) fn new(config: &Config, exports: Exports, handle_key: HandleKey) -> Self {
         let counters = Arc::new(Counters::default());
+        if let Err(error) = io::survive_file_size_limit() {
+            tracing::warn!(%error, "a WRITE past the limit on file sizes will end the server");
+        }
         let descriptors = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
         let sockets = config.connections_max().min(descriptors / 4);
         let reserved = DESCRIPTORS_RESERVED + LISTINGS_MAX + 2 * PIPES_MAX + sockets;
