@@ -19,7 +19,7 @@ import time
 
 SECS_MAX = 600
 # How often new job processes are looked for, and how long a wait for their ends may last at once.
-SEARCH_MILLISECS, WAIT_MILLISECS = 2, 100
+SEARCH_MILLISECS, WAIT_MILLISECS = 5, 100
 
 
 @dataclasses.dataclass
@@ -34,7 +34,7 @@ class Run:
     job_secs: float
     # With fio's start and end, which take longer than the work if that is small.
     process_secs: float
-    # User and system time of fio with all its jobs.
+    # User and system time of fio with all its jobs, and of watching them.
     cpu_secs: float
 
     def latencies_us(self):
@@ -50,7 +50,7 @@ def run(name, *flags, jobs=1):
         "fio", f"--name={name}", f"--numjobs={jobs}", "--group_reporting", "--output-format=json",
         *map(str, flags),
     ]  # fmt: skip
-    cpu_before, started = _children_cpu_secs(), time.monotonic()
+    cpu_before, started = _our_cpu_secs(), time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=out, stderr=errors) as process:
             try:
@@ -75,7 +75,7 @@ def run(name, *flags, jobs=1):
         io_secs=side["runtime"] / 1000,
         job_secs=last_end - job["job_start"] / 1000,
         process_secs=process_secs,
-        cpu_secs=_children_cpu_secs() - cpu_before,
+        cpu_secs=_our_cpu_secs() - cpu_before,
     )
 
 
@@ -111,7 +111,7 @@ def _children(parent):
     return found
 
 
-def _children_cpu_secs():
-    """CPU time of all ended children of this program, and theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _our_cpu_secs():
+    """CPU time of this program, and of its ended children and theirs."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(of.ru_utime + of.ru_stime for of in used)
