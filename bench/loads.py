@@ -1,7 +1,7 @@
 """The lines of the comparison: each puts one load on one server and says how long it took.
 
-A load returns `Done`: how many units of work, in how many seconds. The rate of a write counts the
-whole client process, because the client's COMMIT comes when it closes the file.
+A load returns `Done`: how many units of work, in how many seconds. The time of a write ends with the
+client's processes, because the client's COMMIT comes when they close the file.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def run_fio(server, name, *flags, jobs=1, durable=False):
         "process_secs": round(done.process_secs, 3),
         **done.latencies_us(),
     }
-    return done.side, done.process_secs if durable else done.io_secs, detail
+    return done.side, done.job_secs if durable else done.io_secs, detail
 
 
 class Loads:
