@@ -158,6 +158,10 @@ impl Shared {
     }
 
     fn room_or_turn(self: &Arc<Self>, bytes: u64) -> Result<Room, Turn<'_>> {
+        if bytes == 0 {
+            // A write that brings nothing has nothing to wait for.
+            return Ok(Room { shared: Arc::clone(self), bytes });
+        }
         let bytes = self.pages_of(bytes);
         let mut state = self.lock();
         if state.waiters.is_empty() && state.fits(bytes, self.config.window_bytes) {
