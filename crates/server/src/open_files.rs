@@ -374,12 +374,16 @@ impl OpenFile {
             Some(fd) => fd,
             None => self.open_reader()?,
         };
-        match what {
-            Flush::Data => rustix::fs::fdatasync(&*fd)?,
-            Flush::All => rustix::fs::fsync(&*fd)?,
-        }
+        let flushed = match what {
+            Flush::Data => rustix::fs::fdatasync(&*fd),
+            Flush::All => rustix::fs::fsync(&*fd),
+        };
         // The window waits for write-back on the same descriptor, which takes the error from it.
-        match self.window.get().and_then(|window| window.take_error()) {
+        // Asked also when the flush has failed: both are told now, or the next flush would fail for
+        // what its caller has heard of already.
+        let written_behind = self.window.get().and_then(|window| window.take_error());
+        flushed?;
+        match written_behind {
             None => Ok(()),
             Some(error) => Err(error.into()),
         }
