@@ -40,8 +40,8 @@ impl Turns {
         Arc::clone(&self.order).write_owned().await
     }
 
-    /// A turn shared with others who ask like this. `look` reads the attributes, at once; it is not
-    /// called if another sharer has looked.
+    /// A turn shared with others who ask like this. `look` reads the attributes, at once. Each
+    /// sharer looks for itself: what those before it have seen says nothing of who may write now.
     ///
     /// # Errors
     /// Those of `look`.
@@ -50,18 +50,15 @@ impl Turns {
         look: impl FnOnce() -> Result<Attributes, Status>,
     ) -> Result<Turn, Status> {
         let order = Arc::clone(&self.order).read_owned().await;
-        let latest = {
+        let now = {
             let mut sharers = lock(&self.sharers);
-            let latest = match sharers.latest {
-                Some(latest) => latest,
-                None => look()?,
-            };
-            sharers.latest = Some(latest);
+            let now = look()?;
+            sharers.latest.get_or_insert(now);
             sharers.count += 1;
-            latest
+            now
         };
         let place = Place { sharers: Arc::clone(&self.sharers), _order: order };
-        Ok(Turn { before: latest, held: Held::Shared(place) })
+        Ok(Turn { before: now, held: Held::Shared(place) })
     }
 
     /// Whether both are of one object.
@@ -98,7 +95,8 @@ impl Turn {
         Self { before, held: Held::Alone { _turn: alone } }
     }
 
-    /// The attributes at its beginning, with which a refusal is answered.
+    /// The attributes at its beginning, by which it is decided who may, and with which a refusal is
+    /// answered.
     pub(crate) fn before(&self) -> &Attributes {
         &self.before
     }
@@ -167,8 +165,8 @@ mod tests {
         let turns = Turns::default();
         let (a, b, c) =
             (shared(&turns, 1).await, shared(&turns, 99).await, shared(&turns, 99).await);
-        assert_eq!(b.before().size, 1, "the first has looked");
-        assert_eq!(end(b, 2), (1, 2));
+        assert_eq!(b.before().size, 99, "it has looked for itself");
+        assert_eq!(end(b, 2), (1, 2), "but follows those before it");
         let d = shared(&turns, 99).await;
         assert_eq!(end(a, 3), (2, 3));
         drop(c);
