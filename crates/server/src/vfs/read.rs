@@ -143,7 +143,7 @@ impl Vfs {
         }
         let is_ahead = !read.file.read_ahead.find(read.range, read.version).is_empty();
         let mut tried = None;
-        if mode == IoMode::Auto && !is_ahead {
+        if mode == IoMode::Auto && !is_ahead && may_be_in_memory(read) {
             let resident = match self.try_spliced(read) {
                 Some(done) => Tried::Done(done),
                 None => self.try_cached(read).await?,
@@ -425,6 +425,13 @@ pub(super) fn read_and_drop(
         }
     }
     Ok(len)
+}
+
+/// Whether it pays to try the page cache. Trying is not looking: for what is not there, the kernel
+/// begins to read ahead, also when it is told not to wait.
+fn may_be_in_memory(read: &Read<'_>) -> bool {
+    let state = io::cache_state(read.reader.as_fd(), read.range);
+    !matches!(state, Ok(Some(state)) if state.cached < state.pages)
 }
 
 /// Whether a READ has all it asked for, or all up to the end of the file as it is now.
