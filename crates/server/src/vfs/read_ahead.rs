@@ -115,7 +115,11 @@ impl Vfs {
 impl FillJob {
     fn run(mut self) {
         let range = self.fill.range();
-        let got = self.read(range);
+        // A direct read writes dirty pages first, after which a store to them is seen. One through
+        // the page cache does not, and a page may be stored to behind it and be clean at its end.
+        let is_direct = matches!(self.way, FillWay::Direct(_));
+        let got =
+            if is_direct || may_be_kept(&self.reader, range) { self.read(range) } else { Ok(0) };
         drop(self.pages);
         match got {
             Ok(got) if got as u64 == range.len() && may_be_kept(&self.reader, range) => {
