@@ -87,7 +87,7 @@ fn a_full_disk_shortens_a_write_and_then_refuses() {
 
 /// Makes a file system whose disk takes about a MiB of what seems to be 32: what it has taken into
 /// memory, it cannot write back.
-fn lying_disk(dir: &Path) -> Option<(Mounted, Mounted)> {
+pub(crate) fn lying_disk(dir: &Path) -> Option<(Mounted, Mounted)> {
     let backing = dir.join("backing");
     std::fs::create_dir(&backing).unwrap();
     let tmpfs = Mounted::tmpfs(&backing, 1536)?;

@@ -61,6 +61,12 @@ impl Fixture {
         fixture
     }
 
+    /// Serves `/export` to clients that are trusted, with READs and WRITEs in these modes, after
+    /// `settings`.
+    pub(crate) fn in_modes(settings: &str, read: &str, write: &str) -> Self {
+        Self::with(&in_modes(settings, read, write))
+    }
+
     /// Settings in front of the exports of [`Self::new`].
     pub(crate) fn with_settings(settings: &str) -> Self {
         Self::with(&format!("{settings}\n{TRUSTING}"))
@@ -111,6 +117,12 @@ impl Fixture {
         self.server().counters().value(counter)
     }
 
+    /// One of the server's figures by its name.
+    pub(crate) fn figure(&self, name: &str) -> u64 {
+        let figures = self.server().figures();
+        figures.iter().find(|figure| figure.0 == name).expect("a figure of the server").1
+    }
+
     /// A new connection.
     pub(crate) fn client(&self) -> Client {
         Client::connect(self.address())
@@ -138,6 +150,13 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// The configuration of [`Fixture::in_modes`], to be reloaded with other modes.
+pub(crate) fn in_modes(settings: &str, read: &str, write: &str) -> String {
+    format!(
+        "{settings}\n{TRUSTING}\n    io_cache_read = \"{read}\"\n    io_cache_write = \"{write}\""
+    )
 }
 
 static END_ON_PANIC: Once = Once::new();

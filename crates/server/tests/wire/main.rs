@@ -6,6 +6,7 @@
 
 mod client;
 mod fixture;
+mod local_file;
 
 mod concurrency;
 mod durability;
@@ -13,11 +14,16 @@ mod exports;
 mod handles;
 mod hostile;
 mod identity;
+mod io_counters;
+mod io_modes;
 mod limits;
 mod namespace;
+mod page_cache;
+mod read_ahead;
 mod readdir;
 mod retransmission;
 mod rpc;
 mod splice;
 mod unprivileged;
 mod wcc;
+mod write_window;

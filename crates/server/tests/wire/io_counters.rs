@@ -1,0 +1,173 @@
+//! Each way that a READ or WRITE can take has its counter, which moves then and only then.
+
+use proto::nfs3::*;
+use spillway_server::counters::Counter::{self, *};
+
+use crate::client::{Client, ok};
+use crate::fixture::{Fixture, Mounted, in_modes, is_root};
+use crate::local_file::{LocalFile, content};
+
+/// All that tell of a way. (How long a READ took decides which thread served it, which is none.)
+const WAYS: [Counter; 19] = [
+    ReadsCachedByMode,
+    ReadsCachedInFreeMemory,
+    ReadsCachedAsReread,
+    ReadsResident,
+    ReadsDontcache,
+    ReadsDirect,
+    ReadsWidened,
+    ReadsWithoutDirect,
+    ReadsSpliced,
+    DirectRefused,
+    WritesCachedByMode,
+    WritesCachedInFreeMemory,
+    WritesWindowByMode,
+    WritesWindowAsSmall,
+    WritesWindowWithoutDirect,
+    WritesWindowAsStream,
+    WritesWindowUnderPressure,
+    WritesDirect,
+    WritesSplit,
+];
+const FILE_BYTES: usize = (2 << 20) + 100;
+
+/// Does something, and says which ways were counted meanwhile, each as often as it was.
+fn counted(fixture: &Fixture, action: impl FnOnce()) -> Vec<Counter> {
+    let before = WAYS.map(|way| fixture.counter(way));
+    action();
+    let mut moved = Vec::new();
+    for (way, before) in WAYS.into_iter().zip(before) {
+        moved.extend((before..fixture.counter(way)).map(|_| way));
+    }
+    moved
+}
+
+fn serving(settings: &str) -> (Fixture, LocalFile, Client, FileHandle) {
+    let fixture = Fixture::in_modes(settings, "auto", "auto");
+    let local = LocalFile::create(&fixture.exported("f"), &content(1, 0, FILE_BYTES));
+    let (mut client, root) = fixture.mounted();
+    let file = client.find(root, "f");
+    (fixture, local, client, file)
+}
+
+#[test]
+fn reads_are_counted_by_their_way() {
+    let settings = "read_ahead = false\nsplice = false";
+    let (fixture, local, mut client, file) = serving(settings);
+    if !local.is_on_disk("reads_are_counted_by_their_way") {
+        return;
+    }
+    let (cold, hot) = (false, true);
+    let end = FILE_BYTES as u64;
+    let cases: [(&str, bool, u64, u32, &[Counter]); 15] = [
+        ("buffered", cold, 0, 4096, &[ReadsCachedByMode]),
+        ("buffered", hot, 1, 65_536, &[ReadsCachedByMode]),
+        ("buffered", hot, end, 4096, &[]),
+        ("dontcache", cold, 0, 65_536, &[ReadsDontcache]),
+        ("dontcache", hot, 47_008, 47_008, &[ReadsDontcache]),
+        ("dontcache", hot, 0, 0, &[]),
+        ("direct", cold, 0, 65_536, &[ReadsDirect]),
+        ("direct", hot, 65_536, 65_536, &[ReadsDirect]),
+        ("direct", cold, 47_009, 47_008, &[ReadsDirect, ReadsWidened]),
+        ("direct", cold, end - 100, 4096, &[ReadsDirect, ReadsWidened]),
+        ("direct", cold, end, 4096, &[]),
+        ("direct", cold, 0, 0, &[]),
+        ("auto", hot, 0, 4096, &[ReadsResident]),
+        ("auto", hot, 47_008, 47_008, &[ReadsResident]),
+        ("auto", hot, end + 1, 47_008, &[]),
+    ];
+    for (mode, is_hot, offset, count, expected) in cases {
+        fixture.reload(&in_modes(settings, mode, "auto"));
+        local.forget();
+        if is_hot {
+            local.content();
+        }
+        let before = fixture.counter(ReadBytes);
+        let mut read = 0;
+        let ways = counted(&fixture, || {
+            read = client.read(file, offset, count).unwrap().data.len();
+        });
+        assert_eq!(ways, expected, "{count} at {offset} in {mode}");
+        assert_eq!(fixture.counter(ReadBytes) - before, read as u64);
+    }
+    // How much memory is free decides what becomes of the rest.
+    fixture.reload(&in_modes(settings, "auto", "auto"));
+    local.forget();
+    let ways = counted(&fixture, || drop(client.read(file, 0, 65_536).unwrap()));
+    let fair = [vec![ReadsCachedInFreeMemory], vec![ReadsCachedAsReread], vec![ReadsDirect]];
+    assert!(fair.contains(&ways), "{ways:?}");
+}
+
+#[test]
+fn spliced_reads_are_counted_beside_their_way() {
+    let (fixture, local, mut client, file) = serving("read_ahead = false");
+    for (mode, way) in [("buffered", ReadsCachedByMode), ("auto", ReadsResident)] {
+        fixture.reload(&in_modes("read_ahead = false", mode, "auto"));
+        local.content();
+        let ways = counted(&fixture, || drop(client.read(file, 5, 65_536).unwrap()));
+        assert_eq!(ways, [way, ReadsSpliced], "{mode}");
+    }
+}
+
+#[test]
+fn writes_are_counted_by_their_way() {
+    let (fixture, local, mut client, file) = serving("");
+    if !local.is_on_disk("writes_are_counted_by_their_way") {
+        return;
+    }
+    let cases: [(&str, u64, usize, &[Counter]); 12] = [
+        ("buffered", 0, 5000, &[WritesCachedByMode]),
+        ("buffered", 0, 1 << 20, &[WritesCachedByMode]),
+        ("dontcache", 1, 1, &[WritesWindowByMode]),
+        ("dontcache", 4096, 1 << 20, &[WritesWindowByMode]),
+        ("direct", 0, 4096, &[WritesWindowAsSmall]),
+        ("direct", 0, (256 << 10) - 1, &[WritesWindowAsSmall]),
+        ("direct", 0, 256 << 10, &[WritesDirect]),
+        ("direct", 1, 256 << 10, &[WritesDirect, WritesSplit]),
+        ("direct", 4096, (256 << 10) + 1, &[WritesDirect, WritesSplit]),
+        ("direct", 5 << 20, 1 << 20, &[WritesDirect]),
+        ("buffered", 0, 0, &[]),
+        ("direct", 0, 0, &[]),
+    ];
+    for (mode, offset, len, expected) in cases {
+        fixture.reload(&in_modes("", "auto", mode));
+        let before = fixture.counter(WriteBytes);
+        let ways = counted(&fixture, || {
+            ok(client.write(file, offset, &vec![1; len]));
+        });
+        assert_eq!(ways, expected, "{len} at {offset} in {mode}");
+        assert_eq!(fixture.counter(WriteBytes) - before, len as u64);
+    }
+    fixture.reload(&in_modes("", "auto", "auto"));
+    let ways = counted(&fixture, || {
+        for i in 0..10 {
+            ok(client.write(file, i << 20, &vec![1; 1 << 20]));
+        }
+    });
+    let streamed = ways.iter().filter(|way| **way == WritesWindowAsStream).count();
+    assert_eq!((ways.len(), streamed), (10, 3), "from the eighth MiB on: {ways:?}");
+}
+
+#[test]
+fn what_cannot_go_directly_is_counted_as_that() {
+    if !is_root("what_cannot_go_directly_is_counted_as_that") {
+        return;
+    }
+    let mut mount = None;
+    let fixture = Fixture::prepared(&in_modes("", "direct", "direct"), |dir| {
+        mount = Mounted::tmpfs(&dir.join("export"), 8 << 10);
+    });
+    let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let data = content(1, 0, 300_007);
+    let ways = counted(&fixture, || {
+        ok(client.write(file, 0, &data));
+    });
+    assert_eq!(ways, [WritesWindowWithoutDirect]);
+    let ways = counted(&fixture, || {
+        assert!(client.read(file, 7, 300_000).unwrap().data == data[7..]);
+    });
+    assert_eq!(ways, [ReadsDontcache, ReadsWithoutDirect]);
+    ok(client.commit(file));
+}

@@ -1,0 +1,169 @@
+//! Files as other processes of this machine see and change them, beside the server.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use io::{ByteRange, Residency};
+use rustix::fs::{Advice, fadvise, fsync};
+
+/// The modes that an export can have, for READs and for WRITEs.
+pub(crate) const MODES: [&str; 4] = ["buffered", "dontcache", "direct", "auto"];
+
+/// A file that is open for reading and writing on this machine.
+pub(crate) struct LocalFile(File);
+
+impl LocalFile {
+    /// A new file with this content, on the disk.
+    pub(crate) fn create(path: &Path, content: &[u8]) -> Self {
+        let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        file.write_all_at(content, 0).unwrap();
+        fsync(&file).unwrap();
+        Self(file)
+    }
+
+    pub(crate) fn open(path: &Path) -> Self {
+        Self(File::options().read(true).write(true).open(path).unwrap())
+    }
+
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) {
+        self.0.write_all_at(data, offset).unwrap();
+    }
+
+    /// All that is there.
+    pub(crate) fn content(&self) -> Vec<u8> {
+        self.read(0, usize::try_from(self.len()).unwrap())
+    }
+
+    pub(crate) fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.0.read_exact_at(&mut data, offset).unwrap();
+        data
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.0.metadata().unwrap().len()
+    }
+
+    pub(crate) fn set_len(&self, len: u64) {
+        self.0.set_len(len).unwrap();
+    }
+
+    /// Writes the file to the disk and takes it out of the page cache.
+    pub(crate) fn forget(&self) {
+        fsync(&self.0).unwrap();
+        fadvise(&self.0, 0, None, Advice::DontNeed).unwrap();
+    }
+
+    /// What of the file is in the page cache.
+    pub(crate) fn residency(&self) -> Residency {
+        let range = ByteRange::new(0, self.len()).unwrap();
+        io::resident_ranges(self.0.as_fd(), range).unwrap().expect("the file is ours")
+    }
+
+    /// Bytes of the file in the page cache.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.residency().ranges().iter().map(|range| range.len()).sum()
+    }
+
+    /// Whether the file takes direct I/O on a disk; says why a test is skipped.
+    pub(crate) fn is_on_disk(&self, test: &str) -> bool {
+        let on_disk = io::dio_align(self.0.as_fd()).unwrap().is_some();
+        if !on_disk {
+            eprintln!("{test} skipped: temporary files are on no disk that does direct I/O");
+        }
+        on_disk
+    }
+}
+
+/// Bytes that tell their offset, and the file or writer by its `seed`.
+pub(crate) fn content(seed: u64, offset: u64, len: usize) -> Vec<u8> {
+    let first = offset / 8;
+    let words = first..(offset + len as u64).div_ceil(8);
+    let skipped = usize::try_from(offset % 8).unwrap();
+    let mut bytes = Vec::with_capacity(len + 16);
+    for word in words {
+        let mixed = (word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0x5851_f42d);
+        bytes.extend(mixed.to_le_bytes());
+    }
+    bytes.drain(..skipped);
+    bytes.truncate(len);
+    bytes
+}
+
+/// Where two contents differ first, for messages that a person can read.
+#[track_caller]
+pub(crate) fn assert_same(found: &[u8], expected: &[u8], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}: length");
+    if found != expected {
+        let at = (0..found.len()).find(|&at| found[at] != expected[at]).expect("they differ");
+        panic!("{what}: byte {at} is {}, not {}", found[at], expected[at]);
+    }
+}
+
+/// Lets the last change of all files be long enough ago for read-ahead to trust their times.
+pub(crate) fn settle() {
+    thread::sleep(Duration::from_millis(1100));
+}
+
+/// Waits for what happens by itself; whether it did within a time that is far beyond what it takes.
+pub(crate) fn eventually(mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while !condition() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// A process that stores to a file through a mapping.
+pub(crate) struct Mapping {
+    child: Child,
+    orders: ChildStdin,
+    answers: ChildStdout,
+}
+
+impl Mapping {
+    /// Maps the first `bytes` of a file, which must not become shorter; `None`, with the reason
+    /// printed, where there is no Python.
+    pub(crate) fn of(file: &Path, bytes: u64) -> Option<Self> {
+        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/torture/mapping.py");
+        let child = Command::new("python3")
+            .arg(program)
+            .arg(file)
+            .arg(bytes.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        match child {
+            Ok(mut child) => {
+                let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+                Some(Self { child, orders, answers })
+            }
+            Err(error) => {
+                eprintln!("mapped access skipped: python3: {error}");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn store(&mut self, offset: u64, data: &[u8]) {
+        self.orders.write_all(format!("w {offset} {}\n", data.len()).as_bytes()).unwrap();
+        self.orders.write_all(data).unwrap();
+        self.answers.read_exact(&mut [0]).unwrap();
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,149 @@
+//! What READs and WRITEs leave in the page cache: in `dontcache` and `direct` nothing of their own,
+//! and all that others had there.
+
+use std::panic::{self, AssertUnwindSafe};
+
+use io::{ByteRange, Residency};
+use proto::nfs3::*;
+
+use crate::client::{Client, ok};
+use crate::fixture::{Fixture, in_modes};
+use crate::local_file::{LocalFile, assert_same, content, eventually, settle};
+
+const MIB: usize = 1 << 20;
+const FILE_BYTES: usize = 16 * MIB;
+/// What may stay of 16 MiB: the pages of a few requests, which were in use when they were to go.
+const REMAINS_MAX: u64 = 128 * 1024;
+
+fn read_through(client: &mut Client, file: FileHandle, transfer: u32) {
+    let expected = content(1, 0, FILE_BYTES);
+    for offset in (0..FILE_BYTES).step_by(transfer as usize) {
+        let read = client.read(file, offset as u64, transfer).unwrap();
+        let end = FILE_BYTES.min(offset + transfer as usize);
+        assert_same(&read.data, &expected[offset..end], "a stream");
+    }
+}
+
+fn write_through(client: &mut Client, file: FileHandle, transfer: usize) {
+    let data = content(2, 0, FILE_BYTES);
+    for offset in (0..FILE_BYTES).step_by(transfer) {
+        let end = FILE_BYTES.min(offset + transfer);
+        ok(client.write(file, offset as u64, &data[offset..end]));
+    }
+    ok(client.commit(file));
+}
+
+/// Pages of two parts of the file, one of them with ragged ends.
+fn cache_parts(local: &LocalFile) -> Residency {
+    local.forget();
+    local.read(0, 3 * MIB);
+    for page in 0..100 {
+        local.read((8 * MIB + 12_288 * page) as u64, 1);
+    }
+    let cached = local.residency();
+    assert!(cached.covers(ByteRange::new(0, 3 << 20).unwrap()));
+    cached
+}
+
+#[track_caller]
+fn assert_still_there(local: &LocalFile, cached: &Residency, what: &str) {
+    let after = local.residency();
+    let absent = |range: &ByteRange| after.absent_in(*range);
+    let gone: Vec<_> = cached.ranges().iter().flat_map(absent).collect();
+    assert!(gone.is_empty(), "{what}: of {:?}, {gone:?} is gone", cached.ranges());
+}
+
+/// Runs a check until nobody has emptied the page cache of the whole machine meanwhile.
+fn undisturbed(check: impl Fn()) {
+    let drops = || {
+        let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap();
+        vmstat.lines().find(|line| line.starts_with("drop_pagecache ")).map(str::to_owned)
+    };
+    for _ in 0..10 {
+        let before = drops();
+        let checked = panic::catch_unwind(AssertUnwindSafe(&check));
+        match checked {
+            Ok(()) => return,
+            Err(_) if drops() != before => {}
+            Err(failure) => panic::resume_unwind(failure),
+        }
+    }
+    eprintln!("skipped: somebody empties the page cache all the time");
+}
+
+#[test]
+fn reads_leave_the_page_cache_as_it_was() {
+    undisturbed(check_reads);
+}
+
+fn check_reads() {
+    for mode in ["dontcache", "direct"] {
+        let fixture = Fixture::in_modes("", mode, "auto");
+        let local = LocalFile::create(&fixture.exported("f"), &content(1, 0, FILE_BYTES));
+        if !local.is_on_disk("reads_leave_the_page_cache_as_it_was") {
+            return;
+        }
+        let (mut client, root) = fixture.mounted();
+        let file = client.find(root, "f");
+        settle();
+        for (read_ahead, transfer) in [(true, 47_008), (true, 1 << 20), (false, 65_536)] {
+            let what = format!("{transfer} in {mode}, read ahead: {read_ahead}");
+            let settings = format!("read_ahead = {read_ahead}");
+            fixture.reload(&in_modes(&settings, mode, "auto"));
+            local.forget();
+            read_through(&mut client, file, transfer);
+            let left = local.cached_bytes();
+            assert!(left <= REMAINS_MAX, "{what}: {left} bytes are left");
+            let cached = cache_parts(&local);
+            read_through(&mut client, file, transfer);
+            assert_still_there(&local, &cached, &what);
+        }
+    }
+}
+
+#[test]
+fn writes_leave_nothing_behind() {
+    for mode in ["dontcache", "direct"] {
+        let fixture = Fixture::in_modes("", "auto", mode);
+        let (mut client, root) = fixture.mounted();
+        for transfer in [47_008, 300_007, MIB] {
+            let what = format!("{transfer} in {mode}");
+            let file = client.create(root, &what);
+            let local = LocalFile::open(&fixture.exported(&what));
+            if !local.is_on_disk("writes_leave_nothing_behind") {
+                return;
+            }
+            write_through(&mut client, file, transfer);
+            let gone = eventually(|| local.cached_bytes() <= REMAINS_MAX);
+            assert!(gone, "{what}: {} bytes are left", local.cached_bytes());
+            assert!(eventually(|| fixture.figure("window_bytes") == 0), "{what}");
+            assert_same(&local.content(), &content(2, 0, FILE_BYTES), &what);
+        }
+    }
+}
+
+#[test]
+fn writes_through_the_window_leave_what_was_there_before() {
+    undisturbed(check_writes_over_cached);
+}
+
+fn check_writes_over_cached() {
+    let fixture = Fixture::in_modes("", "auto", "dontcache");
+    let local = LocalFile::create(&fixture.exported("f"), &content(1, 0, FILE_BYTES));
+    if !local.is_on_disk("writes_through_the_window_leave_what_was_there_before") {
+        return;
+    }
+    let (mut client, root) = fixture.mounted();
+    let file = client.find(root, "f");
+    for transfer in [47_008, MIB] {
+        let what = format!("{transfer}");
+        let cached = cache_parts(&local);
+        let cached_bytes: u64 = cached.ranges().iter().map(|range| range.len()).sum();
+        write_through(&mut client, file, transfer);
+        let gone = eventually(|| local.cached_bytes() <= cached_bytes + REMAINS_MAX);
+        assert!(gone, "{what}: {} of {cached_bytes} bytes", local.cached_bytes());
+        assert!(eventually(|| fixture.figure("window_bytes") == 0));
+        assert_still_there(&local, &cached, &what);
+        assert_same(&local.content(), &content(2, 0, FILE_BYTES), &what);
+    }
+}
