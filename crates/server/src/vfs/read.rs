@@ -266,7 +266,11 @@ impl Vfs {
 
     /// Reads past the page cache, from and to where the file's alignment allows.
     async fn fetch_direct(&self, read: &Read<'_>, direct: DirectFile) -> Result<Fetched, Status> {
-        let Some(widened) = direct.align.widen_read(read.range) else {
+        // The largest transfer, widened to sectors beyond a page, fits no buffer.
+        let fits = |len: u64| len <= self.buffers.len_max() as u64;
+        let Some(widened) =
+            direct.align.widen_read(read.range).filter(|widened| fits(widened.range().len()))
+        else {
             return self.fetch_uncached(read).await;
         };
         self.tracer.emit(
