@@ -220,6 +220,12 @@ impl Mounted {
         let (image, to) = (image.to_str().unwrap(), at.to_str().unwrap());
         run("mount", &["-o", "loop", image, to]).then(|| Self(at.to_owned()))
     }
+
+    /// Mounts a block device.
+    pub(crate) fn device(device: &Path, at: &Path) -> Option<Self> {
+        let (device, to) = (device.to_str().unwrap(), at.to_str().unwrap());
+        run("mount", &[device, to]).then(|| Self(at.to_owned()))
+    }
 }
 
 impl Drop for Mounted {

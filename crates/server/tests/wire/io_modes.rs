@@ -457,3 +457,67 @@ fn who_may_write_is_asked_at_each_write_however_many_share_a_turn() {
         checked.unwrap();
     });
 }
+
+/// A loop device with large sectors, detached at the end.
+struct LargeSectors(String);
+
+impl LargeSectors {
+    /// An XFS with blocks of 64 KiB on sectors of 32 KiB, the largest that it knows.
+    fn mount(dir: &Path) -> Option<(Mounted, Self)> {
+        let image = dir.join("image");
+        std::fs::File::create(&image).unwrap().set_len(400 << 20).unwrap();
+        let setup = std::process::Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", "32768"])
+            .arg(&image)
+            .output()
+            .ok()
+            .filter(|output| output.status.success())?;
+        let device = Self(String::from_utf8(setup.stdout).unwrap().trim().to_owned());
+        let sizes = ["-q", "-f", "-b", "size=65536", "-s", "size=32768"];
+        let made = run("mkfs.xfs", &[&sizes[..], &[&device.0]].concat());
+        let mounted = made.then(|| Mounted::device(Path::new(&device.0), &dir.join("export")));
+        Some((mounted.flatten()?, device))
+    }
+}
+
+impl Drop for LargeSectors {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", &self.0]);
+    }
+}
+
+#[test]
+fn a_disk_with_sectors_beyond_a_page_is_served_like_any_other() {
+    if !is_root("a_disk_with_sectors_beyond_a_page_is_served_like_any_other") {
+        return;
+    }
+    let mut mount = None;
+    let config = in_modes(LARGE_TRANSFERS, "direct", "direct");
+    let fixture = Fixture::prepared(&config, |dir| {
+        mount = LargeSectors::mount(dir);
+        set_mode(&dir.join("export"), 0o777);
+    });
+    let Some(_mount) = mount else { return eprintln!("skipped: no such file system here") };
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let transfer = 4 << 20;
+    let bytes = 2 * transfer + 100_001;
+    let expected = content(1, 0, bytes);
+    for offset in (0..bytes).step_by(transfer - 4001) {
+        let data = &expected[offset..bytes.min(offset + transfer - 4001)];
+        let done = ok(client.write(file, offset as u64, data));
+        assert_eq!(done.count as usize, data.len());
+    }
+    ok(client.commit(file));
+    let local = LocalFile::open(&fixture.exported("f"));
+    local.forget();
+    settle();
+    for offset in [0, 1, 32_767, 40_000, (4 << 20) - 1, bytes as u64 - 5000] {
+        check_read(&mut client, file, &expected, offset, 4 << 20);
+    }
+    check_stream(&mut client, file, &expected, 47_008);
+    assert_same(&local.content(), &expected, "locally");
+    assert!(fixture.counter(Counter::WritesDirect) > 0, "the disk does direct I/O");
+    assert!(fixture.counter(Counter::ReadsDirect) > 0, "the disk does direct I/O");
+    assert_eq!(fixture.counter(Counter::DirectRefused), 0);
+}

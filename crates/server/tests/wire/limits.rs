@@ -127,9 +127,9 @@ fn strangers_cannot_take_the_memory() {
 /// Runs one of the ignored tests below in a process of its own, whose memory and limits are not
 /// those of the other tests.
 #[track_caller]
-fn in_own_process(test: &str) {
+pub(crate) fn in_own_process(test: &str) {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("limits::{test}"), "--ignored", "--nocapture"])
+        .args(["--exact", test, "--ignored", "--nocapture"])
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
@@ -151,7 +151,7 @@ const BESIDE: u64 = 24 * MIB;
 
 #[test]
 fn many_writers_stay_within_the_budget() {
-    in_own_process("sixteen_writers_with_512_mib_in_flight");
+    in_own_process("limits::sixteen_writers_with_512_mib_in_flight");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn sixteen_writers_with_512_mib_in_flight() {
 
 #[test]
 fn clients_that_take_no_replies_stay_within_the_budget() {
-    in_own_process("eight_readers_that_take_no_replies");
+    in_own_process("limits::eight_readers_that_take_no_replies");
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn writers_that_send_by_the_byte_do_not_hold_up_others() {
 
 #[test]
 fn more_files_than_descriptors_are_no_error() {
-    in_own_process("five_thousand_files_with_1024_descriptors");
+    in_own_process("limits::five_thousand_files_with_1024_descriptors");
 }
 
 #[test]

@@ -1,13 +1,17 @@
 //! What READs and WRITEs leave in the page cache: in `dontcache` and `direct` nothing of their own,
 //! and all that others had there.
 
+use std::fs;
 use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
 
 use io::{ByteRange, Residency};
 use proto::nfs3::*;
+use spillway_server::counters::Counter;
 
 use crate::client::{Client, ok};
-use crate::fixture::{Fixture, in_modes};
+use crate::fixture::{Fixture, in_modes, is_root};
+use crate::limits::in_own_process;
 use crate::local_file::{LocalFile, assert_same, content, eventually, settle};
 
 const MIB: usize = 1 << 20;
@@ -146,4 +150,74 @@ fn check_writes_over_cached() {
         assert_still_there(&local, &cached, &what);
         assert_same(&local.content(), &content(2, 0, FILE_BYTES), &what);
     }
+}
+
+/// A memory control group of a test, removed at its end.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// Puts this process in a group with so many bytes; `None`, with the reason printed, where that
+    /// is not allowed.
+    fn enter(bytes: u64) -> Option<Self> {
+        let name = format!("spillway-test-{}", std::process::id());
+        for (top, limit) in
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
+        {
+            let group = Path::new(top).join(&name);
+            if fs::create_dir(&group).is_err() {
+                continue;
+            }
+            let group = Self(group);
+            let entered = fs::write(group.0.join(limit), bytes.to_string())
+                .and_then(|()| fs::write(group.0.join("cgroup.procs"), "0"));
+            if entered.is_ok() {
+                return Some(group);
+            }
+        }
+        eprintln!("skipped: there is no memory control group to be had");
+        None
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let top = self.0.parent().expect("it is in a directory");
+        // A group with a process in it cannot be removed.
+        let _ = fs::write(top.join("cgroup.procs"), "0");
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn with_little_memory_auto_leaves_the_page_cache_alone() {
+    if is_root("with_little_memory_auto_leaves_the_page_cache_alone") {
+        in_own_process("page_cache::scattered_reads_within_128_mib");
+    }
+}
+
+#[test]
+#[ignore = "run by with_little_memory_auto_leaves_the_page_cache_alone"]
+fn scattered_reads_within_128_mib() {
+    const GROUP_BYTES: u64 = 128 << 20;
+    let Some(_group) = MemoryGroup::enter(GROUP_BYTES) else { return };
+    let expected = content(1, 0, FILE_BYTES);
+    let fixture = Fixture::in_modes("memory = \"32MiB\"\nwindow = \"8MiB\"", "auto", "auto");
+    let local = LocalFile::create(&fixture.exported("f"), &expected);
+    if !local.is_on_disk("scattered_reads_within_128_mib") {
+        return;
+    }
+    // Far more than there is memory for, so that nothing of it "fits".
+    local.set_len(4 * GROUP_BYTES);
+    local.forget();
+    let (mut client, root) = fixture.mounted();
+    let file = client.find(root, "f");
+    for i in 0..200 {
+        let offset = i * 37 % 256 * 65_536;
+        let read = client.read(file, offset, 65_536).unwrap();
+        let start = usize::try_from(offset).unwrap();
+        assert_same(&read.data, &expected[start..start + 65_536], "scattered");
+    }
+    let left = local.cached_bytes();
+    assert!(left <= REMAINS_MAX, "{left} bytes are left");
+    assert!(fixture.counter(Counter::ReadsDirect) >= 200);
 }
