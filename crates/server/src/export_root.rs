@@ -78,14 +78,15 @@ impl ExportRoot {
         };
         let by_handle = kernel_names_inodes && io::can_open_by_handle(directory.as_fd());
         let handle = identify(directory.as_fd(), kernel_names_inodes)?;
+        let has_layers = is_overlay(directory.as_fd());
         Ok(Self {
             id,
             handle,
             verifier: WriteVerifier::new()?,
             attributes_in_memory: answers_from_memory(directory.as_fd()),
-            io_support: IoSupport::default(),
+            io_support: if has_layers { IoSupport::of_layers() } else { IoSupport::default() },
             device: attributes.device,
-            has_layers: is_overlay(directory.as_fd()),
+            has_layers,
             fileid: attributes.fileid,
             directory,
             kernel_names_inodes,

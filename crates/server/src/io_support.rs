@@ -13,6 +13,8 @@ pub(crate) struct IoSupport {
     lacks_direct: AtomicBool,
     /// `RWF_DONTCACHE` was refused.
     lacks_drop_behind: AtomicBool,
+    /// The kernel does not tell what of a file is cached.
+    hides_cache: AtomicBool,
     /// Bytes that went through the write-behind window, until the probe is due.
     windowed_bytes: AtomicU64,
     /// `RWF_DONTCACHE` writes are no slower than the write-behind window.
@@ -20,6 +22,24 @@ pub(crate) struct IoSupport {
 }
 
 impl IoSupport {
+    /// The findings for a file system that shows the files of others, with none of its own behind
+    /// them (overlayfs): it answers that nothing is cached.
+    pub(crate) fn of_layers() -> Self {
+        Self { hides_cache: AtomicBool::new(true), ..Self::default() }
+    }
+
+    /// Whether the kernel tells what of a file is cached, as far as is known.
+    pub(crate) fn shows_cache(&self) -> bool {
+        !self.hides_cache.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it does not.
+    pub(crate) fn note_hidden_cache(&self, export: u32) {
+        if !self.hides_cache.swap(true, Ordering::Relaxed) {
+            tracing::info!(export, "the kernel does not tell what is cached here");
+        }
+    }
+
     /// Whether reads can be told to drop what they brought in, as far as is known.
     pub(crate) fn drops_behind(&self) -> bool {
         !self.lacks_drop_behind.load(Ordering::Relaxed)

@@ -39,6 +39,14 @@ pub(super) enum FillWay {
 }
 
 impl FillWay {
+    /// The same, where the kernel does not tell what is cached: `None` if it cannot be done then.
+    fn without_looking(&self) -> Option<Self> {
+        match self {
+            Self::Keep | Self::Drop => None,
+            Self::Direct(file) | Self::ResidentOrDirect(file) => Some(Self::Direct(file.clone())),
+        }
+    }
+
     /// The range as the disk sees it, and the kind of I/O. `None` where that would pass the largest
     /// file offset.
     fn seen(&self, range: ByteRange) -> Option<(ByteRange, RangeUse)> {
@@ -55,11 +63,16 @@ impl Vfs {
     /// Answers from chunks that were read ahead, waiting for those on their way, and sees to it that
     /// the next ones are read. `None` when the READ has to do it for itself.
     pub(super) async fn fetch_ahead(&self, read: &Read<'_>, way: &FillWay) -> Option<Fetched> {
+        let shows_cache = read.file.root().io_support.shows_cache();
+        let way = if shows_cache { Some(way.clone()) } else { way.without_looking() };
         let settled = read.version.has_settled(SystemTime::now());
-        let budget = (settled && self.switches.read_ahead()).then_some(&self.read_ahead);
-        let ahead = read.file.read_ahead.note(read.range, read.version, budget);
-        for fill in ahead.fills {
-            self.begin_fill(read, fill, way.clone());
+        let pays = settled && way.is_some() && self.switches.read_ahead();
+        let ahead =
+            read.file.read_ahead.note(read.range, read.version, pays.then_some(&self.read_ahead));
+        if let Some(way) = way {
+            for fill in ahead.fills {
+                self.begin_fill(read, fill, way.clone());
+            }
         }
         let data = self.join_chunks(read, &ahead.chunks).await?;
         read.file.read_ahead.served(read.range, &ahead.chunks);
@@ -115,14 +128,12 @@ impl Vfs {
 impl FillJob {
     fn run(mut self) {
         let range = self.fill.range();
-        // A direct read writes dirty pages first, after which a store to them is seen. One through
-        // the page cache does not, and a page may be stored to behind it and be clean at its end.
-        let is_direct = matches!(self.way, FillWay::Direct(_));
-        let got =
-            if is_direct || may_be_kept(&self.reader, range) { self.read(range) } else { Ok(0) };
+        // A page may be stored to behind a read through the page cache, and be clean again after it.
+        let got = if self.may_be_kept(range) { self.read(range) } else { Ok(0) };
+        let may_be_kept = self.may_be_kept(range);
         drop(self.pages);
         match got {
-            Ok(got) if got as u64 == range.len() && may_be_kept(&self.reader, range) => {
+            Ok(got) if got as u64 == range.len() && may_be_kept => {
                 self.counters.add(Counter::ReadAheadBytes, range.len());
                 self.fill.complete(self.buffer, got);
             }
@@ -132,6 +143,22 @@ impl FillJob {
                 self.fill.abandon();
             }
         }
+    }
+
+    /// Whether a copy of the range cannot be outdated without the file's change time telling. A page
+    /// that is dirty may be stored to through a mapping with no trace. A direct read has such pages
+    /// written first, after which a store to them is seen.
+    fn may_be_kept(&self, range: ByteRange) -> bool {
+        let support = &self.file.root().io_support;
+        let is_clean = match io::cache_state(self.reader.as_fd(), range) {
+            Ok(Some(state)) => support.shows_cache() && state.dirty == 0,
+            Ok(None) => {
+                support.note_hidden_cache(self.file.root().id);
+                false
+            }
+            Err(_) => false,
+        };
+        is_clean || matches!(self.way, FillWay::Direct(_))
     }
 
     fn read(&mut self, range: ByteRange) -> Result<usize, Status> {
@@ -152,12 +179,6 @@ impl FillJob {
             None => Ok(io::read_at(self.reader.as_fd(), &mut buffer[..len], range.offset())?),
         }
     }
-}
-
-/// Whether a copy of the range cannot be outdated without the file's change time telling. A page
-/// that is dirty may be stored to through a mapping with no trace; where nobody can say, it may be.
-fn may_be_kept(reader: &OwnedFd, range: ByteRange) -> bool {
-    matches!(io::cache_state(reader.as_fd(), range), Ok(Some(state)) if state.dirty == 0)
 }
 
 fn is_resident(reader: &OwnedFd, range: ByteRange) -> bool {
