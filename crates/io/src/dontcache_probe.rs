@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, fsync, ftruncate, openat};
 use rustix::io::Errno;
+use rustix::system::uname;
 
 use crate::byte_range::ByteRange;
 use crate::data_file::{write_at, write_dontcache};
@@ -23,7 +24,7 @@ pub enum DontCacheVerdict {
     NoSlower,
 }
 
-/// Tries `RWF_DONTCACHE` writes against plain ones in a [`WriteBehind`] window, on an unnamed file
+/// Tries, from Linux 7.2 on, `RWF_DONTCACHE` writes against plain ones in a [`WriteBehind`] window, on an unnamed file
 /// in `directory`: streams of 47,008-byte and of 1 MiB writes, in turns, compared by their medians.
 /// Blocks for about 200 ms, longer only if the disk takes longer for a single turn of each, and
 /// writes 32 MiB at most.
@@ -49,6 +50,24 @@ fn compare(file: &Arc<OwnedFd>) -> io::Result<DontCacheVerdict> {
     if !stream_dontcache(file, &data, LARGE_STREAM)? {
         return Ok(DontCacheVerdict::Unsupported);
     }
+    if !flushes_in_batches(&uname().release().to_string_lossy()) {
+        return Ok(DontCacheVerdict::Slower);
+    }
+    race(file, &data)
+}
+
+/// Whether the kernel of this release gathers such writes before it writes them back, as Linux does
+/// since 7.2. Before, each write begins its own write-back and waits for a place in the disk's queue:
+/// short streams do not show how slow that gets in long ones.
+fn flushes_in_batches(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (7, 2),
+        _ => false,
+    }
+}
+
+fn race(file: &Arc<OwnedFd>, data: &[u8]) -> io::Result<DontCacheVerdict> {
     let begun = Instant::now();
     for (write_bytes, stream_bytes, rounds) in
         [(SMALL_BYTES, SMALL_STREAM, SMALL_ROUNDS), (LARGE_BYTES, LARGE_STREAM, LARGE_ROUNDS)]
@@ -59,8 +78,7 @@ fn compare(file: &Arc<OwnedFd>) -> io::Result<DontCacheVerdict> {
             without.push(timed(file, || stream_window(file, data, stream_bytes))?);
             with.push(timed(file, || stream_dontcache(file, data, stream_bytes).map(drop))?);
         }
-        // In doubt the window, which is as good everywhere: so short a measure can miss what makes
-        // the difference in long streams, that every write waits for the disk's queue.
+        // In doubt the window, which is as good everywhere.
         if median(with) > median(without) {
             return Ok(DontCacheVerdict::Slower);
         }
@@ -159,6 +177,30 @@ mod tests {
             // Then a plain try must fail as well.
             let file = tempfile::tempfile_in(directory.path()).unwrap();
             assert!(write_dontcache(file.as_fd(), b"x", 0).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn a_race_has_an_end() {
+        let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+        let begun = Instant::now();
+        let verdict = race(&file, &vec![1; LARGE_BYTES]).unwrap();
+        println!("{verdict:?} after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(10), "a busy disk is no excuse for this");
+    }
+
+    #[test]
+    fn kernels_before_7_2_write_back_at_every_write() {
+        for (release, batches) in [
+            ("6.18.44-amd64", false),
+            ("7.1.9", false),
+            ("7.2.0-rc1", true),
+            ("7.10-arch1", true),
+            ("10.0", true),
+            ("7", false),
+            ("unknown", false),
+        ] {
+            assert_eq!(flushes_in_batches(release), batches, "{release}");
         }
     }
 

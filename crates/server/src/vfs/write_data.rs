@@ -88,10 +88,15 @@ impl Vfs {
             mode,
             len: range.len(),
             align: None,
-            stream_bytes: if mode == IoMode::Auto { file.note_writer(range) } else { 0 },
-            free_bytes: self.memory.free_bytes(),
-            total_bytes: self.memory.total_bytes(),
+            stream_bytes: 0,
+            free_bytes: 0,
+            total_bytes: 0,
         };
+        if mode == IoMode::Auto {
+            facts.stream_bytes = file.note_writer(range);
+            facts.free_bytes = self.memory.free_bytes();
+            facts.total_bytes = self.memory.total_bytes();
+        }
         if mode != IoMode::Direct || !facts.is_worth_splitting() {
             return Ok((facts.route(), None));
         }
