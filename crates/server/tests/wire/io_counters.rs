@@ -121,10 +121,10 @@ fn writes_are_counted_by_their_way() {
         ("dontcache", 1, 1, &[WritesWindowByMode]),
         ("dontcache", 4096, 1 << 20, &[WritesWindowByMode]),
         ("direct", 0, 4096, &[WritesWindowAsSmall]),
-        ("direct", 0, (256 << 10) - 1, &[WritesWindowAsSmall]),
-        ("direct", 0, 256 << 10, &[WritesDirect]),
-        ("direct", 1, 256 << 10, &[WritesDirect, WritesSplit]),
-        ("direct", 4096, (256 << 10) + 1, &[WritesDirect, WritesSplit]),
+        ("direct", 0, (512 << 10) - 1, &[WritesWindowAsSmall]),
+        ("direct", 0, 512 << 10, &[WritesDirect]),
+        ("direct", 1, 512 << 10, &[WritesDirect, WritesSplit]),
+        ("direct", 4096, (512 << 10) + 1, &[WritesDirect, WritesSplit]),
         ("direct", 5 << 20, 1 << 20, &[WritesDirect]),
         ("buffered", 0, 0, &[]),
         ("direct", 0, 0, &[]),
@@ -160,13 +160,13 @@ fn what_cannot_go_directly_is_counted_as_that() {
     let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
-    let data = content(1, 0, 300_007);
+    let data = content(1, 0, 600_007);
     let ways = counted(&fixture, || {
         ok(client.write(file, 0, &data));
     });
     assert_eq!(ways, [WritesWindowWithoutDirect]);
     let ways = counted(&fixture, || {
-        assert!(client.read(file, 7, 300_000).unwrap().data == data[7..]);
+        assert!(client.read(file, 7, 600_000).unwrap().data == data[7..]);
     });
     assert_eq!(ways, [ReadsDontcache, ReadsWithoutDirect]);
     ok(client.commit(file));

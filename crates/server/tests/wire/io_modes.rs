@@ -201,9 +201,9 @@ fn reads_of_a_file_cut_and_grown_meanwhile_are_well_formed() {
 /// Offsets and lengths of WRITEs around pages, the size from which they are split, and the largest.
 fn odd_writes() -> Vec<(u64, usize)> {
     let mut writes = Vec::new();
-    for (i, len) in [1, 511, 512, 513, 4095, 4096, 4097, 8191, 47_008, 262_143, 262_144, 262_145]
+    for (i, len) in [1, 511, 512, 513, 4095, 4096, 4097, 8191, 47_008, 262_144, 524_287, 524_288]
         .into_iter()
-        .chain([300_007, 1 << 20, (1 << 20) + 1, (4 << 20) - 1, 4 << 20])
+        .chain([524_289, 600_007, 1 << 20, (1 << 20) + 1, (4 << 20) - 1, 4 << 20])
         .enumerate()
     {
         let offsets = [0, 1, 511, 4095, 4096, 100_003, 5 * MIB + 2049];
@@ -255,7 +255,7 @@ fn extending_and_cutting_leave_holes_and_no_remains() {
         for round in 0..12 {
             // Behind the end, with a hole; then cut inside what was just written, which may still
             // be on its way to the disk; then long again.
-            let len = [47_008, 300_007, 4097, 1 << 20][round % 4];
+            let len = [47_008, 600_007, 4097, 1 << 20][round % 4];
             let start = expected.len() + [1, 4096, 70_000][round % 3];
             let data = content(round as u64, start as u64, len);
             ok(client.write(file, start as u64, &data));
@@ -302,11 +302,11 @@ fn concurrent_writers_that_share_pages_lose_nothing_and_answer_with_a_chain() {
     const WRITERS: usize = 6;
     const ROUNDS: usize = 5;
     for (mode, len) in [
-        ("direct", 300_007),
-        ("direct", 262_144),
+        ("direct", 600_007),
+        ("direct", 524_288),
         ("direct", 5000),
         ("dontcache", 47_008),
-        ("auto", 300_007),
+        ("auto", 600_007),
         ("buffered", 47_008),
     ] {
         let what = format!("{len} in {mode}");
@@ -349,7 +349,7 @@ fn a_reload_changes_the_mode_of_the_next_request_and_no_byte() {
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     let on_disk = LocalFile::open(&fixture.exported("f")).is_on_disk("counting by mode");
-    let len = 300_007;
+    let len = 600_007;
     let counters = [
         ("buffered", Counter::WritesCachedByMode),
         ("dontcache", Counter::WritesWindowByMode),

@@ -110,7 +110,7 @@ fn writes_leave_nothing_behind() {
     for mode in ["dontcache", "direct"] {
         let fixture = Fixture::in_modes("", "auto", mode);
         let (mut client, root) = fixture.mounted();
-        for transfer in [47_008, 300_007, MIB] {
+        for transfer in [47_008, 600_007, MIB] {
             let what = format!("{transfer} in {mode}");
             let file = client.create(root, &what);
             let local = LocalFile::open(&fixture.exported(&what));

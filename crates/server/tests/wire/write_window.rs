@@ -216,7 +216,7 @@ fn errors_of_the_window_are_told_once_and_change_the_verifier() {
         ("dontcache", MIB, true),
         ("dontcache", 47_008, false),
         ("direct", 200_000, true),
-        ("direct", 300_007, true),
+        ("direct", 600_007, true),
     ] {
         let what = format!("{len} in {mode}");
         let mut mounts = None;
@@ -232,7 +232,7 @@ fn errors_of_the_window_are_told_once_and_change_the_verifier() {
             match client.write(file, offset as u64, &vec![7; len]) {
                 Ok(done) => verifiers.push(done.verifier),
                 Err(failure) => {
-                    assert!(mode == "direct" && len > 262_144, "{what}: {failure:?}");
+                    assert!(mode == "direct" && len > 500_000, "{what}: {failure:?}");
                     assert!(matches!(failure.status, Status::Io | Status::Nospc), "{what}");
                     refused += 1;
                 }
