@@ -434,6 +434,9 @@ pub(super) fn read_and_drop(
 /// Whether it pays to try the page cache. Trying is not looking: for what is not there, the kernel
 /// begins to read ahead, also when it is told not to wait.
 fn may_be_in_memory(read: &Read<'_>) -> bool {
+    if !read.file.root().io_support.shows_cache() {
+        return true;
+    }
     let state = io::cache_state(read.reader.as_fd(), read.range);
     !matches!(state, Ok(Some(state)) if state.cached < state.pages)
 }
