@@ -26,6 +26,8 @@ pub(crate) struct DirectFile {
 pub(crate) struct DataDescriptors {
     pub(crate) read: Option<Arc<OwnedFd>>,
     pub(crate) write: Option<Arc<OwnedFd>>,
+    /// For reading without the kernel's read-ahead, which brings in what nobody drops.
+    pub(crate) quiet: Option<Arc<OwnedFd>>,
     direct_read: Option<Arc<OwnedFd>>,
     direct_write: Option<Arc<OwnedFd>>,
     /// What direct I/O needs, `Some(None)` where there is none, and `None` before it was asked.

@@ -20,7 +20,7 @@ use indexmap::IndexMap;
 use io::{
     Engine, KernelHandle, RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile,
 };
-use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
+use rustix::fs::{Advice, CWD, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use crate::data_descriptors::{DataDescriptors, DirectFile, Use};
@@ -202,6 +202,22 @@ impl OpenFile {
     pub(crate) fn open_writer(&self) -> Result<Arc<OwnedFd>, Status> {
         let fd = Arc::new(self.reopen(OFlags::RDWR | OFlags::NONBLOCK)?);
         Ok(self.data().write.get_or_insert(fd).clone())
+    }
+
+    /// The descriptor for reading just what is asked for, if it is open.
+    pub(crate) fn quiet_reader(&self) -> Option<Arc<OwnedFd>> {
+        self.data().quiet.clone()
+    }
+
+    /// Opens the object for reading without the kernel's read-ahead. All else as
+    /// [`Self::open_reader`].
+    ///
+    /// # Errors
+    /// As [`Self::open_reader`].
+    pub(crate) fn open_quiet_reader(&self) -> Result<Arc<OwnedFd>, Status> {
+        let fd = Arc::new(self.reopen(OFlags::RDONLY | OFlags::NONBLOCK)?);
+        rustix::fs::fadvise(&*fd, 0, None, Advice::Random)?;
+        Ok(self.data().quiet.get_or_insert(fd).clone())
     }
 
     /// What is known of direct I/O: the descriptor, `Some(None)` where it is not possible, and `None`

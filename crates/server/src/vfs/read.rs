@@ -142,8 +142,10 @@ impl Vfs {
             };
         }
         let is_ahead = !read.file.read_ahead.find(read.range, read.version).is_empty();
+        let mut facts = self.read_facts(read, mode);
+        let stays = matches!(facts.route(), ReadRoute::Cached(_));
         let mut tried = None;
-        if mode == IoMode::Auto && !is_ahead && may_be_in_memory(read) {
+        if mode == IoMode::Auto && !is_ahead && (stays || may_be_in_memory(read)) {
             let resident = match self.try_spliced(read) {
                 Some(done) => Tried::Done(done),
                 None => self.try_cached(read).await?,
@@ -156,7 +158,10 @@ impl Vfs {
                 Tried::Partly(buffer, had) => tried = Some((buffer, had)),
             }
         }
-        let (route, direct) = self.read_route(read, mode).await?;
+        if mode == IoMode::Auto && !stays {
+            facts.read_again = self.is_reread(read, facts.total_bytes / 2);
+        }
+        let (route, direct) = self.read_route(read, facts).await?;
         let way = match (route, &direct) {
             (ReadRoute::Cached(_), _) => {
                 read.file.note_kept(read.range.len());
@@ -188,31 +193,31 @@ impl Vfs {
         }
     }
 
+    /// What decides the way of a READ, as far as it is known without waiting.
+    fn read_facts(&self, read: &Read<'_>, mode: IoMode) -> ReadFacts {
+        ReadFacts {
+            mode,
+            uncached_bytes: read.attributes.size.saturating_sub(read.file.kept_bytes()),
+            align: None,
+            drops_behind: read.file.root().io_support.drops_behind(),
+            free_bytes: self.memory.free_bytes(),
+            total_bytes: self.memory.total_bytes(),
+            read_again: false,
+        }
+    }
+
     /// The way to go when the page cache does not have the range, with the descriptor for it.
     async fn read_route(
         &self,
         read: &Read<'_>,
-        mode: IoMode,
+        mut facts: ReadFacts,
     ) -> Result<(ReadRoute, Option<DirectFile>), Status> {
-        let support = &read.file.root().io_support;
-        let mut facts = ReadFacts {
-            mode,
-            uncached_bytes: read.attributes.size.saturating_sub(read.file.kept_bytes()),
-            align: None,
-            drops_behind: support.drops_behind(),
-            free_bytes: self.memory.free_bytes(),
-            total_bytes: self.memory.total_bytes(),
-            read_again: false,
-        };
-        if mode == IoMode::Auto {
-            facts.read_again = self.is_reread(read, facts.total_bytes / 2);
-        }
         // Most READs of these need no direct descriptor, which costs opening it.
         match facts.route() {
-            ReadRoute::DontCache if mode != IoMode::DontCache || !facts.drops_behind => {}
+            ReadRoute::DontCache if facts.mode != IoMode::DontCache || !facts.drops_behind => {}
             route => return Ok((route, None)),
         }
-        let direct = self.direct(read.file, Use::Read).await?;
+        let direct = self.direct_or_note(read.file, Use::Read).await?;
         facts.align = direct.as_ref().map(|direct| direct.align);
         if direct.is_none() {
             self.counters.add(Counter::ReadsWithoutDirect, 1);
@@ -317,10 +322,11 @@ impl Vfs {
 
     /// Reads through the page cache and drops what that brought in.
     async fn fetch_uncached(&self, read: &Read<'_>) -> Result<Fetched, Status> {
+        let reader = self.quiet_reader(read.file).await?;
         self.emit_vector(read, read.range);
         let mut buffer = self.take_buffer(read.len()).await?;
         let pages = read.file.ranges.lock(read.range, RangeUse::Cached).await;
-        let (reader, range, wanted) = (Arc::clone(&read.reader), read.range, read.len());
+        let (range, wanted) = (read.range, read.len());
         let file = Arc::clone(read.file);
         self.on_data_thread(move || {
             let slice = &mut buffer.as_mut_slice()[..wanted];
@@ -366,6 +372,14 @@ impl Vfs {
         }
     }
 
+    /// The descriptor for reading without the kernel's read-ahead.
+    pub(super) async fn quiet_reader(&self, file: &Arc<OpenFile>) -> Result<Arc<OwnedFd>, Status> {
+        match file.quiet_reader() {
+            Some(reader) => Ok(reader),
+            None => self.reopen(file, OpenFile::open_quiet_reader).await,
+        }
+    }
+
     /// The descriptor for writing.
     pub(super) async fn writer(&self, file: &Arc<OpenFile>) -> Result<Arc<OwnedFd>, Status> {
         match file.writer() {
@@ -380,13 +394,20 @@ impl Vfs {
         file: &Arc<OpenFile>,
         purpose: Use,
     ) -> Result<Option<DirectFile>, Status> {
-        let direct = match file.direct(purpose) {
-            Some(known) => known,
-            None => match purpose {
-                Use::Read => self.reopen(file, |file| file.open_direct(Use::Read)).await?,
-                Use::Write => self.reopen(file, |file| file.open_direct(Use::Write)).await?,
-            },
-        };
+        match (file.direct(purpose), purpose) {
+            (Some(known), _) => Ok(known),
+            (None, Use::Read) => self.reopen(file, |file| file.open_direct(Use::Read)).await,
+            (None, Use::Write) => self.reopen(file, |file| file.open_direct(Use::Write)).await,
+        }
+    }
+
+    /// The same, where the mode is not what it says without.
+    pub(super) async fn direct_or_note(
+        &self,
+        file: &Arc<OpenFile>,
+        purpose: Use,
+    ) -> Result<Option<DirectFile>, Status> {
+        let direct = self.direct(file, purpose).await?;
         if direct.is_none() {
             file.root().io_support.note_no_direct(file.root().id);
         }

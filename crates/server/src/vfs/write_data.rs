@@ -100,7 +100,7 @@ impl Vfs {
         if mode != IoMode::Direct || !facts.is_worth_splitting() {
             return Ok((facts.route(), None));
         }
-        let direct = self.direct(file, Use::Write).await?;
+        let direct = self.direct_or_note(file, Use::Write).await?;
         facts.align = direct.as_ref().map(|direct| direct.align);
         Ok((facts.route(), direct))
     }
