@@ -19,8 +19,8 @@ from rig import GIB, MIB
 
 CLIENTS = 16
 SAMPLE_SECS, LOOK_SECS = 1.0, 0.1
-# What the server may occupy by its default settings: `--memory`, and `--window` in the page cache.
-BUDGET_BYTES = (256 + 64) * MIB
+# What the server may occupy by its default `--memory`, of which the window is a part.
+BUDGET_BYTES = 256 * MIB
 BOUND_MODES = ("dontcache", "direct")
 # What attributes and COMMITs cause at most.
 IDLE_MIB_PER_SEC = 1
