@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::SystemTime;
 
 use io::KernelHandle;
 use rustix::fs::{
@@ -17,8 +18,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::io_support::IoSupport;
-use crate::vfs::{Attributes, Found, Status, attributes_at, attributes_of};
-use crate::write_verifier::WriteVerifier;
+use crate::known_handles::{BirthTime, InodeNumber, KnownHandles};
+use crate::vfs::{Attributes, Found, Status, attributes_and_birth_at, attributes_of};
+use crate::write_verifier::{WriteVerifier, random_u64};
 
 /// How deep a directory may lie below its export before it counts as outside of it. Longer than
 /// any path that PATH_MAX (4,096 bytes) allows.
@@ -49,12 +51,17 @@ pub(crate) struct ExportRoot {
     pub(crate) attributes_in_memory: bool,
     /// What its file system does not do.
     pub(crate) io_support: IoSupport,
+    /// A number that no other root has had, not even one of the same path: between the two there may
+    /// have been another file system of the same device number.
+    serial: u64,
     directory: OwnedFd,
     device: (u32, u32),
     /// Whether objects of this one file system show different devices.
     has_layers: bool,
     fileid: u64,
     kernel_names_inodes: bool,
+    /// Whether an inode keeps one handle from its birth, which `statx` tells, to its end.
+    handles_last: bool,
     /// `None` where the kernel opens handles.
     places: Option<Places>,
 }
@@ -85,9 +92,11 @@ impl ExportRoot {
             verifier: WriteVerifier::new()?,
             attributes_in_memory: answers_from_memory(directory.as_fd()),
             io_support: if has_layers { IoSupport::of_layers() } else { IoSupport::default() },
+            serial: random_u64()?,
             device: attributes.device,
             has_layers,
             fileid: attributes.fileid,
+            handles_last: keeps_handles(directory.as_fd()),
             directory,
             kernel_names_inodes,
             places: (!by_handle).then(Places::default),
@@ -160,16 +169,71 @@ impl ExportRoot {
         Ok(handle)
     }
 
-    /// Handle and attributes of a name with two calls and no descriptor; `None` where this cannot
-    /// be had or might mix two objects.
-    pub(crate) fn find_by_name(&self, directory: BorrowedFd<'_>, name: &CStr) -> Option<Found> {
+    /// Handle and attributes of a name without a descriptor; `None` where this cannot be had or
+    /// might mix two objects. `fileid` is what the name was listed with.
+    pub(crate) fn find_by_name(
+        &self,
+        directory: BorrowedFd<'_>,
+        name: &CStr,
+        fileid: u64,
+        known: &KnownHandles,
+    ) -> Option<Found> {
         if self.places.is_some() {
             return None;
         }
-        let handle = io::name_to_handle(directory, Some(name)).ok()?;
-        let attributes = attributes_at(directory, name).ok()?;
-        let same = handle.inode() == Some(attributes.fileid) && self.contains(&attributes);
+        self.find_known(directory, name, fileid, known)
+            .or_else(|| self.find_and_remember(directory, name, known))
+    }
+
+    /// One call, if the handle is remembered. What the name has now counts: the inode of these
+    /// attributes is the one whose handle it is.
+    fn find_known(
+        &self,
+        directory: BorrowedFd<'_>,
+        name: &CStr,
+        fileid: u64,
+        known: &KnownHandles,
+    ) -> Option<Found> {
+        let (known_birth, handle) = known.find(self.inode(fileid))?;
+        let (attributes, birth) = attributes_and_birth_at(directory, name).ok()?;
+        let same = attributes.fileid == fileid
+            && birth.and_then(BirthTime::new) == Some(known_birth)
+            && self.contains(&attributes);
         same.then_some(Found { handle, attributes })
+    }
+
+    /// Two calls. A name may change hands between them, and the inode number with it; but an inode
+    /// that is settled at a moment before both is the one that had the number in both.
+    fn find_and_remember(
+        &self,
+        directory: BorrowedFd<'_>,
+        name: &CStr,
+        known: &KnownHandles,
+    ) -> Option<Found> {
+        let began = SystemTime::now();
+        let handle = io::name_to_handle(directory, Some(name)).ok()?;
+        let (attributes, birth) = attributes_and_birth_at(directory, name).ok()?;
+        if handle.inode() != Some(attributes.fileid) || !self.contains(&attributes) {
+            return None;
+        }
+        if self.handles_last
+            && let Some(birth) = birth.and_then(BirthTime::new)
+            && birth.is_settled(began)
+        {
+            known.remember(self.inode(attributes.fileid), birth, &handle);
+        }
+        Some(Found { handle, attributes })
+    }
+
+    /// Forgets a handle that proved stale, if it is remembered.
+    pub(crate) fn forget(&self, handle: &KernelHandle, known: &KnownHandles) {
+        if let Some(fileid) = handle.inode() {
+            known.forget(self.inode(fileid), handle);
+        }
+    }
+
+    fn inode(&self, fileid: u64) -> InodeNumber {
+        InodeNumber { root: self.serial, fileid }
     }
 
     /// Whether a directory lies below the root, by climbing towards it. The kernel opens handles of
@@ -243,23 +307,36 @@ fn identify(fd: BorrowedFd<'_>, kernel_names_inodes: bool) -> std::io::Result<Ke
 /// Whether this is overlayfs. Files there have the device of the layer that holds them where layers
 /// lie on different file systems, so that only the root of a mount tells that another one begins.
 fn is_overlay(directory: BorrowedFd<'_>) -> bool {
-    const OVERLAYFS: u64 = 0x794c_7630;
-    magic_of(directory) == Some(OVERLAYFS)
+    magic_of(directory) == Some(magic::OVERLAYFS)
 }
 
 /// Whether `statx` of an open file on this file system never waits for a device or a daemon.
 fn answers_from_memory(directory: BorrowedFd<'_>) -> bool {
-    const EXT4: u64 = 0xef53;
-    const XFS: u64 = 0x5846_5342;
-    const BTRFS: u64 = 0x9123_683e;
-    const TMPFS: u64 = 0x0102_1994;
-    const F2FS: u64 = 0xf2f5_2010;
-    magic_of(directory).is_some_and(|magic| [EXT4, XFS, BTRFS, TMPFS, F2FS].contains(&magic))
+    let local = [magic::EXT4, magic::XFS, magic::BTRFS, magic::TMPFS, magic::F2FS];
+    magic_of(directory).is_some_and(|magic| local.contains(&magic))
 }
 
-/// The kind of file system, as numbered in `linux/magic.h`.
+/// Whether an inode of this file system has one handle for life, and a birth time that comes from
+/// this machine's clock. True for those known to do so: FUSE may give out an inode number, birth
+/// time and handle in any combination, and tmpfs has handles that do not tell the inode.
+fn keeps_handles(directory: BorrowedFd<'_>) -> bool {
+    let known = [magic::EXT4, magic::XFS, magic::BTRFS];
+    magic_of(directory).is_some_and(|magic| known.contains(&magic))
+}
+
+/// The kind of file system: one of [`magic`], or another.
 fn magic_of(directory: BorrowedFd<'_>) -> Option<u64> {
     u64::try_from(rustix::fs::fstatfs(directory).ok()?.f_type).ok()
+}
+
+/// Kinds of file systems, as numbered in `linux/magic.h`.
+mod magic {
+    pub(super) const BTRFS: u64 = 0x9123_683e;
+    pub(super) const EXT4: u64 = 0xef53;
+    pub(super) const F2FS: u64 = 0xf2f5_2010;
+    pub(super) const OVERLAYFS: u64 = 0x794c_7630;
+    pub(super) const TMPFS: u64 = 0x0102_1994;
+    pub(super) const XFS: u64 = 0x5846_5342;
 }
 
 /// Where each object was last met, for servers that may not open handles.
@@ -354,4 +431,86 @@ impl Places {
 
 fn directory_flags() -> OFlags {
     OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfs::Timestamp;
+    use std::time::Duration;
+
+    /// An export with a file `f` that is old enough to be remembered; `None` where handles are not
+    /// kept, with the reason printed.
+    fn export_with_settled_file() -> Option<(tempfile::TempDir, ExportRoot)> {
+        let dir = tempfile::tempdir().unwrap();
+        let root = ExportRoot::open_path(1, dir.path()).unwrap();
+        if !root.handles_last || !root.opens_by_handle() {
+            eprintln!("skipped: no handles are kept on this file system, or for this user");
+            return None;
+        }
+        std::fs::write(dir.path().join("f"), "").unwrap();
+        std::thread::sleep(Duration::from_millis(1100));
+        Some((dir, root))
+    }
+
+    fn inode_of(root: &ExportRoot, name: &CStr) -> (u64, Option<BirthTime>) {
+        let (attributes, birth) = attributes_and_birth_at(root.directory(), name).unwrap();
+        (attributes.fileid, birth.and_then(BirthTime::new))
+    }
+
+    #[test]
+    fn a_remembered_handle_is_given_for_its_inode_alone() {
+        let Some((dir, root)) = export_with_settled_file() else { return };
+        let known = KnownHandles::new();
+        let (fileid, birth) = inode_of(&root, c"f");
+        let find = |name, fileid| root.find_by_name(root.directory(), name, fileid, &known);
+        let truth = find(c"f", fileid).unwrap().handle;
+        assert_eq!(known.find(root.inode(fileid)), Some((birth.unwrap(), truth)));
+        // A handle that the kernel never gave shows who answers.
+        let planted = KernelHandle::from_parts(1, b"planted!").unwrap();
+        let plant = |birth| known.remember(root.inode(fileid), birth, &planted);
+        plant(birth.unwrap());
+        assert_eq!(find(c"f", fileid).unwrap().handle, planted);
+        // Listed with a number that the name no longer has.
+        assert_eq!(find(c"f", fileid + 1).unwrap().handle, truth);
+        // An earlier inode of this number, born a nanosecond before.
+        let time = Timestamp { seconds: 1_700_000_000, nanoseconds: 1 };
+        plant(BirthTime::new(time).unwrap());
+        assert_eq!(find(c"f", fileid).unwrap().handle, truth);
+        // The name has gone to another inode.
+        plant(birth.unwrap());
+        std::fs::write(dir.path().join("g"), "").unwrap();
+        std::fs::rename(dir.path().join("g"), dir.path().join("f")).unwrap();
+        assert_eq!(
+            find(c"f", fileid).unwrap().handle,
+            io::name_to_handle(root.directory(), Some(c"f")).unwrap()
+        );
+    }
+
+    #[test]
+    fn what_was_just_made_is_not_remembered() {
+        let Some((dir, root)) = export_with_settled_file() else { return };
+        let known = KnownHandles::new();
+        std::fs::write(dir.path().join("new"), "").unwrap();
+        let (fileid, _) = inode_of(&root, c"new");
+        assert!(root.find_by_name(root.directory(), c"new", fileid, &known).is_some());
+        assert_eq!(known.find(root.inode(fileid)), None);
+    }
+
+    #[test]
+    fn a_handle_that_proved_stale_is_forgotten() {
+        let Some((_dir, root)) = export_with_settled_file() else { return };
+        let known = KnownHandles::new();
+        let (fileid, _) = inode_of(&root, c"f");
+        let handle = root.find_by_name(root.directory(), c"f", fileid, &known).unwrap().handle;
+        root.forget(&handle, &known);
+        assert_eq!(known.find(root.inode(fileid)), None);
+    }
+
+    #[test]
+    fn two_roots_of_one_directory_share_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || ExportRoot::open_path(1, dir.path()).unwrap();
+        assert_ne!(open().serial, open().serial);
+    }
 }

@@ -16,6 +16,7 @@ mod export_root;
 pub mod export_table;
 mod file_handle;
 mod io_support;
+mod known_handles;
 mod listener;
 mod mount3;
 mod network_threads;

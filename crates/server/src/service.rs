@@ -20,6 +20,7 @@ use crate::directory_stream::LISTINGS_MAX;
 use crate::export_root::ExportRoot;
 use crate::export_table::{self, Access, Credential, Export, ExportTable, Flavor};
 use crate::file_handle::{FileHandle, HandleKey};
+use crate::known_handles::KnownHandles;
 use crate::mount3::MountList;
 use crate::open_files::OpenFiles;
 use crate::reply_cache::ReplyCache;
@@ -164,6 +165,7 @@ impl Service {
                     descriptors.saturating_sub(reserved).max(FILE_DESCRIPTORS_MIN),
                 ),
                 listings: Arc::new(Semaphore::new(LISTINGS_MAX)),
+                known_handles: Arc::new(KnownHandles::new()),
                 counters: Arc::clone(&counters),
                 tracer,
                 switches: Switches::new(config.read_ahead(), config.splice()),

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, StatxTimestamp, statx};
 
 use super::Status;
 
@@ -75,21 +75,22 @@ pub(crate) fn attributes_of_linked_or_not(fd: impl AsFd) -> Result<Attributes, S
     Ok(from_statx(&stat))
 }
 
-/// The attributes of `name` in `directory`; a symbolic link is not followed.
+/// The attributes of `name` in `directory` and, where the file system keeps it, when the inode was
+/// made; a symbolic link is not followed.
 ///
 /// # Errors
 /// As `statx`.
-pub(crate) fn attributes_at(
+pub(crate) fn attributes_and_birth_at(
     directory: impl AsFd,
     name: &std::ffi::CStr,
-) -> Result<Attributes, Status> {
-    let stat = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)?;
-    Ok(from_statx(&stat))
+) -> Result<(Attributes, Option<Timestamp>), Status> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let stat = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+    let has_birth = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    Ok((from_statx(&stat), has_birth.then(|| timestamp(stat.stx_btime))))
 }
 
 fn from_statx(stat: &Statx) -> Attributes {
-    let time =
-        |t: rustix::fs::StatxTimestamp| Timestamp { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
     Attributes {
         file_type: FileType::from_raw_mode(u32::from(stat.stx_mode)),
         mode: u32::from(stat.stx_mode) & 0o7777,
@@ -102,9 +103,13 @@ fn from_statx(stat: &Statx) -> Attributes {
         rdev: (stat.stx_rdev_major, stat.stx_rdev_minor),
         device: (stat.stx_dev_major, stat.stx_dev_minor),
         fileid: stat.stx_ino,
-        atime: time(stat.stx_atime),
-        mtime: time(stat.stx_mtime),
-        ctime: time(stat.stx_ctime),
+        atime: timestamp(stat.stx_atime),
+        mtime: timestamp(stat.stx_mtime),
+        ctime: timestamp(stat.stx_ctime),
         is_mount_root: stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
     }
+}
+
+fn timestamp(time: StatxTimestamp) -> Timestamp {
+    Timestamp { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
 }

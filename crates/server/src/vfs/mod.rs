@@ -28,6 +28,7 @@ use tokio::sync::Semaphore;
 
 use crate::counters::Counters;
 use crate::export_root::ExportRoot;
+use crate::known_handles::KnownHandles;
 use crate::open_files::{FileKey, Flush, OpenFile, OpenFiles};
 use crate::trace::{CallId, Tracer};
 use crate::turns::Turn;
@@ -35,7 +36,7 @@ use crate::turns::Turn;
 pub(crate) use access::AccessRights;
 pub(crate) use attr::{AttributeChange, SetTime};
 pub(crate) use attributes::{
-    Attributes, Timestamp, attributes_at, attributes_of, attributes_of_linked_or_not,
+    Attributes, Timestamp, attributes_and_birth_at, attributes_of, attributes_of_linked_or_not,
 };
 pub(crate) use namespace::{CreateMode, NodeKind};
 pub(crate) use read::ReadDone;
@@ -62,6 +63,8 @@ pub(crate) struct Vfs {
     pub(crate) open_files: OpenFiles,
     /// Places for listings that wait for their next call.
     pub(crate) listings: Arc<Semaphore>,
+    /// Handles of what was listed.
+    pub(crate) known_handles: Arc<KnownHandles>,
     /// What was done, counted.
     pub(crate) counters: Arc<Counters>,
     /// Prints what is done, where that was asked for.
@@ -178,7 +181,7 @@ impl Vfs {
             return Ok(file);
         }
         self.open_files.make_room(&key, &self.engine).await;
-        let (fd, attributes) = self
+        let opened = self
             .with_descriptors(|| {
                 let root = Arc::clone(&object.root);
                 let handle = object.handle;
@@ -188,7 +191,11 @@ impl Vfs {
                     Ok((fd, attributes))
                 })
             })
-            .await?;
+            .await;
+        if opened.as_ref().is_err_and(|status| *status == Status::Stale) {
+            object.root.forget(&object.handle, &self.known_handles);
+        }
+        let (fd, attributes) = opened?;
         let root = Arc::clone(&object.root);
         let file = OpenFile::new(root, object.handle, attributes.file_type, fd);
         Ok(self.open_files.insert(file))

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use super::{Answer, Attributes, Caller, Found, Object, Status, Vfs, attributes_of};
 use crate::directory_stream::{DirectoryStream, KernelEntry};
 use crate::export_root::PATH_ONLY;
+use crate::known_handles::KnownHandles;
 use crate::open_files::OpenFile;
 
 /// After this long a reply is sent with what it has: a client on a slow disk gets many short
@@ -76,7 +77,8 @@ impl Vfs {
         };
         let listed = Arc::clone(&directory);
         let places = Arc::clone(&self.listings);
-        let job = move || list(&listed, cookie, room, &places);
+        let known = Arc::clone(&self.known_handles);
+        let job = move || list(&listed, cookie, room, &places, &known);
         let result = self.in_metadata_lane(caller.identity.clone(), job).await;
         Answer { attributes: self.attributes(&directory).await.ok(), result }
     }
@@ -88,6 +90,7 @@ fn list(
     cookie: u64,
     room: ListingRoom,
     places: &Arc<Semaphore>,
+    known: &KnownHandles,
 ) -> Result<Listing, Status> {
     if directory.file_type() != rustix::fs::FileType::Directory {
         return Err(Status::NotDirectory);
@@ -99,7 +102,7 @@ fn list(
         Some(stream) => stream,
         None => DirectoryStream::at(directory.open_stream()?, cookie, changed)?,
     };
-    let listing = list_from(directory, &mut stream, room)?;
+    let listing = list_from(directory, &mut stream, room, known)?;
     directory.streams().put_back(stream, places);
     Ok(listing)
 }
@@ -108,12 +111,13 @@ fn list_from(
     directory: &OpenFile,
     stream: &mut DirectoryStream,
     room: ListingRoom,
+    known: &KnownHandles,
 ) -> Result<Listing, Status> {
     let began = Instant::now();
     let mut listing = Listing::default();
     let (mut bytes, mut name_bytes) = (0, 0);
     while let Some((next, fd)) = stream.peek()? {
-        let (fileid, object) = describe(directory, fd, next, room.with_objects);
+        let (fileid, object) = describe(directory, fd, next, room.with_objects.then_some(known));
         bytes += (room.entry_bytes)(&next.name, object.as_ref());
         name_bytes += (room.name_bytes)(&next.name);
         let full = bytes > room.bytes_max || name_bytes > room.name_bytes_max;
@@ -130,30 +134,31 @@ fn list_from(
     Ok(listing)
 }
 
-/// The inode number to show for a name, and its object if that is wanted.
+/// The inode number to show for a name, and its object if that is wanted: with `known`, the handles
+/// that need not be asked for.
 fn describe(
     directory: &OpenFile,
     fd: BorrowedFd<'_>,
     entry: &KernelEntry,
-    with_object: bool,
+    known: Option<&KnownHandles>,
 ) -> (u64, Option<Found>) {
     // The parent of the root is nobody's business: `..` is the root itself.
     if *entry.name == *c".." && *directory.handle() == directory.root().handle {
         let root = find(directory, fd, c".").ok();
         let fileid = root.as_ref().map_or(entry.fileid, |root| root.attributes.fileid);
-        return (fileid, root.filter(|_| with_object));
+        return (fileid, root.filter(|_| known.is_some()));
     }
-    let object = with_object.then(|| find(directory, fd, &entry.name).ok()).flatten();
+    let object = known.and_then(|known| {
+        let by_name = directory.root().find_by_name(fd, &entry.name, entry.fileid, known);
+        by_name.or_else(|| find(directory, fd, &entry.name).ok())
+    });
     (entry.fileid, object)
 }
 
-/// Attributes and handle of a name, both of the same object even if the name changes hands
-/// meanwhile: the inode number tells, where the handle has one, else one descriptor serves for both.
+/// Attributes and handle of a name, both from one descriptor: of the same object even if the name
+/// changes hands meanwhile.
 fn find(directory: &OpenFile, stream: BorrowedFd<'_>, name: &CStr) -> Result<Found, Status> {
     let root = directory.root();
-    if let Some(found) = root.find_by_name(stream, name) {
-        return Ok(found);
-    }
     let fd = openat(stream, name, PATH_ONLY, Mode::empty())?;
     let attributes = attributes_of(&fd)?;
     if !root.contains(&attributes) {

@@ -1,6 +1,7 @@
 //! READDIR and READDIRPLUS: each name once, in replies of any length.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use proto::nfs3::*;
 
@@ -208,6 +209,112 @@ fn nothing_above_the_root_shows() {
     let page = client.readdirplus(dir, 0, (4096, 4096)).unwrap();
     let parent = page.names.iter().find(|entry| entry.name == b"..").unwrap();
     assert_eq!((parent.fileid, parent.handle), (own.fileid, Some(root)));
+}
+
+/// How long an inode must have lived before the server remembers its handle, and a little more.
+const SETTLED: Duration = Duration::from_millis(1200);
+
+fn list_plus(client: &mut Client, dir: FileHandle) -> Vec<Name> {
+    let mut names =
+        list(client, |client, cookie| client.readdirplus(dir, cookie, (1 << 20, 1 << 20)).unwrap());
+    names.retain(|name| !name.name.starts_with(b"."));
+    names
+}
+
+/// Holds each listed handle against that of LOOKUP, which asks the kernel anew, and against the
+/// object that it opens.
+fn are_right(client: &mut Client, dir: FileHandle, names: &[Name]) {
+    for name in names {
+        let handle = name.handle.expect("handle");
+        assert_eq!(client.lookup(dir, &name.name).unwrap().object, handle, "{name:?}");
+        assert_eq!(client.getattr(handle).unwrap().fileid, name.fileid, "{name:?}");
+    }
+}
+
+fn handles_of(names: &[Name]) -> HashSet<Vec<u8>> {
+    names.iter().map(|name| name.handle.expect("handle").as_bytes().to_vec()).collect()
+}
+
+fn fileids_of(names: &[Name]) -> HashSet<u64> {
+    names.iter().map(|name| name.fileid).collect()
+}
+
+#[test]
+fn files_made_again_under_their_names_have_new_handles() {
+    const FILES: usize = 2000;
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    let paths: Vec<_> = (0..FILES).map(|i| fixture.exported(&format!("d/{i}"))).collect();
+    paths.iter().for_each(|path| std::fs::write(path, "").unwrap());
+    std::thread::sleep(SETTLED);
+    let mut before = list_plus(&mut client, dir);
+    let mut seen = handles_of(&before);
+    let (mut fileids, mut reused) = (fileids_of(&before), 0);
+    // Old ones give way to new ones, those to others before they are remembered, and so on.
+    for wait in [false, true, true, false, true] {
+        assert_eq!(list_plus(&mut client, dir), before, "the same, remembered or not");
+        paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        paths.iter().for_each(|path| std::fs::write(path, "").unwrap());
+        if wait {
+            std::thread::sleep(SETTLED);
+        }
+        let after = list_plus(&mut client, dir);
+        are_right(&mut client, dir, &after);
+        reused += fileids.intersection(&fileids_of(&after)).count();
+        fileids.extend(fileids_of(&after));
+        seen.extend(handles_of(&after));
+        before = after;
+    }
+    assert_eq!(seen.len(), 6 * FILES, "each file that ever was has a handle of its own");
+    eprintln!("{reused} of {} inode numbers were used again", 5 * FILES);
+}
+
+#[test]
+fn one_file_made_again_and_again_has_a_new_handle_each_time() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    std::fs::write(fixture.exported("stays"), "").unwrap();
+    std::thread::sleep(SETTLED);
+    let mut seen = HashSet::new();
+    for round in 0..3000 {
+        let path = fixture.exported("comes and goes");
+        std::fs::write(&path, "").unwrap();
+        let names = list_plus(&mut client, root);
+        assert_eq!(names.len(), 2, "round {round}");
+        let named = |wanted: &[u8]| names.iter().find(|name| name.name == wanted).unwrap();
+        let handle = named(b"comes and goes").handle.unwrap();
+        assert!(seen.insert(handle.as_bytes().to_vec()), "round {round}");
+        assert_eq!(client.lookup(root, b"comes and goes").unwrap().object, handle);
+        assert_eq!(client.find(root, "stays"), named(b"stays").handle.unwrap());
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
+fn a_remembered_handle_follows_its_inode_to_other_names() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let path = |name: &str| fixture.exported(name);
+    for name in ["a", "b", "c"] {
+        std::fs::write(path(name), name).unwrap();
+    }
+    std::thread::sleep(SETTLED);
+    let first = list_plus(&mut client, root);
+    let handle = |names: &[Name], wanted: &str| {
+        names.iter().find(|name| name.name == wanted.as_bytes()).unwrap().handle.unwrap()
+    };
+    // A second name, a name that passes to another inode, and two that change places.
+    std::fs::hard_link(path("a"), path("link")).unwrap();
+    std::fs::rename(path("b"), path("a")).unwrap();
+    std::fs::rename(path("c"), path("b")).unwrap();
+    for _ in 0..2 {
+        let now = list_plus(&mut client, root);
+        are_right(&mut client, root, &now);
+        for (name, earlier) in [("link", "a"), ("a", "b"), ("b", "c")] {
+            assert_eq!(handle(&now, name), handle(&first, earlier), "{name} was {earlier}");
+        }
+    }
 }
 
 #[test]
