@@ -32,8 +32,8 @@ use crate::streams::Streams;
 /// size costs little more than its transfer, and clients ask for at most this much by default.
 pub const CHUNK_BYTES: u64 = 1024 * 1024;
 
-/// Chunks kept of one file, at most. Several streams share them.
-const CHUNKS_MAX: usize = 24;
+/// Chunks kept of one file, at most. As many streams as are told apart have all they want.
+const CHUNKS_MAX: usize = 72;
 /// How long a chunk waits for its reader.
 const UNUSED_MAX: Duration = Duration::from_secs(2);
 /// How long ago the last change of a file must be. A write system call that takes longer than this
@@ -193,8 +193,10 @@ impl State {
         if self.chunks.iter().any(|chunk| chunk.range.contains(range)) {
             return Begun::Known;
         }
+        // Others are not let go of in its favour: their readers are on their way, and would have
+        // them read again.
         if self.chunks.len() >= CHUNKS_MAX {
-            self.let_go_of_oldest();
+            return Begun::NoRoom;
         }
         let Ok(permit) = Arc::clone(&budget.0).try_acquire_owned() else { return Begun::NoRoom };
         let chunk = Arc::new(Chunk {
@@ -207,13 +209,6 @@ impl State {
         });
         self.chunks.push(Arc::clone(&chunk));
         Begun::Fill(Fill { chunk })
-    }
-
-    fn let_go_of_oldest(&mut self) {
-        let oldest = (0..self.chunks.len()).min_by_key(|&i| self.chunks[i].begun);
-        if let Some(oldest) = oldest {
-            self.chunks.swap_remove(oldest);
-        }
     }
 
     fn covering(&self, range: ByteRange) -> Vec<Arc<Chunk>> {

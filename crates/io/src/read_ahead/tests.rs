@@ -118,3 +118,28 @@ fn a_version_settles_after_a_while() {
     assert!(!version.has_settled(at(99_000)), "the clock was set back");
     assert!(FileVersion { changed: (-5, 0), ..version }.has_settled(at(0)));
 }
+
+#[tokio::test]
+async fn no_chunk_of_several_streams_is_read_twice() {
+    const STREAMS: u64 = 6;
+    const READS: u64 = 40;
+    let size = STREAMS * 256 * MIB;
+    let version = FileVersion { size, ..version(0) };
+    let (pool, budget, ahead) = (BufferPool::new(128 << 20), budget(64), ReadAhead::default());
+    let (mut filled, mut unserved) = (0, 0);
+    for read in 0..READS {
+        for stream in 0..STREAMS {
+            let at = range(stream * 256 * MIB + read * MIB, MIB);
+            let found = ahead.note(at, version, Some(&budget));
+            for fill in found.fills {
+                filled += 1;
+                complete(&pool, fill, 1).await;
+            }
+            unserved += u64::from(found.chunks.is_empty());
+            ahead.served(at, &found.chunks);
+        }
+    }
+    let most = STREAMS * (READS + 9);
+    assert!(filled <= most, "{filled} chunks were read for {most}");
+    assert!(unserved <= 4 * STREAMS, "{unserved} READs found nothing");
+}

@@ -132,14 +132,7 @@ impl Vfs {
 
     async fn fetch(&self, read: &Read<'_>, mode: IoMode) -> Result<Fetched, Status> {
         if mode == IoMode::Buffered {
-            self.counters.add(Counter::ReadsCachedByMode, 1);
-            if let Some(done) = self.fetch_spliced(read).await? {
-                return Ok(done);
-            }
-            return match self.try_cached(read).await? {
-                Tried::Done(done) => Ok(done),
-                Tried::Partly(buffer, had) => self.fetch_cached(read, buffer, had).await,
-            };
+            return self.fetch_buffered(read).await;
         }
         let is_ahead = !read.file.read_ahead.find(read.range, read.version).is_empty();
         let mut facts = self.read_facts(read, mode);
@@ -190,6 +183,18 @@ impl Vfs {
                 drop(tried);
                 self.fetch_uncached(read).await
             }
+        }
+    }
+
+    /// From the page cache, without a copy where that pays.
+    async fn fetch_buffered(&self, read: &Read<'_>) -> Result<Fetched, Status> {
+        self.counters.add(Counter::ReadsCachedByMode, 1);
+        if let Some(done) = self.fetch_spliced(read).await? {
+            return Ok(done);
+        }
+        match self.try_cached(read).await? {
+            Tried::Done(done) => Ok(done),
+            Tried::Partly(buffer, had) => self.fetch_cached(read, buffer, had).await,
         }
     }
 
