@@ -43,7 +43,7 @@ impl Memory {
         memory
     }
 
-    /// Bytes that nobody uses, not even as page cache, as of the last [`SAMPLE_AGE_MAX`].
+    /// Bytes that nobody uses, not even as page cache, as they were at most 50 ms ago.
     pub fn free_bytes(&self) -> u64 {
         self.refresh();
         self.free_bytes.load(Ordering::Relaxed)
