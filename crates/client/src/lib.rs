@@ -1,0 +1,11 @@
+//! An NFS version 3 client in user space: typed calls, a file API with write-back and cached
+//! listings above them, and a FUSE mount.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod identity;
+pub mod options;
+
+pub use error::{Error, Result};
+pub use identity::Identity;
+pub use options::{MountOptions, Recovery, UseReaddirplus};
