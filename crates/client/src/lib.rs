@@ -5,6 +5,7 @@
 pub mod error;
 pub mod identity;
 pub mod options;
+pub mod trace;
 
 pub use error::{Error, Result};
 pub use identity::Identity;

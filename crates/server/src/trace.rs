@@ -5,34 +5,11 @@
 //! prefix `nfsd_`, so that what reads one reads the other. While no event is on an event costs one
 //! relaxed load.
 
-use std::fmt::{self, Write as _};
-use std::io::Write as _;
-use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::fmt;
 
-/// Lists the events once: the variant, its name, and when it happens.
-macro_rules! events {
-    ($($(#[doc = $doc:literal])+ $variant:ident => $name:literal,)+) => {
-        /// Something that happens to a call.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Event {
-            $($(#[doc = $doc])+ $variant,)+
-        }
+pub use ::trace::handle_hash;
 
-        impl Event {
-            /// All of them, in the order in which they befall a call.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// The name in lines, configurations and on the command line.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)+ }
-            }
-        }
-    };
-}
-
-events! {
+::trace::events! {
     /// A READ was decoded: what the client asks for.
     ReadStart => "read_start",
     /// A READ is served past the page cache: how its range was widened to the alignment, as
@@ -70,81 +47,12 @@ events! {
     ReaddirExit => "readdir_exit",
 }
 
-impl Event {
-    fn bit(self) -> u64 {
-        const { assert!(Event::ALL.len() <= 64, "a set of events is a word") };
-        1 << (self as u32)
-    }
-}
-
-/// A set of events.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Events(u64);
-
-impl Events {
-    /// Whether `event` is one of them.
-    #[must_use]
-    pub fn contains(self, event: Event) -> bool {
-        self.0 & event.bit() != 0
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-}
-
-impl From<Event> for Events {
-    fn from(event: Event) -> Self {
-        Self(event.bit())
-    }
-}
-
-impl FromIterator<Self> for Events {
-    fn from_iter<I: IntoIterator<Item = Self>>(sets: I) -> Self {
-        Self(sets.into_iter().fold(0, |bits, Self(set)| bits | set))
-    }
-}
-
-/// The names, separated by commas; `no event` for none.
-impl fmt::Display for Events {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut names = Event::ALL.iter().filter(|event| self.contains(**event)).map(|e| e.name());
-        f.write_str(names.next().unwrap_or("no event"))?;
-        names.try_for_each(|name| write!(f, ",{name}"))
-    }
-}
-
-/// Reads the name of one event, or `all`.
-impl FromStr for Events {
-    type Err = NoSuchEvent;
-
-    fn from_str(text: &str) -> Result<Self, NoSuchEvent> {
-        if text == ALL {
-            return Ok(Event::ALL.iter().copied().map(Self::from).collect());
-        }
-        match Event::ALL.iter().find(|event| event.name() == text) {
-            Some(event) => Ok(Self::from(*event)),
-            None => Err(NoSuchEvent { text: text.to_owned() }),
-        }
-    }
-}
-
-/// A text that names no event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NoSuchEvent {
-    text: String,
-}
-
-impl std::error::Error for NoSuchEvent {}
-
-impl fmt::Display for NoSuchEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is no trace event; the events are {ALL}", self.text.escape_debug())?;
-        Event::ALL.iter().try_for_each(|event| write!(f, ", {}", event.name()))
-    }
-}
+/// A set of the server's events.
+pub type Events = ::trace::Events<Event>;
+/// A text that names no event of the server.
+pub type NoSuchEvent = ::trace::NoSuchEvent<Event>;
+/// Prints the events that are on. The subject of each is a [`CallId`].
+pub type Tracer = ::trace::Tracer<Event>;
 
 /// Which call an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,91 +63,16 @@ pub struct CallId {
     pub fh_hash: u32,
 }
 
-/// The CRC-32 of a file handle as it is on the wire: the same as in the lines of the Linux NFS
-/// server, and what Wireshark shows as the hash of a handle.
-#[must_use]
-pub fn handle_hash(handle: &[u8]) -> u32 {
-    // Bit by bit, without a table: only a traced call pays for it.
-    !handle.iter().fold(u32::MAX, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-            (crc >> 1) ^ if crc & 1 == 1 { CRC32_POLYNOMIAL } else { 0 }
-        })
-    })
-}
-
-/// Prints the events that are on.
-#[derive(Debug, Default)]
-pub struct Tracer {
-    /// [`Events`].
-    enabled: AtomicU64,
-}
-
-impl Tracer {
-    /// Switches on `events`, and all others off. Calls at work notice.
-    pub fn set(&self, events: Events) {
-        self.enabled.store(events.0, Ordering::Relaxed);
-    }
-
-    /// The events that are on.
-    #[must_use]
-    pub fn events(&self) -> Events {
-        Events(self.enabled.load(Ordering::Relaxed))
-    }
-
-    /// Whether `event` is on.
-    #[inline]
-    #[must_use]
-    pub fn is_on(&self, event: Event) -> bool {
-        self.events().contains(event)
-    }
-
-    /// Prints `event` if it is on: the call, `len` bytes at `offset` of its object, and `detail`,
-    /// fields of the form `name=value` or nothing. `detail` is formatted only when it is printed,
-    /// but what it borrows is computed before.
-    #[inline]
-    pub fn emit(
-        &self,
-        event: Event,
-        call: CallId,
-        offset: u64,
-        len: u64,
-        detail: fmt::Arguments<'_>,
-    ) {
-        if self.is_on(event) {
-            print(&line(event, call, offset, len, detail));
-        }
+impl fmt::Display for CallId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "xid=0x{:08x} fh_hash=0x{:08x}", self.xid, self.fh_hash)
     }
 }
-
-fn line(event: Event, call: CallId, offset: u64, len: u64, detail: fmt::Arguments<'_>) -> String {
-    let CallId { xid, fh_hash } = call;
-    let name = event.name();
-    let mut line =
-        format!("{name}: xid=0x{xid:08x} fh_hash=0x{fh_hash:08x} offset={offset} len={len}");
-    if detail.as_str() != Some("") {
-        write!(line, " {detail}").expect("a String takes all that is written");
-    }
-    line.push('\n');
-    line
-}
-
-/// Writes a line whole. Standard error has no buffer, so this is one system call, and its lock
-/// keeps other lines out.
-#[cold]
-fn print(line: &str) {
-    // Nobody is left to tell if standard error is closed.
-    let _ = std::io::stderr().lock().write_all(line.as_bytes());
-}
-
-/// The word for all events.
-const ALL: &str = "all";
-
-/// The polynomial of IEEE 802.3, its bits in the order in which they are received.
-const CRC32_POLYNOMIAL: u32 = 0xedb8_8320;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ::trace::line;
 
     const CALL: CallId = CallId { xid: 0x5dcf_019c, fh_hash: 0xe4da_db60 };
 
@@ -259,13 +92,6 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_crc_32() {
-        // The check value of the catalogue of CRC algorithms, and of the empty message.
-        assert_eq!(handle_hash(b"123456789"), 0xcbf4_3926);
-        assert_eq!(handle_hash(b""), 0);
-    }
-
-    #[test]
     fn names_are_read_back() {
         for event in Event::ALL {
             let events: Events = event.name().parse().unwrap();
@@ -277,20 +103,5 @@ mod tests {
         let error = "read".parse::<Events>().unwrap_err().to_string();
         assert!(error.starts_with("`read` is no trace event; the events are all, read_start, "));
         assert!(Event::ALL.iter().all(|event| error.contains(event.name())), "{error}");
-    }
-
-    #[test]
-    fn only_what_is_set_is_on() {
-        let tracer = Tracer::default();
-        assert!(Event::ALL.iter().all(|event| !tracer.is_on(*event)));
-        let set: Events =
-            [Event::ReadDone, Event::ReaddirExit].map(Events::from).into_iter().collect();
-        tracer.set(set);
-        for event in Event::ALL {
-            assert_eq!(tracer.is_on(*event), set.contains(*event), "{event:?}");
-        }
-        assert_eq!(set.to_string(), "read_done,readdir_exit");
-        tracer.set(Events::default());
-        assert_eq!(tracer.events().to_string(), "no event");
     }
 }
