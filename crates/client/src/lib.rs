@@ -4,9 +4,16 @@
 
 pub mod error;
 pub mod identity;
+pub mod mount3;
+pub mod nfs3;
+pub mod nfs_url;
 pub mod options;
+pub mod portmap;
+pub mod rpc;
 pub mod trace;
 
 pub use error::{Error, Result};
 pub use identity::Identity;
+pub use nfs_url::NfsUrl;
+pub use nfs3::Nfs3;
 pub use options::{MountOptions, Recovery, UseReaddirplus};

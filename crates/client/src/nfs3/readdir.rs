@@ -1,0 +1,117 @@
+//! READDIR and READDIRPLUS: RFC 1813 §3.3.16 and §3.3.17.
+
+use bytes::Bytes;
+use proto::nfs3::{
+    Attributes, CookieVerifier, FileHandle, Procedure, ReaddirArgs, ReaddirReply, ReaddirplusArgs,
+    ReaddirplusReply,
+};
+use proto::xdr::DecodeError;
+
+use super::{Nfs3, decode};
+use crate::Result;
+use crate::rpc::Route;
+
+/// Result of READDIR and READDIRPLUS: a part of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The directory as it is.
+    pub dir_attributes: Option<Attributes>,
+    /// To be sent back with any of the cookies.
+    pub verifier: CookieVerifier,
+    /// The entries, in the server's order.
+    pub names: Vec<Name>,
+    /// Whether the last entry of the directory is among them.
+    pub eof: bool,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// The file's number.
+    pub fileid: u64,
+    /// Not empty, without slash and NUL; may be `.` or `..`. A slice of the record that brought it,
+    /// which lives as long.
+    pub name: Bytes,
+    /// Where the entry after this one is found.
+    pub cookie: u64,
+    /// The file as it is, if the server says so.
+    pub attributes: Option<Attributes>,
+    /// Its handle, if the server says so.
+    pub handle: Option<FileHandle>,
+}
+
+impl Nfs3 {
+    /// READDIR, RFC 1813 §3.3.16: entries from `cookie` on, 0 for the first or that of the last one
+    /// received, in a reply of at most `count` bytes.
+    ///
+    /// # Errors
+    /// The server's status: NFS3ERR_BAD_COOKIE, NFS3ERR_TOOSMALL and others;
+    /// [`Error::Decode`](crate::Error::Decode) also when a name could not be that of a file.
+    pub fn readdir(
+        &self,
+        dir: FileHandle,
+        cookie: u64,
+        verifier: CookieVerifier,
+        count: u32,
+    ) -> impl Future<Output = Result<Listing>> + Send + use<> {
+        self.rpc.expect_reply_bytes(count);
+        let args = ReaddirArgs { dir, cookie, verifier, count };
+        self.ask_with(Procedure::Readdir, Route::Any, &args, Bytes::new(), |results| {
+            let ok = match decode::<ReaddirReply<'_>>(results)? {
+                Ok(ok) => ok,
+                Err(failure) => return Ok(Err(failure.status)),
+            };
+            let names = ok.entries.iter().map(|entry| {
+                let (fileid, cookie) = (entry.fileid, entry.cookie);
+                let name = checked_name(results, entry.name)?;
+                Ok(Name { fileid, name, cookie, attributes: None, handle: None })
+            });
+            let names = names.collect::<std::result::Result<_, DecodeError>>()?;
+            let (dir_attributes, verifier, eof) = (ok.dir_attributes, ok.verifier, ok.eof);
+            Ok(Ok(Listing { dir_attributes, verifier, names, eof }))
+        })
+    }
+
+    /// READDIRPLUS, RFC 1813 §3.3.17: as [`Self::readdir`], with attributes and handles where the
+    /// server has them. `dir_count` bounds the bytes of file numbers, names and cookies, `max_count`
+    /// those of the reply.
+    ///
+    /// # Errors
+    /// As of [`Self::readdir`], and NFS3ERR_NOTSUPP from servers that do not have it.
+    pub fn readdirplus(
+        &self,
+        dir: FileHandle,
+        cookie: u64,
+        verifier: CookieVerifier,
+        dir_count: u32,
+        max_count: u32,
+    ) -> impl Future<Output = Result<Listing>> + Send + use<> {
+        self.rpc.expect_reply_bytes(max_count);
+        let args = ReaddirplusArgs { dir, cookie, verifier, dir_count, max_count };
+        self.ask_with(Procedure::Readdirplus, Route::Any, &args, Bytes::new(), |results| {
+            let ok = match decode::<ReaddirplusReply<'_>>(results)? {
+                Ok(ok) => ok,
+                Err(failure) => return Ok(Err(failure.status)),
+            };
+            let names = ok.entries.iter().map(|entry| {
+                let (fileid, cookie) = (entry.fileid, entry.cookie);
+                let name = checked_name(results, entry.name)?;
+                let (attributes, handle) = (entry.attributes, entry.handle);
+                Ok(Name { fileid, name, cookie, attributes, handle })
+            });
+            let names = names.collect::<std::result::Result<_, DecodeError>>()?;
+            let (dir_attributes, verifier, eof) = (ok.dir_attributes, ok.verifier, ok.eof);
+            Ok(Ok(Listing { dir_attributes, verifier, names, eof }))
+        })
+    }
+}
+
+/// A name as a slice of the record. One with a slash would lead out of the directory into which a
+/// program copies, so it is not let through.
+fn checked_name(record: &Bytes, name: &[u8]) -> std::result::Result<Bytes, DecodeError> {
+    if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+        let at_byte = name.as_ptr().addr() - record.as_ptr().addr();
+        return Err(DecodeError { what: "filename3", at_byte });
+    }
+    Ok(record.slice_ref(name))
+}

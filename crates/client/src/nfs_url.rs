@@ -1,0 +1,197 @@
+//! `nfs://host[:port]/path`, and `host:/path` as mount(8) writes it.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::str::FromStr;
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
+
+/// What in a path has to be escaped: what ends it or is read as something else.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'?');
+/// What begins a URL.
+const SCHEME: &str = "nfs://";
+
+/// A directory or file of a server.
+///
+/// Behind a `?` stand options, parted by `&`, those of libnfs that have a meaning here: `version=3`,
+/// `nfsport=`, `mountport=`, `uid=` and `gid=`. Any other is an error, because leaving out what
+/// somebody asked for is worse. A `#` is a character like others.
+///
+/// ```
+/// use spillway_client::NfsUrl;
+///
+/// let url: NfsUrl = "nfs://filer:2050/export/a%20b?uid=1000".parse()?;
+/// assert_eq!((url.host.as_str(), url.port, &url.path[..]), ("filer", Some(2050), &b"/export/a b"[..]));
+/// assert_eq!(NfsUrl::from_mount_source(b"[::1]:/export")?.to_string(), "nfs://[::1]/export");
+/// # Ok::<(), spillway_client::nfs_url::UrlError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NfsUrl {
+    /// A name or an address; an IPv6 address without its brackets.
+    pub host: String,
+    /// TCP port of the NFS service.
+    pub port: Option<u16>,
+    /// Absolute, as bytes: names on a server are not text. No NUL in it.
+    pub path: Vec<u8>,
+    /// `mountport`: TCP port of the MOUNT service.
+    pub mount_port: Option<u16>,
+    /// `uid`: call as this user.
+    pub uid: Option<u32>,
+    /// `gid`: call as this group.
+    pub gid: Option<u32>,
+}
+
+/// Why a text names nothing on a server, as a sentence for who wrote it.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+pub enum UrlError {
+    /// Another scheme, or none.
+    #[error("a URL begins with nfs://")]
+    Scheme,
+    /// Not `host:/path`.
+    #[error("a source has the form host:/path")]
+    Source,
+    /// Empty, or not text, or brackets around what is no IPv6 address.
+    #[error("`{host}` is no host")]
+    Host {
+        /// What stands in its place.
+        host: String,
+    },
+    /// A number that is none or out of its range.
+    #[error("`{value}` is no value of {what}")]
+    Number {
+        /// `port` or the option.
+        what: String,
+        /// What stands in its place.
+        value: String,
+    },
+    /// A port in front of the path and another behind it.
+    #[error("the port is given twice")]
+    TwoPorts,
+    /// The protocol cannot carry it and no file has it.
+    #[error("a path has no NUL byte")]
+    Nul,
+    /// An option with another name, or no value.
+    #[error("`{option}` is no option of a URL; there are version, nfsport, mountport, uid, gid")]
+    Option {
+        /// All of it.
+        option: String,
+    },
+    /// `version` is not 3.
+    #[error("NFS version {version} is not spoken here, 3 is")]
+    Version {
+        /// What was asked for.
+        version: String,
+    },
+}
+
+impl NfsUrl {
+    /// Reads `host:/path` or `[ipv6]:/path`, in which nothing is escaped.
+    ///
+    /// # Errors
+    /// There is no colon in front of a slash, or no host in front of the colon.
+    pub fn from_mount_source(source: &[u8]) -> Result<Self, UrlError> {
+        let colon = source.windows(2).position(|two| two == b":/").ok_or(UrlError::Source)?;
+        let (host, path) = (&source[..colon], &source[colon + 1..]);
+        Self::new(&String::from_utf8_lossy(host), path.to_vec())
+    }
+
+    fn new(host: &str, path: Vec<u8>) -> Result<Self, UrlError> {
+        if path.contains(&0) {
+            return Err(UrlError::Nul);
+        }
+        let host = parse_host(host)?;
+        Ok(Self { host, port: None, path, mount_port: None, uid: None, gid: None })
+    }
+
+    fn set(&mut self, option: &str) -> Result<(), UrlError> {
+        let unknown = || UrlError::Option { option: option.to_owned() };
+        let (name, value) = option.split_once('=').ok_or_else(unknown)?;
+        match name {
+            "version" if value == "3" => {}
+            "version" => return Err(UrlError::Version { version: value.to_owned() }),
+            "nfsport" if self.port.is_some() => return Err(UrlError::TwoPorts),
+            "nfsport" => self.port = Some(parse_port(name, value)?),
+            "mountport" => self.mount_port = Some(parse_port(name, value)?),
+            "uid" => self.uid = Some(parse_number(name, value)?),
+            "gid" => self.gid = Some(parse_number(name, value)?),
+            _ => return Err(unknown()),
+        }
+        Ok(())
+    }
+
+    /// The host as it stands in front of a port.
+    pub(crate) fn bracketed_host(&self) -> String {
+        if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
+    }
+}
+
+impl FromStr for NfsUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        let rest = text.strip_prefix(SCHEME).ok_or(UrlError::Scheme)?;
+        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        // The colon in front of a port stands behind those of an IPv6 address.
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => (host, Some(parse_port("port", port)?)),
+            _ => (authority, None),
+        };
+        let path = if path.is_empty() { "/" } else { path };
+        let mut url = Self::new(host, percent_decode_str(path).collect())?;
+        url.port = port;
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            url.set(option)?;
+        }
+        Ok(url)
+    }
+}
+
+/// The URL again, so that it reads back as the same.
+impl fmt::Display for NfsUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}", self.bracketed_host())?;
+        if let Some(port) = self.port {
+            write!(f, ":{port}")?;
+        }
+        write!(f, "{}", percent_encode(&self.path, ESCAPED))?;
+        let options =
+            [("mountport", self.mount_port.map(u32::from)), ("uid", self.uid), ("gid", self.gid)];
+        let given = options.iter().filter_map(|(name, value)| Some((name, (*value)?)));
+        for (i, (name, value)) in given.enumerate() {
+            let mark = if i == 0 { '?' } else { '&' };
+            write!(f, "{mark}{name}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+fn parse_host(text: &str) -> Result<String, UrlError> {
+    let refused = || UrlError::Host { host: text.to_owned() };
+    if let Some(rest) = text.strip_prefix('[') {
+        let address = rest.strip_suffix(']').ok_or_else(refused)?;
+        // A scope, as in fe80::1%eth0, is the resolver's matter.
+        let unscoped = address.split_once('%').map_or(address, |(address, _)| address);
+        unscoped.parse::<Ipv6Addr>().map_err(|_| refused())?;
+        return Ok(address.to_owned());
+    }
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte) || byte >= 0x80;
+    if text.is_empty() || !text.bytes().all(is_name) || text.contains('\u{fffd}') {
+        return Err(refused());
+    }
+    Ok(text.to_owned())
+}
+
+fn parse_port(what: &str, value: &str) -> Result<u16, UrlError> {
+    match parse_number(what, value)? {
+        0 => Err(UrlError::Number { what: what.to_owned(), value: value.to_owned() }),
+        port => Ok(port),
+    }
+}
+
+/// Digits alone: `from_str` would also take a plus sign.
+fn parse_number<T: FromStr>(what: &str, value: &str) -> Result<T, UrlError> {
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.then(|| value.parse().ok()).flatten();
+    number.ok_or_else(|| UrlError::Number { what: what.to_owned(), value: value.to_owned() })
+}

@@ -1,0 +1,67 @@
+//! The portmapper, RFC 1833: on which TCP port a program is served.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use proto::oncrpc::Credential;
+use proto::portmap::{
+    Address, Mapping, PORT, PROGRAM, PROTOCOL_TCP, PortmapProcedure, RpcbEntry, RpcbindProcedure,
+    VERSION_PORTMAP, VERSION_RPCBIND_3, parse_universal_address,
+};
+use proto::xdr::{Decode, Reader};
+
+use crate::rpc::{Route, Rpc, RpcOptions, Target};
+use crate::{Recovery, Result};
+
+/// How long the portmapper may take. Where a firewall swallows what is sent to it, this passes
+/// before the usual port is tried.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Asks the portmapper of `host` for the TCP port of a program; `None` when it knows of none.
+///
+/// # Errors
+/// Those of [`Rpc::connect`] and [`Rpc::call`]: many hosts have no portmapper.
+pub async fn port_of(host: IpAddr, program: u32, version: u32) -> Result<Option<u16>> {
+    port_from(SocketAddr::new(host, PORT), program, version).await
+}
+
+/// As [`port_of`], where the portmapper listens on another address.
+///
+/// # Errors
+/// As of [`port_of`].
+pub async fn port_from(mapper: SocketAddr, program: u32, version: u32) -> Result<Option<u16>> {
+    let options = RpcOptions {
+        connections: 1,
+        timeout: PATIENCE,
+        retransmissions: 0,
+        recovery: Recovery::Soft,
+        reserved_port: false,
+    };
+    let rpc = Rpc::connect(mapper, &options).await?;
+    // Version 2 has no word for IPv6, and rpcbind does not speak it there.
+    let port = match mapper {
+        SocketAddr::V4(_) => getport(&rpc, program, version).await?,
+        SocketAddr::V6(_) => getaddr(&rpc, program, version).await?,
+    };
+    Ok(port.filter(|port| *port != 0))
+}
+
+/// GETPORT, RFC 1833 §3.1.
+async fn getport(rpc: &Rpc, program: u32, version: u32) -> Result<Option<u16>> {
+    let procedure = PortmapProcedure::Getport.code();
+    let target = Target { program: PROGRAM, version: VERSION_PORTMAP, procedure };
+    let asked = Mapping { program, version, protocol: PROTOCOL_TCP, port: 0 };
+    let results = rpc.call(Route::Any, target, &Credential::None, &asked, Bytes::new())?.await?;
+    Ok(u16::try_from(Reader::new(&results).u32("port")?).ok())
+}
+
+/// GETADDR of version 3, RFC 1833 §2.2.1. Of the address it gives, only the port matters.
+async fn getaddr(rpc: &Rpc, program: u32, version: u32) -> Result<Option<u16>> {
+    let procedure = RpcbindProcedure::Getaddr.code();
+    let target = Target { program: PROGRAM, version: VERSION_RPCBIND_3, procedure };
+    let asked = RpcbEntry { program, version, netid: b"tcp6", address: b"", owner: b"" };
+    let results = rpc.call(Route::Any, target, &Credential::None, &asked, Bytes::new())?.await?;
+    let answer = Address::decode(&mut Reader::new(&results))?;
+    Ok(parse_universal_address(answer.address).map(|address| address.port()))
+}

@@ -1,0 +1,7 @@
+//! Calls on the wire: to a server in this process, and to peers that lose, delay and garble.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod fixture;
+
+mod calls;
