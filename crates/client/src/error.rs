@@ -52,6 +52,12 @@ pub enum Error {
         /// The server's address.
         server: String,
     },
+    /// The server restarted, or said so, each time before it had committed the data.
+    #[error("the server lost the data that it had accepted {times} times")]
+    Forgetful {
+        /// How often it was sent.
+        times: u32,
+    },
     /// The caller asks for what cannot be; nothing was sent.
     #[error("{}", errno_text(*.0))]
     Refused(Errno),
@@ -66,7 +72,7 @@ impl Error {
             Self::Mount { status } => errno_of_mount(*status),
             Self::Accept(_) => Errno::OPNOTSUPP,
             Self::Reject(_) => Errno::ACCESS,
-            Self::Decode(_) => Errno::IO,
+            Self::Decode(_) | Self::Forgetful { .. } => Errno::IO,
             Self::Connection { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
             Self::TimedOut { .. } => Errno::TIMEDOUT,
             Self::Refused(errno) => *errno,

@@ -13,9 +13,11 @@ pub mod options;
 pub mod portmap;
 pub mod rpc;
 pub mod trace;
+pub mod write_back;
 
 pub use error::{Error, Result};
 pub use identity::Identity;
 pub use nfs_url::NfsUrl;
 pub use nfs3::Nfs3;
 pub use options::{MountOptions, Recovery, UseReaddirplus};
+pub use write_back::{WriteBack, WriteBackConfig, WriteBudget};
