@@ -11,7 +11,7 @@ use proto::mount3::{
     DirectoryArgs, ExportList, MountList, MountReply, PATH_BYTES_MAX, PROGRAM, Procedure, VERSION,
 };
 use proto::nfs3::{self, FileHandle};
-use proto::oncrpc::{AcceptStat, FLAVOR_NONE, FLAVOR_SYS};
+use proto::oncrpc::{FLAVOR_NONE, FLAVOR_SYS};
 use proto::xdr::{Decode, Encode, Reader};
 use rustix::io::Errno;
 
@@ -125,13 +125,11 @@ impl Mount3 {
             return connect(with_port(host, port)).await;
         }
         let on_nfs_port = connect(nfs_address).await?;
-        match on_nfs_port.null().await {
-            Ok(()) => return Ok(on_nfs_port),
-            Err(Error::Accept(AcceptStat::ProgUnavail | AcceptStat::ProgMismatch { .. })) => {}
-            Err(error) => return Err(error),
-        }
+        let Err(refusal) = on_nfs_port.null().await else { return Ok(on_nfs_port) };
         match portmap::port_of(host.ip(), PROGRAM, VERSION).await {
             Ok(Some(port)) => connect(with_port(host, port)).await,
+            // Most servers say no; one that was silent has more to say than its portmapper.
+            _ if !matches!(refusal, Error::Accept(_)) => Err(named(refusal, url, nfs_address)),
             Ok(None) => {
                 let text = "neither its NFS port nor its portmapper knows a MOUNT service";
                 Err(unreachable(url, io::Error::new(ErrorKind::NotFound, text)))

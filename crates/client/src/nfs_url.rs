@@ -195,3 +195,104 @@ fn parse_number<T: FromStr>(what: &str, value: &str) -> Result<T, UrlError> {
     let number = digits.then(|| value.parse().ok()).flatten();
     number.ok_or_else(|| UrlError::Number { what: what.to_owned(), value: value.to_owned() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(host: &str, port: Option<u16>, path: &[u8]) -> NfsUrl {
+        let (host, path) = (host.to_owned(), path.to_vec());
+        NfsUrl { host, port, path, mount_port: None, uid: None, gid: None }
+    }
+
+    #[test]
+    fn urls_are_read_and_written() {
+        let table = [
+            ("nfs://filer/export", url("filer", None, b"/export")),
+            ("nfs://filer", url("filer", None, b"/")),
+            ("nfs://filer/", url("filer", None, b"/")),
+            ("nfs://filer:2050/a/b", url("filer", Some(2050), b"/a/b")),
+            ("nfs://10.0.0.1:1/a", url("10.0.0.1", Some(1), b"/a")),
+            ("nfs://[fe80::1]/a", url("fe80::1", None, b"/a")),
+            ("nfs://[fe80::1%eth0]:65535/a", url("fe80::1%eth0", Some(65535), b"/a")),
+            ("nfs://filer/a%20b%2Fc%3f%ff%25", url("filer", None, b"/a b/c?\xff%")),
+            // What is no escape stands for itself.
+            ("nfs://filer/100%", url("filer", None, b"/100%")),
+            ("nfs://filer/a:b@c#d", url("filer", None, b"/a:b@c#d")),
+            ("nfs://filer/a?version=3&nfsport=2050", url("filer", Some(2050), b"/a")),
+            (
+                "nfs://filer/a?mountport=2051&uid=1&gid=4294967295",
+                NfsUrl {
+                    mount_port: Some(2051),
+                    uid: Some(1),
+                    gid: Some(u32::MAX),
+                    ..url("filer", None, b"/a")
+                },
+            ),
+        ];
+        for (text, expected) in table {
+            assert_eq!(text.parse(), Ok(expected.clone()), "{text}");
+            assert_eq!(expected.to_string().parse(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused_in_a_sentence() {
+        let table = [
+            ("http://filer/a", "a URL begins with nfs://"),
+            ("filer:/a", "a URL begins with nfs://"),
+            ("nfs:///a", "`` is no host"),
+            ("nfs://:2049/a", "`` is no host"),
+            ("nfs://user@filer/a", "`user@filer` is no host"),
+            ("nfs://fe80::1/a", "`fe80:` is no host"),
+            ("nfs://[fe80::1/a", "`[fe80:` is no host"),
+            ("nfs://[filer]/a", "`[filer]` is no host"),
+            ("nfs://filer:0/a", "`0` is no value of port"),
+            ("nfs://filer:65536/a", "`65536` is no value of port"),
+            ("nfs://filer:+1/a", "`+1` is no value of port"),
+            ("nfs://filer:/a", "`` is no value of port"),
+            ("nfs://filer/a%00b", "a path has no NUL byte"),
+            ("nfs://filer:1/a?nfsport=2", "the port is given twice"),
+            ("nfs://filer/a?uid=root", "`root` is no value of uid"),
+            ("nfs://filer/a?version=4", "NFS version 4 is not spoken here, 3 is"),
+            (
+                "nfs://filer/a?readahead=1",
+                "`readahead=1` is no option of a URL; there are version, nfsport, mountport, uid, \
+                 gid",
+            ),
+        ];
+        for (text, expected) in table {
+            assert_eq!(text.parse::<NfsUrl>().unwrap_err().to_string(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn sources_of_mount_are_read_as_they_stand() {
+        let read = NfsUrl::from_mount_source;
+        assert_eq!(read(b"filer:/a%20\xff"), Ok(url("filer", None, b"/a%20\xff")));
+        assert_eq!(read(b"[::1]:/"), Ok(url("::1", None, b"/")));
+        assert_eq!(read(b"10.0.0.1:/a:/b"), Ok(url("10.0.0.1", None, b"/a:/b")));
+        for source in [b"filer".as_slice(), b"filer:", b"/export", b"filer:export"] {
+            assert_eq!(read(source), Err(UrlError::Source), "{source:?}");
+        }
+        for source in [b":/a".as_slice(), b"::1:/a", b"\xff:/a"] {
+            assert!(matches!(read(source), Err(UrlError::Host { .. })), "{source:?}");
+        }
+        assert_eq!(read(b"filer:/a\0"), Err(UrlError::Nul));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_path_survives(path in proptest::collection::vec(1_u8.., 0..40)) {
+            let path = [b"/", path.as_slice()].concat();
+            let url = url("filer", None, &path);
+            assert_eq!(url.to_string().parse(), Ok(url));
+        }
+
+        #[test]
+        fn no_text_panics(text in ".{0,40}") {
+            let _ = format!("nfs://{text}").parse::<NfsUrl>();
+            let _ = NfsUrl::from_mount_source(text.as_bytes());
+        }
+    }
+}

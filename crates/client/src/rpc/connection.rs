@@ -106,6 +106,10 @@ impl Connection {
         Self { state, task }
     }
 
+    pub(super) fn shared(&self) -> &Shared {
+        &self.state.shared
+    }
+
     pub(super) fn add(&self, draft: Draft) -> (u64, Message, oneshot::Receiver<Result<Bytes>>) {
         self.state.outstanding.fetch_add(1, Ordering::Relaxed);
         let mut calls = self.state.calls();

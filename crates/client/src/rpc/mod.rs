@@ -87,16 +87,16 @@ pub struct Target {
     pub procedure: u32,
 }
 
-/// The connections to one server. Clones share them; the last to go closes them.
+/// The connections to one server. Clones share them; the last of them and of their calls to go
+/// closes them.
 #[derive(Clone, Debug)]
 pub struct Rpc {
     connections: Arc<[Connection]>,
-    shared: Arc<Shared>,
 }
 
 impl Rpc {
-    /// Connects to `address`. The first connection is made at once, the others when calls are on
-    /// them.
+    /// Connects to `address`. The first connection is made at once, each other when a call is on it.
+    /// They live on the runtime that this is called on.
     ///
     /// # Errors
     /// [`Error::Connection`] names the address.
@@ -110,27 +110,29 @@ impl Rpc {
         let streams = std::iter::once(Some(first)).chain((0..others).map(|_| None));
         let connections =
             streams.map(|stream| Connection::start(Arc::clone(&shared), stream)).collect();
-        Ok(Self { connections, shared })
+        Ok(Self { connections })
     }
 
     /// The address of the server.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.shared.address
+        self.shared().address
     }
 
     /// How calls reach the server.
     #[must_use]
     pub fn options(&self) -> &RpcOptions {
-        &self.shared.options
+        &self.shared().options
     }
 
-    /// Replies of `bytes` and a head will be taken from now on. They are at least
-    /// [`REPLY_BYTES_MIN`].
-    ///
-    /// A longer one ends the connection: it is not what was asked for.
+    /// Replies of `bytes` and a head will be taken from now on, as those of [`REPLY_BYTES_MIN`]
+    /// always are. A longer one ends the connection: it is not what was asked for.
     pub fn expect_reply_bytes(&self, bytes: u32) {
-        self.shared.expect_reply_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
+        self.shared().expect_reply_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
+    }
+
+    fn shared(&self) -> &Shared {
+        self.connections.first().expect("there is at least one").shared()
     }
 
     /// Hands a call over: it takes its place in the order before this returns. The result is what

@@ -31,7 +31,12 @@ pub(super) async fn read_record(
                 format!("it sends a record of {len} bytes, {bytes_max} are the most allowed");
             return Err(io::Error::new(ErrorKind::InvalidData, text));
         }
-        record.reserve_exact(len);
+        if record.is_empty() {
+            record.reserve_exact(len);
+        } else {
+            // Not exactly: a peer that sends many small fragments would have it moved for each.
+            record.reserve(len);
+        }
         let end = record.len() + len;
         while record.len() < end {
             let rest = end - record.len();
@@ -66,4 +71,80 @@ pub(super) fn parse_reply(record: Bytes) -> io::Result<(u32, Result<Bytes>)> {
         stat => Err(Error::Accept(stat)),
     };
     Ok((xid, results))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAST: u32 = 1 << 31;
+
+    /// Fragments: what each mark says, and what follows it.
+    fn wire(fragments: &[(u32, &[u8])]) -> Vec<u8> {
+        let bytes = |(mark, data): &(u32, &[u8])| [&mark.to_be_bytes(), *data].concat();
+        fragments.iter().flat_map(bytes).collect()
+    }
+
+    #[tokio::test]
+    async fn fragments_make_a_record() {
+        let table: [(&[(u32, &[u8])], &[u8]); 4] = [
+            (&[(LAST | 3, b"abc")], b"abc"),
+            (&[(LAST, b"")], b""),
+            (&[(1, b"a"), (0, b""), (LAST | 2, b"bc")], b"abc"),
+            (&[(5, b"abcde"), (4, b"fghi"), (LAST | 1, b"j")], b"abcdefghij"),
+        ];
+        for (fragments, expected) in table {
+            let bytes = [&wire(fragments), b"next".as_slice()].concat();
+            let mut from = &bytes[..];
+            assert_eq!(read_record(&mut from, 10).await.unwrap(), expected);
+            assert_eq!(from, b"next");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_record_that_is_too_long_is_refused_at_its_mark() {
+        let table: [&[(u32, &[u8])]; 4] = [
+            &[(LAST | 11, b"")],
+            &[(LAST | (LAST - 1), b"")],
+            &[(10, b"abcdefghij"), (LAST | 1, b"")],
+            &[(5, b"abcde"), (5, b"fghij"), (LAST - 1, b"")],
+        ];
+        for fragments in table {
+            // The rest never comes, and is not waited for.
+            let error = read_record(&mut wire(fragments).as_slice(), 10).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{fragments:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_record_that_ends_early_is_none() {
+        let whole = wire(&[(3, b"abc"), (LAST | 3, b"def")]);
+        for len in 0..whole.len() {
+            let error = read_record(&mut &whole[..len], 10).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "{len}");
+        }
+    }
+
+    fn parse(words: &[u32]) -> io::Result<(u32, Result<Bytes>)> {
+        parse_reply(words.iter().flat_map(|word| word.to_be_bytes()).collect())
+    }
+
+    #[test]
+    fn replies_are_told_from_other_records() {
+        let (xid, results) = parse(&[7, REPLY, 0, 0, 0, 0, 42]).unwrap();
+        assert_eq!((xid, results.unwrap().as_ref()), (7, [0, 0, 0, 42].as_slice()));
+        let (_, results) = parse(&[7, REPLY, 0, 0, 0, 1]).unwrap();
+        assert!(matches!(results, Err(Error::Accept(AcceptStat::ProgUnavail))));
+        let (_, results) = parse(&[7, REPLY, 1, 1, 5]).unwrap();
+        assert!(matches!(results, Err(Error::Reject(_))));
+        // The call it is for can be told that its reply makes no sense.
+        for header in [&[7, REPLY][..], &[7, REPLY, 0], &[7, REPLY, 2], &[7, REPLY, 0, 0, 0, 9]] {
+            let (xid, results) = parse(header).unwrap();
+            assert_eq!(xid, 7);
+            assert!(matches!(results, Err(Error::Decode(_))), "{header:?}");
+        }
+        for record in [&[][..], &[7], &[7, 0], &[7, 2]] {
+            assert_eq!(parse(record).unwrap_err().kind(), ErrorKind::InvalidData, "{record:?}");
+        }
+    }
 }

@@ -38,6 +38,11 @@ impl Fixture {
         Self { dir, _server: server, address }
     }
 
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// `/export` as a URL.
     pub(crate) fn url(&self) -> NfsUrl {
         format!("nfs://{}/export", self.address).parse().unwrap()
@@ -63,7 +68,7 @@ async fn start(dir: &Path, port: u16) -> (Server, SocketAddr) {
 }
 
 /// Root, which the export trusts.
-pub(crate) fn root() -> Arc<Identity> {
+pub(crate) fn root_user() -> Arc<Identity> {
     Arc::new(Identity { uid: 0, gid: 0, groups: Vec::new() })
 }
 
