@@ -45,35 +45,19 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use proto::nfs3::{Attributes, Time, WccAttributes, WccData};
+use proto::nfs3::{Attributes, WccAttributes, WccData};
 
-/// The state of an object, as far as its cached data or listing depends on it: `wcc_attr`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// Length in bytes.
-    pub size: u64,
-    /// Last change of the data. Programs can set it back.
-    pub mtime: Time,
-    /// Last change of data or attributes, by the server's clock.
-    pub ctime: Time,
-}
+/// What distinguishes one state of an object from another: `wcc_attr`, its size and the times of the
+/// last change of data (which programs can set back) and of anything (by the server's clock).
+pub type Change = WccAttributes;
 
-impl From<&Attributes> for Change {
-    fn from(attributes: &Attributes) -> Self {
-        WccAttributes::from(attributes).into()
-    }
-}
+/// A stamp as `SIZE@MTIME/CTIME`, for trace lines.
+#[derive(Clone, Copy, Debug)]
+pub struct ChangeText(pub Change);
 
-impl From<WccAttributes> for Change {
-    fn from(stamp: WccAttributes) -> Self {
-        Self { size: stamp.size, mtime: stamp.mtime, ctime: stamp.ctime }
-    }
-}
-
-/// `SIZE@MTIME/CTIME`, for trace lines.
-impl fmt::Display for Change {
+impl fmt::Display for ChangeText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { size, mtime, ctime } = self;
+        let Self(Change { size, mtime, ctime }) = self;
         write!(f, "{size}@{}.{:09}", mtime.seconds, mtime.nseconds)?;
         write!(f, "/{}.{:09}", ctime.seconds, ctime.nseconds)
     }
@@ -192,7 +176,7 @@ impl ChangeTracker {
         let OwnCall { sequence, begun, .. } = call;
         let was = self.known;
         let alone = self.end(sequence, begun);
-        match (wcc.before.map(Change::from), wcc.after.as_ref().map(Change::from)) {
+        match (wcc.before, wcc.after.as_ref().map(Change::from)) {
             // What changed nothing is a look, and its place among the others does not matter:
             // COMMIT, a write of nothing, or one within a tick of the server's clock.
             (Some(before), Some(after)) if before == after => return self.look(after, alone),

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use proto::nfs3::{DeviceSpec, FileType};
+use proto::nfs3::{DeviceSpec, FileType, Time};
 
 use super::*;
 
@@ -209,7 +209,7 @@ fn too_many_islands_are_foreign() {
 
 #[test]
 fn stamps_are_written_for_traces() {
-    assert_eq!(Change::from(&attributes(5, 1, 2)).to_string(), "5@1.000000000/2.000000000");
+    assert_eq!(ChangeText((&attributes(5, 1, 2)).into()).to_string(), "5@1.000000000/2.000000000");
 }
 
 /// How the simulated server behaves.
