@@ -2,6 +2,7 @@
 //! listings above them, and a FUSE mount.
 #![forbid(unsafe_code)]
 
+pub mod attribute_cache;
 pub mod change;
 pub mod directory_cache;
 pub mod error;
