@@ -63,6 +63,7 @@ mod dispatch;
 mod epochs;
 mod errors;
 mod extents;
+mod retired;
 mod unsent;
 
 use std::fmt;
@@ -576,3 +577,6 @@ impl<T: WriteTarget> Drop for Pause<'_, T> {
 const COMMIT_SHARE: u64 = 4;
 /// The largest offset of a file where offsets are signed.
 const OFFSET_MAX: u64 = i64::MAX as u64;
+
+#[cfg(test)]
+mod tests;

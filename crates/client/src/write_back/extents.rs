@@ -8,7 +8,7 @@
 //!
 //! There is no clock, no lock and no call in here: who uses it brings the time and the answers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use proto::xdr::DecodeError;
 
 use super::budget::Rooms;
 use super::epochs::{Deadlines, Epochs};
+use super::retired::Retired;
 use super::unsent::{Caller, Origin, Placed, Run, Unsent, copy_overlap, index};
 use crate::error::{Error, Result};
 
@@ -426,6 +427,8 @@ impl<T: Caller> Extents<T> {
                 lost.push(*offset);
             }
         }
+        // Again in the order of the file, as the first time.
+        self.cursor = lost.first().copied().unwrap_or(self.cursor);
         let mut outcome = Ok(());
         for offset in lost {
             let mut sent = self.take_unstable(offset);
@@ -520,6 +523,29 @@ impl<T: Caller> Extents<T> {
         self.retired.cut(size);
         true
     }
+
+    /// Panics unless the sums are those of the parts, and what was sent does not overlap.
+    #[cfg(test)]
+    fn verify(&self) {
+        self.unsent.verify();
+        let (mut in_flight, mut unstable) = (Epochs::default(), Epochs::default());
+        let (mut bytes, mut at) = (0, 0);
+        for (offset, sent) in &self.sent {
+            assert!(*offset >= at && sent.len() > 0, "what was sent overlaps");
+            at = offset + sent.len();
+            match sent.state {
+                SentState::InFlight => in_flight.add(sent.origin.epoch),
+                SentState::Unstable { .. } => {
+                    bytes += sent.len();
+                    unstable.add(sent.origin.epoch);
+                }
+            }
+        }
+        assert_eq!((bytes, &unstable), (self.unstable_bytes, &self.unstable_epochs));
+        assert_eq!(in_flight, self.in_flight_epochs);
+        let is_held = |block: &u64| self.unsent.since(*block).is_some();
+        assert!(self.ready.keys().all(is_held), "an empty block is ready");
+    }
 }
 
 impl<T: Clone> Sent<T> {
@@ -531,61 +557,6 @@ impl<T: Clone> Sent<T> {
     fn part(&self, from: u64, to: u64) -> Self {
         let bytes = self.bytes.slice(index(from)..index(to));
         Self { bytes, origin: self.origin.clone(), state: self.state }
-    }
-}
-
-/// Data that the server has committed, kept for the readers that asked it before it had.
-#[derive(Default)]
-struct Retired {
-    /// In the order in which they were committed. For each byte that is the order of the writes.
-    extents: VecDeque<(u64, Bytes)>,
-    /// How many were dropped from the front.
-    dropped: u64,
-    /// How many readers began when so many had been committed.
-    marks: BTreeMap<u64, usize>,
-}
-
-impl Retired {
-    fn push(&mut self, offset: u64, bytes: Bytes) {
-        if self.marks.is_empty() {
-            self.dropped += 1;
-        } else {
-            self.extents.push_back((offset, bytes));
-        }
-    }
-
-    fn mark(&mut self) -> u64 {
-        let mark = self.dropped + self.extents.len() as u64;
-        *self.marks.entry(mark).or_default() += 1;
-        mark
-    }
-
-    fn unmark(&mut self, mark: u64) {
-        let count = self.marks.get_mut(&mark).expect("a mark is removed once");
-        *count -= 1;
-        if *count == 0 {
-            self.marks.remove(&mark);
-        }
-        let end = self.dropped + self.extents.len() as u64;
-        let needed = self.marks.first_key_value().map_or(end, |(mark, _)| *mark);
-        while self.dropped < needed {
-            self.extents.pop_front();
-            self.dropped += 1;
-        }
-    }
-
-    fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<u64>) {
-        let Some(mark) = mark else { return };
-        for (start, bytes) in self.extents.iter().skip(index(mark - self.dropped)) {
-            copy_overlap(offset, buf, *start, bytes);
-        }
-    }
-
-    fn cut(&mut self, size: u64) {
-        for (offset, bytes) in &mut self.extents {
-            let keep = size.saturating_sub(*offset).min(bytes.len() as u64);
-            bytes.truncate(index(keep));
-        }
     }
 }
 
@@ -601,3 +572,6 @@ const NEIGHBOUR_WAIT: Duration = Duration::from_millis(20);
 const NEIGHBOUR_BLOCKS: u64 = 64;
 /// A server that has lost the same data so often is not asked again.
 const LOSSES_MAX: u32 = 8;
+
+#[cfg(test)]
+mod tests;

@@ -272,6 +272,24 @@ impl<T: Caller> Unsent<T> {
             self.epochs.remove(piece.origin.epoch);
         }
     }
+
+    /// Panics unless the sums are those of the pieces.
+    #[cfg(test)]
+    pub(super) fn verify(&self) {
+        let mut epochs = Epochs::default();
+        for (key, block) in &self.blocks {
+            let mut at = *key;
+            assert!(!block.pieces.is_empty());
+            for (start, piece) in &block.pieces {
+                assert!(*start >= at && piece.len() > 0, "pieces overlap");
+                at = start + piece.len();
+                epochs.add(piece.origin.epoch);
+            }
+            assert!(at <= key + self.block_bytes, "a piece crosses the border");
+            assert_eq!(block.bytes, block.pieces.values().map(Piece::len).sum::<u64>());
+        }
+        assert_eq!(epochs, self.epochs);
+    }
 }
 
 /// What stays the same while a write is put into a block.
