@@ -4,7 +4,51 @@
 //! that go over one connection are sent in the order of the program text. The future owns all it
 //! needs, and dropping it forgets the call. Data and names are slices of the received record.
 //!
-//! WRITE, COMMIT and SETATTR of one file always go over the same connection.
+//! WRITE, COMMIT and SETATTR of one file always go over the same connection. A call that the server
+//! answers with NFS3ERR_JUKEBOX is made anew after a pause.
+//!
+//! ```
+//! # use std::{path::Path, sync::Arc};
+//! # use server::{Server, config::{Config, Overrides}};
+//! use proto::nfs3::{CreateHow, SetAttributes, StableHow};
+//! use spillway_client::{Identity, MountOptions, NfsUrl, mount3};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (dir, state) = (tempfile::tempdir()?, tempfile::tempdir()?);
+//! # let text = format!(
+//! #     "[[export]]\npath = {:?}\nname = \"/export\"\nsquash = \"none\"", dir.path()
+//! # );
+//! # let overrides = Overrides {
+//! #     listen: vec![([127, 0, 0, 1], 0).into()],
+//! #     state_dir: Some(state.path().to_owned()),
+//! #     ..Overrides::default()
+//! # };
+//! # let server = Server::start(Config::parse(&text, Path::new("example"), &overrides)?).await?;
+//! # let port = server.local_addrs()[0].port();
+//! let url: NfsUrl = format!("nfs://localhost:{port}/export").parse()?;
+//! let me = Arc::new(Identity::of_process());
+//! let mounted = mount3::mount(&url, &MountOptions::default(), &me).await?;
+//! let (nfs, root) = (mounted.nfs, mounted.root);
+//!
+//! let how = CreateHow::Unchecked(SetAttributes::default());
+//! let file = match nfs.create(root, b"greeting", how).await?.object {
+//!     Some(handle) => handle,
+//!     None => nfs.lookup(root, b"greeting").await?.object,
+//! };
+//! // Both are on their way before the first is answered.
+//! let hello = nfs.write(file, 0, "hello, ".into(), StableHow::Unstable);
+//! let world = nfs.write(file, 7, "world".into(), StableHow::Unstable);
+//! let (hello, world) = tokio::try_join!(hello, world)?;
+//! let committed = nfs.commit(file, 0, 0).await?;
+//! // Otherwise the server has forgotten data in between, and it has to be written again.
+//! assert!([hello.verifier, world.verifier] == [committed.verifier; 2]);
+//!
+//! let read = nfs.read(file, 0, 100).await?;
+//! assert_eq!((&read.data[..], read.eof), (&b"hello, world"[..], true));
+//! # Ok(())
+//! # }
+//! ```
 
 mod attr;
 mod fsinfo;

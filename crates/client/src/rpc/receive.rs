@@ -79,15 +79,17 @@ mod tests {
 
     const LAST: u32 = 1 << 31;
 
-    /// Fragments: what each mark says, and what follows it.
-    fn wire(fragments: &[(u32, &[u8])]) -> Vec<u8> {
-        let bytes = |(mark, data): &(u32, &[u8])| [&mark.to_be_bytes(), *data].concat();
+    /// What a mark says, and what follows it.
+    type Fragment<'a> = (u32, &'a [u8]);
+
+    fn wire(fragments: &[Fragment<'_>]) -> Vec<u8> {
+        let bytes = |(mark, data): &Fragment<'_>| [&mark.to_be_bytes(), *data].concat();
         fragments.iter().flat_map(bytes).collect()
     }
 
     #[tokio::test]
     async fn fragments_make_a_record() {
-        let table: [(&[(u32, &[u8])], &[u8]); 4] = [
+        let table: [(&[Fragment<'_>], &[u8]); 4] = [
             (&[(LAST | 3, b"abc")], b"abc"),
             (&[(LAST, b"")], b""),
             (&[(1, b"a"), (0, b""), (LAST | 2, b"bc")], b"abc"),
@@ -103,7 +105,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_record_that_is_too_long_is_refused_at_its_mark() {
-        let table: [&[(u32, &[u8])]; 4] = [
+        let table: [&[Fragment<'_>]; 4] = [
             &[(LAST | 11, b"")],
             &[(LAST | (LAST - 1), b"")],
             &[(10, b"abcdefghij"), (LAST | 1, b"")],

@@ -3,5 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod fixture;
+mod peer;
 
+mod answers;
 mod calls;
+mod lost_replies;
+mod reconnect;

@@ -1,0 +1,244 @@
+//! Answers of NFS that a good server seldom gives: not now, too much, too little.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proto::nfs3::{
+    Attributes, CookieVerifier, Entry, Failure, FileHandle, FileType, GetattrOk, GetattrReply,
+    ReadOk, ReadReply, ReaddirOk, ReaddirReply, StableHow, Status, Time, WccData, WriteOk,
+    WriteReply, WriteVerifier,
+};
+use proto::xdr::{Encode, List, Writer};
+use spillway_client::nfs3::Flavor;
+use spillway_client::rpc::RpcOptions;
+use spillway_client::{Error, MountOptions, Nfs3, Recovery};
+use tracing::field::{Field, Visit};
+use tracing::span;
+
+use crate::fixture::root_user;
+use crate::peer::{Connected, Peer, Received, answered, ask, hard, within};
+
+async fn connected(options: &MountOptions) -> (Peer, Nfs3, Connected) {
+    let peer = Peer::new().await;
+    let nfs = Nfs3::connect(peer.address(), Flavor::Sys, &root_user(), options).await.unwrap();
+    let connected = peer.accept().await;
+    (peer, nfs, connected)
+}
+
+fn options() -> MountOptions {
+    MountOptions { reserved_port: false, ..MountOptions::default() }
+}
+
+fn encoded(results: &impl Encode) -> Vec<u8> {
+    let mut w = Writer::new();
+    results.encode(&mut w);
+    w.into_vec()
+}
+
+fn some_file() -> FileHandle {
+    FileHandle::new(b"some file").unwrap()
+}
+
+fn attributes() -> Attributes {
+    Attributes {
+        file_type: FileType::Regular,
+        mode: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        size: 10,
+        used: 10,
+        rdev: Default::default(),
+        fsid: 1,
+        fileid: 2,
+        atime: Time::default(),
+        mtime: Time::default(),
+        ctime: Time::default(),
+    }
+}
+
+fn not_now() -> Vec<u8> {
+    encoded(&GetattrReply::Err(Failure { status: Status::Jukebox, body: () }))
+}
+
+#[tokio::test]
+async fn a_call_that_is_not_answered_now_is_made_anew() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
+    let call = tokio::spawn(nfs.getattr(some_file()));
+    let begin = Instant::now();
+    let mut calls: Vec<Received> = Vec::new();
+    for _ in 0..3 {
+        let received = connected.receive().await;
+        connected.answer(&received, &not_now()).await;
+        calls.push(received);
+    }
+    assert!(begin.elapsed() >= Duration::from_millis(300), "with pauses");
+    let last = connected.receive().await;
+    connected
+        .answer(&last, &encoded(&GetattrReply::Ok(GetattrOk { attributes: attributes() })))
+        .await;
+    assert_eq!(within(call).await.unwrap().unwrap(), attributes());
+    calls.push(last);
+    assert!(calls.iter().all(|call| call.arguments == calls[0].arguments));
+    let mut xids: Vec<_> = calls.iter().map(|call| call.xid).collect();
+    xids.dedup();
+    assert_eq!(xids.len(), 4, "each is a new call: the reply cache keeps the old answer");
+}
+
+#[tokio::test]
+async fn a_soft_mount_is_not_told_for_ever_to_wait() {
+    let timeout = Duration::from_millis(200);
+    let options =
+        MountOptions { timeout, retransmissions: 1, recovery: Recovery::Soft, ..options() };
+    let (_peer, nfs, mut connected) = connected(&options).await;
+    let call = nfs.getattr(some_file());
+    let refuse = async {
+        loop {
+            let received = connected.receive().await;
+            connected.answer(&received, &not_now()).await;
+        }
+    };
+    tokio::select! {
+        result = within(call) => assert!(result.unwrap_err().is(Status::Jukebox)),
+        () = refuse => unreachable!("it goes on"),
+    }
+}
+
+/// What a call says to a reply with these results.
+async fn refused<T: std::fmt::Debug>(
+    call: impl Future<Output = Result<T, Error>>,
+    connected: &mut Connected,
+    results: &[u8],
+) -> &'static str {
+    let answer = async {
+        let received = connected.receive().await;
+        connected.answer(&received, results).await;
+    };
+    let (result, ()) = tokio::join!(within(call), answer);
+    match result.unwrap_err() {
+        Error::Decode(error) => error.what,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn more_than_was_asked_for_is_not_taken() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
+    let file = some_file();
+    let data = &[1; 11];
+    let read = ReadReply::Ok(ReadOk { attributes: None, count: 11, eof: true, data });
+    let what = refused(nfs.read(file, 0, 10), &mut connected, &encoded(&read)).await;
+    assert_eq!(what, "ReadOk.count");
+    for count in [0, 5] {
+        let (wcc, verifier) = (WccData::default(), WriteVerifier::default());
+        let committed = StableHow::Unstable;
+        let written = WriteReply::Ok(WriteOk { wcc, count, committed, verifier });
+        let write = nfs.write(file, 0, Bytes::from_static(b"data"), StableHow::Unstable);
+        assert_eq!(refused(write, &mut connected, &encoded(&written)).await, "WriteOk.count");
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_leads_elsewhere_is_not_taken() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
+    for name in [&b"../outside"[..], b"", b"a\0b"] {
+        let names =
+            [Entry { fileid: 1, name: b"good", cookie: 1 }, Entry { fileid: 2, name, cookie: 2 }];
+        let (verifier, entries) = (CookieVerifier::default(), List::from(names.as_slice()));
+        let page =
+            ReaddirReply::Ok(ReaddirOk { dir_attributes: None, verifier, entries, eof: true });
+        let list = nfs.readdir(some_file(), 0, verifier, 4096);
+        assert_eq!(refused(list, &mut connected, &encoded(&page)).await, "filename3");
+    }
+}
+
+#[tokio::test]
+async fn results_that_end_early_or_late() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
+    let whole = encoded(&GetattrReply::Ok(GetattrOk { attributes: attributes() }));
+    for len in [0, 3, 4, 40, whole.len() - 1] {
+        refused(nfs.getattr(some_file()), &mut connected, &whole[..len]).await;
+    }
+    let call = tokio::spawn(nfs.getattr(some_file()));
+    let received = connected.receive().await;
+    connected.answer(&received, &[&whole[..], b"more"].concat()).await;
+    assert_eq!(within(call).await.unwrap().unwrap(), attributes());
+}
+
+#[tokio::test]
+async fn data_is_held_by_its_reader_alone() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
+    let call = tokio::spawn(nfs.read(some_file(), 0, 10));
+    let received = connected.receive().await;
+    let data = &[7; 10];
+    let read = ReadReply::Ok(ReadOk { attributes: None, count: 10, eof: false, data });
+    connected.answer(&received, &encoded(&read)).await;
+    let data = within(call).await.unwrap().unwrap().data;
+    assert_eq!(data, [7; 10].as_slice());
+    assert!(data.is_unique(), "nothing else holds the record");
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_respond_is_reported_once_and_when_it_does() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let timeout = Duration::from_millis(150);
+    let options = RpcOptions { timeout, retransmissions: 1, ..hard() };
+    let (peer, rpc, mut connected) = Peer::connected(&options).await;
+    let calls = [ask(&rpc, 1), ask(&rpc, 2)];
+    for _ in 0..4 {
+        connected.receive_all(2).await;
+        assert_eq!(connected.try_receive().await, None);
+        connected = peer.accept().await;
+    }
+    for _ in &calls {
+        let received = connected.receive().await;
+        connected.echo(&received).await;
+    }
+    for (number, call) in (1..).zip(calls) {
+        assert_eq!(answered(call).await.unwrap(), number);
+    }
+    let address = peer.address();
+    let expected = [
+        format!("WARN server {address} not responding, still trying"),
+        format!("INFO server {address} OK"),
+    ];
+    assert_eq!(*log.0.lock().unwrap(), expected);
+}
+
+/// The messages that are not for debugging.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO && metadata.target().starts_with("spillway")
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message(String);
+        impl Visit for Message {
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        self.0.lock().unwrap().push(format!("{} {}", event.metadata().level(), message.0));
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}

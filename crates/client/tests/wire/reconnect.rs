@@ -1,0 +1,373 @@
+//! Lost connections, lost replies, and peers that do not keep to the protocol.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proto::oncrpc::RecordMark;
+use rustix::io::Errno;
+use spillway_client::Error;
+use spillway_client::rpc::{REPLY_BYTES_MIN, Route, RpcOptions};
+use tokio::io::AsyncReadExt;
+
+use crate::peer::{Connected, Peer, Received, answered, ask, ask_with, hard, reply, soft, within};
+
+const SOON: Duration = Duration::from_millis(300);
+
+#[tokio::test]
+async fn replies_come_in_any_order() {
+    let (_peer, rpc, mut connected) = Peer::connected(&hard()).await;
+    let calls: Vec<_> = (0..50).map(|number| ask(&rpc, number)).collect();
+    let mut received = connected.receive_all(50).await;
+    received.reverse();
+    received.swap(3, 30);
+    for call in &received {
+        connected.echo(call).await;
+    }
+    for (number, call) in (0..).zip(calls) {
+        assert_eq!(answered(call).await.unwrap(), number);
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_connection_is_cut_goes_out_again_from_the_same_port() {
+    let (peer, rpc, mut first) = Peer::connected(&hard()).await;
+    let call = ask(&rpc, 1);
+    let received = first.receive().await;
+    let port = first.port;
+    drop(first);
+    let mut second = peer.accept().await;
+    assert_eq!(second.port, port, "servers know a call by the port, too");
+    assert_eq!(second.receive().await, received, "the same call under the same id");
+    second.echo(&received).await;
+    assert_eq!(answered(call).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn what_was_answered_is_not_sent_again() {
+    let (peer, rpc, mut first) = Peer::connected(&hard()).await;
+    let calls: Vec<_> = (0..6).map(|number| ask(&rpc, number)).collect();
+    let received = first.receive_all(6).await;
+    first.echo(&received[2]).await;
+    first.echo(&received[5]).await;
+    drop(first);
+    let mut second = peer.accept().await;
+    let again = second.receive_all(4).await;
+    let unanswered = [0, 1, 3, 4].map(|place| received[place].clone());
+    assert_eq!(again, unanswered, "in their order, under their ids");
+    for call in again.iter().rev() {
+        second.echo(call).await;
+    }
+    for (number, call) in (0..).zip(calls) {
+        assert_eq!(answered(call).await.unwrap(), number);
+    }
+    assert!(second.is_quiet_for(SOON).await);
+}
+
+#[tokio::test]
+async fn a_record_that_is_cut_anywhere_is_no_reply() {
+    let (peer, rpc, mut connected) = Peer::connected(&hard()).await;
+    let call = ask(&rpc, 1);
+    let received = connected.receive().await;
+    let whole = reply(received.xid, &received.arguments);
+    // In the mark, behind it, in the header and in the results. Without a reply in between the
+    // client waits longer each time.
+    for cut in [1, 4, 20, whole.len() - 1] {
+        connected.send(&whole[..cut]).await;
+        drop(connected);
+        connected = peer.accept().await;
+        assert_eq!(connected.receive().await, received, "cut at {cut}");
+    }
+    connected.send(&whole).await;
+    assert_eq!(answered(call).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_call_that_is_cut_is_sent_whole() {
+    let (peer, rpc, mut first) = Peer::connected(&hard()).await;
+    // More than sockets hold.
+    let payload: Bytes = (0..16_000_001_u32).map(|i| i.to_le_bytes()[1]).collect();
+    let call = ask_with(&rpc, Route::Any, 1, payload.clone());
+    let mut some = vec![0; 100_000];
+    within(first.stream.read_exact(&mut some)).await.unwrap();
+    drop(first);
+    let mut second = peer.accept().await;
+    let received = second.receive().await;
+    assert_eq!(received.arguments[4..16_000_005], payload);
+    assert_eq!(received.arguments[16_000_005..], [0; 3]);
+    second.echo(&received).await;
+    assert_eq!(answered(call).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_call_without_a_reply_breaks_the_connection_and_goes_out_again() {
+    let options = RpcOptions { timeout: SOON, ..hard() };
+    let (peer, rpc, mut first) = Peer::connected(&options).await;
+    let lost = ask(&rpc, 1);
+    let other = ask(&rpc, 2);
+    let received = first.receive_all(2).await;
+    first.echo(&received[1]).await;
+    assert_eq!(answered(other).await.unwrap(), 2);
+    let begin = Instant::now();
+    let mut second = peer.accept().await;
+    assert!(begin.elapsed() < SOON * 2);
+    assert_eq!(first.try_receive().await, None, "never twice over one connection");
+    assert_eq!(second.receive().await, received[0]);
+    second.echo(&received[0]).await;
+    assert_eq!(answered(lost).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_soft_call_fails_in_its_time_and_its_late_reply_is_ignored() {
+    let (peer, rpc, mut connected) = Peer::connected(&soft(SOON)).await;
+    let begin = Instant::now();
+    let call = tokio::spawn(ask(&rpc, 1));
+    let first = connected.receive().await;
+    for _ in 0..2 {
+        connected = peer.accept().await;
+        assert_eq!(connected.receive().await, first);
+    }
+    let error = within(call).await.unwrap().unwrap_err();
+    assert!(begin.elapsed() >= SOON * 3);
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert_eq!(error.errno(), Errno::TIMEDOUT);
+    // Nobody waits, so the connection stays.
+    connected.echo(&first).await;
+    let call = ask(&rpc, 2);
+    let second = connected.receive().await;
+    assert_ne!(second.xid, first.xid);
+    connected.echo(&second).await;
+    assert_eq!(answered(call).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn a_soft_call_says_that_nobody_is_there() {
+    let (peer, rpc, connected) = Peer::connected(&soft(SOON)).await;
+    drop((peer, connected));
+    let error = answered(ask(&rpc, 1)).await.unwrap_err();
+    assert_eq!(error.errno(), Errno::CONNREFUSED);
+}
+
+#[tokio::test]
+async fn the_late_reply_of_a_cancelled_call_is_nobody_elses() {
+    let (_peer, rpc, mut connected) = Peer::connected(&hard()).await;
+    let payload = Bytes::from(vec![1; 1000]);
+    let cancelled = ask_with(&rpc, Route::Any, 1, payload.clone());
+    let kept = ask(&rpc, 2);
+    let received = connected.receive_all(2).await;
+    drop(cancelled);
+    assert!(payload.is_unique(), "nobody holds what was cancelled");
+    connected.echo(&received[0]).await;
+    connected.echo(&received[0]).await;
+    connected.echo(&received[1]).await;
+    assert_eq!(answered(kept).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn a_call_that_is_cancelled_half_sent_does_not_cut_its_record() {
+    let (_peer, rpc, mut connected) = Peer::connected(&hard()).await;
+    let payload = Bytes::from(vec![1; 16_000_000]);
+    let cancelled = ask_with(&rpc, Route::Any, 1, payload.clone());
+    let in_line = ask_with(&rpc, Route::Any, 2, payload.clone());
+    connected.begin().await;
+    drop(cancelled);
+    drop(in_line);
+    let next = ask(&rpc, 3);
+    assert_eq!(connected.receive().await.arguments.len(), 16_000_004);
+    let received = connected.receive().await;
+    assert_eq!(received.asked(), 3, "what was not begun is not sent");
+    connected.echo(&received).await;
+    assert_eq!(answered(next).await.unwrap(), 3);
+    assert!(payload.is_unique());
+}
+
+#[tokio::test]
+async fn cancelled_calls_are_not_sent_again() {
+    let (peer, rpc, mut first) = Peer::connected(&hard()).await;
+    let cancelled = ask(&rpc, 1);
+    let kept = ask(&rpc, 2);
+    let received = first.receive_all(2).await;
+    drop(cancelled);
+    drop(first);
+    let mut second = peer.accept().await;
+    assert_eq!(second.receive().await, received[1]);
+    second.echo(&received[1]).await;
+    assert_eq!(answered(kept).await.unwrap(), 2);
+}
+
+/// What a client says of a peer that sends `bytes` to each call.
+async fn complaint(bytes: &[u8]) -> String {
+    let (peer, rpc, mut connected) = Peer::connected(&soft(SOON)).await;
+    let garble = async {
+        loop {
+            connected.receive().await;
+            connected.send(bytes).await;
+            assert_eq!(connected.try_receive().await, None, "the client ends the connection");
+            connected = peer.accept().await;
+        }
+    };
+    tokio::select! {
+        result = answered(ask(&rpc, 1)) => result.unwrap_err().to_string(),
+        () = garble => unreachable!("it goes on"),
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_reply_ends_the_connection() {
+    let most = REPLY_BYTES_MIN + (64 << 10);
+    let too_long = RecordMark { last: true, len: u32::try_from(most + 1).unwrap() }.to_bytes();
+    let expected = format!("sends a record of {} bytes, {most} are the most allowed", most + 1);
+    let a_call = [&[0x80, 0, 0, 8][..], &[1, 2, 3, 4], &[0; 4]].concat();
+    let (too_long, http, a_call, empty) = tokio::join!(
+        complaint(&too_long),
+        complaint(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        complaint(&a_call),
+        complaint(&[0x80, 0, 0, 0]),
+    );
+    assert!(too_long.contains(&expected), "{too_long}");
+    assert!(http.contains("it sends a record of 1213486160 bytes"), "{http}");
+    assert!(a_call.contains("what it sends is no reply"), "{a_call}");
+    assert!(empty.contains("what it sends is no reply"), "{empty}");
+}
+
+#[tokio::test]
+async fn a_reply_as_long_as_asked_for_is_taken() {
+    let (_peer, rpc, mut connected) = Peer::connected(&hard()).await;
+    let bytes = u32::try_from(REPLY_BYTES_MIN * 2).unwrap();
+    rpc.expect_reply_bytes(bytes);
+    let call = ask(&rpc, 1);
+    let received = connected.receive().await;
+    let results = vec![7; REPLY_BYTES_MIN * 2];
+    connected.answer(&received, &results).await;
+    assert_eq!(within(call).await.unwrap(), results);
+}
+
+#[tokio::test]
+async fn a_peer_that_hangs_up_is_not_called_without_pause() {
+    let (peer, rpc, connected) = Peer::connected(&hard()).await;
+    let _call = ask(&rpc, 1);
+    drop(connected);
+    let mut connections = 0;
+    let end = Instant::now() + Duration::from_secs(1);
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        if peer.is_called_within(left).await {
+            connections += 1;
+        }
+    }
+    // At once, and after 100, 200 and 400 ms more.
+    assert!((2..=4).contains(&connections), "{connections}");
+}
+
+#[tokio::test]
+async fn an_idle_connection_that_is_closed_is_made_again_for_the_next_call() {
+    let (peer, rpc, mut first) = Peer::connected(&hard()).await;
+    let call = ask(&rpc, 1);
+    let received = first.receive().await;
+    first.echo(&received).await;
+    assert_eq!(answered(call).await.unwrap(), 1);
+    drop(first);
+    assert!(!peer.is_called_within(SOON).await);
+    let call = ask(&rpc, 2);
+    let mut second = peer.accept().await;
+    let received = second.receive().await;
+    second.echo(&received).await;
+    assert_eq!(answered(call).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn the_last_handle_closes_the_connection() {
+    let (_peer, rpc, mut connected) = Peer::connected(&hard()).await;
+    let other = rpc.clone();
+    let call = ask(&rpc, 1);
+    drop(rpc);
+    drop(other);
+    // A call is a handle, too.
+    let received = connected.receive().await;
+    connected.echo(&received).await;
+    assert_eq!(answered(call).await.unwrap(), 1);
+    assert_eq!(connected.try_receive().await, None);
+}
+
+#[tokio::test]
+async fn no_more_than_the_window_is_in_flight() {
+    let (_peer, rpc, mut connected) = Peer::connected(&hard()).await;
+    let calls: Vec<_> = (0..130).map(|number| ask(&rpc, number)).collect();
+    let received = connected.receive_all(128).await;
+    assert!(connected.is_quiet_for(SOON).await);
+    connected.echo(&received[77]).await;
+    assert_eq!(connected.receive().await.asked(), 128);
+    assert!(connected.is_quiet_for(SOON).await);
+    drop(calls);
+}
+
+/// Accepts connections until each of these keys has come, and says over which.
+async fn by_connection(
+    peer: &Peer,
+    first: Connected,
+    calls: usize,
+) -> Vec<(Connected, Vec<Received>)> {
+    let mut connections = vec![(first, Vec::new())];
+    while connections.len() < 4 {
+        connections.push((peer.accept().await, Vec::new()));
+    }
+    for (connected, received) in &mut connections {
+        *received = connected.receive_all(calls).await;
+    }
+    connections
+}
+
+#[tokio::test]
+async fn calls_of_one_key_keep_their_order_on_one_of_several_connections() {
+    let options = RpcOptions { connections: 4, ..hard() };
+    let (peer, rpc, first) = Peer::connected(&options).await;
+    // The futures are polled in any order; the order of the calls is that of the text.
+    let calls: Vec<_> = (0..40)
+        .map(|number| ask_with(&rpc, Route::Pinned(u64::from(number % 4)), number, Bytes::new()))
+        .collect();
+    let waiting: Vec<_> =
+        calls.into_iter().rev().map(|call| tokio::spawn(answered(call))).collect();
+    let mut connections = by_connection(&peer, first, 10).await;
+    let mut xids = Vec::new();
+    for (_, received) in &connections {
+        let key = received[0].asked();
+        let asked: Vec<_> = received.iter().map(Received::asked).collect();
+        assert_eq!(asked, (0..10).map(|i| key + 4 * i).collect::<Vec<_>>());
+        xids.extend(received.iter().map(|call| call.xid));
+    }
+    xids.sort_unstable();
+    xids.dedup();
+    assert_eq!(xids.len(), 40, "no two connections use one id");
+    // One of them breaks, and keeps its order.
+    let (broken, received) = connections.pop().unwrap();
+    drop(broken);
+    let mut again = peer.accept().await;
+    assert_eq!(again.receive_all(10).await, received);
+    connections.push((again, received));
+    for (connected, received) in &mut connections {
+        for call in received {
+            connected.echo(call).await;
+        }
+    }
+    for (number, call) in (0..40).rev().zip(waiting) {
+        assert_eq!(within(call).await.unwrap().unwrap(), number);
+    }
+}
+
+#[tokio::test]
+async fn other_calls_go_where_the_fewest_wait() {
+    let options = RpcOptions { connections: 4, ..hard() };
+    let (peer, rpc, first) = Peer::connected(&options).await;
+    let calls: Vec<_> = (0..20).map(|number| ask(&rpc, number)).collect();
+    let mut connections = by_connection(&peer, first, 5).await;
+    let (free, received) = &mut connections[2];
+    for call in received {
+        free.echo(call).await;
+    }
+    let mut calls: Vec<_> = calls.into_iter().map(|call| tokio::spawn(answered(call))).collect();
+    let number = calls.len();
+    while calls.len() > number - 5 {
+        calls.retain(|call| !call.is_finished());
+        tokio::task::yield_now().await;
+    }
+    let _next = ask(&rpc, 99);
+    assert_eq!(free.receive().await.asked(), 99);
+}
