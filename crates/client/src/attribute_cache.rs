@@ -88,6 +88,20 @@ pub struct Sent {
     at: Instant,
 }
 
+impl Sent {
+    /// A call sent `at`, of which it is not known which events of the object it came behind.
+    #[must_use]
+    pub fn before_all(at: Instant) -> Self {
+        Self { order: 0, at }
+    }
+
+    /// When.
+    #[must_use]
+    pub fn at(self) -> Instant {
+        self.at
+    }
+}
+
 /// Attributes of one object.
 #[derive(Debug)]
 pub struct AttributeCache {

@@ -96,6 +96,11 @@ pub struct OwnCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment(u64);
 
+impl Moment {
+    /// When nothing is known of the moment: before all own calls.
+    pub const BEFORE_ALL: Self = Self(0);
+}
+
 /// Tells own changes of one object from foreign ones. It makes no call and knows no time: it is told
 /// of each call and reply.
 #[derive(Debug)]

@@ -4,9 +4,14 @@
 
 pub mod attribute_cache;
 pub mod change;
+pub mod directory;
 pub mod directory_cache;
 pub mod error;
+pub mod file;
+pub mod file_system;
 pub mod identity;
+pub mod inode;
+mod inode_table;
 pub mod mount3;
 pub mod nfs3;
 pub mod nfs_url;
@@ -15,9 +20,14 @@ pub mod portmap;
 pub mod rpc;
 pub mod trace;
 pub mod write_back;
+mod write_calls;
 
+pub use directory::Directory;
 pub use error::{Error, Result};
+pub use file::{File, OpenFlags};
+pub use file_system::FileSystem;
 pub use identity::Identity;
+pub use inode::Inode;
 pub use nfs_url::NfsUrl;
 pub use nfs3::Nfs3;
 pub use options::{MountOptions, Recovery, UseReaddirplus};

@@ -1,9 +1,9 @@
 //! Where pages come from.
 
-use bytes::Bytes;
-use proto::nfs3::{Attributes, CookieVerifier, FileHandle};
+use proto::nfs3::CookieVerifier;
 
 use crate::error::Result;
+pub use crate::nfs3::{Listing, Name};
 
 /// Asks the server for a part of a directory.
 ///
@@ -28,32 +28,4 @@ pub struct ListingRequest {
     pub plus: bool,
     /// Bytes of the reply at most.
     pub bytes_max: u32,
-}
-
-/// What the server says: a part of a directory.
-#[derive(Clone, Debug)]
-pub struct Listing {
-    /// The directory as it is after the call.
-    pub dir_attributes: Option<Attributes>,
-    /// To be sent back with any of the cookies.
-    pub verifier: CookieVerifier,
-    /// The entries, in the server's order.
-    pub names: Vec<Name>,
-    /// Whether the last entry of the directory is among them.
-    pub eof: bool,
-}
-
-/// An entry as it was received.
-#[derive(Clone, Debug)]
-pub struct Name {
-    /// The file's number.
-    pub fileid: u64,
-    /// Its name.
-    pub name: Bytes,
-    /// Where the entry after this one is found.
-    pub cookie: u64,
-    /// The file as it is: of READDIRPLUS, and not always there.
-    pub attributes: Option<Attributes>,
-    /// Its handle: of READDIRPLUS, and not always there.
-    pub handle: Option<FileHandle>,
 }

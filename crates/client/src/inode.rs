@@ -1,0 +1,436 @@
+//! An object of the server: its handle, what is known of it, and what is cached.
+//!
+//! All users and all names of an object share its inode, as long as anybody holds it. Every reply
+//! that says something about an object is noted with its inode, which finds out whether what is
+//! cached still holds.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proto::nfs3::{Attributes, FileHandle, FileType, WccData};
+use rustix::io::Errno;
+
+use crate::attribute_cache::{self, AttributeCache};
+use crate::change::{Change, ChangeText, ChangeTracker, Moment, OwnCall, Verdict};
+use crate::directory_cache::{DirectoryCache, Found};
+use crate::inode_table::InodeTable;
+use crate::trace::{Event, Object};
+use crate::write_back::WriteBack;
+use crate::write_calls::WriteCalls;
+use crate::{Error, Result};
+
+/// An object of the server.
+pub struct Inode {
+    handle: FileHandle,
+    fileid: u64,
+    file_type: FileType,
+    known: Mutex<Known>,
+    contents: Contents,
+    table: Arc<InodeTable>,
+}
+
+/// What replies said.
+struct Known {
+    attributes: AttributeCache,
+    tracker: ChangeTracker,
+    /// The last event: a reply, or an own change that began.
+    disturbed_at: Instant,
+}
+
+/// What is cached beside the attributes.
+enum Contents {
+    File(FileContents),
+    Directory(DirectoryCache),
+    Other,
+}
+
+struct FileContents {
+    written: WriteBack<WriteCalls>,
+    opens: Mutex<Opens>,
+    /// Counts the changes after which what was read before is not to be served any more.
+    data_epoch: AtomicU64,
+}
+
+#[derive(Default)]
+struct Opens {
+    /// Open files.
+    count: usize,
+    /// Somebody else has changed the file since it was last opened.
+    changed: bool,
+    /// The name that a silly rename left it, and its directory.
+    aside: Option<Aside>,
+}
+
+/// A name to be removed when the file is closed.
+pub(crate) type Aside = (Arc<Inode>, Bytes);
+
+/// When a call was sent, for the attributes in its reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sent {
+    /// Then, and the object was not known yet, as with LOOKUP.
+    At(Instant),
+    /// In this order among the events of the object.
+    InOrder(Moment, attribute_cache::Sent),
+}
+
+impl Sent {
+    /// Now, for a call about an object that is not known yet.
+    pub(crate) fn now() -> Self {
+        Self::At(Instant::now())
+    }
+
+    fn at(self) -> Instant {
+        match self {
+            Self::At(at) => at,
+            Self::InOrder(_, sent) => sent.at(),
+        }
+    }
+}
+
+impl Known {
+    /// Now, for a call about this object.
+    fn sending(&mut self) -> (Moment, attribute_cache::Sent) {
+        (self.tracker.moment(), self.attributes.sending(Instant::now()))
+    }
+
+    /// Where a call that was sent at `at` stands among the events of the object: behind all of them
+    /// or, when it is not known better, before.
+    fn in_order(&mut self, sent: Sent) -> (Moment, attribute_cache::Sent) {
+        match sent {
+            Sent::InOrder(moment, sent) => (moment, sent),
+            Sent::At(at) if at > self.disturbed_at => {
+                (self.tracker.moment(), self.attributes.sending(at))
+            }
+            Sent::At(at) => (Moment::BEFORE_ALL, attribute_cache::Sent::before_all(at)),
+        }
+    }
+}
+
+impl Inode {
+    pub(crate) fn new(
+        handle: FileHandle,
+        attributes: &Attributes,
+        sent: Sent,
+        table: &Arc<InodeTable>,
+    ) -> Self {
+        let (fileid, file_type) = (attributes.fileid, attributes.file_type);
+        let contents = match file_type {
+            FileType::Regular => Contents::File(FileContents {
+                written: table.write_back(fileid, handle),
+                opens: Mutex::default(),
+                data_epoch: AtomicU64::new(0),
+            }),
+            FileType::Directory => Contents::Directory(table.listing(fileid, handle)),
+            _ => Contents::Other,
+        };
+        let known = Known {
+            attributes: AttributeCache::new(attributes, table.options().into(), sent.at()),
+            tracker: ChangeTracker::new(attributes),
+            disturbed_at: Instant::now(),
+        };
+        let (known, table) = (Mutex::new(known), Arc::clone(table));
+        Self { handle, fileid, file_type, known, contents, table }
+    }
+
+    /// What the server calls it.
+    #[must_use]
+    pub fn handle(&self) -> FileHandle {
+        self.handle
+    }
+
+    /// Its number within the file system.
+    #[must_use]
+    pub fn fileid(&self) -> u64 {
+        self.fileid
+    }
+
+    /// What kind of object it is.
+    #[must_use]
+    pub fn file_type(&self) -> FileType {
+        self.file_type
+    }
+
+    /// How events name it.
+    #[must_use]
+    pub fn object(&self) -> Object<'_> {
+        Object { fileid: self.fileid, handle: &self.handle }
+    }
+
+    /// The attributes as they were last heard of, however long ago, with a length that counts what
+    /// was written and not sent.
+    #[must_use]
+    pub fn attributes(&self) -> Attributes {
+        let attributes = *self.known().attributes.latest();
+        self.with_written(attributes)
+    }
+
+    /// The attributes, if they are believed without asking the server.
+    pub(crate) fn fresh_attributes(&self) -> Option<Attributes> {
+        let attributes = *self.known().attributes.fresh(Instant::now())?;
+        Some(self.with_written(attributes))
+    }
+
+    /// How long the attributes are believed from now on.
+    #[must_use]
+    pub fn attributes_ttl(&self) -> Duration {
+        self.known().attributes.fresh_for(Instant::now())
+    }
+
+    fn with_written(&self, attributes: Attributes) -> Attributes {
+        let end = self.file().ok().and_then(|file| file.written.end());
+        Attributes { size: attributes.size.max(end.unwrap_or(0)), ..attributes }
+    }
+
+    /// The attributes are not believed any more.
+    pub(crate) fn expire(&self) {
+        self.known().attributes.expire();
+    }
+
+    /// Now, for a call about this object.
+    pub(crate) fn sent(&self) -> Sent {
+        let (moment, sent) = self.known().sending();
+        Sent::InOrder(moment, sent)
+    }
+
+    /// Notes what the reply to a call that changes nothing says; `sent` is from before that call.
+    pub(crate) fn note(&self, attributes: Option<&Attributes>, sent: Sent) {
+        let Some(attributes) = attributes else { return };
+        let (verdict, from, to) = {
+            let mut known = self.known();
+            let from = known.tracker.known();
+            let (moment, sent) = known.in_order(sent);
+            let verdict = known.tracker.observe(attributes, moment);
+            known.attributes.learn(attributes, sent);
+            known.disturbed_at = Instant::now();
+            (verdict, from, known.tracker.known())
+        };
+        self.judge(verdict, from, to);
+    }
+
+    /// A call that changes this object is about to be sent.
+    pub(crate) fn begin_change(self: &Arc<Self>) -> OwnChange {
+        let mut known = self.known();
+        let (call, sent) = (known.tracker.begin(), known.attributes.sending(Instant::now()));
+        known.disturbed_at = Instant::now();
+        OwnChange { inode: Arc::clone(self), call, sent }
+    }
+
+    /// Acts on what a reply says of whose change it was.
+    fn judge(&self, verdict: Verdict, from: Change, to: Change) {
+        let emit = |event| {
+            self.table.tracer().emit(
+                event,
+                self.object(),
+                0,
+                0,
+                format_args!("from={} to={}", ChangeText(from), ChangeText(to)),
+            );
+        };
+        match verdict {
+            Verdict::Unchanged | Verdict::Undecided => {}
+            Verdict::Own => emit(Event::OwnChange),
+            Verdict::Foreign => {
+                emit(Event::CacheInvalidate);
+                self.drop_cached();
+            }
+        }
+    }
+
+    /// What is cached of it is not to be believed.
+    fn drop_cached(&self) {
+        match &self.contents {
+            Contents::File(file) => {
+                file.data_epoch.fetch_add(1, Ordering::AcqRel);
+                let is_open = {
+                    let mut opens = lock(&file.opens);
+                    opens.changed = true;
+                    opens.count > 0
+                };
+                if is_open {
+                    self.table.tell_foreign_change(self);
+                }
+            }
+            Contents::Directory(listing) => listing.invalidate("foreign change"),
+            Contents::Other => {}
+        }
+    }
+
+    /// Has the server take all that was written so far. Who wrote is told of errors.
+    pub(crate) async fn send_written(&self) {
+        if let Contents::File(file) = &self.contents {
+            file.written.drain().await;
+        }
+    }
+
+    /// Forgets what was written beyond `size`, to which the server has cut the file.
+    pub(crate) async fn cut_written(&self, size: u64) {
+        if let Contents::File(file) = &self.contents {
+            file.data_epoch.fetch_add(1, Ordering::AcqRel);
+            file.written.truncate(size).await;
+        }
+    }
+
+    /// Has the server commit all that was written.
+    ///
+    /// # Errors
+    /// Data was lost, and nobody was told.
+    pub(crate) async fn settle(&self) -> Result<()> {
+        match &self.contents {
+            Contents::File(file) => file.written.settle().await,
+            Contents::Directory(_) | Contents::Other => Ok(()),
+        }
+    }
+
+    /// The written data of a regular file.
+    ///
+    /// # Errors
+    /// `ISDIR` for a directory, `INVAL` for what else is no regular file.
+    pub(crate) fn written(&self) -> Result<&WriteBack<WriteCalls>> {
+        self.file().map(|file| &file.written)
+    }
+
+    /// The listing of a directory.
+    ///
+    /// # Errors
+    /// `NOTDIR` for anything else.
+    pub(crate) fn listing(&self) -> Result<&DirectoryCache> {
+        match &self.contents {
+            Contents::Directory(listing) => Ok(listing),
+            Contents::File(_) | Contents::Other => Err(Error::Refused(Errno::NOTDIR)),
+        }
+    }
+
+    /// The directory's state, for its listing, if its attributes are believed.
+    pub(crate) fn state_of_listing(&self) -> Option<Change> {
+        self.known().attributes.fresh(Instant::now()).map(Change::from)
+    }
+
+    /// This client has changed the name `name` of the directory, whose state is `after` then if
+    /// nobody else has changed it meanwhile.
+    pub(crate) fn name_changed(&self, name: &[u8], after: Option<Change>) {
+        if let Contents::Directory(listing) = &self.contents {
+            listing.note_own_change(name, after);
+        }
+    }
+
+    /// What a listing says of a name: the handle, attributes, and when they were true.
+    pub(crate) fn listed(&self, name: &[u8]) -> Option<(FileHandle, Attributes, Sent)> {
+        let Contents::Directory(listing) = &self.contents else { return None };
+        let Found { handle, attributes, age } = listing.lookup(name)?;
+        let at = Instant::now().checked_sub(age)?;
+        Some((handle, attributes?, Sent::At(at)))
+    }
+
+    /// This client writes: what was read ahead may lack it.
+    pub(crate) fn data_changed(&self) {
+        if let Contents::File(file) = &self.contents {
+            file.data_epoch.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether a file of it is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.file().is_ok_and(|file| lock(&file.opens).count > 0)
+    }
+
+    /// A file of it is opened. Whether what was cached of it is still believed.
+    pub(crate) fn opened(&self) -> bool {
+        let Ok(file) = self.file() else { return false };
+        let mut opens = lock(&file.opens);
+        opens.count += 1;
+        self.table.file_opened();
+        !std::mem::take(&mut opens.changed)
+    }
+
+    /// A file of it is closed. The name to remove, after the last one.
+    pub(crate) fn closed(&self) -> Option<Aside> {
+        let file = self.file().ok()?;
+        let mut opens = lock(&file.opens);
+        opens.count -= 1;
+        self.table.file_closed();
+        if opens.count == 0 { opens.aside.take() } else { None }
+    }
+
+    /// Leaves the removal of its last name to the last close. `false` if that was already.
+    pub(crate) fn remove_when_closed(&self, aside: Aside) -> bool {
+        let Ok(file) = self.file() else { return false };
+        let mut opens = lock(&file.opens);
+        let is_open = opens.count > 0;
+        if is_open {
+            opens.aside = Some(aside);
+        }
+        is_open
+    }
+
+    fn file(&self) -> Result<&FileContents> {
+        match &self.contents {
+            Contents::File(file) => Ok(file),
+            Contents::Directory(_) => Err(Error::Refused(Errno::ISDIR)),
+            Contents::Other => Err(Error::Refused(Errno::INVAL)),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        self.table.forget(&self.handle);
+    }
+}
+
+impl fmt::Debug for Inode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inode")
+            .field("fileid", &self.fileid)
+            .field("file_type", &self.file_type)
+            .field("handle", &self.handle)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A call that changes an object and is under way. Dropped, it counts as one without a reply: what
+/// it did will be taken for somebody else's change.
+#[derive(Debug)]
+pub(crate) struct OwnChange {
+    inode: Arc<Inode>,
+    call: OwnCall,
+    sent: attribute_cache::Sent,
+}
+
+impl OwnChange {
+    /// Notes what the reply says. The object's state, if nobody else changed it meanwhile.
+    pub(crate) fn finish(self, wcc: &WccData) -> Option<Change> {
+        let Self { inode, call, sent } = self;
+        let (verdict, from, to) = {
+            let mut known = inode.known();
+            let from = known.tracker.known();
+            let verdict = known.tracker.finish(call, wcc);
+            match &wcc.after {
+                Some(after) => {
+                    known.attributes.learn(after, sent);
+                }
+                None => known.attributes.expire(),
+            }
+            known.disturbed_at = Instant::now();
+            (verdict, from, known.tracker.known())
+        };
+        inode.judge(verdict, from, to);
+        matches!(verdict, Verdict::Own | Verdict::Unchanged).then_some(to)
+    }
+
+    /// Notes that the call failed: what is cached shows what it would have done.
+    pub(crate) fn fail(self) {
+        self.inode.expire();
+        self.inode.drop_cached();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
