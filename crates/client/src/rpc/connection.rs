@@ -178,9 +178,19 @@ impl State {
             if self.replied.swap(false, Ordering::Relaxed) {
                 pause = Duration::ZERO;
             }
-            tracing::debug!(server = %self.shared.address, %error, "connection lost");
+            self.report_loss(&error);
             self.note_failure(error);
             self.calls().send_all_again();
+        }
+    }
+
+    /// Connections come and go, but a peer that does not speak RPC is somebody's mistake.
+    fn report_loss(&self, error: &io::Error) {
+        let server = self.shared.address;
+        if error.kind() == ErrorKind::InvalidData {
+            tracing::warn!(%server, %error, "connection given up");
+        } else {
+            tracing::debug!(%server, %error, "connection lost");
         }
     }
 

@@ -36,7 +36,7 @@ pub struct RpcOptions {
     /// TCP connections, 1 to [`NCONNECT_MAX`].
     pub connections: usize,
     /// How long a reply may take until the connection is made anew and the call sent again, and how
-    /// long the making of a connection may take.
+    /// long the making of a connection may take. At least 100 ms and at most a day.
     pub timeout: Duration,
     /// How often a call is sent again until it fails ([`Recovery::Soft`]) or is reported (`Hard`):
     /// after this many times `timeout` and one.
@@ -102,7 +102,7 @@ impl Rpc {
     /// [`Error::Connection`] names the address.
     pub async fn connect(address: SocketAddr, options: &RpcOptions) -> Result<Self> {
         let shared = Arc::new(Shared::new(address, options.clone()));
-        let first = connect::connect(address, None, options).await.map_err(|source| {
+        let first = connect::connect(address, None, &shared.options).await.map_err(|source| {
             let what = format!("cannot connect to {address}");
             Error::Connection { what, source: Arc::new(source) }
         })?;

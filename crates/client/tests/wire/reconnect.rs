@@ -43,6 +43,25 @@ async fn a_call_whose_connection_is_cut_goes_out_again_from_the_same_port() {
 }
 
 #[tokio::test]
+async fn calls_come_from_a_reserved_port_and_from_it_again() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("calls_come_from_a_reserved_port_and_from_it_again skipped: only root has them");
+        return;
+    }
+    let options = RpcOptions { reserved_port: true, ..hard() };
+    let (peer, rpc, first) = Peer::connected(&options).await;
+    let port = first.port;
+    assert!((665..1024).contains(&port), "{port}");
+    let call = ask(&rpc, 1);
+    drop(first);
+    let mut second = peer.accept().await;
+    assert_eq!(second.port, port);
+    let received = second.receive().await;
+    second.echo(&received).await;
+    assert_eq!(answered(call).await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn what_was_answered_is_not_sent_again() {
     let (peer, rpc, mut first) = Peer::connected(&hard()).await;
     let calls: Vec<_> = (0..6).map(|number| ask(&rpc, number)).collect();
