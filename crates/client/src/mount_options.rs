@@ -1,0 +1,466 @@
+//! The options of `spillway mount -o`, in the names of nfs(5) and of mount.fuse(8).
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::options::{MountOptions, NCONNECT_MAX, Recovery, UseReaddirplus};
+
+/// What `-o` asks for: how the client talks to the server, and how the kernel treats the mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountRequest {
+    /// For the client.
+    pub nfs: MountOptions,
+    /// For the kernel.
+    pub fuse: FuseOptions,
+}
+
+/// How the kernel treats a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FuseOptions {
+    /// `allow_other`: users other than the one who mounts may use the mount.
+    pub allow_other: bool,
+    /// `default_permissions`: the kernel looks at the permission bits before the server does.
+    pub default_permissions: bool,
+    /// `auto_unmount`: unmount also when this process is killed. Goes with `allow_other` only.
+    pub auto_unmount: bool,
+    /// `fsname`: what mount(8) shows as the source.
+    pub fs_name: Option<String>,
+    /// `max_read`: bytes of a READ of the kernel at most.
+    pub max_read: Option<u32>,
+    /// `lookupcache`.
+    pub lookup_cache: LookupCache,
+    /// `dev`, `suid`, `noexec` and their opposites, the last one of each pair.
+    pub flags: MountFlags,
+}
+
+/// Which answers to a LOOKUP the kernel remembers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LookupCache {
+    /// Both kinds.
+    #[default]
+    All,
+    /// That a name exists; not that it does not.
+    Positive,
+    /// Neither.
+    None,
+}
+
+/// What the kernel honours on the files of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MountFlags {
+    /// Device files.
+    pub dev: bool,
+    /// Set-id bits.
+    pub suid: bool,
+    /// Running programs.
+    pub exec: bool,
+}
+
+impl Default for MountFlags {
+    /// As every FUSE mount: programs, and neither set-id bits nor devices.
+    fn default() -> Self {
+        Self { dev: false, suid: false, exec: true }
+    }
+}
+
+/// An option that is not understood, or has a value that it cannot have.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+#[error("option {option}: {why}")]
+pub struct OptionError {
+    option: String,
+    why: String,
+}
+
+impl FromStr for MountRequest {
+    type Err = OptionError;
+
+    /// Reads a list separated by commas; a later option overrides an earlier one.
+    fn from_str(list: &str) -> Result<Self, OptionError> {
+        let mut request = Self::default();
+        request.apply(list)?;
+        Ok(request)
+    }
+}
+
+impl MountRequest {
+    /// Adds the options of `list`, as if it stood behind what was read before.
+    ///
+    /// # Errors
+    /// Names the first option that is not understood or not possible.
+    pub fn apply(&mut self, list: &str) -> Result<(), OptionError> {
+        for text in list.split(',').filter(|text| !text.is_empty()) {
+            let option = Named::split(text);
+            let known = if option.value.is_some() {
+                self.apply_nfs_value(option)? || self.apply_fuse_value(option)? || option.ignored()
+            } else {
+                self.apply_nfs_flag(option.name)
+                    || self.apply_fuse_flag(option.name)
+                    || option.ignored()
+            };
+            if !known {
+                return Err(option.refused());
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_nfs_flag(&mut self, name: &str) -> bool {
+        let nfs = &mut self.nfs;
+        match name {
+            "ro" => nfs.read_only = true,
+            "rw" => nfs.read_only = false,
+            "hard" => nfs.recovery = Recovery::Hard,
+            "soft" => nfs.recovery = Recovery::Soft,
+            "sync" => nfs.sync = true,
+            "async" => nfs.sync = false,
+            "cto" => nfs.close_to_open = true,
+            "nocto" => nfs.close_to_open = false,
+            "ac" => set_attribute_times(nfs, &MountOptions::default()),
+            "noac" => {
+                keep_attributes_for(nfs, Duration::ZERO);
+                nfs.sync = true;
+            }
+            "resvport" => nfs.reserved_port = true,
+            "noresvport" => nfs.reserved_port = false,
+            "rdirplus" => nfs.readdirplus = UseReaddirplus::Learned,
+            "nordirplus" => nfs.readdirplus = UseReaddirplus::Never,
+            _ => return false,
+        }
+        true
+    }
+
+    fn apply_nfs_value(&mut self, option: Named<'_>) -> Result<bool, OptionError> {
+        let nfs = &mut self.nfs;
+        match option.name {
+            "port" => nfs.port = option.port()?,
+            "mountport" => nfs.mount_port = option.port()?,
+            "nconnect" => nfs.nconnect = option.within(1, NCONNECT_MAX)?,
+            "rsize" => nfs.rsize = option.transfer_bytes()?,
+            "wsize" => nfs.wsize = option.transfer_bytes()?,
+            "timeo" => {
+                nfs.timeout = Duration::from_millis(100 * option.within(1, TIMEO_MAX)?);
+            }
+            "retrans" => nfs.retransmissions = option.within(0, RETRANS_MAX)?,
+            "acregmin" => nfs.file_attributes_min = option.seconds()?,
+            "acregmax" => nfs.file_attributes_max = option.seconds()?,
+            "acdirmin" => nfs.dir_attributes_min = option.seconds()?,
+            "acdirmax" => nfs.dir_attributes_max = option.seconds()?,
+            "actimeo" => keep_attributes_for(nfs, option.seconds()?),
+            "rdirplus" => {
+                nfs.readdirplus = option.one_of(&[
+                    ("force", UseReaddirplus::Always),
+                    ("none", UseReaddirplus::Never),
+                ])?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn apply_fuse_flag(&mut self, name: &str) -> bool {
+        let fuse = &mut self.fuse;
+        match name {
+            "allow_other" => fuse.allow_other = true,
+            "default_permissions" => fuse.default_permissions = true,
+            "auto_unmount" => fuse.auto_unmount = true,
+            "dev" => fuse.flags.dev = true,
+            "nodev" => fuse.flags.dev = false,
+            "suid" => fuse.flags.suid = true,
+            "nosuid" => fuse.flags.suid = false,
+            "exec" => fuse.flags.exec = true,
+            "noexec" => fuse.flags.exec = false,
+            _ => return false,
+        }
+        true
+    }
+
+    fn apply_fuse_value(&mut self, option: Named<'_>) -> Result<bool, OptionError> {
+        let fuse = &mut self.fuse;
+        match option.name {
+            "fsname" => fuse.fs_name = option.value.map(str::to_owned),
+            "max_read" => fuse.max_read = Some(option.within(PAGE_BYTES, u32::MAX)?),
+            "lookupcache" => {
+                fuse.lookup_cache = option.one_of(&[
+                    ("all", LookupCache::All),
+                    ("pos", LookupCache::Positive),
+                    ("positive", LookupCache::Positive),
+                    ("none", LookupCache::None),
+                ])?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn keep_attributes_for(nfs: &mut MountOptions, time: Duration) {
+    nfs.file_attributes_min = time;
+    nfs.file_attributes_max = time;
+    nfs.dir_attributes_min = time;
+    nfs.dir_attributes_max = time;
+}
+
+fn set_attribute_times(nfs: &mut MountOptions, from: &MountOptions) {
+    nfs.file_attributes_min = from.file_attributes_min;
+    nfs.file_attributes_max = from.file_attributes_max;
+    nfs.dir_attributes_min = from.dir_attributes_min;
+    nfs.dir_attributes_max = from.dir_attributes_max;
+}
+
+/// One option of the list.
+#[derive(Clone, Copy)]
+struct Named<'a> {
+    name: &'a str,
+    value: Option<&'a str>,
+}
+
+impl<'a> Named<'a> {
+    fn split(text: &'a str) -> Self {
+        match text.split_once('=') {
+            Some((name, value)) => Self { name, value: Some(value) },
+            None => Self { name: text, value: None },
+        }
+    }
+
+    fn error(self, why: impl Into<String>) -> OptionError {
+        let option = match self.value {
+            Some(value) => format!("{}={value}", self.name),
+            None => self.name.to_owned(),
+        };
+        OptionError { option, why: why.into() }
+    }
+
+    fn within<N>(self, min: N, max: N) -> Result<N, OptionError>
+    where
+        N: FromStr + PartialOrd + std::fmt::Display,
+    {
+        let value = self.value.and_then(|value| value.parse().ok());
+        value
+            .filter(|value| (&min..=&max).contains(&value))
+            .ok_or_else(|| self.error(format!("wants a number from {min} to {max}")))
+    }
+
+    fn seconds(self) -> Result<Duration, OptionError> {
+        self.within(0, ATTRIBUTE_SECONDS_MAX).map(Duration::from_secs)
+    }
+
+    /// Port 0 means the same as no option, as in nfs(5).
+    fn port(self) -> Result<Option<u16>, OptionError> {
+        self.within(0, u16::MAX).map(|port| (port != 0).then_some(port))
+    }
+
+    /// Rounded down to a multiple of 1024 as in nfs(5).
+    fn transfer_bytes(self) -> Result<Option<u32>, OptionError> {
+        self.within(TRANSFER_BYTES_MIN, u32::MAX).map(|bytes| Some(bytes / 1024 * 1024))
+    }
+
+    fn one_of<T: Copy>(self, values: &[(&str, T)]) -> Result<T, OptionError> {
+        let found = values.iter().find(|(name, _)| Some(*name) == self.value);
+        found.map(|(_, value)| *value).ok_or_else(|| {
+            let names: Vec<_> = values.iter().map(|(name, _)| *name).collect();
+            self.error(format!("wants one of {}", names.join(", ")))
+        })
+    }
+
+    /// Whether it asks for what is so anyway, or is none of our business: what mount(8) and fstab
+    /// put into the list for themselves.
+    fn ignored(self) -> bool {
+        match (self.name, self.value) {
+            ("vers" | "nfsvers" | "mountvers", Some("3"))
+            | ("proto" | "mountproto", Some("tcp" | "tcp6"))
+            | ("sec", Some("sys"))
+            | ("local_lock", Some("all"))
+            | ("subtype", Some(_)) => true,
+            (name, None) => IGNORED.contains(&name) || name.starts_with("x-"),
+            (name, Some(_)) => name == "comment" || name.starts_with("x-"),
+        }
+    }
+
+    fn refused(self) -> OptionError {
+        match self.name {
+            "vers" | "nfsvers" | "mountvers" => self.error("only version 3 is spoken"),
+            "proto" | "mountproto" => self.error("only tcp is spoken"),
+            "udp" => self.error("only tcp is spoken"),
+            "sec" => self.error("only sec=sys is spoken"),
+            "lock" | "local_lock" => {
+                self.error("locks hold on this machine only: say nolock or local_lock=all")
+            }
+            _ => self.error("not understood"),
+        }
+    }
+}
+
+/// Accepted and without effect. Access times are the server's affair, whatever is said of them.
+const IGNORED: &[&str] = &[
+    "atime",
+    "noatime",
+    "diratime",
+    "nodiratime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "lazytime",
+    "nolock",
+    "noacl",
+    "intr",
+    "nointr",
+    "fg",
+    "tcp",
+    "v3",
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "nofail",
+    "_netdev",
+];
+
+/// Tenths of a second: an hour.
+const TIMEO_MAX: u64 = 36_000;
+
+const RETRANS_MAX: u32 = 1000;
+
+/// A day.
+const ATTRIBUTE_SECONDS_MAX: u64 = 86_400;
+
+/// The smallest `rsize` and `wsize` of nfs(5).
+const TRANSFER_BYTES_MIN: u32 = 1024;
+
+/// What the kernel reads at least.
+const PAGE_BYTES: u32 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(list: &str) -> MountRequest {
+        list.parse().unwrap()
+    }
+
+    fn sentence(list: &str) -> String {
+        list.parse::<MountRequest>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_means_the_defaults() {
+        assert_eq!(parsed(""), MountRequest::default());
+        assert_eq!(parsed(",,defaults,"), MountRequest::default());
+    }
+
+    #[test]
+    fn every_client_option_reaches_its_field() {
+        let nfs = parsed(
+            "ro,port=2050,mountport=2051,nconnect=4,noresvport,rsize=65536,wsize=32768,timeo=7,\
+             retrans=5,soft,acregmin=1,acregmax=2,acdirmin=3,acdirmax=4,nocto,sync,rdirplus=force",
+        )
+        .nfs;
+        let expected = MountOptions {
+            port: Some(2050),
+            mount_port: Some(2051),
+            nconnect: 4,
+            reserved_port: false,
+            rsize: Some(65536),
+            wsize: Some(32768),
+            timeout: Duration::from_millis(700),
+            retransmissions: 5,
+            recovery: Recovery::Soft,
+            file_attributes_min: Duration::from_secs(1),
+            file_attributes_max: Duration::from_secs(2),
+            dir_attributes_min: Duration::from_secs(3),
+            dir_attributes_max: Duration::from_secs(4),
+            close_to_open: false,
+            read_only: true,
+            sync: true,
+            readdirplus: UseReaddirplus::Always,
+            ..MountOptions::default()
+        };
+        assert_eq!(nfs, expected);
+    }
+
+    #[test]
+    fn every_fuse_option_reaches_its_field() {
+        let fuse = parsed(
+            "allow_other,default_permissions,auto_unmount,fsname=a=b,max_read=65536,\
+             lookupcache=pos,dev,suid,noexec",
+        )
+        .fuse;
+        let expected = FuseOptions {
+            allow_other: true,
+            default_permissions: true,
+            auto_unmount: true,
+            fs_name: Some("a=b".to_owned()),
+            max_read: Some(65536),
+            lookup_cache: LookupCache::Positive,
+            flags: MountFlags { dev: true, suid: true, exec: false },
+        };
+        assert_eq!(fuse, expected);
+    }
+
+    #[test]
+    fn a_later_option_overrides_an_earlier_one() {
+        let opposites = "ro,rw,soft,hard,sync,async,nocto,cto,noresvport,resvport,nordirplus,\
+             rdirplus,dev,nodev,suid,nosuid,noexec,exec,port=1,port=0";
+        assert_eq!(parsed(opposites), MountRequest::default());
+        assert_eq!(parsed("actimeo=9,ac"), MountRequest::default());
+    }
+
+    #[test]
+    fn noac_believes_nothing_and_delays_nothing() {
+        let nfs = parsed("noac").nfs;
+        assert!(nfs.sync);
+        assert_eq!(nfs.file_attributes_max, Duration::ZERO);
+        assert_eq!(nfs.dir_attributes_max, Duration::ZERO);
+    }
+
+    #[test]
+    fn actimeo_sets_all_four_times() {
+        let nfs = parsed("actimeo=7").nfs;
+        let seven = Duration::from_secs(7);
+        let times = [
+            nfs.file_attributes_min,
+            nfs.file_attributes_max,
+            nfs.dir_attributes_min,
+            nfs.dir_attributes_max,
+        ];
+        assert_eq!(times, [seven; 4]);
+    }
+
+    #[test]
+    fn what_fstab_says_for_others_is_accepted() {
+        let list = "vers=3,nfsvers=3,proto=tcp,mountproto=tcp,nolock,noatime,relatime,_netdev,\
+             nofail,x-systemd.automount,x-a.b=c,comment=mine,sec=sys";
+        assert_eq!(parsed(list), MountRequest::default());
+    }
+
+    #[test]
+    fn the_error_names_the_option() {
+        for (list, expected) in [
+            ("rw,wszie=1", "option wszie=1: not understood"),
+            ("sloppy", "option sloppy: not understood"),
+            ("port", "option port: not understood"),
+            ("ro=1", "option ro=1: not understood"),
+            ("vers=4.2", "option vers=4.2: only version 3 is spoken"),
+            ("proto=udp", "option proto=udp: only tcp is spoken"),
+            ("sec=krb5", "option sec=krb5: only sec=sys is spoken"),
+            ("nconnect=0", "option nconnect=0: wants a number from 1 to 16"),
+            ("nconnect=17", "option nconnect=17: wants a number from 1 to 16"),
+            ("port=65536", "option port=65536: wants a number from 0 to 65535"),
+            ("timeo=-1", "option timeo=-1: wants a number from 1 to 36000"),
+            ("rsize=1023", "option rsize=1023: wants a number from 1024 to 4294967295"),
+            ("rdirplus=all", "option rdirplus=all: wants one of force, none"),
+            ("lookupcache=", "option lookupcache=: wants one of all, pos, positive, none"),
+            ("lock", "option lock: locks hold on this machine only: say nolock or local_lock=all"),
+        ] {
+            assert_eq!(sentence(list), expected, "{list}");
+        }
+    }
+
+    #[test]
+    fn transfer_sizes_are_rounded_as_nfs_5_says() {
+        assert_eq!(parsed("wsize=70000").nfs.wsize, Some(69632));
+    }
+}
