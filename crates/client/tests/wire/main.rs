@@ -7,5 +7,6 @@ mod peer;
 
 mod answers;
 mod calls;
+mod file_system;
 mod lost_replies;
 mod reconnect;

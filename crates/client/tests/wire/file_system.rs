@@ -1,0 +1,232 @@
+//! The operations of a mounted export, and what stays cached of its files.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use proto::nfs3::{SetAttributes, SetTime, Status, Time};
+use spillway_client::{Error, FileSystem, Inode, MountOptions, OpenFlags, Result};
+
+use crate::fixture::{Fixture, options, root_user};
+
+const READ: OpenFlags = OpenFlags { read: true, write: false, truncate: false, sync: false };
+const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
+
+async fn mount_with(fixture: &Fixture, options: &MountOptions) -> FileSystem {
+    FileSystem::mount(&fixture.url(), &root_user(), options, Arc::default()).await.unwrap()
+}
+
+async fn mount(fixture: &Fixture) -> FileSystem {
+    mount_with(fixture, &options()).await
+}
+
+/// A file with `data`, written and closed through the mount.
+async fn written(file_system: &FileSystem, name: &str, data: &[u8]) -> Arc<Inode> {
+    let root = file_system.root();
+    let inode = file_system.create(&root, name.as_bytes(), 0o644, false).await.unwrap();
+    let file = file_system.open_created(&inode, WRITE).unwrap();
+    file.write_at(0, data).await.unwrap();
+    file.close().await.unwrap();
+    inode
+}
+
+fn is_absent<T>(outcome: Result<T>) -> bool {
+    outcome.is_err_and(|error| error.is(Status::Noent))
+}
+
+#[tokio::test]
+async fn what_was_written_is_read_before_and_after_it_is_sent() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let inode = file_system.create(&root, b"file", 0o600, true).await.unwrap();
+    let file = file_system.open_created(&inode, WRITE).unwrap();
+
+    file.write_at(10, b"later").await.unwrap();
+    file.write_at(0, b"first").await.unwrap();
+    let expected = b"first\0\0\0\0\0later";
+    assert_eq!(file.read_at(0, 100).await.unwrap(), expected[..]);
+    assert_eq!(inode.attributes().size, 15, "the length counts what was not sent");
+    file.sync().await.unwrap();
+    assert_eq!(fs::read(fixture.exported("file")).unwrap(), expected);
+    // Behind the server's end, so that the hole between is the client's to make.
+    file.write_at(20, b"!").await.unwrap();
+    assert_eq!(file.read_at(12, 8).await.unwrap(), b"ter\0\0\0\0\0"[..]);
+    assert_eq!(file.read_at(12, 100).await.unwrap(), b"ter\0\0\0\0\0!"[..]);
+    assert!(file.read_at(21, 1).await.unwrap().is_empty());
+    file.close().await.unwrap();
+    assert_eq!(fs::read(fixture.exported("file")).unwrap().len(), 21);
+
+    let again = file_system.create(&root, b"file", 0o600, true).await;
+    assert!(again.is_err_and(|error| error.is(Status::Exist)));
+}
+
+#[tokio::test]
+async fn a_write_beyond_one_write_call_arrives_whole() {
+    let fixture = Fixture::new().await;
+    let sizes = MountOptions { wsize: Some(4096), rsize: Some(8192), ..options() };
+    let file_system = mount_with(&fixture, &sizes).await;
+    let data: Vec<u8> = (0..300_000_u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let inode = written(&file_system, "long", &data).await;
+    assert_eq!(fs::read(fixture.exported("long")).unwrap(), data);
+    let file = file_system.open(&inode, READ).await.unwrap();
+    assert_eq!(file.read_at(5, 299_000).await.unwrap(), data[5..299_005]);
+    assert_eq!(file.read_at(299_999, 5).await.unwrap(), data[299_999..]);
+}
+
+#[tokio::test]
+async fn own_writes_keep_the_cache_and_those_of_others_do_not() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let inode = written(&file_system, "file", &[7; 100_000]).await;
+
+    let again = file_system.open(&inode, WRITE).await.unwrap();
+    assert!(again.keep_cache(), "nobody else was at it");
+    again.write_at(50, b"mine").await.unwrap();
+    let now = SetTime::ToClientTime(Time { seconds: 1_000_000, nseconds: 5 });
+    let new = SetAttributes { mtime: now, mode: Some(0o600), ..SetAttributes::default() };
+    file_system.set_attributes(&inode, new).await.unwrap();
+    again.write_at(60, b"mine").await.unwrap();
+    again.close().await.unwrap();
+    assert!(file_system.open(&inode, READ).await.unwrap().keep_cache(), "SETATTR was its own too");
+
+    fs::write(fixture.exported("file"), b"theirs").unwrap();
+    let changed = file_system.open(&inode, READ).await.unwrap();
+    assert!(!changed.keep_cache());
+    assert_eq!(changed.read_at(0, 100).await.unwrap(), b"theirs"[..]);
+    assert!(file_system.open(&inode, READ).await.unwrap().keep_cache(), "it was told once");
+}
+
+#[tokio::test]
+async fn an_open_file_outlives_its_names() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let inode = written(&file_system, "removed", b"data").await;
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file_system.remove(&root, b"removed").await.unwrap();
+    assert!(is_absent(file_system.lookup(&root, b"removed").await));
+    file.write_at(4, b" and more").await.unwrap();
+    file.sync().await.unwrap();
+    assert_eq!(file.read_at(0, 100).await.unwrap(), b"data and more"[..]);
+    file.close().await.unwrap();
+    assert_eq!(fs::read_dir(fixture.exported("")).unwrap().count(), 0, "nothing is left of it");
+}
+
+#[tokio::test]
+async fn a_file_that_another_replaces_is_read_on() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let old = written(&file_system, "name", b"old").await;
+    let file = file_system.open(&old, READ).await.unwrap();
+    written(&file_system, "new", b"new").await;
+    file_system.rename(&root, b"new", &root, b"name").await.unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"old"[..]);
+    assert_eq!(fs::read(fixture.exported("name")).unwrap(), b"new");
+    drop(file);
+    let gone = async {
+        while fs::read_dir(fixture.exported("")).unwrap().count() > 1 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(options().timeout, gone).await.expect("dropping closes too");
+
+    // To its own name, and to another of its names: nothing happens, and nothing is put aside.
+    let inode = file_system.lookup(&root, b"name").await.unwrap();
+    let file = file_system.open(&inode, READ).await.unwrap();
+    file_system.link(&inode, &root, b"second").await.unwrap();
+    file_system.rename(&root, b"name", &root, b"name").await.unwrap();
+    file_system.rename(&root, b"name", &root, b"second").await.unwrap();
+    file.close().await.unwrap();
+    assert_eq!(fs::read_dir(fixture.exported("")).unwrap().count(), 2);
+}
+
+#[tokio::test]
+async fn one_of_several_names_is_removed_at_once() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let inode = written(&file_system, "one", b"data").await;
+    file_system.link(&inode, &root, b"two").await.unwrap();
+    let file = file_system.open(&inode, READ).await.unwrap();
+    file_system.remove(&root, b"one").await.unwrap();
+    let names: Vec<_> = fs::read_dir(fixture.exported("")).unwrap().collect();
+    assert_eq!(names.len(), 1);
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"data"[..]);
+}
+
+#[tokio::test]
+async fn a_cut_file_stays_cut() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let inode = written(&file_system, "file", &[1; 10_000]).await;
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file.write_at(0, &[2; 9_000]).await.unwrap();
+    let cut = SetAttributes { size: Some(5_000), ..SetAttributes::default() };
+    assert_eq!(file_system.set_attributes(&inode, cut).await.unwrap().size, 5_000);
+    assert_eq!(file.read_at(4_990, 100).await.unwrap(), [2; 10][..]);
+    file.close().await.unwrap();
+    assert_eq!(fs::read(fixture.exported("file")).unwrap(), [2; 5_000]);
+
+    let truncate = OpenFlags { truncate: true, ..WRITE };
+    let file = file_system.open(&inode, truncate).await.unwrap();
+    assert!(file.read_at(0, 10).await.unwrap().is_empty());
+    assert_eq!(inode.attributes().size, 0);
+}
+
+#[tokio::test]
+async fn what_changes_a_directory_shows_in_its_names() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let names = async || {
+        let directory = file_system.open_dir(&root).await.unwrap();
+        let (mut names, mut cookie) = (BTreeSet::new(), 0);
+        loop {
+            let page = directory.entries_after(cookie).await.unwrap();
+            for entry in page.iter().filter(|entry| entry.name != b"." && entry.name != b"..") {
+                assert!(names.insert(String::from_utf8(entry.name.to_vec()).unwrap()));
+            }
+            if page.eof() {
+                return names;
+            }
+            cookie = page.last_cookie();
+        }
+    };
+    let expect = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+
+    assert_eq!(names().await, expect(&[]));
+    written(&file_system, "a", b"").await;
+    file_system.make_dir(&root, b"dir", 0o755).await.unwrap();
+    file_system.symlink(&root, b"link", b"a").await.unwrap();
+    assert_eq!(names().await, expect(&["a", "dir", "link"]));
+    file_system.rename(&root, b"a", &root, b"b").await.unwrap();
+    assert!(is_absent(file_system.lookup(&root, b"a").await));
+    file_system.remove_dir(&root, b"dir").await.unwrap();
+    assert_eq!(names().await, expect(&["b", "link"]));
+    let link = file_system.lookup(&root, b"link").await.unwrap();
+    assert_eq!(file_system.read_link(&link).await.unwrap(), b"a"[..]);
+    file_system.remove(&root, b"link").await.unwrap();
+    file_system.remove(&root, b"b").await.unwrap();
+    assert_eq!(names().await, expect(&[]));
+}
+
+#[tokio::test]
+async fn permissions_are_those_of_the_user() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let inode = written(&file_system, "secret", b"data").await;
+    let private = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+    file_system.set_attributes(&inode, private).await.unwrap();
+    let somebody = spillway_client::Identity { uid: 1234, gid: 1234, groups: Vec::new() };
+    let theirs = file_system.as_user(&Arc::new(somebody));
+    // Servers of other tests in this process may have made the umask 0.
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(fixture.exported(""), mode).unwrap();
+    let refused = theirs.open(&inode, READ).await;
+    assert!(matches!(refused, Err(Error::Refused(rustix::io::Errno::ACCESS))));
+    assert!(theirs.create(&theirs.root(), b"new", 0o600, false).await.is_err());
+    assert_eq!(theirs.attributes(&inode).await.unwrap().size, 4);
+}
