@@ -9,4 +9,5 @@ mod answers;
 mod calls;
 mod file_system;
 mod lost_replies;
+mod mounting;
 mod reconnect;

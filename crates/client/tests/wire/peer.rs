@@ -21,7 +21,11 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) async fn new() -> Self {
-        Self { listener: TcpListener::bind("127.0.0.1:0").await.unwrap() }
+        Self::on("127.0.0.1:0").await
+    }
+
+    pub(crate) async fn on(address: &str) -> Self {
+        Self { listener: TcpListener::bind(address).await.unwrap() }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -61,7 +65,10 @@ pub(crate) struct Connected {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) xid: u32,
+    pub(crate) program: u32,
     pub(crate) procedure: u32,
+    /// Of the credential.
+    pub(crate) flavor: u32,
     pub(crate) arguments: Vec<u8>,
 }
 
@@ -82,8 +89,9 @@ impl Connected {
         let mut record = vec![0; usize::try_from(mark.len).unwrap()];
         within(self.stream.read_exact(&mut record)).await.ok()?;
         let mut r = Reader::new(&record);
-        let CallHeader { xid, procedure, .. } = decode_call(&mut r).unwrap();
-        Some(Received { xid, procedure, arguments: record[r.position()..].to_vec() })
+        let CallHeader { xid, program, procedure, credential, .. } = decode_call(&mut r).unwrap();
+        let (flavor, arguments) = (credential.flavor(), record[r.position()..].to_vec());
+        Some(Received { xid, program, procedure, flavor, arguments })
     }
 
     pub(crate) async fn receive(&mut self) -> Received {
