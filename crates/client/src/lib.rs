@@ -18,6 +18,7 @@ pub mod nfs3;
 pub mod nfs_url;
 pub mod options;
 pub mod portmap;
+pub mod read_ahead;
 pub mod rpc;
 pub mod trace;
 pub mod write_back;
