@@ -47,7 +47,8 @@ pub(crate) async fn serve(
     let peer = Peer { address, programs };
     let buffers = Arc::clone(&service.vfs.buffers);
     let counters = Arc::clone(&service.counters);
-    let receiver = Receiver::new(reader, buffers, counters, limits(&service, peer));
+    let write_order = Arc::clone(&service.write_order);
+    let receiver = Receiver::new(reader, buffers, counters, write_order, limits(&service, peer));
     let slots = Arc::new(Semaphore::new(requests_max(&service)));
     let mut sender = tokio::spawn({
         let replies = Arc::clone(&replies);

@@ -88,6 +88,8 @@ counters! {
     WritesDirect => "writes_direct",
     /// Of these, WRITEs with a ragged end.
     WritesSplit => "writes_split",
+    /// WRITEs that reached the server behind their neighbour further on in the file.
+    WritesOutOfOrder => "writes_out_of_order",
     /// Bytes taken by WRITE.
     WriteBytes => "write_bytes",
     /// Payload bytes of WRITE calls received.
@@ -96,6 +98,10 @@ counters! {
     PayloadMovedBytes => "payload_moved_bytes",
     /// COMMIT calls.
     Commits => "commits",
+    /// READDIR and READDIRPLUS calls.
+    Readdirs => "readdirs",
+    /// Of these, calls that begin at the beginning of the directory.
+    ReaddirsFromStart => "readdirs_from_start",
 }
 
 /// The counters of one server.

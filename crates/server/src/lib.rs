@@ -33,6 +33,7 @@ mod service;
 pub mod trace;
 mod turns;
 mod vfs;
+mod write_order;
 mod write_verifier;
 
 pub use file_handle::HandleKeyError;

@@ -29,6 +29,7 @@ use tokio::time::{Instant, Sleep};
 use crate::counters::{Counter, Counters};
 use crate::pace::{Pace, WINDOW};
 use crate::payload::Payload;
+use crate::write_order::WriteOrder;
 
 const RECORD_MARK_BYTES: usize = 4;
 /// Socket bytes held before they are parsed: many small calls of a busy client at once.
@@ -84,6 +85,7 @@ pub(crate) struct Receiver {
     alarm: Alarm,
     buffers: Arc<BufferPool>,
     counters: Arc<Counters>,
+    write_order: Arc<WriteOrder>,
     limits: Limits,
     staging: Box<[u8]>,
     /// The part of `staging` that is filled and not yet taken.
@@ -102,6 +104,7 @@ impl Receiver {
         socket: OwnedReadHalf,
         buffers: Arc<BufferPool>,
         counters: Arc<Counters>,
+        write_order: Arc<WriteOrder>,
         limits: Limits,
     ) -> Self {
         Self {
@@ -109,6 +112,7 @@ impl Receiver {
             alarm: Alarm::new(limits.idle_timeout),
             buffers,
             counters,
+            write_order,
             limits,
             staging: vec![0; STAGING_BYTES].into_boxed_slice(),
             staged: 0..0,
@@ -227,6 +231,9 @@ impl Receiver {
             }
         }
         let Some(args) = decode_write_head(head) else { return Ok(None) };
+        if self.write_order.is_late(&args.file, args.offset, args.count) {
+            self.counters.add(Counter::WritesOutOfOrder, 1);
+        }
         self.write_head_bytes = RECORD_MARK_BYTES + head.len();
         if args.data_len > self.limits.transfer_bytes_max {
             self.discard_rest().await?;

@@ -26,6 +26,7 @@ use crate::open_files::OpenFiles;
 use crate::reply_cache::ReplyCache;
 use crate::trace::{Tracer, handle_hash};
 use crate::vfs::{Caller, Object, PIPES_MAX, Status, Switches, Vfs};
+use crate::write_order::WriteOrder;
 
 /// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
 const QUEUE_MAX: usize = 1024;
@@ -51,6 +52,8 @@ pub(crate) struct Service {
     pub(crate) mounts: MountList,
     /// What was done since the start.
     pub(crate) counters: Arc<Counters>,
+    /// Which files are being written to, and where.
+    pub(crate) write_order: Arc<WriteOrder>,
     /// How long a connection may go without a call.
     pub(crate) idle_timeout: Duration,
     /// Whether threads can act as the users that clients name.
@@ -180,6 +183,7 @@ impl Service {
             reply_cache: ReplyCache::new(),
             mounts: MountList::default(),
             counters,
+            write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),
             assumes_users,
         }

@@ -9,6 +9,7 @@ use proto::nfs3::{
 use proto::xdr::{Encode, Writer};
 
 use super::{NFS3_OK, convert, failed, refused};
+use crate::counters::Counter;
 use crate::dispatch::Request;
 use crate::file_handle::sealed_len;
 use crate::trace::Event;
@@ -32,12 +33,21 @@ const VERIFIER: CookieVerifier = CookieVerifier([0; 8]);
 /// READDIR, RFC 1813 §3.3.16.
 pub(super) async fn readdir(request: &Request<'_>, args: ReaddirArgs, reply: &mut Writer) {
     request.trace_start(Event::ReaddirEnter, &args.dir, args.cookie, args.count);
+    count(request, args.cookie);
     let listed = list(request, &args, reply).await;
     if let Err(failure) = listed {
         ReaddirReply::encode(&Err(failure), reply);
     }
     let result = listed.map_err(|failure| failure.status);
     request.trace_done(Event::ReaddirExit, &args.dir, args.cookie, args.count, result);
+}
+
+/// What clients do that list: whether they go on where they were, or begin again.
+fn count(request: &Request<'_>, cookie: u64) {
+    request.service.counters.add(Counter::Readdirs, 1);
+    if cookie == 0 {
+        request.service.counters.add(Counter::ReaddirsFromStart, 1);
+    }
 }
 
 /// Writes the results if there are any, and says how many names they hold.
@@ -80,6 +90,7 @@ async fn list(
 /// READDIRPLUS, RFC 1813 §3.3.17.
 pub(super) async fn readdirplus(request: &Request<'_>, args: ReaddirplusArgs, reply: &mut Writer) {
     request.trace_start(Event::ReaddirEnter, &args.dir, args.cookie, args.max_count);
+    count(request, args.cookie);
     let listed = list_plus(request, &args, reply).await;
     if let Err(failure) = listed {
         ReaddirplusReply::encode(&Err(failure), reply);

@@ -36,7 +36,13 @@ impl Rig {
         let buffers = BufferPool::new(1 << 20);
         let counters = Arc::new(Counters::default());
         let (socket, _) = server_side.into_split();
-        let receiver = Receiver::new(socket, Arc::clone(&buffers), Arc::clone(&counters), limits);
+        let receiver = Receiver::new(
+            socket,
+            Arc::clone(&buffers),
+            Arc::clone(&counters),
+            Arc::new(WriteOrder::new()),
+            limits,
+        );
         Self { peer, receiver, counters, buffers }
     }
 

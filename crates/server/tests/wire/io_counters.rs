@@ -171,3 +171,23 @@ fn what_cannot_go_directly_is_counted_as_that() {
     assert_eq!(ways, [ReadsDontcache, ReadsWithoutDirect]);
     ok(client.commit(file));
 }
+
+#[test]
+fn late_writes_and_new_listings_are_counted() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let is_counted = |counter, count| assert_eq!(fixture.counter(counter), count, "{counter:?}");
+    for offset in [0, 100, 300, 400] {
+        ok(client.write(file, offset, &[1; 100]));
+    }
+    is_counted(WritesOutOfOrder, 0);
+    ok(client.write(file, 200, &[1; 100]));
+    is_counted(WritesOutOfOrder, 1);
+
+    let page = client.readdir(root, 0, 4096).unwrap();
+    let last = page.names.last().unwrap().cookie;
+    client.readdir(root, last, 4096).unwrap();
+    is_counted(Readdirs, 2);
+    is_counted(ReaddirsFromStart, 1);
+}
