@@ -42,11 +42,12 @@ use std::time::Duration;
 use proto::nfs3::{Attributes, FileHandle};
 
 pub use budget::ListingBudget;
-pub use page::{Change, Entry, Page, PageSlice};
+pub use page::{Entry, Page, PageSlice};
 pub use reader::Reader;
 use shared::Shared;
-pub use source::{Listing, ListingRequest, ListingSource, Name};
+pub use source::{ListingRequest, ListingSource};
 
+use crate::change::Change;
 use crate::options::UseReaddirplus;
 use crate::trace::Tracer;
 
@@ -67,6 +68,7 @@ pub struct ListingConfig {
 ///
 /// ```
 /// # use std::sync::Arc;
+/// # use spillway_client::change::Change;
 /// # use spillway_client::directory_cache::*;
 /// # use spillway_client::{Result, UseReaddirplus};
 /// # use proto::nfs3::FileHandle;
@@ -165,3 +167,6 @@ impl fmt::Debug for DirectoryCache {
 
 /// Bytes of the reply that finds out whether attributes are wanted: some 150 entries.
 const SAMPLE_BYTES: u32 = 32 << 10;
+
+#[cfg(test)]
+mod tests;

@@ -6,15 +6,13 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use proto::nfs3::{Attributes, CookieVerifier, FileHandle, WccAttributes};
+use proto::nfs3::{Attributes, CookieVerifier, FileHandle};
 use proto::xdr::DecodeError;
 use tokio::time::Instant;
 
-use super::source::{Listing, Name};
+use crate::change::Change;
 use crate::error::{Error, Result};
-
-/// What distinguishes one state of a directory from another.
-pub type Change = WccAttributes;
+use crate::nfs3::{Listing, Name};
 
 /// The entries of one reply, packed.
 ///
@@ -84,8 +82,8 @@ pub struct Entry<'a> {
 
 impl Page {
     /// # Errors
-    /// [`Error::Decode`] for a name that cannot be one, and for a reply that is not the last and
-    /// does not lead on: it would be asked for again for ever.
+    /// [`Error::Decode`] for a reply that is not the last and does not lead on: it would be asked
+    /// for again for ever.
     pub(super) fn new(listing: &Listing, provenance: Provenance) -> Result<Self> {
         let Listing { names, verifier, eof, .. } = listing;
         let last_cookie = names.last().map(|name| name.cookie);
@@ -96,9 +94,6 @@ impl Page {
         let mut bytes = Vec::with_capacity(bytes_len.sum());
         let mut entries = Vec::with_capacity(names.len());
         for name in names {
-            if name.name.is_empty() || name.name.iter().any(|byte| matches!(byte, b'/' | 0)) {
-                return Err(malformed("filename3"));
-            }
             entries.push(PackedEntry {
                 fileid: name.fileid,
                 cookie: name.cookie,

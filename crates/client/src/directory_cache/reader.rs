@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
-use super::page::{Change, Page, PageSlice};
+use super::page::{Page, PageSlice};
 use super::shared::{Obtained, Place, Shared, View};
 use super::source::ListingSource;
+use crate::change::Change;
 use crate::error::Result;
 use crate::trace::Event;
 
@@ -59,9 +60,9 @@ impl<S: ListingSource> Reader<S> {
     ///
     /// # Errors
     /// Those of READDIR and READDIRPLUS; NFS3ERR_BAD_COOKIE when the server does not know the
-    /// cookie any more, with whatever verifier. [`Error::Decode`](crate::Error::Decode) for names
-    /// that cannot be, and for a listing that leads nowhere. An error is not remembered: who asks
-    /// again asks the server again.
+    /// cookie any more, with whatever verifier; [`Error::Decode`](crate::Error::Decode) for a
+    /// listing that leads nowhere. An error is not remembered: who asks again asks the server
+    /// again.
     pub async fn entries_after(&self, cookie: u64) -> Result<PageSlice> {
         self.shared.emit(Event::ReaddirEnter, cookie, 0, format_args!(""));
         let (slice, page_index) = match self.go_on(cookie) {

@@ -12,11 +12,13 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::learned::Learned;
-use super::page::{Change, Page, Provenance};
+use super::page::{Page, Provenance};
 use super::pages::Pages;
-use super::source::{Listing, ListingRequest, ListingSource};
+use super::source::{ListingRequest, ListingSource};
 use super::{Found, ListingConfig, SAMPLE_BYTES};
+use crate::change::Change;
 use crate::error::{Error, Result};
+use crate::nfs3::Listing;
 use crate::trace::{Event, Object};
 
 /// See the module.

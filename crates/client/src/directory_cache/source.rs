@@ -3,7 +3,7 @@
 use proto::nfs3::CookieVerifier;
 
 use crate::error::Result;
-pub use crate::nfs3::{Listing, Name};
+use crate::nfs3::Listing;
 
 /// Asks the server for a part of a directory.
 ///

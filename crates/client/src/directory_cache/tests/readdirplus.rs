@@ -1,0 +1,222 @@
+//! When attributes are asked for, and what is done with them.
+
+use tokio::time::Instant;
+
+use super::super::learned::Learned;
+use super::simulated::{Simulated, attributes, name};
+use super::*;
+
+fn cache_with(readdirplus: UseReaddirplus) -> DirectoryCache {
+    DirectoryCache::new(&config(64 << 20, readdirplus), 2, handle(2))
+}
+
+/// Which of the calls since the last time asked for attributes.
+fn plus_calls(dir: &Simulated) -> Vec<bool> {
+    dir.take_calls().iter().map(|call| call.plus).collect()
+}
+
+/// Lists, and looks up as much of each page as `lookups` says.
+async fn list_and_look_up(cache: &DirectoryCache, dir: &Simulated, lookups: usize) {
+    let reader = cache.open(dir.clone(), dir.change());
+    let mut cookie = 0;
+    loop {
+        let page = reader.entries_after(cookie).await.unwrap();
+        for entry in page.iter().take(lookups) {
+            let found = cache.lookup(entry.name);
+            assert_eq!(found.map(|found| found.handle), entry.handle);
+        }
+        // As after a buffer of entries, and not a whole page.
+        let consumed = page.iter().take(lookups.max(1)).last();
+        cookie = consumed.map_or(page.last_cookie(), |entry| entry.cookie);
+        if page.is_empty() {
+            break;
+        }
+    }
+}
+
+#[test]
+fn always_and_never_are_obeyed() {
+    let dir = Simulated::new(400, 100);
+    for (policy, plus) in [(UseReaddirplus::Always, true), (UseReaddirplus::Never, false)] {
+        let cache = cache_with(policy);
+        run(list_and_look_up(&cache, &dir, 20));
+        assert_eq!(plus_calls(&dir), [plus; 4]);
+    }
+}
+
+#[test]
+fn names_alone_are_listed_without_attributes_but_for_a_sample() {
+    let dir = Simulated::new(425, 100);
+    run(async {
+        let cache = cache_with(UseReaddirplus::Learned);
+        list(&cache, &dir).await;
+        let calls = dir.take_calls();
+        let plus: Vec<_> = calls.iter().map(|call| call.plus).collect();
+        assert_eq!(plus, [true, false, false, false, false]);
+        assert!(calls[0].bytes_max < calls[1].bytes_max, "{calls:?}");
+        // Nobody wanted them: not even a sample is taken next time.
+        dir.lock().add();
+        list(&cache, &dir).await;
+        assert_eq!(plus_calls(&dir), [false; 5]);
+    });
+}
+
+#[test]
+fn entries_that_are_looked_up_bring_attributes_for_the_rest() {
+    let dir = Simulated::new(1000, 100);
+    run(async {
+        let cache = cache_with(UseReaddirplus::Learned);
+        list_and_look_up(&cache, &dir, 10).await;
+        let calls = dir.take_calls();
+        let plus: Vec<_> = calls.iter().map(|call| call.plus).collect();
+        // The sample of 25, what was fetched ahead of it without attributes, and that again.
+        assert_eq!(plus[..3], [true, false, true]);
+        assert_eq!(calls[1].cookie, calls[2].cookie);
+        assert!(plus[2..].iter().all(|plus| *plus));
+        assert!(calls.len() <= 13, "{}", calls.len());
+
+        // The next listing is one with attributes from the beginning, and they are here.
+        list_and_look_up(&cache, &dir, 10).await;
+        assert_eq!(plus_calls(&dir), [true; 0]);
+        dir.lock().add();
+        list_and_look_up(&cache, &dir, 0).await;
+        assert_eq!(plus_calls(&dir), [true; 11]);
+        // That one used none of them.
+        dir.lock().add();
+        list_and_look_up(&cache, &dir, 0).await;
+        assert_eq!(plus_calls(&dir), [false; 11]);
+    });
+}
+
+#[test]
+fn a_page_without_attributes_is_left_where_they_are_wanted() {
+    let dir = Simulated::new(1000, 500);
+    run(async {
+        let cache = cache_with(UseReaddirplus::Learned);
+        let reader = cache.open(dir.clone(), dir.change());
+        let sample = reader.entries_after(0).await.unwrap();
+        assert!(sample.plus());
+        let plain = reader.entries_after(sample.last_cookie()).await.unwrap();
+        assert!(!plain.plus());
+        let consumed: Vec<_> = plain.iter().take(20).collect();
+        for entry in &consumed {
+            assert_eq!(cache.lookup(entry.name), None);
+        }
+        let rest = reader.entries_after(consumed[19].cookie).await.unwrap();
+        assert!(rest.plus());
+        let first = rest.iter().next().unwrap();
+        assert_eq!(first.fileid, consumed[19].fileid + 1);
+        assert_eq!(first.attributes, Some(&attributes(first.fileid, first.fileid)));
+        assert_eq!(first.handle, Some(handle(first.fileid)));
+    });
+}
+
+#[test]
+fn a_server_without_readdirplus_is_asked_once() {
+    let dir = Simulated::new(400, 100);
+    dir.lock().refuses_plus = true;
+    for policy in [UseReaddirplus::Always, UseReaddirplus::Learned] {
+        let cache = cache_with(policy);
+        run(async {
+            assert_eq!(list(&cache, &dir).await.len(), 400);
+            assert_eq!(plus_calls(&dir).iter().filter(|plus| **plus).count(), 1);
+        });
+    }
+}
+
+#[test]
+fn names_are_found_until_they_may_have_changed_hands() {
+    let dir = Simulated::new(1000, 100);
+    run(async {
+        let cache = cache_with(UseReaddirplus::Always);
+        assert_eq!(cache.lookup(&name(1)), None);
+        list(&cache, &dir).await;
+        for fileid in [1000, 1, 2, 3, 99, 100, 101, 500, 7] {
+            let found = cache.lookup(&name(fileid)).unwrap();
+            assert_eq!(found.handle, handle(fileid));
+            assert_eq!(found.attributes, Some(attributes(fileid, fileid)));
+            assert!(found.age < Duration::from_secs(60));
+        }
+        assert_eq!(cache.lookup(b"no such file"), None);
+
+        // This client's own change is of one name.
+        dir.lock().remove(5);
+        cache.note_own_change(&name(5), dir.change());
+        assert_eq!(cache.lookup(&name(5)), None);
+        assert!(cache.lookup(&name(6)).is_some());
+        drop(cache.open(dir.clone(), dir.change()));
+        assert!(cache.lookup(&name(6)).is_some(), "the state is that after the own change");
+
+        // Somebody else's may be of any.
+        dir.lock().remove(6);
+        drop(cache.open(dir.clone(), dir.change()));
+        assert_eq!(cache.lookup(&name(7)), None);
+        list(&cache, &dir).await;
+        assert!(cache.lookup(&name(7)).is_some());
+        assert_eq!(cache.lookup(&name(6)), None);
+        cache.invalidate("test");
+        assert_eq!(cache.lookup(&name(7)), None);
+    });
+}
+
+#[test]
+fn many_own_changes_are_remembered_as_one() {
+    let dir = Simulated::new(100, 100);
+    run(async {
+        let cache = cache_with(UseReaddirplus::Always);
+        list(&cache, &dir).await;
+        for nth in 0..5000 {
+            cache.note_own_change(&name(nth % 3000 + 2), dir.change());
+        }
+        assert_eq!(cache.lookup(&name(1)), None);
+        list(&cache, &dir).await;
+        assert!(cache.lookup(&name(1)).is_some());
+        assert!(cache.lookup(&name(2)).is_some());
+    });
+}
+
+#[test]
+fn a_change_heard_of_in_the_midst_spares_the_page_that_tells_of_it() {
+    let dir = Simulated::new(300, 100);
+    run(async {
+        let cache = cache_with(UseReaddirplus::Always);
+        let reader = cache.open(dir.clone(), dir.change());
+        let page = reader.entries_after(0).await.unwrap();
+        let first = page.iter().next().unwrap();
+        dir.lock().add();
+        let behind = reader.entries_after(page.last_cookie()).await.unwrap();
+        assert_eq!(cache.lookup(first.name), None);
+        assert!(cache.lookup(behind.iter().next().unwrap().name).is_some());
+    });
+}
+
+#[test]
+fn lookups_long_after_a_listing_say_nothing_of_it() {
+    let mut learned = Learned::new(UseReaddirplus::Learned);
+    let start = Instant::now();
+    let seconds = |count| start + Duration::from_secs(count);
+    assert!(learned.samples(0) && !learned.samples(9));
+    learned.begin();
+    learned.hand_out(start);
+    for _ in 0..20 {
+        learned.look_up(seconds(2));
+    }
+    assert!(!learned.wants_plus());
+    // A slow program is one all the same: each lookup follows the one before.
+    learned.hand_out(seconds(3));
+    for nth in 4..11 {
+        learned.look_up(seconds(nth));
+        assert!(!learned.wants_plus());
+    }
+    learned.look_up(seconds(11));
+    assert!(learned.wants_plus());
+    learned.begin();
+    assert!(learned.wants_plus());
+    learned.begin();
+    assert!(!learned.wants_plus() && !learned.samples(0));
+    // Two files were looked at: worth a sample next time.
+    learned.hand_out(seconds(20));
+    learned.look_up(seconds(20));
+    learned.begin();
+    assert!(!learned.wants_plus() && learned.samples(0));
+}
