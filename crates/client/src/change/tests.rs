@@ -112,6 +112,29 @@ fn a_gap_is_foreign_while_a_writer_goes_on() {
 }
 
 #[test]
+fn a_size_may_come_back_within_a_tick() {
+    // The server's clock stands still while a file is written, cut off and written again.
+    let [empty, half, full] = [0, 4, 8].map(|size| attributes(size, 1, 1));
+    let step =
+        |from: &Attributes, to: Attributes| WccData { before: Some(from.into()), after: Some(to) };
+    let mut tracker = ChangeTracker::new(&empty);
+    let [write, cut, last, commit] = [(); 4].map(|()| tracker.begin());
+    assert_eq!(tracker.finish(last, &step(&empty, full)), Verdict::Own);
+    assert_eq!(tracker.finish(cut, &step(&half, empty)), Verdict::Undecided);
+    assert_eq!(tracker.finish(write, &step(&empty, half)), Verdict::Unchanged);
+    assert_eq!(tracker.finish(commit, &step(&half, half)), Verdict::Undecided);
+    assert_eq!(tracker.known(), (&full).into());
+}
+
+#[test]
+fn a_call_that_changes_nothing_shows_what_others_changed() {
+    let mut tracker = ChangeTracker::new(&state(0));
+    let commit = tracker.begin();
+    assert_eq!(tracker.finish(commit, &pair(1, 1)), Verdict::Foreign);
+    assert_eq!(tracker.known(), (&state(1)).into());
+}
+
+#[test]
 fn a_change_between_two_opens_is_foreign() {
     let mut tracker = ChangeTracker::new(&state(0));
     let sent = tracker.moment();

@@ -159,4 +159,15 @@ mod tests {
         assert!(streams.wants(&ahead, 2 * u64::from(MIB)));
         assert!(!streams.wants(&ahead, 0));
     }
+
+    #[test]
+    fn the_chunks_of_a_long_read_are_wanted_until_the_next() {
+        let mib = u64::from(MIB);
+        let mut streams = Streams::new(MIB);
+        assert!(streams.note(0..16 * mib).is_some());
+        assert!(streams.wants(&(0..mib), 0));
+        assert!(streams.note(16 * mib..32 * mib).is_some());
+        assert!(!streams.wants(&(0..mib), 0));
+        assert!(streams.wants(&(16 * mib..17 * mib), 0));
+    }
 }
