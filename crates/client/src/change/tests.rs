@@ -259,6 +259,8 @@ enum Step {
     Execute(usize),
     /// A reply arrives.
     Deliver(usize),
+    /// Nobody waits for the reply any more; the server has carried the call out, or still will.
+    Lose(usize),
     Foreign,
 }
 
@@ -273,6 +275,7 @@ fn steps(foreign: bool) -> impl Strategy<Value = Vec<Step>> {
         6 => any::<usize>().prop_map(Step::Execute),
         6 => any::<usize>().prop_map(Step::Deliver),
         u32::from(foreign) => Just(Step::Foreign),
+        u32::from(foreign) => any::<usize>().prop_map(Step::Lose),
     ];
     proptest::collection::vec(step, 1..120)
 }
@@ -290,6 +293,8 @@ struct Call {
     own: Option<OwnCall>,
     sent: Moment,
     before: Option<WccAttributes>,
+    /// Without a reply, what it changes counts as foreign.
+    lost: bool,
     executed: bool,
     after: Option<Attributes>,
 }
@@ -317,6 +322,7 @@ impl World {
             Step::Look(n) => self.with_call(n, Self::look),
             Step::Execute(n) => self.with_call(n, Self::execute),
             Step::Deliver(n) => self.with_call(n, Self::deliver),
+            Step::Lose(n) => self.with_call(n, Self::lose),
             Step::Foreign => {
                 self.foreign += 1;
                 self.object.size += 1;
@@ -325,7 +331,8 @@ impl World {
             kind => {
                 let own = (!matches!(kind, Step::Getattr)).then(|| self.tracker.begin());
                 let sent = self.tracker.moment();
-                let call = Call { kind, own, sent, before: None, executed: false, after: None };
+                let (before, after) = (None, None);
+                let call = Call { kind, own, sent, before, lost: false, executed: false, after };
                 self.calls.push(call);
             }
         }
@@ -382,13 +389,26 @@ impl World {
         call.executed = true;
         call.before = says_before.then(|| call.before.unwrap_or(before));
         call.after = Some(self.object);
+        self.foreign += u32::from(call.lost && before != (&self.object).into());
+    }
+
+    fn lose(&mut self, n: usize) {
+        let call = &mut self.calls[n];
+        if call.own.take().is_some() {
+            call.lost = true;
+            let changed = call.after.is_some_and(|after| call.before != Some((&after).into()));
+            self.foreign += u32::from(changed);
+        }
     }
 
     fn deliver(&mut self, n: usize) {
         if !self.calls[n].executed {
             return;
         }
-        let Call { own, sent, before, after, .. } = self.calls.swap_remove(n);
+        let Call { own, sent, before, lost, after, .. } = self.calls.swap_remove(n);
+        if lost {
+            return;
+        }
         let verdict = match own {
             Some(own) => self.tracker.finish(own, &WccData { before, after }),
             None => self.tracker.observe(&after.unwrap(), sent),
