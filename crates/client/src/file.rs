@@ -2,18 +2,20 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use proto::nfs3::{ACCESS_EXTEND, ACCESS_MODIFY, ACCESS_READ};
-use rustix::io::Errno;
 use tokio::runtime::Handle;
 
+use crate::Result;
 use crate::file_system::FileSystem;
 use crate::inode::{Aside, Inode};
+use crate::read_ahead::ReadAhead;
+use crate::read_calls::ReadCalls;
 use crate::trace::Event;
 use crate::write_back::{ReadMark, Writer};
 use crate::write_calls::WriteCalls;
-use crate::{Error, Result};
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +28,9 @@ pub struct OpenFlags {
     pub truncate: bool,
     /// A write returns when the data is on stable storage, as with `O_SYNC`.
     pub sync: bool,
+    /// Reads are answered by the server, and a write returns when the server has the data, as with
+    /// `O_DIRECT`.
+    pub direct: bool,
 }
 
 impl OpenFlags {
@@ -47,6 +52,9 @@ pub struct File {
     inode: Arc<Inode>,
     flags: OpenFlags,
     writer: Writer<WriteCalls>,
+    read_ahead: ReadAhead<ReadCalls>,
+    /// What was read ahead is good for this epoch of the inode's data.
+    epoch: AtomicU64,
     keep_cache: bool,
     is_closed: bool,
 }
@@ -59,10 +67,15 @@ impl File {
     ) -> Result<Self> {
         let calls = WriteCalls::new(file_system.nfs().clone(), &inode);
         let writer = inode.written()?.open(calls);
+        let table = file_system.table();
+        let tracer = Arc::clone(table.tracer());
+        let reads = ReadCalls::new(file_system.nfs().clone(), Arc::clone(&inode), tracer);
+        let (read_ahead, epoch) = (table.read_ahead(reads), AtomicU64::new(inode.data_epoch()));
         let keep_cache = inode.opened();
         let detail = format_args!("kept={}", u8::from(keep_cache));
         file_system.tracer().emit(Event::OpenFile, inode.object(), 0, 0, detail);
-        Ok(Self { file_system, inode, flags, writer, keep_cache, is_closed: false })
+        let is_closed = false;
+        Ok(Self { file_system, inode, flags, writer, read_ahead, epoch, keep_cache, is_closed })
     }
 
     /// The file.
@@ -115,11 +128,14 @@ impl File {
     }
 
     async fn read_from_server(&self, offset: u64, len: usize) -> Result<Bytes> {
-        let count = u32::try_from(len).map_err(|_| Error::Refused(Errno::INVAL))?;
-        let sent = self.inode.sent();
-        let read = self.file_system.nfs().read(self.inode.handle(), offset, count).await?;
-        self.inode.note(read.attributes.as_ref(), sent);
-        Ok(read.data)
+        let epoch = self.inode.data_epoch();
+        if self.epoch.load(Ordering::Acquire) != epoch || self.flags.direct {
+            self.read_ahead.invalidate();
+            self.epoch.store(epoch, Ordering::Release);
+        }
+        // Nothing is fetched ahead of the end of the file, which a direct read is said to be at.
+        let size = if self.flags.direct { 0 } else { self.inode.attributes().size };
+        self.read_ahead.read(offset, len, size).await
     }
 
     /// Writes `data` at `offset`: takes a copy of it and returns, unless the file or the mount is
@@ -132,9 +148,12 @@ impl File {
         self.inode.data_changed();
         written.write(&self.writer, offset, data).await?;
         if self.flags.sync {
-            written.sync(&self.writer).await?;
+            written.sync(&self.writer).await
+        } else if self.flags.direct {
+            written.flush(&self.writer).await
+        } else {
+            Ok(())
         }
-        Ok(())
     }
 
     /// Waits until the server has all that was written to the file so far on stable storage.

@@ -529,6 +529,10 @@ impl FileSystem {
         self.tracer().emit(event, dir.object(), 0, 0, detail);
     }
 
+    pub(crate) fn table(&self) -> &Arc<InodeTable> {
+        &self.shared.table
+    }
+
     pub(crate) fn nfs(&self) -> &Nfs3 {
         &self.nfs
     }

@@ -324,6 +324,11 @@ impl Inode {
         Some((handle, attributes?, Sent::At(at)))
     }
 
+    /// Counts the changes after which data that was read before is outdated.
+    pub(crate) fn data_epoch(&self) -> u64 {
+        self.file().map_or(0, |file| file.data_epoch.load(Ordering::Acquire))
+    }
+
     /// This client writes: what was read ahead may lack it.
     pub(crate) fn data_changed(&self) {
         if let Contents::File(file) = &self.contents {

@@ -10,6 +10,8 @@ use proto::nfs3::{Attributes, FileHandle, FsinfoOk};
 use crate::MountOptions;
 use crate::directory_cache::{DirectoryCache, ListingBudget, ListingConfig};
 use crate::inode::{Inode, Sent};
+use crate::read_ahead::{ReadAhead, ReadAheadBudget, ReadAheadConfig};
+use crate::read_calls::ReadCalls;
 use crate::trace::Tracer;
 use crate::write_back::{TracedFile, WriteBack, WriteBackConfig, WriteBudget};
 use crate::write_calls::WriteCalls;
@@ -21,6 +23,7 @@ pub(crate) struct InodeTable {
     options: MountOptions,
     write_back: WriteBackConfig,
     write_budget: WriteBudget,
+    read_ahead: ReadAheadConfig,
     listing: Arc<ListingConfig>,
     open_files: AtomicUsize,
     listener: OnceLock<Listener>,
@@ -36,6 +39,11 @@ impl InodeTable {
             writes_in_flight: options.writes_in_flight,
             sync: options.sync,
         };
+        let read_ahead = ReadAheadConfig {
+            read_bytes: info.rtmax,
+            chunks_ahead: CHUNKS_AHEAD,
+            budget: ReadAheadBudget::new(options.read_ahead_bytes),
+        };
         let listing = ListingConfig {
             budget: Arc::new(ListingBudget::new(options.listing_bytes)),
             readdirplus: options.readdirplus,
@@ -46,6 +54,7 @@ impl InodeTable {
             inodes: Mutex::default(),
             write_back,
             write_budget: WriteBudget::new(options.write_back_bytes),
+            read_ahead,
             listing: Arc::new(listing),
             open_files: AtomicUsize::new(0),
             listener: OnceLock::new(),
@@ -97,6 +106,10 @@ impl InodeTable {
         WriteBack::new(self.write_back, &self.write_budget, traced)
     }
 
+    pub(crate) fn read_ahead(&self, calls: ReadCalls) -> ReadAhead<ReadCalls> {
+        ReadAhead::new(calls, self.read_ahead.clone())
+    }
+
     pub(crate) fn listing(&self, fileid: u64, handle: FileHandle) -> DirectoryCache {
         DirectoryCache::new(&self.listing, fileid, handle)
     }
@@ -135,3 +148,7 @@ impl fmt::Debug for InodeTable {
         f.debug_struct("InodeTable").field("inodes", &self.lock().len()).finish_non_exhaustive()
     }
 }
+
+/// READs under way for a sequential reader: enough to hide a round trip behind the transfer of the
+/// others.
+const CHUNKS_AHEAD: usize = 8;

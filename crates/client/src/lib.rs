@@ -19,6 +19,7 @@ pub mod nfs_url;
 pub mod options;
 pub mod portmap;
 pub mod read_ahead;
+mod read_calls;
 pub mod rpc;
 pub mod trace;
 pub mod write_back;

@@ -10,7 +10,8 @@ use spillway_client::{Error, FileSystem, Inode, MountOptions, OpenFlags, Result}
 
 use crate::fixture::{Fixture, options, root_user};
 
-const READ: OpenFlags = OpenFlags { read: true, write: false, truncate: false, sync: false };
+const READ: OpenFlags =
+    OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
 const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 
 async fn mount_with(fixture: &Fixture, options: &MountOptions) -> FileSystem {
@@ -211,6 +212,30 @@ async fn what_changes_a_directory_shows_in_its_names() {
     file_system.remove(&root, b"link").await.unwrap();
     file_system.remove(&root, b"b").await.unwrap();
     assert_eq!(names().await, expect(&[]));
+}
+
+#[tokio::test]
+async fn what_was_read_ahead_is_not_older_than_a_change() {
+    let fixture = Fixture::new().await;
+    let sizes = MountOptions { rsize: Some(4096), ..options() };
+    let file_system = mount_with(&fixture, &sizes).await;
+    let inode = written(&file_system, "file", &[1; 100_000]).await;
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    assert_eq!(file.read_at(0, 1000).await.unwrap(), [1; 1000][..], "a stream begins");
+    file.write_at(5000, &[2; 100]).await.unwrap();
+    file.sync().await.unwrap();
+    assert_eq!(file.read_at(1000, 5000).await.unwrap()[3990..4110].to_vec(), {
+        let mut expected = vec![1; 10];
+        expected.extend([2; 100]);
+        expected.extend([1; 10]);
+        expected
+    });
+
+    fs::write(fixture.exported("file"), [3; 100_000]).unwrap();
+    let again = file_system.open(&inode, READ).await.unwrap();
+    for reader in [&again, &file] {
+        assert_eq!(reader.read_at(6000, 5000).await.unwrap(), [3; 5000][..]);
+    }
 }
 
 #[tokio::test]
