@@ -167,10 +167,7 @@ impl State {
         loop {
             let mut connected = match stream.take() {
                 Some(stream) => stream,
-                None => {
-                    self.wait_for_calls().await;
-                    self.connect(port, &mut pause).await
-                }
+                None => self.connect(port, &mut pause).await,
             };
             port = connected.local_addr().ok().map(|address| address.port());
             let error = self.exchange(&mut connected).await;
@@ -200,10 +197,11 @@ impl State {
         }
     }
 
-    /// Tries until there is a connection, with growing pauses.
+    /// Tries until there is a connection, with growing pauses, and only while a call wants it.
     async fn connect(&self, port: Option<u16>, pause: &mut Duration) -> TcpStream {
         let Shared { address, options, .. } = &*self.shared;
         loop {
+            self.wait_for_calls().await;
             tokio::time::sleep(*pause).await;
             *pause = (*pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
             match connect::connect(*address, port, options).await {

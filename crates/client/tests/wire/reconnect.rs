@@ -277,6 +277,22 @@ async fn a_peer_that_hangs_up_is_not_called_without_pause() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_gone_is_not_sought_for_nobody() {
+    let (peer, rpc, connected) = Peer::connected(&hard()).await;
+    let address = peer.address();
+    let call = ask(&rpc, 1);
+    drop((peer, connected));
+    tokio::time::sleep(SOON).await;
+    drop(call);
+    // One attempt may have been on its way.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let peer = Peer::on(&address.to_string()).await;
+    assert!(!peer.is_called_within(Duration::from_secs(1)).await);
+    let _next = ask(&rpc, 2);
+    assert_eq!(peer.accept().await.receive().await.asked(), 2);
+}
+
+#[tokio::test]
 async fn an_idle_connection_that_is_closed_is_made_again_for_the_next_call() {
     let (peer, rpc, mut first) = Peer::connected(&hard()).await;
     let call = ask(&rpc, 1);
