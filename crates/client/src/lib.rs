@@ -7,6 +7,7 @@ pub mod change;
 pub mod directory;
 pub mod directory_cache;
 pub mod error;
+pub mod export;
 pub mod file;
 pub mod file_system;
 pub mod identity;

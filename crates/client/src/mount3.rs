@@ -49,12 +49,7 @@ pub async fn mount(
 ) -> Result<Mounted> {
     let identity = identity_for(url, identity);
     let service = Mount3::find(url, options, &identity).await?;
-    let (root, flavors) = service.mnt(&url.path).await?;
-    let flavor = choose_flavor(url, &flavors)?;
-    let nfs = Nfs3::connect(service.nfs_address, flavor, &identity, options)
-        .await
-        .map_err(|error| named(error, url, service.nfs_address))?;
-    Ok(Mounted { nfs, root })
+    service.mount(url, options, &identity).await
 }
 
 /// A line of EXPORT.
@@ -142,6 +137,25 @@ impl Mount3 {
     #[must_use]
     pub fn nfs_address(&self) -> SocketAddr {
         self.nfs_address
+    }
+
+    /// Mounts the directory that `url` names, as [`mount`] does, through this service of its host.
+    ///
+    /// # Errors
+    /// Those of [`mount`].
+    pub async fn mount(
+        &self,
+        url: &NfsUrl,
+        options: &MountOptions,
+        identity: &Arc<Identity>,
+    ) -> Result<Mounted> {
+        let identity = identity_for(url, identity);
+        let (root, flavors) = self.mnt(&url.path).await?;
+        let flavor = choose_flavor(url, &flavors)?;
+        let nfs = Nfs3::connect(self.nfs_address, flavor, &identity, options)
+            .await
+            .map_err(|error| named(error, url, self.nfs_address))?;
+        Ok(Mounted { nfs, root })
     }
 
     /// NULL, RFC 1813 §5.2.0: whether the service answers.
