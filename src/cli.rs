@@ -13,6 +13,8 @@ use io::IoMode;
 use server::config::{ByteSize, Config, ConfigError, DirectoryExport, ListenAddress, Overrides};
 use server::trace::Events;
 
+use crate::commands;
+
 #[derive(Parser)]
 #[command(name = "spillway", version, about, max_term_width = 100)]
 struct Cli {
@@ -26,6 +28,8 @@ pub(crate) enum Command {
     Serve(ServeOptions),
     /// Check a configuration file without serving: exit status 0 if it is valid, 1 if not
     Check(CheckOptions),
+    #[command(flatten)]
+    Files(commands::Command),
 }
 
 #[derive(Args)]
@@ -160,7 +164,7 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
             ExitCode::SUCCESS
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            misused("a command is missing: serve or check")
+            misused("a command is missing, like serve, ls or cp")
         }
         _ => misused(&sentence(&error)),
     })
@@ -205,7 +209,7 @@ fn sentence(error: &clap::Error) -> String {
 }
 
 const FAILED: u8 = 1;
-const MISUSED: u8 = 2;
+pub(crate) const MISUSED: u8 = 2;
 
 #[cfg(test)]
 mod tests {

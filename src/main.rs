@@ -1,8 +1,9 @@
-//! `spillway`: serves directories over NFS version 3.
+//! `spillway`: serves directories over NFS version 3, and works with those of other servers.
 
 mod announce;
 mod check;
 mod cli;
+mod commands;
 mod serve;
 
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ fn main() -> ExitCode {
     match cli::parse() {
         Ok(Command::Serve(options)) => serve::run(&options),
         Ok(Command::Check(options)) => check::run(&options),
+        Ok(Command::Files(command)) => commands::run(&command),
         Err(status) => status,
     }
 }

@@ -1,0 +1,97 @@
+//! What a command tells its user on stderr, and the exit status that follows from it.
+
+use std::fmt::Display;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use indicatif::ProgressBar;
+
+/// One command's complaints. Shared by all that works for it.
+pub(crate) struct Console {
+    /// `spillway ls`, which every message begins with.
+    program: String,
+    /// The worst of what went wrong so far.
+    status: AtomicU8,
+    /// Steps aside while a line is printed.
+    bar: Mutex<Option<ProgressBar>>,
+    /// Why stdout took no more, once it did not.
+    stdout_failure: Mutex<Option<io::Error>>,
+}
+
+impl Console {
+    pub(crate) fn new(command: &str) -> Self {
+        Self {
+            program: format!("spillway {command}"),
+            status: AtomicU8::new(0),
+            bar: Mutex::new(None),
+            stdout_failure: Mutex::new(None),
+        }
+    }
+
+    /// Tells of a failure. What else was asked for is still tried.
+    pub(crate) fn fail(&self, sentence: impl Display) {
+        self.fail_with(FAILED, sentence);
+    }
+
+    /// The same with an exit status of its own; the highest of all failures counts.
+    pub(crate) fn fail_with(&self, status: u8, sentence: impl Display) {
+        self.status.fetch_max(status, Ordering::Relaxed);
+        self.remark(sentence);
+    }
+
+    /// Tells what is no failure.
+    pub(crate) fn remark(&self, sentence: impl Display) {
+        let line = format!("{}: {sentence}\n", self.program);
+        // Nobody is left to tell if stderr is closed.
+        self.aside(|| drop(io::stderr().lock().write_all(line.as_bytes())));
+    }
+
+    /// Prints a line on stdout, for `-v`.
+    pub(crate) fn say(&self, line: impl Display) {
+        let line = format!("{line}\n");
+        self.aside(|| {
+            if let Err(error) = io::stdout().lock().write_all(line.as_bytes()) {
+                locked(&self.stdout_failure).get_or_insert(error);
+            }
+        });
+    }
+
+    /// Lets lines go above `bar` from now on.
+    pub(crate) fn step_aside(&self, bar: ProgressBar) {
+        *locked(&self.bar) = Some(bar);
+    }
+
+    fn aside(&self, print: impl FnOnce()) {
+        match &*locked(&self.bar) {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// The exit status, once the last word on stdout has been told of: `output` is what came of the
+    /// command's own writes.
+    pub(crate) fn finish(&self, output: io::Result<()>) -> ExitCode {
+        let said = locked(&self.stdout_failure).take().map_or(Ok(()), Err);
+        match output.and(said) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return ExitCode::from(READER_GONE);
+            }
+            Err(error) => {
+                self.fail(format_args!("write error: {}", super::failure::io_reason(&error)))
+            }
+            Ok(()) => {}
+        }
+        ExitCode::from(self.status.load(Ordering::Relaxed))
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("no code panics while it holds a part of the console")
+}
+
+const FAILED: u8 = 1;
+/// What a shell says of a program that SIGPIPE ended, as it ends coreutils. Rust's runtime ignores
+/// the signal, and so the write fails instead.
+const READER_GONE: u8 = 128 + 13;

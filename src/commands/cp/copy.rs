@@ -1,0 +1,398 @@
+//! Files and trees, one entry at a time or several.
+
+use std::sync::Arc;
+
+use proto::nfs3::{Attributes, FileType, StableHow};
+use rustix::io::Errno;
+use tokio::task::JoinSet;
+
+use super::super::console::Console;
+use super::super::failure::Failure;
+use super::super::remote::LastLink;
+use super::super::umask;
+use super::Options;
+use super::entry::{Entry, Place, blocking};
+use super::progress::Progress;
+use super::resume::{self, Start};
+use super::sink::Sink;
+use super::slot::Slot;
+use super::source::{Source, extents};
+use super::transfer::{Broken, Plan, transfer};
+
+/// Copies what it is given, and tells itself what cannot be.
+pub(super) struct Copier {
+    shared: Arc<Shared>,
+    jobs: JoinSet<()>,
+    jobs_max: usize,
+    /// Directories whose permissions and times are set once nothing is put into them any more; a
+    /// directory comes before those in it.
+    dirs: Vec<Made>,
+}
+
+/// What every file's job needs.
+struct Shared {
+    options: Options,
+    console: Arc<Console>,
+    progress: Progress,
+}
+
+/// A directory that was copied, but for what is in it.
+struct Made {
+    from: Entry,
+    to: Entry,
+    is_new: bool,
+}
+
+impl Copier {
+    pub(super) fn new(options: &Options, console: &Arc<Console>) -> Self {
+        let progress = Progress::new(!options.no_progress, console);
+        let (options, console) = (options.clone(), Arc::clone(console));
+        let jobs_max = usize::from(options.jobs);
+        let shared = Arc::new(Shared { options, console, progress });
+        Self { shared, jobs: JoinSet::new(), jobs_max, dirs: Vec::new() }
+    }
+
+    /// Copies an argument to `slot`.
+    pub(super) async fn argument(&mut self, from: Entry, slot: Slot, ends_with_slash: bool) {
+        if from.is_dir() && !self.shared.options.recursive() {
+            let shown = &from.shown;
+            self.shared.fail(format!("-r not specified; omitting directory {shown}"));
+            return;
+        }
+        if !from.is_dir() {
+            // Where only a directory can be, and none is.
+            if ends_with_slash && !slot.shown.as_bytes().ends_with(&slot.name) {
+                let (shown, reason) = (&slot.shown, Failure::refused(Errno::NOTDIR));
+                self.shared.fail(format!("cannot create regular file {shown}: {reason}"));
+                return;
+            }
+            self.file(from, slot, false).await;
+            return;
+        }
+        // Of the two only the one on the command line may be a link to a directory.
+        if let Some(made) = self.dir(from, &slot, LastLink::Follow).await {
+            self.tree(made, slot).await;
+        }
+    }
+
+    /// Waits for all files, and gives directories what they are to have.
+    pub(super) async fn finish(mut self) {
+        while let Some(job) = self.jobs.join_next().await {
+            job.expect("copying does not panic");
+        }
+        // Those below first: to set the times of a directory needs the right to go through those
+        // above.
+        while let Some(made) = self.dirs.pop() {
+            self.shared.finish_dir(&made).await;
+        }
+        self.shared.progress.finish();
+    }
+
+    async fn file(&mut self, from: Entry, slot: Slot, is_new_dir: bool) {
+        while self.jobs.len() >= self.jobs_max {
+            if let Some(job) = self.jobs.join_next().await {
+                job.expect("copying does not panic");
+            }
+        }
+        if from.file_type() == FileType::Regular {
+            self.shared.progress.expect(from.attributes.size);
+        }
+        let shared = Arc::clone(&self.shared);
+        self.jobs.spawn(async move {
+            if let Err(sentence) = shared.copy(&from, &slot, is_new_dir).await {
+                shared.console.fail(sentence);
+            }
+        });
+    }
+
+    /// All that is in a directory and those below it.
+    async fn tree(&mut self, root: Made, slot: Slot) {
+        let goal = root.to.clone();
+        let mut ahead = vec![(root, slot)];
+        while let Some((dir, slot)) = ahead.pop() {
+            let mut below = self.content(&dir, &slot, &goal).await;
+            self.dirs.push(dir);
+            ahead.append(&mut below);
+        }
+    }
+
+    /// What is in a directory, but for what is in those below it: these are returned.
+    async fn content(&mut self, dir: &Made, slot: &Slot, goal: &Entry) -> Vec<(Made, Slot)> {
+        let mut below = Vec::new();
+        let shown = &dir.from.shown;
+        let mut children = match dir.from.children().await {
+            Ok(children) => children,
+            Err(failure) => {
+                self.shared.fail(format!("cannot access {shown}: {failure}"));
+                return below;
+            }
+        };
+        loop {
+            let page = match children.next().await {
+                Ok(page) if page.is_empty() => return below,
+                Ok(page) => page,
+                Err(failure) => {
+                    self.shared.fail(format!("error reading {shown}: {failure}"));
+                    return below;
+                }
+            };
+            for (name, found) in page {
+                let shown = shown.join(&name);
+                let from = match found {
+                    Ok((place, attributes)) => Entry { place, attributes, shown },
+                    Err(failure) => {
+                        self.shared.fail(format!("cannot stat {shown}: {failure}"));
+                        continue;
+                    }
+                };
+                let slot = slot.below(&dir.to, &name);
+                if from.is_same(goal) {
+                    let (above, goal) = (&dir.from.shown, &goal.shown);
+                    let what = format!("cannot copy a directory, {above}, into itself, {goal}");
+                    self.shared.fail(what);
+                } else if !from.is_dir() {
+                    self.file(from, slot, dir.is_new).await;
+                } else if let Some(made) = self.dir(from, &slot, LastLink::Keep).await {
+                    below.push((made, slot));
+                }
+            }
+        }
+    }
+
+    /// Makes a directory at `slot`, or takes the one that is there.
+    async fn dir(&mut self, from: Entry, slot: &Slot, last: LastLink) -> Option<Made> {
+        let shared = &self.shared;
+        let to_shown = &slot.shown;
+        match slot.look(last).await {
+            Ok(Some(to)) if to.is_dir() && to.is_same(&from) => {
+                let shown = &from.shown;
+                let what = format!("cannot copy a directory, {shown}, into itself, {to_shown}");
+                shared.fail(what);
+                None
+            }
+            Ok(Some(to)) if to.is_dir() => Some(Made { from, to, is_new: false }),
+            Ok(Some(_)) => {
+                let shown = &from.shown;
+                shared.fail(format!(
+                    "cannot overwrite non-directory {to_shown} with directory {shown}"
+                ));
+                None
+            }
+            Ok(None) => {
+                // Its owner has to be able to fill it, whatever it is to be at the end.
+                let mode = from.attributes.mode & 0o777 & !umask() | 0o700;
+                match slot.make_dir(mode).await {
+                    Ok(to) => {
+                        shared.say(&from, slot);
+                        Some(Made { from, to, is_new: true })
+                    }
+                    Err(failure) => {
+                        shared.fail(format!("cannot create directory {to_shown}: {failure}"));
+                        None
+                    }
+                }
+            }
+            Err(failure) => {
+                shared.fail(format!("cannot stat {to_shown}: {failure}"));
+                None
+            }
+        }
+    }
+}
+
+/// A failed step, told: the sentence is complete.
+type Told<T> = std::result::Result<T, String>;
+
+impl Shared {
+    fn fail(&self, sentence: String) {
+        self.console.fail(sentence);
+    }
+
+    fn say(&self, from: &Entry, slot: &Slot) {
+        if self.options.verbose {
+            self.console.say(format_args!("{} -> {}", from.shown, slot.shown));
+        }
+    }
+
+    async fn finish_dir(&self, Made { from, to, is_new }: &Made) {
+        let wanted = from.attributes.mode & 0o777 & !umask();
+        let result = if self.options.preserves() {
+            to.take_after(&from.attributes).await
+        } else if *is_new && wanted & 0o700 != 0o700 {
+            to.set_mode(wanted).await
+        } else {
+            Ok(())
+        };
+        if let Err(failure) = result {
+            self.fail(format!("preserving permissions for {}: {failure}", to.shown));
+        }
+    }
+
+    /// Copies what is no directory. `is_new_dir`: nothing is there yet, so that it need not be
+    /// looked for.
+    async fn copy(&self, from: &Entry, slot: &Slot, is_new_dir: bool) -> Told<()> {
+        // Links are followed where a file is written, and replaced where a link is.
+        let is_data = from.file_type() == FileType::Regular || !self.options.recursive();
+        let last = if is_data { LastLink::Follow } else { LastLink::Keep };
+        let there = if is_new_dir { None } else { self.look(slot, last).await? };
+        if let Some(there) = &there {
+            if self.options.no_clobber {
+                return Ok(());
+            }
+            let (shown, to) = (&from.shown, &slot.shown);
+            if there.is_dir() {
+                return Err(format!("cannot overwrite directory {to} with non-directory {shown}"));
+            }
+            if there.is_same(from) {
+                return Err(format!("{shown} and {to} are the same file"));
+            }
+        }
+        let to = if is_data {
+            self.data(from, slot, there).await?
+        } else {
+            if there.is_some() {
+                slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
+            }
+            self.special(from, slot).await?
+        };
+        if let Some(to) = to {
+            if self.options.preserves() {
+                let kept = to.take_after(&from.attributes).await;
+                kept.map_err(|failure| format!("preserving times for {}: {failure}", slot.shown))?;
+            }
+            self.say(from, slot);
+        }
+        Ok(())
+    }
+
+    async fn look(&self, slot: &Slot, last: LastLink) -> Told<Option<Entry>> {
+        let found = slot.look(last).await;
+        let found = found.map_err(|failure| cannot("stat", slot, &failure))?;
+        if found.is_none() && last == LastLink::Follow {
+            // To write through a link to nowhere would make a file that nobody named.
+            let itself = slot.look(LastLink::Keep).await;
+            if itself.is_ok_and(|found| found.is_some()) {
+                return Err(format!("not writing through dangling symlink {}", slot.shown));
+            }
+        }
+        Ok(found)
+    }
+
+    /// A symbolic link, a pipe, a socket or a device.
+    async fn special(&self, from: &Entry, slot: &Slot) -> Told<Option<Entry>> {
+        if from.file_type() == FileType::Symlink {
+            let target = from.link_target().await.map_err(|failure| {
+                format!("cannot read symbolic link {}: {failure}", from.shown)
+            })?;
+            let made = slot.make_link(target).await;
+            return made
+                .map(Some)
+                .map_err(|failure| cannot("create symbolic link", slot, &failure));
+        }
+        let mode = from.attributes.mode & 0o777 & !umask();
+        let made = slot.make_node(&from.attributes, mode).await;
+        made.map(Some).map_err(|failure| cannot("create special file", slot, &failure))
+    }
+
+    /// The data of a file into a new one or the one that is there; none when all is there already.
+    async fn data(&self, from: &Entry, slot: &Slot, there: Option<Entry>) -> Told<Option<Entry>> {
+        let source = from
+            .open()
+            .await
+            .map_err(|failure| format!("cannot open {} for reading: {failure}", from.shown))?;
+        let start = match &there {
+            Some(there) if self.options.resume => resume::start(from, &source, there)
+                .await
+                .map_err(|failure| format!("error reading {}: {failure}", slot.shown))?,
+            _ => Start::Over,
+        };
+        let size = from.attributes.size;
+        if start == Start::Done {
+            self.progress.advance(size);
+            return Ok(None);
+        }
+        let start = if let Start::At(start) = start { start } else { 0 };
+        let chunk_bytes = chunk_bytes(from, slot);
+        let is_small = size <= chunk_bytes.into();
+        let stable =
+            if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
+        let (to, mut sink) = self.open(from, slot, there, stable, start == 0).await?;
+        let is_fresh = start == 0;
+        let plan = self.plan(from, &source, start, chunk_bytes, is_fresh).await;
+        self.progress.advance(start);
+        match transfer(&source, &mut sink, &plan, &self.progress).await {
+            Ok(_) => Ok(Some(to)),
+            Err(Broken::Reading(failure)) => {
+                Err(format!("error reading {}: {failure}", from.shown))
+            }
+            Err(Broken::Writing(failure)) => {
+                Err(format!("error writing {}: {failure}", slot.shown))
+            }
+        }
+    }
+
+    async fn plan(
+        &self,
+        from: &Entry,
+        source: &Source,
+        start: u64,
+        chunk_bytes: u32,
+        is_fresh: bool,
+    ) -> Plan {
+        let Attributes { size, used, .. } = from.attributes;
+        // Into a file that is not empty, zeros have to be written where the source has a hole.
+        let is_sparse = is_fresh && used < size;
+        let extents = match source {
+            Source::Local { file, .. } if is_sparse => {
+                let file = Arc::clone(file);
+                blocking(move || Ok(extents(&file, size))).await.ok()
+            }
+            _ => None,
+        };
+        let skip_zeros = is_sparse && extents.is_none();
+        Plan { start, extents, size, chunk_bytes, skip_zeros }
+    }
+
+    /// Opens what is written to, which is made if it is not there.
+    async fn open(
+        &self,
+        from: &Entry,
+        slot: &Slot,
+        there: Option<Entry>,
+        stable: StableHow,
+        truncate: bool,
+    ) -> Told<(Entry, Sink)> {
+        // With -p, nobody else gets at the data before it has the owner it is to have.
+        let reach = if self.options.preserves() { 0o700 } else { 0o777 };
+        let mode = from.attributes.mode & reach & !umask();
+        let create = async || {
+            let made = slot.create(mode, stable).await;
+            made.map_err(|failure| cannot("create regular file", slot, &failure))
+        };
+        let Some(there) = there else { return create().await };
+        match there.sink(stable, truncate).await {
+            Ok(sink) => Ok((there, sink)),
+            Err(failure) if self.options.force && failure.errno() == Errno::ACCESS => {
+                slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
+                create().await
+            }
+            Err(failure) => Err(cannot("create regular file", slot, &failure)),
+        }
+    }
+}
+
+fn cannot(what: &str, slot: &Slot, failure: &Failure) -> String {
+    format!("cannot {what} {}: {failure}", slot.shown)
+}
+
+/// What is read and written at once: as much as each server takes, up to [`CHUNK_BYTES_MAX`].
+fn chunk_bytes(from: &Entry, slot: &Slot) -> u32 {
+    let read_max = match &from.place {
+        Place::Remote(remote, _) => remote.read_bytes(),
+        Place::Local(_) => CHUNK_BYTES_MAX,
+    };
+    read_max.min(slot.write_bytes().unwrap_or(CHUNK_BYTES_MAX)).min(CHUNK_BYTES_MAX)
+}
+
+/// More in one call gains nothing, and holds up what shares the connection.
+const CHUNK_BYTES_MAX: u32 = 1 << 20;

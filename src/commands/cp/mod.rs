@@ -1,0 +1,263 @@
+//! `spillway cp`: copies files to a server, from it, or between servers.
+
+mod copy;
+mod entry;
+mod progress;
+mod resume;
+mod sink;
+mod slot;
+pub(super) mod source;
+mod transfer;
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser as _, ValueParser};
+use rustix::io::Errno;
+
+use super::console::Console;
+use super::failure::{Failure, Result};
+use super::remote::{LastLink, without_end_slashes};
+use super::session::{ConnectOptions, Session};
+use super::target::{Shown, Target, is_remote};
+use copy::Copier;
+use entry::Entry;
+use slot::{Dir, Slot};
+
+/// As coreutils' `cp`, with a URL on one side at least. What is copied is safe on the server's disk
+/// when the command ends with status 0.
+#[derive(Args, Clone)]
+pub(crate) struct Options {
+    /// What to copy and, at the end, its new name or the directory to copy it to: files here, or on
+    /// servers as nfs://HOST[:PORT]/EXPORT/PATH
+    #[arg(value_name = "FILE", required = true, num_args = 2.., value_parser = argument_parser())]
+    files: Vec<OsString>,
+
+    /// Copy directories with all that is in them, and symbolic links as what they are
+    #[arg(short, long, short_alias = 'R')]
+    recursive: bool,
+
+    /// Keep permissions, times to the nanosecond and, where that is permitted, owners
+    #[arg(short)]
+    preserve: bool,
+
+    /// As -r and -p together
+    #[arg(short, long)]
+    archive: bool,
+
+    /// Take away a file that cannot be written, and try again
+    #[arg(short, long)]
+    force: bool,
+
+    /// Leave alone what exists
+    #[arg(short, long)]
+    no_clobber: bool,
+
+    /// Say what was copied
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// Go on with a copy that was interrupted: keep what a shorter, later file holds, less its end,
+    /// if the megabyte in front of that is the same; skip files that were copied with -p
+    #[arg(long)]
+    resume: bool,
+
+    /// Files of a directory that are copied at once
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: u16,
+
+    /// Show no progress, also on a terminal
+    #[arg(long)]
+    no_progress: bool,
+
+    #[command(flatten)]
+    connect: ConnectOptions,
+}
+
+impl Options {
+    fn recursive(&self) -> bool {
+        self.recursive || self.archive
+    }
+
+    fn preserves(&self) -> bool {
+        self.preserve || self.archive
+    }
+}
+
+/// Takes any path, and URLs that are some.
+fn argument_parser() -> ValueParser {
+    let parser = OsStringValueParser::new().try_map(|argument| {
+        if is_remote(&argument) { Target::parse(&argument).map(|_| argument) } else { Ok(argument) }
+    });
+    parser.into()
+}
+
+/// Copies all that was asked for.
+pub(crate) async fn run(options: &Options, console: &Arc<Console>) -> io::Result<()> {
+    let Some((to, from)) = options.files.split_last() else { return Ok(()) };
+    if !options.files.iter().any(|file| is_remote(file)) {
+        console.fail_with(super::MISUSED, "one of the files has to be a URL, nfs://HOST/PATH");
+        return Ok(());
+    }
+    let mut session = Session::new(&options.connect);
+    let goal = match Goal::find(&mut session, to).await {
+        Ok(goal) => goal,
+        Err(failure) => {
+            console.fail(format_args!("target {}: {failure}", Shown::argument(to)));
+            return Ok(());
+        }
+    };
+    if from.len() > 1 && !goal.is_dir() {
+        let reason = if goal.found.is_some() { Errno::NOTDIR } else { Errno::NOENT };
+        let (shown, reason) = (Shown::argument(to), Failure::refused(reason));
+        console.fail(format_args!("target {shown}: {reason}"));
+        return Ok(());
+    }
+    let mut copier = Copier::new(options, console);
+    for file in from {
+        let last = if options.recursive() { LastLink::Keep } else { LastLink::Follow };
+        match Entry::find(&mut session, file, last).await {
+            Ok(entry) => match goal.absent {
+                None => copier.argument(entry, goal.slot(file), goal.ends_with_slash).await,
+                Some(errno) => {
+                    let what = if entry.is_dir() { "directory" } else { "regular file" };
+                    let (shown, reason) = (Shown::argument(to), Failure::refused(errno));
+                    console.fail(format_args!("cannot create {what} {shown}: {reason}"));
+                }
+            },
+            Err(failure) => {
+                console.fail(format_args!("cannot stat {}: {failure}", Shown::argument(file)));
+            }
+        }
+    }
+    copier.finish().await;
+    Ok(())
+}
+
+/// What the last argument leads to.
+struct Goal {
+    /// Its own name.
+    slot: Slot,
+    /// What is there, links followed.
+    found: Option<Entry>,
+    ends_with_slash: bool,
+    /// Why the directory above is not to be had.
+    absent: Option<Errno>,
+}
+
+impl Goal {
+    async fn find(session: &mut Session, to: &OsStr) -> Result<Self> {
+        let (shown, bytes) = (Shown::argument(to), to.as_bytes());
+        if !is_remote(to) {
+            let trimmed = match without_end_slashes(bytes) {
+                b"" => bytes,
+                trimmed => trimmed,
+            };
+            let (dir, name) = match trimmed.iter().rposition(|byte| *byte == b'/') {
+                Some(slash) => (&trimmed[..=slash], &trimmed[slash + 1..]),
+                None => (&b"."[..], trimmed),
+            };
+            let path = Path::new(to).to_owned();
+            let found = Entry::local(path, shown.clone(), LastLink::Follow).await;
+            let dir = Dir::Local(Path::new(OsStr::from_bytes(dir)).to_owned());
+            let slot = Slot { dir, name: name.to_vec(), shown };
+            return Self::new(slot, found, bytes.ends_with(b"/"));
+        }
+        let target = Target::parse(to).expect("it was read once before");
+        let (remote, path) = session.reach(&target.url, LastLink::Keep).await?;
+        let found = remote.resolve(&path, LastLink::Follow).await.map(|node| {
+            let place = entry::Place::Remote(remote.clone(), node.handle);
+            Entry { place, attributes: node.attributes, shown: shown.clone() }
+        });
+        let mut absent = None;
+        let (dir, name) = match remote.resolve_parent(&path).await {
+            Ok((parent, name)) => {
+                let above = without_end_slashes(&path);
+                let above = &above[..above.len() - name.len()];
+                (Dir::Remote(remote, parent.handle, above.to_vec()), name)
+            }
+            // The root of the export has no name, and is there.
+            Err(error) if found.is_ok() && error.errno() == Errno::BUSY => {
+                let root = remote.root();
+                (Dir::Remote(remote, root, Vec::new()), b".".to_vec())
+            }
+            Err(error) if is_absent(error.errno()) => {
+                absent = Some(error.errno());
+                let root = remote.root();
+                (Dir::Remote(remote, root, Vec::new()), Vec::new())
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let ends_with_slash = path.ends_with(b"/");
+        let slot = Slot { dir, name, shown };
+        let goal = Self::new(slot, found.map_err(Failure::from), ends_with_slash)?;
+        Ok(Self { absent, ..goal })
+    }
+
+    fn new(slot: Slot, found: Result<Entry>, ends_with_slash: bool) -> Result<Self> {
+        let found = match found {
+            Ok(entry) => Some(entry),
+            Err(failure) if is_absent(failure.errno()) => None,
+            Err(failure) => return Err(failure),
+        };
+        Ok(Self { slot, found, ends_with_slash, absent: None })
+    }
+
+    fn is_dir(&self) -> bool {
+        self.found.as_ref().is_some_and(Entry::is_dir)
+    }
+
+    /// Where a source goes: into the directory, or to the name.
+    fn slot(&self, source: &OsStr) -> Slot {
+        match &self.found {
+            Some(entry) if entry.is_dir() => self.slot.below(entry, &last_name(source)),
+            _ => self.slot.clone(),
+        }
+    }
+}
+
+fn is_absent(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR)
+}
+
+/// What a source is called where it goes; `.` for what has no name of its own, which makes its
+/// content go there.
+fn last_name(source: &OsStr) -> Vec<u8> {
+    let path = match Target::parse(source) {
+        Ok(target) => target.url.path,
+        Err(_) => source.as_bytes().to_vec(),
+    };
+    let path = without_end_slashes(&path);
+    match path.rsplit(|byte| *byte == b'/').next() {
+        None | Some(b"" | b"." | b"..") => b".".to_vec(),
+        Some(name) => name.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_keep_their_last_name() {
+        for (source, expected) in [
+            ("a", "a"),
+            ("dir/a//", "a"),
+            ("nfs://h/e/a%20b/", "a b"),
+            ("nfs://h/e/a?uid=3", "a"),
+            ("nfs://h/", "."),
+            ("nfs://h", "."),
+            (".", "."),
+            ("dir/..", "."),
+            ("/", "."),
+            ("a?uid=3", "a?uid=3"),
+        ] {
+            assert_eq!(last_name(OsStr::new(source)), expected.as_bytes(), "{source}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Where to go on with a copy that was interrupted.
+
+use proto::nfs3::{Attributes, FileType, Time};
+
+use super::super::failure::Result;
+use super::entry::{Entry, Place};
+use super::sink::PIECE_BYTES;
+use super::source::{Source, WINDOW_BYTES};
+
+/// Where to begin with a file of which something is there already.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// At the beginning, with an empty file: what is there is not the beginning of the source.
+    Over,
+    /// At this offset. What is before it is kept.
+    At(u64),
+    /// Nowhere: all is there.
+    Done,
+}
+
+/// Finds out how much of `there` can be kept.
+///
+/// An interrupted copy leaves a file that is shorter than its source and was changed after it. Of
+/// such a file all is kept but the end, where data was still under way or not committed when the
+/// copy ended: [`unsettled_bytes`]. The last [`COMPARED_BYTES`] before that are read from both and
+/// must be the same. A file of the size and exact time of its source was copied with `-p` and is
+/// done.
+///
+/// A source that was changed since is noticed by its time alone, which is then later than that of
+/// the copy; the clocks of the two machines are taken to be right.
+pub(super) async fn start(from: &Entry, source: &Source, there: &Entry) -> Result<Start> {
+    let at = match guess(&from.attributes, &there.attributes, unsettled_bytes(&there.place)) {
+        Start::At(at) => at,
+        decided => return Ok(decided),
+    };
+    let copy = there.open().await?;
+    let compared = u64::from(COMPARED_BYTES).min(at);
+    let len = u32::try_from(compared).expect("it is at most a u32");
+    let (ours, theirs) = (source.read(at - compared, len), copy.read(at - compared, len));
+    let same = ours.await?.data == theirs.await?.data;
+    Ok(if same { Start::At(at) } else { Start::Over })
+}
+
+/// What sizes and times say alone.
+fn guess(source: &Attributes, there: &Attributes, unsettled_bytes: u64) -> Start {
+    if source.file_type != FileType::Regular || there.file_type != FileType::Regular {
+        return Start::Over;
+    }
+    if there.size == source.size && there.mtime == source.mtime {
+        return Start::Done;
+    }
+    if there.size > source.size || is_earlier(there.mtime, source.mtime) {
+        return Start::Over;
+    }
+    match there.size.saturating_sub(unsettled_bytes) / ALIGNMENT * ALIGNMENT {
+        0 => Start::Over,
+        at => Start::At(at),
+    }
+}
+
+/// Compares as coarse clocks allow: some file systems keep whole seconds.
+fn is_earlier(copy: Time, source: Time) -> bool {
+    copy.seconds < source.seconds
+}
+
+/// What may be incomplete at the end of an interrupted copy. Here, the chunks that were under way:
+/// the kernel has those that were written. On a server, also the piece that awaits its COMMIT and
+/// the next one, for the server may have been started anew as well.
+const fn unsettled_bytes(place: &Place) -> u64 {
+    match place {
+        Place::Local(_) => UNDER_WAY_BYTES,
+        Place::Remote(..) => 2 * PIECE_BYTES + UNDER_WAY_BYTES,
+    }
+}
+
+/// Chunks that were read or are being written, with room to spare.
+const UNDER_WAY_BYTES: u64 = 4 * WINDOW_BYTES;
+/// What is compared.
+const COMPARED_BYTES: u32 = 1 << 20;
+/// Copies go on at a multiple of this, so that chunks lie as in a copy from the beginning.
+const ALIGNMENT: u64 = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::nfs3::DeviceSpec;
+
+    fn file(size: u64, seconds: u32, nseconds: u32) -> Attributes {
+        let time = Time { seconds, nseconds };
+        Attributes {
+            file_type: FileType::Regular,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            size,
+            used: size,
+            rdev: DeviceSpec::default(),
+            fsid: 1,
+            fileid: 2,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        }
+    }
+
+    #[test]
+    fn sizes_and_times_decide_what_may_be_kept() {
+        const MIB: u64 = 1 << 20;
+        let source = file(1000 * MIB, 50, 7);
+        for (there, expected) in [
+            (file(1000 * MIB, 50, 7), Start::Done),
+            (file(1000 * MIB, 50, 8), Start::At(808 * MIB)),
+            (file(500 * MIB, 60, 0), Start::At(308 * MIB)),
+            (file(500 * MIB + 12_345, 60, 0), Start::At(308 * MIB)),
+            (file(500 * MIB, 49, 0), Start::Over),
+            (file(1001 * MIB, 60, 0), Start::Over),
+            (file(192 * MIB, 60, 0), Start::Over),
+            (file(0, 60, 0), Start::Over),
+        ] {
+            assert_eq!(
+                guess(&source, &there, 192 * MIB),
+                expected,
+                "{} {:?}",
+                there.size,
+                there.mtime
+            );
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Where the data of a copy goes.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use client::nfs3::Nfs3;
+use proto::nfs3::{FileHandle, SetAttributes, StableHow, WriteVerifier};
+use tokio::task::spawn_blocking;
+
+use super::super::failure::Result;
+use super::super::window::Window;
+use super::source::window_len;
+
+/// A file that is written in chunks, several at once.
+pub(super) enum Sink {
+    /// On a server.
+    Remote(Box<RemoteSink>),
+    /// Here, written at any offset.
+    Local { file: Arc<File> },
+    /// Here, a pipe or a device that takes bytes in order.
+    Stream { file: Arc<File> },
+}
+
+/// A write that is under way.
+type Writing = Pin<Box<dyn Future<Output = Result<Written>> + Send>>;
+
+/// A chunk that was taken.
+pub(super) struct Written {
+    range: Range<u64>,
+    /// The instance of the server that holds it in memory; none when it is safe. Two for one chunk
+    /// that came in parts to a server that was started anew between them.
+    unsafe_with: Vec<WriteVerifier>,
+}
+
+impl Sink {
+    /// Begins to write `data` at `offset`.
+    pub(super) fn write(&self, offset: u64, data: Bytes) -> Writing {
+        let end = offset + u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let written = Written { range: offset..end, unsafe_with: Vec::new() };
+        match self {
+            Self::Remote(sink) => sink.write(data, written),
+            Self::Local { file } => {
+                let file = Arc::clone(file);
+                blocking(move || file.write_all_at(&data, offset), written)
+            }
+            Self::Stream { file } => {
+                let file = Arc::clone(file);
+                blocking(move || (&*file).write_all(&data), written)
+            }
+        }
+    }
+
+    /// Writes under way at once.
+    pub(super) fn writes_max(&self, chunk_bytes: u32) -> usize {
+        match self {
+            Self::Remote(_) => window_len(chunk_bytes),
+            // A file is written by one at a time anyway; the others have their data ready.
+            Self::Local { .. } => 3,
+            Self::Stream { .. } => 1,
+        }
+    }
+
+    /// Takes note of a chunk that was written, in the order of the file.
+    pub(super) async fn settle(&mut self, written: Written) -> Result<()> {
+        match self {
+            Self::Remote(sink) => sink.settle(written).await,
+            Self::Local { .. } | Self::Stream { .. } => Ok(()),
+        }
+    }
+
+    /// Makes what was written safe, and tells which parts have to be written again.
+    pub(super) async fn commit(&mut self) -> Result<Vec<Range<u64>>> {
+        match self {
+            Self::Remote(sink) => sink.commit_all().await,
+            Self::Local { .. } | Self::Stream { .. } => Ok(Vec::new()),
+        }
+    }
+
+    /// Ends the file at `size`.
+    pub(super) async fn set_size(&mut self, size: u64) -> Result<()> {
+        match self {
+            Self::Remote(sink) => {
+                let size = SetAttributes { size: Some(size), ..SetAttributes::default() };
+                sink.nfs.setattr(sink.file, size, None).await?;
+                Ok(())
+            }
+            Self::Local { file } => {
+                let file = Arc::clone(file);
+                let set = spawn_blocking(move || file.set_len(size));
+                Ok(set.await.expect("it does not panic")?)
+            }
+            Self::Stream { .. } => Ok(()),
+        }
+    }
+}
+
+fn blocking(
+    work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
+    written: Written,
+) -> Writing {
+    let work = spawn_blocking(work);
+    Box::pin(async move {
+        work.await.expect("writing does not panic")?;
+        Ok(written)
+    })
+}
+
+/// A file on a server: written UNSTABLE and committed piece by piece, so that never more than two
+/// pieces are in the server's memory only. A piece whose COMMIT comes from another instance of the
+/// server than its WRITEs may be lost (RFC 1813 §3.3.21), and is to be written again.
+pub(super) struct RemoteSink {
+    nfs: Nfs3,
+    file: FileHandle,
+    stable: StableHow,
+    /// What was written since the last COMMIT began.
+    piece: Option<Piece>,
+    commits: Window<Result<Option<Range<u64>>>>,
+    lost: Vec<Range<u64>>,
+}
+
+/// A part of the file, without holes but for those of the source.
+struct Piece {
+    range: Range<u64>,
+    verifiers: Vec<WriteVerifier>,
+}
+
+impl RemoteSink {
+    /// With [`StableHow::FileSync`] every WRITE is safe when it is answered: for data that cannot be
+    /// had again, and for files of one WRITE, which saves them the COMMIT.
+    pub(super) fn new(nfs: Nfs3, file: FileHandle, stable: StableHow) -> Self {
+        let commits = Window::new(COMMITS_MAX);
+        Self { nfs, file, stable, piece: None, commits, lost: Vec::new() }
+    }
+
+    fn write(&self, mut data: Bytes, mut written: Written) -> Writing {
+        let (nfs, file, stable) = (self.nfs.clone(), self.file, self.stable);
+        let mut offset = written.range.start;
+        // Handed over now, so that the order of the calls is that of the file.
+        let mut call = nfs.write(file, offset, data.clone(), stable);
+        Box::pin(async move {
+            loop {
+                let ok = call.await?;
+                if ok.committed == StableHow::Unstable
+                    && !written.unsafe_with.contains(&ok.verifier)
+                {
+                    written.unsafe_with.push(ok.verifier);
+                }
+                let count = usize::try_from(ok.count).unwrap_or(usize::MAX).min(data.len());
+                data = data.slice(count..);
+                if data.is_empty() {
+                    return Ok(written);
+                }
+                offset += u64::from(ok.count);
+                call = nfs.write(file, offset, data.clone(), stable);
+            }
+        })
+    }
+
+    async fn settle(&mut self, written: Written) -> Result<()> {
+        if written.unsafe_with.is_empty() {
+            return Ok(());
+        }
+        let Written { range, unsafe_with } = written;
+        let piece = self.piece.get_or_insert_with(|| Piece {
+            range: range.start..range.start,
+            verifiers: Vec::new(),
+        });
+        piece.range.end = range.end;
+        for verifier in unsafe_with {
+            if !piece.verifiers.contains(&verifier) {
+                piece.verifiers.push(verifier);
+            }
+        }
+        if piece.range.end - piece.range.start >= PIECE_BYTES {
+            self.begin_commit().await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Sends a COMMIT for what was written since the last. Goes on while it is answered.
+    async fn begin_commit(&mut self) -> Result<()> {
+        let Some(Piece { range, verifiers }) = self.piece.take() else { return Ok(()) };
+        if let Some(lost) = self.commits.make_room().await {
+            self.lost.extend(lost?);
+        }
+        // A piece that grew over a hole may be longer than a count can tell; 0 is to the end.
+        let count = u32::try_from(range.end - range.start).unwrap_or(0);
+        let commit = self.nfs.commit(self.file, range.start, count);
+        self.commits.push(async move {
+            let verifier = commit.await?.verifier;
+            Ok((verifiers != [verifier]).then_some(range))
+        });
+        Ok(())
+    }
+
+    async fn commit_all(&mut self) -> Result<Vec<Range<u64>>> {
+        self.begin_commit().await?;
+        while let Some(lost) = self.commits.next().await {
+            self.lost.extend(lost?);
+        }
+        Ok(std::mem::take(&mut self.lost))
+    }
+}
+
+/// Bytes between two COMMITs. Bounds what has to be written again, and where `--resume` begins.
+pub(super) const PIECE_BYTES: u64 = 32 << 20;
+/// COMMITs of a file that are under way at once.
+const COMMITS_MAX: usize = 1;

@@ -1,0 +1,342 @@
+//! Where a copy goes: a name in a directory, here or on a server.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proto::nfs3::{
+    Attributes, CreateHow, CreatedOk, FileHandle, FileType, MknodData, SetAttributes, SetTime,
+    StableHow,
+};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, Uid};
+use rustix::io::Errno;
+
+use super::super::failure::{Failure, Result};
+use super::super::remote::{LastLink, Node, Remote};
+use super::super::target::Shown;
+use super::entry::{Entry, Place, blocking, local_attributes};
+use super::sink::{RemoteSink, Sink};
+
+/// A directory that is copied into.
+#[derive(Clone)]
+pub(super) enum Dir {
+    Local(PathBuf),
+    /// With the path to it from the root of the export.
+    Remote(Remote, FileHandle, Vec<u8>),
+}
+
+impl Dir {
+    /// That of an entry which is one. `slot` is where it is.
+    pub(super) fn of(entry: &Entry, slot: &Slot) -> Self {
+        match (&entry.place, &slot.dir) {
+            (Place::Remote(remote, dir), Self::Remote(_, _, path)) => {
+                Self::Remote(remote.clone(), *dir, join(path, &slot.name))
+            }
+            (Place::Remote(remote, dir), Self::Local(_)) => {
+                Self::Remote(remote.clone(), *dir, Vec::new())
+            }
+            (Place::Local(path), _) => Self::Local(path.clone()),
+        }
+    }
+}
+
+/// A name in a directory. The name `.` is the directory itself.
+#[derive(Clone)]
+pub(super) struct Slot {
+    pub(super) dir: Dir,
+    pub(super) name: Vec<u8>,
+    pub(super) shown: Shown,
+}
+
+impl Slot {
+    /// The name of `child` in the directory that `entry`, found at this slot, is.
+    pub(super) fn below(&self, entry: &Entry, child: &[u8]) -> Self {
+        let (dir, name) = (Dir::of(entry, self), child.to_vec());
+        Self { dir, name, shown: self.shown.join(child) }
+    }
+
+    fn local_path(dir: &Path, name: &[u8]) -> PathBuf {
+        dir.join(OsStr::from_bytes(name))
+    }
+
+    /// What has the name already.
+    pub(super) async fn look(&self, last: LastLink) -> Result<Option<Entry>> {
+        let found = match &self.dir {
+            Dir::Local(dir) => {
+                let path = Self::local_path(dir, &self.name);
+                Entry::local(path, self.shown.clone(), last).await
+            }
+            Dir::Remote(remote, dir, path) => {
+                let node = if self.name == b"." {
+                    remote.node(*dir).await
+                } else {
+                    remote.lookup(*dir, &self.name).await
+                };
+                let node = match node {
+                    Ok(node) if is_link(&node) && last == LastLink::Follow => {
+                        remote.resolve(&join(path, &self.name), last).await
+                    }
+                    node => node,
+                };
+                node.map(|node| self.entry(remote, node)).map_err(Failure::from)
+            }
+        };
+        match found {
+            Err(failure) if failure.errno() == Errno::NOENT => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    fn entry(&self, remote: &Remote, node: Node) -> Entry {
+        let (place, shown) = (Place::Remote(remote.clone(), node.handle), self.shown.clone());
+        Entry { place, attributes: node.attributes, shown }
+    }
+
+    /// What CREATE or its like has made; asked for where the server leaves it out.
+    async fn made(&self, remote: &Remote, dir: FileHandle, made: CreatedOk) -> Result<Entry> {
+        let node = match (made.object, made.attributes) {
+            (Some(handle), Some(attributes)) => Node { handle, attributes },
+            (Some(handle), None) => remote.node(handle).await?,
+            (None, _) => remote.lookup(dir, &self.name).await?,
+        };
+        Ok(self.entry(remote, node))
+    }
+
+    /// Makes a directory.
+    pub(super) async fn make_dir(&self, mode: u32) -> Result<Entry> {
+        match &self.dir {
+            Dir::Local(dir) => {
+                let path = Self::local_path(dir, &self.name);
+                let made = path.clone();
+                blocking(move || DirBuilder::new().mode(mode).create(made)).await?;
+                Entry::local(path, self.shown.clone(), LastLink::Keep).await
+            }
+            Dir::Remote(remote, dir, _) => {
+                let made = remote.nfs.mkdir(*dir, &self.name, with_mode(mode)).await?;
+                self.made(remote, *dir, made).await
+            }
+        }
+    }
+
+    /// Makes an empty file.
+    ///
+    /// # Errors
+    /// `EXIST` when there is anything by that name.
+    pub(super) async fn create(&self, mode: u32, stable: StableHow) -> Result<(Entry, Sink)> {
+        match &self.dir {
+            Dir::Local(dir) => {
+                let path = Self::local_path(dir, &self.name);
+                let made = path.clone();
+                let (file, metadata) = blocking(move || {
+                    let file =
+                        OpenOptions::new().write(true).create_new(true).mode(mode).open(made)?;
+                    file.metadata().map(|metadata| (file, metadata))
+                })
+                .await?;
+                let attributes = local_attributes(&metadata);
+                let (place, shown) = (Place::Local(path), self.shown.clone());
+                Ok((Entry { place, attributes, shown }, Sink::Local { file: Arc::new(file) }))
+            }
+            Dir::Remote(remote, dir, _) => {
+                let how = CreateHow::Guarded(with_mode(mode));
+                let made = remote.nfs.create(*dir, &self.name, how).await?;
+                let entry = self.made(remote, *dir, made).await?;
+                let sink = entry.sink(stable, false).await?;
+                Ok((entry, sink))
+            }
+        }
+    }
+
+    /// Makes a symbolic link.
+    pub(super) async fn make_link(&self, target: Bytes) -> Result<Entry> {
+        match &self.dir {
+            Dir::Local(dir) => {
+                let path = Self::local_path(dir, &self.name);
+                let made = path.clone();
+                blocking(move || std::os::unix::fs::symlink(OsStr::from_bytes(&target), made))
+                    .await?;
+                Entry::local(path, self.shown.clone(), LastLink::Keep).await
+            }
+            Dir::Remote(remote, dir, _) => {
+                let attributes = SetAttributes::default();
+                let made = remote.nfs.symlink(*dir, &self.name, &target, attributes).await?;
+                self.made(remote, *dir, made).await
+            }
+        }
+    }
+
+    /// Makes a pipe, socket or device like the one with these attributes.
+    pub(super) async fn make_node(&self, like: &Attributes, mode: u32) -> Result<Entry> {
+        match &self.dir {
+            Dir::Local(dir) => {
+                let path = Self::local_path(dir, &self.name);
+                let (made, like) = (path.clone(), *like);
+                blocking(move || make_local_node(&made, &like, mode)).await?;
+                Entry::local(path, self.shown.clone(), LastLink::Keep).await
+            }
+            Dir::Remote(remote, dir, _) => {
+                let (attributes, spec) = (with_mode(mode), like.rdev);
+                let what = match like.file_type {
+                    FileType::BlockDevice => MknodData::BlockDevice { attributes, spec },
+                    FileType::CharacterDevice => MknodData::CharacterDevice { attributes, spec },
+                    FileType::Socket => MknodData::Socket(attributes),
+                    FileType::Fifo => MknodData::Fifo(attributes),
+                    other => MknodData::Other(other),
+                };
+                let made = remote.nfs.mknod(*dir, &self.name, what).await?;
+                self.made(remote, *dir, made).await
+            }
+        }
+    }
+
+    /// Bytes of a WRITE at most, if it is on a server.
+    pub(super) fn write_bytes(&self) -> Option<u32> {
+        match &self.dir {
+            Dir::Local(_) => None,
+            Dir::Remote(remote, ..) => Some(remote.write_bytes()),
+        }
+    }
+
+    /// Takes away what has the name, which is no directory.
+    pub(super) async fn remove(&self) -> Result<()> {
+        match &self.dir {
+            Dir::Local(dir) => {
+                let path = Self::local_path(dir, &self.name);
+                blocking(move || fs::remove_file(path)).await
+            }
+            Dir::Remote(remote, dir, _) => {
+                remote.nfs.remove(*dir, &self.name).await?;
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Opens an existing file to write, empty if `truncate`.
+    pub(super) async fn sink(&self, stable: StableHow, truncate: bool) -> Result<Sink> {
+        match &self.place {
+            Place::Local(path) => {
+                let path = path.clone();
+                let file =
+                    blocking(move || OpenOptions::new().write(true).truncate(truncate).open(path));
+                let file = Arc::new(file.await?);
+                Ok(match self.file_type() {
+                    FileType::Regular => Sink::Local { file },
+                    _ => Sink::Stream { file },
+                })
+            }
+            Place::Remote(remote, file) if self.file_type() == FileType::Regular => {
+                if truncate {
+                    let empty = SetAttributes { size: Some(0), ..SetAttributes::default() };
+                    remote.nfs.setattr(*file, empty, None).await?;
+                }
+                let sink = RemoteSink::new(remote.nfs.clone(), *file, stable);
+                Ok(Sink::Remote(Box::new(sink)))
+            }
+            Place::Remote(..) => Err(Failure::refused(Errno::NXIO)),
+        }
+    }
+
+    /// Gives the file the permissions `mode`.
+    pub(super) async fn set_mode(&self, mode: u32) -> Result<()> {
+        match &self.place {
+            Place::Local(path) => {
+                let path = path.clone();
+                blocking(move || fs::set_permissions(path, fs::Permissions::from_mode(mode))).await
+            }
+            Place::Remote(remote, file) => {
+                remote.nfs.setattr(*file, with_mode(mode), None).await?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the file the permissions, times and owners of another. Owners only where that is
+    /// permitted, and where it is not, without the bits that lend their rights to others.
+    pub(super) async fn take_after(&self, like: &Attributes) -> Result<()> {
+        let like = *like;
+        match &self.place {
+            Place::Local(path) => {
+                let path = path.clone();
+                blocking(move || take_after_here(&path, &like)).await
+            }
+            Place::Remote(remote, file) => {
+                let all = preserved(&like, true);
+                match remote.nfs.setattr(*file, all, None).await {
+                    Err(error) if matches!(error.errno(), Errno::PERM | Errno::INVAL) => {
+                        remote.nfs.setattr(*file, preserved(&like, false), None).await?;
+                    }
+                    result => drop(result?),
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What SETATTR has to set for `-p`.
+fn preserved(like: &Attributes, with_owner: bool) -> SetAttributes {
+    let mode = if with_owner { like.mode } else { like.mode & !SET_ID };
+    SetAttributes {
+        mode: (like.file_type != FileType::Symlink).then_some(mode),
+        uid: with_owner.then_some(like.uid),
+        gid: with_owner.then_some(like.gid),
+        size: None,
+        atime: SetTime::ToClientTime(like.atime),
+        mtime: SetTime::ToClientTime(like.mtime),
+    }
+}
+
+fn take_after_here(path: &Path, like: &Attributes) -> io::Result<()> {
+    let owner = (Some(Uid::from_raw(like.uid)), Some(Gid::from_raw(like.gid)));
+    let kept = AtFlags::SYMLINK_NOFOLLOW;
+    // Before the mode, because a change of owner takes the set-id bits away.
+    let mode = match rustix::fs::chownat(CWD, path, owner.0, owner.1, kept) {
+        Ok(()) => like.mode,
+        Err(Errno::PERM | Errno::INVAL) => like.mode & !SET_ID,
+        Err(error) => return Err(error.into()),
+    };
+    if like.file_type != FileType::Symlink {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    let time = |time: proto::nfs3::Time| Timespec {
+        tv_sec: time.seconds.into(),
+        tv_nsec: time.nseconds.min(999_999_999).into(),
+    };
+    let times = Timestamps { last_access: time(like.atime), last_modification: time(like.mtime) };
+    Ok(rustix::fs::utimensat(CWD, path, &times, kept)?)
+}
+
+fn make_local_node(path: &Path, like: &Attributes, mode: u32) -> io::Result<()> {
+    let file_type = match like.file_type {
+        FileType::BlockDevice => rustix::fs::FileType::BlockDevice,
+        FileType::CharacterDevice => rustix::fs::FileType::CharacterDevice,
+        FileType::Socket => rustix::fs::FileType::Socket,
+        FileType::Fifo => rustix::fs::FileType::Fifo,
+        FileType::Regular | FileType::Directory | FileType::Symlink => {
+            return Err(Errno::INVAL.into());
+        }
+    };
+    let device = rustix::fs::makedev(like.rdev.major, like.rdev.minor);
+    Ok(rustix::fs::mknodat(CWD, path, file_type, Mode::from_raw_mode(mode), device)?)
+}
+
+fn with_mode(mode: u32) -> SetAttributes {
+    SetAttributes { mode: Some(mode), ..SetAttributes::default() }
+}
+
+fn is_link(node: &Node) -> bool {
+    node.attributes.file_type == FileType::Symlink
+}
+
+fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    [path, b"/", name].concat()
+}
+
+const SET_ID: u32 = 0o6000;

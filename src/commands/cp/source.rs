@@ -1,0 +1,223 @@
+//! Where the data of a copy comes from.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use bytes::{Bytes, BytesMut};
+use client::nfs3::Nfs3;
+use proto::nfs3::FileHandle;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use tokio::task::spawn_blocking;
+
+use super::super::failure::{Failure, Result};
+
+/// A file that is read in chunks, several at once. Cheap to clone.
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// On a server.
+    Remote { nfs: Nfs3, file: FileHandle },
+    /// Here, read at any offset.
+    Local { file: Arc<File>, buffers: Buffers },
+    /// Here, a pipe or another thing that gives its bytes once and in order.
+    Stream { file: Arc<File> },
+}
+
+/// A part of a file.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    /// Shorter than was asked for only at the end of the file.
+    pub(crate) data: Bytes,
+    /// Whether nothing follows.
+    pub(crate) eof: bool,
+}
+
+/// A read that is under way.
+pub(crate) type Reading = Pin<Box<dyn Future<Output = Result<Chunk>> + Send>>;
+
+impl Source {
+    /// Begins to read `len` bytes from `offset` on. The reads of a stream have to be awaited one by
+    /// one, and their offsets mean nothing.
+    pub(crate) fn read(&self, offset: u64, len: u32) -> Reading {
+        match self {
+            Self::Remote { nfs, file } => Box::pin(read_remote(nfs.clone(), *file, offset, len)),
+            Self::Local { file, buffers } => {
+                let (file, buffers) = (Arc::clone(file), buffers.clone());
+                blocking(move || read_local(&file, &buffers, offset, len))
+            }
+            Self::Stream { file } => {
+                let file = Arc::clone(file);
+                blocking(move || read_stream(&file, len))
+            }
+        }
+    }
+
+    /// Reads under way at once that keep the source busy.
+    pub(crate) fn reads_max(&self, chunk_bytes: u32) -> usize {
+        match self {
+            Self::Remote { .. } => window_len(chunk_bytes),
+            // The kernel reads ahead by itself; this only keeps the next chunks at hand.
+            Self::Local { .. } => 3,
+            Self::Stream { .. } => 1,
+        }
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self, Self::Stream { .. })
+    }
+}
+
+/// Calls that keep a connection busy: a number of bytes, in chunks of this size.
+pub(crate) fn window_len(chunk_bytes: u32) -> usize {
+    let chunks = WINDOW_BYTES / u64::from(chunk_bytes.max(1));
+    usize::try_from(chunks).unwrap_or(usize::MAX).clamp(WINDOW_LEN_MIN, WINDOW_LEN_MAX)
+}
+
+fn blocking(work: impl FnOnce() -> io::Result<Chunk> + Send + 'static) -> Reading {
+    let work = spawn_blocking(work);
+    Box::pin(async move { Ok(work.await.expect("reading does not panic")?) })
+}
+
+/// Reads until all is there or the file ends. The first call is on its way when this returns.
+fn read_remote(
+    nfs: Nfs3,
+    file: FileHandle,
+    offset: u64,
+    len: u32,
+) -> impl Future<Output = Result<Chunk>> + Send {
+    let first = nfs.read(file, offset, len);
+    async move {
+        let mut part = first.await?;
+        if part.eof || part.data.len() == widen(len) {
+            check_end(&nfs, file, offset, &part).await?;
+            return Ok(Chunk { data: part.data, eof: part.eof });
+        }
+        let mut data = BytesMut::with_capacity(widen(len));
+        loop {
+            data.extend_from_slice(&part.data);
+            let done = u32::try_from(data.len()).expect("it is at most what was asked for");
+            if part.eof || done == len {
+                return Ok(Chunk { data: data.freeze(), eof: part.eof });
+            }
+            // A server that gives nothing and does not say that this is the end never will.
+            if part.data.is_empty() {
+                return Err(Failure::refused(Errno::IO));
+            }
+            let here = offset + u64::from(done);
+            part = nfs.read(file, here, len - done).await?;
+            check_end(&nfs, file, here, &part).await?;
+        }
+    }
+}
+
+/// An end of file is believed when the file's size is no other: a copy must not be short because
+/// a server was confused.
+async fn check_end(
+    nfs: &Nfs3,
+    file: FileHandle,
+    offset: u64,
+    part: &client::nfs3::ReadData,
+) -> Result<()> {
+    if !part.eof {
+        return Ok(());
+    }
+    let end = offset + u64::try_from(part.data.len()).unwrap_or(u64::MAX);
+    if part.attributes.is_some_and(|attributes| attributes.size <= end) {
+        return Ok(());
+    }
+    // The attributes are absent, or from after somebody has made the file longer; the next read
+    // from there tells these two from a wrong answer.
+    let more = nfs.read(file, end, 1).await?;
+    if more.data.is_empty() { Ok(()) } else { Err(Failure::refused(Errno::AGAIN)) }
+}
+
+fn read_local(file: &File, buffers: &Buffers, offset: u64, len: u32) -> io::Result<Chunk> {
+    let mut buffer = buffers.take(widen(len));
+    let mut filled = 0;
+    while filled < widen(len) {
+        let here = offset + u64::try_from(filled).unwrap_or(u64::MAX);
+        match file.read_at(&mut buffer[filled..], here) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Chunk { eof: filled < widen(len), data: buffers.lend(buffer, filled) })
+}
+
+fn read_stream(file: &File, len: u32) -> io::Result<Chunk> {
+    let mut data = Vec::new();
+    let count = file.take(len.into()).read_to_end(&mut data)?;
+    Ok(Chunk { eof: count < widen(len), data: data.into() })
+}
+
+/// The parts of a file that hold data, in order; one part up to the end of time where the system
+/// does not tell holes apart.
+pub(crate) fn extents(file: &File, size: u64) -> Vec<Range<u64>> {
+    let mut extents = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let Ok(start) = rustix::fs::seek(file, SeekFrom::Data(at)) else {
+            // ENXIO: a hole up to the end. Anything else is no answer, and then all is data.
+            break;
+        };
+        let end = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap_or(size);
+        extents.push(start..end.min(size).max(start));
+        at = end.max(start + 1);
+    }
+    extents
+}
+
+/// Buffers that go round: a fresh one costs the kernel a page fault for every 4 KiB.
+#[derive(Clone, Default)]
+pub(crate) struct Buffers {
+    free: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Buffers {
+    fn take(&self, len: usize) -> Vec<u8> {
+        let mut buffer = self.free.lock().expect(NO_PANIC).pop().unwrap_or_default();
+        buffer.resize(len, 0);
+        buffer
+    }
+
+    /// The first `len` bytes of the buffer, which comes back when they are no longer needed.
+    fn lend(&self, buffer: Vec<u8>, len: usize) -> Bytes {
+        Bytes::from_owner(Lent { buffer, home: self.clone() }).slice(..len)
+    }
+}
+
+struct Lent {
+    buffer: Vec<u8>,
+    home: Buffers,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let mut free = self.home.free.lock().expect(NO_PANIC);
+        if free.len() < WINDOW_LEN_MIN {
+            free.push(std::mem::take(&mut self.buffer));
+        }
+    }
+}
+
+fn widen(len: u32) -> usize {
+    usize::try_from(len).expect("an address has 32 bits at least")
+}
+
+const NO_PANIC: &str = "no code panics while it holds the buffers";
+/// Data under way at once in one direction.
+pub(super) const WINDOW_BYTES: u64 = 8 << 20;
+const WINDOW_LEN_MIN: usize = 8;
+const WINDOW_LEN_MAX: usize = 64;

@@ -1,0 +1,182 @@
+//! The data of one file, from its source to its sink, with many chunks under way.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use rustix::io::Errno;
+
+use super::super::failure::Failure;
+use super::super::window::Window;
+use super::progress::Progress;
+use super::sink::{Sink, Written};
+use super::source::{Chunk, Source};
+
+/// What of the source is to be copied, and how.
+pub(super) struct Plan {
+    /// Where to begin.
+    pub(super) start: u64,
+    /// The parts that hold data, if the source has holes; else all up to the end of file.
+    pub(super) extents: Option<Vec<Range<u64>>>,
+    /// The size of the source as it was found; it may end elsewhere by now.
+    pub(super) size: u64,
+    /// Bytes of a chunk.
+    pub(super) chunk_bytes: u32,
+    /// Leave out blocks of zeros: what is written to is empty, and the source seems to have holes.
+    pub(super) skip_zeros: bool,
+}
+
+/// Which side a copy failed at.
+pub(super) enum Broken {
+    Reading(Failure),
+    Writing(Failure),
+}
+
+/// Copies as planned, until all of it is safe where it went. Returns where the file ends.
+///
+/// # Errors
+/// The first failure of either side; `IO` when the server kept losing what it had been sent.
+pub(super) async fn transfer(
+    source: &Source,
+    sink: &mut Sink,
+    plan: &Plan,
+    progress: &Progress,
+) -> Result<u64, Broken> {
+    let (mut end, mut reached) = (plan.start, plan.start);
+    match &plan.extents {
+        None => {
+            let done = pass(source, sink, plan, plan.start..u64::MAX, progress).await?;
+            (end, reached) = (done.end, done.written_end);
+        }
+        Some(extents) => {
+            for extent in extents {
+                let done = pass(source, sink, plan, extent.clone(), progress).await?;
+                reached = reached.max(done.written_end);
+            }
+            end = end.max(plan.size);
+        }
+    }
+    for _ in 0..RESENDS_MAX {
+        let lost = sink.commit().await.map_err(Broken::Writing)?;
+        if lost.is_empty() {
+            if reached < end {
+                sink.set_size(end).await.map_err(Broken::Writing)?;
+            }
+            return Ok(end);
+        }
+        for range in lost {
+            pass(source, sink, plan, range, &Progress::hidden()).await?;
+        }
+    }
+    Err(Broken::Writing(Failure::refused(Errno::IO)))
+}
+
+struct Done {
+    /// Where the source ended, or the range.
+    end: u64,
+    /// Where the last byte that was written ends.
+    written_end: u64,
+}
+
+/// Copies a range, or as much of it as there is.
+async fn pass(
+    source: &Source,
+    sink: &mut Sink,
+    plan: &Plan,
+    range: Range<u64>,
+    progress: &Progress,
+) -> Result<Done, Broken> {
+    let mut reads = Window::new(source.reads_max(plan.chunk_bytes));
+    let mut writes = Window::new(sink.writes_max(plan.chunk_bytes));
+    let (mut asked, mut end) = (range.start, range.start);
+    let mut written_end = range.start;
+    let mut is_over = false;
+    while !is_over {
+        while !reads.is_full() && asked < range.end && (reads.is_empty() || asked < plan.size) {
+            let len = plan.chunk_bytes;
+            let len = u32::try_from(range.end - asked).map_or(len, |left| left.min(len));
+            reads.push(source.read(asked, len));
+            asked += u64::from(len);
+        }
+        let Some(chunk) = reads.next().await else { break };
+        let Chunk { data, eof } = chunk.map_err(Broken::Reading)?;
+        is_over = eof || data.is_empty();
+        let at = end;
+        end += len(&data);
+        progress.advance(len(&data));
+        for (offset, piece) in pieces(at, data, plan.skip_zeros) {
+            if let Some(written) = writes.make_room().await {
+                settle(sink, written).await?;
+            }
+            written_end = offset + len(&piece);
+            writes.push(sink.write(offset, piece));
+        }
+    }
+    while let Some(written) = writes.next().await {
+        settle(sink, written).await?;
+    }
+    Ok(Done { end, written_end })
+}
+
+async fn settle(sink: &mut Sink, written: Result<Written, Failure>) -> Result<(), Broken> {
+    let settled = match written {
+        Ok(written) => sink.settle(written).await,
+        Err(failure) => Err(failure),
+    };
+    settled.map_err(Broken::Writing)
+}
+
+/// The data, or the runs of blocks in it that are not all zeros.
+fn pieces(offset: u64, data: Bytes, skip_zeros: bool) -> Vec<(u64, Bytes)> {
+    if data.is_empty() {
+        return Vec::new();
+    }
+    if !skip_zeros {
+        return vec![(offset, data)];
+    }
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for start in (0..data.len()).step_by(ZERO_BLOCK_BYTES) {
+        let block = start..data.len().min(start + ZERO_BLOCK_BYTES);
+        // Without a branch for each byte, which lets the compiler take many at once.
+        if data[block.clone()].iter().fold(0, |all, byte| all | byte) == 0 {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if run.end == block.start => run.end = block.end,
+            _ => runs.push(block),
+        }
+    }
+    let place = |run: &Range<usize>| offset + u64::try_from(run.start).unwrap_or(u64::MAX);
+    runs.into_iter().map(|run| (place(&run), data.slice(run))).collect()
+}
+
+fn len(data: &Bytes) -> u64 {
+    u64::try_from(data.len()).unwrap_or(u64::MAX)
+}
+
+/// How often data that a server lost is sent to it again: each time it was started anew meanwhile.
+const RESENDS_MAX: usize = 16;
+/// Blocks of zeros that become holes.
+const ZERO_BLOCK_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_zeros_are_left_out() {
+        const BLOCK: usize = ZERO_BLOCK_BYTES;
+        let mut data = vec![0; 4 * BLOCK + 10];
+        let found = |data: &[u8]| {
+            let pieces = pieces(7, Bytes::copy_from_slice(data), true);
+            pieces.iter().map(|(at, piece)| (*at, piece.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&data), []);
+        data[4 * BLOCK + 9] = 1;
+        assert_eq!(found(&data), [(7 + 4 * BLOCK as u64, 10)]);
+        data[BLOCK] = 1;
+        data[3 * BLOCK - 1] = 1;
+        assert_eq!(found(&data), [(7 + BLOCK as u64, 2 * BLOCK), (7 + 4 * BLOCK as u64, 10)]);
+        assert_eq!(pieces(7, Bytes::copy_from_slice(&data), false).len(), 1);
+        assert_eq!(pieces(7, Bytes::new(), false).len(), 0);
+    }
+}

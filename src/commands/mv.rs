@@ -1,0 +1,202 @@
+//! `spillway mv`: renames within an export.
+
+use std::io;
+
+use clap::Args;
+use proto::nfs3::FileHandle;
+use rustix::io::Errno;
+
+use super::console::Console;
+use super::failure::{Failure, Result};
+use super::remote::{LastLink, Node, Remote, without_end_slashes};
+use super::session::{ConnectOptions, Session};
+use super::target::{Shown, Target};
+
+/// As coreutils' `mv`, but it never asks, and never copies: what is moved stays in its export.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// What to rename and, at the end, the new name or the directory to move it to, each as
+    /// nfs://HOST[:PORT]/EXPORT/PATH
+    #[arg(value_name = "URL", required = true, num_args = 2.., value_parser = super::target_parser())]
+    targets: Vec<Target>,
+
+    /// Leave alone what has the new name already
+    #[arg(short, long, overrides_with = "force")]
+    no_clobber: bool,
+
+    /// Put the file in the place of what has the new name; this is the default
+    #[arg(short, long)]
+    force: bool,
+
+    /// Say what was renamed
+    #[arg(short, long)]
+    verbose: bool,
+
+    #[command(flatten)]
+    connect: ConnectOptions,
+}
+
+/// Renames all that was asked for.
+pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
+    let Some((to, from)) = options.targets.split_last() else { return Ok(()) };
+    let mover = Mover { options, console };
+    let mut session = Session::new(&options.connect);
+    let dir = match Destination::find(&mut session, to).await {
+        Ok(destination) => destination,
+        Err(failure) => {
+            console.fail(format_args!("target {}: {failure}", to.shown));
+            return Ok(());
+        }
+    };
+    if from.len() > 1 && dir.existing_dir.is_none() {
+        let reason = if dir.exists { Errno::NOTDIR } else { Errno::NOENT };
+        let reason = Failure::refused(reason);
+        console.fail(format_args!("target {}: {reason}", to.shown));
+        return Ok(());
+    }
+    for source in from {
+        mover.argument(&mut session, source, to, &dir).await;
+    }
+    Ok(())
+}
+
+/// What the last argument leads to.
+struct Destination {
+    remote: Remote,
+    path: Vec<u8>,
+    exists: bool,
+    existing_dir: Option<Node>,
+}
+
+impl Destination {
+    async fn find(session: &mut Session, to: &Target) -> Result<Self> {
+        let (remote, path) = session.reach(&to.url, LastLink::Keep).await?;
+        match remote.resolve(&path, LastLink::Follow).await {
+            Ok(node) => Ok(Self {
+                remote,
+                path,
+                exists: true,
+                existing_dir: Some(node).filter(Node::is_dir),
+            }),
+            Err(error) if matches!(error.errno(), Errno::NOENT | Errno::NOTDIR) => {
+                Ok(Self { remote, path, exists: false, existing_dir: None })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// A name in a directory.
+struct Place {
+    dir: FileHandle,
+    name: Vec<u8>,
+    shown: Shown,
+}
+
+struct Mover<'a> {
+    options: &'a Options,
+    console: &'a Console,
+}
+
+impl Mover<'_> {
+    async fn argument(&self, session: &mut Session, from: &Target, to: &Target, dir: &Destination) {
+        let found = self.source(session, from).await;
+        let (remote, source, place) = match found {
+            Ok(found) => found,
+            Err(failure) => {
+                return self.console.fail(format_args!("cannot stat {}: {failure}", from.shown));
+            }
+        };
+        let (from, to_place) = match Self::place(&place, to, dir).await {
+            Ok(to_place) => (place, to_place),
+            Err(failure) => {
+                let (from, to) = (&place.shown, &to.shown);
+                return self.console.fail(format_args!("cannot move {from} to {to}: {failure}"));
+            }
+        };
+        if !remote.is_same(&dir.remote) {
+            self.console.fail(format_args!(
+                "cannot move {} to {}: they are in different exports; `spillway cp -a` copies",
+                from.shown, to_place.shown
+            ));
+            return;
+        }
+        if let Err(sentence) = self.rename(&remote, &source, &from, &to_place).await {
+            self.console.fail(sentence);
+        }
+    }
+
+    async fn source(&self, session: &mut Session, from: &Target) -> Result<(Remote, Node, Place)> {
+        let (remote, path) = session.reach(&from.url, LastLink::Keep).await?;
+        let (parent, name) = remote.resolve_parent(&path).await?;
+        let node = remote.lookup(parent.handle, &name).await?;
+        if path.ends_with(b"/") && !node.is_dir() {
+            return Err(Failure::refused(Errno::NOTDIR));
+        }
+        Ok((remote, node, Place { dir: parent.handle, name, shown: from.shown.clone() }))
+    }
+
+    /// Where the source goes: into the last argument if that is a directory, else to its name.
+    async fn place(source: &Place, to: &Target, dir: &Destination) -> Result<Place> {
+        if let Some(node) = dir.existing_dir {
+            let (name, shown) = (source.name.clone(), to.shown.join(&source.name));
+            return Ok(Place { dir: node.handle, name, shown });
+        }
+        let (parent, name) = dir.remote.resolve_parent(without_end_slashes(&dir.path)).await?;
+        Ok(Place { dir: parent.handle, name, shown: to.shown.clone() })
+    }
+
+    /// Renames, or says in a sentence why not.
+    async fn rename(
+        &self,
+        remote: &Remote,
+        source: &Node,
+        from: &Place,
+        to: &Place,
+    ) -> std::result::Result<(), String> {
+        let (shown, to_shown) = (&from.shown, &to.shown);
+        let cannot = |reason: Failure| format!("cannot move {shown} to {to_shown}: {reason}");
+        match remote.lookup(to.dir, &to.name).await {
+            Ok(_) if self.options.no_clobber => return Ok(()),
+            Ok(other) if other.is_same(source) => {
+                return Err(format!("{shown} and {to_shown} are the same file"));
+            }
+            Ok(other) if source.is_dir() && !other.is_dir() => {
+                return Err(format!(
+                    "cannot overwrite non-directory {to_shown} with directory {shown}"
+                ));
+            }
+            Ok(other) if !source.is_dir() && other.is_dir() => {
+                return Err(format!(
+                    "cannot overwrite directory {to_shown} with non-directory {shown}"
+                ));
+            }
+            Ok(_) => {}
+            Err(error)
+                if error.errno() == Errno::NOENT && !source.is_dir() && ends_with_slash(to) =>
+            {
+                return Err(cannot(Failure::refused(Errno::NOTDIR)));
+            }
+            Err(error) if error.errno() == Errno::NOENT => {}
+            Err(error) => return Err(cannot(error.into())),
+        }
+        match remote.nfs.rename(from.dir, &from.name, to.dir, &to.name).await {
+            Ok(_) => {
+                if self.options.verbose {
+                    self.console.say(format_args!("renamed {shown} -> {to_shown}"));
+                }
+                Ok(())
+            }
+            // The one meaning that EINVAL has for rename(2).
+            Err(error) if error.errno() == Errno::INVAL => {
+                Err(format!("cannot move {shown} to a subdirectory of itself, {to_shown}"))
+            }
+            Err(error) => Err(cannot(error.into())),
+        }
+    }
+}
+
+/// Whether the name was given with a slash behind it, as only a directory can be.
+fn ends_with_slash(to: &Place) -> bool {
+    to.shown.as_bytes().ends_with(b"/")
+}

@@ -1,0 +1,237 @@
+//! `spillway rm`: takes files and directories away.
+
+use std::io;
+
+use bytes::Bytes;
+use clap::Args;
+use client::nfs3::Name;
+use proto::nfs3::FileHandle;
+use rustix::io::Errno;
+use tokio::task::JoinError;
+
+use super::console::Console;
+use super::failure::{Failure, Result};
+use super::remote::{LastLink, Node, Remote};
+use super::session::{ConnectOptions, Session};
+use super::target::{Shown, Target};
+use super::window::Window;
+
+/// As coreutils' `rm`, but it never asks.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// What to take away, as nfs://HOST[:PORT]/EXPORT/PATH
+    #[arg(value_name = "URL", required_unless_present = "force")]
+    #[arg(value_parser = super::target_parser())]
+    targets: Vec<Target>,
+
+    /// Take directories away with all that is in them
+    #[arg(short = 'r', short_alias = 'R', long)]
+    recursive: bool,
+
+    /// Say nothing of what is not there
+    #[arg(short, long)]
+    force: bool,
+
+    /// Take empty directories away
+    #[arg(short, long)]
+    dir: bool,
+
+    /// Say what was taken away
+    #[arg(short, long)]
+    verbose: bool,
+
+    #[command(flatten)]
+    connect: ConnectOptions,
+}
+
+/// REMOVE calls of one directory that are under way at once.
+const REMOVES_MAX: usize = 32;
+
+/// Takes away all that was asked for.
+pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
+    let mut session = Session::new(&options.connect);
+    let remover = Remover { options, console };
+    for target in &options.targets {
+        let shown = &target.shown;
+        let last = target.url.path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
+        if matches!(last, Some(b"." | b"..")) {
+            console
+                .fail(format_args!("refusing to remove '.' or '..' directory: skipping {shown}"));
+            continue;
+        }
+        if let Err(failure) = remover.argument(&mut session, target).await {
+            remover.complain(shown, &failure);
+        }
+    }
+    Ok(())
+}
+
+struct Remover<'a> {
+    options: &'a Options,
+    console: &'a Console,
+}
+
+impl Remover<'_> {
+    async fn argument(&self, session: &mut Session, target: &Target) -> Result<()> {
+        let (remote, path) = session.reach(&target.url, LastLink::Keep).await?;
+        let (parent, name) = remote.resolve_parent(&path).await?;
+        let node = remote.lookup(parent.handle, &name).await?;
+        if path.ends_with(b"/") && !node.is_dir() {
+            return Err(Failure::refused(Errno::NOTDIR));
+        }
+        let place = Place { dir: parent.handle, name: name.into(), shown: target.shown.clone() };
+        if !node.is_dir() {
+            remote.nfs.remove(place.dir, &place.name).await?;
+            self.say("removed", &place.shown);
+        } else if self.options.recursive {
+            self.tree(&remote, &place, node.handle).await;
+        } else if self.options.dir {
+            remote.nfs.rmdir(place.dir, &place.name).await?;
+            self.say("removed directory", &place.shown);
+        } else {
+            return Err(Failure::refused(Errno::ISDIR));
+        }
+        Ok(())
+    }
+
+    /// A directory with all that is in it: whether nothing is left. Tells its failures itself, for
+    /// each ends only a part of the work.
+    async fn tree(&self, remote: &Remote, place: &Place, handle: FileHandle) -> bool {
+        loop {
+            let Emptied { removed, kept } = match self.pass(remote, place, handle).await {
+                Ok(emptied) => emptied,
+                Err(failure) => return self.complain(&place.shown, &failure),
+            };
+            // What keeps the directory from being empty has been told of.
+            if kept {
+                return false;
+            }
+            match remote.nfs.rmdir(place.dir, &place.name).await {
+                Ok(_) => {
+                    self.say("removed directory", &place.shown);
+                    return true;
+                }
+                // Some servers' cookies are positions: what is removed behind a reader hides
+                // entries from it. So the directory is read again as long as that finds any.
+                Err(error) if removed && is_not_empty(&error) => {}
+                Err(error) => return self.complain(&place.shown, &error.into()),
+            }
+        }
+    }
+
+    /// Reads a directory once and takes away what it finds.
+    async fn pass(&self, remote: &Remote, place: &Place, handle: FileHandle) -> Result<Emptied> {
+        let mut listing = remote.list(handle, true);
+        let mut removes = Window::new(REMOVES_MAX);
+        let mut emptied = Emptied { removed: false, kept: false };
+        let mut dirs = Vec::new();
+        while let Some(names) = listing.next().await? {
+            for Name { name, attributes, handle: found, .. } in names {
+                if matches!(&name[..], b"." | b"..") {
+                    continue;
+                }
+                if let Some(done) = removes.make_room().await {
+                    self.settle(place, done, &mut emptied, &mut dirs);
+                }
+                let node = found.zip(attributes);
+                let node = node.map(|(handle, attributes)| Node { handle, attributes });
+                removes.push(tokio::spawn(remove(remote.clone(), handle, name, node)));
+            }
+        }
+        while let Some(done) = removes.next().await {
+            self.settle(place, done, &mut emptied, &mut dirs);
+        }
+        for (name, found) in dirs {
+            let shown = place.shown.join(&name);
+            let below = Place { dir: handle, name, shown };
+            let gone = Box::pin(self.tree(remote, &below, found)).await;
+            emptied.removed |= gone;
+            emptied.kept |= !gone;
+        }
+        Ok(emptied)
+    }
+
+    fn settle(
+        &self,
+        place: &Place,
+        done: std::result::Result<(Bytes, client::Result<Removal>), JoinError>,
+        emptied: &mut Emptied,
+        dirs: &mut Vec<(Bytes, FileHandle)>,
+    ) {
+        let (name, removal) = done.expect("removing does not panic");
+        match removal {
+            Ok(Removal::Done) => {
+                emptied.removed = true;
+                self.say("removed", &place.shown.join(&name));
+            }
+            Ok(Removal::Directory(handle)) => dirs.push((name, handle)),
+            // Somebody else was faster.
+            Err(error) if error.errno() == Errno::NOENT => {}
+            Err(error) => {
+                emptied.kept = true;
+                self.complain(&place.shown.join(&name), &error.into());
+            }
+        }
+    }
+
+    fn say(&self, what: &str, shown: &Shown) {
+        if self.options.verbose {
+            self.console.say(format_args!("{what} {shown}"));
+        }
+    }
+
+    /// Tells why a file is still there; returns that it is.
+    fn complain(&self, shown: &Shown, failure: &Failure) -> bool {
+        let missing = matches!(failure.errno(), Errno::NOENT | Errno::NOTDIR);
+        if !(self.options.force && missing) {
+            self.console.fail(format_args!("cannot remove {shown}: {failure}"));
+        }
+        false
+    }
+}
+
+/// A name in a directory.
+struct Place {
+    dir: FileHandle,
+    name: Bytes,
+    shown: Shown,
+}
+
+/// What one reading of a directory did.
+struct Emptied {
+    /// Something was taken away.
+    removed: bool,
+    /// Something cannot be.
+    kept: bool,
+}
+
+enum Removal {
+    Done,
+    Directory(FileHandle),
+}
+
+/// Takes an entry away, unless it is a directory. `node` is what the listing said of it.
+async fn remove(
+    remote: Remote,
+    dir: FileHandle,
+    name: Bytes,
+    node: Option<Node>,
+) -> (Bytes, client::Result<Removal>) {
+    let removal = async {
+        let node = match node {
+            Some(node) => node,
+            None => remote.lookup(dir, &name).await?,
+        };
+        if node.is_dir() {
+            return Ok(Removal::Directory(node.handle));
+        }
+        remote.nfs.remove(dir, &name).await.map(|_| Removal::Done)
+    };
+    let removal = removal.await;
+    (name, removal)
+}
+
+fn is_not_empty(error: &client::Error) -> bool {
+    // POSIX lets a system say either.
+    matches!(error.errno(), Errno::NOTEMPTY | Errno::EXIST)
+}

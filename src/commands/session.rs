@@ -1,0 +1,71 @@
+//! Connections to servers for the life of a command, one for each export that it touches.
+
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use clap::Args;
+use client::export;
+use client::{Identity, MountOptions, NfsUrl};
+
+use super::failure::Result;
+use super::remote::{LastLink, Remote, below};
+
+/// What every command takes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ConnectOptions {
+    /// How to reach the server and what to do when it does not answer, as in nfs(5): soft, timeo=,
+    /// retrans=, rsize=, wsize=, nconnect=, port=, mountport=, resvport and others
+    #[arg(short = 'o', value_name = "OPTION[,OPTION...]", value_parser = parse_options)]
+    #[arg(default_value = "", hide_default_value = true, help_heading = "Connection")]
+    options: MountOptions,
+}
+
+impl ConnectOptions {
+    pub(crate) fn mount(&self) -> &MountOptions {
+        &self.options
+    }
+}
+
+fn parse_options(
+    list: &str,
+) -> std::result::Result<MountOptions, client::mount_options::OptionError> {
+    client::mount_options::MountRequest::from_str(list).map(|request| request.nfs)
+}
+
+/// The exports that a command has mounted so far.
+pub(crate) struct Session {
+    options: MountOptions,
+    identity: Arc<Identity>,
+    exports: Vec<(NfsUrl, Remote)>,
+}
+
+impl Session {
+    pub(crate) fn new(options: &ConnectOptions) -> Self {
+        let identity = Arc::new(Identity::of_process());
+        Self { options: options.options.clone(), identity, exports: Vec::new() }
+    }
+
+    /// The export that holds what `url` names, and the path to it from the export's root. With
+    /// [`LastLink::Keep`] the last name is one to look up, and not mounted where the server does
+    /// not tell what it exports.
+    pub(crate) async fn reach(
+        &mut self,
+        url: &NfsUrl,
+        last: LastLink,
+    ) -> Result<(Remote, Vec<u8>)> {
+        for (known, remote) in &self.exports {
+            let place = |url: &NfsUrl| NfsUrl { path: Vec::new(), ..url.clone() };
+            if place(known) == place(url)
+                && let Some(path) = below(&url.path, remote.path())
+            {
+                return Ok((remote.clone(), path.to_vec()));
+            }
+        }
+        let keep_name = last == LastLink::Keep;
+        let holding = export::mount_holding(url, keep_name, &self.options, &self.identity).await?;
+        let remote = Remote::new(holding, &self.options).await?;
+        let path = below(&url.path, remote.path()).unwrap_or_default().to_vec();
+        self.exports.push((url.clone(), remote.clone()));
+        Ok((remote, path))
+    }
+}

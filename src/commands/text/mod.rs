@@ -1,0 +1,8 @@
+//! How the commands write what they say: pure functions from values to coreutils' text.
+
+pub(crate) mod columns;
+pub(crate) mod mode;
+pub(crate) mod owners;
+pub(crate) mod quote;
+pub(crate) mod size;
+pub(crate) mod time;
