@@ -429,10 +429,9 @@ impl<T: WriteTarget> Shared<T> {
         let mut taken = 0;
         while taken < data.len() {
             let (offset, rest) = (offset + taken as u64, &data[taken..]);
-            let (placed, may_call) =
-                state.extents.write(target, offset, rest, &mut rooms, Instant::now);
+            let placed = state.extents.write(target, offset, rest, &mut rooms, Instant::now);
             taken += placed.count;
-            if may_call {
+            if placed.is_new || placed.is_complete {
                 self.start_task(state);
             }
             if let Some(room) = placed.lacks {

@@ -151,7 +151,7 @@ impl<T: Caller> Extents<T> {
     }
 
     /// Puts a prefix of `data` at `offset`: no more than the rest of a block, and no more than
-    /// there is room for. Also says whether a call may have become possible.
+    /// there is room for.
     pub(super) fn write(
         &mut self,
         caller: &T,
@@ -159,7 +159,7 @@ impl<T: Caller> Extents<T> {
         data: &[u8],
         rooms: &mut Rooms<'_>,
         now: impl Fn() -> Instant,
-    ) -> (Placed, bool) {
+    ) -> Placed {
         let block = self.unsent.block_of(offset);
         let rest = index(u64::from(self.limits.write_bytes) - (offset - block));
         let data = &data[..data.len().min(rest)];
@@ -172,7 +172,7 @@ impl<T: Caller> Extents<T> {
             self.ready.insert(block, Ready::Complete(due));
             self.patience.push(due, block);
         }
-        (placed, placed.is_new || placed.is_complete)
+        placed
     }
 
     /// Asks that all written so far gets to `goal`; [`is_reached`](Self::is_reached) takes the

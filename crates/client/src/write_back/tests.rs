@@ -215,6 +215,22 @@ async fn parallel_writers_of_one_stream_are_put_in_order() {
     }
 }
 
+#[tokio::test]
+async fn blocks_that_are_written_slightly_out_of_order_are_sent_in_order() {
+    for in_flight in [1, 2, 4, 20, 64] {
+        let target = target(Server { patience: 1, ..Server::default() });
+        let file = write_back(config(in_flight), &WriteBudget::new(1 << 20));
+        let opened = file.open(target.clone());
+        for block in (0..40).step_by(4).flat_map(|group| [3, 1, 0, 2].map(|at| group + at)) {
+            file.write(&opened, block * BLOCK, &pattern(BLOCK)).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        file.sync(&opened).await.unwrap();
+        let disk = target.server.disk();
+        assert_eq!((disk.arrivals.len(), disk.out_of_order()), (40, 0), "{in_flight} in flight");
+    }
+}
+
 /// Random writes, flushes, syncs, restarts, short WRITEs, and futures dropped in the middle, by
 /// writers that own parts of the file. What a sync promised is there after each restart, and all
 /// at the end.

@@ -118,11 +118,14 @@ impl<T: Caller> Unsent<T> {
         let key = self.block_of(offset);
         let border = key.saturating_add(self.block_bytes);
         debug_assert!(data.len() as u64 <= border - offset, "a write across blocks");
-        let is_new = !self.blocks.contains_key(&key);
         let block = self.blocks.entry(key).or_insert_with(|| Block::new(now()));
+        let is_new = block.pieces.is_empty();
         let (caller, epoch) = by;
-        let mut step = Step { caller, epoch, border, stream_end: self.stream_end, rooms };
         let (mut count, mut lacks) = (0, None);
+        if block.append(caller, offset, data) {
+            count = data.len();
+        }
+        let mut step = Step { caller, epoch, border, stream_end: self.stream_end, rooms };
         while count < data.len() {
             match block.put(&mut step, &mut self.epochs, offset + count as u64, &data[count..]) {
                 Ok(taken) => count += taken,
@@ -308,6 +311,25 @@ struct NoRoom(usize);
 impl<T: Caller> Block<T> {
     fn new(since: Instant) -> Self {
         Self { pieces: BTreeMap::new(), bytes: 0, since }
+    }
+
+    /// Appends `data` to the last piece if it goes there as it is: what a sequential writer does,
+    /// maybe a byte at a time.
+    #[inline]
+    fn append(&mut self, caller: &T, at: u64, data: &[u8]) -> bool {
+        let Some(mut last) = self.pieces.last_entry() else { return false };
+        let start = *last.key();
+        let Piece { content: Content::Growing(chunk), origin } = last.get_mut() else {
+            return false;
+        };
+        let spare = chunk.bytes.capacity() - chunk.bytes.len();
+        let is_next = start + chunk.bytes.len() as u64 == at;
+        let fits = is_next && spare >= data.len() && origin.caller.same_user(caller);
+        if fits {
+            chunk.bytes.extend_from_slice(data);
+            self.bytes += data.len() as u64;
+        }
+        fits
     }
 
     /// Puts a prefix of `data` at `at`, at least one byte. Either that or nothing has happened: no

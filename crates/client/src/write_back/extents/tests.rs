@@ -39,7 +39,7 @@ impl Bench {
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
-            let (placed, _) = self.extents.write(&user, at, &data[done..], &mut rooms, || self.now);
+            let placed = self.extents.write(&user, at, &data[done..], &mut rooms, || self.now);
             assert!(placed.count > 0 && placed.lacks.is_none());
             done += placed.count;
         }
@@ -393,7 +393,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => Just(Op::Call),
         6 => (any::<Index>(), any::<Index>(), prop::bool::weighted(0.2))
             .prop_map(|(which, keep, stable)| Op::Answer { which, keep, stable }),
-        2 => Just(Op::Commit),
+        4 => Just(Op::Commit),
         1 => Just(Op::Restart),
         2 => any::<bool>().prop_map(Op::Request),
         1 => prop_oneof![Just(NEIGHBOUR_WAIT), Just(AGE_MAX)].prop_map(Op::Wait),
@@ -413,12 +413,20 @@ struct World {
     users: Vec<User>,
     /// WRITEs under way.
     writes: Vec<(u64, Bytes, StableHow)>,
-    /// The state of the server when a COMMIT was carried out, while it is under way.
-    commit: bool,
+    commit: Commit,
     /// Requests: what is to be stable when they are fulfilled.
     requests: Vec<(Goal, u64, Vec<u8>)>,
     /// READs under way, with what the server said.
     reads: Vec<(u64, Vec<u8>)>,
+}
+
+/// The COMMIT under way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Commit {
+    None,
+    Sent,
+    /// Carried out, under this verifier; what is written until its answer arrives it does not cover.
+    Done(u8),
 }
 
 impl World {
@@ -430,7 +438,7 @@ impl World {
             file: vec![0; SIZE],
             users: vec![ANNA],
             writes: Vec::new(),
-            commit: false,
+            commit: Commit::None,
             requests: Vec::new(),
             reads: Vec::new(),
         }
@@ -445,8 +453,8 @@ impl World {
                 let count = keep.index(self.writes[which].1.len() * 3) + 1;
                 self.answer(which, count, stable);
             }
-            Op::Commit if self.commit => self.answer_commit(),
-            Op::Answer { .. } | Op::Commit => {}
+            Op::Commit => self.advance_commit(),
+            Op::Answer { .. } => {}
             Op::Restart => {
                 self.server.now = self.server.stable.clone();
                 self.server.verifier += 1;
@@ -494,8 +502,8 @@ impl World {
                 assert!(self.writes.len() <= self.bench.extents.limits.in_flight_max);
             }
             Some(Action::Commit { .. }) => {
-                assert!(!self.commit);
-                self.commit = true;
+                assert!(self.commit == Commit::None);
+                self.commit = Commit::Sent;
             }
             None => {}
         }
@@ -519,11 +527,19 @@ impl World {
         }
     }
 
-    fn answer_commit(&mut self) {
-        self.commit = false;
-        self.server.stable = self.server.now.clone();
-        let verifier = WriteVerifier([self.server.verifier; 8]);
-        self.bench.extents.committed(Ok(verifier), self.bench.now).unwrap();
+    fn advance_commit(&mut self) {
+        self.commit = match self.commit {
+            Commit::None => Commit::None,
+            Commit::Sent => {
+                self.server.stable = self.server.now.clone();
+                Commit::Done(self.server.verifier)
+            }
+            Commit::Done(verifier) => {
+                let verifier = WriteVerifier([verifier; 8]);
+                self.bench.extents.committed(Ok(verifier), self.bench.now).unwrap();
+                Commit::None
+            }
+        };
     }
 
     fn cut(&mut self, size: usize) {
@@ -560,8 +576,8 @@ impl World {
         self.apply(&Op::Request(true));
         for _ in 0..1000 {
             self.call();
-            if self.commit {
-                self.answer_commit();
+            if self.commit != Commit::None {
+                self.advance_commit();
             } else if !self.writes.is_empty() {
                 self.answer(0, usize::MAX, false);
             }
@@ -579,7 +595,11 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn nothing_is_lost_reordered_or_hidden(
