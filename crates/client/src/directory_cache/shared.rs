@@ -378,13 +378,7 @@ impl Shared {
         let now = Instant::now();
         let mut state = self.lock();
         state.learned.look_up(now);
-        let found = state.lookup(name, now);
-        drop(state);
-        if found.is_some() {
-            let name = name.escape_ascii();
-            self.emit(Event::LookupCached, 0, 0, format_args!("name={name} found=1"));
-        }
-        found
+        state.lookup(name, now)
     }
 
     /// The budget has no room for a page any more.

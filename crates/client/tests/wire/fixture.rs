@@ -24,7 +24,7 @@ const TRUSTING: &str = r#"
 pub(crate) struct Fixture {
     dir: TempDir,
     /// Serves until the runtime of the test ends.
-    _server: Server,
+    server: Server,
     address: SocketAddr,
 }
 
@@ -35,7 +35,7 @@ impl Fixture {
         let export = dir.path().join("export");
         std::fs::create_dir(&export).unwrap();
         let (server, address) = start(dir.path(), 0).await;
-        Self { dir, _server: server, address }
+        Self { dir, server, address }
     }
 
     /// Where it listens.
@@ -46,6 +46,12 @@ impl Fixture {
     /// `/export` as a URL.
     pub(crate) fn url(&self) -> NfsUrl {
         format!("nfs://{}/export", self.address).parse().unwrap()
+    }
+
+    /// One of the server's figures.
+    pub(crate) fn figure(&self, name: &str) -> u64 {
+        let figures = self.server.figures();
+        figures.into_iter().find(|(other, _)| *other == name).unwrap().1
     }
 
     /// A path below the exported directory.

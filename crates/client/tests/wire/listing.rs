@@ -1,0 +1,220 @@
+//! Large directories: how often the server is asked, and what comes of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use spillway_client::{FileSystem, Inode, MountOptions, UseReaddirplus};
+
+use crate::fixture::{Fixture, options, root_user};
+
+/// Some thirty replies.
+const ENTRIES: usize = 20_000;
+/// Entries that a program takes at once, as `getdents` with a buffer of 32 KiB.
+const BUFFER_ENTRIES: usize = 800;
+
+/// Attributes of directories that expire again and again while one is listed.
+fn impatient(readdirplus: UseReaddirplus) -> MountOptions {
+    let a_moment = Duration::from_millis(20);
+    let (dir_attributes_min, dir_attributes_max) = (a_moment, a_moment);
+    MountOptions { dir_attributes_min, dir_attributes_max, readdirplus, ..options() }
+}
+
+struct LargeDirectory {
+    fixture: Fixture,
+    path: PathBuf,
+}
+
+impl LargeDirectory {
+    async fn new() -> Self {
+        let fixture = Fixture::new().await;
+        let path = fixture.exported("large");
+        fs::create_dir(&path).unwrap();
+        for nth in 0..ENTRIES {
+            File::create(path.join(name(nth))).unwrap();
+        }
+        Self { fixture, path }
+    }
+
+    async fn mount(&self, options: &MountOptions) -> (FileSystem, Arc<Inode>) {
+        let (url, user) = (self.fixture.url(), root_user());
+        let file_system = FileSystem::mount(&url, &user, options, Arc::default()).await.unwrap();
+        let dir = file_system.lookup(&file_system.root(), b"large").await.unwrap();
+        (file_system, dir)
+    }
+
+    /// READDIRs and READDIRPLUSes so far, and those from the beginning of a directory.
+    fn calls(&self) -> (u64, u64) {
+        (self.fixture.figure("readdirs"), self.fixture.figure("readdirs_from_start"))
+    }
+
+    /// How many calls happen while `work` is done.
+    async fn calls_of<T>(&self, work: impl Future<Output = T>) -> (T, u64, u64) {
+        let (calls, begun) = self.calls();
+        let done = work.await;
+        let (calls_after, begun_after) = self.calls();
+        (done, calls_after - calls, begun_after - begun)
+    }
+}
+
+fn name(nth: usize) -> String {
+    format!("file{nth:06}")
+}
+
+/// Lists as a program does that looks at `lookups` entries of each buffer, and returns how often
+/// each name came.
+async fn list(file_system: &FileSystem, dir: &Arc<Inode>, lookups: usize) -> BTreeMap<String, u32> {
+    let directory = file_system.open_dir(dir).await.unwrap();
+    let mut listed = BTreeMap::new();
+    let mut cookie = 0;
+    loop {
+        let page = directory.entries_after(cookie).await.unwrap();
+        for (nth, entry) in page.iter().take(BUFFER_ENTRIES).enumerate() {
+            let name = str::from_utf8(entry.name).unwrap();
+            *listed.entry(name.to_owned()).or_default() += 1;
+            cookie = entry.cookie;
+            if nth < lookups && !matches!(entry.name, b"." | b"..") {
+                let inode = file_system.lookup(dir, entry.name).await.unwrap();
+                assert_eq!(inode.fileid(), entry.fileid);
+            }
+        }
+        if page.is_empty() {
+            return listed;
+        }
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+}
+
+fn assert_holds_once(listed: &BTreeMap<String, u32>, names: impl IntoIterator<Item = String>) {
+    assert!(listed.values().all(|times| *times == 1), "nothing comes twice");
+    for name in names {
+        assert!(listed.contains_key(&name), "{name} is missing");
+    }
+}
+
+/// Does something again and again on another thread until dropped.
+struct Meanwhile {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Meanwhile {
+    fn new(mut act: impl FnMut(usize) + Send + 'static) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            for nth in 0.. {
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                act(nth);
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Meanwhile {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_changes_costs_what_one_that_does_not() {
+    let large = LargeDirectory::new().await;
+    let options = impatient(UseReaddirplus::Never);
+    let (file_system, dir) = large.mount(&options).await;
+
+    let (listed, idle, begun) = large.calls_of(list(&file_system, &dir, 0)).await;
+    assert_holds_once(&listed, (0..ENTRIES).map(name));
+    assert_eq!(begun, 1);
+    let (again, calls, _) = large.calls_of(list(&file_system, &dir, 0)).await;
+    assert_eq!((again, calls), (listed, 0), "nothing has changed");
+
+    // Names come.
+    let path = large.path.clone();
+    let adding = Meanwhile::new(move |nth| {
+        File::create(path.join(format!("new{nth}"))).unwrap();
+    });
+    let (listed, busy, begun) = large.calls_of(list(&file_system, &dir, 0)).await;
+    drop(adding);
+    assert_holds_once(&listed, (0..ENTRIES).map(name));
+    assert_eq!(begun, 1);
+    let added = listed.len() - ENTRIES;
+    assert!(busy <= idle + 2 + u64::try_from(added / 500).unwrap(), "{idle} and {busy}");
+
+    // Names go.
+    let path = large.path.clone();
+    let removing = Meanwhile::new(move |nth| {
+        fs::remove_file(path.join(name(nth))).unwrap();
+    });
+    let (listed, busy, begun) = large.calls_of(list(&file_system, &dir, 0)).await;
+    drop(removing);
+    let stayed = (0..ENTRIES).map(name).filter(|name| large.path.join(name).exists());
+    assert_holds_once(&listed, stayed);
+    assert_eq!(begun, 1);
+    assert!(busy <= idle + 3, "{idle} and {busy}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_listers_of_a_busy_directory_make_hardly_more_calls_than_one() {
+    let large = LargeDirectory::new().await;
+    let (file_system, dir) = large.mount(&impatient(UseReaddirplus::Never)).await;
+    let (_, alone, _) = large.calls_of(list(&file_system, &dir, 0)).await;
+    let path = large.path.clone();
+    let adding = Meanwhile::new(move |nth| {
+        File::create(path.join(format!("new{nth}"))).unwrap();
+    });
+    let listers = async {
+        let (one, two) = (list(&file_system, &dir, 0), list(&file_system, &dir, 0));
+        let (three, four) = (list(&file_system, &dir, 0), list(&file_system, &dir, 0));
+        tokio::join!(one, two, three, four)
+    };
+    let (listed, together, begun) = large.calls_of(listers).await;
+    drop(adding);
+    for listed in [listed.0, listed.1, listed.2, listed.3] {
+        assert_holds_once(&listed, (0..ENTRIES).map(name));
+    }
+    assert!(begun <= 4, "{begun}");
+    assert!(together <= alone + 8, "{alone} and {together}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_listing_brings_the_attributes_that_are_asked_for() {
+    let large = LargeDirectory::new().await;
+    let (file_system, dir) = large.mount(&options()).await;
+    let before = large.fixture.figure("calls");
+    let (listed, readdirs, begun) = large.calls_of(list(&file_system, &dir, BUFFER_ENTRIES)).await;
+    assert_holds_once(&listed, (0..ENTRIES).map(name));
+    let others = large.fixture.figure("calls") - before - readdirs;
+    // A sample, and the page ahead of it without attributes, from which a few are looked up.
+    assert!(others <= 50, "{others} calls beside {readdirs} READDIRs");
+    assert_eq!(begun, 1);
+
+    // Who wants names only pays for the names only.
+    let (fresh, dir) = large.mount(&options()).await;
+    let (listed, names_only, _) = large.calls_of(list(&fresh, &dir, 0)).await;
+    assert_holds_once(&listed, (0..ENTRIES).map(name));
+    assert!(names_only * 2 < readdirs, "{names_only} and {readdirs}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_this_client_changes_is_listed_at_once() {
+    let large = LargeDirectory::new().await;
+    let (file_system, dir) = large.mount(&options()).await;
+    let mut names: BTreeSet<_> = list(&file_system, &dir, 0).await.into_keys().collect();
+    for nth in 0..5 {
+        let (old, new) = (name(nth * 3000), format!("new{nth}"));
+        file_system.remove(&dir, old.as_bytes()).await.unwrap();
+        file_system.create(&dir, new.as_bytes(), 0o644, true).await.unwrap();
+        assert!(names.remove(&old) && names.insert(new));
+        let listed: BTreeSet<_> = list(&file_system, &dir, 0).await.into_keys().collect();
+        assert_eq!(listed, names);
+    }
+}
