@@ -3,8 +3,10 @@
 //! Exit status: 0 for success, [`FAILED`] when what was asked for could not be done, [`MISUSED`]
 //! when it was not asked for properly. Each failure is one sentence on stderr.
 
+use std::env;
 use std::error::Error;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -14,6 +16,7 @@ use server::config::{ByteSize, Config, ConfigError, DirectoryExport, ListenAddre
 use server::trace::Events;
 
 use crate::commands;
+use crate::commands::mount::MountCommand;
 
 #[derive(Parser)]
 #[command(name = "spillway", version, about, max_term_width = 100)]
@@ -28,6 +31,8 @@ pub(crate) enum Command {
     Serve(ServeOptions),
     /// Check a configuration file without serving: exit status 0 if it is valid, 1 if not
     Check(CheckOptions),
+    /// Mount an export on a directory; end it with `umount DIR` or `fusermount -u DIR`
+    Mount(MountCommand),
     #[command(flatten)]
     Files(commands::Command),
 }
@@ -157,17 +162,30 @@ impl ServeOptions {
 /// # Errors
 /// The exit status, once help, the version or a complaint has been printed.
 pub(crate) fn parse() -> Result<Command, ExitCode> {
-    Cli::try_parse().map(|cli| cli.command).map_err(|error| match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // Nobody is left to tell if stdout is closed.
-            let _ = error.print();
-            ExitCode::SUCCESS
+    Cli::try_parse_from(arguments(env::args_os())).map(|cli| cli.command).map_err(|error| {
+        match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                // Nobody is left to tell if stdout is closed.
+                let _ = error.print();
+                ExitCode::SUCCESS
+            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                misused("a command is missing, like serve, mount or cp")
+            }
+            _ => misused(&sentence(&error)),
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            misused("a command is missing, like serve, ls or cp")
-        }
-        _ => misused(&sentence(&error)),
     })
+}
+
+/// The arguments, with the command in its place where the program is called as the helper of
+/// mount(8) for `-t spillway`, which it finds by its name.
+fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<_> = given.collect();
+    let name = arguments.first().map(Path::new).and_then(Path::file_name);
+    if name.is_some_and(|name| name == "mount.spillway") {
+        arguments.insert(1, "mount".into());
+    }
+    arguments
 }
 
 /// Tells why a configuration was refused; a flag at fault is misuse, the file or machine a failure.
@@ -208,7 +226,7 @@ fn sentence(error: &clap::Error) -> String {
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
-const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = 1;
 pub(crate) const MISUSED: u8 = 2;
 
 #[cfg(test)]
@@ -220,6 +238,15 @@ mod tests {
     #[test]
     fn the_definition_holds_together() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_helper_of_mount_mounts() {
+        let given = |name: &str| [name, "nfs://h/e", "/mnt", "-o", "rw"].map(OsString::from);
+        let helper = arguments(given("/sbin/mount.spillway").into_iter());
+        let command = Cli::try_parse_from(helper).map(|cli| cli.command);
+        assert!(matches!(command, Ok(Command::Mount(_))));
+        assert_eq!(arguments(given("/usr/bin/spillway").into_iter()), given("/usr/bin/spillway"));
     }
 
     #[test]

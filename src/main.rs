@@ -14,6 +14,7 @@ fn main() -> ExitCode {
     match cli::parse() {
         Ok(Command::Serve(options)) => serve::run(&options),
         Ok(Command::Check(options)) => check::run(&options),
+        Ok(Command::Mount(command)) => commands::mount::run(&command),
         Ok(Command::Files(command)) => commands::run(&command),
         Err(status) => status,
     }

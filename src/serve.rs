@@ -139,7 +139,11 @@ fn notify(state: &[NotifyState<'_>]) {
 }
 
 /// Sends events to stderr: those that `RUST_LOG` selects if it is set, else by the count of `-v`.
-fn start_tracing(verbose: u8) -> Result<(), String> {
+/// Has messages go to stderr.
+///
+/// # Errors
+/// A sentence about RUST_LOG.
+pub(crate) fn start_tracing(verbose: u8) -> Result<(), String> {
     let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
             .map_err(|error| format!("{}: {error}", EnvFilter::DEFAULT_ENV))?,

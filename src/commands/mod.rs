@@ -9,6 +9,7 @@ mod exports;
 mod failure;
 mod ls;
 mod mkdir;
+pub(crate) mod mount;
 mod mv;
 mod output;
 mod remote;

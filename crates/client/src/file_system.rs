@@ -6,7 +6,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proto::nfs3::{
@@ -16,6 +16,7 @@ use proto::nfs3::{
 use rustix::io::Errno;
 
 use crate::directory::Directory;
+use crate::directory_cache::Entry;
 use crate::file::{File, OpenFlags};
 use crate::inode::{Inode, Sent};
 use crate::inode_table::InodeTable;
@@ -141,6 +142,13 @@ impl FileSystem {
         let (handle, attributes, sent) = listed;
         self.trace_name(Event::LookupCached, dir, name);
         Ok(Some(self.shared.table.inode(handle, &attributes, sent)))
+    }
+
+    /// The object of an entry of a listing that was fetched `age` ago, if the listing came with its
+    /// handle and attributes. Asks nobody.
+    pub(crate) fn listed(&self, entry: &Entry<'_>, age: Duration) -> Option<Arc<Inode>> {
+        let sent = Sent::At(Instant::now().checked_sub(age)?);
+        Some(self.shared.table.inode(entry.handle?, entry.attributes?, sent))
     }
 
     /// The inode of a handle that came with attributes or without.

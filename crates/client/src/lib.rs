@@ -13,6 +13,7 @@ pub mod file_system;
 pub mod identity;
 pub mod inode;
 mod inode_table;
+pub mod mount;
 pub mod mount3;
 pub mod mount_options;
 pub mod nfs3;

@@ -1,0 +1,130 @@
+//! GETATTR, SETATTR, ACCESS and STATFS.
+
+use proto::nfs3::{
+    ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
+    SetAttributes, SetTime, Time,
+};
+use rustix::io::Errno;
+
+use super::namespace::MODE_BITS;
+use super::operations::{Operations, Outcome, Refusal, attributes_ttl};
+use super::reply::Answer;
+use super::request::{Head, Setattr, When};
+
+impl Operations {
+    pub(super) async fn getattr(&self, head: &Head) -> Outcome {
+        let node = self.node(head.node)?;
+        let attributes = self.as_caller(head).attributes(&node.inode).await?;
+        self.drop_stale_pages(head.node, &node).await;
+        node.tell(&attributes);
+        let ttl = attributes_ttl(&node.inode);
+        Ok(Answer::attributes(&self.stat(&attributes), ttl))
+    }
+
+    pub(super) async fn setattr(&self, head: &Head, set: &Setattr) -> Outcome {
+        let node = self.node(head.node)?;
+        let wanted = SetAttributes {
+            mode: set.mode.map(|mode| mode & MODE_BITS),
+            uid: set.uid,
+            gid: set.gid,
+            size: set.size,
+            atime: set_time(set.atime),
+            mtime: set_time(set.mtime),
+        };
+        let caller = self.as_caller(head);
+        let attributes = if wanted == SetAttributes::default() {
+            caller.attributes(&node.inode).await?
+        } else {
+            caller.set_attributes(&node.inode, wanted).await?
+        };
+        node.tell(&attributes);
+        let ttl = attributes_ttl(&node.inode);
+        Ok(Answer::attributes(&self.stat(&attributes), ttl))
+    }
+
+    /// access(2) and chdir(2): the server decides.
+    pub(super) async fn access(&self, head: &Head, mask: u32) -> Outcome {
+        let node = self.node(head.node)?;
+        let wanted = access_bits(mask, node.is_dir());
+        if wanted != 0 && self.as_caller(head).access(&node.inode, wanted).await? & wanted != wanted
+        {
+            return Err(Refusal(Errno::ACCESS));
+        }
+        Ok(Answer::done())
+    }
+
+    pub(super) async fn statfs(&self, head: &Head) -> Outcome {
+        let stat = self.as_caller(head).statfs().await?;
+        Ok(Answer::statfs(&stat, self.rules().name_max))
+    }
+}
+
+/// The bits of ACCESS that stand for those of access(2), as the kernel's NFS client takes them.
+pub(super) fn access_bits(mask: u32, is_dir: bool) -> u32 {
+    let mut bits = 0;
+    if mask & MAY_READ != 0 {
+        bits |= ACCESS_READ;
+    }
+    if mask & MAY_WRITE != 0 {
+        bits |= ACCESS_MODIFY | ACCESS_EXTEND;
+        if is_dir {
+            bits |= ACCESS_DELETE;
+        }
+    }
+    if mask & MAY_EXECUTE != 0 {
+        bits |= if is_dir { ACCESS_LOOKUP } else { ACCESS_EXECUTE };
+    }
+    bits
+}
+
+/// The protocol's times are unsigned 32-bit seconds. Others are set to the nearest that it has,
+/// as the kernel's client does.
+fn set_time(when: Option<When>) -> SetTime {
+    match when {
+        None => SetTime::DontChange,
+        Some(When::Now) => SetTime::ToServerTime,
+        Some(When::At { seconds, nseconds }) => {
+            let time = match u32::try_from(seconds) {
+                Ok(seconds) => Time { seconds, nseconds },
+                Err(_) if seconds < 0 => Time { seconds: 0, nseconds: 0 },
+                Err(_) => Time { seconds: u32::MAX, nseconds: 0 },
+            };
+            SetTime::ToClientTime(time)
+        }
+    }
+}
+
+/// `R_OK`.
+pub(super) const MAY_READ: u32 = 4;
+
+/// `W_OK`.
+pub(super) const MAY_WRITE: u32 = 2;
+
+/// `X_OK`.
+pub(super) const MAY_EXECUTE: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_asks_for_what_the_kernel_would() {
+        assert_eq!(access_bits(0, false), 0);
+        assert_eq!(access_bits(MAY_READ, false), ACCESS_READ);
+        assert_eq!(access_bits(MAY_WRITE, false), ACCESS_MODIFY | ACCESS_EXTEND);
+        assert_eq!(access_bits(MAY_WRITE, true), ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_DELETE);
+        assert_eq!(access_bits(MAY_EXECUTE, false), ACCESS_EXECUTE);
+        assert_eq!(access_bits(MAY_READ | MAY_EXECUTE, true), ACCESS_READ | ACCESS_LOOKUP);
+    }
+
+    #[test]
+    fn times_that_the_protocol_lacks_become_the_nearest() {
+        let at = |seconds, nseconds| set_time(Some(When::At { seconds, nseconds }));
+        let time = |seconds, nseconds| SetTime::ToClientTime(Time { seconds, nseconds });
+        assert_eq!(at(7, 8), time(7, 8));
+        assert_eq!(at(-1, 5), time(0, 0));
+        assert_eq!(at(i64::from(u32::MAX) + 1, 5), time(u32::MAX, 0));
+        assert_eq!(set_time(Some(When::Now)), SetTime::ToServerTime);
+        assert_eq!(set_time(None), SetTime::DontChange);
+    }
+}

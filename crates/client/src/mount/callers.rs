@@ -1,0 +1,127 @@
+//! Who asks: the identity behind a request of the kernel, and whether it still waits.
+
+use std::collections::HashMap;
+use std::fs;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::request::Head;
+use crate::identity::Identity;
+
+/// Finds out the groups of callers, of which a request names only the first, and remembers them
+/// for [`BELIEVED_FOR`].
+#[derive(Debug, Default)]
+pub(super) struct Callers {
+    known: Mutex<HashMap<Caller, (Instant, Arc<Identity>)>>,
+}
+
+/// A thread that changes its user or group is another caller at once; one that only changes its
+/// supplementary groups becomes one when what is known of it expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Caller {
+    pid: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl Callers {
+    /// The identity for which a request is carried out. A caller without a visible process, in a
+    /// foreign process namespace for one, has no supplementary groups.
+    pub(super) fn identity(&self, head: &Head) -> Arc<Identity> {
+        let caller = Caller { pid: head.pid, uid: head.uid, gid: head.gid };
+        let now = Instant::now();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, identity)) = known.get(&caller)
+            && now.duration_since(*since) < BELIEVED_FOR
+        {
+            return Arc::clone(identity);
+        }
+        if known.len() >= KNOWN_MAX {
+            known.retain(|_, (since, _)| now.duration_since(*since) < BELIEVED_FOR);
+            if known.len() >= KNOWN_MAX {
+                known.clear();
+            }
+        }
+        let groups = status(head.pid).map(|status| groups(&status)).unwrap_or_default();
+        let identity = Arc::new(Identity { uid: head.uid, gid: head.gid, groups });
+        known.insert(caller, (now, Arc::clone(&identity)));
+        identity
+    }
+}
+
+/// Whether the thread `pid` is dying or dead, so that nobody waits for what it asked for. A fatal
+/// signal shows as SIGKILL that is pending, whichever signal it was. Of a thread that is not seen
+/// nothing is known, and it waits on.
+pub(super) fn is_killed(pid: u32) -> bool {
+    pid != 0 && status(pid).is_none_or(|status| kill_is_pending(&status))
+}
+
+/// `/proc/PID/status`; `None` where there is no such process, or none that we see.
+fn status(pid: u32) -> Option<String> {
+    if pid == 0 {
+        return None;
+    }
+    let bytes = fs::read(format!("/proc/{pid}/status")).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+fn groups(status: &str) -> Vec<u32> {
+    let list = field(status, "Groups").unwrap_or_default();
+    list.split_ascii_whitespace().filter_map(|group| group.parse().ok()).collect()
+}
+
+fn kill_is_pending(status: &str) -> bool {
+    ["SigPnd", "ShdPnd"]
+        .iter()
+        .filter_map(|name| u64::from_str_radix(field(status, name)?, 16).ok())
+        .any(|pending| pending & SIGKILL_BIT != 0)
+}
+
+/// Short, because groups may be dropped on purpose; long enough for a program that opens one file
+/// after the other.
+const BELIEVED_FOR: Duration = Duration::from_secs(1);
+
+/// Callers remembered at most.
+const KNOWN_MAX: usize = 1024;
+
+const SIGKILL_BIT: u64 = 1 << (9 - 1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tGroups: x\nUid:\t1000\t1000\t1000\t1000\n\
+        Groups:\t4 24 4294967294 \nSigPnd:\t0000000000000000\nShdPnd:\t0000000000004002\n";
+
+    #[test]
+    fn groups_are_those_of_the_status() {
+        assert_eq!(groups(STATUS), [4, 24, u32::MAX - 1]);
+        assert_eq!(groups("Groups:\t\n"), []);
+        assert_eq!(groups(""), []);
+    }
+
+    #[test]
+    fn only_sigkill_kills() {
+        assert!(!kill_is_pending(STATUS));
+        assert!(kill_is_pending(&STATUS.replace("4002", "4102")));
+        assert!(kill_is_pending("SigPnd:\t0000000000000100\n"));
+    }
+
+    #[test]
+    fn this_process_is_alive_and_has_its_own_groups() {
+        let own = Identity::of_process();
+        let pid = std::process::id();
+        assert!(!is_killed(pid));
+        assert!(is_killed(u32::MAX));
+        assert!(!is_killed(0));
+        let mut seen = groups(&status(pid).unwrap());
+        let mut expected = own.groups;
+        seen.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(seen, expected);
+    }
+}

@@ -1,0 +1,173 @@
+//! OPEN, CREATE, READ, WRITE, FLUSH, FSYNC and RELEASE.
+
+use std::sync::Arc;
+
+use proto::nfs3::{ACCESS_EXECUTE, SetAttributes};
+use rustix::io::Errno;
+
+use super::namespace::MODE_BITS;
+use super::operations::{OpenFile, Operations, Outcome, Refusal};
+use super::reply::{Answer, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_PARALLEL_DIRECT_WRITES};
+use super::request::{Head, Name, WRITE_KILL_SUIDGID};
+use crate::error::Result;
+use crate::file::{File, OpenFlags};
+use crate::file_system::FileSystem;
+use crate::inode::Inode;
+
+impl Operations {
+    /// OPEN. The server is asked whether the caller may, because the calls that follow may be
+    /// answered from memory; and because close-to-open consistency is decided here.
+    pub(super) async fn open(&self, head: &Head, flags: u32) -> Outcome {
+        let node = self.node(head.node)?;
+        let file = open_as(&self.as_caller(head), &node.inode, flags).await?;
+        self.refresh_attributes(head.node, &node, &node.inode.attributes());
+        let reply_flags = reply_flags(&file, flags);
+        let open = OpenFile { file, node: head.node, direct: flags & O_DIRECT != 0 };
+        Ok(Answer::opened(self.files.insert(open), reply_flags))
+    }
+
+    /// CREATE: makes the file and opens it. Whoever made it may use it as asked, whatever its mode.
+    pub(super) async fn create(
+        &self,
+        head: &Head,
+        Name(name): &Name,
+        mode: u32,
+        flags: u32,
+    ) -> Outcome {
+        let dir = self.node(head.node)?;
+        let caller = self.as_caller(head);
+        let exclusive = flags & O_EXCL != 0;
+        let inode = caller.create(&dir.inode, name, mode & MODE_BITS, exclusive).await?;
+        if flags & O_TRUNC != 0 && inode.attributes().size > 0 {
+            // Somebody else has created it since the kernel looked.
+            let empty = SetAttributes { size: Some(0), ..SetAttributes::default() };
+            caller.set_attributes(&inode, empty).await?;
+        }
+        let file = caller.open_created(&inode, open_flags(flags))?;
+        let attributes = inode.attributes();
+        let entry = self.entry(&dir.inode, &inode, &attributes);
+        let reply_flags = reply_flags(&file, flags);
+        let open = OpenFile { file, node: entry.node, direct: flags & O_DIRECT != 0 };
+        Ok(Answer::created(&entry, self.files.insert(open), reply_flags))
+    }
+
+    pub(super) async fn read(&self, fh: u64, offset: u64, size: u32) -> Outcome {
+        let size = usize::try_from(size).expect("a usize has at least 32 bits");
+        Ok(Answer::data(self.file(fh)?.file.read_at(offset, size).await?))
+    }
+
+    pub(super) async fn write(
+        &self,
+        fh: u64,
+        offset: u64,
+        write_flags: u32,
+        data: &[u8],
+    ) -> Outcome {
+        let open = self.file(fh)?;
+        open.file.write_at(offset, data).await?;
+        // Set-id bits go when the server has the data, and are not to be seen after the write.
+        if open.direct || write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&open.file) {
+            open.file.sync().await?;
+        }
+        Ok(Answer::written(u32::try_from(data.len()).expect("a WRITE is below 4 GiB")))
+    }
+
+    /// FLUSH, which is close(2) of one of the descriptors of an open file, and FSYNC. All data goes
+    /// to the server's disk, and a write that failed is reported here at the latest.
+    pub(super) async fn sync(&self, fh: u64) -> Outcome {
+        self.file(fh)?.file.sync().await?;
+        Ok(Answer::done())
+    }
+
+    /// RELEASE: the last descriptor and the last mapping are gone.
+    pub(super) async fn release(&self, fh: u64) -> Outcome {
+        if let Some(open) = self.files.remove(fh) {
+            close(open).await?;
+        }
+        Ok(Answer::done())
+    }
+
+    /// Closes everything that is open; the error is that of the first file that has one.
+    pub(super) async fn close_all(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        for open in self.files.take_all() {
+            outcome = outcome.and(close(open).await);
+        }
+        outcome
+    }
+
+    /// An open that nobody got was told that what is cached is outdated, and the kernel was not.
+    pub(super) async fn reconsider_pages(&self, fh: u64) {
+        if let Some(open) = self.files.get(fh)
+            && !open.file.keep_cache()
+            && let Some(node) = self.nodes.get(open.node)
+        {
+            node.note_stale_pages();
+            self.drop_stale_pages(open.node, &node).await;
+        }
+    }
+
+    fn file(&self, fh: u64) -> std::result::Result<Arc<OpenFile>, Refusal> {
+        self.files.get(fh).ok_or(Refusal(Errno::BADF))
+    }
+}
+
+/// Opens `inode` for the caller, if the server lets it.
+async fn open_as(caller: &FileSystem, inode: &Arc<Inode>, flags: u32) -> Result<File> {
+    let opened = caller.open(inode, open_flags(flags)).await;
+    match opened {
+        // A program need not be readable to be run, RFC 1813 §4.4.
+        Err(error)
+            if error.errno() == Errno::ACCESS
+                && flags & FMODE_EXEC != 0
+                && caller.access(inode, ACCESS_EXECUTE).await? & ACCESS_EXECUTE != 0 =>
+        {
+            caller.open_created(inode, open_flags(flags))
+        }
+        opened => opened,
+    }
+}
+
+async fn close(open: Arc<OpenFile>) -> Result<()> {
+    match Arc::try_unwrap(open) {
+        Ok(open) => open.file.close().await,
+        // A request whose caller was killed is about to let go of it, and that closes it too.
+        Err(_) => Ok(()),
+    }
+}
+
+fn is_set_id(file: &File) -> bool {
+    file.inode().attributes().mode & SET_ID_BITS != 0
+}
+
+fn open_flags(flags: u32) -> OpenFlags {
+    let mode = flags & O_ACCMODE;
+    OpenFlags {
+        read: mode != O_WRONLY,
+        write: mode != O_RDONLY,
+        truncate: flags & O_TRUNC != 0,
+        sync: flags & O_DSYNC != 0,
+    }
+}
+
+/// What the page cache may do with the file from now on.
+fn reply_flags(file: &File, flags: u32) -> u32 {
+    let direct =
+        if flags & O_DIRECT != 0 { OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES } else { 0 };
+    direct | if file.keep_cache() { OPEN_KEEP_CACHE } else { 0 }
+}
+
+/// The flags of open(2), as this machine has them.
+const O_ACCMODE: u32 = rustix::fs::OFlags::ACCMODE.bits();
+const O_RDONLY: u32 = rustix::fs::OFlags::RDONLY.bits();
+const O_WRONLY: u32 = rustix::fs::OFlags::WRONLY.bits();
+const O_TRUNC: u32 = rustix::fs::OFlags::TRUNC.bits();
+const O_EXCL: u32 = rustix::fs::OFlags::EXCL.bits();
+const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
+/// Set in O_SYNC as well.
+const O_DSYNC: u32 = rustix::fs::OFlags::DSYNC.bits();
+
+/// `FMODE_EXEC` of the kernel, which it sets among the flags when a program is run.
+const FMODE_EXEC: u32 = 1 << 5;
+
+const SET_ID_BITS: u32 = 0o6000;

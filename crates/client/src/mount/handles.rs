@@ -1,0 +1,67 @@
+//! The numbers under which the kernel knows open files and directories.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is open, by the number that the kernel gives with each use. No number is given twice.
+#[derive(Debug)]
+pub(super) struct Handles<T> {
+    table: Mutex<Table<T>>,
+}
+
+#[derive(Debug)]
+struct Table<T> {
+    open: HashMap<u64, Arc<T>>,
+    next: u64,
+}
+
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Self { table: Mutex::new(Table { open: HashMap::new(), next: 1 }) }
+    }
+}
+
+impl<T> Handles<T> {
+    /// Gives `opened` a number.
+    pub(super) fn insert(&self, opened: T) -> u64 {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let fh = table.next;
+        table.next += 1;
+        table.open.insert(fh, Arc::new(opened));
+        fh
+    }
+
+    /// What `fh` stands for.
+    pub(super) fn get(&self, fh: u64) -> Option<Arc<T>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).open.get(&fh).cloned()
+    }
+
+    /// Takes it out; uses that are under way go on.
+    pub(super) fn remove(&self, fh: u64) -> Option<Arc<T>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&fh)
+    }
+
+    /// Takes out everything that is open.
+    pub(super) fn take_all(&self) -> Vec<Arc<T>> {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.open.drain().map(|(_, opened)| opened).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_leads_to_what_was_opened_until_it_is_taken_out() {
+        let handles = Handles::default();
+        let (one, two) = (handles.insert("one"), handles.insert("two"));
+        assert_eq!(handles.get(one).as_deref(), Some(&"one"));
+        assert_eq!(handles.remove(one).as_deref(), Some(&"one"));
+        assert!(handles.get(one).is_none() && handles.remove(one).is_none());
+        assert_ne!(handles.insert("three"), one);
+        assert_eq!(handles.get(two).as_deref(), Some(&"two"));
+        assert_eq!(handles.take_all().len(), 2);
+        assert!(handles.get(two).is_none());
+    }
+}

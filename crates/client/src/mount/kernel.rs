@@ -1,0 +1,286 @@
+//! Mounting, and what is agreed with the kernel then.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fuser::{Config, Filesystem, InitFlags, KernelConfig, MountOption, Notifier, Request};
+use fuser::{SessionACL, SessionUnmounter};
+use rustix::io::Errno;
+use tracing::debug;
+
+use crate::error::errno_text;
+use crate::mount_options::FuseOptions;
+use crate::options::{MountOptions, UseReaddirplus};
+
+/// A mounted file system whose kernel waits for somebody to answer.
+pub(super) struct Kernel {
+    session: fuser::Session<Agreement>,
+    dir: PathBuf,
+}
+
+/// Why the file system cannot be mounted on a directory; a sentence for whoever asked.
+#[derive(thiserror::Error, Debug)]
+pub enum MountError {
+    /// The directory is none, or not to be had.
+    #[error("{}: {}", dir.display(), errno_text(*errno))]
+    Directory {
+        /// Where to mount.
+        dir: PathBuf,
+        /// What is wrong with it.
+        errno: Errno,
+    },
+    /// A mount is there whose program has died.
+    #[error(
+        "{0}: a file system whose program has ended is mounted there; end it with `fusermount -u \
+         {0}`", dir.display()
+    )]
+    Dead {
+        /// Where to mount.
+        dir: PathBuf,
+    },
+    /// There is no FUSE on this machine, or not for us.
+    #[error("/dev/fuse: {source}")]
+    Device {
+        /// What opening it says.
+        source: io::Error,
+    },
+    /// The option goes only with another one.
+    #[error("option auto_unmount: goes only with allow_other")]
+    AutoUnmountAlone,
+    /// Nobody but root may mount, and the program that does it for others is missing.
+    #[error("only root can mount here: neither fusermount3 nor fusermount is installed")]
+    NoFusermount,
+    /// The kernel or `fusermount` refuses.
+    #[error("{}: {why}", dir.display())]
+    Refused {
+        /// Where to mount.
+        dir: PathBuf,
+        /// In its words.
+        why: String,
+    },
+}
+
+impl Kernel {
+    /// Mounts on `dir`, and agrees with the kernel on how to talk. Blocks.
+    pub(super) fn mount(
+        dir: &Path,
+        source: &str,
+        nfs: &MountOptions,
+        fuse: &FuseOptions,
+    ) -> Result<Self, MountError> {
+        let dir = check(dir)?;
+        if fuse.auto_unmount && !fuse.allow_other {
+            return Err(MountError::AutoUnmountAlone);
+        }
+        if needs_fusermount(fuse) && !has_fusermount() {
+            return Err(MountError::NoFusermount);
+        }
+        let agreement = Agreement { readdirplus: nfs.readdirplus };
+        let session = fuser::Session::new(agreement, &dir, &config(source, nfs, fuse))
+            .map_err(|error| refused(&dir, &error))?;
+        Ok(Self { session, dir })
+    }
+
+    /// The device on which the kernel talks.
+    pub(super) fn device(&self) -> io::Result<OwnedFd> {
+        self.session.as_fd().try_clone_to_owned()
+    }
+
+    /// How to tell the kernel of changes.
+    pub(super) fn notifier(&self) -> Notifier {
+        self.session.notifier()
+    }
+
+    /// How to unmount, from any thread.
+    pub(super) fn unmounter(&mut self) -> Unmounter {
+        Unmounter { fuser: self.session.unmount_callable(), dir: self.dir.clone() }
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+/// Ends a mount.
+pub(super) struct Unmounter {
+    fuser: SessionUnmounter,
+    dir: PathBuf,
+}
+
+/// What became of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmounted {
+    /// It is gone.
+    Gone,
+    /// Programs still use it. It is out of sight, and ends with this process.
+    Detached,
+}
+
+impl Unmounter {
+    /// Unmounts; a file system in use is detached. Blocks.
+    pub(super) fn unmount(&mut self) -> io::Result<Unmounted> {
+        match self.fuser.unmount() {
+            Ok(()) => Ok(Unmounted::Gone),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
+                rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH)?;
+                Ok(Unmounted::Detached)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Lets the kernel read ahead `bytes` at a time in `dir`, where we may say so: its own default of
+/// 128 KiB makes eight requests of what the server gives in one. Asks for the attributes of the
+/// root, so that somebody must be answering. Blocks.
+pub(super) fn widen_read_ahead(dir: &Path, bytes: u32) {
+    let widen = || {
+        let device = fs::metadata(dir)?.dev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+        fs::write(path, (bytes / 1024).to_string())
+    };
+    if let Err(error) = widen() {
+        debug!(%error, "the kernel's read-ahead stays as it is");
+    }
+}
+
+/// The absolute path of `dir`, which must be a directory.
+fn check(dir: &Path) -> Result<PathBuf, MountError> {
+    let failure = |error: io::Error| match Errno::from_io_error(&error) {
+        Some(Errno::NOTCONN) => MountError::Dead { dir: dir.to_owned() },
+        errno => {
+            MountError::Directory { dir: dir.to_owned(), errno: errno.unwrap_or(Errno::INVAL) }
+        }
+    };
+    let path = fs::canonicalize(dir).map_err(failure)?;
+    if fs::metadata(&path).map_err(failure)?.is_dir() {
+        Ok(path)
+    } else {
+        Err(MountError::Directory { dir: dir.to_owned(), errno: Errno::NOTDIR })
+    }
+}
+
+fn needs_fusermount(fuse: &FuseOptions) -> bool {
+    fuse.auto_unmount || !rustix::process::geteuid().is_root()
+}
+
+fn has_fusermount() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain([PathBuf::from("/bin"), PathBuf::from("/sbin")]);
+    let named = std::env::var_os("FUSERMOUNT_PATH").is_some_and(|path| Path::new(&path).exists());
+    named
+        || dirs.into_iter().any(|dir| {
+            [OsStr::new("fusermount3"), OsStr::new("fusermount")]
+                .iter()
+                .any(|name| dir.join(name).exists())
+        })
+}
+
+fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
+    let name = fuse.fs_name.as_deref().unwrap_or(source);
+    let flags = fuse.flags;
+    let mut options = vec![
+        MountOption::FSName(name.to_owned()),
+        // As a custom option it reaches the kernel on either way, and mount(8) shows
+        // `fuse.spillway`.
+        MountOption::CUSTOM("subtype=spillway".to_owned()),
+        if nfs.read_only { MountOption::RO } else { MountOption::RW },
+        if flags.dev { MountOption::Dev } else { MountOption::NoDev },
+        if flags.suid { MountOption::Suid } else { MountOption::NoSuid },
+        if flags.exec { MountOption::Exec } else { MountOption::NoExec },
+    ];
+    if fuse.default_permissions {
+        options.push(MountOption::DefaultPermissions);
+    }
+    if fuse.auto_unmount {
+        options.push(MountOption::AutoUnmount);
+    }
+    if let Some(bytes) = fuse.max_read {
+        options.push(MountOption::CUSTOM(format!("max_read={bytes}")));
+    }
+    let mut config = Config::default();
+    config.mount_options = options;
+    config.acl = if fuse.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config
+}
+
+fn refused(dir: &Path, error: &io::Error) -> MountError {
+    let dir = dir.to_owned();
+    if let Some(errno) = Errno::from_io_error(error) {
+        return match errno {
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => {
+                MountError::Device { source: io::Error::from(errno) }
+            }
+            errno => MountError::Refused { dir, why: errno_text(errno) },
+        };
+    }
+    // What fusermount said, with its name in front and the end of the line.
+    let text = error.to_string();
+    let why = text.trim().trim_start_matches("fusermount3: ").trim_start_matches("fusermount: ");
+    MountError::Refused { dir, why: why.to_owned() }
+}
+
+/// What is agreed with the kernel when it first asks. Requests are not answered through this.
+struct Agreement {
+    readdirplus: UseReaddirplus,
+}
+
+impl Filesystem for Agreement {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        for flag in self.wanted(config.capabilities()).iter() {
+            // What an old kernel lacks is missed, and done without.
+            let _ = config.add_capabilities(flag);
+        }
+        let refused =
+            |nearest| io::Error::other(format!("the kernel allows no more than {nearest}"));
+        config.set_max_write(REQUEST_BYTES_MAX).map_err(refused)?;
+        config.set_max_background(BACKGROUND_MAX).map_err(|at_least| {
+            io::Error::other(format!("the kernel insists on {at_least} requests"))
+        })?;
+        Ok(())
+    }
+}
+
+impl Agreement {
+    /// Not among these: `WRITEBACK_CACHE`, because write-back is done here, in file order and with
+    /// its errors reported; `AUTO_INVAL_DATA`, because the kernel would take our own changes for
+    /// foreign ones and drop the pages just written; remote locks, which hold on this machine.
+    fn wanted(&self, capabilities: InitFlags) -> InitFlags {
+        let mut flags = InitFlags::FUSE_ASYNC_READ
+            | InitFlags::FUSE_BIG_WRITES
+            | InitFlags::FUSE_ATOMIC_O_TRUNC
+            | InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_ASYNC_DIO
+            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
+            | InitFlags::FUSE_CACHE_SYMLINKS
+            | InitFlags::FUSE_EXPLICIT_INVAL_DATA
+            | InitFlags::FUSE_NO_EXPORT_SUPPORT;
+        match self.readdirplus {
+            UseReaddirplus::Learned => {
+                flags |= InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO;
+            }
+            UseReaddirplus::Always => flags |= InitFlags::FUSE_DO_READDIRPLUS,
+            UseReaddirplus::Never => {}
+        }
+        // The server takes set-id bits away. A kernel that did it would ask as a user who may
+        // write, and not change the mode.
+        flags |= if capabilities.contains(InitFlags::FUSE_HANDLE_KILLPRIV_V2) {
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2
+        } else {
+            InitFlags::FUSE_HANDLE_KILLPRIV
+        };
+        flags
+    }
+}
+
+/// Bytes of a READ or WRITE of the kernel at most, which is what it takes by default.
+pub(super) const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// Requests of the kernel that nobody waits for, above all for reading ahead, at most.
+const BACKGROUND_MAX: u16 = 64;

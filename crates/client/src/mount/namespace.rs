@@ -1,0 +1,129 @@
+//! LOOKUP, READLINK, CREATE's siblings, and what removes and renames.
+
+use std::sync::Arc;
+
+use proto::nfs3::{ACCESS_LOOKUP, DeviceSpec, FileType, MknodData, SetAttributes};
+use rustix::io::Errno;
+
+use super::operations::{Operations, Outcome, Refusal};
+use super::reply::{Answer, decode_device, type_of_mode};
+use super::request::{Head, Name};
+use crate::file_system::FileSystem;
+use crate::inode::Inode;
+use crate::mount_options::LookupCache;
+
+impl Operations {
+    pub(super) async fn lookup(&self, head: &Head, Name(name): &Name) -> Outcome {
+        let dir = self.node(head.node)?;
+        let caller = self.as_caller(head);
+        if self.must_ask(&dir.inode)
+            && caller.access(&dir.inode, ACCESS_LOOKUP).await? & ACCESS_LOOKUP == 0
+        {
+            return Err(Refusal(Errno::ACCESS));
+        }
+        match caller.lookup(&dir.inode, name).await {
+            Ok(inode) => self.found(&caller, &dir.inode, &inode).await,
+            Err(error) if error.errno() == Errno::NOENT => {
+                let believed = self.rules().lookup_cache == LookupCache::All;
+                let ttl = if believed { self.name_ttl(&dir.inode) } else { Default::default() };
+                Ok(Answer::no_entry(ttl))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The answer that a name in `dir` leads to `inode`.
+    async fn found(&self, caller: &FileSystem, dir: &Inode, inode: &Arc<Inode>) -> Outcome {
+        let attributes = caller.attributes(inode).await?;
+        Ok(Answer::entry(&self.entry(dir, inode, &attributes)))
+    }
+
+    pub(super) async fn readlink(&self, head: &Head) -> Outcome {
+        let node = self.node(head.node)?;
+        Ok(Answer::data(self.as_caller(head).read_link(&node.inode).await?))
+    }
+
+    pub(super) async fn symlink(&self, head: &Head, name: &Name, target: &Name) -> Outcome {
+        let dir = self.node(head.node)?;
+        let caller = self.as_caller(head);
+        let inode = caller.symlink(&dir.inode, &name.0, &target.0).await?;
+        self.found(&caller, &dir.inode, &inode).await
+    }
+
+    pub(super) async fn mkdir(&self, head: &Head, Name(name): &Name, mode: u32) -> Outcome {
+        let dir = self.node(head.node)?;
+        let caller = self.as_caller(head);
+        let inode = caller.make_dir(&dir.inode, name, mode & MODE_BITS).await?;
+        self.found(&caller, &dir.inode, &inode).await
+    }
+
+    pub(super) async fn mknod(
+        &self,
+        head: &Head,
+        Name(name): &Name,
+        mode: u32,
+        rdev: u32,
+    ) -> Outcome {
+        let dir = self.node(head.node)?;
+        let caller = self.as_caller(head);
+        let attributes = SetAttributes { mode: Some(mode & MODE_BITS), ..Default::default() };
+        let (major, minor) = decode_device(rdev);
+        let spec = DeviceSpec { major, minor };
+        let what = match type_of_mode(mode) {
+            Some(FileType::BlockDevice) => MknodData::BlockDevice { attributes, spec },
+            Some(FileType::CharacterDevice) => MknodData::CharacterDevice { attributes, spec },
+            Some(FileType::Socket) => MknodData::Socket(attributes),
+            Some(FileType::Fifo) => MknodData::Fifo(attributes),
+            // The kernel sends mknod(2) of a regular file here, which must not exist yet.
+            Some(FileType::Regular) => {
+                let inode = caller.create(&dir.inode, name, mode & MODE_BITS, true).await?;
+                return self.found(&caller, &dir.inode, &inode).await;
+            }
+            Some(FileType::Directory | FileType::Symlink) | None => {
+                return Err(Refusal(Errno::INVAL));
+            }
+        };
+        let inode = caller.make_node(&dir.inode, name, what).await?;
+        self.found(&caller, &dir.inode, &inode).await
+    }
+
+    pub(super) async fn unlink(&self, head: &Head, Name(name): &Name) -> Outcome {
+        let dir = self.node(head.node)?;
+        self.as_caller(head).remove(&dir.inode, name).await?;
+        Ok(Answer::done())
+    }
+
+    pub(super) async fn rmdir(&self, head: &Head, Name(name): &Name) -> Outcome {
+        let dir = self.node(head.node)?;
+        self.as_caller(head).remove_dir(&dir.inode, name).await?;
+        Ok(Answer::done())
+    }
+
+    pub(super) async fn rename(
+        &self,
+        head: &Head,
+        Name(name): &Name,
+        new_dir: u64,
+        Name(new_name): &Name,
+        flags: u32,
+    ) -> Outcome {
+        // NFS version 3 knows neither RENAME_NOREPLACE nor RENAME_EXCHANGE, and this is the error
+        // on which programs do without.
+        if flags != 0 {
+            return Err(Refusal(Errno::INVAL));
+        }
+        let (from, to) = (self.node(head.node)?, self.node(new_dir)?);
+        self.as_caller(head).rename(&from.inode, name, &to.inode, new_name).await?;
+        Ok(Answer::done())
+    }
+
+    pub(super) async fn link(&self, head: &Head, node: u64, Name(new_name): &Name) -> Outcome {
+        let (file, dir) = (self.node(node)?, self.node(head.node)?);
+        let caller = self.as_caller(head);
+        caller.link(&file.inode, &dir.inode, new_name).await?;
+        self.found(&caller, &dir.inode, &file.inode).await
+    }
+}
+
+/// The bits of `st_mode` that are not the type.
+pub(super) const MODE_BITS: u32 = 0o7777;

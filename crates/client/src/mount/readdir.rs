@@ -1,0 +1,86 @@
+//! OPENDIR, READDIR and READDIRPLUS.
+
+use std::sync::Arc;
+
+use proto::nfs3::ACCESS_READ;
+use rustix::io::Errno;
+
+use super::operations::{Node, Operations, Outcome, Refusal};
+use super::reply::{Answer, Dirent, Dirents};
+use super::request::Head;
+use crate::directory_cache;
+use crate::inode::Inode;
+
+impl Operations {
+    /// OPENDIR. The server is asked whether the caller may read the names, because they may be
+    /// shown from memory.
+    pub(super) async fn opendir(&self, head: &Head) -> Outcome {
+        let node = self.node(head.node)?;
+        let caller = self.as_caller(head);
+        if caller.access(&node.inode, ACCESS_READ).await? & ACCESS_READ == 0 {
+            return Err(Refusal(Errno::ACCESS));
+        }
+        let directory = caller.open_dir(&node.inode).await?;
+        Ok(Answer::opened_dir(self.dirs.insert(directory), 0))
+    }
+
+    /// READDIR, or READDIRPLUS if `plus`. The kernel's offset is the cookie of the server, so that
+    /// it continues where it stopped whatever happened to the directory meanwhile.
+    pub(super) async fn readdir(
+        &self,
+        head: &Head,
+        fh: u64,
+        cookie: u64,
+        size: u32,
+        plus: bool,
+    ) -> Outcome {
+        let node = self.node(head.node)?;
+        let directory = self.dirs.get(fh).ok_or(Refusal(Errno::BADF))?;
+        let names = directory.entries_after(cookie).await?;
+        let caller = self.as_caller(head);
+        let bytes_max = usize::try_from(size).expect("a usize has at least 32 bits");
+        let mut listing = Dirents::new(bytes_max);
+        for name in names.iter() {
+            if !listing.has_room(name.name.len(), plus) {
+                if listing.is_empty() {
+                    return Err(Refusal(Errno::INVAL));
+                }
+                break;
+            }
+            if plus {
+                let inode = caller.listed(&name, names.fetched_at().elapsed());
+                self.add_plus(&mut listing, &node, &name, inode);
+            } else {
+                listing.add(&dirent(&name));
+            }
+        }
+        Ok(Answer::names(listing))
+    }
+
+    fn add_plus(
+        &self,
+        listing: &mut Dirents,
+        dir: &Node,
+        name: &directory_cache::Entry<'_>,
+        inode: Option<Arc<Inode>>,
+    ) {
+        match inode {
+            // The kernel has the directory and its parent already, under other numbers.
+            Some(inode) if !matches!(name.name, b"." | b"..") => {
+                let attributes = inode.attributes();
+                let entry = self.entry(&dir.inode, &inode, &attributes);
+                listing.add_plus(&dirent(name), Some(&entry));
+            }
+            _ => listing.add_plus(&dirent(name), None),
+        }
+    }
+}
+
+fn dirent<'a>(name: &directory_cache::Entry<'a>) -> Dirent<'a> {
+    Dirent {
+        fileid: name.fileid,
+        cookie: name.cookie,
+        file_type: name.attributes.map(|attributes| attributes.file_type),
+        name: name.name,
+    }
+}

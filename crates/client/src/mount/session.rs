@@ -1,0 +1,196 @@
+//! The conversation with the kernel: requests are read, carried out at once or as tasks, and
+//! answered.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+use tracing::warn;
+
+use super::buffer::{Buffer, BufferPool, Payload};
+use super::callers::is_killed;
+use super::operations::Operations;
+use super::reply::Answer;
+use super::request::{HEAD_BYTES, Head, Operation, Truncated, WRITE_HEAD_BYTES, WriteHead};
+
+/// One mount's conversation.
+pub(super) struct Session {
+    device: OwnedFd,
+    operations: Arc<Operations>,
+    runtime: Handle,
+    buffers: Arc<BufferPool>,
+    /// Requests that wait for the server, by the number that the kernel gave them.
+    waiting: Mutex<HashMap<u64, Waiting>>,
+}
+
+/// A request that waits.
+struct Waiting {
+    /// The calling thread.
+    pid: u32,
+    task: AbortHandle,
+}
+
+type Work = Pin<Box<dyn Future<Output = Answer> + Send>>;
+
+impl Session {
+    /// A conversation on `device`, whose kernel writes at most `write_bytes_max` at once.
+    pub(super) fn new(
+        device: OwnedFd,
+        operations: Arc<Operations>,
+        runtime: Handle,
+        write_bytes_max: usize,
+    ) -> Arc<Self> {
+        // The kernel insists on room for the largest WRITE in every read.
+        let buffers = BufferPool::new(WRITE_HEAD_BYTES + write_bytes_max);
+        Arc::new(Self { device, operations, runtime, buffers, waiting: Mutex::default() })
+    }
+
+    /// Serves until the file system is unmounted. Several threads may do so together.
+    ///
+    /// # Errors
+    /// The device broke, or says what cannot be understood.
+    pub(super) fn serve(self: &Arc<Self>) -> io::Result<()> {
+        let _runtime = self.runtime.enter();
+        loop {
+            let mut buffer = self.buffers.take();
+            match rustix::io::read(&self.device, spare_capacity(buffer.clear())) {
+                Ok(_) => {}
+                // A request that was taken back before it was read, and signals.
+                Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => continue,
+                // Unmounted; or aborted, with `umount -f` or through sysfs.
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
+                Err(errno) => return Err(errno.into()),
+            }
+            let head = Head::decode(&buffer).map_err(malformed)?;
+            match decode(&head, buffer) {
+                Ok(Operation::Destroy) => {
+                    self.send(head.unique, Answer::done());
+                    return Ok(());
+                }
+                Ok(operation) => self.accept(head, operation),
+                Err(Truncated) => {
+                    warn!(?head, "request of the kernel cut short");
+                    self.send(head.unique, Answer::error(Errno::IO));
+                }
+            }
+        }
+    }
+
+    fn accept(self: &Arc<Self>, head: Head, operation: Operation) {
+        match operation {
+            Operation::Forget { lookups } => self.operations.forget(head.node, lookups),
+            Operation::BatchForget { nodes } => {
+                for (node, lookups) in nodes {
+                    self.operations.forget(node, lookups);
+                }
+            }
+            Operation::Interrupt { unique } => self.interrupt(&head, unique),
+            operation => self.run(&head, operation),
+        }
+    }
+
+    /// Carries out what can be done without waiting here and now, which saves two changes of
+    /// thread; the rest goes on as a task.
+    fn run(self: &Arc<Self>, head: &Head, operation: Operation) {
+        let mut work: Work = Box::pin(Arc::clone(&self.operations).perform(*head, operation));
+        // Whatever wakes this waker in vain: the task polls again, with one that is heard.
+        if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return self.send(head.unique, answer);
+        }
+        let unique = head.unique;
+        let session = Arc::clone(self);
+        // The task removes itself, so it must not end before it is there.
+        let mut waiting = self.waiting();
+        let task = self.runtime.spawn(async move {
+            let answer = work.await;
+            if session.waiting().remove(&unique).is_some() {
+                session.send(unique, answer);
+            } else {
+                session.take_back(answer);
+            }
+        });
+        waiting.insert(unique, Waiting { pid: head.pid, task: task.abort_handle() });
+    }
+
+    /// The caller of request `unique` got a signal. Only one that kills it ends the request, as
+    /// with the kernel's NFS client: programs do not expect EINTR from files. The kernel tells of
+    /// the first signal alone, so the caller is watched from then on.
+    fn interrupt(self: &Arc<Self>, head: &Head, unique: u64) {
+        let session = Arc::clone(self);
+        let interrupt = head.unique;
+        self.runtime.spawn(async move {
+            let Some(pid) = session.waiting().get(&unique).map(|waiting| waiting.pid) else {
+                // Answered already; or another thread has only just read it, and then the kernel
+                // asks again.
+                tokio::time::sleep(INTERRUPT_RETRY).await;
+                return session.send(interrupt, Answer::error(Errno::AGAIN));
+            };
+            while session.waiting().contains_key(&unique) {
+                if is_killed(pid) {
+                    return session.abandon(unique);
+                }
+                tokio::time::sleep(KILLED_POLL).await;
+            }
+        });
+    }
+
+    fn abandon(&self, unique: u64) {
+        let waiting = self.waiting().remove(&unique);
+        if let Some(waiting) = waiting {
+            waiting.task.abort();
+            self.send(unique, Answer::error(Errno::INTR));
+        }
+    }
+
+    fn send(&self, unique: u64, answer: Answer) {
+        let sent = answer.send(unique, |parts| rustix::io::writev(&self.device, parts));
+        if let Err(errno) = sent {
+            // The caller was killed or the mount is gone: nobody takes what was handed over.
+            if !matches!(errno, Errno::NOENT | Errno::NODEV) {
+                warn!(%errno, "the kernel refuses an answer");
+            }
+            self.take_back(answer);
+        }
+    }
+
+    fn take_back(&self, answer: Answer) {
+        let operations = Arc::clone(&self.operations);
+        if answer.granted.is_something() {
+            self.runtime.spawn(async move { operations.take_back(answer.granted).await });
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads the operation out of `buffer`, which it keeps only for large data.
+fn decode(head: &Head, buffer: Buffer) -> Result<Operation, Truncated> {
+    if !head.is_write() {
+        return head.operation(&buffer);
+    }
+    let WriteHead { fh, offset, size, write_flags } = WriteHead::decode(&buffer)?;
+    let end = usize::try_from(size).ok().and_then(|size| WRITE_HEAD_BYTES.checked_add(size));
+    let range = WRITE_HEAD_BYTES..end.ok_or(Truncated)?;
+    let data = Payload::cut(&mut Some(buffer), range).ok_or(Truncated)?;
+    Ok(Operation::Write { fh, offset, write_flags, data })
+}
+
+fn malformed(Truncated: Truncated) -> io::Error {
+    io::Error::other(format!("a message on /dev/fuse is shorter than its {HEAD_BYTES} byte head"))
+}
+
+/// How often is looked whether a caller that got some signal was killed.
+const KILLED_POLL: Duration = Duration::from_millis(200);
+
+/// What a thread needs at most to register a request that it has read.
+const INTERRUPT_RETRY: Duration = Duration::from_millis(5);

@@ -1,0 +1,315 @@
+//! `spillway mount`: an export as a directory of this machine, from the first word with the server
+//! to the last byte at it.
+//!
+//! Without `--foreground` there are two processes. The one that was called starts the other, waits
+//! for it to say that the mount answers, and ends; what goes wrong before is told on its stderr.
+//! The other is this program once more, rather than a fork of it, because threads do not survive a
+//! fork.
+
+use std::env;
+use std::error::Error;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use client::mount::{Mount, Unmounted};
+use client::mount_options::MountRequest;
+use client::trace::{Events, Tracer};
+use client::{FileSystem, Identity, NfsUrl};
+use tokio::runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::announce::print;
+use crate::cli;
+use crate::serve::start_tracing;
+
+#[derive(Args)]
+pub(crate) struct MountCommand {
+    /// What to mount: nfs://HOST[:PORT]/PATH, or HOST:/PATH
+    #[arg(value_name = "SOURCE")]
+    source: OsString,
+
+    /// The directory on which to mount it
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// Options in the names of nfs(5) and mount.fuse(8), repeatable; root's mounts are
+    /// `allow_other` [default: those of nfs(5)]
+    #[arg(short = 'o', value_name = "OPTION[,OPTION...]")]
+    options: Vec<String>,
+
+    /// Stay, and unmount on SIGTERM or SIGINT [default: go to the background once mounted]
+    #[arg(long)]
+    foreground: bool,
+
+    /// Append messages and events to FILE when in the background [default: drop them]
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+
+    /// Print these events as they happen; `all` for all of them, repeatable [default: none]
+    #[arg(long, value_name = "EVENT[,EVENT...]", value_delimiter = ',')]
+    trace: Vec<Events>,
+
+    /// Log more: -v each request, -vv each step; RUST_LOG, if set, decides instead [default: life
+    /// cycle and problems only]
+    #[arg(short, long, action = ArgAction::Count)]
+    verbose: u8,
+
+    /// mount(8) passes it to its helpers; there is no mtab to leave alone
+    #[arg(short = 'n', hide = true)]
+    _no_mtab: bool,
+}
+
+/// Mounts, and in the foreground serves until somebody unmounts. Returns [`ExitCode::SUCCESS`] only
+/// if the mount answers, or if everything that was written is at the server.
+pub(crate) fn run(command: &MountCommand) -> ExitCode {
+    let plan = match Plan::new(command) {
+        Ok(plan) => plan,
+        Err(sentence) => return cli::misused(&sentence),
+    };
+    let in_background = env::var_os(BACKGROUND).is_some();
+    if !command.foreground && !in_background {
+        return start_in_background().unwrap_or_else(|error| cli::failed(&error));
+    }
+    if let Err(sentence) = start_tracing(command.verbose) {
+        return cli::misused(&sentence);
+    }
+    let runtime = match runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return cli::failed(&error),
+    };
+    let background = in_background.then(|| Background::new(command.log.as_deref())).transpose();
+    let background = match background {
+        Ok(background) => background,
+        Err(sentence) => return failed(sentence),
+    };
+    let status = runtime.block_on(plan.carry_out(background));
+    // Not before what waits for a server that is gone has ended: it does not.
+    runtime.shutdown_background();
+    status
+}
+
+/// What the command line asks for, checked.
+struct Plan {
+    source: String,
+    url: NfsUrl,
+    directory: PathBuf,
+    request: MountRequest,
+    trace: Events,
+}
+
+impl Plan {
+    /// # Errors
+    /// A sentence about what cannot be meant.
+    fn new(command: &MountCommand) -> Result<Self, String> {
+        let mut request = MountRequest::default();
+        // As with mount(8), what root mounts is for everybody.
+        request.fuse.allow_other = rustix::process::geteuid().is_root();
+        for list in &command.options {
+            request.apply(list).map_err(|error| error.to_string())?;
+        }
+        Ok(Self {
+            source: command.source.to_string_lossy().into_owned(),
+            url: parse_source(&command.source)?,
+            directory: command.directory.clone(),
+            request,
+            trace: command.trace.iter().copied().collect(),
+        })
+    }
+
+    /// Mounts and serves, from `background` if there is one.
+    async fn carry_out(self, background: Option<Background>) -> ExitCode {
+        // Before there is anything to leave behind.
+        let mut signals = match Signals::listen() {
+            Ok(signals) => signals,
+            Err(error) => return cli::failed(&error),
+        };
+        let mounted = tokio::select! {
+            mounted = self.mount() => mounted,
+            signal = signals.next() => return failed(format!("not mounted: {signal}")),
+        };
+        let mut mount = match mounted {
+            Ok(mount) => mount,
+            Err(sentence) => return failed(sentence),
+        };
+        let answered = match background {
+            None => print(&format!("{} on {}\n", self.source, mount.dir().display())),
+            Some(background) => background.detach(),
+        };
+        if let Err(error) = answered {
+            return cli::failed(&error);
+        }
+        info!(source = self.source, dir = %mount.dir().display(), "mounted");
+        serve(&mut mount, &mut signals).await
+    }
+
+    async fn mount(&self) -> Result<Mount, String> {
+        let tracer = Arc::new(Tracer::default());
+        tracer.set(self.trace);
+        let process = Identity::of_process();
+        let identity = Arc::new(Identity {
+            uid: self.url.uid.unwrap_or(process.uid),
+            gid: self.url.gid.unwrap_or(process.gid),
+            groups: process.groups,
+        });
+        let file_system = FileSystem::mount(&self.url, &identity, &self.request.nfs, tracer)
+            .await
+            .map_err(|error| format!("{}: {error}", self.source))?;
+        Mount::new(file_system, &self.source, &self.directory, &self.request)
+            .await
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// A URL, or what mount.nfs(8) takes.
+fn parse_source(source: &OsString) -> Result<NfsUrl, String> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let text = source.to_string_lossy();
+    let parsed = if text.contains("://") {
+        text.parse()
+    } else {
+        NfsUrl::from_mount_source(source.as_bytes())
+    };
+    parsed.map_err(|error| format!("{text}: {error}"))
+}
+
+/// Serves until the file system is unmounted, by us after a signal or by somebody else, and what
+/// was written is at the server.
+async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
+    let ended = tokio::select! {
+        ended = mount.ended() => ended,
+        signal = signals.next() => {
+            info!(signal, "unmounting");
+            let flushed = tokio::select! {
+                flushed = mount.sync() => flushed.map_err(|error| error.to_string()),
+                signal = signals.next() => Err(signal.to_owned()),
+            };
+            if let Err(why) = flushed {
+                warn!(why, "data is not at the server yet");
+            }
+            match tokio::task::block_in_place(|| mount.unmount()) {
+                Ok(Unmounted::Gone) => {}
+                Ok(Unmounted::Detached) => {
+                    warn!("programs still use the directory; what they do there fails from now on");
+                }
+                Err(error) => return cli::failed(&error),
+            }
+            Ok(())
+        }
+    };
+    if let Err(error) = ended {
+        warn!(%error, "the kernel broke off");
+    }
+    let finished = tokio::select! {
+        finished = mount.finish() => finished.map_err(|error| error.to_string()),
+        signal = signals.next() => Err(signal.to_owned()),
+        () = tokio::time::sleep(FINISH_WITHIN) => Err("the server does not answer".to_owned()),
+    };
+    match finished {
+        Ok(()) => {
+            info!("unmounted");
+            ExitCode::SUCCESS
+        }
+        Err(why) => failed(format!("unmounted, but written data is lost: {why}")),
+    }
+}
+
+fn failed(sentence: String) -> ExitCode {
+    cli::failed(&*Box::<dyn Error>::from(sentence))
+}
+
+/// Starts this program again, and waits for it to mount or to fail.
+fn start_in_background() -> io::Result<ExitCode> {
+    let mut arguments = env::args_os();
+    let mut command = Command::new("/proc/self/exe");
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    let mut child = command
+        .args(arguments)
+        .env(BACKGROUND, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut said = String::new();
+    child.stdout.take().expect("it is piped").read_to_string(&mut said)?;
+    if said == MOUNTED {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // It has told why.
+    let status = child.wait()?;
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(cli::FAILED).into())
+}
+
+/// Where the standard files of a process in the background lead.
+struct Background {
+    null: File,
+    log: File,
+}
+
+impl Background {
+    /// # Errors
+    /// A sentence about the file that cannot be opened.
+    fn new(log: Option<&Path>) -> Result<Self, String> {
+        let open = |options: &OpenOptions, path: &Path| {
+            options.open(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let null = open(OpenOptions::new().read(true).write(true), Path::new("/dev/null"))?;
+        let log = match log {
+            Some(path) => open(OpenOptions::new().append(true).create(true), path)?,
+            None => null.try_clone().map_err(|error| format!("/dev/null: {error}"))?,
+        };
+        Ok(Self { null, log })
+    }
+
+    /// Leaves the caller's terminal, directory and files, and tells it that the mount answers.
+    fn detach(self) -> io::Result<()> {
+        // The leader of a new session hears no signals of the terminal.
+        rustix::process::setsid()?;
+        env::set_current_dir("/")?;
+        rustix::stdio::dup2_stderr(&self.log)?;
+        print(MOUNTED)?;
+        Ok(rustix::stdio::dup2_stdout(&self.null)?)
+    }
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The name of the next one.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}
+
+/// Set in the process that serves in the background.
+const BACKGROUND: &str = "SPILLWAY_MOUNT_IN_BACKGROUND";
+
+/// What it says when the mount answers.
+const MOUNTED: &str = "mounted\n";
+
+/// How long a server may keep silent about data that it should have, once nobody uses the mount.
+const FINISH_WITHIN: Duration = Duration::from_secs(60);
