@@ -39,9 +39,9 @@ pub struct Mounted {
 /// A port in the URL comes before one in the options.
 ///
 /// # Errors
-/// [`Error::Mount`] when the server refuses the path; [`Error::Connection`] names host and port that
-/// cannot be reached, or says that the server wants an authentication that is not spoken here; and
-/// those of [`Rpc::call`].
+/// [`Error::Mount`] when the server refuses the path; [`Error::Connection`] names host and port
+/// that cannot be reached, or says that the server wants an authentication that is not spoken here;
+/// and those of [`Rpc::call`].
 pub async fn mount(
     url: &NfsUrl,
     options: &MountOptions,
@@ -170,8 +170,8 @@ impl Mount3 {
     /// best first.
     ///
     /// # Errors
-    /// [`Error::Mount`] when the server refuses, [`Error::Refused`] with `NAMETOOLONG` when the path
-    /// is longer than the protocol allows, and those of [`Rpc::call`].
+    /// [`Error::Mount`] when the server refuses, [`Error::Refused`] with `NAMETOOLONG` when the
+    /// path is longer than the protocol allows, and those of [`Rpc::call`].
     pub async fn mnt(&self, path: &[u8]) -> Result<(FileHandle, Vec<u32>)> {
         let results = self.call(Procedure::Mnt, &directory(path)?).await?;
         match MountReply::decode(&mut Reader::new(&results))? {

@@ -13,7 +13,8 @@ impl Nfs3 {
     /// GETATTR, RFC 1813 §3.3.1.
     ///
     /// # Errors
-    /// The server's status, and those of [`Rpc::call`](crate::rpc::Rpc::call), as of all calls here.
+    /// The server's status, and those of [`Rpc::call`](crate::rpc::Rpc::call), as of all calls
+    /// here.
     pub fn getattr(
         &self,
         object: FileHandle,

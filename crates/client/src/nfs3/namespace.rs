@@ -1,8 +1,8 @@
 //! LOOKUP, READLINK, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK: RFC 1813
 //! §3.3.3, §3.3.5 and §3.3.8 to §3.3.15.
 //!
-//! Names are any bytes; what a file system accepts is the server's question. One that is longer than
-//! the protocol's description here allows comes back as GARBAGE_ARGS or NFS3ERR_NAMETOOLONG.
+//! Names are any bytes; what a file system accepts is the server's question. One that is longer
+//! than the protocol's description here allows comes back as GARBAGE_ARGS or NFS3ERR_NAMETOOLONG.
 
 use bytes::Bytes;
 use proto::nfs3::{

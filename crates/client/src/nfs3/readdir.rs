@@ -73,8 +73,8 @@ impl Nfs3 {
     }
 
     /// READDIRPLUS, RFC 1813 §3.3.17: as [`Self::readdir`], with attributes and handles where the
-    /// server has them. `dir_count` bounds the bytes of file numbers, names and cookies, `max_count`
-    /// those of the reply.
+    /// server has them. `dir_count` bounds the bytes of file numbers, names and cookies,
+    /// `max_count` those of the reply.
     ///
     /// # Errors
     /// As of [`Self::readdir`], and NFS3ERR_NOTSUPP from servers that do not have it.

@@ -11,15 +11,15 @@ use super::{Nfs3, decode, pinned};
 use crate::{Error, Result};
 
 impl Nfs3 {
-    /// WRITE, RFC 1813 §3.3.7. The data goes to the socket from where it lies, and is held until the
-    /// reply has come or the future is dropped.
+    /// WRITE, RFC 1813 §3.3.7. The data goes to the socket from where it lies, and is held until
+    /// the reply has come or the future is dropped.
     ///
-    /// The server may write less than all of it, but never nothing of something; what is left is the
-    /// caller's to write. `committed` in the result may say less than `stable` asked for.
+    /// The server may write less than all of it, but never nothing of something; what is left is
+    /// the caller's to write. `committed` in the result may say less than `stable` asked for.
     ///
     /// # Errors
-    /// The server's status; [`Error::Decode`] when it claims to have written nothing or more than it
-    /// got; [`Error::Refused`] with `INVAL` when the data does not fit into a record.
+    /// The server's status; [`Error::Decode`] when it claims to have written nothing or more than
+    /// it got; [`Error::Refused`] with `INVAL` when the data does not fit into a record.
     pub fn write(
         &self,
         file: FileHandle,
@@ -44,8 +44,8 @@ impl Nfs3 {
         async move { reply?.await }
     }
 
-    /// COMMIT, RFC 1813 §3.3.21: `count` bytes from `offset` on, to the end of the file when `count`
-    /// is 0.
+    /// COMMIT, RFC 1813 §3.3.21: `count` bytes from `offset` on, to the end of the file when
+    /// `count` is 0.
     ///
     /// # Errors
     /// The server's status.

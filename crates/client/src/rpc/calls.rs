@@ -64,8 +64,8 @@ pub(super) fn xid(number: u64) -> u32 {
     u32::try_from(number & u64::from(u32::MAX)).expect("32 bits are left")
 }
 
-/// The table of a connection. It holds no more calls than there are callers that wait: who goes away
-/// takes the call along.
+/// The table of a connection. It holds no more calls than there are callers that wait: who goes
+/// away takes the call along.
 ///
 /// Numbers only grow, so a call's place in the order and its transaction id are one thing: the id
 /// is the number's low half.

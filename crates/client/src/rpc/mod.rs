@@ -1,11 +1,12 @@
 //! ONC RPC over TCP (RFC 5531 §11) to one address: any number of calls at once, over one connection
 //! or several, through lost connections and lost replies.
 //!
-//! A call is handed over once and keeps its transaction id until it is answered. Over TCP nothing is
-//! lost while a connection stands, so a call is sent again only over a new one: when the connection
-//! broke, and when a reply has taken longer than [`RpcOptions::timeout`], which breaks it. All
-//! unanswered calls then go out again in the order in which they were handed over, from the same
-//! port where that is to be had, so that a server's reply cache knows those it has carried out.
+//! A call is handed over once and keeps its transaction id until it is answered. Over TCP nothing
+//! is lost while a connection stands, so a call is sent again only over a new one: when the
+//! connection broke, and when a reply has taken longer than [`RpcOptions::timeout`], which breaks
+//! it. All unanswered calls then go out again in the order in which they were handed over, from the
+//! same port where that is to be had, so that a server's reply cache knows those it has carried
+//! out.
 
 mod calls;
 mod connect;
@@ -95,8 +96,8 @@ pub struct Rpc {
 }
 
 impl Rpc {
-    /// Connects to `address`. The first connection is made at once, each other when a call is on it.
-    /// They live on the runtime that this is called on.
+    /// Connects to `address`. The first connection is made at once, each other when a call is on
+    /// it. They live on the runtime that this is called on.
     ///
     /// # Errors
     /// [`Error::Connection`] names the address.
@@ -138,8 +139,8 @@ impl Rpc {
     /// Hands a call over: it takes its place in the order before this returns. The result is what
     /// follows the reply's header.
     ///
-    /// `payload` is opaque data behind `arguments`, which end with its length. It is padded and sent
-    /// from where it lies.
+    /// `payload` is opaque data behind `arguments`, which end with its length. It is padded and
+    /// sent from where it lies.
     ///
     /// # Errors
     /// [`Error::Refused`] with `INVAL` when the call does not fit into a record. Awaiting the call
