@@ -134,6 +134,30 @@ fn a_complete_block_waits_a_moment_for_those_before_it() {
 }
 
 #[test]
+fn blocks_that_come_slightly_out_of_order_are_sent_in_order() {
+    for in_flight_max in [1, 2, 4, 20, 64] {
+        let mut bench = Bench::new(in_flight_max);
+        let (mut sent, mut answered) = (Vec::new(), 0);
+        for block in (0..40).step_by(4).flat_map(|group| [3, 1, 0, 2].map(|at| group + at)) {
+            bench.write(ANNA, block * 16, &[7; 16]);
+            bench.now += NEIGHBOUR_WAIT / 8;
+            sent.extend(bench.calls());
+            if block % 3 == 0 && answered < sent.len() {
+                bench.written(sent[answered].0, 16, StableHow::FileSync, 1);
+                answered += 1;
+            }
+        }
+        while answered < sent.len() {
+            bench.written(sent[answered].0, 16, StableHow::FileSync, 1);
+            answered += 1;
+            sent.extend(bench.calls());
+        }
+        let wanted: Vec<_> = (0..40).map(|block| (block * 16, 16)).collect();
+        assert_eq!(sent, wanted, "{in_flight_max} in flight");
+    }
+}
+
+#[test]
 fn what_fills_no_block_is_sent_when_it_is_old() {
     let mut bench = Bench::new(4);
     bench.write(ANNA, 3, b"abc");
