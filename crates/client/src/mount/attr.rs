@@ -14,7 +14,11 @@ use super::request::{Head, Setattr, When};
 impl Operations {
     pub(super) async fn getattr(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
-        let attributes = self.as_caller(head).attributes(&node.inode).await?;
+        let caller = self.as_caller(head);
+        let mut attributes = caller.attributes(&node.inode).await?;
+        if !self.links_are_known(&node) {
+            attributes = caller.revalidate(&node.inode).await?;
+        }
         self.drop_stale_pages(head.node, &node).await;
         node.tell(&attributes);
         let ttl = attributes_ttl(&node.inode);

@@ -22,7 +22,7 @@ impl Operations {
         let file = open_as(&self.as_caller(head), &node.inode, flags).await?;
         self.refresh_attributes(head.node, &node, &node.inode.attributes());
         let reply_flags = reply_flags(&file, flags);
-        let open = OpenFile { file, node: head.node, direct: flags & O_DIRECT != 0 };
+        let open = OpenFile { file, node: head.node };
         Ok(Answer::opened(self.files.insert(open), reply_flags))
     }
 
@@ -47,7 +47,7 @@ impl Operations {
         let attributes = inode.attributes();
         let entry = self.entry(&dir.inode, &inode, &attributes);
         let reply_flags = reply_flags(&file, flags);
-        let open = OpenFile { file, node: entry.node, direct: flags & O_DIRECT != 0 };
+        let open = OpenFile { file, node: entry.node };
         Ok(Answer::created(&entry, self.files.insert(open), reply_flags))
     }
 
@@ -66,7 +66,7 @@ impl Operations {
         let open = self.file(fh)?;
         open.file.write_at(offset, data).await?;
         // Set-id bits go when the server has the data, and are not to be seen after the write.
-        if open.direct || write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&open.file) {
+        if write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&open.file) {
             open.file.sync().await?;
         }
         Ok(Answer::written(u32::try_from(data.len()).expect("a WRITE is below 4 GiB")))
@@ -147,6 +147,7 @@ fn open_flags(flags: u32) -> OpenFlags {
         write: mode != O_RDONLY,
         truncate: flags & O_TRUNC != 0,
         sync: flags & O_DSYNC != 0,
+        direct: flags & O_DIRECT != 0,
     }
 }
 

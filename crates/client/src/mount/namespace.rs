@@ -90,6 +90,7 @@ impl Operations {
     pub(super) async fn unlink(&self, head: &Head, Name(name): &Name) -> Outcome {
         let dir = self.node(head.node)?;
         self.as_caller(head).remove(&dir.inode, name).await?;
+        self.name_removed();
         Ok(Answer::done())
     }
 
@@ -114,6 +115,7 @@ impl Operations {
         }
         let (from, to) = (self.node(head.node)?, self.node(new_dir)?);
         self.as_caller(head).rename(&from.inode, name, &to.inode, new_name).await?;
+        self.name_removed();
         Ok(Answer::done())
     }
 

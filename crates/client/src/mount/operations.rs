@@ -1,7 +1,7 @@
 //! The operations of a mounted file system: what a request of the kernel means to a
 //! [`FileSystem`].
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ pub(super) struct Operations {
     rules: Rules,
     /// Set once the file system is mounted, before the first request.
     notifier: OnceLock<Notifier>,
+    /// Counts the names that went, see [`Operations::links_are_known`].
+    names_removed: AtomicU64,
 }
 
 /// What the options of the mount mean to its operations.
@@ -52,6 +54,8 @@ pub(super) struct Node {
     pub(super) inode: Arc<Inode>,
     /// The attributes that the kernel was told last.
     told: Mutex<Option<Attributes>>,
+    /// As many names had gone when the attributes were asked for.
+    names_removed: AtomicU64,
     /// Somebody else has changed the file since its pages were dropped.
     pages_are_stale: AtomicBool,
     dropping_pages: tokio::sync::Mutex<()>,
@@ -61,8 +65,6 @@ pub(super) struct Node {
 pub(super) struct OpenFile {
     pub(super) file: File,
     pub(super) node: u64,
-    /// `O_DIRECT`: a write returns when the server has the data.
-    pub(super) direct: bool,
 }
 
 /// Why a request is not carried out.
@@ -96,6 +98,7 @@ impl Operations {
             callers: Callers::default(),
             rules,
             notifier: OnceLock::new(),
+            names_removed: AtomicU64::new(0),
         }
     }
 
@@ -230,6 +233,22 @@ impl Operations {
         self.rules.ask_before_search && dir.attributes().mode & SEARCH_BY_ALL != SEARCH_BY_ALL
     }
 
+    /// A name was removed or replaced. The server does not say of which file, nor what became of its
+    /// count of links.
+    pub(super) fn name_removed(&self) {
+        self.names_removed.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether the count of links of a file is as good as its other attributes: it has but one
+    /// name, or no name went since this was asked for it. Who gets `false` asks the server.
+    pub(super) fn links_are_known(&self, node: &Node) -> bool {
+        if node.is_dir() || node.inode.attributes().nlink < 2 {
+            return true;
+        }
+        let removed = self.names_removed.load(Ordering::Acquire);
+        node.names_removed.swap(removed, Ordering::AcqRel) == removed
+    }
+
     /// Makes the kernel ask for the attributes of `number` again, unless it has been told these.
     /// Takes no lock that a request could hold, so that requests may do it.
     pub(super) fn refresh_attributes(&self, number: u64, node: &Node, attributes: &Attributes) {
@@ -276,6 +295,7 @@ impl Node {
         Self {
             inode,
             told: Mutex::default(),
+            names_removed: AtomicU64::new(0),
             pages_are_stale: AtomicBool::new(false),
             dropping_pages: tokio::sync::Mutex::default(),
         }
