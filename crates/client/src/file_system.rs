@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::directory::Directory;
 use crate::directory_cache::Entry;
 use crate::file::{File, OpenFlags};
-use crate::inode::{Inode, Sent};
+use crate::inode::{Inode, OwnChange, Sent};
 use crate::inode_table::InodeTable;
 use crate::nfs3::Nfs3;
 use crate::trace::{Event, Tracer};
@@ -124,7 +124,9 @@ impl FileSystem {
         let (sent, dir_sent) = (Sent::now(), dir.sent());
         let found = self.nfs.lookup(dir.handle(), name).await?;
         dir.note(found.dir_attributes.as_ref(), dir_sent);
-        self.inode(found.object, found.object_attributes, sent).await
+        let inode = self.inode(found.object, found.object_attributes, sent).await?;
+        dir.name_found(name, &inode);
+        Ok(inode)
     }
 
     /// The object under `name` as a listing shows it, if the directory is known to be unchanged
@@ -141,7 +143,9 @@ impl FileSystem {
         }
         let (handle, attributes, sent) = listed;
         self.trace_name(Event::LookupCached, dir, name);
-        Ok(Some(self.shared.table.inode(handle, &attributes, sent)))
+        let inode = self.shared.table.inode(handle, &attributes, sent);
+        dir.name_found(name, &inode);
+        Ok(Some(inode))
     }
 
     /// The object of an entry of a listing that was fetched `age` ago, if the listing came with its
@@ -333,10 +337,10 @@ impl FileSystem {
         created: CreatedOk,
         sent: Sent,
     ) -> Result<Arc<Inode>> {
-        match created.object {
-            Some(handle) => self.inode(handle, created.attributes, sent).await,
-            None => self.lookup(dir, name).await,
-        }
+        let Some(handle) = created.object else { return self.lookup(dir, name).await };
+        let inode = self.inode(handle, created.attributes, sent).await?;
+        dir.name_found(name, &inode);
+        Ok(inode)
     }
 
     /// Removes a name: REMOVE, RFC 1813 §3.3.12. The last name of a file that is open here is
@@ -349,9 +353,12 @@ impl FileSystem {
         if self.put_aside(dir, name).await? {
             return Ok(());
         }
-        let change = dir.begin_change();
+        let (change, of_file) = (dir.begin_change(), begin_of_child(dir, name));
         let wcc = self.nfs.remove(dir.handle(), name).await?;
         dir.name_changed(name, change.finish(&wcc));
+        if let Some(of_file) = of_file {
+            of_file.finish_silent();
+        }
         Ok(())
     }
 
@@ -397,8 +404,8 @@ impl FileSystem {
         to_dir: &Arc<Inode>,
         to: &[u8],
     ) -> Result<bool> {
-        let from = self.lookup(from_dir, from).await?;
-        match self.lookup(to_dir, to).await {
+        let from = self.child(from_dir, from).await?;
+        match self.child(to_dir, to).await {
             Ok(to) => Ok(Arc::ptr_eq(&from, &to)),
             Err(error) if error.is(Status::Noent) => Ok(false),
             Err(error) => Err(error),
@@ -412,7 +419,7 @@ impl FileSystem {
         to_dir: &Arc<Inode>,
         to: &[u8],
     ) -> Result<()> {
-        let from_change = from_dir.begin_change();
+        let (from_change, of_file) = (from_dir.begin_change(), begin_of_child(from_dir, from));
         let to_change = (!Arc::ptr_eq(from_dir, to_dir)).then(|| to_dir.begin_change());
         let wcc = self.nfs.rename(from_dir.handle(), from, to_dir.handle(), to).await?;
         let after = from_change.finish(&wcc.from_wcc);
@@ -421,7 +428,19 @@ impl FileSystem {
             Some(to_change) => to_dir.name_changed(to, to_change.finish(&wcc.to_wcc)),
             None => to_dir.name_changed(to, after),
         }
+        if let Some(of_file) = of_file {
+            to_dir.name_found(to, of_file.inode());
+            of_file.finish_silent();
+        }
         Ok(())
+    }
+
+    /// What `dir` has under `name`, as last heard of or, if nothing was, as the server says.
+    async fn child(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Arc<Inode>> {
+        match dir.child(name) {
+            Some(child) => Ok(child),
+            None => self.lookup(dir, name).await,
+        }
     }
 
     /// Gives the file under `name` another name if it is open here and would be gone without it.
@@ -429,7 +448,7 @@ impl FileSystem {
         if !self.shared.table.has_open_files() {
             return Ok(false);
         }
-        let inode = self.lookup(dir, name).await?;
+        let inode = self.child(dir, name).await?;
         if !inode.is_open() || inode.attributes().nlink > 1 {
             return Ok(false);
         }
@@ -544,6 +563,11 @@ impl FileSystem {
     pub(crate) fn nfs(&self) -> &Nfs3 {
         &self.nfs
     }
+}
+
+/// The change of the object under `name`, if it is known, by a call that moves or removes the name.
+fn begin_of_child(dir: &Inode, name: &[u8]) -> Option<OwnChange> {
+    dir.child(name).map(|child| child.begin_change())
 }
 
 /// The name of a removed file that is still open: one that Linux clients use too, so that what

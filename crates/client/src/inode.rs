@@ -4,9 +4,10 @@
 //! that says something about an object is noted with its inode, which finds out whether what is
 //! cached still holds.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -43,8 +44,15 @@ struct Known {
 /// What is cached beside the attributes.
 enum Contents {
     File(FileContents),
-    Directory(DirectoryCache),
+    Directory(DirectoryContents),
     Other,
+}
+
+struct DirectoryContents {
+    listing: DirectoryCache,
+    /// Objects by names under which they were found. A hint: who acts on it has the server's word
+    /// for nothing.
+    children: Mutex<HashMap<Bytes, Weak<Inode>>>,
 }
 
 struct FileContents {
@@ -123,7 +131,10 @@ impl Inode {
                 opens: Mutex::default(),
                 data_epoch: AtomicU64::new(0),
             }),
-            FileType::Directory => Contents::Directory(table.listing(fileid, handle)),
+            FileType::Directory => Contents::Directory(DirectoryContents {
+                listing: table.listing(fileid, handle),
+                children: Mutex::default(),
+            }),
             _ => Contents::Other,
         };
         let known = Known {
@@ -253,7 +264,7 @@ impl Inode {
                     self.table.tell_foreign_change(self);
                 }
             }
-            Contents::Directory(listing) => listing.invalidate("foreign change"),
+            Contents::Directory(directory) => directory.listing.invalidate("foreign change"),
             Contents::Other => {}
         }
     }
@@ -298,7 +309,7 @@ impl Inode {
     /// `NOTDIR` for anything else.
     pub(crate) fn listing(&self) -> Result<&DirectoryCache> {
         match &self.contents {
-            Contents::Directory(listing) => Ok(listing),
+            Contents::Directory(directory) => Ok(&directory.listing),
             Contents::File(_) | Contents::Other => Err(Error::Refused(Errno::NOTDIR)),
         }
     }
@@ -311,15 +322,36 @@ impl Inode {
     /// This client has changed the name `name` of the directory, whose state is `after` then if
     /// nobody else has changed it meanwhile.
     pub(crate) fn name_changed(&self, name: &[u8], after: Option<Change>) {
-        if let Contents::Directory(listing) = &self.contents {
+        if let Contents::Directory(DirectoryContents { listing, children }) = &self.contents {
             listing.note_own_change(name, after);
+            lock(children).remove(name);
         }
+    }
+
+    /// Remembers that the directory had `child` under `name`.
+    pub(crate) fn name_found(&self, name: &[u8], child: &Arc<Self>) {
+        let Contents::Directory(DirectoryContents { children, .. }) = &self.contents else {
+            return;
+        };
+        let mut children = lock(children);
+        if children.len() == children.capacity() {
+            children.retain(|_, child| child.strong_count() > 0);
+        }
+        children.insert(Bytes::copy_from_slice(name), Arc::downgrade(child));
+    }
+
+    /// What the directory had under `name` when that was last heard of, if somebody holds it.
+    pub(crate) fn child(&self, name: &[u8]) -> Option<Arc<Self>> {
+        let Contents::Directory(DirectoryContents { children, .. }) = &self.contents else {
+            return None;
+        };
+        lock(children).get(name)?.upgrade()
     }
 
     /// What a listing says of a name: the handle, attributes, and when they were true.
     pub(crate) fn listed(&self, name: &[u8]) -> Option<(FileHandle, Attributes, Sent)> {
-        let Contents::Directory(listing) = &self.contents else { return None };
-        let Found { handle, attributes, age } = listing.lookup(name)?;
+        let Contents::Directory(directory) = &self.contents else { return None };
+        let Found { handle, attributes, age } = directory.listing.lookup(name)?;
         let at = Instant::now().checked_sub(age)?;
         Some((handle, attributes?, Sent::At(at)))
     }
@@ -409,6 +441,11 @@ pub(crate) struct OwnChange {
 }
 
 impl OwnChange {
+    /// The object.
+    pub(crate) fn inode(&self) -> &Arc<Inode> {
+        &self.inode
+    }
+
     /// Notes what the reply says. The object's state, if nobody else changed it meanwhile.
     pub(crate) fn finish(self, wcc: &WccData) -> Option<Change> {
         let Self { inode, call, sent } = self;
@@ -427,6 +464,21 @@ impl OwnChange {
         };
         inode.judge(verdict, from, to);
         matches!(verdict, Verdict::Own | Verdict::Unchanged).then_some(to)
+    }
+
+    /// Notes that the reply says nothing of the object, but its change time has moved: one of its
+    /// names came or went.
+    pub(crate) fn finish_silent(self) {
+        let Self { inode, call, .. } = self;
+        let (verdict, from, to) = {
+            let mut known = inode.known();
+            let from = known.tracker.known();
+            let verdict = known.tracker.finish_silent(call);
+            known.attributes.expire();
+            known.disturbed_at = Instant::now();
+            (verdict, from, known.tracker.known())
+        };
+        inode.judge(verdict, from, to);
     }
 
     /// Notes that the call failed: what is cached shows what it would have done.

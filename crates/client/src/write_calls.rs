@@ -54,6 +54,8 @@ impl WriteCalls {
         let Some(change) = change else { return };
         match wcc {
             Ok(wcc) => {
+                // What was fetched since the write and before the server had it lacks it.
+                change.inode().data_changed();
                 change.finish(wcc);
             }
             // The data is lost, and a program that reads it back must not see it.

@@ -239,6 +239,37 @@ async fn what_was_read_ahead_is_not_older_than_a_change() {
 }
 
 #[tokio::test]
+async fn what_was_read_ahead_of_an_unsent_write_is_not_served_after_it() {
+    let fixture = Fixture::new().await;
+    let sizes = MountOptions { rsize: Some(4096), ..options() };
+    let file_system = mount_with(&fixture, &sizes).await;
+    let inode = written(&file_system, "file", &[1; 100_000]).await;
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file.write_at(50_000, &[2; 100]).await.unwrap();
+    // The stream fetches the server's old data beyond what it reads.
+    for offset in (0..49_152).step_by(4096) {
+        assert_eq!(file.read_at(offset, 4096).await.unwrap(), [1; 4096][..]);
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    file.sync().await.unwrap();
+    assert_eq!(file.read_at(50_000, 100).await.unwrap(), [2; 100][..]);
+}
+
+#[tokio::test]
+async fn a_new_name_keeps_the_cache() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let inode = written(&file_system, "file.new", &[1; 1000]).await;
+    file_system.rename(&root, b"file.new", &root, b"file").await.unwrap();
+    assert!(file_system.open(&inode, READ).await.unwrap().keep_cache());
+    file_system.link(&inode, &root, b"other").await.unwrap();
+    assert!(file_system.open(&inode, READ).await.unwrap().keep_cache());
+    file_system.remove(&root, b"file").await.unwrap();
+    assert!(file_system.open(&inode, READ).await.unwrap().keep_cache());
+}
+
+#[tokio::test]
 async fn permissions_are_those_of_the_user() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;
