@@ -91,7 +91,10 @@ impl Maker<'_> {
                 Shown::url(&NfsUrl { path: url.path[..above + end].to_vec(), ..url.clone() });
             let mode = 0o777 & !umask() | 0o300;
             if let Err(failure) = self.unless_there(remote, &path[..end], mode, &shown).await {
-                return self.complain(&shown, &failure);
+                // What is there stands in the way of something below it.
+                let in_the_way = failure.errno() == Errno::EXIST;
+                let not_dir = Failure::refused(Errno::NOTDIR);
+                return self.complain(&shown, if in_the_way { &not_dir } else { &failure });
             }
         }
         if let Err(failure) = self.unless_there(remote, path, self.mode(), self.shown).await {

@@ -167,9 +167,7 @@ impl Mover<'_> {
                 ));
             }
             Ok(other) if !source.is_dir() && other.is_dir() => {
-                return Err(format!(
-                    "cannot overwrite directory {to_shown} with non-directory {shown}"
-                ));
+                return Err(format!("cannot overwrite directory {to_shown} with non-directory"));
             }
             Ok(_) => {}
             Err(error)

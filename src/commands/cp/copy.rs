@@ -241,7 +241,7 @@ impl Shared {
             }
             let (shown, to) = (&from.shown, &slot.shown);
             if there.is_dir() {
-                return Err(format!("cannot overwrite directory {to} with non-directory {shown}"));
+                return Err(format!("cannot overwrite directory {to} with non-directory"));
             }
             if there.is_same(from) {
                 return Err(format!("{shown} and {to} are the same file"));

@@ -125,9 +125,13 @@ pub(crate) async fn run(options: &Options, console: &Arc<Console>) -> io::Result
             Ok(entry) => match goal.absent {
                 None => copier.argument(entry, goal.slot(file), goal.ends_with_slash).await,
                 Some(errno) => {
-                    let what = if entry.is_dir() { "directory" } else { "regular file" };
+                    let what = match entry.is_dir() {
+                        _ if errno == Errno::NOTDIR => "stat",
+                        true => "create directory",
+                        false => "create regular file",
+                    };
                     let (shown, reason) = (Shown::argument(to), Failure::refused(errno));
-                    console.fail(format_args!("cannot create {what} {shown}: {reason}"));
+                    console.fail(format_args!("cannot {what} {shown}: {reason}"));
                 }
             },
             Err(failure) => {

@@ -37,7 +37,7 @@ pub(crate) struct Options {
     almost_all: bool,
 
     /// Show type and permissions, links, owners, size and time of each
-    #[arg(short, overrides_with_all = ["one_per_line", "in_columns"])]
+    #[arg(short, overrides_with = "in_columns")]
     long: bool,
 
     /// One name a line; the default where stdout is no terminal
@@ -45,7 +45,7 @@ pub(crate) struct Options {
     one_per_line: bool,
 
     /// Names in columns; the default on a terminal
-    #[arg(short = 'C', overrides_with = "one_per_line")]
+    #[arg(short = 'C', overrides_with_all = ["one_per_line", "long"])]
     in_columns: bool,
 
     /// List directories themselves, not what is in them

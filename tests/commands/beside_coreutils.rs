@@ -1,0 +1,207 @@
+//! `rm`, `mkdir`, `mv` and `cp` beside those of coreutils: the same arguments on two directories
+//! that are alike have to say the same, exit with the same status, and leave the same.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use crate::fixture::{Server, coreutils, run, text};
+
+/// What both work on. Names of what is not there begin with `no`.
+fn furnish(root: &Path) {
+    for dir in ["dir/sub/deep", "other/dir", "empty", "file-in/file"] {
+        fs::create_dir_all(root.join(dir)).unwrap();
+    }
+    for file in ["file", "file2", "dir/one", "dir/sub/two", "dir/sub/deep/three", "with space"] {
+        fs::write(root.join(file), file).unwrap();
+    }
+    symlink("file", root.join("link")).unwrap();
+    symlink("dir", root.join("dirlink")).unwrap();
+    symlink("nowhere", root.join("dangling")).unwrap();
+    fs::set_permissions(root.join("file2"), fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+/// Every name below `root` with type, permissions, links and content.
+fn tree(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut ahead = vec![root.to_owned()];
+    while let Some(dir) = ahead.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let metadata = fs::symlink_metadata(&path).unwrap();
+            let content = if metadata.is_dir() {
+                ahead.push(path.clone());
+                String::new()
+            } else if metadata.is_symlink() {
+                fs::read_link(&path).unwrap().to_str().unwrap().to_owned()
+            } else {
+                fs::read_to_string(&path).unwrap()
+            };
+            let name = path.strip_prefix(root).unwrap().display().to_string();
+            found.push(format!("{name} {:o} {content}", metadata.permissions().mode()));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Runs `command`, in which `@` begins each path, here and on a server.
+#[track_caller]
+fn compare(command: &str) {
+    let server = Server::start();
+    let here = server.beside("here");
+    fs::create_dir(&here).unwrap();
+    furnish(&here);
+    furnish(&server.path(""));
+    let words: Vec<_> = command.split(' ').collect();
+    let url = format!("{}/", server.url(""));
+    let ours = run(words.iter().map(|word| word.replace('@', &url)));
+    let mut theirs = coreutils(words[0]);
+    theirs.args(words[1..].iter().map(|word| word.replace('@', ""))).current_dir(&here);
+    let theirs = theirs.output().unwrap();
+
+    let plain = |bytes: &[u8]| text(bytes).replace(&url, "").replace("spillway ", "");
+    let lines = |text: &str| {
+        // Which of several is said first is left to both.
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(lines(&plain(&ours.stderr)), lines(text(&theirs.stderr)), "{command}");
+    assert_eq!(lines(&plain(&ours.stdout)), lines(text(&theirs.stdout)), "{command}");
+    assert_eq!(ours.status.code(), theirs.status.code(), "{command}");
+    assert_eq!(tree(&server.path("")), tree(&here), "{command}");
+}
+
+#[test]
+fn rm() {
+    for command in [
+        "rm @file",
+        "rm -v @file @link",
+        "rm @nope",
+        "rm -f @nope @file",
+        "rm @nope @file @file/x",
+        "rm -f @file/x",
+        "rm @dir",
+        "rm @dir @file",
+        "rm -d @empty @dir",
+        "rm -dv @empty",
+        "rm -r @dir",
+        "rm -rv @dir @file",
+        "rm -R @other @nope",
+        "rm -rf @other @nope",
+        "rm @dirlink",
+        "rm -r @dirlink",
+        "rm @file/",
+        "rm -r @dir/",
+        "rm -r @dir/.",
+        "rm -rf @dir/sub/..",
+        "rm @dangling",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn mkdir() {
+    for command in [
+        "mkdir @new",
+        "mkdir -v @new @new/below @new2/",
+        "mkdir @dir",
+        "mkdir @file",
+        "mkdir @nope/new",
+        "mkdir @file/new",
+        "mkdir @dir @new",
+        "mkdir -p @dir",
+        "mkdir -p @file",
+        "mkdir -p @dir/a/b/c",
+        "mkdir -pv @x/y/z",
+        "mkdir -p @file/new",
+        "mkdir -p @dirlink/new",
+        "mkdir @dangling",
+        "mkdir -m 700 @new",
+        "mkdir -m 1777 @new",
+        "mkdir -m u=rwx,go= @new",
+        "mkdir -p -m 700 @x/y",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn mv() {
+    for command in [
+        "mv @file @new",
+        "mv -v @file @new",
+        "mv @file @file2",
+        "mv -n @file @file2",
+        "mv -f @file @file2",
+        "mv @file @dir",
+        "mv -v @file @file2 @dir",
+        "mv @file @dir/",
+        "mv @file @nope/new",
+        "mv @file @nope/",
+        "mv @nope @new",
+        "mv @nope @file @dir",
+        "mv @file @file2 @nope",
+        "mv @file @file2 @link",
+        "mv @file @file",
+        "mv @dir @new",
+        "mv @dir @other",
+        "mv @dir @empty",
+        "mv @dir @dir/sub/new",
+        "mv @dir @file",
+        "mv @file @file-in",
+        "mv @link @new",
+        "mv @file @dangling",
+        "mv @file @dirlink",
+        "mv @dir/ @new/",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn cp() {
+    for command in [
+        "cp @file @new",
+        "cp -v @file @new",
+        "cp @file @file2",
+        "cp -n @file2 @file",
+        "cp @file2 @file",
+        "cp @file @file2 @dir",
+        "cp @file @dir/",
+        "cp @file @new/",
+        "cp @file @nope/new",
+        "cp @file @file/new",
+        "cp @nope @new",
+        "cp @nope @file @dir",
+        "cp @file @file2 @nope",
+        "cp @file @file2 @link",
+        "cp @file @file",
+        "cp @link @file",
+        "cp @link @new",
+        "cp -r @link @new",
+        "cp -r @link @file2",
+        "cp @file @dangling",
+        "cp @file2 @link",
+        "cp @dir @new",
+        "cp @dir @file @other",
+        "cp -r @dir @new",
+        "cp -rv @dir @new",
+        "cp -r @dir @other",
+        "cp -r @dir/ @new/",
+        "cp -r @dir/. @other",
+        "cp -r @dir @file",
+        "cp @file @file-in",
+        "cp -r @dirlink @new",
+        "cp -r @dirlink/ @new",
+        "cp -a @dir @new",
+        "cp -p @file2 @new",
+        "cp -r @dir @nope/new",
+        "cp -r @other @dirlink",
+        "cp -f @file @file2",
+    ] {
+        compare(command);
+    }
+}

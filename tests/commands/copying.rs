@@ -1,0 +1,260 @@
+//! `cp` between this machine and a server.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use tempfile::TempDir;
+
+use crate::fixture::{
+    Server, assert_same_data, assert_told, bytes_path, feed, pattern, run, spillway, succeeded,
+    text,
+};
+
+/// A tree of many kinds of files below `root`.
+fn furnish(root: &Path) {
+    fs::create_dir_all(root.join("sub/deeper")).unwrap();
+    fs::create_dir(root.join("locked")).unwrap();
+    fs::write(root.join("big"), pattern(3_333_333)).unwrap();
+    fs::write(root.join("chunk"), pattern(1 << 20)).unwrap();
+    fs::write(root.join("empty"), "").unwrap();
+    fs::write(root.join(bytes_path(b"odd\xff\n%41?")), "odd").unwrap();
+    for i in 0..200 {
+        fs::write(root.join(format!("sub/{i}")), format!("{i}")).unwrap();
+    }
+    fs::write(root.join("sub/deeper/setuid"), "x").unwrap();
+    fs::write(root.join("locked/in"), "x").unwrap();
+    symlink("../big", root.join("sub/link")).unwrap();
+    symlink("nowhere", root.join("sub/dangling")).unwrap();
+    mknodat(CWD, root.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    let mode = |path: &str, mode| {
+        fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode("sub/deeper/setuid", 0o4711);
+    mode("locked", 0o555);
+    mode("empty", 0o444);
+    for (path, nanoseconds) in [("big", 123_456_789), ("sub/7", 1), ("sub", 999_999_999)] {
+        let time = SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, nanoseconds);
+        File::open(root.join(path)).unwrap().set_modified(time).unwrap();
+    }
+}
+
+/// Each file with all that `-p` keeps, directories and what is in them.
+fn kept(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut ahead = vec![root.to_owned()];
+    while let Some(path) = ahead.pop() {
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        if metadata.is_dir() {
+            ahead.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let size = if metadata.is_dir() { 0 } else { metadata.size() };
+        let target = fs::read_link(&path).unwrap_or_default();
+        found.push(format!(
+            "{:?} {:o} {}:{} {size} {}.{:09} {target:?}",
+            path.strip_prefix(root).unwrap(),
+            metadata.mode(),
+            metadata.uid(),
+            metadata.gid(),
+            metadata.mtime(),
+            metadata.mtime_nsec(),
+        ));
+    }
+    found.sort();
+    found
+}
+
+#[track_caller]
+fn assert_same_tree(one: &Path, other: &Path) {
+    let mut diff = Command::new("diff");
+    diff.args(["-r", "--no-dereference", "--exclude=fifo"]).args([one, other]);
+    let output = diff.output().unwrap();
+    assert_eq!(text(&output.stdout), "");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_tree_goes_up_over_and_down_with_all_that_p_keeps() {
+    let server = Server::start();
+    let (here, back) = (server.beside("here"), server.beside("back"));
+    furnish(&here);
+    let here = here.to_str().unwrap();
+    succeeded(run(["cp", "-a", here, &server.url("up")]));
+    assert_same_tree(here.as_ref(), &server.path("up"));
+    assert_eq!(kept(here.as_ref()), kept(&server.path("up")));
+
+    succeeded(run(["cp", "-rp", &server.url("up"), &server.url("over")]));
+    assert_eq!(kept(here.as_ref()), kept(&server.path("over")));
+
+    succeeded(run(["cp", "-a", "--jobs", "1", &server.url("over"), back.to_str().unwrap()]));
+    assert_same_tree(here.as_ref(), &back);
+    assert_eq!(kept(here.as_ref()), kept(&back));
+    // Root may write into it anyway; others need it to clean up.
+    for locked in [Path::new(here), &back, &server.path("up"), &server.path("over")] {
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(locked.join("locked"), mode).unwrap();
+    }
+}
+
+#[test]
+fn files_of_every_length_arrive_whole() {
+    let server = Server::start();
+    let (here, back) = (server.beside("here"), server.beside("back"));
+    let mib = 1 << 20;
+    for len in [0, 1, 4095, mib - 1, mib, mib + 1, 3 * mib, 17 * mib + 5] {
+        fs::write(&here, pattern(len)).unwrap();
+        succeeded(run(["cp", here.to_str().unwrap(), &server.url("up")]));
+        assert_same_data(&here, server.path("up"));
+        succeeded(run(["cp", &server.url("up"), back.to_str().unwrap()]));
+        assert_same_data(&here, &back);
+    }
+    // In small pieces as well, of a size that divides nothing.
+    let options = ["cp", "-o", "rsize=12288,wsize=20480,nconnect=2"];
+    succeeded(run([&options[..], &[here.to_str().unwrap(), &server.url("small")]].concat()));
+    assert_same_data(&here, server.path("small"));
+    succeeded(run([&options[..], &[&server.url("small"), back.to_str().unwrap()]].concat()));
+    assert_same_data(&here, &back);
+}
+
+#[test]
+fn what_was_longer_ends_where_its_source_does() {
+    let server = Server::start();
+    let (here, back) = (server.beside("here"), server.beside("back"));
+    fs::write(&here, "short").unwrap();
+    fs::write(&back, pattern(100_000)).unwrap();
+    server.put("up", pattern(5_000_000));
+    succeeded(run(["cp", here.to_str().unwrap(), &server.url("up")]));
+    assert_same_data(&here, server.path("up"));
+    succeeded(run(["cp", &server.url("up"), back.to_str().unwrap()]));
+    assert_same_data(&here, &back);
+}
+
+#[test]
+fn holes_stay_holes() {
+    let server = Server::start();
+    let (here, back) = (server.beside("here"), server.beside("back"));
+    let file = File::create(&here).unwrap();
+    file.set_len(80 << 20).unwrap();
+    for offset in [5 << 20, (5 << 20) + 70_000, 70_000_001] {
+        file.write_all_at(b"data", offset).unwrap();
+    }
+    let used = fs::metadata(&here).unwrap().blocks() * 512;
+    if used > 10 << 20 {
+        println!("skipped: the file system of temporary files has no holes");
+        return;
+    }
+    succeeded(run(["cp", here.to_str().unwrap(), &server.url("up")]));
+    succeeded(run(["cp", &server.url("up"), back.to_str().unwrap()]));
+    for copy in [&server.path("up"), &back] {
+        assert_same_data(&here, copy);
+        assert!(fs::metadata(copy).unwrap().blocks() * 512 < 10 << 20, "{}", copy.display());
+    }
+}
+
+#[test]
+fn pipes_are_copied_from_and_to() {
+    let server = Server::start();
+    let data = pattern(2_500_000);
+    let mut command = spillway();
+    command.args(["cp", "/dev/stdin", &server.url("piped")]);
+    succeeded(feed(command, &data));
+    assert!(fs::read(server.path("piped")).unwrap() == data);
+    let output = run(["cp", &server.url("piped"), "/dev/stdout"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(output.stdout == data);
+}
+
+#[test]
+fn a_failure_does_not_end_the_copy_of_the_others() {
+    let server = Server::start();
+    let here = server.beside("here");
+    fs::create_dir(&here).unwrap();
+    for name in ["a", "b", "c"] {
+        fs::write(here.join(name), name).unwrap();
+    }
+    fs::create_dir_all(server.path("here/b")).unwrap();
+    let output = run(["cp", "-r", here.to_str().unwrap(), &server.url("")]);
+    let there = server.url("here/b");
+    let line = format!("spillway cp: cannot overwrite directory '{there}' with non-directory");
+    assert_told(&output, 1, &line);
+    assert_same_data(here.join("a"), server.path("here/a"));
+    assert_same_data(here.join("c"), server.path("here/c"));
+}
+
+#[test]
+fn an_owner_that_cannot_be_kept_is_left_out() {
+    let server = Server::start();
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: files of others need root");
+        return;
+    }
+    fs::set_permissions(server.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let here = server.beside("here");
+    fs::write(&here, "x").unwrap();
+    fs::set_permissions(&here, fs::Permissions::from_mode(0o4755)).unwrap();
+    let url = server.url("there?uid=4711&gid=4712");
+    succeeded(run(["cp", "-p", here.to_str().unwrap(), &url]));
+    let (there, here) = (fs::metadata(server.path("there")).unwrap(), fs::metadata(here).unwrap());
+    assert_eq!((there.uid(), there.gid()), (4711, 4712));
+    assert_eq!(there.mode() & 0o7777, 0o755, "the set-id bit belongs to its owner");
+    assert_eq!((there.mtime(), there.mtime_nsec()), (here.mtime(), here.mtime_nsec()));
+}
+
+/// A file system of 8 MiB; none without the right to mount one.
+struct SmallDisk {
+    dir: TempDir,
+}
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let dir = TempDir::new().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=8m,mode=777", "tmpfs"]).arg(dir.path());
+        match mount.output() {
+            Ok(output) if output.status.success() => Some(Self { dir }),
+            _ => {
+                println!("skipped: a small file system needs the right to mount");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // The directory stays behind if it is still in use, which is all that can be done.
+        let _ = Command::new("umount").arg("-l").arg(self.dir.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_of_the_server_is_told() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let dir = TempDir::new().unwrap();
+    let (big, small) = (dir.path().join("big"), dir.path().join("small"));
+    fs::write(&big, pattern(24 << 20)).unwrap();
+    fs::write(&small, "small").unwrap();
+    let server = Server::of(dir, disk.dir.path().to_owned());
+    let (big, small) = (big.to_str().unwrap(), small.to_str().unwrap());
+    fs::create_dir(server.path("d")).unwrap();
+    let output = run(["cp", big, &server.url("d")]);
+    let to = server.url("d/big");
+    let line = format!("spillway cp: error writing '{to}': No space left on device");
+    assert_told(&output, 1, &line);
+    succeeded(run(["rm", &to]));
+    succeeded(run(["cp", small, &server.url("d")]));
+}
+
+#[test]
+fn a_full_disk_of_this_machine_is_told() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let server = Server::start();
+    server.put("big", pattern(24 << 20));
+    let to = disk.dir.path().join("big");
+    let output = run(["cp", &server.url("big"), to.to_str().unwrap()]);
+    let line = format!("spillway cp: error writing '{}': No space left on device", to.display());
+    assert_told(&output, 1, &line);
+}

@@ -1,0 +1,153 @@
+//! `cp` when something ends in the middle: the copy, or the server.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, SystemTime};
+
+use crate::fixture::{Server, assert_same_data, pattern, run, spillway, succeeded, text, wait_for};
+
+const MIB: u64 = 1 << 20;
+/// What `cp` commits at once.
+const PIECE: u64 = 32 * MIB;
+
+fn begin(args: &[&str]) -> Child {
+    let mut command = spillway();
+    command.args(args).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
+
+/// Waits until `path` has grown to `bytes`, and not to the end.
+fn wait_for_size(path: &Path, bytes: u64) {
+    wait_for("growth", || (size(path) >= bytes).then_some(()));
+}
+
+fn make_older(path: &Path, age: Duration) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_modified(SystemTime::now() - age).unwrap();
+}
+
+fn byte_at(path: &Path, offset: u64) -> u8 {
+    let mut byte = [0];
+    File::open(path).unwrap().read_exact_at(&mut byte, offset).unwrap();
+    byte[0]
+}
+
+fn flip_byte_at(path: &Path, offset: u64) {
+    let flipped = !byte_at(path, offset);
+    File::options().write(true).open(path).unwrap().write_all_at(&[flipped], offset).unwrap();
+}
+
+#[test]
+fn a_killed_copy_goes_on_where_it_was() {
+    let server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("there"));
+    fs::write(&here, pattern(160 << 20)).unwrap();
+    make_older(&here, Duration::from_secs(60));
+    let here_text = here.to_str().unwrap();
+
+    let mut up = begin(&["cp", here_text, &server.url("there")]);
+    wait_for_size(&there, 120 * MIB);
+    up.kill().unwrap();
+    up.wait().unwrap();
+    // One byte of what is kept is made wrong, to see that it is not sent again.
+    flip_byte_at(&there, 7);
+    succeeded(run(["cp", "--resume", here_text, &server.url("there")]));
+    assert_ne!(byte_at(&there, 7), byte_at(&here, 7), "the beginning was sent again");
+    flip_byte_at(&there, 7);
+    assert_same_data(&here, &there);
+
+    // A source that was changed since begins anew.
+    fs::write(&here, pattern((160 << 20) + 5)).unwrap();
+    flip_byte_at(&here, 9);
+    make_older(&there, Duration::from_secs(60));
+    succeeded(run(["cp", "--resume", here_text, &server.url("there")]));
+    assert_same_data(&here, &there);
+}
+
+#[test]
+fn a_killed_copy_from_a_server_goes_on_where_it_was() {
+    let server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("there"));
+    server.put("there", pattern(96 << 20));
+    make_older(&there, Duration::from_secs(60));
+    let here_text = here.to_str().unwrap();
+    let mut down = begin(&["cp", &server.url("there"), here_text]);
+    wait_for_size(&here, 50 * MIB);
+    down.kill().unwrap();
+    down.wait().unwrap();
+    flip_byte_at(&here, 7);
+    succeeded(run(["cp", "--resume", "-p", &server.url("there"), here_text]));
+    assert_ne!(byte_at(&there, 7), byte_at(&here, 7), "the beginning was fetched again");
+    flip_byte_at(&here, 7);
+    assert_same_data(&there, &here);
+    // What is not the beginning of the source is not built upon.
+    let file = File::options().write(true).open(&here).unwrap();
+    file.write_all_at(&vec![0; 64 << 20], 0).unwrap();
+    succeeded(run(["cp", "--resume", &server.url("there"), here_text]));
+    assert_same_data(&there, &here);
+}
+
+#[test]
+fn what_was_copied_with_its_time_is_not_copied_again() {
+    let server = Server::start();
+    let here = server.beside("here");
+    fs::create_dir(&here).unwrap();
+    fs::write(here.join("a"), "first").unwrap();
+    fs::write(here.join("b"), "first").unwrap();
+    let here_text = here.to_str().unwrap();
+    succeeded(run(["cp", "-a", here_text, &server.url("there")]));
+    fs::write(here.join("b"), "other").unwrap();
+    fs::write(here.join("c"), "third").unwrap();
+    let said =
+        succeeded(run(["cp", "-av", "--resume", &format!("{here_text}/."), &server.url("there")]));
+    let mut said: Vec<_> = said.lines().map(|line| line.rsplit('/').next().unwrap()).collect();
+    said.sort_unstable();
+    assert_eq!(said, ["b'", "c'"]);
+    assert_same_data(here.join("b"), server.path("there/b"));
+}
+
+/// The server dies while it is sent a file, and loses what was not committed; the copy waits for it
+/// to come back, and sends that again.
+#[test]
+fn a_server_that_forgets_is_sent_again_what_it_lost() {
+    let mut server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("there"));
+    fs::write(&here, pattern(160 << 20)).unwrap();
+    let mut up = begin(&["cp", "-o", "timeo=20", here.to_str().unwrap(), &server.url("there")]);
+    wait_for_size(&there, 40 * MIB);
+    server.kill();
+    assert_eq!(up.try_wait().unwrap(), None, "the server died in the middle");
+    // The piece that was being written has not been committed.
+    let end = size(&there);
+    let lost = end / PIECE * PIECE..end;
+    assert!(!lost.is_empty(), "something is lost, of {end} bytes");
+    let file = File::options().write(true).open(&there).unwrap();
+    file.set_len(lost.start).unwrap();
+    file.set_len(end).unwrap();
+    server.restart();
+    let output = up.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_same_data(&here, &there);
+}
+
+#[test]
+fn a_server_that_stays_away_fails_a_soft_copy() {
+    let mut server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("there"));
+    fs::write(&here, pattern(96 << 20)).unwrap();
+    let options = "soft,timeo=2,retrans=1";
+    let url = server.url("there");
+    let up = begin(&["cp", "-o", options, here.to_str().unwrap(), &url]);
+    wait_for_size(&there, 20 * MIB);
+    server.kill();
+    let output = up.wait_with_output().unwrap();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains(&format!("spillway cp: error writing '{url}': ")), "{stderr}");
+}

@@ -1,0 +1,11 @@
+//! The commands that work with files on servers, from outside: the built program against itself as
+//! the server, beside coreutils on the directory that is served.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod beside_coreutils;
+mod copying;
+mod fixture;
+mod interrupted;
+mod listing;
+mod telling;

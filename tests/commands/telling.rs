@@ -1,0 +1,200 @@
+//! `cat`, `stat`, `df` and `exports`, and what all commands have in common.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Stdio;
+
+use crate::fixture::{
+    Server, assert_told, coreutils, feed, pattern, run, spillway, succeeded, text,
+};
+
+#[test]
+fn cat_writes_files_and_stdin_in_order_and_goes_on_after_failures() {
+    let server = Server::start();
+    let data = pattern(5_000_001);
+    server.put("big", &data);
+    server.put("small", "small\n");
+    server.put("empty", "");
+    fs::create_dir(server.path("dir")).unwrap();
+    let [big, small, empty, dir, nope] =
+        ["big", "small", "empty", "dir", "nope"].map(|name| server.url(name));
+    let output = run(["cat", &big, &empty, &small]);
+    assert_eq!(output.stdout.len(), data.len() + 6);
+    assert!(output.stdout == [&data[..], b"small\n"].concat());
+
+    let mut command = spillway();
+    command.args(["cat", &small, "-", &nope, &dir, &small]);
+    let output = feed(command, b"from stdin\n");
+    assert_eq!(text(&output.stdout), "small\nfrom stdin\nsmall\n");
+    let complaints = format!(
+        "spillway cat: {nope}: No such file or directory\nspillway cat: {dir}: Is a directory\n"
+    );
+    assert_eq!((text(&output.stderr), output.status.code()), (&complaints[..], Some(1)));
+}
+
+#[test]
+fn cat_ends_quietly_when_its_reader_leaves() {
+    let server = Server::start();
+    server.put("big", pattern(3 << 20));
+    let mut command = spillway();
+    command.args(["cat", &server.url("big")]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((text(&output.stderr), output.status.code()), ("", Some(141)));
+}
+
+#[test]
+fn stat_tells_what_coreutils_tells() {
+    let server = Server::start();
+    server.put("file", vec![7; 12_345]);
+    server.put("empty", "");
+    fs::create_dir(server.path("dir")).unwrap();
+    symlink("file", server.path("link")).unwrap();
+    // A link that was read after its last change, which reading does not change.
+    let mut touch = coreutils("touch");
+    touch.args(["-h", "-a", "-d", "2040-01-02 03:04:05.678901234"]).arg(server.path("link"));
+    assert!(touch.status().unwrap().success());
+    fs::set_permissions(server.path("file"), fs::Permissions::from_mode(0o2640)).unwrap();
+    // All that does not depend on where the file is looked at from.
+    let format = "%a|%A|%b|%B|%f|%F|%g|%G|%h|%i|%s|%t|%T|%u|%U|%x|%X|%y|%Y|%z|%Z|%%|%q";
+    for path in ["file", "empty", "dir", "link"] {
+        for flags in [&["-c", format][..], &["-L", "-c", format]] {
+            let ours = succeeded(run([&["stat"], flags, &[&server.url(path)]].concat()));
+            let theirs = coreutils("stat").args(flags).arg(server.path(path)).output().unwrap();
+            assert_eq!(ours, text(&theirs.stdout), "{flags:?} {path}");
+        }
+        let ours = succeeded(run(["stat", &server.url(path)]));
+        let theirs = coreutils("stat").arg(server.path(path)).output().unwrap();
+        let ours: Vec<_> = ours.lines().collect();
+        let theirs: Vec<_> = text(&theirs.stdout).lines().collect();
+        // Name, preferred size and device are the server's own, and NFS knows no birth.
+        assert_eq!(ours[3..7], theirs[3..7], "{path}");
+        assert_eq!((ours[0].len() > 8, ours[7]), (true, " Birth: -"));
+        let words = |line: &str, count| {
+            line.split_whitespace().take(count).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(words(ours[1], 4), words(theirs[1], 4), "{path}");
+    }
+    let link = server.url("link");
+    assert_eq!(succeeded(run(["stat", "-c", "%N", &link])), format!("'{link}' -> 'file'\n"));
+    let nope = server.url("nope");
+    let line = format!("spillway stat: cannot statx '{nope}': No such file or directory");
+    assert_told(&run(["stat", &nope]), 1, &line);
+}
+
+#[test]
+fn df_has_the_numbers_of_the_file_system() {
+    let server = Server::start();
+    server.put("file", "");
+    for (flags, column) in [(&[][..], "size"), (&["-h"], "size"), (&["-i"], "itotal")] {
+        let output = succeeded(run([&["df"], flags, &[&server.url("file")]].concat()));
+        let mut theirs = coreutils("df");
+        theirs.args(flags.iter().filter(|flag| **flag != "-i")).arg(format!("--output={column}"));
+        let theirs = theirs.arg(server.path("")).output().unwrap();
+        let lines: Vec<Vec<_>> =
+            output.lines().map(|line| line.split_whitespace().collect()).collect();
+        let [header, row] = &lines[..] else { panic!("{output}") };
+        assert_eq!(header[..1], ["Filesystem"]);
+        assert_eq!(header[4..], [if flags == ["-i"] { "IUse%" } else { "Use%" }, "Mounted", "on"]);
+        let total = text(&theirs.stdout).lines().nth(1).unwrap().trim();
+        assert_eq!((row[0], row[1]), ("127.0.0.1:/e", total), "{flags:?}");
+        assert_eq!(row[5], server.url("file"));
+    }
+    let nope = server.url("nope");
+    let output = run(["df", &nope]);
+    assert_told(&output, 1, &format!("spillway df: {nope}: No such file or directory"));
+}
+
+#[test]
+fn exports_are_listed_as_showmount_does() {
+    let server = Server::start();
+    let host = format!("127.0.0.1:{}", server.port());
+    let expected = format!("Export list for {host}:\n/e 127.0.0.1\n");
+    assert_eq!(succeeded(run(["exports", &host])), expected);
+    assert_eq!(succeeded(run(["exports", &format!("nfs://{host}/e")])), expected);
+    assert_eq!(succeeded(run(["exports", "--no-headers", &host])), "/e 127.0.0.1\n");
+}
+
+#[test]
+fn links_and_dots_lead_through_the_export_and_not_out_of_it() {
+    let server = Server::start();
+    fs::create_dir_all(server.path("a/b")).unwrap();
+    server.put("top", "top");
+    server.put("a/mid", "mid");
+    symlink("../mid", server.path("a/b/up")).unwrap();
+    symlink("/e/top", server.path("a/b/server")).unwrap();
+    symlink("/top", server.path("a/b/root")).unwrap();
+    symlink("../../../../../../top", server.path("a/b/out")).unwrap();
+    symlink("a/b", server.path("short")).unwrap();
+    symlink("loop", server.path("loop")).unwrap();
+    for (path, expected) in [
+        ("a/b/up", "mid"),
+        ("a/b/server", "top"),
+        ("a/b/root", "top"),
+        ("a/b/out", "top"),
+        ("short/../mid", "mid"),
+        ("short/up", "mid"),
+        ("a//./b/../../top", "top"),
+    ] {
+        assert_eq!(succeeded(run(["cat", &server.url(path)])), expected, "{path}");
+    }
+    let url = server.url("loop/x");
+    let line = format!("spillway cat: {url}: Too many levels of symbolic links");
+    assert_told(&run(["cat", &url]), 1, &line);
+}
+
+#[test]
+fn an_unreachable_server_is_told() {
+    // Bound and not listening: nobody else can be behind this port.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("nfs://127.0.0.1:{port}/e");
+    let output = run(["ls", &url]);
+    let line = format!(
+        "spillway ls: cannot access '{url}': cannot connect to 127.0.0.1:{port}: \
+         Connection refused (os error 111)"
+    );
+    assert_told(&output, 2, &line);
+}
+
+#[test]
+fn what_is_not_exported_is_told() {
+    let server = Server::start();
+    let url = format!("nfs://127.0.0.1:{}/other/file", server.port());
+    let output = run(["cat", &url]);
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(stderr.starts_with(&format!("spillway cat: {url}: ")), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+#[test]
+fn misuse_exits_2_with_one_sentence_and_a_hint() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["ls"], "the following required arguments were not provided: <URL>..."),
+        (&["ls", "/srv"], "invalid value '/srv' for '<URL>...': a URL begins with nfs://"),
+        (&["ls", "nfs://h/e?x=1"], "invalid value 'nfs://h/e?x=1' for '<URL>...': `x=1` is no"),
+        (&["ls", "-o", "sorft", "nfs://h/e"], "invalid value 'sorft' for '-o <OPTION"),
+        (&["rm"], "the following required arguments were not provided: <URL>..."),
+        (
+            &["mkdir", "-m", "9", "nfs://h/e"],
+            "invalid value '9' for '--mode <MODE>': `9` is no mode",
+        ),
+        (&["cp", "nfs://h/e/a"], "2 values required by '<FILE> <FILE>...'; only 1 was provided"),
+        (&["cp", "--jobs", "0", "nfs://h/e/a", "b"], "invalid value '0' for '--jobs <N>'"),
+        (&["exports"], "the following required arguments were not provided: <HOST>"),
+    ];
+    for (args, sentence) in cases {
+        let output = run(*args);
+        let stderr = text(&output.stderr);
+        assert!(stderr.starts_with(&format!("spillway: {sentence}")), "{args:?}: {stderr}");
+        assert!(stderr.ends_with("\nTry `spillway --help`.\n"), "{stderr}");
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+    }
+    let output = run(["cp", "a", "b"]);
+    assert_told(&output, 2, "spillway cp: one of the files has to be a URL, nfs://HOST/PATH");
+    let help = succeeded(run(["ls", "--help"]));
+    assert!(help.contains("--human-readable"), "{help}");
+    assert_eq!(succeeded(run(["rm", "-f"])), "");
+}
