@@ -553,3 +553,43 @@ fn a_reader_needs_no_room_in_the_cache() {
         assert_eq!(dir.take_calls().len(), 10);
     }
 }
+
+/// What the cache itself costs, beside the server: run by hand, with `--release --ignored`.
+#[test]
+#[ignore = "measures"]
+fn cost_of_an_entry() {
+    for (len, page_len) in [(50_000, 1500), (500_000, 1500), (500_000, 100)] {
+        let dir = Simulated::new(len, page_len);
+        dir.lock().turns_max = 0;
+        for policy in [UseReaddirplus::Never, UseReaddirplus::Always] {
+            let config = config(1 << 30, policy);
+            let cache = DirectoryCache::new(&config, 2, handle(2));
+            let reply = ListingRequest {
+                cookie: 0,
+                verifier: CookieVerifier::default(),
+                plus: policy == UseReaddirplus::Always,
+                bytes_max: FULL_REPLY_BYTES,
+            };
+            let per_entry =
+                |began: std::time::Instant| began.elapsed().as_nanos() / u128::from(len);
+            run(async {
+                let began = std::time::Instant::now();
+                for _ in 0..len.div_ceil(page_len as u64) {
+                    dir.list(reply).await.unwrap();
+                }
+                let source = per_entry(began);
+                let began = std::time::Instant::now();
+                list(&cache, &dir).await;
+                let first = per_entry(began);
+                let began = std::time::Instant::now();
+                list(&cache, &dir).await;
+                let second = per_entry(began);
+                let bytes = config.budget.bytes() as u64 / len;
+                println!(
+                    "{len} in pages of {page_len}, {policy:?}: source alone {source} ns, listed \
+                     {first} ns, listed again {second} ns, {bytes} bytes an entry"
+                );
+            });
+        }
+    }
+}
