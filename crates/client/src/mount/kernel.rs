@@ -19,6 +19,7 @@ use crate::options::{MountOptions, UseReaddirplus};
 
 /// A mounted file system whose kernel waits for somebody to answer.
 pub(super) struct Kernel {
+    /// Unmounts when it is dropped.
     session: fuser::Session<Agreement>,
     dir: PathBuf,
 }
@@ -103,6 +104,13 @@ impl Kernel {
 
     pub(super) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Lets go of a file system that somebody else has unmounted. fuser takes a device without a
+    /// mount for a mounted one, and when it is dropped it would unmount what is mounted on the
+    /// directory by then.
+    pub(super) fn leave(self) {
+        std::mem::forget(self.session);
     }
 }
 

@@ -22,7 +22,7 @@ mod session;
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -45,7 +45,9 @@ pub struct Mount {
     unmounter: Unmounter,
     /// One for each thread that serves; it says how it ended.
     served: Vec<Served>,
-    kernel: Kernel,
+    /// None once the file system is unmounted.
+    kernel: Option<Kernel>,
+    dir: PathBuf,
 }
 
 impl Mount {
@@ -71,13 +73,14 @@ impl Mount {
             Ok((kernel, operations, served))
         });
         let (mut kernel, operations, served) = mounted.await.expect("mounting does not panic")?;
-        Ok(Self { file_system, operations, unmounter: kernel.unmounter(), served, kernel })
+        let (unmounter, dir) = (kernel.unmounter(), kernel.dir().to_owned());
+        Ok(Self { file_system, operations, unmounter, served, kernel: Some(kernel), dir })
     }
 
     /// Where it is mounted; absolute.
     #[must_use]
     pub fn dir(&self) -> &Path {
-        self.kernel.dir()
+        &self.dir
     }
 
     /// Waits until somebody has unmounted the file system.
@@ -92,6 +95,9 @@ impl Mount {
             outcome = outcome.and(one);
         }
         self.served.clear();
+        if let Some(kernel) = self.kernel.take() {
+            kernel.leave();
+        }
         outcome
     }
 
