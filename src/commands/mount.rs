@@ -189,7 +189,7 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
             info!(signal, "unmounting");
             let flushed = tokio::select! {
                 flushed = mount.sync() => flushed.map_err(|error| error.to_string()),
-                signal = signals.next() => Err(signal.to_owned()),
+                signal = signals.next() => Err(format!("{signal} came again")),
             };
             if let Err(why) = flushed {
                 warn!(why, "data is not at the server yet");
@@ -209,7 +209,7 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
     }
     let finished = tokio::select! {
         finished = mount.finish() => finished.map_err(|error| error.to_string()),
-        signal = signals.next() => Err(signal.to_owned()),
+        signal = signals.next() => Err(format!("{signal} came meanwhile")),
         () = tokio::time::sleep(FINISH_WITHIN) => Err("the server does not answer".to_owned()),
     };
     match finished {

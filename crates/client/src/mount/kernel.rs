@@ -78,6 +78,9 @@ impl Kernel {
         if fuse.auto_unmount && !fuse.allow_other {
             return Err(MountError::AutoUnmountAlone);
         }
+        // Also where fusermount mounts, which opens it in our name.
+        let device = fs::File::options().read(true).write(true).open("/dev/fuse");
+        device.map_err(|source| MountError::Device { source })?;
         if needs_fusermount(fuse) && !has_fusermount() {
             return Err(MountError::NoFusermount);
         }
@@ -220,18 +223,20 @@ fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
 
 fn refused(dir: &Path, error: &io::Error) -> MountError {
     let dir = dir.to_owned();
-    if let Some(errno) = Errno::from_io_error(error) {
-        return match errno {
-            Errno::NOENT | Errno::NODEV | Errno::NXIO => {
-                MountError::Device { source: io::Error::from(errno) }
-            }
-            errno => MountError::Refused { dir, why: errno_text(errno) },
-        };
+    match Errno::from_io_error(error) {
+        Some(Errno::NOTCONN) => MountError::Dead { dir },
+        Some(errno) => MountError::Refused { dir, why: errno_text(errno) },
+        None => MountError::Refused { dir, why: words_of_fusermount(&error.to_string()) },
     }
-    // What fusermount said, with its name in front and the end of the line.
-    let text = error.to_string();
-    let why = text.trim().trim_start_matches("fusermount3: ").trim_start_matches("fusermount: ");
-    MountError::Refused { dir, why: why.to_owned() }
+}
+
+/// The first line of what fusermount said, without its name or path in front.
+fn words_of_fusermount(text: &str) -> String {
+    let line = text.trim().lines().next().unwrap_or_default();
+    match line.split_once(": ") {
+        Some((name, words)) if name.contains("fusermount") => words.to_owned(),
+        _ => line.to_owned(),
+    }
 }
 
 /// What is agreed with the kernel when it first asks. Requests are not answered through this.
@@ -292,3 +297,68 @@ pub(super) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
 /// Requests of the kernel that nobody waits for, above all for reading ahead, at most.
 const BACKGROUND_MAX: u16 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mount_options::MountRequest;
+
+    fn config_of(options: &str) -> Config {
+        let request: MountRequest = options.parse().unwrap();
+        config("host:/export", &request.nfs, &request.fuse)
+    }
+
+    #[test]
+    fn options_reach_the_kernel() {
+        let plain = config_of("");
+        assert_eq!(plain.acl, SessionACL::Owner);
+        for option in [MountOption::RW, MountOption::NoDev, MountOption::NoSuid, MountOption::Exec]
+        {
+            assert!(plain.mount_options.contains(&option), "{option:?}");
+        }
+        assert!(plain.mount_options.contains(&MountOption::FSName("host:/export".to_owned())));
+        let asked = config_of("ro,allow_other,default_permissions,auto_unmount,max_read=8192,suid");
+        assert_eq!(asked.acl, SessionACL::All);
+        for option in [
+            MountOption::RO,
+            MountOption::Suid,
+            MountOption::DefaultPermissions,
+            MountOption::AutoUnmount,
+            MountOption::CUSTOM("max_read=8192".to_owned()),
+        ] {
+            assert!(asked.mount_options.contains(&option), "{option:?}");
+        }
+    }
+
+    #[test]
+    fn write_back_and_locks_stay_here() {
+        let agreement = Agreement { readdirplus: UseReaddirplus::Learned };
+        let flags = agreement.wanted(InitFlags::all());
+        for never in [
+            InitFlags::FUSE_WRITEBACK_CACHE,
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_POSIX_LOCKS,
+            InitFlags::FUSE_FLOCK_LOCKS,
+        ] {
+            assert!(!flags.intersects(never), "{never:?}");
+        }
+        let never = Agreement { readdirplus: UseReaddirplus::Never }.wanted(InitFlags::all());
+        assert!(!never.contains(InitFlags::FUSE_DO_READDIRPLUS));
+    }
+
+    #[test]
+    fn a_directory_that_is_none_is_told_by_its_name() {
+        let sentence = |path: &str| check(Path::new(path)).unwrap_err().to_string();
+        assert_eq!(sentence("/nonexistent/x"), "/nonexistent/x: No such file or directory");
+        assert_eq!(sentence("/dev/null"), "/dev/null: Not a directory");
+    }
+
+    #[test]
+    fn fusermount_speaks_without_its_name() {
+        let text = "fusermount3: user has no write access to mountpoint /mnt\n";
+        assert_eq!(words_of_fusermount(text), "user has no write access to mountpoint /mnt");
+        let text = "/bin/fusermount: mountpoint is not empty\nfusermount: if you are sure";
+        assert_eq!(words_of_fusermount(text), "mountpoint is not empty");
+        assert_eq!(words_of_fusermount("Unexpected EOF"), "Unexpected EOF");
+    }
+}
