@@ -1,6 +1,5 @@
 //! Mounting, and what is agreed with the kernel then.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd as _;
@@ -181,16 +180,16 @@ fn needs_fusermount(fuse: &FuseOptions) -> bool {
     fuse.auto_unmount || !rustix::process::geteuid().is_root()
 }
 
+/// Whether fuser will find one.
 fn has_fusermount() -> bool {
+    if let Some(path) = std::env::var_os("FUSERMOUNT_PATH") {
+        return Path::new(&path).exists();
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs = std::env::split_paths(&path).chain([PathBuf::from("/bin"), PathBuf::from("/sbin")]);
-    let named = std::env::var_os("FUSERMOUNT_PATH").is_some_and(|path| Path::new(&path).exists());
-    named
-        || dirs.into_iter().any(|dir| {
-            [OsStr::new("fusermount3"), OsStr::new("fusermount")]
-                .iter()
-                .any(|name| dir.join(name).exists())
-        })
+    let mut dirs: Vec<_> = std::env::split_paths(&path).collect();
+    dirs.extend(["/bin", "/sbin"].map(PathBuf::from));
+    let has = |dir: &PathBuf, name| dir.join(name).exists();
+    dirs.iter().any(|dir| has(dir, "fusermount3") || has(dir, "fusermount"))
 }
 
 fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
