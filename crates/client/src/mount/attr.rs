@@ -7,9 +7,10 @@ use proto::nfs3::{
 use rustix::io::Errno;
 
 use super::namespace::MODE_BITS;
-use super::operations::{Operations, Outcome, Refusal, attributes_ttl};
+use super::operations::{Node, Operations, Outcome, Refusal, attributes_ttl};
 use super::reply::Answer;
 use super::request::{Head, Setattr, When};
+use crate::file_system::FileSystem;
 
 impl Operations {
     pub(super) async fn getattr(&self, head: &Head) -> Outcome {
@@ -63,6 +64,31 @@ impl Operations {
     }
 }
 
+/// Refuses what the server does not grant the caller: `wanted`, a sum of `ACCESS_*`. It is asked
+/// for everything at once, and not again while the attributes are believed, as by the kernel's NFS
+/// client.
+pub(super) async fn may(caller: &FileSystem, node: &Node, wanted: u32) -> Result<(), Refusal> {
+    if wanted == 0 {
+        return Ok(());
+    }
+    let identity = caller.nfs().identity();
+    let ctime = node.inode.attributes().ctime;
+    let is_believed = !node.inode.attributes_ttl().is_zero();
+    let known = is_believed.then(|| node.grants.find(identity, ctime)).flatten();
+    let granted = match known {
+        Some(granted) => granted,
+        None => {
+            let granted = caller.access(&node.inode, ACCESS_ALL).await?;
+            // The reply tells the ctime too. Another one says that the file changed, perhaps since.
+            if node.inode.attributes().ctime == ctime {
+                node.grants.learn(identity, ctime, granted);
+            }
+            granted
+        }
+    };
+    if granted & wanted == wanted { Ok(()) } else { Err(Refusal(Errno::ACCESS)) }
+}
+
 /// The bits of ACCESS that stand for those of access(2), as the kernel's NFS client takes them.
 pub(super) fn access_bits(mask: u32, is_dir: bool) -> u32 {
     let mut bits = 0;
@@ -97,6 +123,10 @@ fn set_time(when: Option<When>) -> SetTime {
         }
     }
 }
+
+/// Everything that ACCESS tells.
+const ACCESS_ALL: u32 =
+    ACCESS_READ | ACCESS_LOOKUP | ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_DELETE | ACCESS_EXECUTE;
 
 /// `R_OK`.
 pub(super) const MAY_READ: u32 = 4;

@@ -10,6 +10,7 @@ mod attr;
 mod buffer;
 mod callers;
 mod file;
+mod grants;
 mod handles;
 mod kernel;
 mod namespace;

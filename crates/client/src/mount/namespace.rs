@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proto::nfs3::{ACCESS_LOOKUP, DeviceSpec, FileType, MknodData, SetAttributes};
 use rustix::io::Errno;
 
+use super::attr::may;
 use super::operations::{Operations, Outcome, Refusal};
 use super::reply::{Answer, decode_device, type_of_mode};
 use super::request::{Head, Name};
@@ -16,10 +17,8 @@ impl Operations {
     pub(super) async fn lookup(&self, head: &Head, Name(name): &Name) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
-        if self.must_ask(&dir.inode)
-            && caller.access(&dir.inode, ACCESS_LOOKUP).await? & ACCESS_LOOKUP == 0
-        {
-            return Err(Refusal(Errno::ACCESS));
+        if self.must_ask(&dir.inode) {
+            may(&caller, &dir, ACCESS_LOOKUP).await?;
         }
         match caller.lookup(&dir.inode, name).await {
             Ok(inode) => self.found(&caller, &dir.inode, &inode).await,

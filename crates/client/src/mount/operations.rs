@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use tracing::debug;
 
 use super::callers::Callers;
+use super::grants::Grants;
 use super::handles::Handles;
 use super::nodes::Nodes;
 use super::reply::{Answer, Entry, Granted, Stat};
@@ -54,6 +55,7 @@ pub(super) struct Node {
     pub(super) inode: Arc<Inode>,
     /// The attributes that the kernel was told last.
     told: Mutex<Option<Attributes>>,
+    pub(super) grants: Grants,
     /// As many names had gone when the attributes were asked for.
     names_removed: AtomicU64,
     /// Somebody else has changed the file since its pages were dropped.
@@ -295,6 +297,7 @@ impl Node {
         Self {
             inode,
             told: Mutex::default(),
+            grants: Grants::default(),
             names_removed: AtomicU64::new(0),
             pages_are_stale: AtomicBool::new(false),
             dropping_pages: tokio::sync::Mutex::default(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proto::nfs3::ACCESS_READ;
 use rustix::io::Errno;
 
+use super::attr::may;
 use super::operations::{Node, Operations, Outcome, Refusal};
 use super::reply::{Answer, Dirent, Dirents};
 use super::request::Head;
@@ -17,9 +18,7 @@ impl Operations {
     pub(super) async fn opendir(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
         let caller = self.as_caller(head);
-        if caller.access(&node.inode, ACCESS_READ).await? & ACCESS_READ == 0 {
-            return Err(Refusal(Errno::ACCESS));
-        }
+        may(&caller, &node, ACCESS_READ).await?;
         let directory = caller.open_dir(&node.inode).await?;
         Ok(Answer::opened_dir(self.dirs.insert(directory), 0))
     }
