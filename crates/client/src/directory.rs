@@ -22,7 +22,7 @@ pub struct Directory {
 impl Directory {
     pub(crate) fn new(file_system: FileSystem, inode: Arc<Inode>) -> Result<Self> {
         let calls = ListingCalls { nfs: file_system.nfs().clone(), inode: Arc::clone(&inode) };
-        let reader = inode.listing()?.open(calls, inode.state_of_listing());
+        let reader = inode.listing()?.open(calls, Some(inode.state_of_listing()));
         Ok(Self { file_system, inode, reader })
     }
 
@@ -49,7 +49,7 @@ impl Directory {
         if self.inode.fresh_attributes().is_none() {
             self.file_system.revalidate(&self.inode).await?;
         }
-        self.reader.rewind(self.inode.state_of_listing());
+        self.reader.rewind(Some(self.inode.state_of_listing()));
         Ok(())
     }
 }

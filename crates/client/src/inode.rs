@@ -314,9 +314,9 @@ impl Inode {
         }
     }
 
-    /// The directory's state, for its listing, if its attributes are believed.
-    pub(crate) fn state_of_listing(&self) -> Option<Change> {
-        self.known().attributes.fresh(Instant::now()).map(Change::from)
+    /// The directory's state as it was last heard of, for its listing.
+    pub(crate) fn state_of_listing(&self) -> Change {
+        self.known().attributes.latest().into()
     }
 
     /// This client has changed the name `name` of the directory, whose state is `after` then if

@@ -47,7 +47,7 @@ impl InodeTable {
         let listing = ListingConfig {
             budget: Arc::new(ListingBudget::new(options.listing_bytes)),
             readdirplus: options.readdirplus,
-            reply_bytes: info.dtpref,
+            reply_bytes: info.dtpref.max(info.rtmax.min(LISTING_BYTES_MAX)),
             tracer,
         };
         Arc::new(Self {
@@ -152,3 +152,7 @@ impl fmt::Debug for InodeTable {
 /// READs under way for a sequential reader: enough to hide a round trip behind the transfer of the
 /// others.
 const CHUNKS_AHEAD: usize = 8;
+
+/// A reply to READDIR at most, where the server would rather have less: as in the Linux client, for
+/// the fewer calls.
+const LISTING_BYTES_MAX: u32 = 1 << 20;
