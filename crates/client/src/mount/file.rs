@@ -7,7 +7,9 @@ use rustix::io::Errno;
 
 use super::namespace::MODE_BITS;
 use super::operations::{OpenFile, Operations, Outcome, Refusal};
-use super::reply::{Answer, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_PARALLEL_DIRECT_WRITES};
+use super::reply::{
+    Answer, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
+};
 use super::request::{Head, Name, WRITE_KILL_SUIDGID};
 use crate::error::Result;
 use crate::file::{File, OpenFlags};
@@ -155,7 +157,10 @@ fn open_flags(flags: u32) -> OpenFlags {
 fn reply_flags(file: &File, flags: u32) -> u32 {
     let direct =
         if flags & O_DIRECT != 0 { OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES } else { 0 };
-    direct | if file.keep_cache() { OPEN_KEEP_CACHE } else { 0 }
+    let kept = if file.keep_cache() { OPEN_KEEP_CACHE } else { 0 };
+    // There is nothing to tell who only reads when it closes.
+    let quiet = if file.flags().write { 0 } else { OPEN_NO_FLUSH };
+    direct | kept | quiet
 }
 
 /// The flags of open(2), as this machine has them.

@@ -341,6 +341,9 @@ pub(super) const OPEN_DIRECT_IO: u32 = 1 << 0;
 /// `FOPEN_KEEP_CACHE`: the page cache is as good as it was.
 pub(super) const OPEN_KEEP_CACHE: u32 = 1 << 1;
 
+/// `FOPEN_NOFLUSH`: no FLUSH when a descriptor is closed.
+pub(super) const OPEN_NO_FLUSH: u32 = 1 << 5;
+
 /// `FOPEN_PARALLEL_DIRECT_WRITES`: writes past the page cache need not wait for each other.
 pub(super) const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
