@@ -59,6 +59,15 @@ impl Session {
     /// The device broke, or says what cannot be understood.
     pub(super) fn serve(self: &Arc<Self>) -> io::Result<()> {
         let _runtime = self.runtime.enter();
+        let ended = self.converse();
+        // Nobody waits for these any more, and on a hard mount they might wait for ever.
+        for (_, waiting) in self.waiting().drain() {
+            waiting.task.abort();
+        }
+        ended
+    }
+
+    fn converse(self: &Arc<Self>) -> io::Result<()> {
         loop {
             let mut buffer = self.buffers.take();
             match rustix::io::read(&self.device, spare_capacity(buffer.clear())) {
