@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::request::Head;
@@ -29,23 +29,26 @@ impl Callers {
     /// foreign process namespace for one, has no supplementary groups.
     pub(super) fn identity(&self, head: &Head) -> Arc<Identity> {
         let caller = Caller { pid: head.pid, uid: head.uid, gid: head.gid };
-        let now = Instant::now();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((since, identity)) = known.get(&caller)
-            && now.duration_since(*since) < BELIEVED_FOR
+        if let Some((since, identity)) = self.known().get(&caller)
+            && since.elapsed() < BELIEVED_FOR
         {
             return Arc::clone(identity);
         }
+        let groups = status(head.pid).map(|status| groups(&status)).unwrap_or_default();
+        let identity = Arc::new(Identity { uid: head.uid, gid: head.gid, groups });
+        let mut known = self.known();
         if known.len() >= KNOWN_MAX {
-            known.retain(|_, (since, _)| now.duration_since(*since) < BELIEVED_FOR);
+            known.retain(|_, (since, _)| since.elapsed() < BELIEVED_FOR);
             if known.len() >= KNOWN_MAX {
                 known.clear();
             }
         }
-        let groups = status(head.pid).map(|status| groups(&status)).unwrap_or_default();
-        let identity = Arc::new(Identity { uid: head.uid, gid: head.gid, groups });
-        known.insert(caller, (now, Arc::clone(&identity)));
+        known.insert(caller, (Instant::now(), Arc::clone(&identity)));
         identity
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Caller, (Instant, Arc<Identity>)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
