@@ -108,7 +108,7 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
     let (a, state) = (&place.text("a"), &place.text("state"));
     let config = &place.configure("state_dir = \"$DIR/state\"\n[[export]]\npath = \"$DIR/b\"");
     let cases: &[(&[&str], &str)] = &[
-        (&[], "a command is missing, like serve, ls or cp"),
+        (&[], "a command is missing, like serve, mount or cp"),
         (&["sevre"], "unrecognized subcommand 'sevre'"),
         (&["check"], "the following required arguments were not provided: --config <FILE>"),
         (&["serve"], "DIR: give a directory to serve, or --config FILE"),

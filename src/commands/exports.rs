@@ -49,7 +49,7 @@ impl Host {
 pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
     let identity = Arc::new(Identity::of_process());
     let list = async {
-        let service = Mount3::find(&options.host.url, options.connect.mount(), &identity).await?;
+        let service = Mount3::find(&options.host.url, &options.connect.mount(), &identity).await?;
         service.export().await
     };
     let exports = match list.await {

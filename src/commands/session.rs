@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use client::export;
+use client::mount_options::{MountRequest, OptionError};
 use client::{Identity, MountOptions, NfsUrl};
 
 use super::failure::Result;
@@ -14,22 +15,23 @@ use super::remote::{LastLink, Remote, below};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ConnectOptions {
     /// How to reach the server and what to do when it does not answer, as in nfs(5): soft, timeo=,
-    /// retrans=, rsize=, wsize=, nconnect=, port=, mountport=, resvport and others
-    #[arg(short = 'o', value_name = "OPTION[,OPTION...]", value_parser = parse_options)]
-    #[arg(default_value = "", hide_default_value = true, help_heading = "Connection")]
-    options: MountOptions,
+    /// retrans=, rsize=, wsize=, nconnect=, port=, mountport=, resvport and others; repeatable
+    #[arg(short = 'o', value_name = "OPTION[,OPTION...]", value_parser = checked)]
+    #[arg(help_heading = "Connection")]
+    options: Vec<String>,
+}
+
+/// A list in which every option is understood.
+fn checked(list: &str) -> std::result::Result<String, OptionError> {
+    MountRequest::from_str(list).map(|_| list.to_owned())
 }
 
 impl ConnectOptions {
-    pub(crate) fn mount(&self) -> &MountOptions {
-        &self.options
+    /// All options given; a later one overrides an earlier one.
+    pub(crate) fn mount(&self) -> MountOptions {
+        let list = self.options.join(",");
+        MountRequest::from_str(&list).expect("each part was checked when it was read").nfs
     }
-}
-
-fn parse_options(
-    list: &str,
-) -> std::result::Result<MountOptions, client::mount_options::OptionError> {
-    client::mount_options::MountRequest::from_str(list).map(|request| request.nfs)
 }
 
 /// The exports that a command has mounted so far.
@@ -42,7 +44,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(options: &ConnectOptions) -> Self {
         let identity = Arc::new(Identity::of_process());
-        Self { options: options.options.clone(), identity, exports: Vec::new() }
+        Self { options: options.mount(), identity, exports: Vec::new() }
     }
 
     /// The export that holds what `url` names, and the path to it from the export's root. With

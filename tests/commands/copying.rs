@@ -112,7 +112,7 @@ fn files_of_every_length_arrive_whole() {
         assert_same_data(&here, &back);
     }
     // In small pieces as well, of a size that divides nothing.
-    let options = ["cp", "-o", "rsize=12288,wsize=20480,nconnect=2"];
+    let options = ["cp", "-o", "rsize=12288,wsize=20480", "-o", "nconnect=2"];
     succeeded(run([&options[..], &[here.to_str().unwrap(), &server.url("small")]].concat()));
     assert_same_data(&here, server.path("small"));
     succeeded(run([&options[..], &[&server.url("small"), back.to_str().unwrap()]].concat()));

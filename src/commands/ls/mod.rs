@@ -134,7 +134,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
             }
             Ok((remote, node)) => {
                 let name = target.shown.as_bytes().to_vec();
-                files.push((remote, Entry { name, node: Some(node), link_target: None }));
+                files.push((remote, Entry { name, node: Some(Box::new(node)), link_target: None }));
             }
             Err(failure) => {
                 let shown = &target.shown;
@@ -180,15 +180,16 @@ struct Directory {
 /// A name with what is known of it.
 struct Entry {
     name: Vec<u8>,
-    /// Absent where it is not wanted, and where it could not be had.
-    node: Option<Node>,
+    /// Elsewhere, so that a name alone takes little. Absent where it is not wanted, and where it
+    /// could not be had.
+    node: Option<Box<Node>>,
     link_target: Option<Vec<u8>>,
 }
 
 impl From<Name> for Entry {
     fn from(name: Name) -> Self {
         let node = name.handle.zip(name.attributes);
-        let node = node.map(|(handle, attributes)| Node { handle, attributes });
+        let node = node.map(|(handle, attributes)| Box::new(Node { handle, attributes }));
         Self { name: name.name.to_vec(), node, link_target: None }
     }
 }
@@ -240,7 +241,7 @@ impl<'a> Printer<'a> {
         let mut entries = Vec::new();
         for (remote, mut entry) in files {
             if self.options.is_long()
-                && let Some(node) = entry.node
+                && let Some(node) = &entry.node
                 && node.attributes.file_type == FileType::Symlink
             {
                 let target = remote.nfs.readlink(node.handle).await;
@@ -353,7 +354,8 @@ impl<'a> Printer<'a> {
             .await
             {
                 let entry = &mut entries[index];
-                entry.node = self.told(dir, entry, node.expect("a lookup does not panic"));
+                let node = node.expect("a lookup does not panic");
+                entry.node = self.told(dir, entry, node).map(Box::new);
             }
         }
         if self.options.is_long() {
@@ -428,7 +430,7 @@ impl<'a> Printer<'a> {
             return;
         }
         for entry in entries.iter().filter(|entry| !matches!(&entry.name[..], b"." | b"..")) {
-            if let Some(node) = entry.node.filter(Node::is_dir) {
+            if let Some(node) = entry.node.as_ref().filter(|node| node.is_dir()) {
                 let (remote, shown) = (dir.remote.clone(), dir.shown.join(&entry.name));
                 below.push(Directory { remote, handle: node.handle, shown, is_argument: false });
             }
