@@ -23,7 +23,7 @@ pub enum Error {
         status: Status,
     },
     /// The server does not let this client mount the path.
-    #[error("mount: {}", status.name())]
+    #[error("{}", errno_text(errno_of_mount(*status)))]
     Mount {
         /// Its answer.
         status: MountStatus,

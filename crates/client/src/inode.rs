@@ -368,6 +368,12 @@ impl Inode {
         }
     }
 
+    /// The server has refused what was written: what is cached shows data that is lost.
+    pub(crate) fn data_lost(&self) {
+        self.expire();
+        self.drop_cached();
+    }
+
     /// Whether a file of it is open.
     pub(crate) fn is_open(&self) -> bool {
         self.file().is_ok_and(|file| lock(&file.opens).count > 0)
@@ -479,12 +485,6 @@ impl OwnChange {
             (verdict, from, known.tracker.known())
         };
         inode.judge(verdict, from, to);
-    }
-
-    /// Notes that the call failed: what is cached shows what it would have done.
-    pub(crate) fn fail(self) {
-        self.inode.expire();
-        self.inode.drop_cached();
     }
 }
 

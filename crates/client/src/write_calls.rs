@@ -3,12 +3,12 @@
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
-use proto::nfs3::{CommitOk, FileHandle, StableHow, WccData, WriteOk};
+use proto::nfs3::{CommitOk, FileHandle, StableHow, WriteOk};
 
-use crate::inode::{Inode, OwnChange};
+use crate::Result;
+use crate::inode::Inode;
 use crate::nfs3::Nfs3;
 use crate::write_back::WriteTarget;
-use crate::{Error, Result};
 
 /// Makes the calls and notes with the inode that the changes are this client's own.
 #[derive(Clone, Debug)]
@@ -27,39 +27,36 @@ impl WriteCalls {
 
 impl WriteTarget for WriteCalls {
     async fn write(&self, offset: u64, data: Bytes, stable: StableHow) -> Result<WriteOk> {
-        let change = self.begin();
+        let change = self.inode.upgrade().map(|inode| inode.begin_change());
         let written = self.nfs.write(self.file, offset, data, stable).await;
-        self.end(change, written.as_ref().map(|written| &written.wcc));
+        if let Some(change) = change {
+            match &written {
+                Ok(written) => {
+                    // What was fetched since the write and before the server had it lacks it.
+                    change.inode().data_changed();
+                    change.finish(&written.wcc);
+                }
+                Err(_) => change.inode().data_lost(),
+            }
+        }
         written
     }
 
     async fn commit(&self, offset: u64, count: u32) -> Result<CommitOk> {
-        let change = self.begin();
+        let sent = self.inode.upgrade().map(|inode| (inode.sent(), inode));
         let committed = self.nfs.commit(self.file, offset, count).await;
-        self.end(change, committed.as_ref().map(|committed| &committed.wcc));
+        if let Some((sent, inode)) = sent {
+            match &committed {
+                // It changes nothing. What changed around it on the server may be WRITEs of this
+                // client that are under way, or half of one.
+                Ok(committed) => inode.note(committed.wcc.after.as_ref(), sent),
+                Err(_) => inode.data_lost(),
+            }
+        }
         committed
     }
 
     fn same_user(&self, other: &Self) -> bool {
         self.nfs.identity() == other.nfs.identity()
-    }
-}
-
-impl WriteCalls {
-    fn begin(&self) -> Option<OwnChange> {
-        self.inode.upgrade().map(|inode| inode.begin_change())
-    }
-
-    fn end(&self, change: Option<OwnChange>, wcc: std::result::Result<&WccData, &Error>) {
-        let Some(change) = change else { return };
-        match wcc {
-            Ok(wcc) => {
-                // What was fetched since the write and before the server had it lacks it.
-                change.inode().data_changed();
-                change.finish(wcc);
-            }
-            // The data is lost, and a program that reads it back must not see it.
-            Err(_) => change.fail(),
-        }
     }
 }

@@ -162,7 +162,13 @@ impl Vfs {
         // Read after the flush: had another flush failed meanwhile, this client must know too.
         let verifier = file.root().verifier.current();
         let after = self.attributes(&file).await.ok();
-        let attributes = Wcc { before: Some(before), after };
+        // A flush changes nothing that a client sees. If something changed, a WRITE came between,
+        // and a client that took it for its own COMMIT would miss or double it.
+        let is_unchanged = |after: &Attributes| {
+            (after.size, after.mtime, after.ctime) == (before.size, before.mtime, before.ctime)
+        };
+        let before = after.as_ref().is_some_and(is_unchanged).then_some(before);
+        let attributes = Wcc { before, after };
         Answer { attributes, result: result.map(|()| verifier) }
     }
 

@@ -2,6 +2,8 @@
 //! works alone must find its own last attributes in front of each of its changes, or it drops its
 //! cache for nothing.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use proto::nfs3::*;
 
 use crate::client::{Client, mode, ok, size};
@@ -41,6 +43,30 @@ fn changes_of_a_file_chain_together() {
         seen.follow(&ok(client.setattr(file, size(round * 3000 + 5000))).wcc);
     }
     assert_eq!(Seen::of(&mut client, file).0, seen.0, "GETATTR tells the same");
+}
+
+#[test]
+fn a_commit_claims_no_write_that_falls_into_it() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut writer = fixture.client();
+            for round in 0..300 {
+                ok(writer.write(file, round * 10_000, &[1; 10_000]));
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        while !is_over.load(Ordering::Acquire) {
+            let WccData { before, after } = ok(client.commit(file)).wcc;
+            let after = WccAttributes::from(&after.expect("after"));
+            assert!(before.is_none_or(|before| before == after), "{before:?}, {after:?}");
+        }
+    });
+    let WccData { before, after } = ok(client.commit(file)).wcc;
+    assert_eq!(before, after.as_ref().map(WccAttributes::from), "nobody writes any more");
 }
 
 #[test]
