@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -24,8 +25,16 @@ MIB = 1 << 20
 START_SECS_MAX = 10
 # A server that flushes 256 MiB to a slow disk before it exits still makes this.
 STOP_SECS_MAX = 30
+ANSWER_SECS_MAX = 5
+# They are printed in one piece, and this is the end of it.
+LAST_COUNTER = "buffers_mapped_bytes"
+# What a case that ran into its deadline has to end by itself, before its mounts are torn down.
+GRACE_SECS = 5
 
 CASES = []
+# What ends the mounts of the running case by force: a process that waits in the kernel for a file
+# system that does not answer hears no signal.
+LAST_RESORTS = []
 
 
 class Skip(Exception):
@@ -171,6 +180,22 @@ class Server:
         ports = f"version=3&nfsport={self.port}&mountport={self.mount_port}"
         return f"nfs://127.0.0.1{export}{'/' + path if path else ''}?{ports}"
 
+    def counters(self):
+        """What the server counted since its start, by name (docs/io-modes.md lists them)."""
+        begin = os.stat(self.log.name).st_size
+        self.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + ANSWER_SECS_MAX
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+            with open(self.log.name, "rb") as log:
+                log.seek(begin)
+                pairs = (line.split() for line in log.read().decode().splitlines())
+                pairs = [pair for pair in pairs if len(pair) == 2 and pair[1].isdigit()]
+            found = {name: int(count) for name, count in pairs}
+            if LAST_COUNTER in found:
+                return found
+        raise AssertionError(f"the server does not tell its counters: {self.last_words()}")
+
     def resident_bytes(self, field="VmRSS"):
         """The process's resident set, in bytes; `VmHWM` for its peak."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
@@ -201,14 +226,14 @@ def need_space(bytes_wanted):
 
 
 @contextlib.contextmanager
-def loop_file_system(kind, size_bytes):
+def loop_file_system(kind, size_bytes, image_dir=None):
     """Makes a file system of `kind` in a sparse file, mounts it, and takes all away afterwards."""
     if os.geteuid() != 0:
         raise Skip("a loop mount needs root")
     if not os.path.exists("/dev/loop-control"):
         raise Skip("this machine has no loop devices")
     need(f"mkfs.{kind}", "mount", "umount")
-    image = os.path.join(scratch_root(), f"{kind}.img")
+    image = os.path.join(image_dir or scratch_root(), f"{kind}.img")
     with open(image, "wb") as file:
         file.truncate(size_bytes)
     force = {"btrfs": "-f", "ext4": "-F", "xfs": "-f"}[kind]
@@ -257,12 +282,20 @@ def _deadline(secs):
     def expire(_signal, _frame):
         raise Deadline(f"not done after {secs} s")
 
+    def use_force():
+        for last_resort in LAST_RESORTS:
+            last_resort()
+
+    watch = threading.Timer(secs + GRACE_SECS, use_force)
+    watch.daemon = True
+    watch.start()
     signal.signal(signal.SIGALRM, expire)
     signal.alarm(secs)
     try:
         yield
     finally:
         signal.alarm(0)
+        watch.cancel()
 
 
 def _verdict(function, secs):
