@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""A full file system, and a full quota: whoever writes through the mount is told, it goes on."""
+
+import contextlib
+import errno
+import mmap
+import os
+
+from harness import MIB, case, check, loop_file_system, main, need, run, run_ok
+from mount_rig import OpenServer, eventually, need_fuse, spillway_export
+
+SIZE = 64 * MIB
+LIMIT = 20 * MIB
+BLOCK = bytes(range(256)) * (MIB // 256)
+
+
+def write_until_refused(path, blocks, finish=os.fsync):
+    """Writes blocks, finishes and closes; returns the errno that was seen and where, or None."""
+    file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    where = "write"
+    try:
+        for _ in range(blocks):
+            os.write(file, BLOCK)
+        where = finish.__name__
+        finish(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.close(file)
+        return error.errno, where
+    where = "close"
+    try:
+        os.close(file)
+    except OSError as error:
+        return error.errno, where
+    return None
+
+
+def nothing(_file):
+    """Leaves it to close."""
+
+
+def told_and_recovers(mount, served, number):
+    """By fsync and by close; a file written before is whole, and one written after is too."""
+    with open(mount / "kept", "wb") as file:
+        file.write(BLOCK * 4)
+        os.fsync(file.fileno())
+    for finish in (os.fsync, nothing, os.fdatasync):
+        answer = write_until_refused(mount / "filler", 3 * SIZE // MIB, finish)
+        check(answer is not None, f"written in full, by {finish.__name__}")
+        check(answer[0] == number, f"{errno.errorcode.get(answer[0])} from {answer[1]}")
+        os.unlink(mount / "filler")
+        written = eventually(lambda: write_until_refused(mount / "after", 4) is None, 20)
+        check(written, "no space after the unlink")
+        check((mount / "after").read_bytes() == BLOCK * 4, "the file written afterwards is wrong")
+        os.unlink(mount / "after")
+    check((served / "kept").read_bytes() == BLOCK * 4, "the file written before has changed")
+
+
+@case
+def full_disk():
+    with spillway_export(size_bytes=SIZE) as export, export.mount() as mount:
+        told_and_recovers(mount, export.directory, errno.ENOSPC)
+
+
+@case
+def full_disk_in_small_writes():
+    """Many small files, each closed: the error reaches the one whose data was refused."""
+    with spillway_export(size_bytes=SIZE) as export, export.mount() as mount:
+        told = written = 0
+        for number in range(3000):
+            path = mount / f"file{number}"
+            try:
+                with open(path, "wb", buffering=0) as file:
+                    file.write(BLOCK[:50_000])
+                written += 1
+            except OSError as error:
+                check(error.errno == errno.ENOSPC, f"file{number}: {error}")
+                told += 1
+                if told == 20:
+                    break
+        check(told == 20, f"{written} files written, {told} refused")
+        # Whoever was not told has everything on the server.
+        for number in range(written):
+            length = (export.directory / f"file{number}").stat().st_size
+            check(length in (0, 50_000), f"file{number} has {length} bytes")
+
+
+@case
+def full_disk_and_programs():
+    need("dd", "cp")
+    with spillway_export(size_bytes=SIZE) as export, export.mount() as mount:
+        command = ["dd", "if=/dev/zero", f"of={mount}/file", "bs=1M", f"count={2 * SIZE // MIB}"]
+        for flags in ([], ["conv=fsync"], ["oflag=direct"], ["oflag=sync"]):
+            done = run(*command, *flags)
+            check(done.returncode == 1, f"dd {flags} ended with {done.returncode}")
+            check("No space left" in done.stderr, f"dd {flags} said {done.stderr}")
+        done = run("cp", "/dev/zero", mount / "copy", secs=60)
+        check("No space left" in done.stderr, f"cp said {done.stderr}")
+
+
+@case
+def full_disk_and_a_mapping():
+    """A store that finds no room is told by msync or by fsync."""
+
+
+    with spillway_export(size_bytes=SIZE) as export, export.mount() as mount:
+        write_until_refused(mount / "filler", 3 * SIZE // MIB)
+        seen = []
+        with open(mount / "sparse", "w+b", buffering=0) as file:
+            file.truncate(8 * MIB)
+            with mmap.mmap(file.fileno(), 8 * MIB) as mapping:
+                mapping[:] = b"m" * (8 * MIB)
+                for action in (mapping.flush, lambda: os.fsync(file.fileno())):
+                    try:
+                        action()
+                    except OSError as error:
+                        seen.append(error.errno)
+        check(seen, "nobody was told")
+        check(set(seen) <= {errno.ENOSPC, errno.EIO}, f"errnos {seen}")
+
+
+@case
+def full_quota():
+    """btrfs limits a subvolume whoever writes, so the server's privileges do not matter."""
+    need_fuse()
+    need("btrfs")
+    with loop_file_system("btrfs", 600 * MIB) as disk:
+        run_ok("btrfs", "subvolume", "create", disk / "limited")
+        run_ok("btrfs", "quota", "enable", disk)
+        run_ok("btrfs", "qgroup", "limit", str(LIMIT), disk / "limited")
+        with OpenServer(disk / "limited") as export, export.mount() as mount:
+            answer = write_until_refused(mount / "file", 3 * LIMIT // MIB)
+            check(answer is not None, "written in full")
+            check(answer[0] == errno.EDQUOT, f"{errno.errorcode.get(answer[0])} from {answer[1]}")
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""The server dies under a mount, or the power fails, and comes back: nothing is lost or wrong.
+
+The mount is a hard one: programs wait and see no error. Everything that was written is there in
+the end, because the client keeps it until a COMMIT under an unchanged verifier, and sends it again
+when the verifier changed. In a power cut the server's file system really loses what was not synced.
+"""
+
+import array
+import errno
+import os
+import pathlib
+import signal
+import sys
+import time
+
+from harness import MIB, case, check, main, scratch_dir
+from mount_random import STEPS, File, random_operations
+from mount_rig import LONGER, eventually, power_cut, spillway_export
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent / "posix_checks"))
+from place import Child, difference, opened  # noqa: E402: it is beside the checks
+
+ROUNDS = int(4 * LONGER)
+CHUNK_BYTES = (4096, 104, 47008, MIB, 65544, 8)
+# One file is written until it is this long, then the next one.
+FILE_BYTES = 16 * MIB
+# A reply that is lost with the server makes a second RENAME fail: version 3 cannot do better.
+TWICE_IS_ONCE = [step for step in STEPS if step not in (File.rename, File.replace)]
+
+
+def content(number, offset, length):
+    """What file `number` has at `offset`, both multiples of 8: each 8 bytes say what they are."""
+    first = (number << 40) + offset // 8
+    return array.array("Q", range(first, first + length // 8)).tobytes()
+
+
+def write_files(mount, journal, writer):
+    """Writes file after file until the journal's directory says stop; notes what fsync promised."""
+    number = writer
+    with opened(journal / f"promised{writer}", os.O_CREAT | os.O_WRONLY | os.O_APPEND) as notes:
+        while not (journal / "stop").exists():
+            with opened(mount / f"data{number}", os.O_CREAT | os.O_WRONLY) as file:
+                write_one(file, number, journal, notes)
+            number += 10
+    return number
+
+
+def write_one(file, number, journal, notes):
+    at = 0
+    for turn in range(10**6):
+        length = CHUNK_BYTES[turn % len(CHUNK_BYTES)]
+        chunk = content(number, at, length)
+        done = os.write(file, chunk)
+        check(done == length, f"a write of {length} bytes wrote {done}")
+        at += length
+        if turn % 7 == 6:
+            os.fsync(file)
+            os.write(notes, b"%d %d\n" % (number, at))
+        if at > FILE_BYTES or (journal / "stop").exists():
+            return
+
+
+def read_files(mount, journal, reader):
+    """Reads what was promised, past the kernel's cache or through it, and compares."""
+    rounds = 0
+    while not (journal / "stop").exists():
+        for notes in journal.glob("promised*"):
+            lines = notes.read_text(encoding="ascii").split("\n")[:-1]
+            if not lines:
+                continue
+            number, size = map(int, lines[(rounds * 7919 + reader) % len(lines)].split())
+            read_and_compare(mount / f"data{number}", number, size, reader)
+            rounds += 1
+        time.sleep(0.005)
+    return rounds
+
+
+def read_and_compare(path, number, size, reader):
+    with opened(path, os.O_RDONLY) as file:
+        if reader:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        found = os.stat(path).st_size
+        check(found >= size, f"{path.name} has {found} bytes of {size} that were promised")
+        for at in range(0, size, 8 * MIB // 3 // 8 * 8):
+            length = min(8 * 10_000, size - at)
+            part = os.pread(file, length, at)
+            wanted = content(number, at, length)
+            check(part == wanted, f"{path.name} from {at} on: {difference(part, wanted)}")
+
+
+def under_load(export, interrupt, options=""):
+    """Writers and readers go on while `interrupt` is called again and again."""
+    journal = scratch_dir("journal")
+    with export.mount(options) as mount:
+        children = [Child(write_files, mount, journal, writer) for writer in (1, 2)]
+        children += [Child(read_files, mount, journal, reader) for reader in (0, 1)]
+        try:
+            for turn in range(ROUNDS):
+                time.sleep(0.5 + 0.137 * turn % 0.5)
+                interrupt()
+            time.sleep(0.5)
+            (journal / "stop").touch()
+            ends = [child.result() for child in children]
+        finally:
+            for child in children:
+                child.end()
+    check(min(ends[2:]) > 3, f"the readers did {ends[2:]} rounds only")
+    check_promises(export.directory, journal)
+
+
+def check_promises(served, journal):
+    """Every file on the server is whole, to its end, and as long as was promised at least."""
+    promised = {}
+    for notes in journal.glob("promised*"):
+        for line in notes.read_text(encoding="ascii").splitlines():
+            number, size = map(int, line.split())
+            promised[number] = size
+    check(promised, "nothing was ever promised")
+    for number, size in promised.items():
+        found = (served / f"data{number}").read_bytes()
+        check(len(found) >= size, f"data{number}: {len(found)} bytes of {size} that were promised")
+        wanted = content(number, 0, len(found))
+        check(found == wanted, f"data{number}: {difference(found, wanted)}")
+
+
+def kill_and_restart(export, pause_secs=0.2):
+    export.kill()
+    time.sleep(pause_secs)
+    export.start()
+
+
+@case
+def killed_under_load():
+    with spillway_export() as export:
+        under_load(export, lambda: kill_and_restart(export))
+
+
+@case
+def killed_under_load_with_several_connections():
+    with spillway_export() as export:
+        under_load(export, lambda: kill_and_restart(export, 0), "nconnect=4")
+
+
+@case
+def power_cut_under_load():
+    with spillway_export() as export:
+        under_load(export, lambda: power_cut(export))
+
+
+@case
+def random_operations_while_killed():
+    """The model of mount_random, without the steps that must not be done twice."""
+    with spillway_export() as export:
+        left_out = [step for step in STEPS if step not in TWICE_IS_ONCE]
+
+        def meanwhile():
+            time.sleep(0.7)
+            kill_and_restart(export)
+
+        random_operations(export, secs=ROUNDS, without=left_out, meanwhile=meanwhile)
+
+
+@case
+def random_operations_in_power_cuts():
+    with spillway_export() as export:
+        left_out = [step for step in STEPS if step not in TWICE_IS_ONCE]
+
+        def meanwhile():
+            time.sleep(0.7)
+            power_cut(export)
+
+        random_operations(export, secs=ROUNDS, without=left_out, meanwhile=meanwhile)
+
+
+@case
+def written_data_outlives_a_power_cut():
+    """Written and closed, not synced; the server loses it; the client does not."""
+    with spillway_export() as export, export.mount() as mount:
+        for number in range(4):
+            with open(mount / f"file{number}", "wb") as file:
+                file.write(content(number, 0, 2 * MIB))
+        with opened(mount / "open", os.O_CREAT | os.O_RDWR) as file:
+            os.write(file, content(9, 0, 2 * MIB))
+            power_cut(export)
+            found = os.pread(file, 4 * MIB, 0)
+            check(found == content(9, 0, 2 * MIB), "the open file reads wrong after the cut")
+            os.fsync(file)
+        for number in range(4):
+            with opened(mount / f"file{number}", os.O_RDONLY) as file:
+                os.fsync(file)
+        run_sync(mount)
+        for number, name in [*((number, f"file{number}") for number in range(4)), (9, "open")]:
+            wanted = content(number, 0, 2 * MIB)
+            for place in (mount, export.directory):
+                found = (place / name).read_bytes()
+                check(found == wanted, f"{place / name}: {difference(found, wanted)}")
+
+
+def run_sync(mount):
+    with opened(mount, os.O_RDONLY) as directory:
+        os.fsync(directory)
+
+
+@case
+def hard_mounts_wait():
+    """Without a server, programs wait; a signal that kills ends them; then all goes on."""
+    with spillway_export() as export, export.mount("timeo=10") as mount:
+        (mount / "file").write_bytes(content(1, 0, MIB))
+        export.kill()
+        waiting = Child(look_for_something_new, mount)
+        doomed = Child(look_for_something_new, mount)
+        time.sleep(1)
+        os.kill(doomed.pid, signal.SIGKILL)
+        check(eventually(lambda: os.waitpid(doomed.pid, os.WNOHANG)[0], 5), "it cannot be killed")
+        doomed.pid = None
+        time.sleep(1)
+        check(os.waitpid(waiting.pid, os.WNOHANG)[0] == 0, "it did not wait")
+        export.start()
+        check(waiting.result() == errno.ENOENT, "an error that came from the wait")
+
+
+def look_for_something_new(mount):
+    try:
+        os.stat(mount / "missing")
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+@case
+def soft_mounts_give_up():
+    with spillway_export() as export:
+        with export.mount("soft,timeo=5,retrans=1,actimeo=0") as mount:
+            (mount / "file").write_bytes(b"x")
+            export.kill()
+            begun = time.monotonic()
+            answer = look_for_something_new(mount)
+            took = time.monotonic() - begun
+            check(answer in (errno.EIO, errno.ETIMEDOUT), f"{errno.errorcode.get(answer, answer)}")
+            check(0.3 < took < 15, f"after {took:.1f} s")
+            export.start()
+            found = eventually(lambda: look_for_something_new(mount) == errno.ENOENT, 20)
+            check(found, "it does not work again when the server is back")
+            check((mount / "file").read_bytes() == b"x", "the file reads wrong")
+
+
+if __name__ == "__main__":
+    main(__file__)

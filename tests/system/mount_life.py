@@ -1,0 +1,380 @@
+#!/usr/bin/env python3
+"""How a mount begins and ends: in front or behind, by whom, with which words when it cannot."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+
+from harness import (
+    EXPORT, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
+)  # fmt: skip
+from mount_rig import (
+    OPTIONS, OpenServer, eventually, mounted, need_fuse,
+)  # fmt: skip
+
+# fusermount wants a name for whoever calls it, and this user has one everywhere.
+USER = 65534
+FUSE_DEVICE = (10, 229)
+
+
+@contextlib.contextmanager
+def export():
+    """A server of a directory with one file."""
+    need_fuse()
+    with OpenServer(scratch_dir("export")) as server:
+        (server.directory / "file").write_text("content", encoding="ascii")
+        yield server
+
+
+def url(server):
+    return f"nfs://127.0.0.1:{server.port}{EXPORT}"
+
+
+def fusermount():
+    """The name that the program has here."""
+    for name in ("fusermount3", "fusermount"):
+        if shutil.which(name):
+            return name
+    need("fusermount3")
+    return None
+
+
+def ended_with(mount, status, what):
+    """Fails unless the process of `mount` ends with this status and nothing stays mounted."""
+    found = mount.process.wait(10)
+    check(found == status, f"exit status {found} after {what}: {mount.last_words()}")
+    check(not mounted(mount.directory), f"still mounted after {what}")
+
+
+def one_sentence(done, status, *words):
+    """Fails unless the program ended with `status` and one line on stderr that has these words."""
+    check(done.returncode == status, f"exit status {done.returncode}: {done.stderr}")
+    lines = done.stderr.strip().splitlines()
+    check(len(lines) == 1, f"{len(lines)} lines on stderr: {done.stderr}")
+    for word in words:
+        check(word in lines[0], f"no word of {word!r}: {lines[0]}")
+
+
+@contextlib.contextmanager
+def held(mount):
+    """A started mount that is torn down in the end, whatever became of it."""
+    mount.start()
+    try:
+        yield mount
+    finally:
+        mount.tear_down()
+
+
+@case
+def umount_ends_it():
+    with export() as server, held(server.mount()) as mount:
+        check((mount.directory / "file").read_text() == "content", "wrong content")
+        run_ok("umount", mount.directory)
+        ended_with(mount, 0, "umount")
+
+
+@case
+def fusermount_ends_it():
+    with export() as server, held(server.mount()) as mount:
+        run_ok(fusermount(), "-u", mount.directory)
+        ended_with(mount, 0, "fusermount -u")
+
+
+@case
+def signals_end_it():
+    with export() as server:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            with held(server.mount()) as mount:
+                with open(mount.directory / "written", "w", encoding="ascii") as file:
+                    file.write("before the signal")
+                mount.process.send_signal(number)
+                ended_with(mount, 0, f"signal {number}")
+                text = (server.directory / "written").read_text(encoding="ascii")
+                check(text == "before the signal", f"signal {number} lost what was written")
+                (server.directory / "written").unlink()
+
+
+@case
+def unmounting_writes_everything():
+    """What was written and not synced is on the server when umount has ended."""
+    with export() as server, held(server.mount()) as mount:
+        content = os.urandom(20 << 20)
+        (mount.directory / "large").write_bytes(content)
+        run_ok("umount", mount.directory)
+        check((server.directory / "large").read_bytes() == content, "the server has other bytes")
+        ended_with(mount, 0, "umount")
+
+
+@case
+def busy_is_not_unmounted():
+    with export() as server, held(server.mount()) as mount:
+        with open(mount.directory / "file", encoding="ascii") as file:
+            done = run("umount", mount.directory)
+            check(done.returncode != 0 and "busy" in done.stderr, f"umount said {done.stderr}")
+            check(file.read() == "content", "wrong content after the attempt")
+            run_ok("umount", "--lazy", mount.directory)
+            check(mount.process.poll() is None, "it ended while a file was open")
+            file.seek(0)
+            check(file.read() == "content", "wrong content after the lazy unmount")
+        ended_with(mount, 0, "the last close")
+
+
+@case
+def daemon_goes_to_the_background():
+    """Without --foreground the command returns when the mount works, and leaves a daemon."""
+    with export() as server:
+        place = scratch_dir("mount")
+        command = [Server.binary, "mount", "-o", OPTIONS, url(server), place]
+        # A daemon that kept its caller's pipes open would keep this from returning.
+        done = run(*command, secs=20)
+        try:
+            check(done.returncode == 0, f"exit status {done.returncode}: {done.stderr}")
+            check(done.stdout + done.stderr == "", f"it said {done.stdout}{done.stderr}")
+            check(mounted(place), "nothing is mounted when the command returns")
+            check((place / "file").read_text() == "content", "wrong content")
+            run_ok("umount", place)
+            gone = eventually(lambda: not daemons(place), 10)
+            check(gone, f"still running after umount: {daemons(place)}")
+        finally:
+            if mounted(place):
+                run("umount", "--lazy", place)
+
+
+def daemons(place):
+    """The processes whose command line names the place."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(place) in (process / "cmdline").read_bytes():
+                found.append(process.name)
+    return found
+
+
+@case
+def killed_daemon_leaves_a_dead_mount():
+    """ENOTCONN, `fusermount -uz` takes it away, and the place can be mounted again."""
+    with export() as server, held(server.mount()) as mount:
+        file = os.open(mount.directory / "file", os.O_RDWR)
+        mount.process.kill()
+        mount.process.wait()
+        # What the kernel remembers it may still tell; nothing new.
+        for attempt in (lambda: os.listdir(mount.directory), lambda: os.fsync(file)):
+            try:
+                attempt()
+            except OSError as error:
+                check(error.errno in (errno.ENOTCONN, errno.ECONNABORTED), f"{error}")
+            else:
+                raise AssertionError("it answers without its daemon")
+        with contextlib.suppress(OSError):
+            os.close(file)
+        run_ok(fusermount(), "-uz", mount.directory)
+        check(not mounted(mount.directory), "still mounted")
+        mount.start()
+        check((mount.directory / "file").read_text() == "content", "wrong content")
+        mount.end()
+
+
+@case
+def remounted_many_times():
+    with export() as server:
+        mount = server.mount()
+        for number in range(10):
+            mount.start()
+            (mount.directory / f"new{number}").write_text("x", encoding="ascii")
+            check(len(os.listdir(mount.directory)) == number + 2, "names are missing")
+            mount.end()
+
+
+@case
+def mounted_over_a_mount():
+    """A second mount at the same place covers the first, which comes back."""
+    with export() as one, export() as other, held(one.mount()) as below:
+        (other.directory / "file").write_text("other", encoding="ascii")
+        above = other.mount()
+        above.directory = below.directory
+        above.process = subprocess.Popen([str(word) for word in above.command()])
+        seen = eventually(lambda: (below.directory / "file").read_text() == "other", 5)
+        check(seen, "the second mount does not cover the first")
+        run_ok("umount", below.directory)
+        check(above.process.wait(10) == 0, "the second mount did not end well")
+        check((below.directory / "file").read_text() == "content", "the first does not come back")
+        below.end()
+
+
+@case
+def read_only_mount_refuses_changes():
+    with export() as server, server.mount("ro") as mount:
+        check((mount / "file").read_text() == "content", "wrong content")
+        for attempt in (
+            lambda: (mount / "file").write_text("x"),
+            lambda: (mount / "new").mkdir(),
+            lambda: (mount / "file").unlink(),
+            lambda: (mount / "file").chmod(0o600),
+            lambda: (mount / "file").rename(mount / "other"),
+        ):
+            try:
+                attempt()
+            except OSError as error:
+                check(error.errno == errno.EROFS, f"{error}")
+            else:
+                raise AssertionError("changed through a read-only mount")
+
+
+@case
+def directory_of_an_export():
+    """A URL below the export mounts that directory, and `..` stays inside the mount point."""
+    with export() as server:
+        (server.directory / "a/b").mkdir(parents=True)
+        (server.directory / "a/b/deep").write_text("deep", encoding="ascii")
+        with server.mount(path="a/b") as mount:
+            check((mount / "deep").read_text() == "deep", "wrong content")
+            check(os.path.samefile(mount / "..", mount.parent), "`..` leads elsewhere")
+
+
+@case
+def shown_in_the_table_of_mounts():
+    """`mount` and `df` tell what it is: a FUSE file system of type spillway, and from where."""
+    with export() as server, server.mount() as mount:
+        with open("/proc/self/mountinfo", encoding="utf-8") as table:
+            line = next(line for line in table if line.split()[4] == str(mount))
+        kind, source = line.split(" - ")[1].split()[:2]
+        check(kind.startswith("fuse."), f"type {kind}")
+        check(f"127.0.0.1:{server.port}" in source or EXPORT in source, f"source {source}")
+        shown = run_ok("df", "--output=target", mount).stdout
+        check(str(mount) in shown, f"df shows {shown}")
+
+
+@case
+def misuse_is_told():
+    """Exit status 2 and one sentence, for what can be seen before anything is asked of a server."""
+    need_fuse()
+    place = scratch_dir("mount")
+    good = f"nfs://127.0.0.1:{free_port()}{EXPORT}"
+    for words, said in (
+        (["-o", "nonsense", good, place], "nonsense"),
+        (["-o", "rsize=abc", good, place], "rsize"),
+        (["-o", "nconnect=17", good, place], "nconnect"),
+        (["-o", "timeo=0", good, place], "timeo"),
+        (["http://127.0.0.1/x", place], "http"),
+    ):
+        done = run(Server.binary, "mount", *words, secs=20)
+        check(done.returncode == 2, f"{words[:2]}: exit status {done.returncode}: {done.stderr}")
+        check(said in done.stderr, f"{words[:2]}: it said {done.stderr}")
+        check("panicked" not in done.stderr, done.stderr)
+
+
+@case
+def failures_are_told():
+    """Exit status 1 and one sentence: no server, no such export, no directory to mount on."""
+    with export() as server:
+        place = scratch_dir("mount")
+        nobody = f"nfs://127.0.0.1:{free_port()}{EXPORT}"
+        begun = time.monotonic()
+        for words, *said in (
+            ([nobody, place], "refused"),
+            ([url(server) + "y", place], EXPORT + "y"),
+            ([url(server) + "/missing", place], "missing"),
+            ([url(server), place / "missing"], str(place / "missing")),
+            ([url(server), server.directory / "file"], "file"),
+        ):
+            for flags in ([], ["--foreground"]):
+                done = run(Server.binary, "mount", *flags, *words, secs=30)
+                one_sentence(done, 1, *said)
+        check(time.monotonic() - begun < 40, "it took too long")
+        check(not mounted(place), "something is mounted")
+
+
+@case
+def server_that_is_gone_lets_go():
+    """Without unwritten data the end needs no server. umount(8) asks for the size of the file
+    system first, which does need it, unless it is told not to look."""
+    with export() as server:
+        for way in ("fusermount", "umount", "SIGTERM"):
+            with held(server.mount("timeo=10")) as mount:
+                check((mount.directory / "file").read_text() == "content", "wrong content")
+                server.kill()
+                begun = time.monotonic()
+                match way:
+                    case "fusermount":
+                        run_ok(fusermount(), "-u", mount.directory, secs=20)
+                    case "umount":
+                        run_ok("umount", "--lazy", mount.directory, secs=20)
+                    case "SIGTERM":
+                        mount.process.terminate()
+                ended_with(mount, 0, f"{way} without a server")
+                check(time.monotonic() - begun < 15, f"{way} took too long")
+                server.start()
+
+
+@contextlib.contextmanager
+def device_for_everyone():
+    """/dev/fuse as distributions have it, for everyone, in this mount name space."""
+    if os.stat("/dev/fuse").st_mode & 0o006 == 0o006:
+        yield
+        return
+    if os.environ.get("SYSTEM_TEST_PRIVATE_NETWORK") != "yes":
+        raise Skip("/dev/fuse is root's, and this is no name space of our own")
+    device = scratch_dir("device") / "fuse"
+    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(*FUSE_DEVICE))
+    os.chmod(device, 0o666)
+    run_ok("mount", "--bind", device, "/dev/fuse")
+    try:
+        yield
+    finally:
+        run_ok("umount", "/dev/fuse")
+
+
+@case
+def ordinary_users_mount():
+    """With fusermount, without allow_other: the user sees it, root does not, the user ends it."""
+    name = fusermount()
+    if not os.stat(shutil.which(name)).st_mode & stat.S_ISUID:
+        raise Skip(f"{name} has no set-user-id bit")
+    with export() as server, device_for_everyone(), reachable_place() as place:
+        os.chown(server.directory, USER, USER)
+        binary = shutil.copy(Server.binary, place)
+        target = place / "mount"
+        target.mkdir()
+        os.chown(target, USER, USER)
+
+        def as_user(*words):
+            return run(*words, user=USER, group=USER, extra_groups=[], cwd="/", secs=20)
+
+        done = as_user(binary, "mount", url(server), target)
+        try:
+            check(done.returncode == 0, f"exit status {done.returncode}: {done.stderr}")
+            read = as_user("cat", target / "file")
+            check(read.stdout == "content", f"cat said {read.stdout}{read.stderr}")
+            wrote = as_user("sh", "-c", f"echo mine > {target}/new")
+            check(wrote.returncode == 0, f"sh said {wrote.stderr}")
+            check((server.directory / "new").stat().st_uid == USER, "another owner")
+            peeped = run("ls", target, user=USER - 1, group=USER - 1, extra_groups=[], cwd="/")
+            check(peeped.returncode != 0, "another user sees the mount")
+            done = as_user(name, "-u", target)
+            check(done.returncode == 0, f"{name} -u: {done.stderr}")
+            check(not mounted(target), "still mounted")
+            check(eventually(lambda: not daemons(target), 10), "the daemon still runs")
+        finally:
+            if mounted(target):
+                run("umount", "--lazy", target)
+
+
+@contextlib.contextmanager
+def reachable_place():
+    """A directory that any user can go into: a checkout below a home directory is closed."""
+    own_mounts = os.environ.get("SYSTEM_TEST_PRIVATE_NETWORK") == "yes"
+    with tempfile.TemporaryDirectory(dir="/run" if own_mounts else None) as name:
+        place = pathlib.Path(name)
+        place.chmod(0o755)
+        yield place
+
+
+if __name__ == "__main__":
+    main(__file__)
