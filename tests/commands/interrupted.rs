@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use crate::fixture::{Server, assert_same_data, pattern, run, spillway, succeeded, text, wait_for};
@@ -134,6 +134,39 @@ fn a_server_that_forgets_is_sent_again_what_it_lost() {
     let output = up.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_same_data(&here, &there);
+}
+
+/// Files are made while the server dies again and again. What it has made and not answered is asked
+/// for once more, and it no longer knows that.
+#[test]
+fn a_tree_arrives_at_a_server_that_is_started_anew_again_and_again() {
+    let mut server = Server::start();
+    let here = server.beside("here");
+    for dir in 0..20 {
+        fs::create_dir_all(here.join(format!("{dir}"))).unwrap();
+        for file in 0..100 {
+            fs::write(here.join(format!("{dir}/{file}")), format!("{dir} {file}")).unwrap();
+        }
+    }
+    let here_text = here.to_str().unwrap();
+    let mut up = begin(&["cp", "-r", "-o", "timeo=20", here_text, &server.url("there")]);
+    for dir in ["0", "4", "9", "14"] {
+        let seen = wait_for("progress", || {
+            let done = up.try_wait().unwrap().is_some();
+            let count = fs::read_dir(server.path("there")).map_or(0, Iterator::count);
+            let wanted: usize = dir.parse().unwrap();
+            (done || count > wanted).then_some(done)
+        });
+        if seen {
+            break;
+        }
+        server.kill();
+        server.restart();
+    }
+    let output = up.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let diff = Command::new("diff").arg("-r").arg(&here).arg(server.path("there")).output();
+    assert_eq!(text(&diff.unwrap().stdout), "");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use tokio::task::JoinSet;
 
 use super::super::console::Console;
-use super::super::failure::Failure;
+use super::super::failure::{Failure, Result};
 use super::super::remote::LastLink;
 use super::super::umask;
 use super::Options;
@@ -181,7 +181,15 @@ impl Copier {
             Ok(None) => {
                 // Its owner has to be able to fill it, whatever it is to be at the end.
                 let mode = from.attributes.mode & 0o777 & !umask() | 0o700;
-                match slot.make_dir(mode).await {
+                let made = match slot.make_dir(mode).await {
+                    // As for files: it may be our own, of a call that was sent twice.
+                    Err(failure) if failure.errno() == Errno::EXIST => {
+                        let there = slot.look(LastLink::Keep).await;
+                        there.and_then(|there| there.filter(Entry::is_dir).ok_or(failure))
+                    }
+                    made => made,
+                };
+                match made {
                     Ok(to) => {
                         shared.say(&from, slot);
                         Some(Made { from, to, is_new: true })
@@ -366,7 +374,14 @@ impl Shared {
         let reach = if self.options.preserves() { 0o700 } else { 0o777 };
         let mode = from.attributes.mode & reach & !umask();
         let create = async || {
-            let made = slot.create(mode, stable).await;
+            let made = match slot.create(mode, stable).await {
+                // A server that was started anew has forgotten that it made the file already, and
+                // says so to the same call when that is sent again.
+                Err(failure) if failure.errno() == Errno::EXIST => {
+                    take(slot, stable, failure).await
+                }
+                made => made,
+            };
             made.map_err(|failure| cannot("create regular file", slot, &failure))
         };
         let Some(there) = there else { return create().await };
@@ -378,6 +393,17 @@ impl Shared {
             }
             Err(failure) => Err(cannot("create regular file", slot, &failure)),
         }
+    }
+}
+
+/// Opens and empties the file that has the name although none had it before.
+async fn take(slot: &Slot, stable: StableHow, exists: Failure) -> Result<(Entry, Sink)> {
+    match slot.look(LastLink::Keep).await? {
+        Some(there) if there.file_type() == FileType::Regular => {
+            let sink = there.sink(stable, true).await?;
+            Ok((there, sink))
+        }
+        _ => Err(exists),
     }
 }
 
