@@ -19,7 +19,7 @@ from harness import case, check, main, scratch_dir
 from mount_rig import LONGER, spillway_export
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent / "posix_checks"))
-from place import Child, difference  # noqa: E402: it is beside the checks
+from place import Child, difference, same  # noqa: E402: it is beside the checks
 
 PROCESSES = 3
 FILES = 3
@@ -250,7 +250,7 @@ def work_and_compare(mount, served, seed, secs, without=(), meanwhile=None):
     for name, wanted in contents.items():
         for place in (mount, served):
             found = (place / name).read_bytes()
-            check(found == wanted, f"{name} in the end: {difference(found, wanted)}")
+            same(found, wanted, f"{name} in the end")
     left = set(os.listdir(served)) - set(contents)
     check(not left, f"left behind: {left}")
     # A file system so slow would be a failure of another kind.
