@@ -1,5 +1,47 @@
 //! An NFS version 3 client in user space: typed calls, a file API with write-back and cached
 //! listings above them, and a FUSE mount.
+//!
+//! [`FileSystem`] mounts an export of any server and works on its objects; [`File`] and
+//! [`Directory`] are open ones. The calls themselves are methods of [`Nfs3`], without any cache.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use spillway_client::{FileSystem, Identity, MountOptions, NfsUrl, OpenFlags};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use server::config::{Config, Overrides};
+//! # let (dir, state) = (tempfile::tempdir()?, tempfile::tempdir()?);
+//! # let overrides = Overrides {
+//! #     listen: vec!["127.0.0.1:0".parse()?],
+//! #     state_dir: Some(state.path().join("state")),
+//! #     ..Overrides::default()
+//! # };
+//! # let toml = format!("[[export]]\npath = {:?}\nname = '/data'\nsquash = 'none'", dir.path());
+//! # let config = Config::parse(&toml, std::path::Path::new("example.toml"), &overrides)?;
+//! # let server = server::Server::start(config).await?;
+//! # let address = server.local_addrs()[0];
+//! let url: NfsUrl = format!("nfs://{address}/data").parse()?;
+//! let me = Arc::new(Identity::of_process());
+//! let options = MountOptions::default();
+//! let file_system = FileSystem::mount(&url, &me, &options, Arc::default()).await?;
+//! let root = file_system.root();
+//!
+//! let inode = file_system.create(&root, b"greeting", 0o644, true).await?;
+//! let file = file_system.open_created(&inode, OpenFlags { write: true, ..Default::default() })?;
+//! file.write_at(0, b"hello").await?;
+//! // All of it is on the server's disk, or this says what was lost.
+//! file.close().await?;
+//!
+//! let file = file_system.open(&inode, OpenFlags { read: true, ..Default::default() }).await?;
+//! assert_eq!(file.read_at(0, 100).await?, b"hello"[..]);
+//!
+//! let directory = file_system.open_dir(&root).await?;
+//! let page = directory.entries_after(0).await?;
+//! assert!(page.iter().any(|entry| entry.name == b"greeting"));
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod attribute_cache;
