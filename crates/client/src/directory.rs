@@ -77,7 +77,7 @@ impl ListingSource for ListingCalls {
         } else {
             self.nfs.readdir(dir, cookie, verifier, bytes_max).await?
         };
-        self.inode.note(listing.dir_attributes.as_ref(), sent);
+        self.inode.note_listing(listing.dir_attributes.as_ref(), sent);
         Ok(listing)
     }
 }

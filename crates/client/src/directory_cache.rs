@@ -60,6 +60,10 @@ pub struct ListingConfig {
     pub readdirplus: UseReaddirplus,
     /// Bytes of a reply at most, which is what a page is. The server may make it less.
     pub reply_bytes: u32,
+    /// How old a page may be for its handles to be believed although somebody else has changed the
+    /// directory since. A program that looks at each entry that it lists would have to ask for each
+    /// otherwise, in a directory that is never quiet.
+    pub names_believed: Duration,
     /// Where events go.
     pub tracer: Arc<Tracer>,
 }
@@ -67,7 +71,7 @@ pub struct ListingConfig {
 /// What is known of one directory's entries. Costs little until the directory is listed.
 ///
 /// ```
-/// # use std::sync::Arc;
+/// # use std::{sync::Arc, time::Duration};
 /// # use spillway_client::change::Change;
 /// # use spillway_client::directory_cache::*;
 /// # use spillway_client::{Result, UseReaddirplus};
@@ -77,6 +81,7 @@ pub struct ListingConfig {
 ///     budget: Arc::new(ListingBudget::new(64 << 20)),
 ///     readdirplus: UseReaddirplus::Learned,
 ///     reply_bytes: 1 << 20,
+///     names_believed: Duration::from_secs(1),
 ///     tracer: Arc::default(),
 /// });
 /// let directory = DirectoryCache::new(&config, 2, handle);
@@ -130,8 +135,9 @@ impl DirectoryCache {
     }
 
     /// A name as READDIRPLUS showed it, unless it may have changed hands since: no change of the
-    /// directory was heard of, nor of this name by this client. The caller knows how long to go
-    /// without asking, and has the directory's attributes asked for so often.
+    /// directory was heard of, or it was shown less than [`ListingConfig::names_believed`] ago, and
+    /// this client has not changed it. The caller knows how long to go without asking, and has the
+    /// directory's attributes asked for so often.
     ///
     /// Counts as [`note_lookup`](Self::note_lookup), found or not.
     #[must_use]

@@ -208,7 +208,19 @@ impl Inode {
 
     /// Notes what the reply to a call that changes nothing says; `sent` is from before that call.
     pub(crate) fn note(&self, attributes: Option<&Attributes>, sent: Sent) {
-        let Some(attributes) = attributes else { return };
+        if self.observe(attributes, sent) == Verdict::Foreign {
+            self.drop_cached();
+        }
+    }
+
+    /// As [`note`](Self::note), for the reply to a call that lists this directory. The listing takes
+    /// the state of the directory from the same reply, and knows which of its pages are older.
+    pub(crate) fn note_listing(&self, attributes: Option<&Attributes>, sent: Sent) {
+        let _ = self.observe(attributes, sent);
+    }
+
+    fn observe(&self, attributes: Option<&Attributes>, sent: Sent) -> Verdict {
+        let Some(attributes) = attributes else { return Verdict::Undecided };
         let (verdict, from, to) = {
             let mut known = self.known();
             let from = known.tracker.known();
@@ -218,7 +230,8 @@ impl Inode {
             known.disturbed_at = Instant::now();
             (verdict, from, known.tracker.known())
         };
-        self.judge(verdict, from, to);
+        self.trace(verdict, from, to);
+        verdict
     }
 
     /// A call that changes this object is about to be sent.
@@ -231,23 +244,21 @@ impl Inode {
 
     /// Acts on what a reply says of whose change it was.
     fn judge(&self, verdict: Verdict, from: Change, to: Change) {
-        let emit = |event| {
-            self.table.tracer().emit(
-                event,
-                self.object(),
-                0,
-                0,
-                format_args!("from={} to={}", ChangeText(from), ChangeText(to)),
-            );
-        };
-        match verdict {
-            Verdict::Unchanged | Verdict::Undecided => {}
-            Verdict::Own => emit(Event::OwnChange),
-            Verdict::Foreign => {
-                emit(Event::CacheInvalidate);
-                self.drop_cached();
-            }
+        self.trace(verdict, from, to);
+        if verdict == Verdict::Foreign {
+            self.drop_cached();
         }
+    }
+
+    /// Prints whose change it was.
+    fn trace(&self, verdict: Verdict, from: Change, to: Change) {
+        let event = match verdict {
+            Verdict::Unchanged | Verdict::Undecided => return,
+            Verdict::Own => Event::OwnChange,
+            Verdict::Foreign => Event::CacheInvalidate,
+        };
+        let detail = format_args!("from={} to={}", ChangeText(from), ChangeText(to));
+        self.table.tracer().emit(event, self.object(), 0, 0, detail);
     }
 
     /// What is cached of it is not to be believed.

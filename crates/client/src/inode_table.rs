@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use proto::nfs3::{Attributes, FileHandle, FsinfoOk};
 
@@ -48,6 +49,7 @@ impl InodeTable {
             budget: Arc::new(ListingBudget::new(options.listing_bytes)),
             readdirplus: options.readdirplus,
             reply_bytes: info.dtpref.max(info.rtmax.min(LISTING_BYTES_MAX)),
+            names_believed: options.dir_attributes_min.min(NAMES_BELIEVED_MAX),
             tracer,
         };
         Arc::new(Self {
@@ -156,3 +158,6 @@ const CHUNKS_AHEAD: usize = 8;
 /// A reply to READDIR at most, where the server would rather have less: as in the Linux client, for
 /// the fewer calls.
 const LISTING_BYTES_MAX: u32 = 1 << 20;
+
+/// A program that looks at what it lists does so at once, or after the buffer that it listed into.
+const NAMES_BELIEVED_MAX: Duration = Duration::from_secs(1);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::RandomState;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use proto::nfs3::{CookieVerifier, FileHandle, Status};
 use tokio::sync::watch;
@@ -45,6 +46,9 @@ struct State {
     stale_until: u64,
     /// Handles in pages asked for up to here are not believed.
     names_stale_until: u64,
+    /// Somebody else has changed the directory since the pages up to here were asked for: handles
+    /// in them are believed for [`ListingConfig::names_believed`].
+    names_doubtful_until: u64,
     /// Nor are those of these names in pages asked for up to then. Smaller than
     /// [`CHANGED_NAMES_MAX`].
     changed_names: HashMap<Box<[u8]>, u64>,
@@ -137,6 +141,7 @@ impl Shared {
             change: None,
             stale_until: 0,
             names_stale_until: 0,
+            names_doubtful_until: 0,
             changed_names: HashMap::new(),
             verifier: CookieVerifier::default(),
             learned: Learned::new(config.readdirplus),
@@ -183,11 +188,12 @@ impl Shared {
         state.readers -= 1;
         state.reading -= usize::from(had_begun);
         if state.readers == 0 {
-            let State { pages, stale_until, names_stale_until, change, .. } = &mut *state;
+            let names_stale_until = state.names_stale_until.max(state.names_doubtful_until);
+            let State { pages, stale_until, change, .. } = &mut *state;
             let useless = |page: &Page| {
                 let listed_again =
                     page.issued > *stale_until && page.stamp.is_some() && page.stamp == *change;
-                let looked_up = page.plus && page.issued > *names_stale_until;
+                let looked_up = page.plus && page.issued > names_stale_until;
                 !listed_again && !looked_up
             };
             self.release(&pages.remove_if(useless));
@@ -338,7 +344,7 @@ impl Shared {
         let known = state.change.replace(change);
         if known.is_some_and(|known| known != change) {
             self.emit(Event::ReaddirInvalidate, 0, 0, format_args!("why=changed"));
-            state.names_stale_until = state.names_stale_until.max(until);
+            state.names_doubtful_until = state.names_doubtful_until.max(until);
         }
     }
 
@@ -347,7 +353,7 @@ impl Shared {
         let mut state = self.lock();
         let now = state.tick();
         state.stale_until = now;
-        state.names_stale_until = now;
+        state.names_doubtful_until = now;
         if state.readers == 0 {
             self.drop_pages(&mut state, why, |_| true);
         } else {
@@ -378,7 +384,7 @@ impl Shared {
         let now = Instant::now();
         let mut state = self.lock();
         state.learned.look_up(now);
-        state.lookup(name, now)
+        state.lookup(name, now, self.config.names_believed)
     }
 
     /// The budget has no room for a page any more.
@@ -432,7 +438,7 @@ impl State {
         new_enough && (page.plus || !self.learned.wants_plus())
     }
 
-    fn lookup(&mut self, name: &[u8], now: Instant) -> Option<Found> {
+    fn lookup(&mut self, name: &[u8], now: Instant, believed: Duration) -> Option<Found> {
         if matches!(name, b"." | b"..") {
             return None;
         }
@@ -440,14 +446,18 @@ impl State {
         let stale_until = stale_until.max(self.names_stale_until);
         let likely = self.pages.get(self.next_lookup.0).into_iter();
         let pages = likely.chain(self.pages.values().take(LOOKUP_PAGES_MAX));
-        let (page, at) =
-            pages.filter(|page| page.plus && page.issued > stale_until).find_map(|page| {
-                let likely = match page.start_cookie == self.next_lookup.0 {
-                    true => self.next_lookup.1,
-                    false => 0,
-                };
-                Some((page, page.find_name(name, likely, &self.hasher)?))
-            })?;
+        let is_believed = |page: &Page| {
+            page.issued > stale_until
+                && (page.issued > self.names_doubtful_until
+                    || now.saturating_duration_since(page.fetched_at) < believed)
+        };
+        let (page, at) = pages.filter(|page| page.plus && is_believed(page)).find_map(|page| {
+            let likely = match page.start_cookie == self.next_lookup.0 {
+                true => self.next_lookup.1,
+                false => 0,
+            };
+            Some((page, page.find_name(name, likely, &self.hasher)?))
+        })?;
         let entry = page.entry(at);
         let found = Found {
             handle: entry.handle?,

@@ -22,6 +22,7 @@ fn config(bytes_max: usize, readdirplus: UseReaddirplus) -> Arc<ListingConfig> {
         budget: Arc::new(ListingBudget::new(bytes_max)),
         readdirplus,
         reply_bytes: FULL_REPLY_BYTES,
+        names_believed: Duration::ZERO,
         tracer: Arc::default(),
     })
 }

@@ -191,6 +191,31 @@ fn a_change_heard_of_in_the_midst_spares_the_page_that_tells_of_it() {
 }
 
 #[test]
+fn a_name_that_was_just_listed_is_found_in_a_directory_that_changes() {
+    let dir = Simulated::new(300, 100);
+    let config = ListingConfig {
+        budget: Arc::new(ListingBudget::new(64 << 20)),
+        readdirplus: UseReaddirplus::Always,
+        reply_bytes: FULL_REPLY_BYTES,
+        names_believed: Duration::from_secs(3600),
+        tracer: Arc::default(),
+    };
+    run(async {
+        let cache = DirectoryCache::new(&Arc::new(config), 2, handle(2));
+        let reader = cache.open(dir.clone(), dir.change());
+        let page = reader.entries_after(0).await.unwrap();
+        dir.lock().add();
+        reader.entries_after(page.last_cookie()).await.unwrap();
+        cache.invalidate("test");
+        assert!(page.iter().all(|entry| cache.lookup(entry.name).is_some()));
+        // What this client did to a name it knows better.
+        cache.note_own_change(&name(5), dir.change());
+        assert_eq!(cache.lookup(&name(5)), None);
+        assert!(cache.lookup(&name(6)).is_some());
+    });
+}
+
+#[test]
 fn lookups_long_after_a_listing_say_nothing_of_it() {
     let mut learned = Learned::new(UseReaddirplus::Learned);
     let start = Instant::now();
