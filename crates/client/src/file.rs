@@ -172,7 +172,7 @@ impl File {
     pub async fn close(mut self) -> Result<()> {
         let synced = self.sync().await;
         if let Some(aside) = self.release() {
-            remove(&self.file_system, aside).await;
+            remove(aside).await;
         }
         synced
     }
@@ -196,8 +196,7 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         let (Some(aside), Ok(runtime)) = (self.release(), Handle::try_current()) else { return };
-        let file_system = self.file_system.clone();
-        runtime.spawn(async move { remove(&file_system, aside).await });
+        runtime.spawn(remove(aside));
     }
 }
 
@@ -212,7 +211,7 @@ impl fmt::Debug for File {
 
 /// Removes what a silly rename left. If that fails, the name stays, and the server's cleaning of
 /// such names removes it one day.
-async fn remove(file_system: &FileSystem, (dir, name): Aside) {
+async fn remove(Aside { file_system, dir, name }: Aside) {
     if let Err(error) = file_system.remove(&dir, &name).await {
         tracing::warn!("cannot remove {}: {error}", name.escape_ascii());
     }

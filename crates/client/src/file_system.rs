@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::directory::Directory;
 use crate::directory_cache::Entry;
 use crate::file::{File, OpenFlags};
-use crate::inode::{Inode, OwnChange, Sent};
+use crate::inode::{Aside, Inode, OwnChange, Sent};
 use crate::inode_table::InodeTable;
 use crate::nfs3::Nfs3;
 use crate::trace::{Event, Tracer};
@@ -455,9 +455,11 @@ impl FileSystem {
         let number = self.shared.silly_renames.fetch_add(1, Ordering::Relaxed);
         let aside = silly_name(inode.fileid(), number);
         self.rename_only(dir, name, dir, &aside).await?;
-        if !inode.remove_when_closed((Arc::clone(dir), Bytes::from(aside.clone()))) {
+        let name = Bytes::from(aside);
+        let left = Aside { file_system: self.clone(), dir: Arc::clone(dir), name: name.clone() };
+        if !inode.remove_when_closed(left) {
             // It was closed meanwhile.
-            Box::pin(self.remove(dir, &aside)).await?;
+            Box::pin(self.remove(dir, &name)).await?;
         }
         Ok(true)
     }

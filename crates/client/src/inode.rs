@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use crate::attribute_cache::{self, AttributeCache};
 use crate::change::{Change, ChangeText, ChangeTracker, Moment, OwnCall, Verdict};
 use crate::directory_cache::{DirectoryCache, Found};
+use crate::file_system::FileSystem;
 use crate::inode_table::InodeTable;
 use crate::trace::{Event, Object};
 use crate::write_back::WriteBack;
@@ -72,8 +73,13 @@ struct Opens {
     aside: Option<Aside>,
 }
 
-/// A name to be removed when the file is closed.
-pub(crate) type Aside = (Arc<Inode>, Bytes);
+/// A name to be removed when the file is closed: by the user who removed the file, because the one
+/// who closes it last need not be allowed to.
+pub(crate) struct Aside {
+    pub(crate) file_system: FileSystem,
+    pub(crate) dir: Arc<Inode>,
+    pub(crate) name: Bytes,
+}
 
 /// When a call was sent, for the attributes in its reply.
 #[derive(Clone, Copy, Debug)]
