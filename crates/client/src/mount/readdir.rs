@@ -35,6 +35,10 @@ impl Operations {
     ) -> Outcome {
         let node = self.node(head.node)?;
         let directory = self.dirs.get(fh).ok_or(Refusal(Errno::BADF))?;
+        if cookie == 0 {
+            // rewinddir(3) promises what there is now.
+            directory.rewind().await?;
+        }
         let names = directory.entries_after(cookie).await?;
         let caller = self.as_caller(head);
         let bytes_max = usize::try_from(size).expect("a usize has at least 32 bits");
