@@ -80,7 +80,8 @@ impl From<Errno> for Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self(error.errno())
+        // Why no connection came about is of no use to who uses a file, and not expected there.
+        Self(if matches!(error, Error::Connection { .. }) { Errno::IO } else { error.errno() })
     }
 }
 
