@@ -58,14 +58,14 @@ def told_and_recovers(mount, served, number):
 
 @case
 def full_disk():
-    with spillway_export(size_bytes=SIZE) as export, export.mount() as mount:
+    with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
         told_and_recovers(mount, export.directory, errno.ENOSPC)
 
 
 @case
 def full_disk_in_small_writes():
     """Many small files, each closed: the error reaches the one whose data was refused."""
-    with spillway_export(size_bytes=SIZE) as export, export.mount() as mount:
+    with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
         told = written = 0
         for number in range(3000):
             path = mount / f"file{number}"
@@ -88,7 +88,7 @@ def full_disk_in_small_writes():
 @case
 def full_disk_and_programs():
     need("dd", "cp")
-    with spillway_export(size_bytes=SIZE) as export, export.mount() as mount:
+    with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
         command = ["dd", "if=/dev/zero", f"of={mount}/file", "bs=1M", f"count={2 * SIZE // MIB}"]
         for flags in ([], ["conv=fsync"], ["oflag=direct"], ["oflag=sync"]):
             done = run(*command, *flags)
@@ -103,7 +103,7 @@ def full_disk_and_a_mapping():
     """A store that finds no room is told by msync or by fsync."""
 
 
-    with spillway_export(size_bytes=SIZE) as export, export.mount() as mount:
+    with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
         write_until_refused(mount / "filler", 3 * SIZE // MIB)
         seen = []
         with open(mount / "sparse", "w+b", buffering=0) as file:

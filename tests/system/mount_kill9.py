@@ -214,8 +214,9 @@ def hard_mounts_wait():
     with spillway_export() as export, export.mount("timeo=10") as mount:
         (mount / "file").write_bytes(content(1, 0, MIB))
         export.kill()
-        waiting = Child(look_for_something_new, mount)
-        doomed = Child(look_for_something_new, mount)
+        # Two that look for one name wait for each other, in the kernel, which no signal ends.
+        waiting = Child(look_for_something_new, mount, "missing")
+        doomed = Child(look_for_something_new, mount, "missing too")
         time.sleep(1)
         os.kill(doomed.pid, signal.SIGKILL)
         check(eventually(lambda: os.waitpid(doomed.pid, os.WNOHANG)[0], 5), "it cannot be killed")
@@ -226,9 +227,9 @@ def hard_mounts_wait():
         check(waiting.result() == errno.ENOENT, "an error that came from the wait")
 
 
-def look_for_something_new(mount):
+def look_for_something_new(mount, name="missing"):
     try:
-        os.stat(mount / "missing")
+        os.stat(mount / name)
     except OSError as error:
         return error.errno
     return 0

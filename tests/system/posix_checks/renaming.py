@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import time
 
 from place import (
     ALICE, BOB, Child, as_user, check, content_of, expect, make, opened, refused, same, tick,
@@ -238,20 +239,31 @@ def rename_is_atomic_for_readers():
     for version in range(1, 120):
         make("next", bytes([version]) * length)
         os.rename("next", "current")
+        time.sleep(0.002)
     make("done")
-    expect(reader.result() > 10, "the reader hardly read")
+    rounds, stale = reader.result()
+    expect(rounds > 10, "the reader hardly read")
+    expect(stale <= rounds / 10, f"{stale} of {rounds} opens found a file that was just replaced")
 
 
 def read_whole_versions(name, length):
-    rounds, last = 0, 0
+    rounds, last, stale = 0, 0, 0
     while not os.path.exists("done"):
-        content = content_of(name)
+        try:
+            content = content_of(name)
+        except OSError as error:
+            # A remote file that is replaced between being found and being opened, and once more
+            # when the kernel looks again: rare, and not what this is about.
+            if error.errno != errno.ESTALE:
+                raise
+            stale += 1
+            continue
         same(len(content), length, "length")
         expect(len(set(content)) == 1, "a mixture of two versions")
         expect(content[0] >= last, f"version {content[0]} after {last}")
         last = content[0]
         rounds += 1
-    return rounds
+    return rounds, stale
 
 
 @check
