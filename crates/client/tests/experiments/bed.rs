@@ -80,12 +80,12 @@ impl Bed {
         };
     }
 
-    /// Creates files, many at a time.
-    pub(crate) async fn create(&self, dir: &str, names: impl Iterator<Item = String>) {
+    /// Fills a directory: with symbolic links, because Ganesha keeps open what it creates.
+    pub(crate) async fn fill(&self, dir: &str, names: impl Iterator<Item = String>) {
         if let Some((_, export)) = &self.own {
             let dir = export.path().join("export").join(dir);
             for name in names {
-                std::fs::File::create(dir.join(name)).unwrap();
+                std::os::unix::fs::symlink(TARGET, dir.join(name)).unwrap();
             }
             return;
         }
@@ -94,14 +94,15 @@ impl Bed {
         let mut names: Vec<_> = names.collect();
         let mut tasks = tokio::task::JoinSet::new();
         while !names.is_empty() {
-            let part = names.split_off(names.len().saturating_sub(CREATED_BY_A_TASK));
+            let part = names.split_off(names.len().saturating_sub(FILLED_BY_A_TASK));
             let (file_system, dir) = (file_system.clone(), Arc::clone(&dir));
-            while tasks.len() >= CREATING_TASKS {
+            while tasks.len() >= FILLING_TASKS {
                 tasks.join_next().await.unwrap().unwrap();
             }
             tasks.spawn(async move {
                 for name in part {
-                    file_system.create(&dir, name.as_bytes(), 0o644, false).await.unwrap();
+                    let target = TARGET.as_bytes();
+                    file_system.symlink(&dir, name.as_bytes(), target).await.unwrap();
                 }
             });
         }
@@ -149,6 +150,8 @@ pub(crate) fn knob<T: FromStr<Err: Display>>(name: &str, default: T) -> T {
     }
 }
 
+/// Where the links lead.
+const TARGET: &str = "nowhere";
 const NFS_PORT: u16 = 2049;
-const CREATING_TASKS: usize = 32;
-const CREATED_BY_A_TASK: usize = 500;
+const FILLING_TASKS: usize = 32;
+const FILLED_BY_A_TASK: usize = 500;

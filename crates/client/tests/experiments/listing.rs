@@ -163,7 +163,7 @@ impl Other {
                 match does {
                     Does::Add => {
                         let name = name(entries + times);
-                        let made = file_system.create(&dir, name.as_bytes(), 0o644, true).await;
+                        let made = file_system.create(&dir, name.as_bytes(), 0o644, false).await;
                         made.unwrap();
                     }
                     Does::Remove => {
@@ -197,7 +197,7 @@ fn removed(nth: usize, entries: usize) -> usize {
 async fn large(entries: usize) -> Bed {
     let bed = Bed::new().await;
     bed.make_dir("large").await;
-    bed.create("large", (0..entries).map(name)).await;
+    bed.fill("large", (0..entries).map(name)).await;
     bed
 }
 
@@ -244,7 +244,7 @@ async fn calls_are_linear_in_the_number_of_entries() {
     let entries = entries_of_all();
     let bed = large(entries).await;
     bed.make_dir("tenth").await;
-    bed.create("tenth", (0..entries / 10).map(name)).await;
+    bed.fill("tenth", (0..entries / 10).map(name)).await;
     println!("{HEAD}");
     for (dir, entries) in [("tenth", entries / 10), ("large", entries)] {
         for readdirplus in [UseReaddirplus::Never, UseReaddirplus::Always] {

@@ -65,7 +65,10 @@ fn data(len: usize) -> Vec<u8> {
 /// The WRITEs of `files` files of `load` were as large as they can be, and in order.
 fn assert_in_order(bed: &Bed, seen: &Seen, file_system: &FileSystem, load: Load, files: usize) {
     let write_bytes = usize::try_from(file_system.info().wtmax).unwrap();
-    assert_eq!(seen.writes.len(), files * load.file_bytes.div_ceil(write_bytes));
+    let full = files * load.file_bytes.div_ceil(write_bytes);
+    // A large file may come to hold all the memory there is for written data, and then its last
+    // block goes as it is.
+    assert!((full..=full + full / 32).contains(&seen.writes.len()), "{} WRITEs", seen.writes.len());
     let written: u64 = seen.writes.iter().map(|(_, _, len)| u64::from(*len)).sum();
     assert_eq!(written, (files * load.file_bytes) as u64, "nothing is sent twice");
     assert_eq!(seen.late_writes(), 0);
