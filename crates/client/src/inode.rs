@@ -365,6 +365,16 @@ impl Inode {
         lock(children).get(name)?.upgrade()
     }
 
+    /// The names in it that somebody was told of.
+    pub(crate) fn names(&self) -> Vec<Bytes> {
+        match &self.contents {
+            Contents::Directory(DirectoryContents { children, .. }) => {
+                lock(children).keys().cloned().collect()
+            }
+            Contents::File(_) | Contents::Other => Vec::new(),
+        }
+    }
+
     /// What a listing says of a name: the handle, attributes, and when they were true.
     pub(crate) fn listed(&self, name: &[u8]) -> Option<(FileHandle, Attributes, Sent)> {
         let Contents::Directory(directory) = &self.contents else { return None };

@@ -37,11 +37,15 @@ impl Operations {
             mtime: set_time(set.mtime),
         };
         let caller = self.as_caller(head);
+        let was_open = node.is_dir() && !self.must_ask(&node.inode);
         let attributes = if wanted == SetAttributes::default() {
             caller.attributes(&node.inode).await?
         } else {
             caller.set_attributes(&node.inode, wanted).await?
         };
+        if was_open && self.must_ask(&node.inode) {
+            self.forget_names(head.node, &node.inode);
+        }
         node.tell(&attributes);
         let ttl = attributes_ttl(&node.inode);
         Ok(Answer::attributes(&self.stat(&attributes), ttl))

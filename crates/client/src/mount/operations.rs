@@ -1,6 +1,8 @@
 //! The operations of a mounted file system: what a request of the kernel means to a
 //! [`FileSystem`].
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -234,6 +236,21 @@ impl Operations {
     /// Whether not everybody may search `dir`, so that the server is to be asked for each caller.
     pub(super) fn must_ask(&self, dir: &Inode) -> bool {
         self.rules.ask_before_search && dir.attributes().mode & SEARCH_BY_ALL != SEARCH_BY_ALL
+    }
+
+    /// Makes the kernel ask again for each name in the directory `number`, which is searched by
+    /// leave from now on. That waits for the request that changed it, so it is done beside it.
+    pub(super) fn forget_names(&self, number: u64, dir: &Inode) {
+        let Some(notifier) = self.notifier.get().cloned() else { return };
+        let names = dir.names();
+        tokio::task::spawn_blocking(move || {
+            for name in names {
+                if let Err(error) = notifier.inval_entry(INodeNo(number), OsStr::from_bytes(&name))
+                {
+                    debug!(%error, "a name of the kernel not invalidated");
+                }
+            }
+        });
     }
 
     /// A name was removed or replaced. The server does not say of which file, nor what became of its
