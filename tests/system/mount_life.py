@@ -199,7 +199,8 @@ def mounted_over_a_mount():
         (other.directory / "file").write_text("other", encoding="ascii")
         above = other.mount()
         above.directory = below.directory
-        above.process = subprocess.Popen([str(word) for word in above.command()])
+        command = [str(word) for word in above.command()]
+        above.process = subprocess.Popen(command, stdout=above.log, stderr=above.log)
         seen = eventually(lambda: (below.directory / "file").read_text() == "other", 5)
         check(seen, "the second mount does not cover the first")
         run_ok("umount", below.directory)

@@ -333,18 +333,5 @@ def a_foreign_change_ends_the_cache():
             check(again >= SIZE, f"{again} bytes were read after a foreign change")
 
 
-@case
-def nocto_asks_nobody():
-    """Without close-to-open the cache is believed while its attributes are young."""
-    with spillway_export(quick=True) as export, export.mount("nocto,actimeo=60") as mount:
-        put(mount / "file", pattern(SIZE, 1))
-        read_through(mount / "file", pattern(SIZE, 1))
-        before = export.counters()["calls"]
-        for _ in range(50):
-            os.close(os.open(mount / "file", os.O_RDONLY))
-        calls = export.counters()["calls"] - before
-        check(calls < 25, f"{calls} calls for 50 opens")
-
-
 if __name__ == "__main__":
     main(__file__)

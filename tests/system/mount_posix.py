@@ -42,14 +42,18 @@ def failures(module, directory):
     return dict(answers)
 
 
-def compare(module, reference, mount, deviations):
-    """Holds the mount against ext4 and against the list of what is known to differ."""
+def compare(module, reference, mount, tolerated):
+    """Holds the mount against ext4 and against the list of what is known to differ.
+
+    `tolerated` are checks that may fail or pass, besides.
+    """
     there = {name: why for name, why in failures(module, reference).items() if why}
     check(not there, f"on ext4 itself: {told(there)}")
     found = failures(module, mount)
-    wrong = {name: why for name, why in found.items() if why and name not in deviations}
+    known = {*DEVIATIONS, *tolerated}
+    wrong = {name: why for name, why in found.items() if why and name not in known}
     for name in found:
-        if name in deviations and found[name] is None:
+        if name in DEVIATIONS and found[name] is None:
             wrong[name] = "passes, though it is listed as a deviation"
     check(not wrong, told(wrong))
 
@@ -58,10 +62,10 @@ def told(failed):
     return f"{len(failed)} failed:" + "".join(f"\n       {name}: {failed[name]}" for name in failed)
 
 
-def through_a_mount(module, export, deviations=None, options=""):
+def through_a_mount(module, export, tolerated=()):
     """One file of checks on a mount of `export`, which serves an ext4."""
-    with export.mount(options) as mount:
-        compare(module, scratch_ext4(export), mount, deviations or DEVIATIONS)
+    with export.mount() as mount:
+        compare(module, scratch_ext4(export), mount, tolerated)
 
 
 def scratch_ext4(export):
