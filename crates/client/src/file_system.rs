@@ -278,9 +278,9 @@ impl FileSystem {
         name: &[u8],
         how: CreateHow,
     ) -> Result<Arc<Inode>> {
-        let (sent, change) = (Sent::now(), dir.begin_change());
+        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
         let created = self.nfs.create(dir.handle(), name, how).await?;
-        dir.name_changed(name, change.finish(&created.dir_wcc));
+        change.finish(&created.dir_wcc);
         self.created(dir, name, created, sent).await
     }
 
@@ -290,9 +290,9 @@ impl FileSystem {
     /// What the server says.
     pub async fn make_dir(&self, dir: &Arc<Inode>, name: &[u8], mode: u32) -> Result<Arc<Inode>> {
         let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-        let (sent, change) = (Sent::now(), dir.begin_change());
+        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
         let created = self.nfs.mkdir(dir.handle(), name, attributes).await?;
-        dir.name_changed(name, change.finish(&created.dir_wcc));
+        change.finish(&created.dir_wcc);
         self.created(dir, name, created, sent).await
     }
 
@@ -307,9 +307,9 @@ impl FileSystem {
         target: &[u8],
     ) -> Result<Arc<Inode>> {
         let attributes = SetAttributes { mode: Some(0o777), ..SetAttributes::default() };
-        let (sent, change) = (Sent::now(), dir.begin_change());
+        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
         let created = self.nfs.symlink(dir.handle(), name, target, attributes).await?;
-        dir.name_changed(name, change.finish(&created.dir_wcc));
+        change.finish(&created.dir_wcc);
         self.created(dir, name, created, sent).await
     }
 
@@ -323,9 +323,9 @@ impl FileSystem {
         name: &[u8],
         what: MknodData,
     ) -> Result<Arc<Inode>> {
-        let (sent, change) = (Sent::now(), dir.begin_change());
+        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
         let created = self.nfs.mknod(dir.handle(), name, what).await?;
-        dir.name_changed(name, change.finish(&created.dir_wcc));
+        change.finish(&created.dir_wcc);
         self.created(dir, name, created, sent).await
     }
 
@@ -353,9 +353,9 @@ impl FileSystem {
         if self.put_aside(dir, name).await? {
             return Ok(());
         }
-        let (change, of_file) = (dir.begin_change(), begin_of_child(dir, name));
+        let (change, of_file) = (dir.begin_name_change(name), begin_of_child(dir, name));
         let wcc = self.nfs.remove(dir.handle(), name).await?;
-        dir.name_changed(name, change.finish(&wcc));
+        change.finish(&wcc);
         if let Some(of_file) = of_file {
             of_file.finish_silent();
         }
@@ -367,9 +367,9 @@ impl FileSystem {
     /// # Errors
     /// What the server says.
     pub async fn remove_dir(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let change = dir.begin_change();
+        let change = dir.begin_name_change(name);
         let wcc = self.nfs.rmdir(dir.handle(), name).await?;
-        dir.name_changed(name, change.finish(&wcc));
+        change.finish(&wcc);
         Ok(())
     }
 
@@ -419,14 +419,19 @@ impl FileSystem {
         to_dir: &Arc<Inode>,
         to: &[u8],
     ) -> Result<()> {
-        let (from_change, of_file) = (from_dir.begin_change(), begin_of_child(from_dir, from));
-        let to_change = (!Arc::ptr_eq(from_dir, to_dir)).then(|| to_dir.begin_change());
+        let (from_change, of_file) =
+            (from_dir.begin_name_change(from), begin_of_child(from_dir, from));
+        let is_one_dir = Arc::ptr_eq(from_dir, to_dir);
+        let to_change = match is_one_dir {
+            true => to_dir.begin_other_name_change(to),
+            false => to_dir.begin_name_change(to),
+        };
         let wcc = self.nfs.rename(from_dir.handle(), from, to_dir.handle(), to).await?;
         let after = from_change.finish(&wcc.from_wcc);
-        from_dir.name_changed(from, after);
-        match to_change {
-            Some(to_change) => to_dir.name_changed(to, to_change.finish(&wcc.to_wcc)),
-            None => to_dir.name_changed(to, after),
+        if is_one_dir {
+            to_change.finish_in(after);
+        } else {
+            to_change.finish(&wcc.to_wcc);
         }
         if let Some(of_file) = of_file {
             to_dir.name_found(to, of_file.inode());
@@ -469,9 +474,9 @@ impl FileSystem {
     /// # Errors
     /// What the server says.
     pub async fn link(&self, inode: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let (change, of_file) = (dir.begin_change(), inode.begin_change());
+        let (change, of_file) = (dir.begin_name_change(name), inode.begin_change());
         let linked = self.nfs.link(inode.handle(), dir.handle(), name).await?;
-        dir.name_changed(name, change.finish(&linked.dir_wcc));
+        change.finish(&linked.dir_wcc);
         // As a change from the state that nobody else has touched, for no other is told.
         of_file.finish(&WccData { before: None, after: linked.file_attributes });
         Ok(())

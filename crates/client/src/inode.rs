@@ -248,6 +248,16 @@ impl Inode {
         OwnChange { inode: Arc::clone(self), call, sent }
     }
 
+    /// A call that changes `name` in this directory is about to be sent.
+    pub(crate) fn begin_name_change<'a>(self: &'a Arc<Self>, name: &'a [u8]) -> NameChange<'a> {
+        NameChange { dir: self, name, change: Some(self.begin_change()), is_answered: false }
+    }
+
+    /// As [`begin_name_change`](Self::begin_name_change), for the second name of one call.
+    pub(crate) fn begin_other_name_change<'a>(&'a self, name: &'a [u8]) -> NameChange<'a> {
+        NameChange { dir: self, name, change: None, is_answered: false }
+    }
+
     /// Acts on what a reply says of whose change it was.
     fn judge(&self, verdict: Verdict, from: Change, to: Change) {
         self.trace(verdict, from, to);
@@ -512,6 +522,41 @@ impl OwnChange {
             (verdict, from, known.tracker.known())
         };
         inode.judge(verdict, from, to);
+    }
+}
+
+/// A call that changes a name of a directory and is under way. Dropped, it failed or has no reply,
+/// and what the directory has under that name is unknown.
+#[derive(Debug)]
+pub(crate) struct NameChange<'a> {
+    dir: &'a Inode,
+    name: &'a [u8],
+    /// The change of the directory, unless another name of the same call stands for it.
+    change: Option<OwnChange>,
+    is_answered: bool,
+}
+
+impl NameChange<'_> {
+    /// Notes what the reply says of the directory. Its state then, if nobody else changed it.
+    pub(crate) fn finish(mut self, wcc: &WccData) -> Option<Change> {
+        let after = self.change.take().and_then(|change| change.finish(wcc));
+        self.finish_in(after);
+        after
+    }
+
+    /// Notes that the call was carried out, and the directory's state then, if nobody else changed
+    /// it.
+    pub(crate) fn finish_in(mut self, after: Option<Change>) {
+        self.dir.name_changed(self.name, after);
+        self.is_answered = true;
+    }
+}
+
+impl Drop for NameChange<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.dir.name_changed(self.name, None);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use proto::nfs3::{SetAttributes, SetTime, Status, Time};
-use spillway_client::{Error, FileSystem, Inode, MountOptions, OpenFlags, Result};
+use spillway_client::{Error, FileSystem, Inode, MountOptions, OpenFlags, Result, UseReaddirplus};
 
 use crate::fixture::{Fixture, options, root_user};
 
@@ -267,6 +267,21 @@ async fn a_new_name_keeps_the_cache() {
     assert!(file_system.open(&inode, READ).await.unwrap().keep_cache());
     file_system.remove(&root, b"file").await.unwrap();
     assert!(file_system.open(&inode, READ).await.unwrap().keep_cache());
+}
+
+#[tokio::test]
+async fn a_name_that_is_not_there_is_forgotten() {
+    let fixture = Fixture::new().await;
+    let always = MountOptions { readdirplus: UseReaddirplus::Always, ..options() };
+    let file_system = mount_with(&fixture, &always).await;
+    let root = file_system.root();
+    fs::write(fixture.exported("file"), b"").unwrap();
+    let directory = file_system.open_dir(&root).await.unwrap();
+    assert!(directory.entries_after(0).await.unwrap().iter().any(|entry| entry.name == b"file"));
+    file_system.lookup(&root, b"file").await.unwrap();
+    fs::remove_file(fixture.exported("file")).unwrap();
+    assert!(is_absent(file_system.remove(&root, b"file").await));
+    assert!(is_absent(file_system.lookup(&root, b"file").await));
 }
 
 #[tokio::test]
