@@ -14,7 +14,7 @@ use crate::inode::{Aside, Inode};
 use crate::read_ahead::ReadAhead;
 use crate::read_calls::ReadCalls;
 use crate::trace::Event;
-use crate::write_back::{ReadMark, Writer};
+use crate::write_back::{ReadMark, WriteBack, Writer};
 use crate::write_calls::WriteCalls;
 
 /// What a file is opened for.
@@ -147,6 +147,23 @@ impl File {
         let written = self.inode.written()?;
         self.inode.data_changed();
         written.write(&self.writer, offset, data).await?;
+        self.settle_write(written).await
+    }
+
+    /// As [`write_at`](Self::write_at), but where `data` is just what a WRITE carries it is held
+    /// and not copied, until it is on stable storage. So it should be no part of larger memory.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub async fn write_bytes_at(&self, offset: u64, data: &Bytes) -> Result<()> {
+        let written = self.inode.written()?;
+        self.inode.data_changed();
+        written.write_bytes(&self.writer, offset, data).await?;
+        self.settle_write(written).await
+    }
+
+    /// Waits for what has been written as far as the file was opened to.
+    async fn settle_write(&self, written: &WriteBack<WriteCalls>) -> Result<()> {
         if self.flags.sync {
             written.sync(&self.writer).await
         } else if self.flags.direct {

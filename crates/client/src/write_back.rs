@@ -212,12 +212,26 @@ impl<T: WriteTarget> WriteBack<T> {
     /// [`Error::Refused`] with EFBIG beyond the largest offset of a file. In a `sync` file also the
     /// error of this write.
     pub async fn write(&self, writer: &Writer<T>, offset: u64, data: &[u8]) -> Result<()> {
-        let is_in_range =
-            offset.checked_add(data.len() as u64).is_some_and(|end| end <= OFFSET_MAX);
+        self.write_from(writer, offset, Data { bytes: data, owned: None }).await
+    }
+
+    /// As [`write`](Self::write), but where `data` is what one WRITE is to carry, as long and
+    /// aligned as [`write_bytes`](WriteBackConfig::write_bytes) says, it is held instead of a copy.
+    /// So it should be no part of larger memory, of which nobody would know.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub async fn write_bytes(&self, writer: &Writer<T>, offset: u64, data: &Bytes) -> Result<()> {
+        self.write_from(writer, offset, Data { bytes: data, owned: Some(data) }).await
+    }
+
+    async fn write_from(&self, writer: &Writer<T>, offset: u64, data: Data<'_>) -> Result<()> {
+        let len = data.bytes.len() as u64;
+        let is_in_range = offset.checked_add(len).is_some_and(|end| end <= OFFSET_MAX);
         if !is_in_range {
             return Err(Error::Refused(Errno::FBIG));
         }
-        self.shared.traced.emit(Event::WriteEnter, offset, data.len() as u64, format_args!(""));
+        self.shared.traced.emit(Event::WriteEnter, offset, len, format_args!(""));
         let taken = {
             let mut state = self.shared.lock();
             state.errors.check(&writer.errors)?;
@@ -226,21 +240,26 @@ impl<T: WriteTarget> WriteBack<T> {
         if let Err(lack) = taken {
             Box::pin(self.write_rest(writer, offset, data, lack)).await;
         }
-        if self.shared.sync && !data.is_empty() {
+        if self.shared.sync && len > 0 {
             Box::pin(self.sync(writer)).await?;
         }
         Ok(())
     }
 
     /// Goes on with a write that lacks room.
-    async fn write_rest(&self, writer: &Writer<T>, offset: u64, data: &[u8], mut lack: Lack) {
-        let mut done = 0;
+    async fn write_rest(
+        &self,
+        writer: &Writer<T>,
+        mut offset: u64,
+        mut data: Data<'_>,
+        mut lack: Lack,
+    ) {
         loop {
-            done += lack.taken;
+            offset += lack.taken as u64;
+            data = data.behind(lack.taken);
             let room = self.shared.account.room(lack.room).await;
-            let (offset, rest) = (offset + done as u64, &data[done..]);
             let mut state = self.shared.lock();
-            match self.shared.put(&mut state, &writer.target, offset, rest, Some(room)) {
+            match self.shared.put(&mut state, &writer.target, offset, data, Some(room)) {
                 Ok(()) => return,
                 Err(next) => lack = next,
             }
@@ -405,6 +424,21 @@ enum Task {
     Asleep(Waker),
 }
 
+/// What is written.
+#[derive(Clone, Copy)]
+struct Data<'a> {
+    bytes: &'a [u8],
+    /// The memory of just these bytes, if it may be held.
+    owned: Option<&'a Bytes>,
+}
+
+impl Data<'_> {
+    /// What is left when a prefix is taken.
+    fn behind(self, taken: usize) -> Self {
+        Self { bytes: &self.bytes[taken..], owned: self.owned.filter(|_| taken == 0) }
+    }
+}
+
 /// A write that lacks room: how much of it was taken, and what it lacks.
 struct Lack {
     taken: usize,
@@ -422,14 +456,19 @@ impl<T: WriteTarget> Shared<T> {
         state: &mut State<T>,
         target: &T,
         offset: u64,
-        data: &[u8],
+        data: Data<'_>,
         spare: Option<Room>,
     ) -> std::result::Result<(), Lack> {
         let mut rooms = Rooms::new(&self.account, spare);
         let mut taken = 0;
-        while taken < data.len() {
-            let (offset, rest) = (offset + taken as u64, &data[taken..]);
-            let placed = state.extents.write(target, offset, rest, &mut rooms, Instant::now);
+        while taken < data.bytes.len() {
+            let (offset, rest) = (offset + taken as u64, data.behind(taken));
+            let adopted = rest.owned.and_then(|owned| {
+                state.extents.adopt(target, offset, owned, &mut rooms, Instant::now)
+            });
+            let placed = adopted.unwrap_or_else(|| {
+                state.extents.write(target, offset, rest.bytes, &mut rooms, Instant::now)
+            });
             taken += placed.count;
             if placed.is_new || placed.is_complete {
                 self.start_task(state);

@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
+
 /// Buffers of one size, used again: memory fresh from the system costs a page fault for each 4 KiB.
 #[derive(Debug)]
 pub(super) struct BufferPool {
@@ -48,6 +50,12 @@ impl Deref for Buffer {
     }
 }
 
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
         let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,16 +68,8 @@ impl Drop for Buffer {
 }
 
 /// The data of a WRITE, where it arrived.
-pub(super) struct Payload {
-    buffer: Held,
-    range: Range<usize>,
-}
-
-/// Either the buffer itself, or a copy where the buffer would be large for what is in it.
-enum Held {
-    Whole(Buffer),
-    Copied(Box<[u8]>),
-}
+#[derive(PartialEq, Eq)]
+pub(super) struct Payload(Bytes);
 
 impl Payload {
     /// The bytes `range` of `buffer`. Small ones are copied, so that requests that wait hold about
@@ -80,37 +80,22 @@ impl Payload {
     pub(super) fn cut(buffer: &mut Option<Buffer>, range: Range<usize>) -> Option<Self> {
         let data = buffer.as_deref()?.get(range.clone())?;
         if data.len() <= COPIED_BYTES_MAX {
-            let range = 0..data.len();
-            return Some(Self { buffer: Held::Copied(data.into()), range });
+            return Some(Self(Bytes::copy_from_slice(data)));
         }
-        Some(Self { buffer: Held::Whole(buffer.take()?), range })
+        Some(Self(Bytes::from_owner(buffer.take()?).slice(range)))
     }
-}
 
-impl Deref for Payload {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.buffer {
-            Held::Whole(buffer) => &buffer[self.range.clone()],
-            Held::Copied(bytes) => bytes,
-        }
+    /// The bytes; the buffer is used again when the last of them is let go of.
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.0
     }
 }
 
 impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.len())
+        write!(f, "{} bytes", self.0.len())
     }
 }
-
-impl PartialEq for Payload {
-    fn eq(&self, other: &Self) -> bool {
-        **self == **other
-    }
-}
-
-impl Eq for Payload {}
 
 /// Buffers kept for the next message: as many as the kernel sends ahead of answers.
 const IDLE_BUFFERS_MAX: usize = 24;
@@ -149,12 +134,12 @@ mod tests {
         let pool = BufferPool::new(1 << 20);
         let mut large = Some(filled(&pool, COPIED_BYTES_MAX + 81));
         let payload = Payload::cut(&mut large, 80..COPIED_BYTES_MAX + 81).unwrap();
-        assert_eq!(payload.len(), COPIED_BYTES_MAX + 1);
+        assert_eq!(payload.bytes().len(), COPIED_BYTES_MAX + 1);
         assert!(large.is_none());
 
         let mut small = Some(filled(&pool, 90));
         let payload = Payload::cut(&mut small, 80..90).unwrap();
-        assert_eq!(*payload, [7; 10]);
+        assert_eq!(payload.bytes(), &[7; 10][..]);
         assert!(small.is_some());
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use proto::nfs3::{ACCESS_EXECUTE, SetAttributes};
 use rustix::io::Errno;
 
@@ -63,10 +64,10 @@ impl Operations {
         fh: u64,
         offset: u64,
         write_flags: u32,
-        data: &[u8],
+        data: &Bytes,
     ) -> Outcome {
         let open = self.file(fh)?;
-        open.file.write_at(offset, data).await?;
+        open.file.write_bytes_at(offset, data).await?;
         // Set-id bits go when the server has the data, and are not to be seen after the write.
         if write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&open.file) {
             open.file.sync().await?;

@@ -133,7 +133,7 @@ impl Operations {
             Operation::Create { name, mode, flags } => self.create(&head, &name, mode, flags).await,
             Operation::Read { fh, offset, size } => self.read(fh, offset, size).await,
             Operation::Write { fh, offset, write_flags, data } => {
-                self.write(fh, offset, write_flags, &data).await
+                self.write(fh, offset, write_flags, data.bytes()).await
             }
             Operation::Flush { fh } | Operation::Fsync { fh } => self.sync(fh).await,
             Operation::Release { fh } => self.release(fh).await,

@@ -164,6 +164,33 @@ impl<T: Caller> Extents<T> {
         let rest = index(u64::from(self.limits.write_bytes) - (offset - block));
         let data = &data[..data.len().min(rest)];
         let placed = self.unsent.write((caller, self.epoch), offset, data, rooms, &now);
+        self.schedule(block, placed, now);
+        placed
+    }
+
+    /// Takes over `data` at `offset`, to spare the copy that [`write`](Self::write) makes. `None`,
+    /// and nothing has happened, unless it is one whole block where nothing is unsent, and there is
+    /// room.
+    pub(super) fn adopt(
+        &mut self,
+        caller: &T,
+        offset: u64,
+        data: &Bytes,
+        rooms: &mut Rooms<'_>,
+        now: impl Fn() -> Instant,
+    ) -> Option<Placed> {
+        let is_block = data.len() as u64 == u64::from(self.limits.write_bytes)
+            && self.unsent.block_of(offset) == offset;
+        if !is_block {
+            return None;
+        }
+        let placed = self.unsent.adopt((caller, self.epoch), offset, data, rooms, &now)?;
+        self.schedule(offset, placed, now);
+        Some(placed)
+    }
+
+    /// Notes when a block that was written to is to be sent.
+    fn schedule(&mut self, block: u64, placed: Placed, now: impl Fn() -> Instant) {
         if placed.is_new {
             self.ages.push(now() + AGE_MAX, block);
         }
@@ -172,7 +199,6 @@ impl<T: Caller> Extents<T> {
             self.ready.insert(block, Ready::Complete(due));
             self.patience.push(due, block);
         }
-        placed
     }
 
     /// Asks that all written so far gets to `goal`; [`is_reached`](Self::is_reached) takes the

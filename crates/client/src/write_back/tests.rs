@@ -487,3 +487,25 @@ async fn a_file_that_is_dropped_is_written_all_the_same() {
     }
     panic!("it is still held");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn given_blocks_and_others_reach_the_server_in_order_within_the_budget() {
+    let data = Bytes::from(pattern(40 * BLOCK + 100));
+    let (block, odd) = (usize::try_from(BLOCK).unwrap(), 1000);
+    for step in [block, odd, 2 * block, 3 * block / 2] {
+        let target = target(Server { patience: 3, ..Server::default() });
+        let budget = WriteBudget::new(5 * block);
+        let file = write_back(config(4), &budget);
+        let opened = file.open(target.clone());
+        for at in (0..data.len()).step_by(step) {
+            let part = data.slice(at..data.len().min(at + step));
+            file.write_bytes(&opened, at as u64, &part).await.unwrap();
+            assert!(budget.bytes() <= budget.bytes_max());
+        }
+        file.sync(&opened).await.unwrap();
+        assert_eq!(budget.bytes(), 0);
+        let disk = target.server.disk();
+        assert!(disk.stable == data, "{step} at a time");
+        assert_eq!(disk.out_of_order(), 0);
+    }
+}

@@ -1,12 +1,13 @@
 //! Written data that no WRITE carries yet.
 //!
 //! A file is divided into blocks as long as a WRITE may be, and no piece of data crosses the border
-//! of two. A block holds pieces that do not overlap. A piece still grows, or it comes back from the
-//! server: the rest of a short WRITE, or data that a server lost when it restarted. Such a piece is
-//! never changed, because its bytes are shared with calls and readers.
+//! of two. A block holds pieces that do not overlap. A piece still grows, or it is fixed: a block
+//! whose memory the writer has given away, or what comes back from the server, the rest of a short
+//! WRITE or data that was lost in a restart. Such a piece is never changed, because its bytes are
+//! shared with calls and readers.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Range;
+use std::collections::btree_map::{Entry, Range};
 use std::ops::Bound;
 use std::time::Instant;
 
@@ -46,7 +47,7 @@ struct Piece<T> {
 
 enum Content {
     Growing(Chunk),
-    Again(Bytes),
+    Fixed(Bytes),
 }
 
 /// Where a piece comes from.
@@ -67,6 +68,18 @@ struct Chunk {
 }
 
 impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Memory of a writer and the room that it takes.
+struct Adopted {
+    bytes: Bytes,
+    _room: Room,
+}
+
+impl AsRef<[u8]> for Adopted {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -148,6 +161,28 @@ impl<T: Caller> Unsent<T> {
         Placed { count, lacks, is_new, is_complete }
     }
 
+    /// Takes over `data` of a caller and an epoch, which is the whole block at `offset`. `None`, and
+    /// nothing has happened: there is something in the block, or no room.
+    pub(super) fn adopt(
+        &mut self,
+        (caller, epoch): (&T, u64),
+        offset: u64,
+        data: &Bytes,
+        rooms: &mut Rooms<'_>,
+        now: impl Fn() -> Instant,
+    ) -> Option<Placed> {
+        debug_assert!(offset.is_multiple_of(self.block_bytes), "a block begins elsewhere");
+        debug_assert!(data.len() as u64 == self.block_bytes, "a block is longer or shorter");
+        let Entry::Vacant(vacant) = self.blocks.entry(offset) else { return None };
+        let room = rooms.take(data.len() + CHUNK_OVERHEAD_BYTES)?;
+        let bytes = Bytes::from_owner(Adopted { bytes: data.clone(), _room: room });
+        let origin = Origin { caller: caller.clone(), epoch, losses: 0 };
+        let piece = Piece { content: Content::Fixed(bytes), origin };
+        vacant.insert(Block::new(now())).add(&mut self.epochs, offset, piece);
+        self.stream_end = offset + self.block_bytes;
+        Some(Placed { count: data.len(), lacks: None, is_new: true, is_complete: true })
+    }
+
     /// Takes back `data`, which was sent and is not at the server, where nothing newer was written
     /// over it. What was is older now: whoever waits for the one has to wait for the other.
     pub(super) fn put_back(&mut self, origin: &Origin<T>, offset: u64, data: &Bytes, now: Instant) {
@@ -166,7 +201,7 @@ impl<T: Caller> Unsent<T> {
                     let part = data.slice(index(at - offset)..index(until - offset));
                     self.epochs.add(origin.epoch);
                     block.bytes += until - at;
-                    let piece = Piece { content: Content::Again(part), origin: origin.clone() };
+                    let piece = Piece { content: Content::Fixed(part), origin: origin.clone() };
                     block.pieces.insert(at, piece);
                     at = until;
                 }
@@ -195,7 +230,7 @@ impl<T: Caller> Unsent<T> {
         let first = pieces.next().expect("a run is not empty");
         let origin = Origin { epoch: run.epoch, ..first.origin };
         let bytes = match first.content {
-            Content::Again(bytes) => bytes,
+            Content::Fixed(bytes) => bytes,
             Content::Growing(chunk) => joined(chunk, pieces, index(run.end - run.start)),
         };
         (bytes, origin)
@@ -403,14 +438,14 @@ impl<T: Caller> Block<T> {
         epochs.remove(piece.origin.epoch);
         let Piece { content, origin } = piece;
         let bytes = match content {
-            Content::Again(bytes) => bytes,
+            Content::Fixed(bytes) => bytes,
             Content::Growing(chunk) => Bytes::from_owner(chunk),
         };
         for (at, part) in
             [(start, bytes.slice(..index(from - start))), (to, bytes.slice(index(to - start)..))]
         {
             if !part.is_empty() {
-                let content = Content::Again(part);
+                let content = Content::Fixed(part);
                 self.add(epochs, at, Piece { content, origin: origin.clone() });
             }
         }
@@ -443,7 +478,7 @@ impl<T> Piece<T> {
     fn truncate(&mut self, len: usize) {
         match &mut self.content {
             Content::Growing(chunk) => chunk.bytes.truncate(len),
-            Content::Again(bytes) => bytes.truncate(len),
+            Content::Fixed(bytes) => bytes.truncate(len),
         }
     }
 
@@ -460,7 +495,7 @@ impl<T> AsRef<[u8]> for Piece<T> {
     fn as_ref(&self) -> &[u8] {
         match &self.content {
             Content::Growing(chunk) => &chunk.bytes,
-            Content::Again(bytes) => bytes,
+            Content::Fixed(bytes) => bytes,
         }
     }
 }
@@ -527,8 +562,8 @@ impl<T: Caller> Iterator for Runs<'_, T> {
 }
 
 impl<T: Caller> Piece<T> {
-    /// Whether the two may share a WRITE. What comes back stays as it is: joining it would take
-    /// room that nobody asked for.
+    /// Whether the two may share a WRITE. What is fixed stays as it is: joining it would take room
+    /// that nobody asked for.
     fn joins(&self, next: &Self) -> bool {
         matches!((&self.content, &next.content), (Content::Growing(_), Content::Growing(_)))
             && self.origin.caller.same_user(&next.origin.caller)

@@ -46,6 +46,15 @@ impl Bench {
         self.extents.verify();
     }
 
+    /// Gives a block away; whether it was taken.
+    fn give(&mut self, user: User, offset: u64, data: &Bytes) -> bool {
+        let mut rooms = Rooms::new(&self.account, None);
+        let placed = self.extents.adopt(&user, offset, data, &mut rooms, || self.now);
+        assert!(placed.is_none_or(|placed| placed.count == data.len() && placed.is_complete));
+        self.extents.verify();
+        placed.is_some()
+    }
+
     /// The WRITEs that can be made now, as offset and length.
     fn calls(&mut self) -> Vec<(u64, usize)> {
         let mut calls = Vec::new();
@@ -90,6 +99,51 @@ fn small_writes_become_full_aligned_ones() {
     assert_eq!(bench.calls(), [(0, 16), (16, 16)]);
     bench.extents.request(Goal::Answered);
     assert_eq!(bench.calls(), [(32, 8)]);
+}
+
+#[test]
+fn a_block_that_is_given_away_is_not_copied() {
+    let mut bench = Bench::new(4);
+    let block = Bytes::from(vec![7; 16]);
+    assert!(bench.give(ANNA, 16, &block));
+    assert!(bench.account.held() >= 16);
+    assert!(bench.give(ANNA, 0, &block));
+    for _ in 0..2 {
+        let Some(Action::Write { data, .. }) = bench.extents.next(bench.now) else { panic!() };
+        assert_eq!((data.as_ptr(), data.len()), (block.as_ptr(), 16));
+    }
+    bench.written(16, 16, StableHow::FileSync, 1);
+    bench.written(0, 16, StableHow::FileSync, 1);
+    assert_eq!(bench.account.held(), 0);
+}
+
+#[test]
+fn only_a_whole_block_without_other_data_is_taken_over() {
+    let mut bench = Bench::new(4);
+    let block = Bytes::from(vec![7; 32]);
+    assert!(!bench.give(ANNA, 8, &block.slice(..16)), "not aligned");
+    assert!(!bench.give(ANNA, 0, &block), "two blocks");
+    assert!(!bench.give(ANNA, 0, &block.slice(..15)), "not all of a block");
+    bench.write(ANNA, 3, b"x");
+    assert!(!bench.give(ANNA, 0, &block.slice(..16)), "there is something");
+    let all = bench.account.try_room((1 << 20) - bench.account.held());
+    assert!(!bench.give(ANNA, 16, &block.slice(..16)), "no room");
+    drop(all);
+    assert!(bench.give(ANNA, 16, &block.slice(..16)));
+}
+
+/// The memory is the writer's as well, who may look at it, and so may calls.
+#[test]
+fn a_block_that_was_given_away_is_not_changed() {
+    let mut bench = Bench::new(4);
+    let block = Bytes::from(vec![7; 16]);
+    assert!(bench.give(ANNA, 0, &block));
+    bench.write(ANNA, 4, &[1; 4]);
+    assert_eq!(block, vec![7; 16]);
+    let mut seen = [0; 16];
+    bench.extents.overlay(0, &mut seen, None);
+    assert_eq!(seen, [7, 7, 7, 7, 1, 1, 1, 1, 7, 7, 7, 7, 7, 7, 7, 7]);
+    assert_eq!(bench.calls(), [(0, 4), (4, 4), (8, 8)]);
 }
 
 #[test]
@@ -398,6 +452,7 @@ struct Server {
 #[derive(Clone, Debug)]
 enum Op {
     Write { user: u8, offset: usize, len: usize },
+    Give { user: u8, block: usize },
     Call,
     Answer { which: Index, keep: Index, stable: bool },
     Commit,
@@ -414,6 +469,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (0..2u8, 0..SIZE, 1..40usize).prop_map(|(user, offset, len)| {
             Op::Write { user, offset, len: len.min(SIZE - offset) }
         }),
+        4 => (0..2u8, 0..SIZE / 16).prop_map(|(user, block)| Op::Give { user, block }),
         6 => Just(Op::Call),
         6 => (any::<Index>(), any::<Index>(), prop::bool::weighted(0.2))
             .prop_map(|(which, keep, stable)| Op::Answer { which, keep, stable }),
@@ -471,6 +527,7 @@ impl World {
     fn apply(&mut self, op: &Op) {
         match *op {
             Op::Write { user, offset, len } => self.write(User(user), offset, len),
+            Op::Give { user, block } => self.give(User(user), block * 16),
             Op::Call => self.call(),
             Op::Answer { which, keep, stable } if !self.writes.is_empty() => {
                 let which = which.index(self.writes.len());
@@ -509,6 +566,18 @@ impl World {
         self.users.push(user);
         self.file[offset..offset + len].fill(number);
         self.bench.write(user, offset as u64, &vec![number; len]);
+    }
+
+    /// Gives a block away; what is not taken is written.
+    fn give(&mut self, user: User, offset: usize) {
+        let number = u8::try_from(self.users.len()).expect("a test has no more than 255 writes");
+        let data = Bytes::from(vec![number; 16]);
+        if self.bench.give(user, offset as u64, &data) {
+            self.users.push(user);
+            self.file[offset..offset + 16].fill(number);
+        } else {
+            self.write(user, offset, 16);
+        }
     }
 
     fn call(&mut self) {
