@@ -111,9 +111,13 @@ impl File {
             format_args!(""),
         );
         let written = self.inode.written()?;
+        if self.flags.direct {
+            written.forget_kept();
+        }
         let (was_clean, mark, end) = (written.is_clean(), written.mark(), written.end());
-        if !was_clean {
-            let mut held = BytesMut::zeroed(len);
+        let len_here = self.len_within_file(offset, len);
+        if mark.covers(offset, len_here) {
+            let mut held = BytesMut::zeroed(len_here);
             if mark.fill(offset, &mut held) {
                 return Ok(held.freeze());
             }
@@ -125,6 +129,17 @@ impl File {
         }
         let end = end.max(written.end()).unwrap_or(0);
         Ok(overlaid(&mark, offset, len, &data, end))
+    }
+
+    /// `len`, or what is left of it before the end of the file, if it is known where that is.
+    fn len_within_file(&self, offset: u64, len: usize) -> usize {
+        match self.inode.fresh_attributes() {
+            Some(attributes) => {
+                let left = attributes.size.saturating_sub(offset);
+                usize::try_from(left).map_or(len, |left| left.min(len))
+            }
+            None => len,
+        }
     }
 
     async fn read_from_server(&self, offset: u64, len: usize) -> Result<Bytes> {

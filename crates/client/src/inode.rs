@@ -282,6 +282,7 @@ impl Inode {
         match &self.contents {
             Contents::File(file) => {
                 file.data_epoch.fetch_add(1, Ordering::AcqRel);
+                file.written.forget_kept();
                 let is_open = {
                     let mut opens = lock(&file.opens);
                     opens.changed = true;

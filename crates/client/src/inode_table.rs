@@ -14,7 +14,7 @@ use crate::inode::{Inode, Sent};
 use crate::read_ahead::{ReadAhead, ReadAheadBudget, ReadAheadConfig};
 use crate::read_calls::ReadCalls;
 use crate::trace::Tracer;
-use crate::write_back::{TracedFile, WriteBack, WriteBackConfig, WriteBudget};
+use crate::write_back::{KeptBudget, TracedFile, WriteBack, WriteBackConfig, WriteBudget};
 use crate::write_calls::WriteCalls;
 
 /// The inodes of a mount.
@@ -24,6 +24,7 @@ pub(crate) struct InodeTable {
     options: MountOptions,
     write_back: WriteBackConfig,
     write_budget: WriteBudget,
+    kept_budget: KeptBudget,
     read_ahead: ReadAheadConfig,
     listing: Arc<ListingConfig>,
     open_files: AtomicUsize,
@@ -56,6 +57,7 @@ impl InodeTable {
             inodes: Mutex::default(),
             write_back,
             write_budget: WriteBudget::new(options.write_back_bytes),
+            kept_budget: KeptBudget::new(options.kept_bytes),
             read_ahead,
             listing: Arc::new(listing),
             open_files: AtomicUsize::new(0),
@@ -105,7 +107,7 @@ impl InodeTable {
 
     pub(crate) fn write_back(&self, fileid: u64, handle: FileHandle) -> WriteBack<WriteCalls> {
         let traced = TracedFile { tracer: Arc::clone(self.tracer()), fileid, handle };
-        WriteBack::new(self.write_back, &self.write_budget, traced)
+        WriteBack::new(self.write_back, &self.write_budget, &self.kept_budget, traced)
     }
 
     pub(crate) fn read_ahead(&self, calls: ReadCalls) -> ReadAhead<ReadCalls> {

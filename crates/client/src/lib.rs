@@ -79,4 +79,4 @@ pub use mount_options::{FuseOptions, MountRequest};
 pub use nfs_url::NfsUrl;
 pub use nfs3::Nfs3;
 pub use options::{MountOptions, Recovery, UseReaddirplus};
-pub use write_back::{WriteBack, WriteBackConfig, WriteBudget};
+pub use write_back::{KeptBudget, WriteBack, WriteBackConfig, WriteBudget};

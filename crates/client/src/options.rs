@@ -44,6 +44,9 @@ pub struct MountOptions {
     pub readdirplus: UseReaddirplus,
     /// Bytes of written data that all files together hold until the server has committed them.
     pub write_back_bytes: usize,
+    /// Bytes of data that was written in parts of pages, which all files together keep for readers
+    /// after the server has committed it.
+    pub kept_bytes: usize,
     /// WRITE calls of one file that await their reply at once.
     pub writes_in_flight: usize,
     /// Bytes of directory listings kept.
@@ -73,6 +76,7 @@ impl Default for MountOptions {
             sync: false,
             readdirplus: UseReaddirplus::Learned,
             write_back_bytes: 64 << 20,
+            kept_bytes: 96 << 20,
             writes_in_flight: 16,
             listing_bytes: 64 << 20,
             read_ahead_bytes: 64 << 20,

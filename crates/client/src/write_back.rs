@@ -23,11 +23,11 @@
 //! # }
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<()> {
-//! let budget = WriteBudget::new(64 << 20);
+//! let (budget, kept) = (WriteBudget::new(64 << 20), KeptBudget::new(64 << 20));
 //! let config = WriteBackConfig { write_bytes: 1 << 20, writes_in_flight: 16, sync: false };
 //! # let (tracer, fileid) = (std::sync::Arc::new(Tracer::default()), 42);
 //! # let handle = proto::nfs3::FileHandle::new(b"handle").expect("it is short");
-//! let file = WriteBack::new(config, &budget, TracedFile { tracer, fileid, handle });
+//! let file = WriteBack::new(config, &budget, &kept, TracedFile { tracer, fileid, handle });
 //!
 //! let opened = file.open(Target);
 //! for offset in 0..100_000 {
@@ -63,6 +63,7 @@ mod dispatch;
 mod epochs;
 mod errors;
 mod extents;
+mod kept;
 mod retired;
 mod unsent;
 
@@ -86,6 +87,7 @@ use crate::error::{Error, Result};
 use crate::trace::{Event, Object, Tracer};
 
 pub use self::budget::WriteBudget;
+pub use self::kept::KeptBudget;
 
 /// A file of a server, as one caller.
 pub trait WriteTarget: Clone + Send + Sync + 'static {
@@ -174,7 +176,12 @@ impl<T: WriteTarget> WriteBack<T> {
     /// # Panics
     /// If a number of `config` is 0.
     #[must_use]
-    pub fn new(config: WriteBackConfig, budget: &WriteBudget, traced: TracedFile) -> Self {
+    pub fn new(
+        config: WriteBackConfig,
+        budget: &WriteBudget,
+        kept: &KeptBudget,
+        traced: TracedFile,
+    ) -> Self {
         let WriteBackConfig { write_bytes, writes_in_flight, sync } = config;
         assert!(write_bytes > 0 && writes_in_flight > 0, "{config:?} sends nothing");
         let limits = Limits {
@@ -182,8 +189,11 @@ impl<T: WriteTarget> WriteBack<T> {
             in_flight_max: writes_in_flight,
             commit_bytes: (budget.bytes_max() as u64 / COMMIT_SHARE).max(1),
         };
-        let state =
-            State { extents: Extents::new(limits), errors: Errors::default(), task: Task::Absent };
+        let state = State {
+            extents: Extents::new(limits, kept),
+            errors: Errors::default(),
+            task: Task::Absent,
+        };
         Self {
             shared: Arc::new(Shared {
                 sync,
@@ -337,6 +347,11 @@ impl<T: WriteTarget> WriteBack<T> {
         ReadMark { shared: Arc::clone(&self.shared), mark }
     }
 
+    /// Somebody else has changed the file: what is committed is not kept any longer.
+    pub fn forget_kept(&self) {
+        self.shared.lock().extents.forget_kept();
+    }
+
     /// Where the highest byte ends that the server may not have: the file is at least that long.
     #[must_use]
     pub fn end(&self) -> Option<u64> {
@@ -376,7 +391,15 @@ pub struct ReadMark<T: WriteTarget> {
 }
 
 impl<T: WriteTarget> ReadMark<T> {
-    /// Fills `buf` with what is at `offset`, if all of it is held; no READ is needed then.
+    /// Whether [`fill`](Self::fill) would fill `len` bytes, more than none.
+    #[must_use]
+    pub fn covers(&self, offset: u64, len: usize) -> bool {
+        let end = offset.saturating_add(len as u64);
+        len > 0 && self.shared.lock().extents.held_until(offset) >= end
+    }
+
+    /// Fills `buf` with what is at `offset`, if all of it is held or was committed and is kept; no
+    /// READ is needed then.
     #[must_use]
     pub fn fill(&self, offset: u64, buf: &mut [u8]) -> bool {
         let state = self.shared.lock();

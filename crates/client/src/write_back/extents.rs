@@ -17,6 +17,7 @@ use proto::xdr::DecodeError;
 
 use super::budget::Rooms;
 use super::epochs::{Deadlines, Epochs};
+use super::kept::{Kept, KeptBudget};
 use super::retired::Retired;
 use super::unsent::{Caller, Origin, Placed, Run, Unsent, copy_overlap, index};
 use crate::error::{Error, Result};
@@ -126,7 +127,7 @@ pub(super) enum Action<T> {
 }
 
 impl<T: Caller> Extents<T> {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits, kept: &KeptBudget) -> Self {
         Self {
             limits,
             unsent: Unsent::new(u64::from(limits.write_bytes)),
@@ -146,7 +147,7 @@ impl<T: Caller> Extents<T> {
             epoch: 1,
             goals: Goals::default(),
             pauses: 0,
-            retired: Retired::default(),
+            retired: Retired::new(Kept::new(kept.clone(), u64::from(limits.write_bytes))),
         }
     }
 
@@ -164,6 +165,7 @@ impl<T: Caller> Extents<T> {
         let rest = index(u64::from(self.limits.write_bytes) - (offset - block));
         let data = &data[..data.len().min(rest)];
         let placed = self.unsent.write((caller, self.epoch), offset, data, rooms, &now);
+        self.retired.kept.note_write(offset, placed.count);
         self.schedule(block, placed, now);
         placed
     }
@@ -185,6 +187,7 @@ impl<T: Caller> Extents<T> {
             return None;
         }
         let placed = self.unsent.adopt((caller, self.epoch), offset, data, rooms, &now)?;
+        self.retired.kept.note_write(offset, placed.count);
         self.schedule(offset, placed, now);
         Some(placed)
     }
@@ -484,20 +487,22 @@ impl<T: Caller> Extents<T> {
         self.unsent.end().max(sent)
     }
 
-    /// Up to where all is held from `offset` on.
+    /// Up to where all is held or kept from `offset` on.
     pub(super) fn held_until(&self, offset: u64) -> u64 {
         let mut at = offset;
         loop {
             let sent = self.overlapping(at, at.saturating_add(1)).next();
             let sent = sent.map(|(offset, sent)| offset + sent.len());
-            match self.unsent.covered_until(at).max(sent) {
+            let kept = self.retired.kept.covered_until(at);
+            match self.unsent.covered_until(at).max(sent).max(kept) {
                 Some(end) => at = end,
                 None => return at,
             }
         }
     }
 
-    /// Copies what is held of `offset..` into `buf`, and what was since `mark`.
+    /// Copies what is held of `offset..` into `buf`, over what was since `mark` or, without one, what
+    /// is kept.
     pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<u64>) {
         self.retired.overlay(offset, buf, mark);
         let end = offset.saturating_add(buf.len() as u64);
@@ -505,6 +510,11 @@ impl<T: Caller> Extents<T> {
             copy_overlap(offset, buf, start, &sent.bytes);
         }
         self.unsent.overlay(offset, buf);
+    }
+
+    /// Nothing committed is kept any longer.
+    pub(super) fn forget_kept(&mut self) {
+        self.retired.kept.cut(0);
     }
 
     /// From now on what is committed is kept for a reader, until it calls

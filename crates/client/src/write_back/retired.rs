@@ -1,14 +1,16 @@
-//! Data that the server has committed, kept for the readers that asked it before it had.
+//! Data that the server has committed, kept for the readers that asked it before it had, and for
+//! those who read it back.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
+use super::kept::Kept;
 use super::unsent::{copy_overlap, index};
 
-/// The data that is kept; nothing while nobody reads.
-#[derive(Default)]
+/// The data that was committed while somebody reads, and what is kept of it longer.
 pub(super) struct Retired {
+    pub(super) kept: Kept,
     /// In the order in which they were committed. For each byte that is the order of the writes.
     extents: VecDeque<(u64, Bytes)>,
     /// How many were dropped from the front.
@@ -18,7 +20,12 @@ pub(super) struct Retired {
 }
 
 impl Retired {
+    pub(super) fn new(kept: Kept) -> Self {
+        Self { kept, extents: VecDeque::new(), dropped: 0, marks: BTreeMap::new() }
+    }
+
     pub(super) fn push(&mut self, offset: u64, bytes: Bytes) {
+        self.kept.committed(offset, &bytes);
         if self.marks.is_empty() {
             self.dropped += 1;
         } else {
@@ -47,9 +54,10 @@ impl Retired {
         }
     }
 
-    /// Copies into `buf`, which begins at `offset`, what was committed since `mark`.
+    /// Copies into `buf`, which begins at `offset`, what was committed since `mark`; without one,
+    /// what is kept.
     pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<u64>) {
-        let Some(mark) = mark else { return };
+        let Some(mark) = mark else { return self.kept.overlay(offset, buf) };
         for (start, bytes) in self.extents.iter().skip(index(mark - self.dropped)) {
             copy_overlap(offset, buf, *start, bytes);
         }
@@ -61,5 +69,6 @@ impl Retired {
             let keep = size.saturating_sub(*offset).min(bytes.len() as u64);
             bytes.truncate(index(keep));
         }
+        self.kept.cut(size);
     }
 }

@@ -139,7 +139,7 @@ fn target(server: Server) -> Target {
 fn write_back(config: WriteBackConfig, budget: &WriteBudget) -> Arc<WriteBack<Target>> {
     let handle = FileHandle::new(b"file").unwrap();
     let traced = TracedFile { tracer: Arc::default(), fileid: 1, handle };
-    Arc::new(WriteBack::new(config, budget, traced))
+    Arc::new(WriteBack::new(config, budget, &KeptBudget::new(0), traced))
 }
 
 fn pattern(len: u64) -> Vec<u8> {

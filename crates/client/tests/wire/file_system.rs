@@ -285,6 +285,40 @@ async fn a_name_that_is_not_there_is_forgotten() {
 }
 
 #[tokio::test]
+async fn what_was_written_in_small_pieces_is_read_back_without_a_call() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let inode = file_system.create(&root, b"small", 0o644, true).await.unwrap();
+    let file = file_system.open_created(&inode, WRITE).unwrap();
+    for offset in (0..100_100).step_by(100) {
+        file.write_at(offset, &[7; 100]).await.unwrap();
+    }
+    file.close().await.unwrap();
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    assert!(file.keep_cache());
+    assert_eq!(file.read_at(0, 65_536).await.unwrap(), [7; 65_536][..]);
+    // A kernel asks for whole pages, also where the file ends within one.
+    assert_eq!(file.read_at(65_536, 65_536).await.unwrap(), [7; 34_564][..]);
+    assert_eq!(fixture.figure("read_bytes"), 0);
+
+    // Over what is kept, first unsent and then committed; and cut off.
+    file.write_at(50, &[8; 4096]).await.unwrap();
+    assert_eq!(file.read_at(0, 51).await.unwrap()[49..], [7, 8]);
+    file.sync().await.unwrap();
+    assert_eq!(file.read_at(4145, 2).await.unwrap(), [8, 7][..]);
+    let cut = SetAttributes { size: Some(60), ..SetAttributes::default() };
+    file_system.set_attributes(&inode, cut).await.unwrap();
+    assert_eq!(file.read_at(49, 100).await.unwrap()[..], [&[7][..], &[8; 10]].concat());
+    assert_eq!(fixture.figure("read_bytes"), 0);
+    file.close().await.unwrap();
+
+    fs::write(fixture.exported("small"), [9; 60]).unwrap();
+    let file = file_system.open(&inode, READ).await.unwrap();
+    assert_eq!(file.read_at(0, 100).await.unwrap(), [9; 60][..]);
+}
+
+#[tokio::test]
 async fn permissions_are_those_of_the_user() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;

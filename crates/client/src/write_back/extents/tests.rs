@@ -29,9 +29,18 @@ struct Bench {
 
 impl Bench {
     fn new(in_flight_max: usize) -> Self {
+        Self::keeping(in_flight_max, 0)
+    }
+
+    /// What was committed is kept too, up to so many bytes.
+    fn keeping(in_flight_max: usize, kept_bytes: usize) -> Self {
         let limits = Limits { write_bytes: BLOCK, in_flight_max, commit_bytes: 1 << 20 };
         let account = Account::new(&WriteBudget::new(1 << 20));
-        Self { extents: Extents::new(limits), account, now: Instant::now() }
+        Self {
+            extents: Extents::new(limits, &KeptBudget::new(kept_bytes)),
+            account,
+            now: Instant::now(),
+        }
     }
 
     fn write(&mut self, user: User, offset: u64, data: &[u8]) {
@@ -513,7 +522,7 @@ impl World {
     fn new(in_flight_max: usize) -> Self {
         let server = Server { stable: vec![0; SIZE], now: vec![0; SIZE], verifier: 0 };
         Self {
-            bench: Bench::new(in_flight_max),
+            bench: Bench::keeping(in_flight_max, 100),
             server,
             file: vec![0; SIZE],
             users: vec![ANNA],
