@@ -278,10 +278,7 @@ impl FileSystem {
         name: &[u8],
         how: CreateHow,
     ) -> Result<Arc<Inode>> {
-        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
-        let created = self.nfs.create(dir.handle(), name, how).await?;
-        change.finish(&created.dir_wcc);
-        self.created(dir, name, created, sent).await
+        self.create_with(dir, name, |nfs| nfs.create(dir.handle(), name, how)).await
     }
 
     /// Creates a directory: MKDIR, RFC 1813 §3.3.9.
@@ -290,10 +287,7 @@ impl FileSystem {
     /// What the server says.
     pub async fn make_dir(&self, dir: &Arc<Inode>, name: &[u8], mode: u32) -> Result<Arc<Inode>> {
         let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
-        let created = self.nfs.mkdir(dir.handle(), name, attributes).await?;
-        change.finish(&created.dir_wcc);
-        self.created(dir, name, created, sent).await
+        self.create_with(dir, name, |nfs| nfs.mkdir(dir.handle(), name, attributes)).await
     }
 
     /// Creates a symbolic link: SYMLINK, RFC 1813 §3.3.10.
@@ -307,10 +301,7 @@ impl FileSystem {
         target: &[u8],
     ) -> Result<Arc<Inode>> {
         let attributes = SetAttributes { mode: Some(0o777), ..SetAttributes::default() };
-        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
-        let created = self.nfs.symlink(dir.handle(), name, target, attributes).await?;
-        change.finish(&created.dir_wcc);
-        self.created(dir, name, created, sent).await
+        self.create_with(dir, name, |nfs| nfs.symlink(dir.handle(), name, target, attributes)).await
     }
 
     /// Creates a device, pipe or socket: MKNOD, RFC 1813 §3.3.11.
@@ -323,20 +314,20 @@ impl FileSystem {
         name: &[u8],
         what: MknodData,
     ) -> Result<Arc<Inode>> {
-        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
-        let created = self.nfs.mknod(dir.handle(), name, what).await?;
-        change.finish(&created.dir_wcc);
-        self.created(dir, name, created, sent).await
+        self.create_with(dir, name, |nfs| nfs.mknod(dir.handle(), name, what)).await
     }
 
-    /// The inode of what was created. A server need not give its handle.
-    async fn created(
+    /// Makes a call that creates `name`, and takes the inode of what it created. A server need not
+    /// give its handle.
+    async fn create_with<C: Future<Output = Result<CreatedOk>>>(
         &self,
         dir: &Arc<Inode>,
         name: &[u8],
-        created: CreatedOk,
-        sent: Sent,
+        call: impl FnOnce(&Nfs3) -> C,
     ) -> Result<Arc<Inode>> {
+        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
+        let created = call(&self.nfs).await?;
+        change.finish(&created.dir_wcc);
         let Some(handle) = created.object else { return self.lookup(dir, name).await };
         let inode = self.inode(handle, created.attributes, sent).await?;
         dir.name_found(name, &inode);
