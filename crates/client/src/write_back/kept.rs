@@ -95,7 +95,7 @@ impl Kept {
         files.bytes += bytes.len();
         let mut data = lock(&self.data);
         if !std::mem::replace(&mut data.is_enlisted, true) {
-            files.order.push_back(Arc::downgrade(&self.data));
+            files.enlist(&self.data);
         }
         // A copy: the bytes themselves take room from those who write.
         data.extents.insert(offset, Bytes::copy_from_slice(bytes));
@@ -134,6 +134,14 @@ impl Drop for Kept {
 }
 
 impl Files {
+    /// Puts a file behind all others. Those that are gone leave the order before it grows.
+    fn enlist(&mut self, data: &Arc<Mutex<Data>>) {
+        if self.order.len() == self.order.capacity() {
+            self.order.retain(|file| file.strong_count() > 0);
+        }
+        self.order.push_back(Arc::downgrade(data));
+    }
+
     /// Takes from the files in turn until there is room for `bytes`, no more than there can be.
     fn make_room(&mut self, bytes: usize) {
         while self.bytes + bytes > self.bytes_max {
@@ -257,5 +265,17 @@ mod tests {
         assert_eq!(read(&first, 0, 500), Some(vec![4; 500]), "too much is not kept");
         drop(first);
         assert_eq!(budget.bytes(), 0);
+    }
+
+    #[test]
+    fn files_that_are_gone_leave_nothing() {
+        let budget = KeptBudget::new(1 << 20);
+        let mut oldest = file(&budget);
+        write(&mut oldest, 0, 100, 1);
+        for _ in 0..10_000 {
+            write(&mut file(&budget), 0, 100, 2);
+        }
+        assert_eq!((budget.bytes(), read(&oldest, 0, 1)), (100, Some(vec![1])));
+        assert!(lock(&budget.0).order.len() <= 16, "one file is left");
     }
 }
