@@ -1,0 +1,62 @@
+//! Why an experiment could not be carried out, by whose fault it is.
+
+use std::io;
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It was not asked for properly.
+    #[error("{0}")]
+    Misuse(String),
+    /// This machine cannot do it, or not for this user.
+    #[error("{what}")]
+    Machine {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A program that is needed is missing or failed; with its last words.
+    #[error("{0}")]
+    Program(String),
+    /// The server under test died, or does not answer as the protocol wants.
+    #[error("{0}")]
+    Server(String),
+    /// A call to the server failed.
+    #[error("{what}")]
+    Call {
+        /// What was tried.
+        what: String,
+        /// How it failed.
+        #[source]
+        source: client::Error,
+    },
+    /// A file of records is not one.
+    #[error("{file}, line {line}: {why}")]
+    Record {
+        /// The file.
+        file: String,
+        /// Its line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// A result of an experiment's parts.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// For `map_err`: the machine refused `what`.
+    pub fn machine(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Machine { what, source }
+    }
+
+    /// For `map_err`: the call `what` failed.
+    pub fn call(what: impl Into<String>) -> impl FnOnce(client::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Call { what, source }
+    }
+}

@@ -1,0 +1,123 @@
+//! The figures that measurements have: names, units, and which way is better.
+
+use serde::{Deserialize, Serialize};
+
+/// Which way a figure has to go to be an improvement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// As rates.
+    Higher,
+    /// As times and costs.
+    Lower,
+    /// It tells a circumstance.
+    Neither,
+}
+
+macro_rules! figures {
+    ($($(#[$doc:meta])* $name:ident: $title:literal, $unit:literal, $better:ident;)*) => {
+        /// A figure; in records its name is in snake case.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Figure {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Figure {
+            /// All of them, in the order in which tables show them.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// What a table or plot calls it, without the unit.
+            #[must_use]
+            pub const fn title(self) -> &'static str {
+                match self { $(Self::$name => $title,)* }
+            }
+
+            /// The unit; empty for ratios and counts.
+            #[must_use]
+            pub const fn unit(self) -> &'static str {
+                match self { $(Self::$name => $unit,)* }
+            }
+
+            /// Which way is better.
+            #[must_use]
+            pub const fn better(self) -> Better {
+                match self { $(Self::$name => Better::$better,)* }
+            }
+        }
+    };
+}
+
+figures! {
+    /// Data moved, by the time until all of it was durable where it was written.
+    MibPerSec: "throughput", "MiB/s", Higher;
+    /// Calls, records or entries, whichever the experiment counts, by the time.
+    OperationsPerSec: "operations", "/s", Higher;
+    /// From the first call to the end of the last.
+    Secs: "time", "s", Lower;
+    /// After the last WRITE, until COMMIT was answered.
+    CommitSecs: "commit", "s", Lower;
+    /// The slowest whole second.
+    LowestMibPerSec: "slowest second", "MiB/s", Higher;
+    /// Rate of the last quarter of the seconds by that of the first.
+    LastToFirst: "last quarter to first", "", Higher;
+    /// From sending a call until its reply was read, as all the latencies.
+    LatencyP50Us: "latency p50", "us", Lower;
+    /// 95 of 100 calls took less.
+    LatencyP95Us: "latency p95", "us", Lower;
+    /// 99 of 100.
+    LatencyP99Us: "latency p99", "us", Lower;
+    /// 999 of 1,000.
+    LatencyP999Us: "latency p99.9", "us", Lower;
+    /// The slowest call.
+    LatencyMaxUs: "latency max", "us", Lower;
+    /// User time of the server process.
+    ServerUserSecsPerGib: "server user", "s/GiB", Lower;
+    /// System time of the server process.
+    ServerSystemSecsPerGib: "server system", "s/GiB", Lower;
+    /// User and system time of the server process.
+    ServerUsPerOperation: "server CPU", "us/op", Lower;
+    /// User and system time of what makes the load.
+    GeneratorSecsPerGib: "generator CPU", "s/GiB", Lower;
+    /// User and system time of what makes the load.
+    GeneratorUsPerOperation: "generator CPU", "us/op", Lower;
+    /// Of the processor time of generator and server, by the server's alone.
+    GeneratorToServer: "generator CPU by server CPU", "", Lower;
+    /// All processors, kernel threads included.
+    MachineSecsPerGib: "machine CPU", "s/GiB", Lower;
+    /// Largest resident memory of the server process.
+    ServerRssMibMax: "server RSS", "MiB", Lower;
+    /// Page cache at its most: of the server's memory cgroup, else what the files occupy.
+    PageCacheMibMax: "page cache", "MiB", Lower;
+    /// Page cache that was dirty or in write-back, at its most.
+    DirtyMibMax: "dirty", "MiB", Lower;
+    /// Page cache and resident memory of the server at one moment, at its most.
+    HeldMibMax: "page cache + RSS", "MiB", Lower;
+    /// What the device under the files read.
+    DeviceReadMib: "device read", "MiB", Lower;
+    /// What the device under the files wrote.
+    DeviceWrittenMib: "device written", "MiB", Lower;
+    /// Page cache that the files occupied before the first call.
+    CachedAtStartMib: "cached at start", "MiB", Neither;
+    /// Data that was compared with what has to be there.
+    VerifiedMib: "verified", "MiB", Neither;
+    /// Data that was not what has to be there.
+    WrongBytes: "wrong", "B", Lower;
+    /// Calls that failed.
+    Errors: "errors", "", Lower;
+    /// READDIR and READDIRPLUS, or WRITE: the calls that the experiment is about.
+    Calls: "calls", "", Lower;
+    /// Listings begun anew, at cookie 0.
+    CallsFromStart: "calls from cookie 0", "", Lower;
+    /// Entries that were returned.
+    Entries: "entries", "", Neither;
+    /// Entries that were returned twice, or stayed throughout and were not returned.
+    WrongEntries: "wrong entries", "", Lower;
+    /// Cost of an entry in the last tenth of a listing by that in the first.
+    LastTenthToFirst: "last tenth to first", "", Lower;
+    /// WRITEs that came after one of a higher offset.
+    OutOfOrder: "out of order", "", Lower;
+    /// Rate of the slowest client by that of the fastest.
+    Fairness: "slowest by fastest client", "", Higher;
+    /// Rate of a client with others beside it, by its rate alone.
+    BesideOthers: "beside others by alone", "", Higher;
+}

@@ -1,0 +1,12 @@
+//! Experiments on NFS servers and file systems that anybody can repeat: `spillway bench`.
+//!
+//! An experiment puts loads on subjects (servers or I/O modes) in turns, watches
+//! processes, caches and devices meanwhile, and leaves records ([`record`]). All that is
+//! shown, tables, reports and comparisons, is made from records alone.
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod figure;
+pub mod record;
+
+pub use error::{Error, Result};

@@ -1,0 +1,133 @@
+//! What an experiment leaves: a line of JSON for the run and its circumstances, and one for each
+//! measurement. `docs/benchmarking.md` describes the fields for other programs.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::figure::Figure;
+
+/// A line of a file of records.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Record {
+    /// The first line of each run.
+    Run(Run),
+    /// A line for each measurement, in the order in which they were made.
+    Measurement(Measurement),
+}
+
+/// What a reader must know to compare the measurements of a run with others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Names the run in its measurements: experiment and date.
+    pub id: String,
+    /// `io`, `uncached`, `readdir`, `writeback` or `threads`.
+    pub experiment: String,
+    /// When it began, RFC 3339, UTC.
+    pub date: String,
+    /// Version of this program.
+    pub version: String,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Processor model.
+    pub cpu: String,
+    /// Processors online.
+    pub cores: u32,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// Arguments as they were given, without the program.
+    pub arguments: Vec<String>,
+    /// File system and device under the files: `xfs, /dev/loop0`; empty if they are elsewhere.
+    pub file_system: String,
+    /// What stands between client and server: `loopback`, `netem, delay 5 ms`.
+    pub network: String,
+    /// How the device was slowed down; empty if it was not.
+    pub storage: String,
+    /// Bound on the memory of each server that was started; page cache included.
+    pub memory_limit_bytes: Option<u64>,
+    /// What was done about caches before each measurement, in words.
+    pub cache: String,
+    /// What is compared: name to what it is.
+    pub subjects: BTreeMap<String, String>,
+    /// What was asked for and could not be done on this machine, in sentences.
+    pub left_out: Vec<String>,
+    /// What the user had to say about it.
+    pub note: String,
+}
+
+/// One phase, on one subject, once.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Measurement {
+    /// [`Run::id`].
+    pub run: String,
+    /// The load: `easy-write`.
+    pub phase: String,
+    /// One of [`Run::subjects`].
+    pub subject: String,
+    /// From 1. The subjects of one phase and round follow each other at once.
+    pub round: u32,
+    /// Place in the round, from 1.
+    pub order: u32,
+    /// What is varied, and the sizes of the load: `ranks`, `io_bytes`, `entries`.
+    pub parameters: BTreeMap<String, u64>,
+    /// What was measured.
+    pub figures: BTreeMap<Figure, f64>,
+    /// How many calls took how long; empty buckets are left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub latency: Vec<LatencyBucket>,
+    /// The course of it, second by second.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub seconds: Vec<Second>,
+    /// Cost of an entry by its position in the listing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub positions: Vec<Position>,
+    /// What the server counted meanwhile, where it tells; without what stayed 0.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, u64>,
+    /// The first of the errors, if there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_error: Option<String>,
+}
+
+/// Calls that took up to so long, and longer than the bucket before.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LatencyBucket {
+    /// Upper bound, inclusive.
+    pub us_max: f64,
+    /// Calls.
+    pub count: u64,
+}
+
+/// A second, or the rest of one at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Second {
+    /// Its end, from the first call.
+    pub at_secs: f64,
+    /// How long it was.
+    pub secs: f64,
+    /// Bytes of data of the calls that ended in it.
+    pub bytes: u64,
+    /// Calls that ended in it.
+    pub operations: u64,
+    /// Resident memory of the server, at its most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_rss_bytes: Option<u64>,
+    /// Page cache, as [`Figure::PageCacheMibMax`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_cache_bytes: Option<u64>,
+    /// Of that, dirty or in write-back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes: Option<u64>,
+}
+
+/// What the entries of a part of a listing cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Position {
+    /// Entries before it.
+    pub entry: u64,
+    /// Time of each entry.
+    pub us_per_entry: f64,
+}
