@@ -7,6 +7,12 @@
 
 mod error;
 pub mod figure;
+pub mod numeral;
 pub mod record;
+pub mod recorded;
+#[cfg(test)]
+mod samples;
+pub mod statistics;
+pub mod table;
 
 pub use error::{Error, Result};

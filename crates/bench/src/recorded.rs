@@ -1,0 +1,322 @@
+//! What files of records hold, in the order in which people look at it: runs, phases, and in each
+//! phase a case for each subject and each setting of what varies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::figure::Figure;
+use crate::record::{Measurement, Record, Run};
+use crate::statistics::{Observation, Summary};
+
+/// Parameters by name.
+pub type Parameters = BTreeMap<String, u64>;
+
+/// The runs of one or more files, in their order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recorded {
+    /// The runs.
+    pub runs: Vec<RecordedRun>,
+    /// What a reader must know about the files, in sentences: one was cut off.
+    pub remarks: Vec<String>,
+}
+
+/// A run with its measurements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedRun {
+    /// Its circumstances.
+    pub run: Run,
+    /// Its phases, in order of first appearance.
+    pub phases: Vec<Phase>,
+}
+
+/// A phase of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Phase {
+    /// Its name.
+    pub name: String,
+    /// Parameters that are the same in all its measurements.
+    pub fixed: Parameters,
+    /// Its cases: by setting in ascending order, then by subject in order of first appearance in
+    /// the run.
+    pub cases: Vec<Case>,
+}
+
+/// The measurements of one subject in one setting of a phase.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// The subject.
+    pub subject: String,
+    /// Parameters that vary within the phase.
+    pub setting: Parameters,
+    /// A measurement for each round, in the order in which they were made. Never empty.
+    pub rounds: Vec<Measurement>,
+}
+
+impl Recorded {
+    /// Reads files of records, one after the other.
+    ///
+    /// A last line without its end is what a run leaves that was killed: it is left out, and a
+    /// remark says so.
+    ///
+    /// # Errors
+    /// `Machine` if a file cannot be read, `Record` if a line is not a record, belongs to no run
+    /// above it, or begins a run that was there before.
+    pub fn read<P: AsRef<Path>>(files: &[P]) -> Result<Self> {
+        let mut records = Vec::new();
+        let mut remarks = Vec::new();
+        let mut runs = BTreeSet::new();
+        for file in files {
+            let name = file.as_ref().display().to_string();
+            let text = fs::read_to_string(file)
+                .map_err(Error::machine(format!("cannot read the records in {name}")))?;
+            let mut here = BTreeSet::new();
+            let found = parse(&name, &text, &mut remarks)?;
+            for (line, record) in found {
+                let why = match &record {
+                    Record::Run(run) if !runs.insert(run.id.clone()) => {
+                        Some(format!("the run `{}` was already read", run.id))
+                    }
+                    Record::Run(run) => {
+                        here.insert(run.id.clone());
+                        None
+                    }
+                    Record::Measurement(one) if !here.contains(&one.run) => {
+                        Some(format!("a measurement of the run `{}`, not in this file", one.run))
+                    }
+                    Record::Measurement(_) => None,
+                };
+                if let Some(why) = why {
+                    return Err(Error::Record { file: name, line, why });
+                }
+                records.push(record);
+            }
+        }
+        Ok(Self { remarks, ..Self::group(&records) })
+    }
+
+    /// Groups records. Measurements of a run that is not among them get one that tells nothing.
+    #[must_use]
+    pub fn group(records: &[Record]) -> Self {
+        let mut runs: Vec<(Run, Vec<&Measurement>)> = Vec::new();
+        for record in records {
+            match record {
+                Record::Run(run) => runs.push((run.clone(), Vec::new())),
+                Record::Measurement(one) => {
+                    if !runs.iter().any(|(run, _)| run.id == one.run) {
+                        let run = Run { id: one.run.clone(), ..Run::default() };
+                        runs.push((run, Vec::new()));
+                    }
+                    let (_, all) = runs
+                        .iter_mut()
+                        .find(|(run, _)| run.id == one.run)
+                        .expect("it was put there if it was not");
+                    all.push(one);
+                }
+            }
+        }
+        let runs =
+            runs.into_iter().map(|(run, all)| RecordedRun { run, phases: phases(&all) }).collect();
+        Self { runs, remarks: Vec::new() }
+    }
+}
+
+impl RecordedRun {
+    /// The subjects that were measured, in order of first appearance.
+    #[must_use]
+    pub fn subjects(&self) -> Vec<&str> {
+        let mut found: Vec<&str> = Vec::new();
+        for case in self.phases.iter().flat_map(|phase| &phase.cases) {
+            if !found.contains(&case.subject.as_str()) {
+                found.push(&case.subject);
+            }
+        }
+        found
+    }
+}
+
+impl Phase {
+    /// The settings of what varies, in ascending order; one without anything if nothing does.
+    #[must_use]
+    pub fn settings(&self) -> Vec<&Parameters> {
+        let mut found: Vec<&Parameters> = Vec::new();
+        for case in &self.cases {
+            if !found.contains(&&case.setting) {
+                found.push(&case.setting);
+            }
+        }
+        found
+    }
+
+    /// The subjects, in order of first appearance in the run.
+    #[must_use]
+    pub fn subjects(&self) -> Vec<&str> {
+        let mut found: Vec<&str> = Vec::new();
+        for case in &self.cases {
+            if !found.contains(&case.subject.as_str()) {
+                found.push(&case.subject);
+            }
+        }
+        found
+    }
+
+    /// The case of a subject in a setting.
+    #[must_use]
+    pub fn case(&self, subject: &str, setting: &Parameters) -> Option<&Case> {
+        self.cases.iter().find(|case| case.subject == subject && case.setting == *setting)
+    }
+
+    /// Whether any measurement has this figure.
+    #[must_use]
+    pub fn has(&self, figure: Figure) -> bool {
+        self.cases.iter().any(|case| case.summary(figure).is_some())
+    }
+
+    /// The most rounds that a case has.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.cases.iter().map(|case| case.rounds.len()).max().unwrap_or(0)
+    }
+}
+
+impl Case {
+    /// The values of a figure, with the rounds they are from.
+    #[must_use]
+    pub fn observations(&self, figure: Figure) -> Vec<Observation<'_>> {
+        let of = |one: &'_ Measurement| one.figures.get(&figure).copied();
+        self.rounds
+            .iter()
+            .filter_map(|one| {
+                of(one).map(|value| Observation { run: &one.run, round: one.round, value })
+            })
+            .collect()
+    }
+
+    /// The values of a figure in short; none if no round has it.
+    #[must_use]
+    pub fn summary(&self, figure: Figure) -> Option<Summary> {
+        let values: Vec<_> = self.observations(figure).iter().map(|one| one.value).collect();
+        Summary::of(&values)
+    }
+
+    /// The median of a figure.
+    #[must_use]
+    pub fn median(&self, figure: Figure) -> Option<f64> {
+        self.summary(figure).map(|summary| summary.median)
+    }
+
+    /// What is wrong with its measurements, in a sentence for each: errors and wrong data.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        self.rounds.iter().filter_map(fault).collect()
+    }
+
+    /// Whether nothing was wrong in any round.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.rounds.iter().all(|one| fault(one).is_none())
+    }
+}
+
+fn fault(one: &Measurement) -> Option<String> {
+    let of = |figure| one.figures.get(&figure).copied().unwrap_or(0.0);
+    let mut parts = Vec::new();
+    for (figure, words) in [
+        (Figure::Errors, "calls failed"),
+        (Figure::WrongBytes, "bytes were wrong"),
+        (Figure::WrongEntries, "entries were wrong"),
+    ] {
+        if of(figure) != 0.0 {
+            parts.push(format!("{:.0} {words}", of(figure)));
+        }
+    }
+    match (&one.first_error, parts.is_empty()) {
+        (None, true) => None,
+        (None, false) => Some(format!("round {}: {}", one.round, parts.join(", "))),
+        (Some(first), true) => Some(format!("round {}: {first}", one.round)),
+        (Some(first), false) => {
+            Some(format!("round {}: {}; first: {first}", one.round, parts.join(", ")))
+        }
+    }
+}
+
+/// The records of a file with their lines.
+fn parse(file: &str, text: &str, remarks: &mut Vec<String>) -> Result<Vec<(usize, Record)>> {
+    let mut found = Vec::new();
+    for (index, part) in text.split_inclusive('\n').enumerate() {
+        if part.trim().is_empty() {
+            continue;
+        }
+        match serde_json::from_str(part) {
+            Ok(record) => found.push((index + 1, record)),
+            Err(_) if !part.ends_with('\n') => remarks.push(format!(
+                "{file} is cut off in line {}, as a run that was ended early leaves it; the rest \
+                 is used.",
+                index + 1
+            )),
+            Err(why) => {
+                let why = why.to_string();
+                return Err(Error::Record { file: file.into(), line: index + 1, why });
+            }
+        }
+    }
+    if found.is_empty() {
+        let why = "there is no whole record in it".into();
+        return Err(Error::Record { file: file.into(), line: 1, why });
+    }
+    Ok(found)
+}
+
+fn phases(all: &[&Measurement]) -> Vec<Phase> {
+    let mut names: Vec<&str> = Vec::new();
+    let mut subjects: Vec<&str> = Vec::new();
+    for one in all {
+        if !names.contains(&one.phase.as_str()) {
+            names.push(&one.phase);
+        }
+        if !subjects.contains(&one.subject.as_str()) {
+            subjects.push(&one.subject);
+        }
+    }
+    names
+        .into_iter()
+        .map(|name| {
+            let of_phase: Vec<_> = all.iter().copied().filter(|one| one.phase == name).collect();
+            phase(name, &of_phase, &subjects)
+        })
+        .collect()
+}
+
+fn phase(name: &str, all: &[&Measurement], subjects: &[&str]) -> Phase {
+    let fixed = fixed(all);
+    let setting = |one: &Measurement| -> Parameters {
+        let vary = one.parameters.iter().filter(|(name, _)| !fixed.contains_key(*name));
+        vary.map(|(name, value)| (name.clone(), *value)).collect()
+    };
+    let settings: BTreeSet<Parameters> = all.iter().map(|one| setting(one)).collect();
+    let mut cases = Vec::new();
+    for at in settings {
+        for subject in subjects {
+            let here = |one: &&&Measurement| one.subject == *subject && setting(one) == at;
+            let rounds: Vec<_> = all.iter().filter(here).map(|one| (*one).clone()).collect();
+            if !rounds.is_empty() {
+                cases.push(Case { subject: (*subject).into(), setting: at.clone(), rounds });
+            }
+        }
+    }
+    Phase { name: name.into(), fixed, cases }
+}
+
+/// The parameters that all of them have, with the same value.
+fn fixed(all: &[&Measurement]) -> Parameters {
+    let Some((first, others)) = all.split_first() else { return Parameters::new() };
+    let same = |name: &String, value: &u64| {
+        others.iter().all(|one| one.parameters.get(name) == Some(value))
+    };
+    let kept = first.parameters.iter().filter(|(name, value)| same(name, value));
+    kept.map(|(name, value)| (name.clone(), *value)).collect()
+}
+
+#[cfg(test)]
+mod tests;
