@@ -5,6 +5,7 @@
 //! shown, tables, reports and comparisons, is made from records alone.
 #![forbid(unsafe_code)]
 
+pub mod compare;
 mod error;
 pub mod figure;
 pub mod numeral;

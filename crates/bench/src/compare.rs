@@ -1,0 +1,426 @@
+//! `spillway bench compare`: what differs significantly between two sets of records, or between
+//! the subjects of one.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::figure::{Better, Figure};
+use crate::numeral::{parameters, plain, rounded, size_about, wrapped};
+use crate::record::Run;
+use crate::recorded::{Case, Recorded, RecordedRun};
+use crate::statistics::{Comparison, Evidence, ROUNDS_MIN, Summary};
+use crate::table::COLUMNS;
+
+/// Arguments of `spillway bench compare`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Records that the others are compared with: FILE, or FILE:SUBJECT for one subject of it
+    #[arg(value_name = "BASE")]
+    pub base: String,
+    /// Records that are compared. Without them the subjects of BASE are compared with its first,
+    /// or with the one that is named
+    #[arg(value_name = "OTHER")]
+    pub other: Option<String>,
+}
+
+/// A figure of two cases.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Contrast {
+    /// The figure.
+    pub figure: Figure,
+    /// Of the case that is compared with.
+    pub base: Summary,
+    /// Of the case that is compared.
+    pub other: Summary,
+    /// The second by the first.
+    pub comparison: Comparison,
+}
+
+/// What a contrast comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Significantly.
+    Better,
+    /// Significantly.
+    Worse,
+    /// The interval has 1 in it.
+    NoDifference,
+    /// Fewer than [`ROUNDS_MIN`] rounds.
+    TooFewRounds,
+}
+
+impl Contrast {
+    /// All figures that both cases have and that can be better or worse, in the order of tables.
+    #[must_use]
+    pub fn all(base: &Case, other: &Case) -> Vec<Self> {
+        Figure::ALL.iter().filter_map(|figure| Self::of(*figure, base, other)).collect()
+    }
+
+    /// One figure; none if either has no value of it, or if neither way is better.
+    #[must_use]
+    pub fn of(figure: Figure, base: &Case, other: &Case) -> Option<Self> {
+        if figure.better() == Better::Neither {
+            return None;
+        }
+        let comparison = Comparison::of(&base.observations(figure), &other.observations(figure))?;
+        Some(Self {
+            figure,
+            base: base.summary(figure)?,
+            other: other.summary(figure)?,
+            comparison,
+        })
+    }
+
+    /// Whether the second is better or worse than the first.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        match self.comparison.evidence {
+            Evidence::TooFewRounds => Verdict::TooFewRounds,
+            Evidence::Unclear => Verdict::NoDifference,
+            Evidence::Different => {
+                let higher = match self.comparison.ratio {
+                    Some(ratio) => ratio > 1.0,
+                    // Differences were compared, so the means lie apart.
+                    None => self.other.median > self.base.median,
+                };
+                let better = higher == (self.figure.better() == Better::Higher);
+                if better { Verdict::Better } else { Verdict::Worse }
+            }
+        }
+    }
+
+    /// The verdict in a word that suits the figure.
+    #[must_use]
+    pub fn verdict_word(&self) -> &'static str {
+        let (better, worse) = match self.figure.unit() {
+            "MiB/s" | "/s" | "s" | "us" => ("faster", "slower"),
+            "s/GiB" | "us/op" => ("cheaper", "dearer"),
+            _ => ("better", "worse"),
+        };
+        match self.verdict() {
+            Verdict::Better => better,
+            Verdict::Worse => worse,
+            Verdict::NoDifference => "no difference",
+            Verdict::TooFewRounds => "too few rounds",
+        }
+    }
+
+    /// By how much the worse of the two is worse, as a factor from 1; infinite beside a 0.
+    #[must_use]
+    pub fn factor(&self) -> f64 {
+        self.comparison.ratio.map_or(f64::INFINITY, |ratio| ratio.max(ratio.recip()))
+    }
+
+    /// The ratio, `1.23`; `-` where there is none.
+    #[must_use]
+    pub fn ratio_text(&self) -> String {
+        self.comparison.ratio.map_or_else(|| "-".into(), rounded)
+    }
+
+    /// The interval, `1.20 to 1.26`; `-` where there is none.
+    #[must_use]
+    pub fn interval_text(&self) -> String {
+        self.comparison.interval.map_or_else(
+            || "-".into(),
+            |(low, high)| format!("{} to {}", rounded(low), rounded(high)),
+        )
+    }
+}
+
+/// Compares as the arguments say, and writes what came out.
+///
+/// # Errors
+/// `Misuse` if a file or subject is not there, and those of [`Recorded::read`]; `Machine` if `out`
+/// takes no more.
+pub fn run(args: &Args, out: &mut impl Write) -> Result<()> {
+    let mut text = Text::default();
+    let base = Side::read(&args.base)?;
+    match &args.other {
+        None => compare_subjects(&base, &mut text),
+        Some(other) => compare_sides(base, Side::read(other)?, &mut text)?,
+    }
+    text.close();
+    out.write_all(text.lines.as_bytes()).map_err(Error::machine("cannot write the comparison"))
+}
+
+/// A file of records, and the subject of it that is meant.
+struct Side {
+    name: String,
+    recorded: Recorded,
+    subject: Option<String>,
+}
+
+impl Side {
+    fn read(argument: &str) -> Result<Self> {
+        let (file, subject) = match argument.rsplit_once(':') {
+            _ if Path::new(argument).exists() => (argument, None),
+            Some((file, subject)) if Path::new(file).exists() => (file, Some(subject)),
+            _ => return Err(Error::Misuse(format!("there is no file of records {argument}"))),
+        };
+        let recorded = Recorded::read(&[file])?;
+        let subjects: BTreeSet<&str> =
+            recorded.runs.iter().flat_map(RecordedRun::subjects).collect();
+        if let Some(wanted) = subject
+            && !subjects.contains(wanted)
+        {
+            let there: Vec<_> = subjects.into_iter().collect();
+            return Err(Error::Misuse(format!(
+                "{file} has no subject `{wanted}`; it has {}",
+                there.join(", ")
+            )));
+        }
+        Ok(Self { name: argument.into(), recorded, subject: subject.map(Into::into) })
+    }
+
+    /// The subjects of all runs.
+    fn subjects(&self) -> BTreeSet<&str> {
+        self.recorded.runs.iter().flat_map(RecordedRun::subjects).collect()
+    }
+
+    /// Its cases with all their parameters, those of the same load in several runs in one.
+    fn loads(&self) -> Vec<Load> {
+        let mut loads: Vec<Load> = Vec::new();
+        for run in &self.recorded.runs {
+            for phase in &run.phases {
+                for case in &phase.cases {
+                    if self.subject.as_ref().is_some_and(|wanted| *wanted != case.subject) {
+                        continue;
+                    }
+                    let mut case = case.clone();
+                    case.setting.extend(phase.fixed.clone());
+                    let load = Load {
+                        experiment: run.run.experiment.clone(),
+                        phase: phase.name.clone(),
+                        case,
+                    };
+                    match loads.iter_mut().find(|one| one.is_like(&load)) {
+                        Some(one) => one.case.rounds.extend(load.case.rounds),
+                        None => loads.push(load),
+                    }
+                }
+            }
+        }
+        loads
+    }
+}
+
+/// A case and the load that it was measured with.
+struct Load {
+    experiment: String,
+    phase: String,
+    case: Case,
+}
+
+impl Load {
+    fn is_like(&self, other: &Self) -> bool {
+        self.is_same_but_subject(other) && self.case.subject == other.case.subject
+    }
+
+    fn is_same_but_subject(&self, other: &Self) -> bool {
+        self.experiment == other.experiment
+            && self.phase == other.phase
+            && self.case.setting == other.case.setting
+    }
+
+    fn title(&self) -> String {
+        let parts =
+            [self.experiment.as_str(), self.phase.as_str(), &parameters(&self.case.setting)];
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).map(plain).collect();
+        parts.join("; ")
+    }
+}
+
+/// Compares what has the same load and subject; if subjects were named, those with each other.
+fn compare_sides(mut base: Side, mut other: Side, text: &mut Text) -> Result<()> {
+    name_the_missing(&base, &mut other)?;
+    name_the_missing(&other, &mut base)?;
+    let named = base.subject.is_some();
+    for remark in base.recorded.remarks.iter().chain(&other.recorded.remarks) {
+        text.paragraph(&format!("Note: {remark}"));
+    }
+    text.paragraph(&format!("Base: {}", plain(&base.name)));
+    text.paragraph(&format!("Other: {}", plain(&other.name)));
+    for difference in differences(&base.recorded, &other.recorded) {
+        text.paragraph(&format!("!! The circumstances differ: {}", plain(&difference)));
+    }
+    let (base_loads, other_loads) = (base.loads(), other.loads());
+    let same = |a: &Load, b: &Load| if named { a.is_same_but_subject(b) } else { a.is_like(b) };
+    for load in &base_loads {
+        if let Some(with) = other_loads.iter().find(|one| same(load, one)) {
+            text.contrasts(load, with);
+        }
+    }
+    for (loads, others, whose) in
+        [(&base_loads, &other_loads, "the base"), (&other_loads, &base_loads, "the other")]
+    {
+        for load in loads.iter().filter(|load| !others.iter().any(|one| same(load, one))) {
+            let subject = plain(&load.case.subject);
+            text.paragraph(&format!("Only in {whose}: {}; {subject}", load.title()));
+        }
+    }
+    Ok(())
+}
+
+/// If `one` names a subject and `other` does not, finds the subject of `other` that is meant.
+fn name_the_missing(one: &Side, other: &mut Side) -> Result<()> {
+    let (Some(wanted), None) = (&one.subject, &other.subject) else { return Ok(()) };
+    let subjects = other.subjects();
+    let found = match subjects.first() {
+        Some(only) if subjects.len() == 1 => (*only).to_owned(),
+        _ if subjects.contains(wanted.as_str()) => wanted.clone(),
+        _ => {
+            return Err(Error::Misuse(format!(
+                "{} has several subjects and none is `{wanted}`: name one as FILE:SUBJECT",
+                other.name
+            )));
+        }
+    };
+    other.subject = Some(found);
+    Ok(())
+}
+
+/// Compares the subjects of each run with the one that is named, or else the first.
+fn compare_subjects(side: &Side, text: &mut Text) {
+    for remark in &side.recorded.remarks {
+        text.paragraph(&format!("Note: {remark}"));
+    }
+    let all = Side { subject: None, recorded: side.recorded.clone(), name: side.name.clone() };
+    let subjects: Vec<String> = side
+        .recorded
+        .runs
+        .first()
+        .map(|run| run.subjects().into_iter().map(Into::into).collect())
+        .unwrap_or_default();
+    let Some(base) = side.subject.as_ref().or(subjects.first()) else { return };
+    text.paragraph(&format!("Base: {} of {}", plain(base), plain(&side.name)));
+    let loads = all.loads();
+    let before = text.compared;
+    for load in loads.iter().filter(|load| load.case.subject != *base) {
+        match loads.iter().find(|one| one.case.subject == *base && one.is_same_but_subject(load)) {
+            Some(with) => text.contrasts(with, load),
+            None => text.paragraph(&format!(
+                "Not measured on the base: {}; {}",
+                load.title(),
+                plain(&load.case.subject)
+            )),
+        }
+    }
+    if text.compared == before {
+        text.paragraph("There is nothing to compare: no other subject had the same load.");
+    }
+}
+
+/// A circumstance in words.
+type Tell = fn(&Run) -> String;
+
+/// What differs between the circumstances of two files, in words.
+fn differences(base: &Recorded, other: &Recorded) -> Vec<String> {
+    let told: [(&str, Tell); 9] = [
+        ("kernel", |run| run.kernel.clone()),
+        ("processor", |run| run.cpu.clone()),
+        ("processors", |run| run.cores.to_string()),
+        ("memory", |run| size_about(run.memory_bytes)),
+        ("file system", |run| run.file_system.clone()),
+        ("network", |run| run.network.clone()),
+        ("storage", |run| run.storage.clone()),
+        ("limit of memory", |run| run.memory_limit_bytes.map_or("none".into(), size_about)),
+        ("cache", |run| run.cache.clone()),
+    ];
+    let values = |of: &Recorded, tell: Tell| -> BTreeSet<String> {
+        of.runs.iter().map(|run| tell(&run.run)).collect()
+    };
+    let list = |set: BTreeSet<String>| {
+        let words: Vec<_> =
+            set.into_iter().map(|one| if one.is_empty() { "none".into() } else { one }).collect();
+        words.join(" / ")
+    };
+    told.into_iter()
+        .filter_map(|(name, tell)| {
+            let (a, b) = (values(base, tell), values(other, tell));
+            (a != b).then(|| format!("{name}: {}, but {} in the other", list(a), list(b)))
+        })
+        .collect()
+}
+
+/// What is written, and how many figures were compared in it.
+#[derive(Default)]
+struct Text {
+    lines: String,
+    compared: usize,
+    too_few: usize,
+}
+
+impl Text {
+    fn paragraph(&mut self, text: &str) {
+        self.lines.push_str(&wrapped(text, "", COLUMNS));
+        self.lines.push('\n');
+    }
+
+    /// The figures of two loads under each other.
+    fn contrasts(&mut self, base: &Load, other: &Load) {
+        let contrasts = Contrast::all(&base.case, &other.case);
+        self.lines.push('\n');
+        self.paragraph(&base.title());
+        let (a, b) = (plain(&base.case.subject), plain(&other.case.subject));
+        let rounds = contrasts.first().map_or_else(String::new, |one| {
+            let (base, other) = one.comparison.rounds;
+            let how = if one.comparison.paired { ", round by round" } else { "" };
+            if base == other {
+                format!(" ({base} rounds{how})")
+            } else {
+                format!(" ({other} rounds by {base}{how})")
+            }
+        });
+        let names = if a == b { a.clone() } else { format!("{b} by {a}") };
+        self.paragraph(&format!("{names}{rounds}"));
+        self.lines.push_str(&format!(
+            "  {:<30}{:>12}{:>12}{:>9}  {:<18}\n",
+            "figure", "base", "other", "ratio", "95 % interval"
+        ));
+        for one in &contrasts {
+            self.compared += 1;
+            self.too_few += usize::from(one.verdict() == Verdict::TooFewRounds);
+            let line = format!(
+                "  {:<30}{:>12}{:>12}{:>9}  {:<18}{}",
+                format!("{} {}", one.figure.title(), one.figure.unit()),
+                rounded(one.base.median),
+                rounded(one.other.median),
+                one.ratio_text(),
+                one.interval_text(),
+                one.verdict_word()
+            );
+            self.lines.push_str(line.trim_end());
+            self.lines.push('\n');
+        }
+        for (load, whose) in [(base, "base"), (other, "other")] {
+            for fault in load.case.faults() {
+                self.paragraph(&format!("!! {whose}: {}", plain(&fault)));
+            }
+        }
+    }
+
+    /// What a reader has to know about all of it.
+    fn close(&mut self) {
+        if self.compared == 0 {
+            return;
+        }
+        self.lines.push('\n');
+        let mut words = format!(
+            "{} figures were compared. A ratio is the other by the base; base and other are \
+             medians. Of figures that do not differ, about one in twenty looks as if it did.",
+            self.compared
+        );
+        if self.too_few > 0 {
+            words.push_str(&format!(
+                " {} have too few rounds to tell: at least {ROUNDS_MIN} on each side are needed.",
+                self.too_few
+            ));
+        }
+        self.paragraph(&words);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+use super::*;
+use crate::record::Record;
+use crate::samples::{loads, records, run as sample_run};
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+fn file(directory: &TempDir, name: &str, records: &[Record]) -> PathBuf {
+    let path = directory.path().join(name);
+    let line = |one| serde_json::to_string(one).expect("plain data") + "\n";
+    std::fs::write(&path, records.iter().map(line).collect::<String>()).expect("written");
+    path
+}
+
+fn compared(base: &str, other: Option<&str>) -> Result<String> {
+    let args = Args { base: base.into(), other: other.map(Into::into) };
+    let mut out = Vec::new();
+    run(&args, &mut out)?;
+    Ok(String::from_utf8(out).expect("text"))
+}
+
+fn row<'a>(text: &'a str, title: &str) -> &'a str {
+    text.lines().find(|line| line.trim_start().starts_with(title)).expect(title)
+}
+
+#[test]
+fn a_slower_server_is_told_as_slower() {
+    let directory = TempDir::new().expect("a directory");
+    let base = file(&directory, "a", &records("a", loads("read", &["server"], 5)));
+    let mut slow = loads("read", &["server"], 5);
+    for one in &mut slow {
+        for (figure, factor) in [(Figure::MibPerSec, 0.5), (Figure::LatencyP99Us, 3.0)] {
+            *one.figures.get_mut(&figure).expect("measured") *= factor;
+        }
+    }
+    let other = file(&directory, "b", &records("b", slow));
+    let (base, other) = (base.to_str().expect("a path"), other.to_str().expect("a path"));
+
+    let text = compared(base, Some(other)).expect("compared");
+    let words = |title| row(&text, title).split_whitespace().collect::<Vec<_>>();
+    assert_eq!(words("throughput")[4..5], ["0.500"]);
+    assert!(row(&text, "throughput").ends_with("slower"), "{text}");
+    assert!(row(&text, "latency p99 us").ends_with("slower"), "{text}");
+    assert!(row(&text, "latency p50 us").ends_with("no difference"), "{text}");
+    assert!(!text.contains("circumstances differ"), "{text}");
+
+    let back = compared(other, Some(base)).expect("compared");
+    assert!(row(&back, "throughput").ends_with("faster"), "{back}");
+    let same = compared(base, Some(base)).expect("compared");
+    assert!(!same.contains("slower") && !same.contains("faster"), "{same}");
+}
+
+#[test]
+fn subjects_of_one_file_are_compared_with_the_first_or_the_named() {
+    let directory = TempDir::new().expect("a directory");
+    let file = file(&directory, "a", &records("a", loads("read", &["one", "two"], 3)));
+    let file = file.to_str().expect("a path");
+    let text = compared(file, None).expect("compared");
+    assert!(text.contains("two by one (3 rounds, round by round)"), "{text}");
+    assert!(row(&text, "throughput").ends_with("slower"), "{text}");
+    assert!(row(&text, "server system").ends_with("dearer"), "{text}");
+    // 0 by 900 MiB has no ratio, and is a difference.
+    assert!(row(&text, "page cache").ends_with("worse"), "{text}");
+    let named = compared(&format!("{file}:two"), None).expect("compared");
+    assert!(row(&named, "throughput").ends_with("faster"), "{named}");
+    let sides = compared(&format!("{file}:one"), Some(&format!("{file}:two"))).expect("compared");
+    assert_eq!(row(&sides, "throughput"), row(&text, "throughput"));
+}
+
+#[test]
+fn two_rounds_are_too_few() {
+    let directory = TempDir::new().expect("a directory");
+    let file = file(&directory, "a", &records("a", loads("read", &["one", "two"], 2)));
+    let text = compared(file.to_str().expect("a path"), None).expect("compared");
+    assert!(row(&text, "throughput").ends_with("too few rounds"), "{text}");
+    assert!(text.contains("17 have too few rounds to tell"), "{text}");
+}
+
+#[test]
+fn what_is_on_one_side_only_and_other_circumstances_are_told() {
+    let directory = TempDir::new().expect("a directory");
+    let mut all = loads("read", &["server"], 3);
+    all.extend(loads("write", &["server"], 3));
+    let base = file(&directory, "a", &records("a", all));
+    let mut others = records("b", loads("read", &["server"], 3));
+    others[0] = Record::Run(Run {
+        kernel: "9.9.8".into(),
+        memory_limit_bytes: Some(1 << 28),
+        ..sample_run("b")
+    });
+    let other = file(&directory, "b", &others);
+    let text = compared(base.to_str().expect("a path"), other.to_str()).expect("compared");
+    assert!(text.contains("!! The circumstances differ: kernel: 9.9.9, but 9.9.8"), "{text}");
+    assert!(text.contains("limit of memory: none, but 256.0 MiB"), "{text}");
+    assert!(text.contains("Only in the base: io; write; io 1 MiB, ranks 4; server"), "{text}");
+    assert!(!text.contains("Only in the other"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let directory = TempDir::new().expect("a directory");
+    let file = file(&directory, "a", &records("a", loads("read", &["one", "two"], 3)));
+    let file = file.to_str().expect("a path");
+    let why = |argument: &str| compared(argument, None).expect_err("misuse").to_string();
+    assert!(why("/nonexistent").contains("/nonexistent"));
+    assert!(why(&format!("{file}:three")).ends_with("it has one, two"));
+    let alone = Args { base: file.into(), other: Some(format!("{file}:two")) };
+    let mut out = Vec::new();
+    run(&alone, &mut out).expect("the subject of the same name is meant");
+    assert!(!String::from_utf8(out).expect("text").contains("slower"));
+}
