@@ -37,6 +37,7 @@ mod kernel_handle;
 mod memory;
 mod open_file_limit;
 mod pipe;
+mod process_clock;
 mod range_lock;
 mod read_ahead;
 mod read_history;
@@ -65,6 +66,7 @@ pub use kernel_handle::{
 pub use memory::Memory;
 pub use open_file_limit::raise_open_file_limit;
 pub use pipe::{Pipe, PipePool};
+pub use process_clock::process_cpu_time;
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
 pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget};
 pub use read_history::ReadHistory;
