@@ -11,6 +11,7 @@ pub mod figure;
 pub mod numeral;
 pub mod record;
 pub mod recorded;
+pub mod rig;
 #[cfg(test)]
 mod samples;
 pub mod statistics;

@@ -1,0 +1,23 @@
+//! What an experiment stands on: servers, their memory and page cache, devices, networks, and the
+//! facts about the machine.
+//!
+//! What is made for an experiment (processes, mounts, groups, name spaces) is undone when its value
+//! is dropped, and also if this process is killed ([`undo`]).
+
+mod device;
+mod machine;
+mod memory_group;
+mod network_link;
+mod page_cache;
+mod process;
+mod program;
+mod server_process;
+mod undo;
+
+pub use device::{BlockDevice, DeviceBytes};
+pub use machine::{FileSystem, begin_run};
+pub use memory_group::{MemoryGroup, PageCache};
+pub use network_link::NetworkNamespace;
+pub use page_cache::{CachedFiles, cached_files, drop_caches};
+pub use process::{CpuSecs, CpuTime, Look, Watched, machine_cpu_secs};
+pub use server_process::{ServerOptions, ServerProcess};

@@ -1,0 +1,161 @@
+//! Block devices: which one is under a directory, and what it read and wrote.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use super::machine::FileSystem;
+use crate::{Error, Result};
+
+/// The unit of `/sys/dev/block/*/stat`, whatever the device's own.
+const SECTOR_BYTES: u64 = 512;
+
+/// A block device, or a partition of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockDevice {
+    /// As sysfs and cgroups name it: `7:0`.
+    pub number: String,
+    /// As `/dev/loop0`.
+    pub name: String,
+}
+
+/// What a device moved since boot, or between two moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// From the medium.
+    pub read: u64,
+    /// To the medium; discarded bytes are not.
+    pub written: u64,
+}
+
+impl BlockDevice {
+    /// The device that the file system of `directory` is on; `None` if it has none of its own, as
+    /// tmpfs and overlays. Of a Btrfs on several it is the one that was named when mounting.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: the directory is missing, or `/proc` is.
+    pub fn under(directory: &Path) -> Result<Option<Self>> {
+        let system = FileSystem::of(directory)?;
+        // Btrfs shows a number of its own making, so its device is asked.
+        let number = match fs::metadata(&system.source) {
+            Ok(source) if source.file_type().is_block_device() => number(source.rdev()),
+            Ok(_) | Err(_) => system.number.clone(),
+        };
+        if !sysfs(&number).is_dir() {
+            return Ok(None);
+        }
+        Self::numbered(number).map(Some)
+    }
+
+    /// The device at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: it is not there.
+    #[expect(dead_code, reason = "for scratch disks, which follow")]
+    pub(super) fn at(path: &str) -> Result<Self> {
+        let device = fs::metadata(path).map_err(Error::machine(path))?.rdev();
+        Self::numbered(number(device))
+    }
+
+    fn numbered(number: String) -> Result<Self> {
+        let link = sysfs(&number);
+        let target = fs::read_link(&link).map_err(Error::machine(link.display().to_string()))?;
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        // Names with a slash have a `!` in sysfs.
+        let name = format!("/dev/{}", name.replace('!', "/"));
+        Ok(Self { number, name })
+    }
+
+    /// The whole device, if this is a partition: limits are set on disks only.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: it is gone.
+    #[expect(dead_code, reason = "for scratch disks, which follow")]
+    pub(super) fn disk(&self) -> Result<Self> {
+        let own = sysfs(&self.number);
+        if !own.join("partition").exists() {
+            return Ok(self.clone());
+        }
+        let file = own.join("../dev");
+        let number = fs::read_to_string(&file).map_err(Error::machine(self.name.as_str()))?;
+        Self::numbered(number.trim().to_owned())
+    }
+
+    /// What it moved since boot. The difference of two moments is what it moved in between, for
+    /// everybody who uses it, and as far as it is finished.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: it is gone.
+    pub fn bytes(&self) -> Result<DeviceBytes> {
+        let file = sysfs(&self.number).join("stat");
+        let what = || Error::machine(format!("counters of {}", self.name));
+        let text = fs::read_to_string(file).map_err(what())?;
+        moved(&text).ok_or_else(|| what()(std::io::ErrorKind::InvalidData.into()))
+    }
+}
+
+impl DeviceBytes {
+    /// What was added since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            read: self.read.saturating_sub(earlier.read),
+            written: self.written.saturating_sub(earlier.written),
+        }
+    }
+}
+
+fn sysfs(number: &str) -> PathBuf {
+    Path::new("/sys/dev/block").join(number)
+}
+
+fn number(device: u64) -> String {
+    format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device))
+}
+
+/// Sectors read and written: the third and seventh field of a `stat`.
+fn moved(text: &str) -> Option<DeviceBytes> {
+    let mut fields = text.split_whitespace();
+    let read: u64 = fields.nth(2)?.parse().ok()?;
+    let written: u64 = fields.nth(3)?.parse().ok()?;
+    Some(DeviceBytes { read: read * SECTOR_BYTES, written: written * SECTOR_BYTES })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::program;
+    use super::*;
+
+    #[test]
+    fn sectors_are_found() {
+        let text = "  3009   8  100  77  5  0  200  1 0 1 1 0 0 0 0 0 0\n";
+        assert_eq!(moved(text), Some(DeviceBytes { read: 51_200, written: 102_400 }));
+        assert_eq!(moved("1 2 3"), None);
+    }
+
+    #[test]
+    fn what_dd_moves_past_the_page_cache_is_counted() {
+        const MIB: u64 = 1 << 20;
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let Some(device) = BlockDevice::under(directory.path()).unwrap() else {
+            return println!("skipped: no block device under /var/tmp");
+        };
+        let file = directory.path().join("file").display().to_string();
+        let before = device.bytes().unwrap();
+        let (input, output) = (format!("if={file}"), format!("of={file}"));
+        let write = ["if=/dev/zero", &output, "bs=1M", "count=16", "oflag=direct"];
+        if let Err(error) = program::run("dd", &write) {
+            return println!("skipped: {error}");
+        }
+        program::run("dd", &[&input, "of=/dev/null", "bs=1M", "iflag=direct"]).unwrap();
+        let moved = device.bytes().unwrap().since(&before);
+        // Others may use the device too, so there is no upper bound here.
+        assert!(moved.read >= 16 * MIB && moved.written >= 16 * MIB, "{moved:?}");
+    }
+
+    #[test]
+    fn file_systems_without_a_device_have_none() {
+        assert_eq!(BlockDevice::under(Path::new("/proc")).unwrap(), None);
+        assert!(BlockDevice::under(Path::new("/missing/directory")).is_err());
+    }
+}
