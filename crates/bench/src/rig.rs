@@ -5,19 +5,25 @@
 //! is dropped, and also if this process is killed ([`undo`]).
 
 mod device;
+mod limits;
 mod machine;
 mod memory_group;
 mod network_link;
 mod page_cache;
 mod process;
 mod program;
+mod quantity;
+mod relay;
 mod server_process;
 mod undo;
 
 pub use device::{BlockDevice, DeviceBytes};
+pub use limits::NetworkLimits;
 pub use machine::{FileSystem, begin_run};
 pub use memory_group::{MemoryGroup, PageCache};
-pub use network_link::NetworkNamespace;
+pub use network_link::{NetworkLink, NetworkNamespace};
 pub use page_cache::{CachedFiles, cached_files, drop_caches};
 pub use process::{CpuSecs, CpuTime, Look, Watched, machine_cpu_secs};
+pub use quantity::{Delay, NotAQuantity, Rate};
+pub use relay::Relay;
 pub use server_process::{ServerOptions, ServerProcess};

@@ -14,7 +14,6 @@ const LAST_WORDS_BYTES_MAX: usize = 800;
 ///
 /// # Errors
 /// [`Error::Program`], with its last words.
-#[cfg_attr(not(test), expect(dead_code, reason = "for scratch disks, which follow"))]
 pub(super) fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> Result<String> {
     let mut command = Command::new(program);
     // A group of its own: Ctrl-C is for us, who then undo what was done so far.
