@@ -26,6 +26,7 @@ use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::marker::PhantomData;
 use std::str::FromStr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The events of one program: an enum made by [`events!`].
@@ -174,13 +175,15 @@ pub fn handle_hash(handle: &[u8]) -> u32 {
     })
 }
 
-/// Prints the events that are on.
-#[derive(Debug)]
+/// Prints the events that are on, or tells a program of them.
 pub struct Tracer<E> {
     /// [`Events`].
     enabled: AtomicU64,
-    of: PhantomData<E>,
+    listener: OnceLock<Listener<E>>,
 }
+
+/// Is told of an event, where it is and of how many bytes, as a line would tell it.
+type Listener<E> = Box<dyn Fn(E, u64, u64) + Send + Sync>;
 
 impl<E: TraceEvent> Tracer<E> {
     /// Switches on `events`, and all others off. What is at work notices.
@@ -201,6 +204,12 @@ impl<E: TraceEvent> Tracer<E> {
         self.events().contains(event)
     }
 
+    /// From now on events that are on are not printed: `listener` is called with each, its offset
+    /// and its length, where it happens, often under a lock. Set once; later ones are ignored.
+    pub fn listen(&self, listener: impl Fn(E, u64, u64) + Send + Sync + 'static) {
+        let _ = self.listener.set(Box::new(listener));
+    }
+
     /// Prints `event` if it is on: what it is about, `len` bytes at `offset` of it, and `detail`,
     /// fields of the form `name=value` or nothing. `subject` and `detail` are formatted only when
     /// they are printed, but what they borrow is computed before.
@@ -214,14 +223,23 @@ impl<E: TraceEvent> Tracer<E> {
         detail: fmt::Arguments<'_>,
     ) {
         if self.is_on(event) {
-            print(&line(event, subject, offset, len, detail));
+            match self.listener.get() {
+                Some(listener) => listener(event, offset, len),
+                None => print(&line(event, subject, offset, len, detail)),
+            }
         }
     }
 }
 
 impl<E: TraceEvent> Default for Tracer<E> {
     fn default() -> Self {
-        Self { enabled: AtomicU64::new(0), of: PhantomData }
+        Self { enabled: AtomicU64::new(0), listener: OnceLock::new() }
+    }
+}
+
+impl<E: TraceEvent> fmt::Debug for Tracer<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tracer").field("events", &self.events()).finish_non_exhaustive()
     }
 }
 
@@ -258,6 +276,8 @@ const CRC32_POLYNOMIAL: u32 = 0xedb8_8320;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
     #[expect(unreachable_pub, reason = "the enum is made for crates that publish it")]
@@ -321,6 +341,17 @@ mod tests {
         tracer.set(Events::default());
         assert!(tracer.events().is_empty());
         assert_eq!(tracer.events().to_string(), "no event");
+    }
+
+    #[test]
+    fn a_listener_is_told_in_place_of_a_line() {
+        let (told, tracer) = (Arc::<Mutex<Vec<_>>>::default(), Tracer::default());
+        let noted = Arc::clone(&told);
+        tracer.listen(move |event, offset, len| noted.lock().unwrap().push((event, offset, len)));
+        tracer.set(Event::Second.into());
+        tracer.emit(Event::First, Never, 1, 2, format_args!("{Never}"));
+        tracer.emit(Event::Second, Never, 3, 4, format_args!("{Never}"));
+        assert_eq!(*told.lock().unwrap(), [(Event::Second, 3, 4)]);
     }
 
     /// What must not be formatted.
