@@ -82,6 +82,10 @@ figures! {
     GeneratorUsPerOperation: "generator CPU", "us/op", Lower;
     /// Of the processor time of generator and server, by the server's alone.
     GeneratorToServer: "generator CPU by server CPU", "", Lower;
+    /// User time of this process, which is itself what is measured.
+    OwnUserSecsPerGib: "own user", "s/GiB", Lower;
+    /// System time of this process, which is itself what is measured.
+    OwnSystemSecsPerGib: "own system", "s/GiB", Lower;
     /// All processors, kernel threads included.
     MachineSecsPerGib: "machine CPU", "s/GiB", Lower;
     /// Largest resident memory of the server process.
@@ -98,6 +102,8 @@ figures! {
     DeviceWrittenMib: "device written", "MiB", Lower;
     /// Page cache that the files occupied before the first call.
     CachedAtStartMib: "cached at start", "MiB", Neither;
+    /// Page cache that the files occupied when all was done, and durable.
+    CachedAtEndMib: "cached at end", "MiB", Lower;
     /// Data that was compared with what has to be there.
     VerifiedMib: "verified", "MiB", Neither;
     /// Data that was not what has to be there.
@@ -106,12 +112,18 @@ figures! {
     Errors: "errors", "", Lower;
     /// READDIR and READDIRPLUS, or WRITE: the calls that the experiment is about.
     Calls: "calls", "", Lower;
+    /// Data of a call on average.
+    CallKib: "size of a call", "KiB", Higher;
+    /// Results of the replies, without their heads.
+    RepliesMib: "replies", "MiB", Lower;
     /// Listings begun anew, at cookie 0.
     CallsFromStart: "calls from cookie 0", "", Lower;
     /// Entries that were returned.
     Entries: "entries", "", Neither;
     /// Entries that were returned twice, or stayed throughout and were not returned.
     WrongEntries: "wrong entries", "", Lower;
+    /// Entries that another client added or removed meanwhile.
+    Changes: "changes meanwhile", "", Neither;
     /// Cost of an entry in the last tenth of a listing by that in the first.
     LastTenthToFirst: "last tenth to first", "", Lower;
     /// WRITEs that came after one of a higher offset.

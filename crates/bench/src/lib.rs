@@ -7,6 +7,7 @@
 
 pub mod compare;
 mod error;
+pub mod experiments;
 pub mod figure;
 pub mod numeral;
 pub mod record;

@@ -96,6 +96,16 @@ impl MemoryGroup {
         Ok(location.map(|Location { path, version, .. }| Self { path, version, _undo: None }))
     }
 
+    /// The group that this process is in, also if it is the root; `None` without a controller. What
+    /// it holds is also others': only how that changes tells something.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: `/proc` is not to be had.
+    pub fn own() -> Result<Option<Self>> {
+        let location = Location::of("self")?;
+        Ok(location.map(|Location { path, version, .. }| Self { path, version, _undo: None }))
+    }
+
     /// A command that runs `program` in the group. The process keeps its number throughout.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {

@@ -1,0 +1,4 @@
+//! The experiments, each with its options.
+
+mod course;
+pub mod uncached;

@@ -1,0 +1,131 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+
+use ::io::BufferPool;
+use clap::Parser;
+
+use super::*;
+use pattern::{Pattern, Verified};
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn options(directory: &Path, arguments: &str) -> Options {
+    let line = [Path::new("test"), directory].map(|path| path.as_os_str().to_owned());
+    let arguments = arguments.split_whitespace().map(Into::into);
+    Line::try_parse_from(line.into_iter().chain(arguments)).unwrap().options
+}
+
+/// Not in memory: its files have no device, and no file system drops what it cannot write.
+fn on_disk() -> TempDir {
+    tempfile::tempdir_in("/var/tmp").unwrap()
+}
+
+#[test]
+fn the_files_hold_what_is_reported() {
+    let directory = on_disk();
+    let options = options(directory.path(), "--files 3 --block 5000B --size 1MiB --modes cached");
+    let mut written = write(&options, Mode::Cached, directory.path()).unwrap();
+    let sizes: u64 =
+        fs::read_dir(&directory).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+    assert_eq!(sizes, 3 << 20);
+    let measurement = measurement(&options, Mode::Cached, &written);
+    let by_second: u64 = measurement.seconds.iter().map(|second| second.bytes).sum();
+    assert_eq!(by_second, sizes);
+    let writes: u64 = measurement.seconds.iter().map(|second| second.operations).sum();
+    assert_eq!(writes, 3 * (1_u64 << 20).div_ceil(5000));
+    let figure = |figure| measurement.figures[&figure];
+    let expected = 3.0 / figure(Figure::Secs);
+    assert!((figure(Figure::MibPerSec) - expected).abs() < 1e-6 * expected);
+    assert!(figure(Figure::CommitSecs) < figure(Figure::Secs));
+    assert_eq!(written.verify().unwrap(), Verified { bytes: sizes, wrong_bytes: 0 });
+}
+
+#[test]
+fn bytes_that_are_not_what_was_written_are_counted() {
+    let directory = on_disk();
+    let options = options(directory.path(), "--files 2 --size 1MiB");
+    let mut written = write(&options, Mode::Cached, directory.path()).unwrap();
+    let file = File::options().write(true).open(directory.path().join("1")).unwrap();
+    let mut byte = [0; 1];
+    File::open(directory.path().join("1")).unwrap().read_exact_at(&mut byte, 70_000).unwrap();
+    file.write_all_at(&[!byte[0]], 70_000).unwrap();
+    file.set_len((1 << 20) - 10).unwrap();
+    assert_eq!(written.verify().unwrap(), Verified { bytes: 2 << 20, wrong_bytes: 11 });
+}
+
+#[test]
+fn no_block_is_like_another() {
+    let pool = BufferPool::new(usize::MAX);
+    let block = || pool.try_take(8192).unwrap();
+    let mut patterns = [0, 1].map(|file| Pattern::new(block(), 8192, file));
+    let mut seen = std::collections::HashSet::new();
+    for pattern in &mut patterns {
+        for offset in [0, 8192, 1 << 40] {
+            for page in pattern.block_at(offset, 8192).chunks(4096) {
+                assert!(seen.insert(page.to_vec()), "at {offset}");
+            }
+        }
+    }
+}
+
+#[test]
+fn modes_take_turns_and_leave_nothing_behind() {
+    let directory = on_disk();
+    let options = options(directory.path(), "--files 2 --size 1MiB --rounds 2");
+    let mut run_record = Run::default();
+    options.describe(&mut run_record).unwrap();
+    let mut measurements = Vec::new();
+    run(&options, &mut |measurement| {
+        measurements.push(measurement);
+        Ok(())
+    })
+    .unwrap();
+    let modes = run_record.subjects.len();
+    assert_eq!(modes + run_record.left_out.len(), 3);
+    let turns: Vec<_> = measurements.iter().map(|m| (m.round, m.order, &*m.subject)).collect();
+    let (first, second) = turns.split_at(modes);
+    let numbers = |round| (1..).map(move |order| (round, order)).take(modes);
+    assert!(first.iter().map(|turn| (turn.0, turn.1)).eq(numbers(1)), "{turns:?}");
+    assert!(second.iter().map(|turn| (turn.0, turn.1)).eq(numbers(2)), "{turns:?}");
+    let turned = second.iter().rev().map(|turn| turn.2);
+    assert!(first.iter().map(|turn| turn.2).eq(turned), "{turns:?}");
+    for measurement in &measurements {
+        let figures = &measurement.figures;
+        assert_eq!((figures[&Figure::VerifiedMib], figures[&Figure::WrongBytes]), (2.0, 0.0));
+        let parameters = [("block_bytes", 65536), ("file_bytes", 1 << 20), ("files", 2)];
+        let parameters: BTreeMap<_, _> = parameters.map(|(n, v)| (n.to_owned(), v)).into();
+        assert_eq!(measurement.parameters, parameters);
+    }
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+}
+
+/// What the modes are about: with a window nothing stays in the page cache, without one all of it.
+#[test]
+fn what_is_left_in_the_page_cache_tells_the_modes_apart() {
+    let directory = on_disk();
+    let options = options(directory.path(), "--files 2 --size 4MiB --no-verify");
+    let left =
+        |mode| measure(&options, mode).unwrap().figures.get(&Figure::CachedAtEndMib).copied();
+    let Some(cached) = left(Mode::Cached) else {
+        return eprintln!("SKIPPED: the kernel does not tell what is cached (cachestat)");
+    };
+    assert!((7.9..=8.1).contains(&cached), "{cached} MiB");
+    let window = left(Mode::Window).unwrap();
+    assert!(window < 1.0, "{window} MiB");
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let directory = on_disk();
+    for arguments in ["--block 0B", "--block 5MiB", "--window 64KiB"] {
+        let refused = run(&options(directory.path(), arguments), &mut |_| Ok(())).unwrap_err();
+        assert!(matches!(refused, Error::Misuse(_)), "{arguments}: {refused}");
+    }
+    let nowhere = options(&directory.path().join("nowhere"), "--files 1 --size 1MiB");
+    assert!(matches!(run(&nowhere, &mut |_| Ok(())).unwrap_err(), Error::Machine { .. }));
+}
