@@ -1,0 +1,87 @@
+//! For tests: a server in this process, and a relay in front of it that takes its time.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use server::Server;
+use server::config::{Config, Overrides};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use super::export::Export;
+
+/// The server, and what it serves.
+pub(super) struct OwnServer {
+    server: Server,
+    directory: TempDir,
+    _runtime: Runtime,
+}
+
+impl OwnServer {
+    pub(super) fn start() -> Self {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        std::fs::create_dir(directory.path().join("export")).unwrap();
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n\
+             [[export]]\npath = {:?}\nname = \"/export\"\nsquash = \"none\"\nsync = false",
+            directory.path().join("state"),
+            directory.path().join("export"),
+        );
+        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
+        let runtime = super::export::runtime().unwrap();
+        let server = runtime.block_on(Server::start(config)).unwrap();
+        Self { server, directory, _runtime: runtime }
+    }
+
+    /// What it exports.
+    pub(super) fn path(&self) -> PathBuf {
+        self.directory.path().join("export")
+    }
+
+    pub(super) fn export(&self) -> Export<'_> {
+        self.export_at(self.server.local_addrs()[0])
+    }
+
+    /// The same behind a relay that hands each piece of a call or reply on after `delay`.
+    pub(super) fn delayed(&self, delay: Duration) -> Export<'_> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, server) = (listener.local_addr().unwrap(), self.server.local_addrs()[0]);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
+                let ends = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                thread::spawn(move || relay(client, server, Duration::ZERO));
+                let (client, server) = ends;
+                thread::spawn(move || relay(server, client, delay));
+            }
+        });
+        self.export_at(address)
+    }
+
+    fn export_at(&self, address: SocketAddr) -> Export<'_> {
+        let url = format!("nfs://{address}/export").parse().unwrap();
+        Export { counters: Some(Box::new(|| Ok(self.counters()))), ..Export::at(url) }
+    }
+
+    /// What it has counted.
+    pub(super) fn counters(&self) -> BTreeMap<String, u64> {
+        self.server.figures().into_iter().map(|(name, n)| (name.to_owned(), n)).collect()
+    }
+}
+
+/// Ends when either side goes away, which the other is told.
+fn relay(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
+    use std::io::{Read as _, Write as _};
+    to.set_nodelay(true).unwrap();
+    let mut piece = vec![0; 1 << 20];
+    while let Ok(len @ 1..) = from.read(&mut piece) {
+        thread::sleep(delay);
+        if to.write_all(&piece[..len]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Write);
+}

@@ -1,0 +1,262 @@
+//! `spillway bench readdir`: a large directory listed while nothing happens and while another client
+//! adds and removes entries, by bare calls and by Spillway's own client.
+
+mod changer;
+mod directory;
+mod listing;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use server::config::ByteSize;
+use tokio::runtime::Runtime;
+
+use super::export::{Export, runtime, until_interrupted};
+use crate::figure::Figure;
+use crate::record::{Measurement, Run};
+use crate::{Error, Result};
+use changer::{Change, Changer};
+use directory::{Directory, wrong_entries};
+use listing::{Listed, Pause};
+
+/// What is listed, how and how often.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// Files in the directory, which is made for this, 10 to 10,000,000 [default: 100000]
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000, hide_default_value = true,
+        value_parser = clap::value_parser!(u32).range(10..=10_000_000))]
+    pub entries: u32,
+
+    /// What another client does meanwhile in the modified directory: add, remove, both (one in each
+    /// of two listings) or none [default: both]
+    #[arg(long, value_name = "WHAT", default_value = "both", hide_default_value = true)]
+    pub modified: Modified,
+
+    /// Time between its changes: 10ms, 1s. With 1s and --entries 500000 it is the experiment of the
+    /// Linux client's authors; but a listing that takes less than that sees one change only
+    /// [default: 10ms]
+    #[arg(long, value_name = "TIME", default_value = "10ms", hide_default_value = true,
+        value_parser = parse_time)]
+    pub change_interval: Duration,
+
+    /// List with attributes and handles, by READDIRPLUS [default: names, by READDIR]
+    #[arg(long)]
+    pub plus: bool,
+
+    /// Bytes of each reply at most, 4KiB to 1MiB; the client asks for no less than the server
+    /// prefers [default: that for bare calls, as much as it can send for the client]
+    #[arg(long, value_name = "SIZE")]
+    pub reply: Option<ByteSize>,
+
+    /// How often each listing is made, in alternating order [default: 3]
+    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true)]
+    pub rounds: u32,
+
+    /// Make symbolic links in place of files, for servers that keep open what they create [default:
+    /// files]
+    #[arg(long)]
+    pub links: bool,
+
+    /// Leave the directory there afterwards [default: remove it]
+    #[arg(long)]
+    pub keep: bool,
+}
+
+/// What happens to the directory while it is listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Modified {
+    /// Files are added.
+    Add,
+    /// Files are removed.
+    Remove,
+    /// The one, and then the other.
+    Both,
+    /// Nothing.
+    None,
+}
+
+/// Who lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lister {
+    /// Calls one after the other, as any client has to make them.
+    Raw,
+    /// Spillway's client, which believes no attributes of directories at all.
+    Client,
+}
+
+/// Reads a time with its unit.
+fn parse_time(text: &str) -> std::result::Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let time = number.parse().ok().and_then(|number| match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    });
+    time.ok_or_else(|| format!("`{text}` is not a time with a unit, such as 10ms or 1s"))
+}
+
+impl Options {
+    /// Notes what is compared.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] for sizes that cannot be.
+    pub fn describe(&self, run: &mut Run) -> Result<()> {
+        self.check()?;
+        for change in self.changes() {
+            let every = self.change_interval;
+            let (name, what) = match change {
+                None => ("idle", "nobody changes the directory".to_owned()),
+                Some(Change::Add) => {
+                    ("adding", format!("another client adds a file each {every:?}"))
+                }
+                Some(Change::Remove) => {
+                    ("removing", format!("another client removes a file each {every:?}"))
+                }
+            };
+            run.subjects.insert(name.to_owned(), what);
+        }
+        "each listing is made over a new connection; the server keeps what it has cached"
+            .clone_into(&mut run.cache);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.reply.is_some_and(|ByteSize(bytes)| !REPLY_BYTES.contains(&bytes)) {
+            return Err(Error::Misuse("--reply is 4KiB to 1MiB".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// What happens in the listings of a round.
+    fn changes(&self) -> Vec<Option<Change>> {
+        let modified: &[_] = match self.modified {
+            Modified::Add => &[Change::Add],
+            Modified::Remove => &[Change::Remove],
+            Modified::Both => &[Change::Add, Change::Remove],
+            Modified::None => &[],
+        };
+        std::iter::once(None).chain(modified.iter().copied().map(Some)).collect()
+    }
+}
+
+const REPLY_BYTES: std::ops::RangeInclusive<u64> = 4 << 10..=1 << 20;
+
+/// Makes a directory at `export`, lists it in turns, and removes it; `record` is given each
+/// measurement when it is made.
+///
+/// # Errors
+/// [`Error::Misuse`] for sizes that cannot be, [`Error::Call`] for what the server refuses, and
+/// those of `record`. The directory is removed all the same.
+pub fn run(
+    options: &Options,
+    export: &Export<'_>,
+    record: &mut dyn FnMut(Measurement) -> Result<()>,
+) -> Result<()> {
+    options.check()?;
+    let runtime = runtime()?;
+    let directory = runtime.block_on(Directory::make(export))?;
+    let filled = runtime.block_on(until_interrupted(directory.fill(options)));
+    let experiment = Experiment { options, export, directory: &directory, runtime: &runtime };
+    let done = filled.and_then(|()| experiment.run(record));
+    if options.keep {
+        return done;
+    }
+    let removed = runtime.block_on(directory.remove());
+    done.and(removed)
+}
+
+struct Experiment<'a> {
+    options: &'a Options,
+    export: &'a Export<'a>,
+    directory: &'a Directory,
+    runtime: &'a Runtime,
+}
+
+impl Experiment<'_> {
+    fn run(&self, record: &mut dyn FnMut(Measurement) -> Result<()>) -> Result<()> {
+        let mut changes = self.options.changes();
+        for round in 1..=self.options.rounds {
+            for lister in [Lister::Raw, Lister::Client] {
+                for (order, change) in (1..).zip(&changes) {
+                    let measurement = self.measure(lister, *change)?;
+                    record(Measurement { round, order, ..measurement })?;
+                }
+            }
+            changes.reverse();
+        }
+        Ok(())
+    }
+
+    /// One listing. The directory is afterwards what it was before.
+    fn measure(&self, lister: Lister, change: Option<Change>) -> Result<Measurement> {
+        let changer = change.map(|change| self.start(change)).transpose()?;
+        let listed = self.runtime.block_on(until_interrupted(self.list(lister, changer.as_ref())));
+        let stopped = changer.map(|changer| self.runtime.block_on(changer.stop())).transpose();
+        let (listed, changes) = (listed?, stopped?);
+        if let Some(changes) = changes {
+            self.runtime.block_on(self.directory.undo(&changes, self.options))?;
+        }
+        Ok(self.measurement(lister, change, listed))
+    }
+
+    fn start(&self, change: Change) -> Result<Changer> {
+        self.runtime.block_on(Changer::start(self.export, self.directory, change, self.options))
+    }
+
+    async fn list(&self, lister: Lister, changer: Option<&Changer>) -> Result<Listed> {
+        let pause = match changer {
+            Some(changer) => Pause::UntilChange(changer),
+            None => Pause::For(self.options.change_interval),
+        };
+        match lister {
+            Lister::Raw => listing::raw(self.export, self.directory, self.options, pause).await,
+            Lister::Client => {
+                listing::by_client(self.export, self.directory, self.options, pause).await
+            }
+        }
+    }
+
+    fn measurement(&self, lister: Lister, change: Option<Change>, listed: Listed) -> Measurement {
+        let phase = match lister {
+            Lister::Raw => "list-raw",
+            Lister::Client => "list-client",
+        };
+        let subject = match change {
+            None => "idle",
+            Some(Change::Add) => "adding",
+            Some(Change::Remove) => "removing",
+        };
+        let mut figures = listed.figures();
+        let changes = listed.changes.as_ref();
+        let wrong = wrong_entries(&listed.numbers, self.options.entries, changes);
+        figures.insert(Figure::WrongEntries, f64::from(wrong));
+        if let Some(changes) = changes {
+            figures.insert(Figure::Changes, f64::from(changes.times.end - changes.times.start));
+        }
+        let mut parameters: BTreeMap<_, _> = [
+            ("entries".to_owned(), self.options.entries.into()),
+            ("plus".to_owned(), self.options.plus.into()),
+            ("reply_bytes".to_owned(), listed.reply_bytes_max),
+        ]
+        .into();
+        if change.is_some() {
+            let interval_ms = self.options.change_interval.as_millis();
+            let interval_ms = u64::try_from(interval_ms).unwrap_or(u64::MAX);
+            parameters.insert("change_interval_ms".to_owned(), interval_ms);
+        }
+        Measurement {
+            phase: phase.to_owned(),
+            subject: self.export.subject(subject),
+            parameters,
+            figures,
+            positions: listed.positions(),
+            counters: listed.spent.counters,
+            ..Measurement::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
