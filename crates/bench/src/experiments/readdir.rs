@@ -2,7 +2,7 @@
 //! adds and removes entries, by bare calls and by Spillway's own client.
 
 mod changer;
-mod directory;
+mod entries;
 mod listing;
 
 use std::collections::BTreeMap;
@@ -13,11 +13,12 @@ use server::config::ByteSize;
 use tokio::runtime::Runtime;
 
 use super::export::{Export, runtime, until_interrupted};
+use super::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
 use crate::record::{Measurement, Run};
 use crate::{Error, Result};
 use changer::{Change, Changer};
-use directory::{Directory, wrong_entries};
+use entries::wrong_entries;
 use listing::{Listed, Pause};
 
 /// What is listed, how and how often.
@@ -156,8 +157,8 @@ pub fn run(
 ) -> Result<()> {
     options.check()?;
     let runtime = runtime()?;
-    let directory = runtime.block_on(Directory::make(export))?;
-    let filled = runtime.block_on(until_interrupted(directory.fill(options)));
+    let directory = runtime.block_on(ScratchDirectory::make(export, "readdir"))?;
+    let filled = runtime.block_on(until_interrupted(entries::fill(&directory, options)));
     let experiment = Experiment { options, export, directory: &directory, runtime: &runtime };
     let done = filled.and_then(|()| experiment.run(record));
     if options.keep {
@@ -170,7 +171,7 @@ pub fn run(
 struct Experiment<'a> {
     options: &'a Options,
     export: &'a Export<'a>,
-    directory: &'a Directory,
+    directory: &'a ScratchDirectory,
     runtime: &'a Runtime,
 }
 
@@ -196,7 +197,7 @@ impl Experiment<'_> {
         let stopped = changer.map(|changer| self.runtime.block_on(changer.stop())).transpose();
         let (listed, changes) = (listed?, stopped?);
         if let Some(changes) = changes {
-            self.runtime.block_on(self.directory.undo(&changes, self.options))?;
+            self.runtime.block_on(entries::undo(self.directory, &changes, self.options))?;
         }
         Ok(self.measurement(lister, change, listed))
     }

@@ -10,8 +10,9 @@ use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::Options;
-use super::directory::{self, Directory};
+use super::entries;
 use crate::experiments::export::Export;
+use crate::experiments::scratch_directory::ScratchDirectory;
 use crate::{Error, Result};
 
 /// What it does.
@@ -69,7 +70,7 @@ impl Changer {
     /// Connects, and makes the first change at once.
     pub(super) async fn start(
         export: &Export<'_>,
-        directory: &Directory,
+        directory: &ScratchDirectory,
         change: Change,
         options: &Options,
     ) -> Result<Self> {
@@ -148,10 +149,10 @@ impl Work {
             times.send_modify(|(begun, _)| *begun += 1);
             match self.change {
                 Change::Add => {
-                    directory::create(&self.nfs, self.dir, self.entries + nth, self.links).await?;
+                    entries::create(&self.nfs, self.dir, self.entries + nth, self.links).await?;
                 }
                 Change::Remove => {
-                    let name = directory::name(removed(nth, self.entries));
+                    let name = entries::name(removed(nth, self.entries));
                     self.nfs.remove(self.dir, name.as_bytes()).await?;
                 }
             }

@@ -14,9 +14,10 @@ use server::config::ByteSize;
 
 use super::Options;
 use super::changer::{Changer, Changes};
-use super::directory::{Directory, number};
+use super::entries::number;
 use crate::experiments::course::mib;
 use crate::experiments::export::{Export, Spent};
+use crate::experiments::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
 use crate::record::Position;
 use crate::{Error, Result};
@@ -114,7 +115,7 @@ impl Course {
 /// Lists by one call after the other, each from the last cookie on.
 pub(super) async fn raw(
     export: &Export<'_>,
-    directory: &Directory,
+    directory: &ScratchDirectory,
     options: &Options,
     pause: Pause<'_>,
 ) -> Result<Listed> {
@@ -159,7 +160,7 @@ pub(super) async fn raw(
 /// attributes of the directory are never believed: they have always expired.
 pub(super) async fn by_client(
     export: &Export<'_>,
-    directory: &Directory,
+    directory: &ScratchDirectory,
     options: &Options,
     pause: Pause<'_>,
 ) -> Result<Listed> {

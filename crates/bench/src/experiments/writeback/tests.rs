@@ -1,0 +1,122 @@
+use std::fs;
+use std::time::Duration;
+
+use clap::Parser;
+
+use super::*;
+use crate::experiments::own_server::OwnServer;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn options(arguments: &str) -> Options {
+    let arguments = arguments.split_whitespace();
+    Line::try_parse_from(std::iter::once("test").chain(arguments)).unwrap().options
+}
+
+fn measure(options: &Options, export: &Export<'_>) -> Vec<Measurement> {
+    let mut measurements = Vec::new();
+    run(options, export, &mut |measurement| {
+        measurements.push(measurement);
+        Ok(())
+    })
+    .unwrap();
+    measurements
+}
+
+#[test]
+fn the_calls_reported_are_those_that_the_server_takes() {
+    let server = OwnServer::start();
+    let options =
+        options("--record-sizes 100,4096 --workers 1,20 --size 1MiB --wsize 64KiB --rounds 1");
+    let measurements = measure(&options, &server.export());
+    let parameters =
+        measurements.iter().map(|m| (m.parameters["record_bytes"], m.parameters["workers"]));
+    assert!(parameters.eq([(100, 1), (100, 20), (4096, 1), (4096, 20)]));
+    for Measurement { phase, figures, counters, parameters, .. } in &measurements {
+        assert_eq!(*phase, format!("record-{}", parameters["record_bytes"]));
+        assert_eq!(counters["write_bytes"], 1 << 20);
+        // A WRITE is counted by each way that its data can go.
+        let ways = counters.iter().filter(|(name, _)| {
+            ["writes_cached_", "writes_window_"].iter().any(|way| name.starts_with(way))
+                || *name == "writes_direct"
+        });
+        let writes: u64 = ways.map(|(_, count)| count).sum();
+        assert_eq!(figures[&Figure::Calls], writes as f64, "{counters:?}");
+        assert_eq!(figures[&Figure::CallKib], 1024.0 / writes as f64);
+        assert_eq!(figures[&Figure::OutOfOrder], 0.0);
+        assert!(!counters.contains_key("writes_out_of_order"), "{counters:?}");
+        assert_eq!((figures[&Figure::VerifiedMib], figures[&Figure::WrongBytes]), (1.0, 0.0));
+        let records = 1_048_576_u64.div_ceil(parameters["record_bytes"]) as f64;
+        let per_sec = records / figures[&Figure::Secs];
+        assert!((figures[&Figure::OperationsPerSec] / per_sec - 1.0).abs() < 1e-9);
+    }
+    assert_eq!(fs::read_dir(server.path()).unwrap().count(), 0, "it is removed");
+}
+
+#[test]
+fn what_is_on_the_disk_is_what_was_written() {
+    let server = OwnServer::start();
+    let options = options("--record-sizes 999 --workers 4 --size 300000B --rounds 1");
+    let runtime = runtime().unwrap();
+    let export = server.export();
+    let directory = runtime.block_on(ScratchDirectory::make(&export, "writeback-test")).unwrap();
+    let data = data(300_000);
+    let experiment = Experiment {
+        options: &options,
+        export: &export,
+        directory: &directory,
+        runtime: &runtime,
+        data: &data,
+    };
+    let record_bytes = options.record_sizes[0];
+    runtime.block_on(write(&experiment, "file", record_bytes, 4)).unwrap();
+    let path = server.path().join(directory.name()).join("file");
+    assert!(fs::read(&path).unwrap() == data);
+    assert_eq!(runtime.block_on(verify(&experiment, "file")).unwrap(), 0);
+
+    let mut spoilt = data.clone();
+    spoilt[150_000] ^= 1;
+    spoilt.truncate(299_990);
+    fs::write(&path, &spoilt).unwrap();
+    assert_eq!(runtime.block_on(verify(&experiment, "file")).unwrap(), 11);
+}
+
+#[test]
+fn a_server_that_takes_its_time_is_reported_as_slower() {
+    let server = OwnServer::start();
+    let options = options("--record-sizes 512 --workers 1 --size 512KiB --wsize 64KiB --rounds 2");
+    let secs = |export| {
+        let measurements = measure(&options, &export);
+        measurements.iter().map(|m| m.figures[&Figure::Secs]).sum::<f64>() / 2.0
+    };
+    let fast = secs(server.export());
+    let slow = secs(server.delayed(Duration::from_millis(20)));
+    // Eight WRITEs one after the other, and COMMIT.
+    assert!(slow > 0.16, "{slow} s");
+    assert!(slow > 2.0 * fast, "{slow} s, and {fast} s without a delay");
+}
+
+#[test]
+fn writes_that_are_late_are_counted() {
+    let mut seen = written::Seen::default();
+    for offset in [0, 10, 30, 20, 40, 40] {
+        seen.note(client::trace::Event::WriteCall, offset, 10);
+    }
+    assert_eq!((seen.writes, seen.bytes, seen.out_of_order), (6, 60, 1));
+    assert_eq!(seen.commit_took(), None);
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let server = OwnServer::start();
+    for arguments in ["--size 0B", "--size 2GiB", "--wsize 1B", "--wsize 8MiB"] {
+        let refused = run(&options(arguments), &server.export(), &mut |_| Ok(())).unwrap_err();
+        assert!(matches!(refused, Error::Misuse(_)), "{arguments}: {refused}");
+    }
+    assert!(Line::try_parse_from(["test", "--record-sizes", "0"]).is_err());
+    assert!(Line::try_parse_from(["test", "--workers", "0"]).is_err());
+}
