@@ -9,8 +9,11 @@ pub mod compare;
 mod error;
 pub mod experiments;
 pub mod figure;
+pub mod load;
+pub mod null_server;
 pub mod numeral;
 pub mod record;
+mod record_stream;
 pub mod recorded;
 pub mod rig;
 #[cfg(test)]

@@ -1,0 +1,408 @@
+//! READs and WRITEs on any server of NFS version 3, at little cost: what is measured shall be the
+//! server.
+//!
+//! A load has a number of ranks, each a thread with a connection of its own, on which a number of
+//! calls is in flight all the time. Data is sent from a file in memory and thrown away by the
+//! kernel without being copied, but for what is verified: see [`Verify`].
+
+mod call;
+mod connect;
+mod contents;
+mod files;
+mod outcome;
+mod plan;
+mod pool;
+mod rank;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use client::Identity;
+use proto::nfs3::{FileHandle, StableHow};
+use proto::oncrpc::{AuthSys, GIDS_MAX, Gids};
+
+pub use contents::Contents;
+pub use files::{create_files, remove_files};
+pub use outcome::{Outcome, Share};
+pub use plan::{Direction, Pattern};
+pub use pool::{IO_BYTES_MAX, Pool};
+pub use watch::{Observed, Watch};
+
+use contents::Written;
+use plan::Plan;
+use rank::{Progress, Rank, RankOutcome};
+use watch::Series;
+
+use crate::record_stream::RecordStream;
+use crate::{Error, Result};
+
+/// Connections of a load at most.
+pub const RANKS_MAX: usize = 1024;
+/// Calls in flight on a connection at most.
+pub const DEPTH_MAX: usize = 256;
+/// How long a server may take to answer a call.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An NFS service and how it is called.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// Who calls: AUTH_SYS.
+    pub identity: Identity,
+    /// `rtmax` of FSINFO: bytes of a READ at most.
+    pub read_bytes_max: u32,
+    /// `wtmax` of FSINFO: bytes of a WRITE at most.
+    pub write_bytes_max: u32,
+}
+
+/// A file that loads work on.
+#[derive(Clone, Debug)]
+pub struct LoadFile {
+    /// What the server calls it.
+    pub handle: FileHandle,
+    /// Decides about its data: the files of one experiment have different numbers.
+    pub id: u64,
+    /// What loads have written to it.
+    pub contents: Contents,
+}
+
+impl LoadFile {
+    /// A file that is empty, or of whose contents nothing is known.
+    #[must_use]
+    pub fn new(handle: FileHandle, id: u64) -> Self {
+        Self { handle, id, contents: Contents::default() }
+    }
+}
+
+/// How much of what is read is compared with what has to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// Every byte.
+    Full,
+    /// One READ of sixteen. The rest costs the load next to nothing.
+    Sampled,
+    /// None.
+    Nothing,
+}
+
+/// A phase of READs or WRITEs.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Which of both.
+    pub direction: Direction,
+    /// Their order.
+    pub pattern: Pattern,
+    /// Most operations of each rank; as many ranks as there are numbers, 1 to [`RANKS_MAX`]. A
+    /// phase that reads what another wrote is given what that did,
+    /// [`Outcome::operations_by_rank`], rank by rank as they wrote.
+    pub operations_by_rank: Vec<u64>,
+    /// Calls in flight on each connection, 1 to [`DEPTH_MAX`].
+    pub depth: usize,
+    /// Bytes of an operation, 1 to [`IO_BYTES_MAX`] and what the server takes.
+    pub io_bytes: u32,
+    /// After this time no operation is begun.
+    pub time_max: Option<Duration>,
+    /// Of READs.
+    pub verify: Verify,
+    /// How durable WRITEs are wanted. What is written unstable is committed at each rank's end,
+    /// within the time of the load.
+    pub stable: StableHow,
+    /// Decides about the data that is written: overwriting with another is told from not writing.
+    pub generation: u32,
+    /// How long the server may take for a call, of COMMIT for a fifteenth of it; mostly [`TIMEOUT`].
+    pub timeout: Duration,
+}
+
+/// A load and what it is put on. Groups that run at once have files and outcomes of their own.
+#[derive(Debug)]
+pub struct Group<'a> {
+    /// The load.
+    pub load: &'a Load,
+    /// The server.
+    pub service: &'a Service,
+    /// A file for each rank, or one for all: see [`Pattern`].
+    pub files: &'a mut [LoadFile],
+}
+
+/// Puts one load on a server.
+///
+/// # Errors
+/// As [`run_groups`].
+pub fn run(
+    pool: &Pool,
+    load: &Load,
+    service: &Service,
+    files: &mut [LoadFile],
+    watch: &mut Watch<'_>,
+) -> Result<Outcome> {
+    let mut outcomes = run_groups(pool, &mut [Group { load, service, files }], watch)?;
+    Ok(outcomes.pop().expect("one for each group"))
+}
+
+/// Carries loads out that begin at one moment, and notes in the files what they wrote. Returns an
+/// outcome for each.
+///
+/// A call that fails, data that is wrong and a connection that breaks are told in the outcome.
+///
+/// # Errors
+/// [`Error::Misuse`] when a load is not possible, with this server or these files;
+/// [`Error::Server`] when it takes no connections; [`Error::Machine`] when there are no threads.
+pub fn run_groups(
+    pool: &Pool,
+    groups: &mut [Group<'_>],
+    watch: &mut Watch<'_>,
+) -> Result<Vec<Outcome>> {
+    groups.iter().try_for_each(check)?;
+    let streams = groups.iter().map(connect).collect::<Result<Vec<_>>>()?;
+    let progress: Vec<Vec<Progress>> = groups
+        .iter()
+        .map(|group| group.load.operations_by_rank.iter().map(|_| Progress::default()).collect())
+        .collect();
+    let numbered = groups.iter().zip(&progress).enumerate();
+    let work = numbered.flat_map(|(number, (group, progress))| {
+        ranks(pool, group, progress).map(move |rank| (number, rank))
+    });
+    let (started, ended, series) =
+        carry_out(work.zip(streams.into_iter().flatten()), &progress, watch)?;
+    Ok(groups
+        .iter_mut()
+        .zip(ended)
+        .zip(series)
+        .map(|((group, ranks), series)| {
+            note(group, &ranks);
+            summed_up(started, ranks, series)
+        })
+        .collect())
+}
+
+/// Reads everything that is known to be in the files back through the server, in transfers of
+/// `io_bytes`, and compares every byte. The files are read at once, `depth` calls at a time for
+/// each.
+///
+/// # Errors
+/// As [`run_groups`].
+pub fn verify_all(
+    pool: &Pool,
+    service: &Service,
+    files: &mut [LoadFile],
+    io_bytes: u32,
+    depth: usize,
+    watch: &mut Watch<'_>,
+) -> Result<Outcome> {
+    let units = |file: &LoadFile| file.contents.bytes().div_ceil(io_bytes.max(1).into());
+    let load = Load {
+        direction: Direction::Read,
+        pattern: Pattern::EasySequential,
+        operations_by_rank: files.iter().map(units).collect(),
+        depth,
+        io_bytes,
+        time_max: None,
+        verify: Verify::Full,
+        stable: StableHow::Unstable,
+        generation: 0,
+        timeout: TIMEOUT,
+    };
+    run(pool, &load, service, files, watch)
+}
+
+fn plan(load: &Load) -> Plan<'_> {
+    Plan {
+        direction: load.direction,
+        pattern: load.pattern,
+        io_bytes: load.io_bytes,
+        operations_by_rank: &load.operations_by_rank,
+    }
+}
+
+fn check(group: &Group<'_>) -> Result<()> {
+    let Group { load, service, files } = group;
+    let misuse = |what: String| Err(Error::Misuse(what));
+    let (limit, name) = match load.direction {
+        Direction::Read => (service.read_bytes_max, "READs"),
+        Direction::Write => (service.write_bytes_max, "WRITEs"),
+    };
+    let io_bytes = load.io_bytes;
+    if !(1..=IO_BYTES_MAX).contains(&io_bytes) {
+        return misuse(format!("a transfer has 1 to {IO_BYTES_MAX} bytes, not {io_bytes}"));
+    }
+    if io_bytes > limit {
+        let what = format!("the server takes {name} of up to {limit} bytes, not {io_bytes}");
+        return misuse(what);
+    }
+    let (ranks, depth) = (load.operations_by_rank.len(), load.depth);
+    if !(1..=RANKS_MAX).contains(&ranks) || !(1..=DEPTH_MAX).contains(&depth) {
+        let what = format!(
+            "a load has 1 to {RANKS_MAX} connections and 1 to {DEPTH_MAX} calls in flight on each, \
+             not {ranks} and {depth}"
+        );
+        return misuse(what);
+    }
+    if let Pattern::Random { units: 0, .. } = load.pattern {
+        return misuse("a random load needs files with at least one transfer in each".into());
+    }
+    if load.timeout.is_zero() {
+        return misuse("a server needs time to answer".into());
+    }
+    let (wanted, have) = (plan(load).files(), files.len());
+    if have < wanted {
+        return misuse(format!("a load of {ranks} ranks needs {wanted} files, not {have}"));
+    }
+    Ok(())
+}
+
+fn connect(group: &Group<'_>) -> Result<Vec<RecordStream>> {
+    let (address, timeout) = (group.service.address, group.load.timeout);
+    let payload_bytes_max = match group.load.direction {
+        Direction::Read => usize::try_from(group.load.io_bytes).expect("32 bits fit"),
+        Direction::Write => 0,
+    };
+    let connect = |_: &u64| {
+        let stream = connect::from_reserved_port(address, timeout)?;
+        RecordStream::new(stream, payload_bytes_max, Some(timeout))
+    };
+    let streams = group.load.operations_by_rank.iter().map(connect);
+    let failed = |error| Error::Server(format!("cannot connect to {address}: {error}"));
+    streams.collect::<std::io::Result<_>>().map_err(failed)
+}
+
+fn caller(service: &Service) -> AuthSys<'_> {
+    let Identity { uid, gid, ref groups } = service.identity;
+    let gids = &groups[..groups.len().min(GIDS_MAX)];
+    let gids = Gids::new(gids).expect("no more than fit");
+    AuthSys { stamp: 0, machine_name: b"spillway", uid, gid, gids }
+}
+
+fn ranks<'a>(
+    pool: &'a Pool,
+    group: &'a Group<'_>,
+    progress: &'a [Progress],
+) -> impl Iterator<Item = Rank<'a>> {
+    let Group { load, service, files } = group;
+    let caller = caller(service);
+    progress.iter().enumerate().map(move |(number, progress)| Rank {
+        number,
+        load,
+        plan: plan(load),
+        files,
+        caller,
+        pool,
+        progress,
+    })
+}
+
+/// Has each rank work on a thread of its own, and watches from this one.
+fn carry_out<'a>(
+    ranks: impl Iterator<Item = ((usize, Rank<'a>), RecordStream)>,
+    progress: &[Vec<Progress>],
+    watch: &mut Watch<'_>,
+) -> Result<(Instant, Vec<Vec<RankOutcome>>, Vec<Series>)> {
+    let failed = || Error::machine("cannot start a thread for each connection");
+    // Nobody begins before all are there; without a beginning all go home.
+    let gate = Mutex::new(());
+    let started = OnceLock::new();
+    thread::scope(|scope| {
+        let (ended, ends) = mpsc::channel();
+        let closed = gate.lock().expect("nobody panics with it");
+        let mut threads = Vec::new();
+        for ((group, rank), stream) in ranks {
+            let (ended, gate, started) = (ended.clone(), &gate, &started);
+            let name = format!("rank-{}", rank.number);
+            let work = move || {
+                drop(gate.lock());
+                let outcome = started.get().map(|started| rank::run(rank, stream, *started));
+                // The receiver waits for as many as were started.
+                let _ = ended.send(group);
+                outcome
+            };
+            let thread = thread::Builder::new().name(name).spawn_scoped(scope, work);
+            threads.push((group, thread.map_err(failed())?));
+        }
+        let start = *started.get_or_init(Instant::now);
+        drop((closed, ended));
+        let mut series: Vec<_> = progress.iter().map(|_| Series::new(start)).collect();
+        watch::until_ended(&ends, progress, &mut series, watch);
+        let mut outcomes: Vec<_> = progress.iter().map(|_| Vec::new()).collect();
+        for (group, thread) in threads {
+            let outcome = thread.join().expect("ranks do not panic");
+            outcomes[group].push(outcome.expect("the load had begun"));
+        }
+        for ((series, progress), ranks) in series.iter_mut().zip(progress).zip(&outcomes) {
+            let end = ranks.iter().map(|rank| rank.ended).max().unwrap_or(start);
+            series.end(end, progress);
+        }
+        Ok((start, outcomes, series))
+    })
+}
+
+/// Notes in the files what was written to them.
+fn note(group: &mut Group<'_>, ranks: &[RankOutcome]) {
+    if group.load.direction == Direction::Read {
+        return;
+    }
+    let plan = plan(group.load);
+    for (rank, outcome) in ranks.iter().enumerate() {
+        let transfers = (0..outcome.begun).map(|index| {
+            let failed = outcome.failed.contains(&index);
+            let written = if failed { Written::Unknown } else { Written::Whole };
+            (plan.transfer(rank, index), written)
+        });
+        let file = plan.transfer(rank, 0).file;
+        group.files[file].contents.note(group.load.generation, transfers);
+    }
+}
+
+fn summed_up(started: Instant, ranks: Vec<RankOutcome>, series: Series) -> Outcome {
+    let ended = ranks.iter().map(|rank| rank.ended).max().unwrap_or(started);
+    let data_ended = ranks.iter().map(|rank| rank.data_ended).max().unwrap_or(started);
+    let mut outcome = Outcome {
+        time: ended - started,
+        commit_time: ended - data_ended,
+        bytes: 0,
+        operations: 0,
+        by_rank: Vec::new(),
+        latency: rank::histogram(),
+        seconds: series.into_seconds(),
+        cpu: Duration::ZERO,
+        verified_bytes: 0,
+        wrong_bytes: 0,
+        first_wrong: None,
+        short_replies: 0,
+        errors: 0,
+        first_error: None,
+    };
+    let first_error = ranks.iter().filter_map(|rank| rank.first_error.as_ref()).min();
+    outcome.first_error = first_error.map(|(_, text)| text.clone());
+    for rank in ranks {
+        let (operations, bytes) = (rank.operations, rank.bytes);
+        outcome.by_rank.push(Share { operations, bytes, time: rank.ended - started });
+        outcome.operations += operations;
+        outcome.bytes += bytes;
+        outcome.latency.add(&rank.latency).expect("the bounds are the same");
+        outcome.cpu += rank.cpu;
+        outcome.verified_bytes += rank.verified.verified;
+        outcome.wrong_bytes += rank.verified.wrong;
+        let first_wrong = rank.wrong_file.zip(rank.verified.first_wrong);
+        outcome.first_wrong = outcome.first_wrong.or(first_wrong);
+        outcome.short_replies += rank.short_replies;
+        outcome.errors += rank.errors;
+    }
+    outcome
+}
+
+impl Progress {
+    fn bytes(ranks: &[Self]) -> u64 {
+        ranks.iter().map(|rank| rank.bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    fn operations(ranks: &[Self]) -> u64 {
+        ranks.iter().map(|rank| rank.operations.load(Ordering::Relaxed)).sum()
+    }
+}

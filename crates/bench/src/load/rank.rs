@@ -1,0 +1,507 @@
+//! One connection at work: a closed loop of READs or WRITEs, so many in flight as is wanted.
+
+use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use proto::nfs3::{
+    CommitReply, FileHandle, ReadArgs, StableHow, Status, WriteOk, WriteReply, WriteVerifier,
+};
+use proto::oncrpc::{AuthSys, ReplyHeader};
+use proto::xdr::DecodeError;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::call::{self, ReadHead, ReadReplyHead};
+use super::contents::Comparison;
+use super::plan::{Direction, Plan, Transfer};
+use super::pool::{Pool, Unit, mix};
+use super::{Load, LoadFile, Verify};
+use crate::record_stream::{COPIED_BYTES_MAX, RecordStream};
+
+/// Failed operations of a rank until it gives up.
+pub(super) const ERRORS_MAX: u64 = 16;
+/// Of the READs of a phase that verifies samples, one in so many is compared.
+const SAMPLED: u64 = 16;
+/// A COMMIT may take so many times as long as any other call: all that the server holds goes to
+/// the disk meanwhile.
+const COMMIT_PATIENCE: u32 = 15;
+/// The pause before a call is made anew that was answered with NFS3ERR_JUKEBOX.
+const JUKEBOX_PAUSE: Duration = Duration::from_millis(100);
+/// Latencies are told apart from a microsecond to an hour, in nanoseconds.
+const LATENCY_NS: (u64, u64) = (1_000, 3_600_000_000_000);
+/// The number of a call's slot lies in the low bits of its transaction id.
+const SLOT_BITS: u32 = 8;
+
+/// How far a rank is, for who watches.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Progress {
+    pub(super) bytes: AtomicU64,
+    pub(super) operations: AtomicU64,
+}
+
+/// What a rank is to do, and with what.
+pub(super) struct Rank<'a> {
+    pub(super) number: usize,
+    pub(super) load: &'a Load,
+    pub(super) plan: Plan<'a>,
+    pub(super) files: &'a [LoadFile],
+    pub(super) caller: AuthSys<'a>,
+    pub(super) pool: &'a Pool,
+    pub(super) progress: &'a Progress,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(super) struct RankOutcome {
+    /// Operations that were begun: the first so many of the plan.
+    pub(super) begun: u64,
+    /// Of these, operations of which nobody knows how much was done.
+    pub(super) failed: Vec<u64>,
+    pub(super) operations: u64,
+    pub(super) bytes: u64,
+    /// The last reply to a READ or WRITE, and the end of all.
+    pub(super) data_ended: Instant,
+    pub(super) ended: Instant,
+    /// In nanoseconds.
+    pub(super) latency: Histogram<u64>,
+    pub(super) cpu: Duration,
+    pub(super) verified: Comparison,
+    /// Number of the file in which the first wrong byte is.
+    pub(super) wrong_file: Option<u64>,
+    /// Replies with less data than was asked for, whose rest was asked for again.
+    pub(super) short_replies: u64,
+    pub(super) errors: u64,
+    pub(super) first_error: Option<(Instant, String)>,
+}
+
+/// Carries the rank's part of the load out, from `started` on, until it is done or broken.
+pub(super) fn run(rank: Rank<'_>, stream: RecordStream, started: Instant) -> RankOutcome {
+    let cpu_before = clock_gettime(ClockId::ThreadCPUTime);
+    let mut work = Work::new(rank, stream, started);
+    if let Err(Broken(why)) = work.transfers().and_then(|()| work.commit()) {
+        let rest = work.slots.iter().flatten().map(|operation| operation.index);
+        work.outcome.failed.extend(rest);
+        work.error(why);
+    }
+    let mut outcome = work.outcome;
+    outcome.begun = work.next;
+    outcome.ended = Instant::now();
+    let cpu = clock_gettime(ClockId::ThreadCPUTime) - cpu_before;
+    outcome.cpu = Duration::try_from(cpu).expect("the clock does not go backwards");
+    outcome
+}
+
+/// Counts latencies, in nanoseconds.
+pub(super) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(LATENCY_NS.0, LATENCY_NS.1, 3).expect("the bounds are in order")
+}
+
+/// Why the connection is given up.
+struct Broken(String);
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Self(match error.kind() {
+            ErrorKind::TimedOut => "the server does not answer".into(),
+            ErrorKind::UnexpectedEof => "the server closed the connection within a reply".into(),
+            _ => format!("the connection broke: {error}"),
+        })
+    }
+}
+
+impl From<DecodeError> for Broken {
+    fn from(error: DecodeError) -> Self {
+        Self(format!("the server's reply is malformed: {error}"))
+    }
+}
+
+struct Operation {
+    index: u64,
+    transfer: Transfer,
+    /// Bytes of the transfer that are wanted, and those that were done.
+    wanted: u32,
+    done: u32,
+    began: Option<Instant>,
+    xid: u32,
+}
+
+struct Work<'a> {
+    rank: Rank<'a>,
+    stream: RecordStream,
+    ends_at: Option<Instant>,
+    operations: u64,
+    /// The first operation that was not begun.
+    next: u64,
+    slots: Vec<Option<Operation>>,
+    /// Slots whose calls are in the stream's queue.
+    queued: Vec<usize>,
+    calls: u32,
+    verifier: Option<WriteVerifier>,
+    /// Where data that is verified is received.
+    data: Vec<u8>,
+    outcome: RankOutcome,
+}
+
+impl<'a> Work<'a> {
+    fn new(rank: Rank<'a>, stream: RecordStream, started: Instant) -> Self {
+        let load = rank.load;
+        let outcome = RankOutcome {
+            begun: 0,
+            failed: Vec::new(),
+            operations: 0,
+            bytes: 0,
+            data_ended: started,
+            ended: started,
+            latency: histogram(),
+            cpu: Duration::ZERO,
+            verified: Comparison::default(),
+            wrong_file: None,
+            short_replies: 0,
+            errors: 0,
+            first_error: None,
+        };
+        // A run must not look like the retransmission of an earlier one.
+        let now = clock_gettime(ClockId::Monotonic).tv_nsec;
+        Self {
+            stream,
+            ends_at: load.time_max.map(|time| started + time),
+            operations: rank.plan.operations(rank.number),
+            next: 0,
+            slots: (0..load.depth).map(|_| None).collect(),
+            queued: Vec::new(),
+            calls: u32::try_from(now).expect("less than 10^9"),
+            verifier: None,
+            data: vec![0; usize::try_from(load.io_bytes).expect("32 bits fit")],
+            outcome,
+            rank,
+        }
+    }
+
+    fn transfers(&mut self) -> Result<(), Broken> {
+        for slot in 0..self.slots.len() {
+            self.begin(slot)?;
+        }
+        while self.slots.iter().any(Option::is_some) {
+            // What is answered already is looked at before the calls that follow are sent: many go
+            // at once then.
+            if !self.stream.has_received() {
+                self.flush()?;
+            }
+            self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// Begins the next operation of the plan, if there is one and its time has not come to an end.
+    fn begin(&mut self, slot: usize) -> Result<(), Broken> {
+        let too_late = self.ends_at.is_some_and(|end| Instant::now() >= end);
+        if self.next == self.operations || self.outcome.errors >= ERRORS_MAX || too_late {
+            return Ok(());
+        }
+        let index = self.next;
+        self.next += 1;
+        let transfer = self.rank.plan.transfer(self.rank.number, index);
+        let known = self.rank.files[transfer.file].contents.bytes();
+        let wanted = match self.rank.load.direction {
+            Direction::Read if transfer.offset() < known => {
+                u32::try_from(known - transfer.offset()).unwrap_or(u32::MAX).min(transfer.bytes)
+            }
+            Direction::Read | Direction::Write => transfer.bytes,
+        };
+        let operation = Operation { index, transfer, wanted, done: 0, began: None, xid: 0 };
+        self.send(slot, operation)
+    }
+
+    /// Sends or queues the call for what is left of an operation.
+    fn send(&mut self, slot: usize, mut operation: Operation) -> Result<(), Broken> {
+        operation.xid = self.xid(slot);
+        let (transfer, done) = (operation.transfer, operation.done);
+        let file = &self.rank.files[transfer.file];
+        let offset = transfer.offset() + u64::from(done);
+        let (xid, count) = (operation.xid, operation.wanted - done);
+        self.slots[slot] = Some(operation);
+        self.queued.push(slot);
+        match self.rank.load.direction {
+            Direction::Read => {
+                let args = ReadArgs { file: file.handle, offset, count };
+                call::queue_read(&mut self.stream, &self.rank.caller, xid, args);
+            }
+            Direction::Write => {
+                let load = self.rank.load;
+                let head = call::write_head(file.handle, offset, count, load.stable);
+                call::queue_write(&mut self.stream, &self.rank.caller, xid, head);
+                let (generation, number) = (load.generation, transfer.unit);
+                let unit = Unit { file: file.id, number, generation };
+                let place = self.rank.pool.place(unit, done..done + count);
+                if place.len() <= COPIED_BYTES_MAX {
+                    self.stream.queue_payload(self.rank.pool.bytes(place));
+                } else {
+                    self.stamp();
+                    let at = place.start as u64;
+                    self.stream.send_payload(self.rank.pool.file(), at, place.len())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Broken> {
+        self.stamp();
+        Ok(self.stream.flush()?)
+    }
+
+    /// Notes that what is queued is sent now.
+    fn stamp(&mut self) {
+        let now = Instant::now();
+        for slot in self.queued.drain(..) {
+            if let Some(operation) = &mut self.slots[slot] {
+                operation.began.get_or_insert(now);
+            }
+        }
+    }
+
+    fn xid(&mut self, slot: usize) -> u32 {
+        self.calls = self.calls.wrapping_add(1);
+        self.calls << SLOT_BITS | u32::try_from(slot).expect("less than 256")
+    }
+
+    fn receive(&mut self) -> Result<(), Broken> {
+        if !self.stream.next()? {
+            return Err(Broken("the server closed the connection".into()));
+        }
+        match self.rank.load.direction {
+            Direction::Read => {
+                let (xid, answer) = call::reply::<ReadReplyHead>(&mut self.stream)??;
+                let (slot, operation) = self.operation(xid)?;
+                match status(answer) {
+                    Ok(head) => self.read_answered(slot, operation, head),
+                    Err(refusal) => self.refused(slot, operation, refusal),
+                }
+            }
+            Direction::Write => {
+                let (xid, answer) = call::reply::<WriteReply>(&mut self.stream)??;
+                self.stream.finish()?;
+                let (slot, operation) = self.operation(xid)?;
+                match status(answer) {
+                    Ok(ok) => self.write_answered(slot, operation, &ok),
+                    Err(refusal) => self.refused(slot, operation, refusal),
+                }
+            }
+        }
+    }
+
+    /// The operation that a reply is for. Its slot is free from now on.
+    fn operation(&mut self, xid: u32) -> Result<(usize, Operation), Broken> {
+        let slot = usize::try_from(xid & ((1 << SLOT_BITS) - 1)).expect("less than 256");
+        let place = self.slots.get_mut(slot);
+        let operation = place.and_then(|slot| slot.take_if(|operation| operation.xid == xid));
+        match operation {
+            Some(operation) => Ok((slot, operation)),
+            None => Err(Broken(format!("the server answers call {xid:#010x}, which was not made"))),
+        }
+    }
+
+    fn read_answered(
+        &mut self,
+        slot: usize,
+        mut operation: Operation,
+        head: ReadHead,
+    ) -> Result<(), Broken> {
+        let left = operation.wanted - operation.done;
+        let at = operation.transfer.offset() + u64::from(operation.done);
+        let end = at + u64::from(head.count);
+        if head.count > left {
+            let what = format!("READ of {left} bytes at {at} was answered with {}", head.count);
+            return Err(Broken(what));
+        }
+        self.take_data(&operation, at, head.count)?;
+        self.stream.finish()?;
+        operation.done += head.count;
+        // At the end a server may leave it to the next READ to find that out; before the end it is
+        // a lie by which a client loses data.
+        let known = self.rank.files[operation.transfer.file].contents.bytes();
+        if head.eof && end < known {
+            self.failed(&operation, &format!("said to be the end of a file of {known} bytes"));
+        } else if operation.done == operation.wanted {
+            self.completed(&operation);
+        } else if head.count == 0 || head.eof {
+            self.failed(&operation, &format!("the file ends at {end}"));
+        } else {
+            self.outcome.short_replies += 1;
+            return self.send(slot, operation);
+        }
+        self.begin(slot)
+    }
+
+    fn take_data(&mut self, operation: &Operation, at: u64, count: u32) -> Result<(), Broken> {
+        let len = usize::try_from(count).expect("32 bits fit");
+        let compare = match self.rank.load.verify {
+            Verify::Full => true,
+            Verify::Sampled => {
+                mix(self.rank.number as u64, operation.index).is_multiple_of(SAMPLED)
+            }
+            Verify::Nothing => false,
+        };
+        if !compare {
+            return Ok(self.stream.discard(len)?);
+        }
+        let data = &mut self.data[..len];
+        self.stream.receive(data)?;
+        let file = &self.rank.files[operation.transfer.file];
+        let comparison = file.contents.compare(self.rank.pool, file.id, at, data);
+        let sum = &mut self.outcome.verified;
+        sum.verified += comparison.verified;
+        sum.wrong += comparison.wrong;
+        if sum.first_wrong.is_none() && comparison.first_wrong.is_some() {
+            sum.first_wrong = comparison.first_wrong;
+            self.outcome.wrong_file = Some(file.id);
+        }
+        Ok(())
+    }
+
+    fn write_answered(
+        &mut self,
+        slot: usize,
+        mut operation: Operation,
+        ok: &WriteOk,
+    ) -> Result<(), Broken> {
+        let left = operation.wanted - operation.done;
+        if ok.count == 0 || ok.count > left {
+            self.failed(&operation, &format!("{} of {left} bytes written", ok.count));
+            return self.begin(slot);
+        }
+        if ok.committed < self.rank.load.stable {
+            self.failed(&operation, &format!("less durable than wanted: {}", ok.committed.name()));
+            return self.begin(slot);
+        }
+        if *self.verifier.get_or_insert(ok.verifier) != ok.verifier {
+            self.verifier = Some(ok.verifier);
+            self.failed(&operation, LOST);
+            return self.begin(slot);
+        }
+        operation.done += ok.count;
+        if operation.done < operation.wanted {
+            self.outcome.short_replies += 1;
+            return self.send(slot, operation);
+        }
+        self.completed(&operation);
+        self.begin(slot)
+    }
+
+    fn completed(&mut self, operation: &Operation) {
+        let now = Instant::now();
+        let began = operation.began.expect("it was sent");
+        let ns = u64::try_from((now - began).as_nanos()).unwrap_or(u64::MAX);
+        self.outcome.latency.saturating_record(ns);
+        self.outcome.data_ended = now;
+        self.outcome.operations += 1;
+        self.outcome.bytes += u64::from(operation.wanted);
+        self.rank.progress.bytes.fetch_add(operation.wanted.into(), Ordering::Relaxed);
+        self.rank.progress.operations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The server refused an operation; what it cannot do now is asked for again.
+    fn refused(
+        &mut self,
+        slot: usize,
+        operation: Operation,
+        refusal: Refusal,
+    ) -> Result<(), Broken> {
+        self.stream.finish()?;
+        let patient = operation.began.is_none_or(|at| at.elapsed() < self.rank.load.timeout);
+        match refusal {
+            Refusal::Status(Status::Jukebox) if patient => {
+                std::thread::sleep(JUKEBOX_PAUSE);
+                self.send(slot, operation)
+            }
+            refusal => {
+                self.failed(&operation, &refusal.to_string());
+                self.begin(slot)
+            }
+        }
+    }
+
+    fn failed(&mut self, operation: &Operation, why: &str) {
+        let name = match self.rank.load.direction {
+            Direction::Read => "READ",
+            Direction::Write => "WRITE",
+        };
+        let Operation { index, transfer, .. } = operation;
+        self.outcome.failed.push(*index);
+        let id = self.rank.files[transfer.file].id;
+        self.error(format!("{name} {index}, file {id} at {}: {why}", transfer.offset()));
+    }
+
+    fn error(&mut self, what: String) {
+        self.outcome.errors += 1;
+        let number = self.rank.number;
+        let text = || (Instant::now(), format!("rank {number}: {what}"));
+        self.outcome.first_error.get_or_insert_with(text);
+    }
+
+    /// Has the rank's file made durable, if its data is not.
+    fn commit(&mut self) -> Result<(), Broken> {
+        let load = self.rank.load;
+        if load.direction == Direction::Read || load.stable != StableHow::Unstable || self.next == 0
+        {
+            return Ok(());
+        }
+        let file = self.rank.files[self.rank.plan.transfer(self.rank.number, 0).file].handle;
+        self.stream.set_patience(Some(load.timeout * COMMIT_PATIENCE))?;
+        let began = Instant::now();
+        loop {
+            match self.commit_once(file)? {
+                Ok(verifier) if self.verifier.is_some_and(|written| written != verifier) => {
+                    self.error(format!("COMMIT: {LOST}"));
+                }
+                Ok(_) => {}
+                Err(Refusal::Status(Status::Jukebox)) if began.elapsed() < load.timeout => {
+                    std::thread::sleep(JUKEBOX_PAUSE);
+                    continue;
+                }
+                Err(refusal) => self.error(format!("COMMIT: {refusal}")),
+            }
+            return Ok(());
+        }
+    }
+
+    fn commit_once(&mut self, file: FileHandle) -> Result<Result<WriteVerifier, Refusal>, Broken> {
+        let wanted = self.xid(0);
+        call::queue_commit(&mut self.stream, &self.rank.caller, wanted, file);
+        self.stream.flush()?;
+        if !self.stream.next()? {
+            return Err(Broken("the server closed the connection before it had committed".into()));
+        }
+        let (xid, answer) = call::reply::<CommitReply>(&mut self.stream)??;
+        self.stream.finish()?;
+        if xid != wanted {
+            let what = format!("the server answers call {xid:#010x} instead of the COMMIT");
+            return Err(Broken(what));
+        }
+        Ok(status(answer).map(|ok| ok.verifier))
+    }
+}
+
+/// Why an operation was not done.
+enum Refusal {
+    Status(Status),
+    Header(ReplyHeader),
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Status(status) => f.write_str(status.name()),
+            Self::Header(header) => write!(f, "the server refuses the call: {header:?}"),
+        }
+    }
+}
+
+fn status<T, F>(answer: Result<proto::nfs3::Reply<T, F>, ReplyHeader>) -> Result<T, Refusal> {
+    answer.map_err(Refusal::Header)?.map_err(|failure| Refusal::Status(failure.status))
+}
+
+const LOST: &str = "the write verifier changed: the server restarted, and what it had not put on \
+                    the disk is lost";

@@ -1,0 +1,122 @@
+//! Watching a load from outside: how much was done in each second, and what it did to the server.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use super::rank::Progress;
+use crate::record::Second;
+
+/// The period of looking.
+const PERIOD: Duration = Duration::from_millis(100);
+/// The length of what is recorded.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What is seen at one moment, where it can be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// Resident memory of the server.
+    pub server_rss_bytes: Option<u64>,
+    /// Page cache, as [`Second::page_cache_bytes`].
+    pub page_cache_bytes: Option<u64>,
+    /// Of that, dirty or in write-back.
+    pub dirty_bytes: Option<u64>,
+}
+
+/// Who looks on while a load is at work, ten times a second.
+pub struct Watch<'a> {
+    /// Looks at the server. Of each second the most is recorded.
+    pub observe: Box<dyn FnMut() -> Observed + 'a>,
+    /// Is told how many bytes all groups have done so far.
+    pub progress: Box<dyn FnMut(u64) + 'a>,
+}
+
+impl Watch<'_> {
+    /// Nobody.
+    #[must_use]
+    pub fn nobody() -> Self {
+        Self { observe: Box::new(Observed::default), progress: Box::new(|_| {}) }
+    }
+}
+
+/// The seconds of a group.
+pub(super) struct Series {
+    started: Instant,
+    /// What was recorded already: until when, bytes and operations.
+    until: Instant,
+    bytes: u64,
+    operations: u64,
+    most: Observed,
+    seconds: Vec<Second>,
+}
+
+impl Series {
+    pub(super) fn new(started: Instant) -> Self {
+        let most = Observed::default();
+        Self { started, until: started, bytes: 0, operations: 0, most, seconds: Vec::new() }
+    }
+
+    pub(super) fn into_seconds(self) -> Vec<Second> {
+        self.seconds
+    }
+
+    fn look(&mut self, now: Instant, observed: Observed, ranks: &[Progress]) {
+        let most = &mut self.most;
+        most.server_rss_bytes = most.server_rss_bytes.max(observed.server_rss_bytes);
+        most.page_cache_bytes = most.page_cache_bytes.max(observed.page_cache_bytes);
+        most.dirty_bytes = most.dirty_bytes.max(observed.dirty_bytes);
+        if now - self.until >= SECOND {
+            self.record(now, ranks);
+        }
+    }
+
+    /// Records the rest of the last second, up to the group's end.
+    pub(super) fn end(&mut self, end: Instant, ranks: &[Progress]) {
+        if end > self.until {
+            self.record(end, ranks);
+        }
+    }
+
+    fn record(&mut self, now: Instant, ranks: &[Progress]) {
+        let (bytes, operations) = (Progress::bytes(ranks), Progress::operations(ranks));
+        self.seconds.push(Second {
+            at_secs: (now - self.started).as_secs_f64(),
+            secs: (now - self.until).as_secs_f64(),
+            bytes: bytes - self.bytes,
+            operations: operations - self.operations,
+            server_rss_bytes: self.most.server_rss_bytes,
+            page_cache_bytes: self.most.page_cache_bytes,
+            dirty_bytes: self.most.dirty_bytes,
+        });
+        (self.until, self.bytes, self.operations) = (now, bytes, operations);
+        self.most = Observed::default();
+    }
+}
+
+/// Looks on until all ranks have told by `ends` that they ended; each tells its group.
+pub(super) fn until_ended(
+    ends: &Receiver<usize>,
+    progress: &[Vec<Progress>],
+    series: &mut [Series],
+    watch: &mut Watch<'_>,
+) {
+    let mut at_work: Vec<_> = progress.iter().map(Vec::len).collect();
+    let mut next = Instant::now();
+    loop {
+        match ends.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Ok(group) => at_work[group] -= 1,
+            Err(RecvTimeoutError::Timeout) => {
+                let observed = (watch.observe)();
+                let now = Instant::now();
+                for ((series, ranks), at_work) in series.iter_mut().zip(progress).zip(&at_work) {
+                    if *at_work > 0 {
+                        series.look(now, observed, ranks);
+                    }
+                }
+                let bytes = progress.iter().map(|ranks| Progress::bytes(ranks)).sum();
+                (watch.progress)(bytes);
+                next = (next + PERIOD).max(now);
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Records of RPC over TCP (RFC 5531 §11) by blocking calls, with as little work for the processor
+//! as can be: payloads are sent from a file and thrown away without being copied.
+
+use std::io::{self, ErrorKind};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use proto::oncrpc::RecordMark;
+use proto::xdr::{Reader, Writer, padded};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+/// Payloads up to this size are copied, which costs less than system calls of their own.
+pub(crate) const COPIED_BYTES_MAX: usize = 16 * 1024;
+/// What is taken from the socket at once where payloads are small.
+const BUFFER_BYTES: usize = 64 * 1024;
+/// What is taken at once where payloads are large: most heads, and little of what follows.
+const AHEAD_OF_PAYLOAD_BYTES: usize = 192;
+/// Longest beginning of a record that is kept to be decoded.
+const HEAD_BYTES_MAX: usize = 8 * 1024;
+/// So much of a record becomes its head at a time: the rest may be payload.
+const HEAD_STEP_BYTES: usize = 256;
+/// Fragments of one record: a peer that sends empty ones for ever is not waited for.
+const FRAGMENTS_MAX: u32 = 1 << 16;
+
+/// A connection that carries records both ways.
+pub(crate) struct RecordStream {
+    stream: TcpStream,
+    /// How long the peer may take for a record, or to take what is sent.
+    patience: Option<Duration>,
+    until: Option<Instant>,
+    /// Taken from the socket and not yet looked at: `start..end`.
+    received: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// Of the fragment that is being read, what has not been passed on.
+    fragment_bytes: usize,
+    last_fragment: bool,
+    fragments: u32,
+    /// Bytes of the record's fragments so far, and how many they may be.
+    record_bytes: usize,
+    record_bytes_max: usize,
+    head: Vec<u8>,
+    /// What lies behind this in the head is payload.
+    head_used: usize,
+    /// Passed of the record's payload, and what is taken from the socket at once therefore.
+    payload_bytes: usize,
+    ahead_bytes: usize,
+    /// Lent to the kernel where it wants a place for what it throws away. Never touched.
+    unread: Box<[u8]>,
+    unsent: Vec<u8>,
+}
+
+impl RecordStream {
+    /// Takes a connection over. Records with payloads of more than `payload_bytes_max` are errors.
+    pub(crate) fn new(
+        stream: TcpStream,
+        payload_bytes_max: usize,
+        patience: Option<Duration>,
+    ) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(patience)?;
+        let mut records = Self {
+            stream,
+            patience,
+            until: None,
+            received: vec![0; BUFFER_BYTES].into(),
+            start: 0,
+            end: 0,
+            fragment_bytes: 0,
+            last_fragment: true,
+            fragments: 0,
+            record_bytes: 0,
+            record_bytes_max: payload_bytes_max + HEAD_BYTES_MAX,
+            head: Vec::with_capacity(HEAD_STEP_BYTES),
+            head_used: 0,
+            payload_bytes: payload_bytes_max,
+            ahead_bytes: 0,
+            unread: vec![0; payload_bytes_max].into(),
+            unsent: Vec::new(),
+        };
+        records.set_patience(patience)?;
+        Ok(records)
+    }
+
+    /// How long each record from now on may take; `None` is for ever.
+    pub(crate) fn set_patience(&mut self, patience: Option<Duration>) -> io::Result<()> {
+        self.patience = patience;
+        self.stream.set_read_timeout(patience)
+    }
+
+    /// Whether something was received that has not been looked at.
+    pub(crate) fn has_received(&self) -> bool {
+        self.start < self.end
+    }
+
+    /// Waits for the next record. `false` when the peer closed the connection instead.
+    ///
+    /// # Errors
+    /// Those of the socket; `TimedOut` when the peer sends nothing.
+    pub(crate) fn next(&mut self) -> io::Result<bool> {
+        debug_assert!(self.last_fragment && self.fragment_bytes == 0, "the last one was finished");
+        self.until = self.patience.map(|patience| Instant::now() + patience);
+        self.head.clear();
+        self.head_used = 0;
+        self.record_bytes = 0;
+        self.fragments = 0;
+        // Records that follow each other are mostly of a kind.
+        let large = self.payload_bytes > COPIED_BYTES_MAX;
+        self.ahead_bytes = if large { AHEAD_OF_PAYLOAD_BYTES } else { BUFFER_BYTES };
+        self.payload_bytes = 0;
+        match self.next_fragment() {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && !self.has_received() => {
+                Ok(false)
+            }
+            result => result.map(|()| true),
+        }
+    }
+
+    /// Decodes the beginning of the record; what follows it is the payload. The inner error is that
+    /// of `parse`, given all of the record that may be a head.
+    pub(crate) fn decode<T, E>(
+        &mut self,
+        parse: impl Fn(&mut Reader<'_>) -> Result<T, E>,
+    ) -> io::Result<Result<T, E>> {
+        if self.head.is_empty() {
+            self.lengthen_head()?;
+        }
+        loop {
+            let mut reader = Reader::new(&self.head);
+            match parse(&mut reader) {
+                Ok(value) => {
+                    self.head_used = reader.position();
+                    return Ok(Ok(value));
+                }
+                Err(error) if !self.lengthen_head()? => return Ok(Err(error)),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Takes `data.len()` bytes of payload in.
+    pub(crate) fn receive(&mut self, data: &mut [u8]) -> io::Result<()> {
+        self.pass(data.len(), Some(data))
+    }
+
+    /// Throws `len` bytes of payload away.
+    pub(crate) fn discard(&mut self, len: usize) -> io::Result<()> {
+        self.pass(len, None)
+    }
+
+    /// Throws away what is left of the record: padding, mostly.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        self.head_used = self.head.len();
+        loop {
+            let len = self.fragment_bytes;
+            self.pass(len, None)?;
+            if self.last_fragment {
+                return Ok(());
+            }
+            self.next_fragment()?;
+        }
+    }
+
+    fn pass(&mut self, len: usize, mut into: Option<&mut [u8]>) -> io::Result<()> {
+        let held = len.min(self.head.len() - self.head_used);
+        if let Some(into) = &mut into {
+            into[..held].copy_from_slice(&self.head[self.head_used..][..held]);
+        }
+        self.head_used += held;
+        self.payload_bytes += len;
+        let mut passed = held;
+        while passed < len {
+            while self.fragment_bytes == 0 {
+                if self.last_fragment {
+                    return Err(malformed("a record ends within its payload"));
+                }
+                self.next_fragment()?;
+            }
+            let wanted = (len - passed).min(self.fragment_bytes);
+            let buffered = wanted.min(self.end - self.start);
+            let took = match &mut into {
+                Some(into) if buffered > 0 => {
+                    let from = &self.received[self.start..][..buffered];
+                    into[passed..][..buffered].copy_from_slice(from);
+                    self.start += buffered;
+                    buffered
+                }
+                None if buffered > 0 => {
+                    self.start += buffered;
+                    buffered
+                }
+                Some(into) => {
+                    let into = &mut into[passed..][..wanted];
+                    receive(&self.stream, self.until, into, RecvFlags::WAITALL)?
+                }
+                None => {
+                    // TCP drops what this flag asks for without copying it anywhere (tcp(7)).
+                    let flags = RecvFlags::WAITALL | RecvFlags::TRUNC;
+                    let wanted = wanted.min(self.unread.len());
+                    receive(&self.stream, self.until, &mut self.unread[..wanted], flags)?
+                }
+            };
+            self.fragment_bytes -= took;
+            passed += took;
+        }
+        Ok(())
+    }
+
+    /// Adds what has come of the record to its head. `false` when no more of it can be a head.
+    fn lengthen_head(&mut self) -> io::Result<bool> {
+        while self.fragment_bytes == 0 {
+            if self.last_fragment {
+                return Ok(false);
+            }
+            self.next_fragment()?;
+        }
+        if !self.has_received() {
+            self.fill(1)?;
+        }
+        let room = HEAD_STEP_BYTES.min(HEAD_BYTES_MAX - self.head.len());
+        let len = room.min(self.end - self.start).min(self.fragment_bytes);
+        self.head.extend_from_slice(&self.received[self.start..][..len]);
+        self.start += len;
+        self.fragment_bytes -= len;
+        Ok(len > 0)
+    }
+
+    fn next_fragment(&mut self) -> io::Result<()> {
+        self.fill(RecordMark::BYTES)?;
+        let mark = self.received[self.start..].first_chunk().expect("so much was waited for");
+        let mark = RecordMark::from_bytes(*mark);
+        self.start += RecordMark::BYTES;
+        self.fragments += 1;
+        self.fragment_bytes = usize::try_from(mark.len).map_err(|_| malformed("a long record"))?;
+        self.record_bytes += self.fragment_bytes;
+        self.last_fragment = mark.last;
+        if self.record_bytes > self.record_bytes_max || self.fragments > FRAGMENTS_MAX {
+            return Err(malformed("a record is longer than anything that was asked for"));
+        }
+        Ok(())
+    }
+
+    /// Takes bytes in until at least `len` are held.
+    fn fill(&mut self, len: usize) -> io::Result<()> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.received.len() - self.start < RecordMark::BYTES {
+            self.received.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        while self.end - self.start < len {
+            let room = self.ahead_bytes.min(self.received.len() - self.end);
+            let into = &mut self.received[self.end..][..room];
+            self.end += receive(&self.stream, self.until, into, RecvFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    /// Puts a record's beginning in the queue to be sent; `payload_bytes` and their padding are to
+    /// follow by [`RecordStream::queue_payload`] or [`RecordStream::send_payload`].
+    pub(crate) fn queue(&mut self, payload_bytes: usize, encode: impl FnOnce(&mut Writer)) {
+        let mark_at = self.unsent.len();
+        let mut writer = Writer::from_vec(std::mem::take(&mut self.unsent));
+        writer.u32(0);
+        encode(&mut writer);
+        self.unsent = writer.into_vec();
+        let head_at = mark_at + RecordMark::BYTES;
+        let len = self.unsent.len() - head_at + padded(payload_bytes);
+        let len = u32::try_from(len).expect("records that are sent are small");
+        let mark = RecordMark { last: true, len };
+        self.unsent[mark_at..head_at].copy_from_slice(&mark.to_bytes());
+    }
+
+    /// Puts the payload of the record that was queued last in the queue, and its padding.
+    pub(crate) fn queue_payload(&mut self, data: &[u8]) {
+        self.unsent.extend_from_slice(data);
+        self.queue_padding(data.len());
+    }
+
+    /// Sends the queue, and `len` bytes of `file` from `offset` as the payload of the record that
+    /// was queued last. Their padding is left in the queue.
+    pub(crate) fn send_payload(
+        &mut self,
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+    ) -> io::Result<()> {
+        self.send(SendFlags::MORE)?;
+        let until = self.patience.map(|patience| Instant::now() + patience);
+        let (mut at, mut left) = (offset, len);
+        while left > 0 {
+            match rustix::fs::sendfile(&self.stream, &file, Some(&mut at), left) {
+                Ok(0) => return Err(malformed("the file to be sent ends")),
+                Ok(sent) => left -= sent,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(timed_out(errno)),
+            }
+            check(until)?;
+        }
+        self.queue_padding(len);
+        Ok(())
+    }
+
+    /// Sends what is in the queue.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.send(SendFlags::empty())
+    }
+
+    fn send(&mut self, flags: SendFlags) -> io::Result<()> {
+        if self.unsent.is_empty() {
+            return Ok(());
+        }
+        let until = self.patience.map(|patience| Instant::now() + patience);
+        let mut sent = 0;
+        while sent < self.unsent.len() {
+            let rest = &self.unsent[sent..];
+            match rustix::net::send(&self.stream, rest, flags | SendFlags::NOSIGNAL) {
+                Ok(len) => sent += len,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(timed_out(errno)),
+            }
+            check(until)?;
+        }
+        self.unsent.clear();
+        Ok(())
+    }
+
+    fn queue_padding(&mut self, payload_bytes: usize) {
+        let len = self.unsent.len() + padded(payload_bytes) - payload_bytes;
+        self.unsent.resize(len, 0);
+    }
+}
+
+/// One call of the socket, which waits until something is there.
+fn receive(
+    stream: &TcpStream,
+    until: Option<Instant>,
+    into: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<usize> {
+    loop {
+        check(until)?;
+        match rustix::net::recv(stream, &mut *into, flags) {
+            Ok((_, 0)) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok((_, len)) => return Ok(len),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(timed_out(errno)),
+        }
+    }
+}
+
+fn check(until: Option<Instant>) -> io::Result<()> {
+    match until {
+        Some(until) if Instant::now() > until => Err(ErrorKind::TimedOut.into()),
+        _ => Ok(()),
+    }
+}
+
+/// A socket with a timeout says that it would have to wait.
+fn timed_out(errno: Errno) -> io::Error {
+    if errno == Errno::AGAIN { ErrorKind::TimedOut.into() } else { errno.into() }
+}
+
+fn malformed(what: &'static str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}
