@@ -51,13 +51,16 @@ impl BlockDevice {
     ///
     /// # Errors
     /// [`Error::Machine`]: it is not there.
-    #[expect(dead_code, reason = "for scratch disks, which follow")]
     pub(super) fn at(path: &str) -> Result<Self> {
         let device = fs::metadata(path).map_err(Error::machine(path))?.rdev();
         Self::numbered(number(device))
     }
 
-    fn numbered(number: String) -> Result<Self> {
+    /// The device of this number.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: there is none.
+    pub(super) fn numbered(number: String) -> Result<Self> {
         let link = sysfs(&number);
         let target = fs::read_link(&link).map_err(Error::machine(link.display().to_string()))?;
         let name = target.file_name().unwrap_or_default().to_string_lossy();
@@ -70,7 +73,6 @@ impl BlockDevice {
     ///
     /// # Errors
     /// [`Error::Machine`]: it is gone.
-    #[expect(dead_code, reason = "for scratch disks, which follow")]
     pub(super) fn disk(&self) -> Result<Self> {
         let own = sysfs(&self.number);
         if !own.join("partition").exists() {

@@ -31,6 +31,46 @@ impl fmt::Display for NetworkLimits {
     }
 }
 
+/// A slow device under the files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct DeviceLimits {
+    /// Bound what the device reads, and what it writes: 100MiB/s
+    #[arg(long = "device-rate", value_name = "RATE")]
+    pub rate: Option<Rate>,
+    /// Bound how many requests for reading, and for writing, the device takes each second
+    #[arg(
+        long = "device-iops",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub operations_per_sec: Option<u32>,
+    /// Delay every request to the device (dm-delay, whole milliseconds): 5ms
+    #[arg(long = "device-delay", value_name = "TIME")]
+    pub delay: Option<Delay>,
+}
+
+impl DeviceLimits {
+    /// Whether there is anything to be slowed down.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether there is a bound on how much is done, which cgroups keep.
+    pub(super) fn bounds_throughput(&self) -> bool {
+        self.rate.is_some() || self.operations_per_sec.is_some()
+    }
+}
+
+impl fmt::Display for DeviceLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = self.rate.map(|rate| format!("rate {rate}"));
+        let operations = self.operations_per_sec.map(|count| format!("{count} requests/s"));
+        let delay = self.delay.map(|delay| format!("delay {delay}"));
+        write_list(f, [rate, operations, delay])
+    }
+}
+
 fn write_list<const N: usize>(
     f: &mut fmt::Formatter<'_>,
     parts: [Option<String>; N],
@@ -53,5 +93,18 @@ mod tests {
         limits.rate = Some("1gbit".parse().unwrap());
         assert_eq!(limits.to_string(), "delay 5 ms, rate 1 gbit");
         assert!(!limits.is_none());
+    }
+
+    #[test]
+    fn a_device_is_told_likewise() {
+        let limits = DeviceLimits {
+            rate: "10MiB/s".parse().ok(),
+            operations_per_sec: Some(500),
+            delay: "5ms".parse().ok(),
+        };
+        assert_eq!(limits.to_string(), "rate 10 MiB/s, 500 requests/s, delay 5 ms");
+        assert!(limits.bounds_throughput() && !limits.is_none());
+        let only_late = DeviceLimits { delay: limits.delay, ..DeviceLimits::default() };
+        assert!(!only_late.bounds_throughput() && !only_late.is_none());
     }
 }

@@ -142,7 +142,6 @@ impl MemoryGroup {
     ///
     /// # Errors
     /// [`Error::Machine`]: version 1, where write-back is nobody's, or no such controller.
-    #[expect(dead_code, reason = "for scratch disks, which follow")]
     pub(super) fn io_limits(&self) -> Result<PathBuf> {
         let why = "I/O can be bounded only in groups of version 2 with the controller `io`";
         let refused = || Error::machine(why);

@@ -55,8 +55,8 @@ mod tests {
         assert_eq!(run("echo", &["a b"]).unwrap(), "a b\n");
         let error = run("sh", &["-c", "echo no >&2; exit 3"]).unwrap_err().to_string();
         assert_eq!(error, "sh: exit status: 3: no");
-        let error = run("no-such-program-here", &["-h"]).unwrap_err().to_string();
-        assert_eq!(error, "no-such-program-here is needed and not installed");
+        let error = run("/missing/program", &["-h"]).unwrap_err().to_string();
+        assert_eq!(error, "/missing/program is needed and not installed");
     }
 
     #[test]
