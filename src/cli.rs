@@ -35,6 +35,11 @@ pub(crate) enum Command {
     Mount(MountCommand),
     #[command(flatten)]
     Files(commands::Command),
+    /// Measure servers, I/O modes and file systems: experiments that anybody can repeat
+    Bench {
+        #[command(subcommand)]
+        experiment: bench::Command,
+    },
 }
 
 #[derive(Args)]

@@ -6,6 +6,7 @@ mod cli;
 mod commands;
 mod serve;
 
+use std::env;
 use std::process::ExitCode;
 
 use cli::Command;
@@ -16,6 +17,19 @@ fn main() -> ExitCode {
         Ok(Command::Check(options)) => check::run(&options),
         Ok(Command::Mount(command)) => commands::mount::run(&command),
         Ok(Command::Files(command)) => commands::run(&command),
+        Ok(Command::Bench { experiment }) => experiments(&experiment),
         Err(status) => status,
+    }
+}
+
+fn experiments(experiment: &bench::Command) -> ExitCode {
+    let program = match env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return cli::failed(&error),
+    };
+    match bench::run(experiment, &program, env::args_os().skip(1).collect()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(bench::Error::Misuse(sentence)) => cli::misused(&sentence),
+        Err(error) => cli::failed(&error),
     }
 }

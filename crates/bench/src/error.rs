@@ -32,6 +32,9 @@ pub enum Error {
         #[source]
         source: client::Error,
     },
+    /// The user wanted no more of it.
+    #[error("interrupted; what was measured until then is kept")]
+    Interrupted,
     /// A file of records is not one.
     #[error("{file}, line {line}: {why}")]
     Record {

@@ -1,8 +1,8 @@
 //! Experiments on NFS servers and file systems that anybody can repeat: `spillway bench`.
 //!
-//! An experiment puts loads on subjects (servers or I/O modes) in turns, watches
-//! processes, caches and devices meanwhile, and leaves records ([`record`]). All that is
-//! shown, tables, reports and comparisons, is made from records alone.
+//! An experiment puts loads on subjects (servers or I/O modes) in turns, watches processes, caches
+//! and devices meanwhile, and leaves records ([`record`]). All that is shown, tables, reports and
+//! comparisons, is made from records alone.
 #![forbid(unsafe_code)]
 
 pub mod compare;
@@ -10,15 +10,112 @@ mod error;
 pub mod experiments;
 pub mod figure;
 pub mod load;
+mod meter;
 pub mod null_server;
 pub mod numeral;
+mod options;
 pub mod record;
 mod record_stream;
 pub mod recorded;
+mod recording;
 pub mod rig;
 #[cfg(test)]
 mod samples;
+mod stage;
 pub mod statistics;
+mod stop;
+mod subject;
 pub mod table;
 
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+
 pub use error::{Error, Result};
+use experiments::servers::{self, OnServers};
+use experiments::{io as reads_and_writes, readdir, uncached, writeback};
+use recording::{OutputOptions, Recording};
+
+/// What `spillway bench` can do.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// READ and WRITE after the patterns of IOR, and at random: rate, latency, what it costs the
+    /// server, and whether every byte is right
+    Io(Box<reads_and_writes::Options>),
+    /// Write many files at once in a local directory, through the page cache and past it
+    Uncached(Box<Uncached>),
+    /// List a large directory that stays as it is, and one that changes meanwhile
+    Readdir(Box<OnServers<readdir::Options>>),
+    /// Write a file in tiny records through Spillway's client, with few and with many WRITEs under
+    /// way
+    Writeback(Box<OnServers<writeback::Options>>),
+    /// Tell what differs significantly between two files of records, or between what one compares
+    Compare(compare::Args),
+    /// Serve nothing, at once: what a load costs beside this server is the load's own cost
+    #[command(hide = true)]
+    NullServer,
+}
+
+/// Options of `spillway bench uncached`.
+#[derive(Args, Clone, Debug)]
+pub struct Uncached {
+    #[command(flatten)]
+    own: uncached::Options,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+/// Carries a command out. `program` is this program, `arguments` what it was given.
+///
+/// # Errors
+/// [`Error`] sorts them; what was measured before one is kept and shown.
+pub fn run(command: &Command, program: &Path, arguments: Vec<OsString>) -> Result<()> {
+    let words = || arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    match command {
+        Command::Io(options) => reads_and_writes::run(options, program, words()),
+        Command::Uncached(options) => run_uncached(options, program, &arguments, words()),
+        Command::Readdir(options) => servers::run(options, program, words()),
+        Command::Writeback(options) => servers::run(options, program, words()),
+        Command::Compare(options) => compare::run(options, &mut io::stdout().lock()),
+        Command::NullServer => serve_nothing(),
+    }
+}
+
+fn run_uncached(
+    options: &Uncached,
+    program: &Path,
+    arguments: &[OsString],
+    words: Vec<String>,
+) -> Result<()> {
+    let again = uncached::in_memory_group(&options.own, program, arguments.iter().cloned())?;
+    if let Some(status) = again {
+        // It has told what there was to tell.
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    let mut run = rig::begin_run("uncached", words)?;
+    options.own.describe(&mut run)?;
+    run.file_system = rig::FileSystem::described(&options.own.directory)?;
+    run.note.clone_from(&options.output.note);
+    let mut recording = Recording::start(&options.output, run)?;
+    let done = uncached::run(&options.own, &mut |measurement| recording.add(measurement));
+    recording.finish()?;
+    done
+}
+
+/// Says where it listens, and serves until it is killed or whoever started it is gone.
+fn serve_nothing() -> Result<()> {
+    let failed = || Error::machine("the server that does nothing");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed())?;
+    let address = listener.local_addr().map_err(failed())?;
+    let mut stdout = io::stdout();
+    writeln!(stdout, "{address}").and_then(|()| stdout.flush()).map_err(failed())?;
+    std::thread::spawn(|| {
+        // Its stdin is a pipe that nobody writes to: it ends with the process at the other end.
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        std::process::exit(0);
+    });
+    null_server::serve(&listener).map_err(failed())
+}

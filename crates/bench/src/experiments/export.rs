@@ -138,7 +138,7 @@ pub(super) async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) 
         done = work => done,
         signal = tokio::signal::ctrl_c() => {
             signal.map_err(Error::machine("cannot listen for SIGINT"))?;
-            Err(Error::Misuse("interrupted".to_owned()))
+            Err(Error::Interrupted)
         }
     }
 }

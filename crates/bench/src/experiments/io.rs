@@ -1,0 +1,430 @@
+//! READ and WRITE loads after the patterns of IOR: large and aligned in files of one's own, small
+//! and misaligned in one file of all, and small at random.
+
+mod calibration;
+mod phase;
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use proto::nfs3::StableHow;
+use server::config::ByteSize;
+
+use crate::figure::Figure;
+use crate::load::{
+    self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Watch, create_files,
+    remove_files,
+};
+use crate::meter::{Meter, mib};
+use crate::options::TargetOptions;
+use crate::record::Measurement;
+use crate::recording::{OutputOptions, Recording};
+use crate::rig::{begin_run, drop_caches};
+use crate::stage::{Export, Stage, SurroundingsOptions};
+use crate::stop::Stop;
+use crate::subject::Subject;
+use crate::{Error, Result};
+use calibration::NullServer;
+use phase::{Files, Phase, Sizes};
+
+/// `spillway bench io`.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    #[command(flatten)]
+    pub(crate) target: TargetOptions,
+
+    /// What is done, in this order: easy-write, easy-read, random-read, random-write, hard-write,
+    /// hard-read [default: all]
+    #[arg(long, value_name = "PHASE[,PHASE...]", value_delimiter = ',')]
+    phases: Vec<Phase>,
+
+    /// Ranks that make the load, each with a connection of its own
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    ranks: u16,
+
+    /// Calls that each rank has in flight
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    depth: u16,
+
+    /// Data of all ranks together in the easy phases, and in the hard ones
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    size: ByteSize,
+
+    /// Size of a READ or WRITE of the easy phases
+    #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+    easy_bytes: ByteSize,
+
+    /// Size of a READ or WRITE of the hard phases, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 47_008)]
+    hard_bytes: u32,
+
+    /// Size of a random READ or WRITE
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    random_bytes: ByteSize,
+
+    /// Random READs or WRITEs of all ranks together
+    #[arg(long, value_name = "COUNT", default_value_t = 50_000)]
+    random_operations: u64,
+
+    /// End each phase after so many seconds, what was not done then is left out [default: no
+    /// bound]
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u64>,
+
+    /// How often everything is done; the order of what is compared turns with each round
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    rounds: u32,
+
+    /// What caches hold when a phase begins: cold (dropped, needs root), warm (what is read was
+    /// read once before), found (whatever is there) [default: cold, or found without root]
+    #[arg(long, value_name = "STATE")]
+    cache: Option<CacheState>,
+
+    /// How much of what is timed is compared with what has to be there: full, sampled (one READ of
+    /// 16), none. After each writing phase all of it is read and compared, untimed, unless none
+    #[arg(long, value_name = "EXTENT", default_value = "sampled")]
+    verify: Extent,
+
+    /// Do not measure first what the load itself costs, against a server that does nothing
+    #[arg(long)]
+    no_calibration: bool,
+
+    #[command(flatten)]
+    surroundings: SurroundingsOptions,
+
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+/// How many ranks, and calls of one, there may be at once is the load's to say; a transfer larger
+/// than the server takes, too.
+impl Options {
+    fn sizes(&self) -> Result<Sizes> {
+        let bytes = |size: ByteSize| u32::try_from(size.0).ok().filter(|bytes| *bytes > 0);
+        let too_large = |size: ByteSize| Error::Misuse(format!("{size} is no size of a transfer"));
+        let sizes = Sizes {
+            ranks: self.ranks,
+            bytes: self.size.0,
+            easy_bytes: bytes(self.easy_bytes).ok_or_else(|| too_large(self.easy_bytes))?,
+            hard_bytes: self.hard_bytes,
+            random_bytes: bytes(self.random_bytes).ok_or_else(|| too_large(self.random_bytes))?,
+            random_operations: self.random_operations,
+        };
+        if self.ranks == 0 || self.hard_bytes == 0 || self.rounds == 0 {
+            return Err(Error::Misuse("nothing comes of zero ranks, bytes or rounds".into()));
+        }
+        Ok(sizes)
+    }
+}
+
+/// Carries the experiment out. `program` is this program, `arguments` what it was given.
+///
+/// # Errors
+/// What was measured before the error is kept and shown.
+pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<()> {
+    let sizes = options.sizes()?;
+    let stop = Stop::on_signals()?;
+    let mut run = begin_run("io", arguments)?;
+    let mut stage = Stage::set(&options.surroundings, &mut run)?;
+    let subjects = Subject::all(&options.target, program, |directory| stage.place(directory))?;
+    let cache = options.cache.unwrap_or_else(CacheState::default_here);
+    run.cache = cache.described().to_owned();
+    run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
+    run.note.clone_from(&options.output.note);
+    stage.describe(&subjects, &mut run)?;
+    let recording = Recording::start(&options.output, run)?;
+    let mut experiment = Experiment {
+        options,
+        sizes,
+        cache,
+        stop,
+        stage,
+        pool: Pool::new()?,
+        recording,
+        generation: 0,
+    };
+    let mut trials: Vec<_> = subjects.into_iter().map(Trial::new).collect();
+    let done = experiment.all_rounds(&mut trials, program);
+    let tidied = trials.iter().try_for_each(|trial| experiment.tidy(trial));
+    experiment.recording.finish()?;
+    done.and(tidied)
+}
+
+struct Experiment<'a> {
+    options: &'a Options,
+    sizes: Sizes,
+    cache: CacheState,
+    stop: Stop,
+    stage: Stage,
+    pool: Pool,
+    recording: Recording,
+    /// Of the data written last.
+    generation: u32,
+}
+
+/// A subject, and what loads have left in its files.
+struct Trial {
+    subject: Subject,
+    own: Made,
+    shared: Made,
+}
+
+/// Files as a phase that makes them left them.
+#[derive(Default)]
+struct Made {
+    files: Vec<LoadFile>,
+    /// What each rank wrote of them.
+    operations_by_rank: Vec<u64>,
+}
+
+impl Trial {
+    fn new(subject: Subject) -> Self {
+        Self { subject, own: Made::default(), shared: Made::default() }
+    }
+
+    fn made(&mut self, files: Files) -> &mut Made {
+        match files {
+            Files::Own => &mut self.own,
+            Files::Shared => &mut self.shared,
+        }
+    }
+}
+
+impl Experiment<'_> {
+    fn all_rounds(&mut self, trials: &mut [Trial], program: &Path) -> Result<()> {
+        let phases = match &self.options.phases[..] {
+            [] => Phase::value_variants(),
+            chosen => chosen,
+        };
+        if !self.options.no_calibration {
+            for &phase in phases {
+                self.calibrate(phase, program)?;
+            }
+        }
+        for round in 1..=self.options.rounds {
+            for &phase in phases {
+                for (order, at) in (1..).zip(super::turned(trials.len(), round)) {
+                    self.stop.check()?;
+                    let trial = &mut trials[at];
+                    let name = trial.subject.name.clone();
+                    self.recording.doing(format!("round {round}: {} of {name}", phase.name()));
+                    let measurement = self.measure(phase, trial)?;
+                    let subject = name;
+                    self.recording.add(Measurement { round, order, subject, ..measurement })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One phase on one subject.
+    fn measure(&mut self, phase: Phase, trial: &mut Trial) -> Result<Measurement> {
+        let running = trial.subject.start(&self.stage)?;
+        let export = self.stage.mount(&running)?;
+        let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
+        let made = trial.made(phase.files());
+        if made.files.is_empty() && !phase.is_new() {
+            self.find_files(phase.maker(), made, &export)?;
+            self.put(phase.maker(), made, &service, &mut Watch::nobody())?;
+        }
+        self.find_files(phase, made, &export)?;
+        self.prepare_cache(phase, made, &service)?;
+        let mut measurement = self.measurement(phase);
+        let meter = Meter::start(&running)?;
+        let outcome = {
+            let stop = self.stop.clone();
+            let mut watch = running.watch(&stop);
+            self.put(phase, made, &service, &mut watch)?
+        };
+        outcome.fill(&mut measurement);
+        meter.stop(outcome.bytes, outcome.operations, &mut measurement)?;
+        if phase.direction() == Direction::Write && self.options.verify != Extent::None {
+            self.verify(made, &service, phase, &mut measurement)?;
+        }
+        running.stop()?;
+        Ok(measurement)
+    }
+
+    fn measurement(&self, phase: Phase) -> Measurement {
+        let parameters = [
+            ("ranks", u64::from(self.options.ranks)),
+            ("depth", u64::from(self.options.depth)),
+            ("io_bytes", u64::from(phase.io_bytes(&self.sizes))),
+        ];
+        Measurement {
+            phase: phase.name(),
+            parameters: parameters.map(|(name, value)| (name.to_owned(), value)).into(),
+            ..Measurement::default()
+        }
+    }
+
+    /// Makes the files that a phase begins with, or finds those that it goes on with: a server that
+    /// was started anew may call them differently.
+    fn find_files(&self, phase: Phase, made: &mut Made, export: &Export) -> Result<()> {
+        let names = names(phase.files(), self.options.ranks);
+        if phase.is_new() {
+            let created = create_files(&export.nfs, export.directory, names);
+            made.files = self.stage.block_on(created)?;
+            return Ok(());
+        }
+        for (file, name) in made.files.iter_mut().zip(names) {
+            let found = export.nfs.lookup(export.directory, name.as_bytes());
+            let found = self.stage.block_on(found);
+            file.handle = found.map_err(Error::call(format!("LOOKUP {name}")))?.object;
+        }
+        Ok(())
+    }
+
+    fn prepare_cache(&mut self, phase: Phase, made: &mut Made, service: &Service) -> Result<()> {
+        match self.cache {
+            CacheState::Found => rustix::fs::sync(),
+            CacheState::Cold => drop_caches()?,
+            CacheState::Warm => {
+                drop_caches()?;
+                if phase.direction() == Direction::Read {
+                    self.put(phase, made, service, &mut Watch::nobody())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a phase's load on a server.
+    fn put(
+        &mut self,
+        phase: Phase,
+        made: &mut Made,
+        service: &Service,
+        watch: &mut Watch<'_>,
+    ) -> Result<Outcome> {
+        let operations = phase.operations(&self.sizes);
+        let all = vec![operations; usize::from(self.options.ranks)];
+        // Of a file that a phase ended before its time, what is there.
+        let is_again = matches!(phase, Phase::EasyRead | Phase::HardRead);
+        let operations_by_rank = if is_again { made.operations_by_rank.clone() } else { all };
+        let is_write = phase.direction() == Direction::Write;
+        self.generation += u32::from(is_write);
+        let load = Load {
+            direction: phase.direction(),
+            pattern: phase.pattern(&self.sizes, self.generation.into()),
+            operations_by_rank,
+            depth: self.options.depth.into(),
+            io_bytes: phase.io_bytes(&self.sizes),
+            time_max: self.options.seconds.map(Duration::from_secs),
+            verify: self.options.verify.of_reads(),
+            stable: StableHow::Unstable,
+            generation: self.generation,
+            timeout: TIMEOUT,
+        };
+        let outcome = load::run(&self.pool, &load, service, &mut made.files, watch)?;
+        if phase.is_new() {
+            made.operations_by_rank = outcome.operations_by_rank();
+        }
+        Ok(outcome)
+    }
+
+    /// Reads all of the files and compares every byte.
+    fn verify(
+        &self,
+        made: &mut Made,
+        service: &Service,
+        phase: Phase,
+        measurement: &mut Measurement,
+    ) -> Result<()> {
+        self.recording.doing(format!("comparing what {} wrote", phase.name()));
+        let (bytes, depth) = (self.sizes.easy_bytes.min(service.read_bytes_max), VERIFY_DEPTH);
+        let files = &mut made.files;
+        let nobody = &mut Watch::nobody();
+        let read = load::verify_all(&self.pool, service, files, bytes, depth, nobody)?;
+        let figures = &mut measurement.figures;
+        let count = |count| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+        *figures.entry(Figure::VerifiedMib).or_default() += mib(read.verified_bytes);
+        *figures.entry(Figure::WrongBytes).or_default() += count(read.wrong_bytes);
+        *figures.entry(Figure::Errors).or_default() += count(read.errors);
+        if measurement.first_error.is_none() {
+            measurement.first_error = read.first_trouble();
+        }
+        Ok(())
+    }
+
+    /// What the load costs by itself: against a server that does nothing.
+    fn calibrate(&mut self, phase: Phase, program: &Path) -> Result<()> {
+        self.recording.doing(format!("{} against a server that does nothing", phase.name()));
+        let server = NullServer::start(program)?;
+        let export = self.stage.mount_url(server.url())?;
+        let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
+        let mut made = Made::default();
+        self.find_files(phase.maker(), &mut made, &export)?;
+        made.operations_by_rank =
+            vec![phase.operations(&self.sizes); usize::from(self.options.ranks)];
+        let mut measurement = self.measurement(phase);
+        let outcome = self.put(phase, &mut made, &service, &mut Watch::nobody())?;
+        outcome.fill(&mut measurement);
+        let subject = calibration::SUBJECT.to_owned();
+        self.recording.add(Measurement { subject, round: 1, order: 1, ..measurement })
+    }
+
+    /// Removes the files from a server that is not ours; what is ours goes with its directory.
+    fn tidy(&self, trial: &Trial) -> Result<()> {
+        if !trial.subject.is_given() {
+            return Ok(());
+        }
+        let running = trial.subject.start(&self.stage)?;
+        let export = self.stage.mount(&running)?;
+        let names = names(Files::Own, self.options.ranks).chain(names(Files::Shared, 1));
+        self.stage.block_on(remove_files(&export.nfs, export.directory, names))?;
+        self.stage.remove_directory(&running.url)
+    }
+}
+
+/// Names of the files of a phase.
+fn names(files: Files, ranks: u16) -> Box<dyn Iterator<Item = String>> {
+    match files {
+        Files::Own => Box::new((0..ranks).map(|rank| format!("easy.{rank}"))),
+        Files::Shared => Box::new(std::iter::once("hard".to_owned())),
+    }
+}
+
+/// What caches hold when a phase begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CacheState {
+    Cold,
+    Warm,
+    Found,
+}
+
+impl CacheState {
+    fn default_here() -> Self {
+        if rustix::process::geteuid().is_root() { Self::Cold } else { Self::Found }
+    }
+
+    const fn described(self) -> &'static str {
+        match self {
+            Self::Cold => "written back and dropped before each measurement",
+            Self::Warm => "dropped, then what is read was read once, before each measurement",
+            Self::Found => "written back before each measurement, otherwise as it was found",
+        }
+    }
+}
+
+/// How much is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Extent {
+    Full,
+    Sampled,
+    None,
+}
+
+impl Extent {
+    const fn of_reads(self) -> Verify {
+        match self {
+            Self::Full => Verify::Full,
+            Self::Sampled => Verify::Sampled,
+            Self::None => Verify::Nothing,
+        }
+    }
+}
+
+/// Calls in flight on each connection while all is read and compared.
+const VERIFY_DEPTH: usize = 4;

@@ -1,0 +1,55 @@
+//! A server that does nothing, in a process of its own: what a load costs beside it is the load's.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use client::NfsUrl;
+
+use crate::{Error, Result};
+
+/// How records call it.
+pub(super) const SUBJECT: &str = "null server";
+
+/// The process; killed when dropped.
+pub(super) struct NullServer {
+    process: Child,
+    url: NfsUrl,
+}
+
+impl NullServer {
+    /// Starts `program bench null-server`, which says where it listens.
+    pub(super) fn start(program: &Path) -> Result<Self> {
+        let failed = |what: &str| Error::Program(format!("the server that does nothing {what}"));
+        let mut process = Command::new(program)
+            .args(["bench", "null-server"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(&format!("cannot be started: {error}")))?;
+        let stdout = process.stdout.take().expect("it is a pipe");
+        let mut address = String::new();
+        let read = BufReader::new(stdout).read_line(&mut address);
+        let url = format!("nfs://{}/null", address.trim_end()).parse();
+        match (read, url) {
+            (Ok(1..), Ok(url)) => Ok(Self { process, url }),
+            (Ok(_) | Err(_), _) => {
+                let _ = process.kill();
+                let _ = process.wait();
+                Err(failed("did not say where it listens"))
+            }
+        }
+    }
+
+    pub(super) fn url(&self) -> &NfsUrl {
+        &self.url
+    }
+}
+
+impl Drop for NullServer {
+    fn drop(&mut self) {
+        // It has nothing to lose, and may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,168 @@
+//! Experiments that are made on each subject in turns, whole: a directory listed, a file written in
+//! tiny records.
+
+use std::path::Path;
+
+use clap::Args;
+
+use super::{readdir, writeback};
+use crate::options::TargetOptions;
+use crate::record::{Measurement, Run};
+use crate::recording::{OutputOptions, Recording};
+use crate::rig::begin_run;
+use crate::stage::{Stage, SurroundingsOptions};
+use crate::stop::Stop;
+use crate::subject::Subject;
+use crate::{Result, experiments::export::Export};
+
+/// The options of such an experiment, `T` its own.
+#[derive(Args, Clone, Debug)]
+pub struct OnServers<T: Args> {
+    #[command(flatten)]
+    target: TargetOptions,
+    #[command(flatten)]
+    own: T,
+    #[command(flatten)]
+    surroundings: SurroundingsOptions,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+/// What the experiments have in common.
+pub trait Experiment: Args + Clone {
+    /// Of the experiment.
+    const NAME: &str;
+
+    /// Notes what is compared.
+    ///
+    /// # Errors
+    /// [`crate::Error::Misuse`].
+    fn describe(&self, run: &mut Run) -> Result<()>;
+
+    /// How often everything is done.
+    fn rounds(&mut self) -> &mut u32;
+
+    /// Carries it out on one server.
+    ///
+    /// # Errors
+    /// Its own, and those of `record`.
+    fn carry_out(
+        &self,
+        export: &Export<'_>,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()>;
+}
+
+impl Experiment for readdir::Options {
+    const NAME: &str = "readdir";
+
+    fn describe(&self, run: &mut Run) -> Result<()> {
+        self.describe(run)
+    }
+
+    fn rounds(&mut self) -> &mut u32 {
+        &mut self.rounds
+    }
+
+    fn carry_out(
+        &self,
+        export: &Export<'_>,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()> {
+        readdir::run(self, export, record)
+    }
+}
+
+impl Experiment for writeback::Options {
+    const NAME: &str = "writeback";
+
+    fn describe(&self, run: &mut Run) -> Result<()> {
+        self.describe(run)
+    }
+
+    fn rounds(&mut self) -> &mut u32 {
+        &mut self.rounds
+    }
+
+    fn carry_out(
+        &self,
+        export: &Export<'_>,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()> {
+        writeback::run(self, export, record)
+    }
+}
+
+/// Carries an experiment out on each subject. With several of them each round is one of each, and
+/// begins with another.
+///
+/// # Errors
+/// What was measured before the error is kept and shown.
+pub fn run<T: Experiment>(
+    options: &OnServers<T>,
+    program: &Path,
+    arguments: Vec<String>,
+) -> Result<()> {
+    let stop = Stop::on_signals()?;
+    let mut run = begin_run(T::NAME, arguments)?;
+    let mut stage = Stage::set(&options.surroundings, &mut run)?;
+    let subjects = Subject::all(&options.target, program, |directory| stage.place(directory))?;
+    stage.describe(&subjects, &mut run)?;
+    options.own.describe(&mut run)?;
+    run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
+    run.note.clone_from(&options.output.note);
+    let mut recording = Recording::start(&options.output, run)?;
+    let done = all_rounds(options, &stage, &subjects, &stop, &mut recording);
+    recording.finish()?;
+    done
+}
+
+fn all_rounds<T: Experiment>(
+    options: &OnServers<T>,
+    stage: &Stage,
+    subjects: &[Subject],
+    stop: &Stop,
+    recording: &mut Recording,
+) -> Result<()> {
+    let mut experiment = options.own.clone();
+    if let [subject] = subjects {
+        recording.doing(T::NAME);
+        return once(&experiment, stage, subject, String::new(), &mut |measurement| {
+            recording.add(measurement)?;
+            stop.check()
+        });
+    }
+    let rounds = std::mem::replace(experiment.rounds(), 1);
+    for round in 1..=rounds {
+        for at in super::turned(subjects.len(), round) {
+            let subject = &subjects[at];
+            recording.doing(format!("{} on {}, round {round}", T::NAME, subject.name));
+            let name = subject.name.clone();
+            once(&experiment, stage, subject, name, &mut |measurement| {
+                recording.add(Measurement { round, ..measurement })?;
+                stop.check()
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// All of an experiment on one server, which is started for it if it is ours to start.
+fn once(
+    experiment: &impl Experiment,
+    stage: &Stage,
+    subject: &Subject,
+    name: String,
+    record: &mut dyn FnMut(Measurement) -> Result<()>,
+) -> Result<()> {
+    let running = subject.start(stage)?;
+    let export = Export {
+        name,
+        url: running.url.clone(),
+        watched: running.watched().cloned(),
+        counters: running.is_ours().then(|| Box::new(|| running.counters()) as _),
+    };
+    experiment.carry_out(&export, record)?;
+    drop(export);
+    running.stop()
+}

@@ -1,0 +1,124 @@
+//! Options that several experiments share: what is measured, and in what surroundings.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use client::NfsUrl;
+use io::IoMode;
+use server::config::ByteSize;
+
+/// What is measured.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TargetOptions {
+    /// Directories that Spillway is started on, in each of --modes, and URLs of running servers;
+    /// NAME= in front is how results call it
+    #[arg(value_name = "[NAME=]DIR|URL", required = true)]
+    pub(crate) targets: Vec<Target>,
+
+    /// I/O modes for READ and WRITE of the servers that are started [default: auto]
+    #[arg(long, value_name = "MODE[,MODE...]", value_delimiter = ',')]
+    pub(crate) modes: Vec<IoMode>,
+
+    /// Start this build of Spillway, repeatable to compare several; NAME= as above [default: this
+    /// program]
+    #[arg(long = "program", value_name = "[NAME=]FILE")]
+    pub(crate) programs: Vec<Named<PathBuf>>,
+
+    /// Start servers with one more argument, as in --server-arg=--no-splice; repeatable [default:
+    /// none]
+    #[arg(long = "server-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub(crate) server_args: Vec<String>,
+
+    /// Bound the memory of each started server, page cache included, by a memory cgroup; needs root
+    /// [default: none]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_limit: Option<ByteSize>,
+
+    /// Process of a server given by its URL, if it runs on this machine: its processor time and
+    /// memory are measured; NAME is that of the URL, repeatable [default: none]
+    #[arg(long = "pid", value_name = "NAME=PID")]
+    pub(crate) pids: Vec<Named<u32>>,
+
+    /// Directory on this machine whose files the server given by its URL exports: its page cache
+    /// and device are measured; repeatable [default: none]
+    #[arg(long = "files", value_name = "NAME=DIR")]
+    pub(crate) files: Vec<Named<PathBuf>>,
+}
+
+/// A value with the name that results call it by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Named<T> {
+    pub(crate) name: Option<String>,
+    pub(crate) value: T,
+}
+
+impl<T: FromStr> FromStr for Named<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<Self, T::Err> {
+        let (name, value) = match text.split_once('=') {
+            // The query of a URL has equals signs, too, but behind its slashes.
+            Some((name, value)) if !name.is_empty() && !name.contains('/') => (Some(name), value),
+            Some(_) | None => (None, text),
+        };
+        Ok(Self { name: name.map(str::to_owned), value: value.parse()? })
+    }
+}
+
+/// Where the files of an experiment are.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// A directory of this machine, on which a server is to be started.
+    Directory(PathBuf),
+    /// What a server exports.
+    Url(NfsUrl),
+}
+
+/// A place with its name.
+pub(crate) type Target = Named<Place>;
+
+impl FromStr for Place {
+    type Err = client::nfs_url::UrlError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.contains("://") {
+            return Ok(Self::Url(text.parse()?));
+        }
+        Ok(Self::Directory(text.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_in_front() {
+        let named = |text: &str| text.parse::<Named<PathBuf>>().expect("every text is a path");
+        let table = [
+            ("a=/b", Some("a"), "/b"),
+            ("/b", None, "/b"),
+            ("/b=c", None, "/b=c"),
+            ("=b", None, "=b"),
+            ("a=b=c", Some("a"), "b=c"),
+            ("b", None, "b"),
+        ];
+        for (text, name, value) in table {
+            let expected = Named { name: name.map(str::to_owned), value: PathBuf::from(value) };
+            assert_eq!(named(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn places_are_urls_or_directories() {
+        let place = |text: &str| text.parse::<Target>().map(|target| (target.name, target.value));
+        let Ok((name, Place::Url(url))) = place("ganesha=nfs://h:2050/x?mountport=2051") else {
+            panic!("it is a URL with a name");
+        };
+        assert_eq!((name.as_deref(), url.mount_port), (Some("ganesha"), Some(2051)));
+        assert!(matches!(place("nfs://h/x?mountport=1"), Ok((None, Place::Url(_)))));
+        assert!(matches!(place("/srv"), Ok((None, Place::Directory(_)))));
+        assert!(place("http://h/x").is_err());
+    }
+}

@@ -1,0 +1,164 @@
+//! A run's records as they come: each at once in a file, all of them for the table and the page at
+//! the end, and a line on the terminal meanwhile.
+
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::figure::Figure;
+use crate::record::{Measurement, Record, Run};
+use crate::recorded::Recorded;
+use crate::{Error, Result, table};
+
+/// Where results go.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Results")]
+pub(crate) struct OutputOptions {
+    /// Write a line of JSON for the run and each measurement to FILE; - is stdout, without the
+    /// table [default: none]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+
+    /// Write a page with plots to FILE, all in one [default: none]
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+
+    /// Write each plot to an SVG file in DIR, which is made [default: none]
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+
+    /// What is to be remembered of this run: what was changed, what else ran [default: nothing]
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) note: String,
+}
+
+impl OutputOptions {
+    /// Whether stdout belongs to the records.
+    fn is_for_machines(&self) -> bool {
+        self.out.as_ref().is_some_and(|file| file.as_os_str() == "-")
+    }
+}
+
+/// The records of one run.
+pub(crate) struct Recording {
+    options: OutputOptions,
+    id: String,
+    file: Option<Box<dyn Write>>,
+    records: Vec<Record>,
+    bar: ProgressBar,
+}
+
+impl Recording {
+    /// Begins with the run's own record.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: the file cannot be written.
+    pub(crate) fn start(options: &OutputOptions, run: Run) -> Result<Self> {
+        let file: Option<Box<dyn Write>> = match &options.out {
+            None => None,
+            Some(_) if options.is_for_machines() => Some(Box::new(io::stdout())),
+            Some(path) => {
+                let created = File::create(path);
+                let what = format!("cannot write records to {}", path.display());
+                Some(Box::new(created.map_err(Error::machine(what))?))
+            }
+        };
+        let (options, id) = (options.clone(), run.id.clone());
+        let mut recording = Self { options, id, file, records: Vec::new(), bar: bar() };
+        recording.write(Record::Run(run))?;
+        Ok(recording)
+    }
+
+    /// Adds a measurement, which is given the run's name, and tells of it.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: the file cannot be written.
+    pub(crate) fn add(&mut self, mut measurement: Measurement) -> Result<()> {
+        measurement.run.clone_from(&self.id);
+        self.say(&told(&measurement));
+        self.write(Record::Measurement(measurement))
+    }
+
+    /// Says what is being done now, where somebody watches.
+    pub(crate) fn doing(&self, what: impl Into<String>) {
+        self.bar.set_message(what.into());
+    }
+
+    /// A remark on stderr, above the line.
+    pub(crate) fn say(&self, sentence: &str) {
+        // Nobody is left to tell if stderr is closed.
+        self.bar.suspend(|| drop(writeln!(io::stderr().lock(), "{sentence}")));
+    }
+
+    /// Prints the table, and writes page and plots if they were asked for.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: a file or stdout cannot be written.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.bar.finish_and_clear();
+        if !self.options.is_for_machines() {
+            let mut stdout = io::stdout().lock();
+            let recorded = Recorded::group(&self.records);
+            let written = table::write(&recorded, &mut stdout).and_then(|()| stdout.flush());
+            written.map_err(Error::machine("cannot write to stdout"))?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, record: Record) -> Result<()> {
+        if let Some(file) = &mut self.file {
+            let mut line = serde_json::to_string(&record).expect("records are plain data");
+            line.push('\n');
+            let written = file.write_all(line.as_bytes()).and_then(|()| file.flush());
+            written.map_err(Error::machine("cannot write records"))?;
+        }
+        self.records.push(record);
+        Ok(())
+    }
+}
+
+fn bar() -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}");
+    bar.set_style(style.expect("the template is well formed"));
+    bar.enable_steady_tick(TICK);
+    bar
+}
+
+/// A measurement in a line.
+fn told(measurement: &Measurement) -> String {
+    let Measurement { phase, subject, round, parameters, figures, first_error, .. } = measurement;
+    let mut line = format!("round {round}: {phase}, {subject}");
+    for (name, value) in parameters {
+        line += &format!(", {name} {value}");
+    }
+    line += ":";
+    let shown = TOLD.iter().filter_map(|figure| Some((figure, figures.get(figure)?)));
+    for (figure, value) in shown {
+        let digits = if value.abs() < 10.0 { 2 } else { 0 };
+        line += &format!(" {} {value:.digits$} {}", figure.title(), figure.unit());
+        line = line.trim_end().to_owned() + ",";
+    }
+    line.pop();
+    match first_error {
+        Some(error) => format!("{line}\n    FAILED: {error}"),
+        None => line,
+    }
+}
+
+/// What one line can say.
+const TOLD: [Figure; 5] = [
+    Figure::MibPerSec,
+    Figure::OperationsPerSec,
+    Figure::LatencyP99Us,
+    Figure::Calls,
+    Figure::WrongBytes,
+];
+const TICK: Duration = Duration::from_millis(200);

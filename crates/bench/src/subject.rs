@@ -1,0 +1,354 @@
+//! What is measured: servers of our own in their modes and builds, and servers of others.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use client::NfsUrl;
+use io::IoMode;
+
+use crate::load::{Observed, Watch};
+use crate::options::{Named, Place, TargetOptions};
+use crate::rig::{
+    BlockDevice, CachedFiles, MemoryGroup, ServerOptions, ServerProcess, Watched, cached_files,
+};
+use crate::stage::{Relays, Stage};
+use crate::stop::Stop;
+use crate::{Error, Result};
+
+/// One of the things that an experiment compares.
+#[derive(Clone, Debug)]
+pub(crate) struct Subject {
+    /// As the records call it.
+    pub(crate) name: String,
+    what: What,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    /// A server that is started for each measurement.
+    Own(Own),
+    /// A server that somebody else has started.
+    Given { url: NfsUrl, pid: Option<u32>, files: Option<PathBuf> },
+}
+
+/// How a server of ours is started.
+#[derive(Clone, Debug)]
+struct Own {
+    program: PathBuf,
+    directory: PathBuf,
+    mode: Option<IoMode>,
+    arguments: Vec<String>,
+    memory_limit_bytes: Option<u64>,
+}
+
+impl Subject {
+    /// All that was asked for: each directory in each mode and build, and each URL. `program` is
+    /// this program; `place` turns a directory that was given into the one that is worked in.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`]: two have one name, or an option names none of them. Those of `place`.
+    pub(crate) fn all(
+        options: &TargetOptions,
+        program: &Path,
+        mut place: impl FnMut(&Path) -> Result<PathBuf>,
+    ) -> Result<Vec<Self>> {
+        let mut subjects = Vec::new();
+        for target in &options.targets {
+            match &target.value {
+                Place::Url(url) => subjects.push(Self::given(target.name.clone(), url, options)),
+                Place::Directory(directory) => {
+                    let directory = place(directory)?;
+                    subjects.extend(own(target.name.as_deref(), &directory, options, program));
+                }
+            }
+        }
+        check_names(&subjects, options)?;
+        Ok(subjects)
+    }
+
+    fn given(name: Option<String>, url: &NfsUrl, options: &TargetOptions) -> Self {
+        let name = name.unwrap_or_else(|| match url.port {
+            Some(port) => format!("{}:{port}", url.host),
+            None => url.host.clone(),
+        });
+        let pid = of(&name, &options.pids).copied();
+        let files = of(&name, &options.files).cloned();
+        Self { name, what: What::Given { url: url.clone(), pid, files } }
+    }
+
+    /// What it is, in words for the record.
+    #[must_use]
+    pub(crate) fn described(&self) -> String {
+        match &self.what {
+            What::Own(own) => {
+                let mut words = format!("{} serve", own.program.display());
+                if let Some(mode) = own.mode {
+                    words += &format!(" --read-mode {mode} --write-mode {mode}");
+                }
+                own.arguments.iter().for_each(|argument| words += &format!(" {argument}"));
+                words
+            }
+            What::Given { url, .. } => url.to_string(),
+        }
+    }
+
+    /// Whether somebody else started it.
+    #[must_use]
+    pub(crate) fn is_given(&self) -> bool {
+        matches!(self.what, What::Given { .. })
+    }
+
+    /// Where its files are on this machine, if they are and it was told.
+    #[must_use]
+    pub(crate) fn files(&self) -> Option<&Path> {
+        match &self.what {
+            What::Own(own) => Some(&own.directory),
+            What::Given { files, .. } => files.as_deref(),
+        }
+    }
+
+    /// Starts it, if it is ours to start.
+    ///
+    /// # Errors
+    /// Those of [`ServerProcess::start`]; [`Error::Machine`]: its directory or its memory group
+    /// cannot be made, or the process that was named is not there. Those of [`Stage::relays`].
+    pub(crate) fn start(&self, stage: &Stage) -> Result<Running> {
+        let mut running = match &self.what {
+            What::Own(own) => own.start()?,
+            What::Given { url, pid, files } => Running {
+                url: url.clone(),
+                relays: None,
+                server: None,
+                watched: pid.map(|pid| Watched::new(pid, files.clone())).transpose()?,
+                device: device_of(files.as_deref())?,
+                files: files.clone(),
+            },
+        };
+        running.relays = stage.relays(&running.url)?;
+        if let Some(relays) = &running.relays {
+            running.url = relays.url.clone();
+        }
+        Ok(running)
+    }
+}
+
+impl Own {
+    fn start(&self) -> Result<Running> {
+        let made = fs::create_dir_all(&self.directory);
+        made.map_err(Error::machine(format!("cannot make {}", self.directory.display())))?;
+        let limited = |bytes| MemoryGroup::create("server", Some(bytes));
+        let server = ServerProcess::start(&ServerOptions {
+            read_mode: self.mode,
+            write_mode: self.mode,
+            flags: self.arguments.iter().map(Into::into).collect(),
+            memory_group: self.memory_limit_bytes.map(limited).transpose()?,
+            ..ServerOptions::new(self.program.clone(), self.directory.clone())
+        })?;
+        Ok(Running {
+            url: server.url().parse().expect("it is made of an address"),
+            relays: None,
+            watched: Some(server.watched().clone()),
+            server: Some(server),
+            device: device_of(Some(&self.directory))?,
+            files: Some(self.directory.clone()),
+        })
+    }
+}
+
+fn device_of(files: Option<&Path>) -> Result<Option<BlockDevice>> {
+    Ok(files.map(BlockDevice::under).transpose()?.flatten())
+}
+
+/// Our own server on `directory`, in each build and mode.
+fn own(
+    name: Option<&str>,
+    directory: &Path,
+    options: &TargetOptions,
+    program: &Path,
+) -> Vec<Subject> {
+    let this = [Named { name: None, value: program.to_owned() }];
+    let programs = if options.programs.is_empty() { &this[..] } else { &options.programs };
+    let modes: Vec<_> = match &options.modes[..] {
+        [] => vec![None],
+        modes => modes.iter().copied().map(Some).collect(),
+    };
+    let each = programs.iter().flat_map(|build| modes.iter().map(move |mode| (build, *mode)));
+    each.map(|(build, mode)| {
+        let file_name = build.value.file_name().map(|name| name.to_string_lossy().into_owned());
+        let build_name = build.name.clone().or(file_name).filter(|_| !options.programs.is_empty());
+        let words = [name.map(str::to_owned), build_name, mode.map(|mode| mode.to_string())];
+        let words: Vec<_> = words.into_iter().flatten().collect();
+        let name = if words.is_empty() { OURS.to_owned() } else { words.join(" ") };
+        let own = Own {
+            program: build.value.clone(),
+            directory: directory.join(name.replace(['/', ' '], "-")),
+            mode,
+            arguments: options.server_args.clone(),
+            memory_limit_bytes: options.memory_limit.map(|size| size.0),
+        };
+        Subject { name, what: What::Own(own) }
+    })
+    .collect()
+}
+
+fn check_names(subjects: &[Subject], options: &TargetOptions) -> Result<()> {
+    for (at, subject) in subjects.iter().enumerate() {
+        if subjects[..at].iter().any(|other| other.name == subject.name) {
+            let name = &subject.name;
+            let what = format!("two of what is compared are called {name}; write other=… for one");
+            return Err(Error::Misuse(what));
+        }
+    }
+    let pids = options.pids.iter().map(|pid| &pid.name);
+    for name in pids.chain(options.files.iter().map(|files| &files.name)) {
+        let mut given = subjects.iter().filter(|subject| subject.is_given());
+        if !given.any(|subject| Some(&subject.name) == name.as_ref()) {
+            let name = name.as_deref().unwrap_or_default();
+            return Err(Error::Misuse(format!("no URL is called `{name}`")));
+        }
+    }
+    Ok(())
+}
+
+/// What was said of the one with this name.
+fn of<'a, T>(name: &str, list: &'a [Named<T>]) -> Option<&'a T> {
+    list.iter().find(|named| named.name.as_deref() == Some(name)).map(|named| &named.value)
+}
+
+/// A subject that answers.
+#[derive(Debug)]
+pub(crate) struct Running {
+    /// What is mounted.
+    pub(crate) url: NfsUrl,
+    /// Dropped before the server, so that it sees its clients leave.
+    relays: Option<Relays>,
+    server: Option<ServerProcess>,
+    watched: Option<Watched>,
+    device: Option<BlockDevice>,
+    files: Option<PathBuf>,
+}
+
+impl Running {
+    /// Whether it was started here.
+    #[must_use]
+    pub(crate) fn is_ours(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// Its process, if that is on this machine and known.
+    #[must_use]
+    pub(crate) fn watched(&self) -> Option<&Watched> {
+        self.watched.as_ref()
+    }
+
+    /// The device under its files, if it is known.
+    #[must_use]
+    pub(crate) fn device(&self) -> Option<&BlockDevice> {
+        self.device.as_ref()
+    }
+
+    /// What its files occupy of the page cache, if it is known where they are.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: they cannot be looked at.
+    pub(crate) fn cached(&self) -> Result<Option<CachedFiles>> {
+        self.files.as_deref().map(cached_files).transpose()
+    }
+
+    /// What it has counted since its start; nothing if it is not ours.
+    ///
+    /// # Errors
+    /// [`Error::Server`]: it died, or does not answer.
+    pub(crate) fn counters(&self) -> Result<BTreeMap<String, u64>> {
+        self.server.as_ref().map_or_else(|| Ok(BTreeMap::new()), ServerProcess::counters)
+    }
+
+    /// Somebody who looks at it during a load, which ends when `stop` is wanted.
+    #[must_use]
+    pub(crate) fn watch<'a>(&'a self, _stop: &'a Stop) -> Watch<'a> {
+        let look = || {
+            // A server that is gone is found out by its load.
+            let look = self.watched.as_ref().and_then(|watched| watched.look().ok());
+            look.map_or_else(Observed::default, |look| Observed {
+                server_rss_bytes: Some(look.rss_bytes),
+                page_cache_bytes: look.page_cache_bytes,
+                dirty_bytes: look.dirty_bytes,
+            })
+        };
+        Watch { observe: Box::new(look), progress: Box::new(|_| {}) }
+    }
+
+    /// Ends it, if it is ours.
+    ///
+    /// # Errors
+    /// [`Error::Server`]: it had died, or failed at its end.
+    pub(crate) fn stop(self) -> Result<()> {
+        drop(self.relays);
+        self.server.map_or(Ok(()), ServerProcess::stop)
+    }
+}
+
+/// How results call our server where there is nothing else to tell it from.
+const OURS: &str = "spillway";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: TargetOptions,
+    }
+
+    fn subjects(arguments: &[&str]) -> Result<Vec<Subject>> {
+        let options = Cli::parse_from(["bench"].iter().chain(arguments)).options;
+        Subject::all(&options, Path::new("/bin/spillway"), |dir| Ok(dir.join("bench")))
+    }
+
+    fn names(arguments: &[&str]) -> Vec<String> {
+        let subjects = subjects(arguments).expect("the arguments are right");
+        subjects.into_iter().map(|subject| subject.name).collect()
+    }
+
+    #[test]
+    fn names_tell_what_differs() {
+        assert_eq!(names(&["/d"]), ["spillway"]);
+        assert_eq!(names(&["/d", "--modes", "direct,auto"]), ["direct", "auto"]);
+        let builds = ["/d", "--program", "old=/a/spillway", "--program", "/b/new"];
+        assert_eq!(names(&builds), ["old", "new"]);
+        let all = ["xfs=/d", "g=nfs://h/x", "nfs://h:99/x", "--modes", "auto,direct"];
+        assert_eq!(names(&all), ["xfs auto", "xfs direct", "g", "h:99"]);
+    }
+
+    #[test]
+    fn directories_are_their_own() {
+        let subjects = subjects(&["xfs=/d", "nfs://h/x", "--modes", "auto"]).expect("right");
+        assert_eq!(subjects[0].files(), Some(Path::new("/d/bench/xfs-auto")));
+        assert_eq!(subjects[1].files(), None);
+        assert_eq!(
+            subjects[0].described(),
+            "/bin/spillway serve --read-mode auto --write-mode auto"
+        );
+        assert_eq!(subjects[1].described(), "nfs://h/x");
+    }
+
+    #[test]
+    fn names_that_mean_two_or_none_are_refused() {
+        for (arguments, said) in [
+            (
+                &["/a", "/b"][..],
+                "two of what is compared are called spillway; write other=… for one",
+            ),
+            (&["/a", "--pid", "x=7"], "no URL is called `x`"),
+            (&["x=/a", "--files", "x=/b"], "no URL is called `x`"),
+            (&["/a", "--pid", "7"], "no URL is called ``"),
+        ] {
+            let error = subjects(arguments).expect_err(said);
+            assert_eq!(error.to_string(), said);
+        }
+    }
+}
