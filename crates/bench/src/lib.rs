@@ -18,6 +18,7 @@ pub mod record;
 mod record_stream;
 pub mod recorded;
 mod recording;
+pub mod report;
 pub mod rig;
 #[cfg(test)]
 mod samples;

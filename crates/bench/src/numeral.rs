@@ -25,6 +25,16 @@ pub fn rounded(value: f64) -> String {
     if decimals == 0 { apart(&text) } else { text }
 }
 
+/// The same without zeros at the end, as axes want it: `0.5`, `12`.
+#[must_use]
+pub fn short(value: f64) -> String {
+    let text = rounded(value);
+    if !text.contains('.') || text.contains('e') {
+        return text;
+    }
+    text.trim_end_matches('0').trim_end_matches('.').into()
+}
+
 /// A whole number with its thousands apart: `12,345`.
 #[must_use]
 pub fn count(value: u64) -> String {
@@ -112,6 +122,13 @@ pub fn wrapped(text: &str, indent: &str, columns: usize) -> String {
     out
 }
 
+/// A count as a figure.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+pub const fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
 fn apart(digits: &str) -> String {
     let (sign, digits) = digits.strip_prefix('-').map_or(("", digits), |rest| ("-", rest));
     let mut out = String::from(sign);
@@ -151,6 +168,8 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(rounded(value), text, "{value}");
         }
+        assert_eq!((short(0.5), short(20.0)), ("0.5".into(), "20".into()));
+        assert_eq!((short(100.0), short(0.0)), ("100".into(), "0".into()));
     }
 
     #[test]

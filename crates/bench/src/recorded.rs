@@ -96,6 +96,18 @@ impl Recorded {
         Ok(Self { remarks, ..Self::group(&records) })
     }
 
+    /// The subjects of all runs, in order of first appearance.
+    #[must_use]
+    pub fn subjects(&self) -> Vec<&str> {
+        let mut found: Vec<&str> = Vec::new();
+        for subject in self.runs.iter().flat_map(RecordedRun::subjects) {
+            if !found.contains(&subject) {
+                found.push(subject);
+            }
+        }
+        found
+    }
+
     /// Groups records. Measurements of a run that is not among them get one that tells nothing.
     #[must_use]
     pub fn group(records: &[Record]) -> Self {

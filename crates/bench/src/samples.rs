@@ -1,7 +1,7 @@
 //! Records for tests: invented, and the same each time.
 
 use crate::figure::Figure;
-use crate::record::{LatencyBucket, Measurement, Record, Run, Second};
+use crate::record::{LatencyBucket, Measurement, Position, Record, Run, Second};
 
 /// Circumstances that no machine has.
 pub(crate) fn run(id: &str) -> Run {
@@ -96,6 +96,23 @@ pub(crate) fn sweep(subjects: &[&str], parameter: &str, values: &[u64]) -> Vec<M
     for value in values {
         for mut one in loads("sweep", subjects, 3) {
             one.parameters.insert(parameter.into(), *value);
+            all.push(one);
+        }
+    }
+    all
+}
+
+/// A listing on each of these subjects, dearer towards its end.
+pub(crate) fn listings(subjects: &[&str]) -> Vec<Measurement> {
+    let mut all = Vec::new();
+    for round in 1..=3 {
+        for (place, subject) in (1_u32..).zip(subjects) {
+            let figures = [(Figure::Secs, 2.0), (Figure::LastTenthToFirst, 3.0)];
+            let mut one = measurement("idle", subject, round, &figures);
+            let cost = |part: u32| f64::from(place) * (1.0 + f64::from(part) / 5.0);
+            one.positions = (0..10)
+                .map(|part| Position { entry: u64::from(part) * 1000, us_per_entry: cost(part) })
+                .collect();
             all.push(one);
         }
     }
