@@ -54,9 +54,9 @@ const BLOCKS: [&[Figure]; 5] = [
         Figure::HeldMibMax,
         Figure::DeviceReadMib,
         Figure::DeviceWrittenMib,
-        Figure::CachedAtStartMib,
     ],
     &[
+        Figure::CachedAtStartMib,
         Figure::VerifiedMib,
         Figure::WrongBytes,
         Figure::Errors,
@@ -165,7 +165,7 @@ fn write_run(run: &RecordedRun, out: &mut impl Write) -> io::Result<()> {
 fn write_phase(phase: &Phase, out: &mut impl Write) -> io::Result<()> {
     let rounds = match phase.rounds() {
         1 => "1 round".into(),
-        rounds => format!("median of {rounds} rounds, in parentheses (max - min) / median"),
+        rounds => format!("median of {rounds} rounds; in parentheses (max - min) / median"),
     };
     let title = [plain(&phase.name), plain(&parameters(&phase.fixed)), rounds];
     let title: Vec<_> = title.into_iter().filter(|part| !part.is_empty()).collect();
@@ -230,14 +230,14 @@ fn column(phase: &Phase, figure: Figure) -> Column {
 fn cell(summary: &Summary, scale: f64) -> String {
     let median = rounded(summary.median * scale);
     match summary.relative_spread() {
-        None => median,
-        Some(spread) => format!("{median} ({:.0}%)", spread * 100.0),
+        Some(spread) if spread >= 0.005 => format!("{median} ({:.0}%)", spread * 100.0),
+        Some(_) | None => median,
     }
 }
 
 /// A title in two lines, if it is long.
 fn heading(title: &str) -> Vec<String> {
-    let lines = wrapped(title, "", 15);
+    let lines = wrapped(title, "", 12);
     let mut lines: Vec<String> = lines.lines().map(Into::into).collect();
     if lines.len() < 2 {
         lines.insert(0, String::new());
