@@ -83,6 +83,16 @@ impl BlockDevice {
         Self::numbered(number.trim().to_owned())
     }
 
+    /// Its size, in units of 512 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: it is gone.
+    pub(super) fn sectors(&self) -> Result<u64> {
+        let what = || Error::machine(format!("size of {}", self.name));
+        let text = fs::read_to_string(sysfs(&self.number).join("size")).map_err(what())?;
+        text.trim().parse().map_err(|_| what()(std::io::ErrorKind::InvalidData.into()))
+    }
+
     /// What it moved since boot. The difference of two moments is what it moved in between, for
     /// everybody who uses it, and as far as it is finished.
     ///

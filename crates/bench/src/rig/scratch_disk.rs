@@ -4,12 +4,14 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use server::config::ByteSize;
 
 use super::device::BlockDevice;
 use super::limits::DeviceLimits;
 use super::program;
+use super::quantity::Delay;
 use super::undo::Undo;
 use crate::{Error, Result};
 
@@ -121,11 +123,19 @@ impl ScratchDisk {
 
         let mut device = loop_device(&base.join("image"), what.size_bytes)?;
         let loop_name = device.name.clone();
-        if limits.delay.is_some() {
-            device = delayed_device(&device, &delayed, limits)?;
-        }
+        let late = match limits.delay {
+            Some(delay) => {
+                let late = DelayedTable::of(&device, delay)?;
+                device = late.create(&delayed)?;
+                Some(late)
+            }
+            None => None,
+        };
         what.kind.make(&device.name)?;
         program::run("mount", &[Path::new(&device.name), &files])?;
+        if let Some(late) = late {
+            late.begin(&delayed)?;
+        }
         // In use, it is now only marked to vanish with its last user.
         program::run("losetup", &["--detach", &loop_name])?;
         Ok(Self { files, device, _undo: undo })
@@ -172,34 +182,54 @@ fn delayed_name(base: &Path) -> String {
     name.replace('.', "-")
 }
 
-/// A device that does all that `below` does, later.
-fn delayed_device(below: &BlockDevice, name: &str, limits: &DeviceLimits) -> Result<BlockDevice> {
-    let micros = limits.delay.map_or(0, |delay| delay.0.as_micros());
-    if !micros.is_multiple_of(1000) {
-        return Err(Error::Misuse("a device is delayed by whole milliseconds".to_owned()));
+/// What dm-delay does with the device below it.
+struct DelayedTable {
+    sectors: u64,
+    below: String,
+    millis: u128,
+}
+
+impl DelayedTable {
+    fn of(below: &BlockDevice, Delay(delay): Delay) -> Result<Self> {
+        let millis = delay.as_millis();
+        if delay != Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)) {
+            return Err(Error::Misuse("a device is delayed by whole milliseconds".to_owned()));
+        }
+        // It may be built in, or there already: whether it can be had is what `targets` tells.
+        let _ = program::run("modprobe", &["dm-delay"]);
+        let can_delay = match program::run("dmsetup", &["targets"]) {
+            Ok(targets) => targets.lines().any(|line| line.starts_with("delay ")),
+            // Without a device mapper in the kernel it fails.
+            Err(Error::Program(words)) if words.contains("device-mapper") => false,
+            Err(error) => return Err(error),
+        };
+        if !can_delay {
+            return Err(Error::Misuse(
+                "this kernel cannot delay requests to a device: it has no dm-delay \
+                 (CONFIG_DM_DELAY); --device-rate and --device-iops do without"
+                    .to_owned(),
+            ));
+        }
+        Ok(Self { sectors: below.sectors()?, below: below.name.clone(), millis })
     }
-    // It may be built in, or there already: whether it can be had is what `targets` tells.
-    let _ = program::run("modprobe", &["dm-delay"]);
-    let can_delay = match program::run("dmsetup", &["targets"]) {
-        Ok(targets) => targets.lines().any(|line| line.starts_with("delay ")),
-        // Without a device mapper in the kernel it fails.
-        Err(Error::Program(words)) if words.contains("device-mapper") => false,
-        Err(error) => return Err(error),
-    };
-    if !can_delay {
-        return Err(Error::Misuse(
-            "this kernel cannot delay requests to a device: it has no dm-delay (CONFIG_DM_DELAY); \
-             --device-rate and --device-iops do without"
-                .to_owned(),
-        ));
+
+    fn text(&self, millis: u128) -> String {
+        format!("0 {} delay {} 0 {millis}", self.sectors, self.below)
     }
-    let file = format!("/sys/dev/block/{}/size", below.number);
-    let sectors = fs::read_to_string(&file).map_err(Error::machine(file))?;
-    let table = format!("0 {} delay {} 0 {}", sectors.trim(), below.name, micros / 1000);
-    program::run("dmsetup", &["create", name, "--noudevsync", "--table", &table])?;
-    let numbers = ["info", "--columns", "--noheadings", "--separator", ":", "-o", "major,minor"];
-    let number = program::run("dmsetup", &[&numbers[..], &[name]].concat())?;
-    BlockDevice::numbered(number.trim().to_owned())
+
+    /// A device that is not late yet, so that making a file system takes no longer than usual.
+    fn create(&self, name: &str) -> Result<BlockDevice> {
+        program::run("dmsetup", &["create", name, "--noudevsync", "--table", &self.text(0)])?;
+        let columns = ["--columns", "--noheadings", "--separator", ":", "-o", "major,minor"];
+        let number = program::run("dmsetup", &[&["info"], &columns[..], &[name]].concat())?;
+        BlockDevice::numbered(number.trim().to_owned())
+    }
+
+    /// From here on every request takes its time.
+    fn begin(&self, name: &str) -> Result<()> {
+        program::run("dmsetup", &["reload", name, "--table", &self.text(self.millis)])?;
+        program::run("dmsetup", &["resume", name, "--noudevsync"]).map(drop)
+    }
 }
 
 #[cfg(test)]
@@ -208,7 +238,7 @@ mod tests {
     use super::super::memory_group::MemoryGroup;
     use super::super::throttle::Throttle;
     use super::*;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     const MIB: u64 = 1 << 20;
 
