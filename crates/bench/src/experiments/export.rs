@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use client::mount3::{self, Mounted};
 use client::trace::Tracer;
-use client::{FileSystem, Identity, MountOptions, NfsUrl};
+use client::{FileSystem, Identity, MountOptions, NfsUrl, Recovery};
 use tokio::runtime::Runtime;
 
 use crate::rig::{CpuSecs, CpuTime, ServerProcess, Watched};
@@ -47,11 +47,11 @@ impl<'a> Export<'a> {
     /// Begins to measure what server and client spend.
     pub(super) fn begin(&self) -> Result<Meter<'_>> {
         let counters = self.counted()?;
-        if let Some(watched) = &self.watched {
-            watched.forget_rss_max()?;
-        }
-        let server = self.watched.as_ref().map(Watched::cpu_time).transpose()?;
+        // Where it may not be begun anew, the maximum is that since the server's start.
+        let _ = self.watched.as_ref().map(Watched::forget_rss_max);
         let own = CpuTime::of_self()?;
+        // Last, and first at the end: nothing that is done here is the server's.
+        let server = self.watched.as_ref().map(Watched::cpu_time).transpose()?;
         Ok(Meter { export: self, counters, server, own })
     }
 
@@ -67,7 +67,7 @@ impl<'a> Export<'a> {
 
     /// Mounts it for calls without any cache.
     pub(super) async fn mount_plain(&self) -> Result<Mounted> {
-        let (me, options) = (Arc::new(Identity::of_process()), MountOptions::default());
+        let (me, options) = (Arc::new(Identity::of_process()), mount_options());
         mount3::mount(&self.url, &options, &me).await.map_err(Error::call(self.mounting()))
     }
 
@@ -85,6 +85,11 @@ impl<'a> Export<'a> {
     fn mounting(&self) -> String {
         format!("cannot mount {}", self.url)
     }
+}
+
+/// The client's own, but that a server which is gone ends the experiment, after some minutes.
+pub(super) fn mount_options() -> MountOptions {
+    MountOptions { recovery: Recovery::Soft, ..MountOptions::default() }
 }
 
 /// Measures what server and client spend.
@@ -111,9 +116,9 @@ pub(super) struct Spent {
 impl Meter<'_> {
     /// What was spent since it began.
     pub(super) fn end(&self) -> Result<Spent> {
-        let own = CpuTime::of_self()?.since(&self.own);
         let watched = self.export.watched.as_ref();
         let server = watched.map(Watched::cpu_time).transpose()?;
+        let own = CpuTime::of_self()?.since(&self.own);
         let server = server.zip(self.server).map(|(after, before)| after.since(&before));
         let server_rss_bytes_max = watched.map(Watched::rss_bytes_max).transpose()?;
         let added = |(name, now): (String, u64)| {

@@ -16,7 +16,7 @@ use super::Options;
 use super::changer::{Changer, Changes};
 use super::entries::number;
 use crate::experiments::course::mib;
-use crate::experiments::export::{Export, Spent};
+use crate::experiments::export::{Export, Spent, mount_options};
 use crate::experiments::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
 use crate::record::Position;
@@ -166,7 +166,7 @@ pub(super) async fn by_client(
 ) -> Result<Listed> {
     let refused = || Error::call(format!("cannot list {}", directory.name()));
     let seen = Arc::<Seen>::default();
-    let file_system = export.mount(&mount_options(options), seen.tracer()).await?;
+    let file_system = export.mount(&impatient(options), seen.tracer()).await?;
     let dir = file_system.lookup(&file_system.root(), directory.name().as_bytes()).await;
     let dir = dir.map_err(refused())?;
     let (_, done_before) = pause.times();
@@ -202,14 +202,15 @@ fn bytes_max(options: &Options) -> Option<u32> {
     options.reply.map(|ByteSize(bytes)| u32::try_from(bytes).expect("it is at most 1 MiB"))
 }
 
-fn mount_options(options: &Options) -> MountOptions {
+/// Attributes of directories are never believed.
+fn impatient(options: &Options) -> MountOptions {
     let readdirplus = if options.plus { UseReaddirplus::Always } else { UseReaddirplus::Never };
     MountOptions {
         dir_attributes_min: Duration::ZERO,
         dir_attributes_max: Duration::ZERO,
         rsize: bytes_max(options),
         readdirplus,
-        ..MountOptions::default()
+        ..mount_options()
     }
 }
 
@@ -296,10 +297,10 @@ impl Listed {
         figures
     }
 
-    /// Cost of entries by their position, in about [`POSITIONS`] steps, or as many as there were
-    /// parts.
+    /// Cost of entries by their position, in at most [`POSITIONS`] steps and a rest, or as many as
+    /// there were parts.
     pub(super) fn positions(&self) -> Vec<Position> {
-        let step = self.numbers.len().div_ceil(POSITIONS).max(1);
+        let step = (self.numbers.len() / POSITIONS).max(1);
         let mut positions = Vec::new();
         let (mut first, mut end, mut took) = (0, 0, Duration::ZERO);
         for part in &self.parts {

@@ -9,7 +9,7 @@ use client::{FileSystem, Inode, MountOptions, OpenFlags};
 use server::config::ByteSize;
 
 use super::Experiment;
-use crate::experiments::export::Spent;
+use crate::experiments::export::{Spent, mount_options};
 use crate::{Error, Result};
 
 /// What writing a file came to.
@@ -85,7 +85,7 @@ pub(super) async fn write(
     let options = MountOptions {
         writes_in_flight: workers.into(),
         wsize: wsize.map(|ByteSize(bytes)| u32::try_from(bytes).expect("it is at most 4 MiB")),
-        ..MountOptions::default()
+        ..mount_options()
     };
     let file_system = experiment.export.mount(&options, tracer(&seen)).await?;
     let dir = directory(experiment, &file_system).await?;
@@ -107,7 +107,7 @@ pub(super) async fn write(
 /// Reads the file as another client does. How many of its bytes are not what was written.
 pub(super) async fn verify(experiment: &Experiment<'_>, name: &str) -> Result<u64> {
     let refused = || Error::call(format!("cannot read {name}"));
-    let options = MountOptions::default();
+    let options = mount_options();
     let file_system = experiment.export.mount(&options, Arc::default()).await?;
     let dir = directory(experiment, &file_system).await?;
     let inode = file_system.lookup(&dir, name.as_bytes()).await.map_err(refused())?;
