@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
 /// Ports from which a server that checks them takes calls: below 665 well-known services live.
@@ -36,6 +36,9 @@ fn from_port(address: SocketAddr, port: u16, timeout: Duration) -> Result<TcpStr
     let from: SocketAddr = from;
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    // A connection of an earlier phase may have the port for a minute yet (TIME_WAIT); whether it
+    // is in the way, connecting tells.
+    set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &from)?;
     connect(&socket, &address)?;
     Ok(socket.into())

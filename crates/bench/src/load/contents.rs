@@ -89,11 +89,19 @@ impl Contents {
         self.bytes = self.bytes.max(transfer.end());
     }
 
+    /// Nothing is known any more of the transfer's bytes, nor of the units that they are part of.
     fn forget(&mut self, transfer: &Transfer) {
-        for layer in &mut self.layers {
+        let (mut at, mut end) = (transfer.offset(), transfer.end());
+        for layer in self.layers.iter_mut().rev() {
             let unit_bytes = u64::from(layer.unit_bytes);
-            let touched = transfer.offset() / unit_bytes..transfer.end().div_ceil(unit_bytes);
-            touched.for_each(|unit| layer.clear(unit));
+            for unit in at / unit_bytes..end.div_ceil(unit_bytes) {
+                if layer.has(unit) {
+                    layer.clear(unit);
+                    // What it covered in the layers below must not come to light.
+                    at = at.min(unit * unit_bytes);
+                    end = end.max((unit + 1) * unit_bytes);
+                }
+            }
         }
     }
 
@@ -167,4 +175,79 @@ impl Comparison {
 
 fn index(number: u64) -> usize {
     usize::try_from(number).expect("64 bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FILE: u64 = 3;
+    const FILE_BYTES: usize = 400;
+
+    fn pool() -> &'static Pool {
+        static POOL: OnceLock<Pool> = OnceLock::new();
+        POOL.get_or_init(|| Pool::new().unwrap())
+    }
+
+    fn data(transfer: &Transfer, generation: u32) -> &'static [u8] {
+        let unit = Unit { file: FILE, number: transfer.unit, generation };
+        pool().bytes(pool().place(unit, 0..transfer.bytes))
+    }
+
+    /// Phases of one unit size each: the units written, and one that failed or none.
+    fn phases() -> impl Strategy<Value = Vec<(u32, Vec<u64>, Option<u64>)>> {
+        let phase = prop_oneof![Just(5_u32), Just(20), Just(7)].prop_flat_map(|bytes| {
+            let units = FILE_BYTES as u64 / u64::from(bytes);
+            let unit = 0..units;
+            (Just(bytes), prop::collection::vec(unit.clone(), 0..20), prop::option::of(unit))
+        });
+        prop::collection::vec(phase, 1..6)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_compared_is_what_was_written_last(
+            phases in phases(),
+            offset in 0..FILE_BYTES,
+            flip in 0..FILE_BYTES,
+        ) {
+            let mut contents = Contents::default();
+            let mut file = vec![0_u8; FILE_BYTES];
+            // Of what was written whole and not touched by a failure since.
+            let mut known = vec![false; FILE_BYTES];
+            for (generation, (bytes, units, failed)) in (0..).zip(&phases) {
+                let transfer = |unit: &u64| Transfer { file: 0, unit: *unit, bytes: *bytes };
+                let range = |transfer: &Transfer| index(transfer.offset())..index(transfer.end());
+                for transfer in units.iter().map(transfer) {
+                    file[range(&transfer)].copy_from_slice(data(&transfer, generation));
+                    known[range(&transfer)].fill(true);
+                }
+                for transfer in failed.iter().map(transfer) {
+                    file[range(&transfer)].fill(0xee);
+                    known[range(&transfer)].fill(false);
+                }
+                let written = units.iter().map(|unit| (transfer(unit), Written::Whole));
+                let failed = failed.iter().map(|unit| (transfer(unit), Written::Unknown));
+                contents.note(generation, written.chain(failed));
+            }
+            let compared = contents.compare(pool(), FILE, offset as u64, &file[offset..]);
+            prop_assert_eq!((compared.wrong, compared.first_wrong), (0, None));
+            // A failure may take the knowledge of a larger unit that it was in with it.
+            let most = known[offset..].iter().filter(|known| **known).count() as u64;
+            prop_assert!(compared.verified <= most);
+            if phases.iter().all(|(_, _, failed)| failed.is_none()) {
+                prop_assert_eq!(compared.verified, most);
+                prop_assert_eq!(contents.known_bytes(), known.iter().filter(|k| **k).count() as u64);
+            }
+            if phases.iter().all(|(_, _, failed)| failed.is_none()) && known[flip] {
+                file[flip] ^= 0x40;
+                let compared = contents.compare(pool(), FILE, 0, &file);
+                prop_assert_eq!((compared.wrong, compared.first_wrong), (1, Some(flip as u64)));
+            }
+        }
+    }
 }

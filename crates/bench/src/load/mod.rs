@@ -117,7 +117,8 @@ pub struct Load {
     pub stable: StableHow,
     /// Decides about the data that is written: overwriting with another is told from not writing.
     pub generation: u32,
-    /// How long the server may take for a call, of COMMIT for a fifteenth of it; mostly [`TIMEOUT`].
+    /// How long the server may take for a call, mostly [`TIMEOUT`]; for COMMIT, fifteen times as
+    /// long.
     pub timeout: Duration,
 }
 
@@ -178,7 +179,7 @@ pub fn run_groups(
         .zip(series)
         .map(|((group, ranks), series)| {
             note(group, &ranks);
-            summed_up(started, ranks, series)
+            summed_up(group.load, started, ranks, series)
         })
         .collect())
 }
@@ -359,12 +360,13 @@ fn note(group: &mut Group<'_>, ranks: &[RankOutcome]) {
     }
 }
 
-fn summed_up(started: Instant, ranks: Vec<RankOutcome>, series: Series) -> Outcome {
+fn summed_up(load: &Load, started: Instant, ranks: Vec<RankOutcome>, series: Series) -> Outcome {
     let ended = ranks.iter().map(|rank| rank.ended).max().unwrap_or(started);
     let data_ended = ranks.iter().map(|rank| rank.data_ended).max().unwrap_or(started);
+    let commits = load.direction == Direction::Write && load.stable == StableHow::Unstable;
     let mut outcome = Outcome {
         time: ended - started,
-        commit_time: ended - data_ended,
+        commit_time: if commits { ended - data_ended } else { Duration::ZERO },
         bytes: 0,
         operations: 0,
         by_rank: Vec::new(),
