@@ -37,8 +37,10 @@ use clap::{Args, Subcommand};
 
 pub use error::{Error, Result};
 use experiments::servers::{self, OnServers};
-use experiments::{io as reads_and_writes, readdir, uncached, writeback};
+use experiments::{io as reads_and_writes, readdir, threads, uncached, writeback};
+use options::TargetOptions;
 use recording::{OutputOptions, Recording};
+use stage::SurroundingsOptions;
 
 /// What `spillway bench` can do.
 #[derive(Clone, Debug, Subcommand)]
@@ -53,11 +55,29 @@ pub enum Command {
     /// Write a file in tiny records through Spillway's client, with few and with many WRITEs under
     /// way
     Writeback(Box<OnServers<writeback::Options>>),
+    /// READ or WRITE with few and with many calls in flight, on one connection and on several, and
+    /// one client beside another with many connections
+    Threads(Box<threads::Options>),
+    /// Make pages, plots and tables of files of records
+    Report(report::Args),
     /// Tell what differs significantly between two files of records, or between what one compares
     Compare(compare::Args),
     /// Serve nothing, at once: what a load costs beside this server is the load's own cost
     #[command(hide = true)]
     NullServer,
+}
+
+impl Command {
+    /// Of an experiment on servers.
+    fn surroundings(&self) -> Option<(&SurroundingsOptions, &TargetOptions)> {
+        match self {
+            Self::Io(options) => Some((&options.surroundings, &options.target)),
+            Self::Readdir(options) => Some((&options.surroundings, &options.target)),
+            Self::Writeback(options) => Some((&options.surroundings, &options.target)),
+            Self::Threads(options) => Some((&options.surroundings, &options.target)),
+            Self::Uncached(_) | Self::Report(_) | Self::Compare(_) | Self::NullServer => None,
+        }
+    }
 }
 
 /// Options of `spillway bench uncached`.
@@ -75,11 +95,19 @@ pub struct Uncached {
 /// [`Error`] sorts them; what was measured before one is kept and shown.
 pub fn run(command: &Command, program: &Path, arguments: Vec<OsString>) -> Result<()> {
     let words = || arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let Some((surroundings, targets)) = command.surroundings()
+        && let Some(status) = stage::in_network_link(surroundings, targets, program, &arguments)?
+    {
+        // It has told what there was to tell.
+        std::process::exit(status.code().unwrap_or(1));
+    }
     match command {
         Command::Io(options) => reads_and_writes::run(options, program, words()),
         Command::Uncached(options) => run_uncached(options, program, &arguments, words()),
         Command::Readdir(options) => servers::run(options, program, words()),
         Command::Writeback(options) => servers::run(options, program, words()),
+        Command::Threads(options) => threads::run(options, program, words()),
+        Command::Report(options) => report::run(options, &mut io::stdout().lock()),
         Command::Compare(options) => compare::run(options, &mut io::stdout().lock()),
         Command::NullServer => serve_nothing(),
     }

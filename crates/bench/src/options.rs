@@ -46,6 +46,13 @@ pub(crate) struct TargetOptions {
     pub(crate) files: Vec<Named<PathBuf>>,
 }
 
+impl TargetOptions {
+    /// Whether every server is ours to start.
+    pub(crate) fn are_directories(&self) -> bool {
+        self.targets.iter().all(|target| matches!(target.value, Place::Directory(_)))
+    }
+}
+
 /// A value with the name that results call it by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Named<T> {

@@ -1,7 +1,7 @@
 //! A run's records as they come: each at once in a file, all of them for the table and the page at
 //! the end, and a line on the terminal meanwhile.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal as _, Write};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::figure::Figure;
 use crate::record::{Measurement, Record, Run};
 use crate::recorded::Recorded;
-use crate::{Error, Result, table};
+use crate::{Error, Result, report, table};
 
 /// Where results go.
 #[derive(Args, Clone, Debug, Default)]
@@ -100,13 +100,20 @@ impl Recording {
     /// [`Error::Machine`]: a file or stdout cannot be written.
     pub(crate) fn finish(self) -> Result<()> {
         self.bar.finish_and_clear();
+        let recorded = Recorded::group(&self.records);
         if !self.options.is_for_machines() {
             let mut stdout = io::stdout().lock();
-            let recorded = Recorded::group(&self.records);
             let written = table::write(&recorded, &mut stdout).and_then(|()| stdout.flush());
             written.map_err(Error::machine("cannot write to stdout"))?;
         }
-        Ok(())
+        if let Some(file) = &self.options.report {
+            let written = fs::write(file, report::page(&recorded, &[]));
+            written.map_err(Error::machine(format!("cannot write {}", file.display())))?;
+        }
+        match &self.options.svg {
+            Some(directory) => report::write_svgs(&recorded, directory),
+            None => Ok(()),
+        }
     }
 
     fn write(&mut self, record: Record) -> Result<()> {

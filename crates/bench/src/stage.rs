@@ -1,7 +1,9 @@
 //! Where an experiment takes place: directories, file systems made for it, and the way to servers.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,25 +13,92 @@ use proto::nfs3::{FileHandle, SetAttributes, Status};
 use tempfile::TempDir;
 use tokio::runtime::{self, Runtime};
 
+use crate::options::TargetOptions;
 use crate::record::Run;
-use crate::rig::{FileSystem, NetworkLimits, Relay};
+use crate::rig::{
+    DeviceLimits, FileSystem, MemoryGroup, NetworkLimits, NetworkLink, NetworkNamespace, Relay,
+    ScratchDisk, ScratchKind, Throttle,
+};
 use crate::subject::{Running, Subject};
 use crate::{Error, Result};
 
-/// Slow networks.
+/// File systems made for the run, slow devices and slow networks.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Surroundings")]
 pub(crate) struct SurroundingsOptions {
+    /// Make a file system of this kind and size in DIR for the run, on a loop device of its own:
+    /// xfs, ext4 or btrfs, as in xfs:8GiB; needs root [default: DIR as it is]
+    #[arg(long, value_name = "KIND:SIZE")]
+    scratch: Option<ScratchKind>,
+
+    #[command(flatten)]
+    device: DeviceLimits,
+
     #[command(flatten)]
     network: NetworkLimits,
+
+    /// The network is there already, with servers in this name space: see [`network_link`].
+    #[arg(long, hide = true)]
+    server_namespace: Option<String>,
 }
 
 /// The surroundings of an experiment; undone when dropped.
 pub(crate) struct Stage {
-    network: NetworkLimits,
-    /// Made in the directories that were given.
-    directories: Vec<TempDir>,
+    options: SurroundingsOptions,
+    /// Where servers are started, if not here.
+    namespace: Option<NetworkNamespace>,
+    places: Vec<Place>,
     runtime: Runtime,
+}
+
+/// Where files lie.
+enum Place {
+    /// A file system of its own.
+    Disk(ScratchDisk),
+    /// A directory in the one that was given.
+    Directory(TempDir),
+}
+
+impl Place {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Disk(disk) => disk.directory(),
+            Self::Directory(directory) => directory.path(),
+        }
+    }
+}
+
+/// Carries a command with a slow network out in name spaces of its own, if this kernel has them and
+/// all servers are ours to start there: by `program`, which is this one, with the same `arguments`
+/// and one more. `None` if the way to go on is here, through a relay or as it is.
+///
+/// # Errors
+/// [`Error::Program`]: `ip` or `tc` refused.
+pub(crate) fn in_network_link(
+    options: &SurroundingsOptions,
+    targets: &TargetOptions,
+    program: &Path,
+    arguments: &[OsString],
+) -> Result<Option<ExitStatus>> {
+    let is_here = options.network.is_none() || options.server_namespace.is_some();
+    if is_here || !targets.are_directories() || !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let link = match NetworkLink::create(&options.network) {
+        Ok(link) => link,
+        // This kernel has no netem.
+        Err(Error::Misuse(_)) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let prefix = link.client_namespace().prefix();
+    let status = Command::new(&prefix[0])
+        .args(&prefix[1..])
+        .arg(program)
+        .args(arguments)
+        .arg("--server-namespace")
+        .arg(link.server_namespace().name())
+        .status();
+    status.map(Some).map_err(Error::machine(format!("cannot run {}", program.display())))
 }
 
 /// A slow way to a server.
@@ -57,25 +126,73 @@ impl Stage {
     pub(crate) fn set(options: &SurroundingsOptions, run: &mut Run) -> Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Error::machine("cannot wait for the network"))?;
-        let network = options.network;
-        run.network = match network.is_none() {
-            true => "loopback, or the servers' own".to_owned(),
-            false => format!("a relay in this process: {network}"),
+        let (network, namespace) = (options.network, options.server_namespace.as_ref());
+        run.network = match namespace {
+            Some(_) => format!("a link between two name spaces, netem: {network}"),
+            None if network.is_none() => "loopback, or the servers' own".to_owned(),
+            None => format!("a relay in the load's process: {network}"),
         };
-        Ok(Self { network, directories: Vec::new(), runtime })
+        run.storage = options.device.to_string();
+        let namespace = namespace.map(NetworkNamespace::named);
+        Ok(Self { options: options.clone(), namespace, places: Vec::new(), runtime })
     }
 
-    /// A new directory in the one that was given, which ends with the experiment.
+    /// A new directory in the one that was given, or a new file system, which ends with the
+    /// experiment.
     ///
     /// # Errors
-    /// [`Error::Machine`]: it cannot be made.
+    /// [`Error::Machine`]: it cannot be made. Those of [`ScratchDisk::create`].
     pub(crate) fn place(&mut self, directory: &Path) -> Result<PathBuf> {
-        let made = tempfile::Builder::new().prefix("spillway-bench.").tempdir_in(directory);
-        let what = format!("cannot make a directory in {}", directory.display());
-        let made = made.map_err(Error::machine(what))?;
-        let path = made.path().to_owned();
-        self.directories.push(made);
+        let place = if let Some(kind) = &self.options.scratch {
+            Place::Disk(ScratchDisk::create(kind, directory, &self.options.device)?)
+        } else {
+            if self.options.device.delay.is_some() {
+                let why = "--device-delay needs a file system of its own: --scratch";
+                return Err(Error::Misuse(why.to_owned()));
+            }
+            let made = tempfile::Builder::new().prefix("spillway-bench.").tempdir_in(directory);
+            let what = format!("cannot make a directory in {}", directory.display());
+            Place::Directory(made.map_err(Error::machine(what))?)
+        };
+        let path = place.path().to_owned();
+        self.places.push(place);
         Ok(path)
+    }
+
+    /// Bounds the device under a directory, for a server in `group`, until this is dropped.
+    ///
+    /// # Errors
+    /// Those of [`Throttle::apply`].
+    pub(crate) fn throttle(
+        &self,
+        directory: &Path,
+        group: Option<&MemoryGroup>,
+    ) -> Result<Throttle> {
+        let disk = self.places.iter().find_map(|place| match place {
+            Place::Disk(disk) => directory.starts_with(disk.directory()).then_some(disk),
+            Place::Directory(_) => None,
+        });
+        Throttle::apply(&self.options.device, directory, disk, group)
+    }
+
+    /// The memory group of a server, named after it: with a bound, or only to bound its device.
+    ///
+    /// # Errors
+    /// Those of [`MemoryGroup::create`].
+    pub(crate) fn group(
+        &self,
+        name: &str,
+        limit_bytes: Option<u64>,
+    ) -> Result<Option<MemoryGroup>> {
+        if limit_bytes.is_none() && self.options.device.is_none() {
+            return Ok(None);
+        }
+        MemoryGroup::create(name, limit_bytes).map(Some)
+    }
+
+    /// The name space for servers, and the address to listen on there.
+    pub(crate) fn namespace(&self) -> Option<&NetworkNamespace> {
+        self.namespace.as_ref()
     }
 
     /// Tells in the record what the stage is, and who is on it.
@@ -85,8 +202,7 @@ impl Stage {
     pub(crate) fn describe(&self, subjects: &[Subject], run: &mut Run) -> Result<()> {
         let mut systems = Vec::new();
         for subject in subjects {
-            let described = subject.described();
-            run.subjects.insert(subject.name.clone(), described);
+            run.subjects.insert(subject.name.clone(), subject.described());
             let Some(files) = subject.files() else { continue };
             // The subject's own directory may not be there yet.
             let there = files.ancestors().find(|path| path.exists());
@@ -99,19 +215,20 @@ impl Stage {
         Ok(())
     }
 
-    /// Makes the network in front of a server as slow as was asked for: where it is reached then.
+    /// Makes the way to a server as slow as was asked for, where the network is not: what is to be
+    /// mounted then.
     ///
     /// # Errors
     /// [`Error::Call`]: the server is not there. [`Error::Machine`]: no port is to be had.
     pub(crate) fn relays(&self, url: &NfsUrl) -> Result<Option<Relays>> {
-        if self.network.is_none() {
+        if self.options.network.is_none() || self.namespace.is_some() {
             return Ok(None);
         }
         let nfs_address = self.mount_url(url)?.nfs.address();
-        let nfs = Relay::start(nfs_address, &self.network)?;
+        let nfs = Relay::start(nfs_address, &self.options.network)?;
         // Mounting is not measured.
-        let mount_address =
-            SocketAddr::new(nfs_address.ip(), url.mount_port.unwrap_or(nfs_address.port()));
+        let mount_port = url.mount_port.unwrap_or(nfs_address.port());
+        let mount_address = SocketAddr::new(nfs_address.ip(), mount_port);
         let mount = Relay::start(mount_address, &NetworkLimits::default())?;
         let url = NfsUrl {
             host: nfs.address().ip().to_string(),

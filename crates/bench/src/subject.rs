@@ -10,10 +10,10 @@ use io::IoMode;
 use crate::load::{Observed, Watch};
 use crate::options::{Named, Place, TargetOptions};
 use crate::rig::{
-    BlockDevice, CachedFiles, MemoryGroup, ServerOptions, ServerProcess, Watched, cached_files,
+    BlockDevice, CachedFiles, NetworkLink, ServerOptions, ServerProcess, Throttle, Watched,
+    cached_files,
 };
 use crate::stage::{Relays, Stage};
-use crate::stop::Stop;
 use crate::{Error, Result};
 
 /// One of the things that an experiment compares.
@@ -115,11 +115,12 @@ impl Subject {
     /// cannot be made, or the process that was named is not there. Those of [`Stage::relays`].
     pub(crate) fn start(&self, stage: &Stage) -> Result<Running> {
         let mut running = match &self.what {
-            What::Own(own) => own.start()?,
+            What::Own(own) => own.start(stage)?,
             What::Given { url, pid, files } => Running {
                 url: url.clone(),
                 relays: None,
                 server: None,
+                _throttle: None,
                 watched: pid.map(|pid| Watched::new(pid, files.clone())).transpose()?,
                 device: device_of(files.as_deref())?,
                 files: files.clone(),
@@ -134,16 +135,22 @@ impl Subject {
 }
 
 impl Own {
-    fn start(&self) -> Result<Running> {
+    fn start(&self, stage: &Stage) -> Result<Running> {
         let made = fs::create_dir_all(&self.directory);
         made.map_err(Error::machine(format!("cannot make {}", self.directory.display())))?;
-        let limited = |bytes| MemoryGroup::create("server", Some(bytes));
+        let name = self.directory.file_name().unwrap_or_default().to_string_lossy();
+        let group = stage.group(&name, self.memory_limit_bytes)?;
+        let throttle = stage.throttle(&self.directory, group.as_ref())?;
+        let here = ServerOptions::new(self.program.clone(), self.directory.clone());
+        let namespace = stage.namespace();
         let server = ServerProcess::start(&ServerOptions {
             read_mode: self.mode,
             write_mode: self.mode,
             flags: self.arguments.iter().map(Into::into).collect(),
-            memory_group: self.memory_limit_bytes.map(limited).transpose()?,
-            ..ServerOptions::new(self.program.clone(), self.directory.clone())
+            memory_group: group,
+            namespace,
+            address: namespace.map_or(here.address, |_| NetworkLink::SERVER_ADDRESS),
+            ..here
         })?;
         Ok(Running {
             url: server.url().parse().expect("it is made of an address"),
@@ -152,6 +159,7 @@ impl Own {
             server: Some(server),
             device: device_of(Some(&self.directory))?,
             files: Some(self.directory.clone()),
+            _throttle: Some(throttle),
         })
     }
 }
@@ -227,6 +235,7 @@ pub(crate) struct Running {
     watched: Option<Watched>,
     device: Option<BlockDevice>,
     files: Option<PathBuf>,
+    _throttle: Option<Throttle>,
 }
 
 impl Running {
@@ -264,9 +273,9 @@ impl Running {
         self.server.as_ref().map_or_else(|| Ok(BTreeMap::new()), ServerProcess::counters)
     }
 
-    /// Somebody who looks at it during a load, which ends when `stop` is wanted.
+    /// Somebody who looks at it during a load.
     #[must_use]
-    pub(crate) fn watch<'a>(&'a self, _stop: &'a Stop) -> Watch<'a> {
+    pub(crate) fn watch(&self) -> Watch<'_> {
         let look = || {
             // A server that is gone is found out by its load.
             let look = self.watched.as_ref().and_then(|watched| watched.look().ok());

@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use proto::nfs3::StableHow;
 use server::config::ByteSize;
 
+use super::cache_state::CacheState;
 use crate::figure::Figure;
 use crate::load::{
     self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Watch, create_files,
@@ -20,7 +21,7 @@ use crate::meter::{Meter, mib};
 use crate::options::TargetOptions;
 use crate::record::Measurement;
 use crate::recording::{OutputOptions, Recording};
-use crate::rig::{begin_run, drop_caches};
+use crate::rig::begin_run;
 use crate::stage::{Export, Stage, SurroundingsOptions};
 use crate::stop::Stop;
 use crate::subject::Subject;
@@ -91,7 +92,7 @@ pub struct Options {
     no_calibration: bool,
 
     #[command(flatten)]
-    surroundings: SurroundingsOptions,
+    pub(crate) surroundings: SurroundingsOptions,
 
     #[command(flatten)]
     output: OutputOptions,
@@ -232,11 +233,7 @@ impl Experiment<'_> {
         self.prepare_cache(phase, made, &service)?;
         let mut measurement = self.measurement(phase);
         let meter = Meter::start(&running)?;
-        let outcome = {
-            let stop = self.stop.clone();
-            let mut watch = running.watch(&stop);
-            self.put(phase, made, &service, &mut watch)?
-        };
+        let outcome = self.put(phase, made, &service, &mut running.watch())?;
         outcome.fill(&mut measurement);
         meter.stop(outcome.bytes, outcome.operations, &mut measurement)?;
         if phase.direction() == Direction::Write && self.options.verify != Extent::None {
@@ -277,15 +274,9 @@ impl Experiment<'_> {
     }
 
     fn prepare_cache(&mut self, phase: Phase, made: &mut Made, service: &Service) -> Result<()> {
-        match self.cache {
-            CacheState::Found => rustix::fs::sync(),
-            CacheState::Cold => drop_caches()?,
-            CacheState::Warm => {
-                drop_caches()?;
-                if phase.direction() == Direction::Read {
-                    self.put(phase, made, service, &mut Watch::nobody())?;
-                }
-            }
+        self.cache.prepare()?;
+        if self.cache == CacheState::Warm && phase.direction() == Direction::Read {
+            self.put(phase, made, service, &mut Watch::nobody())?;
         }
         Ok(())
     }
@@ -383,28 +374,6 @@ fn names(files: Files, ranks: u16) -> Box<dyn Iterator<Item = String>> {
     match files {
         Files::Own => Box::new((0..ranks).map(|rank| format!("easy.{rank}"))),
         Files::Shared => Box::new(std::iter::once("hard".to_owned())),
-    }
-}
-
-/// What caches hold when a phase begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum CacheState {
-    Cold,
-    Warm,
-    Found,
-}
-
-impl CacheState {
-    fn default_here() -> Self {
-        if rustix::process::geteuid().is_root() { Self::Cold } else { Self::Found }
-    }
-
-    const fn described(self) -> &'static str {
-        match self {
-            Self::Cold => "written back and dropped before each measurement",
-            Self::Warm => "dropped, then what is read was read once, before each measurement",
-            Self::Found => "written back before each measurement, otherwise as it was found",
-        }
     }
 }
 

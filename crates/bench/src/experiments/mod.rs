@@ -1,11 +1,13 @@
 //! The experiments, each with its options.
 
+mod cache_state;
 mod course;
 pub mod export;
 pub mod io;
 pub mod readdir;
 mod scratch_directory;
 pub mod servers;
+pub mod threads;
 pub mod uncached;
 pub mod writeback;
 

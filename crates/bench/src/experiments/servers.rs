@@ -19,11 +19,11 @@ use crate::{Result, experiments::export::Export};
 #[derive(Args, Clone, Debug)]
 pub struct OnServers<T: Args> {
     #[command(flatten)]
-    target: TargetOptions,
+    pub(crate) target: TargetOptions,
     #[command(flatten)]
     own: T,
     #[command(flatten)]
-    surroundings: SurroundingsOptions,
+    pub(crate) surroundings: SurroundingsOptions,
     #[command(flatten)]
     output: OutputOptions,
 }

@@ -8,10 +8,10 @@ use super::quantity::{Delay, Rate};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct NetworkLimits {
     /// Delay every packet between client and server, each way: 5ms, 100us
-    #[arg(long = "net-delay", value_name = "TIME")]
+    #[arg(id = "net_delay", long = "net-delay", value_name = "TIME")]
     pub delay: Option<Delay>,
     /// Bound the rate between client and server, each way: 100mbit, 1gbit, 10MiB/s
-    #[arg(long = "net-rate", value_name = "RATE")]
+    #[arg(id = "net_rate", long = "net-rate", value_name = "RATE")]
     pub rate: Option<Rate>,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for NetworkLimits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct DeviceLimits {
     /// Bound what the device reads, and what it writes: 100MiB/s
-    #[arg(long = "device-rate", value_name = "RATE")]
+    #[arg(id = "device_rate", long = "device-rate", value_name = "RATE")]
     pub rate: Option<Rate>,
     /// Bound how many requests for reading, and for writing, the device takes each second
     #[arg(
@@ -45,7 +45,7 @@ pub struct DeviceLimits {
     )]
     pub operations_per_sec: Option<u32>,
     /// Delay every request to the device (dm-delay, whole milliseconds): 5ms
-    #[arg(long = "device-delay", value_name = "TIME")]
+    #[arg(id = "device_delay", long = "device-delay", value_name = "TIME")]
     pub delay: Option<Delay>,
 }
 

@@ -33,6 +33,18 @@ pub struct NetworkNamespace {
 }
 
 impl NetworkNamespace {
+    /// One that is there.
+    #[must_use]
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into() }
+    }
+
+    /// As `ip netns list` tells it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// What goes before a command so that it runs in the name space. Unlike `ip netns exec` it
     /// leaves the mounts alone: that would hide the cgroups.
     #[must_use]
@@ -51,6 +63,9 @@ pub struct NetworkLink {
 }
 
 impl NetworkLink {
+    /// Where a server has to listen.
+    pub const SERVER_ADDRESS: IpAddr = IpAddr::V4(SERVER);
+
     /// Makes them. Delay and rate are those of each direction; a round trip takes the delay twice.
     /// When the queue of the link is full, packets are lost.
     ///
@@ -90,12 +105,6 @@ impl NetworkLink {
     #[must_use]
     pub fn server_namespace(&self) -> &NetworkNamespace {
         &self.server
-    }
-
-    /// Where the server has to listen.
-    #[must_use]
-    pub fn server_address(&self) -> IpAddr {
-        SERVER.into()
     }
 }
 
@@ -215,7 +224,7 @@ mod tests {
 
     /// Runs two lines of Python on a connection `c` from client to server; the client's time.
     fn exchange(link: &NetworkLink, client: &str, server: &str) -> Duration {
-        let address = link.server_address();
+        let address = NetworkLink::SERVER_ADDRESS;
         let listen = format!(
             "import socket; s = socket.create_server(('{address}', 2049)); print(flush=True)\n\
              c = s.accept()[0]; {server}"

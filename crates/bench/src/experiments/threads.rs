@@ -1,0 +1,335 @@
+//! How a server bears many: rate and latency by the number of calls in flight and of connections,
+//! and what is left for one client beside another that has many.
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use proto::nfs3::StableHow;
+use server::config::ByteSize;
+
+use super::cache_state::CacheState;
+use super::turned;
+use crate::figure::Figure;
+use crate::load::{
+    self, Direction, Group, Load, LoadFile, Outcome, Pattern, Pool, Service, TIMEOUT, Verify,
+    Watch, create_files, remove_files,
+};
+use crate::meter::Meter;
+use crate::options::TargetOptions;
+use crate::record::Measurement;
+use crate::recording::{OutputOptions, Recording};
+use crate::rig::begin_run;
+use crate::stage::{Export, Stage, SurroundingsOptions};
+use crate::stop::Stop;
+use crate::subject::{Running, Subject};
+use crate::{Error, Result};
+
+/// `spillway bench threads`.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    #[command(flatten)]
+    pub(crate) target: TargetOptions,
+
+    /// Calls in flight altogether: what so many threads of a client make that wait for one each
+    #[arg(long, value_name = "COUNT[,COUNT...]", value_delimiter = ',',
+        default_value = "1,2,4,8,16,32,64", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+
+    /// Connections that they are parted among; as many as there are threads at most
+    #[arg(long, value_name = "COUNT[,COUNT...]", value_delimiter = ',', default_value = "1,16",
+        value_parser = clap::value_parser!(u16).range(1..=256))]
+    connections: Vec<u16>,
+
+    /// WRITE instead of READ
+    #[arg(long)]
+    write: bool,
+
+    /// Size of each READ or WRITE, at random places
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    io_bytes: ByteSize,
+
+    /// Data of all connections together
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    size: ByteSize,
+
+    /// How long each measurement takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 3,
+        value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+
+    /// How often everything is done; the order of what is compared turns with each round
+    #[arg(long, value_name = "COUNT", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+
+    /// What caches hold when a measurement begins: cold (dropped, needs root), warm (all of it was
+    /// read before), found (whatever is there)
+    #[arg(long, value_name = "STATE", default_value = "found")]
+    cache: CacheState,
+
+    /// Leave out the client beside another with many connections
+    #[arg(long)]
+    no_fairness: bool,
+
+    #[command(flatten)]
+    pub(crate) surroundings: SurroundingsOptions,
+
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+/// Connections of the other client.
+const OTHERS: u16 = 16;
+/// Calls that the one client has in flight, and each connection of the other.
+const FAIRNESS_DEPTH: u16 = 4;
+
+/// Carries the experiment out. `program` is this program, `arguments` what it was given.
+///
+/// # Errors
+/// What was measured before the error is kept and shown.
+pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<()> {
+    let stop = Stop::on_signals()?;
+    let mut run = begin_run("threads", arguments)?;
+    let mut stage = Stage::set(&options.surroundings, &mut run)?;
+    let subjects = Subject::all(&options.target, program, |directory| stage.place(directory))?;
+    options.cache.described().clone_into(&mut run.cache);
+    run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
+    run.note.clone_from(&options.output.note);
+    stage.describe(&subjects, &mut run)?;
+    let recording = Recording::start(&options.output, run)?;
+    let pool = Pool::new()?;
+    let mut experiment = Experiment { options, stop, stage, pool, recording, generation: 0 };
+    let done = experiment.all_rounds(&subjects);
+    experiment.recording.finish()?;
+    done
+}
+
+struct Experiment<'a> {
+    options: &'a Options,
+    stop: Stop,
+    stage: Stage,
+    pool: Pool,
+    recording: Recording,
+    /// Of the data written last.
+    generation: u32,
+}
+
+/// A subject with its files, for a round.
+struct Trial<'a> {
+    name: &'a str,
+    running: Running,
+    export: Export,
+    service: Service,
+    /// One for each connection there may be, and one for the client beside them.
+    files: Vec<LoadFile>,
+}
+
+/// A point of the experiment.
+#[derive(Clone, Copy)]
+struct Point {
+    threads: u16,
+    connections: u16,
+}
+
+impl Experiment<'_> {
+    fn all_rounds(&mut self, subjects: &[Subject]) -> Result<()> {
+        for round in 1..=self.options.rounds {
+            // All of them run at once, those that are not measured idle.
+            let mut trials = Vec::new();
+            for subject in subjects {
+                self.stop.check()?;
+                self.recording.doing(format!("round {round}: files for {}", subject.name));
+                trials.push(self.prepare(subject)?);
+            }
+            let done = self.one_round(round, &mut trials);
+            let ended = trials.into_iter().try_for_each(|trial| self.end(trial));
+            done.and(ended)?;
+        }
+        Ok(())
+    }
+
+    fn one_round(&mut self, round: u32, trials: &mut [Trial<'_>]) -> Result<()> {
+        for point in self.points() {
+            for (order, at) in (1..).zip(turned(trials.len(), round)) {
+                self.stop.check()?;
+                let trial = &mut trials[at];
+                let measurement = self.measure(point, trial)?;
+                self.add(Measurement { round, order, ..measurement }, trial.name)?;
+            }
+        }
+        if self.options.no_fairness {
+            return Ok(());
+        }
+        for (order, at) in (1..).zip(turned(trials.len(), round)) {
+            self.stop.check()?;
+            let trial = &mut trials[at];
+            for measurement in self.fairness(trial)? {
+                self.add(Measurement { round, order, ..measurement }, trial.name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, measurement: Measurement, subject: &str) -> Result<()> {
+        self.recording.add(Measurement { subject: subject.to_owned(), ..measurement })
+    }
+
+    /// All numbers of threads, with each number of connections that they can be parted among.
+    fn points(&self) -> Vec<Point> {
+        let points = self.options.connections.iter().flat_map(|&connections| {
+            let threads = self.options.threads.iter();
+            threads.map(move |&threads| Point { threads, connections })
+        });
+        points.filter(|point| point.threads.is_multiple_of(point.connections)).collect()
+    }
+
+    /// Starts a subject and writes its files.
+    fn prepare<'a>(&mut self, subject: &'a Subject) -> Result<Trial<'a>> {
+        let running = subject.start(&self.stage)?;
+        let export = self.stage.mount(&running)?;
+        let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
+        let created = create_files(&export.nfs, export.directory, self.names());
+        let files = self.stage.block_on(created)?;
+        let mut trial = Trial { name: &subject.name, running, export, service, files };
+        self.generation += 1;
+        let write_bytes = WRITE_BYTES.min(trial.service.write_bytes_max);
+        let count = trial.files.len();
+        let load = Load {
+            io_bytes: write_bytes,
+            operations_by_rank: vec![self.file_bytes().div_ceil(write_bytes.into()); count],
+            pattern: Pattern::EasySequential,
+            ..self.load(Direction::Write, 1, FAIRNESS_DEPTH)
+        };
+        let load = Load { time_max: None, ..load };
+        let (service, files) = (&trial.service, &mut trial.files);
+        let written = load::run(&self.pool, &load, service, files, &mut Watch::nobody())?;
+        match written.first_error {
+            Some(error) => Err(Error::Server(format!("{} cannot be filled: {error}", trial.name))),
+            None => Ok(trial),
+        }
+    }
+
+    fn end(&self, trial: Trial<'_>) -> Result<()> {
+        let Trial { running, export, .. } = trial;
+        if !running.is_ours() {
+            let removed = remove_files(&export.nfs, export.directory, self.names());
+            self.stage.block_on(removed)?;
+            self.stage.remove_directory(&running.url)?;
+        }
+        running.stop()
+    }
+
+    fn names(&self) -> impl Iterator<Item = String> + use<> {
+        let most = self.options.connections.iter().copied().max().unwrap_or(1).max(OTHERS);
+        (0..=most).map(|number| format!("threads.{number}"))
+    }
+
+    fn file_bytes(&self) -> u64 {
+        let files = self.names().count() as u64;
+        (self.options.size.0 / files).max(self.options.io_bytes.0)
+    }
+
+    /// A load of `connections` with so many calls in flight on each, for the time of a measurement.
+    fn load(&self, direction: Direction, connections: u16, depth: u16) -> Load {
+        let io_bytes = u32::try_from(self.options.io_bytes.0).unwrap_or(u32::MAX);
+        let units = (self.file_bytes() / u64::from(io_bytes.max(1))).max(1);
+        Load {
+            direction,
+            pattern: Pattern::Random { units, seed: self.generation.into() },
+            operations_by_rank: vec![u64::MAX; connections.into()],
+            depth: depth.into(),
+            io_bytes,
+            time_max: Some(Duration::from_secs(self.options.seconds)),
+            verify: Verify::Sampled,
+            stable: StableHow::Unstable,
+            generation: self.generation,
+            timeout: TIMEOUT,
+        }
+    }
+
+    fn direction(&self) -> Direction {
+        if self.options.write { Direction::Write } else { Direction::Read }
+    }
+
+    fn measure(&mut self, point: Point, trial: &mut Trial<'_>) -> Result<Measurement> {
+        let Point { threads, connections } = point;
+        self.recording.doing(format!("{threads} on {connections}: {}", trial.name));
+        let load = self.next_load(connections, threads / connections);
+        self.warm_up(trial)?;
+        let mut measurement = self.measurement(&self.phase(), &load);
+        let parameters = &mut measurement.parameters;
+        parameters.insert("threads".to_owned(), threads.into());
+        parameters.insert("connections".to_owned(), connections.into());
+        let meter = Meter::start(&trial.running)?;
+        let watch = &mut trial.running.watch();
+        let outcome = load::run(&self.pool, &load, &trial.service, &mut trial.files, watch)?;
+        outcome.fill(&mut measurement);
+        if let Some(fairness) = outcome.fairness() {
+            measurement.figures.insert(Figure::Fairness, fairness);
+        }
+        meter.stop(outcome.bytes, outcome.operations, &mut measurement)?;
+        Ok(measurement)
+    }
+
+    /// One client alone, and then beside another that has many connections.
+    fn fairness(&mut self, trial: &mut Trial<'_>) -> Result<[Measurement; 3]> {
+        self.recording.doing(format!("one client beside another: {}", trial.name));
+        self.warm_up(trial)?;
+        let one = self.next_load(1, FAIRNESS_DEPTH);
+        let others = self.next_load(OTHERS, FAIRNESS_DEPTH);
+        let (own, rest) = trial.files.split_at_mut(1);
+        let service = &trial.service;
+        let alone = load::run(&self.pool, &one, service, own, &mut trial.running.watch())?;
+        let one = Load { generation: others.generation, ..one };
+        let mut groups = [
+            Group { load: &one, service, files: own },
+            Group { load: &others, service, files: rest },
+        ];
+        let watch = &mut trial.running.watch();
+        let beside = load::run_groups(&self.pool, &mut groups, watch)?;
+        let measured = |phase: &str, outcome: &Outcome| {
+            let load = if phase == "sixteen-beside-one" { &others } else { &one };
+            let mut measurement = self.measurement(phase, load);
+            outcome.fill(&mut measurement);
+            measurement
+        };
+        let mut one_beside = measured("one-beside-sixteen", &beside[0]);
+        let share = beside[0].mib_per_sec() / alone.mib_per_sec();
+        if share.is_finite() {
+            one_beside.figures.insert(Figure::BesideOthers, share);
+        }
+        Ok([measured("one-alone", &alone), one_beside, measured("sixteen-beside-one", &beside[1])])
+    }
+
+    fn next_load(&mut self, connections: u16, depth: u16) -> Load {
+        self.generation += 1;
+        self.load(self.direction(), connections, depth)
+    }
+
+    fn warm_up(&self, trial: &mut Trial<'_>) -> Result<()> {
+        self.options.cache.prepare()?;
+        if self.options.cache == CacheState::Warm {
+            let bytes = WRITE_BYTES.min(trial.service.read_bytes_max);
+            let (service, files) = (&trial.service, &mut trial.files);
+            let nobody = &mut Watch::nobody();
+            let read = load::verify_all(&self.pool, service, files, bytes, 4, nobody)?;
+            if let Some(error) = read.first_trouble() {
+                return Err(Error::Server(format!("{} cannot be read: {error}", trial.name)));
+            }
+        }
+        Ok(())
+    }
+
+    fn phase(&self) -> String {
+        format!("random-{}", if self.options.write { "write" } else { "read" })
+    }
+
+    fn measurement(&self, phase: &str, load: &Load) -> Measurement {
+        let parameters = [("io_bytes".to_owned(), load.io_bytes.into())].into();
+        Measurement { phase: phase.to_owned(), parameters, ..Measurement::default() }
+    }
+}
+
+/// Size of the WRITEs that fill files, and of the READs that warm them up.
+const WRITE_BYTES: u32 = 1 << 20;
