@@ -24,7 +24,7 @@ pub mod rig;
 mod samples;
 mod stage;
 pub mod statistics;
-mod stop;
+pub mod stop;
 mod subject;
 pub mod table;
 

@@ -11,14 +11,14 @@ use crate::{Error, Result};
 
 /// Whether the user wants no more of it. Clones are one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Stop(Arc<AtomicBool>);
+pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// Set by the first SIGINT or SIGTERM; the second ends the process at once, as it is.
     ///
     /// # Errors
     /// [`Error::Machine`]: the signals cannot be had.
-    pub(crate) fn on_signals() -> Result<Self> {
+    pub fn on_signals() -> Result<Self> {
         let stop = Self::default();
         let runtime = runtime::Builder::new_current_thread()
             .enable_all()
@@ -46,7 +46,7 @@ impl Stop {
 
     /// Whether it is time to end.
     #[must_use]
-    pub(crate) fn is_wanted(&self) -> bool {
+    pub fn is_wanted(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
@@ -54,7 +54,7 @@ impl Stop {
     ///
     /// # Errors
     /// [`Error::Interrupted`].
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         if self.is_wanted() { Err(Error::Interrupted) } else { Ok(()) }
     }
 }

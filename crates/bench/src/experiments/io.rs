@@ -234,6 +234,8 @@ impl Experiment<'_> {
         let mut measurement = self.measurement(phase);
         let meter = Meter::start(&running)?;
         let outcome = self.put(phase, made, &service, &mut running.watch())?;
+        // What was cut short is no measurement.
+        self.stop.check()?;
         outcome.fill(&mut measurement);
         meter.stop(outcome.bytes, outcome.operations, &mut measurement)?;
         if phase.direction() == Direction::Write && self.options.verify != Extent::None {
@@ -303,6 +305,7 @@ impl Experiment<'_> {
             depth: self.options.depth.into(),
             io_bytes: phase.io_bytes(&self.sizes),
             time_max: self.options.seconds.map(Duration::from_secs),
+            stop: self.stop.clone(),
             verify: self.options.verify.of_reads(),
             stable: StableHow::Unstable,
             generation: self.generation,
@@ -326,8 +329,7 @@ impl Experiment<'_> {
         self.recording.doing(format!("comparing what {} wrote", phase.name()));
         let (bytes, depth) = (self.sizes.easy_bytes.min(service.read_bytes_max), VERIFY_DEPTH);
         let files = &mut made.files;
-        let nobody = &mut Watch::nobody();
-        let read = load::verify_all(&self.pool, service, files, bytes, depth, nobody)?;
+        let read = load::verify_all(&self.pool, service, files, bytes, depth, &self.stop)?;
         let figures = &mut measurement.figures;
         let count = |count| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
         *figures.entry(Figure::VerifiedMib).or_default() += mib(read.verified_bytes);

@@ -241,6 +241,7 @@ impl Experiment<'_> {
             depth: depth.into(),
             io_bytes,
             time_max: Some(Duration::from_secs(self.options.seconds)),
+            stop: self.stop.clone(),
             verify: Verify::Sampled,
             stable: StableHow::Unstable,
             generation: self.generation,
@@ -264,6 +265,8 @@ impl Experiment<'_> {
         let meter = Meter::start(&trial.running)?;
         let watch = &mut trial.running.watch();
         let outcome = load::run(&self.pool, &load, &trial.service, &mut trial.files, watch)?;
+        // What was cut short is no measurement.
+        self.stop.check()?;
         outcome.fill(&mut measurement);
         if let Some(fairness) = outcome.fairness() {
             measurement.figures.insert(Figure::Fairness, fairness);
@@ -288,6 +291,7 @@ impl Experiment<'_> {
         ];
         let watch = &mut trial.running.watch();
         let beside = load::run_groups(&self.pool, &mut groups, watch)?;
+        self.stop.check()?;
         let measured = |phase: &str, outcome: &Outcome| {
             let load = if phase == "sixteen-beside-one" { &others } else { &one };
             let mut measurement = self.measurement(phase, load);
@@ -312,8 +316,7 @@ impl Experiment<'_> {
         if self.options.cache == CacheState::Warm {
             let bytes = WRITE_BYTES.min(trial.service.read_bytes_max);
             let (service, files) = (&trial.service, &mut trial.files);
-            let nobody = &mut Watch::nobody();
-            let read = load::verify_all(&self.pool, service, files, bytes, 4, nobody)?;
+            let read = load::verify_all(&self.pool, service, files, bytes, 4, &self.stop)?;
             if let Some(error) = read.first_trouble() {
                 return Err(Error::Server(format!("{} cannot be read: {error}", trial.name)));
             }

@@ -41,6 +41,7 @@ use rank::{Progress, Rank, RankOutcome};
 use watch::Series;
 
 use crate::record_stream::RecordStream;
+use crate::stop::Stop;
 use crate::{Error, Result};
 
 /// Connections of a load at most.
@@ -110,6 +111,8 @@ pub struct Load {
     pub io_bytes: u32,
     /// After this time no operation is begun.
     pub time_max: Option<Duration>,
+    /// Once this is wanted no operation is begun either.
+    pub stop: Stop,
     /// Of READs.
     pub verify: Verify,
     /// How durable WRITEs are wanted. What is written unstable is committed at each rank's end,
@@ -196,7 +199,7 @@ pub fn verify_all(
     files: &mut [LoadFile],
     io_bytes: u32,
     depth: usize,
-    watch: &mut Watch<'_>,
+    stop: &Stop,
 ) -> Result<Outcome> {
     let units = |file: &LoadFile| file.contents.bytes().div_ceil(io_bytes.max(1).into());
     let load = Load {
@@ -206,12 +209,13 @@ pub fn verify_all(
         depth,
         io_bytes,
         time_max: None,
+        stop: stop.clone(),
         verify: Verify::Full,
         stable: StableHow::Unstable,
         generation: 0,
         timeout: TIMEOUT,
     };
-    run(pool, &load, service, files, watch)
+    run(pool, &load, service, files, &mut Watch::nobody())
 }
 
 fn plan(load: &Load) -> Plan<'_> {

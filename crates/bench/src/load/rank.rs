@@ -196,7 +196,8 @@ impl<'a> Work<'a> {
 
     /// Begins the next operation of the plan, if there is one and its time has not come to an end.
     fn begin(&mut self, slot: usize) -> Result<(), Broken> {
-        let too_late = self.ends_at.is_some_and(|end| Instant::now() >= end);
+        let too_late = self.ends_at.is_some_and(|end| Instant::now() >= end)
+            || self.rank.load.stop.is_wanted();
         if self.next == self.operations || self.outcome.errors >= ERRORS_MAX || too_late {
             return Ok(());
         }

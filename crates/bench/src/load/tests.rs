@@ -45,6 +45,7 @@ fn write_load(pattern: Pattern, operations_by_rank: &[u64], io_bytes: u32) -> Lo
         depth: 3,
         io_bytes,
         time_max: None,
+        stop: Stop::default(),
         verify: Verify::Full,
         stable: StableHow::Unstable,
         generation: 0,
@@ -61,7 +62,7 @@ fn put(load: &Load, service: &Service, files: &mut [LoadFile]) -> Outcome {
 }
 
 fn verify(service: &Service, files: &mut [LoadFile]) -> Outcome {
-    verify_all(pool(), service, files, 100_000, 4, &mut Watch::nobody()).unwrap()
+    verify_all(pool(), service, files, 100_000, 4, &Stop::default()).unwrap()
 }
 
 fn assert_done(outcome: &Outcome, operations: u64, io_bytes: u32) {
