@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::figure::{Better, Figure};
 use crate::numeral::{parameters, plain, rounded, size_about, wrapped};
 use crate::record::Run;
-use crate::recorded::{Case, Recorded, RecordedRun};
+use crate::recorded::{Case, Parameters, Recorded, RecordedRun};
 use crate::statistics::{Comparison, Evidence, ROUNDS_MIN, Summary};
 use crate::table::COLUMNS;
 
@@ -190,6 +190,7 @@ impl Side {
                     }
                     let mut case = case.clone();
                     case.setting.extend(phase.fixed.clone());
+                    case.setting.extend(case.own.clone());
                     let load = Load {
                         experiment: run.run.experiment.clone(),
                         phase: phase.name.clone(),
@@ -215,13 +216,22 @@ struct Load {
 
 impl Load {
     fn is_like(&self, other: &Self) -> bool {
-        self.is_same_but_subject(other) && self.case.subject == other.case.subject
+        self.is_same_but_subject(other)
+            && self.case.subject == other.case.subject
+            && self.case.setting == other.case.setting
     }
 
+    /// What goes with the subjects may differ.
     fn is_same_but_subject(&self, other: &Self) -> bool {
+        let own =
+            |name: &String| self.case.own.contains_key(name) || other.case.own.contains_key(name);
+        let load = |of: &Self| -> Parameters {
+            let load = of.case.setting.iter().filter(|(name, _)| !own(name));
+            load.map(|(name, value)| (name.clone(), *value)).collect()
+        };
         self.experiment == other.experiment
             && self.phase == other.phase
-            && self.case.setting == other.case.setting
+            && load(self) == load(other)
     }
 
     fn title(&self) -> String {

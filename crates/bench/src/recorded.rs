@@ -48,8 +48,11 @@ pub struct Phase {
 pub struct Case {
     /// The subject.
     pub subject: String,
-    /// Parameters that vary within the phase.
+    /// Parameters that vary for a subject of the phase.
     pub setting: Parameters,
+    /// Parameters that are the same for this subject, and others or none for another: they are
+    /// a part of what the subject is.
+    pub own: Parameters,
     /// A measurement for each round, in the order in which they were made. Never empty.
     pub rounds: Vec<Measurement>,
 }
@@ -302,22 +305,40 @@ fn phases(all: &[&Measurement]) -> Vec<Phase> {
 
 fn phase(name: &str, all: &[&Measurement], subjects: &[&str]) -> Phase {
     let fixed = fixed(all);
-    let setting = |one: &Measurement| -> Parameters {
-        let vary = one.parameters.iter().filter(|(name, _)| !fixed.contains_key(*name));
-        vary.map(|(name, value)| (name.clone(), *value)).collect()
+    let varying = varying(all, subjects);
+    let kept = |one: &Measurement, keep: &dyn Fn(&String) -> bool| -> Parameters {
+        let kept = one.parameters.iter().filter(|(name, _)| keep(name));
+        kept.map(|(name, value)| (name.clone(), *value)).collect()
     };
+    let setting = |one: &Measurement| kept(one, &|name| varying.contains(name));
+    let own =
+        |one: &Measurement| kept(one, &|name| !varying.contains(name) && !fixed.contains_key(name));
     let settings: BTreeSet<Parameters> = all.iter().map(|one| setting(one)).collect();
     let mut cases = Vec::new();
     for at in settings {
         for subject in subjects {
             let here = |one: &&&Measurement| one.subject == *subject && setting(one) == at;
             let rounds: Vec<_> = all.iter().filter(here).map(|one| (*one).clone()).collect();
-            if !rounds.is_empty() {
-                cases.push(Case { subject: (*subject).into(), setting: at.clone(), rounds });
+            if let Some(first) = rounds.first() {
+                let (subject, own) = ((*subject).into(), own(first));
+                cases.push(Case { subject, setting: at.clone(), own, rounds });
             }
         }
     }
     Phase { name: name.into(), fixed, cases }
+}
+
+/// The parameters that are not the same in all measurements of some subject.
+fn varying(all: &[&Measurement], subjects: &[&str]) -> BTreeSet<String> {
+    let names: BTreeSet<&String> = all.iter().flat_map(|one| one.parameters.keys()).collect();
+    let varies = |name: &str| {
+        subjects.iter().any(|subject| {
+            let of_subject = all.iter().filter(|one| one.subject == *subject);
+            let values: BTreeSet<_> = of_subject.map(|one| one.parameters.get(name)).collect();
+            values.len() > 1
+        })
+    };
+    names.into_iter().filter(|name| varies(name)).cloned().collect()
 }
 
 /// The parameters that all of them have, with the same value.

@@ -53,6 +53,25 @@ fn what_varies_makes_settings_in_order_of_number() {
 }
 
 #[test]
+fn what_goes_with_the_subject_is_no_setting() {
+    let all =
+        [("idle", 1, None), ("adding", 1, Some(10)), ("idle", 2, None), ("adding", 2, Some(10))]
+            .map(|(subject, round, interval_ms)| {
+                let mut one = measurement("list", subject, round, &[(Figure::Secs, 1.0)]);
+                one.parameters = [("entries".into(), 100)].into();
+                one.parameters.extend(interval_ms.map(|ms| ("interval_ms".to_owned(), ms)));
+                one
+            });
+    let found = Recorded::group(&records("r", all.into()));
+    let phase = &found.runs[0].phases[0];
+    assert_eq!(phase.settings(), [&Parameters::new()]);
+    assert_eq!(phase.fixed, Parameters::from([("entries".into(), 100)]));
+    let [idle, adding] = phase.cases.as_slice() else { panic!("{phase:?}") };
+    assert_eq!((idle.rounds.len(), &idle.own), (2, &Parameters::new()));
+    assert_eq!(adding.own, Parameters::from([("interval_ms".into(), 10)]));
+}
+
+#[test]
 fn a_line_that_was_cut_off_is_left_out_and_told() {
     let whole = lines(&records("r", loads("write", &["a"], 2)));
     let cut = &whole[..whole.len() - 10];
