@@ -77,11 +77,11 @@ figures! {
     /// User and system time of the server process.
     ServerUsPerOperation: "server CPU", "us/op", Lower;
     /// User and system time of what makes the load.
-    GeneratorSecsPerGib: "generator CPU", "s/GiB", Lower;
+    GeneratorSecsPerGib: "generator CPU", "s/GiB", Neither;
     /// User and system time of what makes the load.
-    GeneratorUsPerOperation: "generator CPU", "us/op", Lower;
+    GeneratorUsPerOperation: "generator CPU", "us/op", Neither;
     /// Of the processor time of generator and server, by the server's alone.
-    GeneratorToServer: "generator CPU by server CPU", "", Lower;
+    GeneratorToServer: "generator CPU by server CPU", "", Neither;
     /// User time of this process, which is itself what is measured.
     OwnUserSecsPerGib: "own user", "s/GiB", Lower;
     /// System time of this process, which is itself what is measured.

@@ -186,14 +186,11 @@ fn best<'a>(cases: impl Iterator<Item = &'a Case>, figure: Figure) -> Option<&'a
         .map(|(_, case)| case)
 }
 
-/// Whether a figure says something about the subject that others do not say already: not of the
-/// generator, and no rate or time that is another one in other words.
+/// Whether a figure says something that others do not say already: no rate or time that is another
+/// one in other words.
 fn tells_of_subject(case: &Case, figure: Figure) -> bool {
     let has = |figure| case.median(figure).is_some();
     match figure {
-        Figure::GeneratorSecsPerGib
-        | Figure::GeneratorUsPerOperation
-        | Figure::GeneratorToServer => false,
         Figure::OperationsPerSec => !has(Figure::MibPerSec),
         Figure::Secs => !has(Figure::MibPerSec) && !has(Figure::OperationsPerSec),
         Figure::DirtyMibMax => !has(Figure::PageCacheMibMax),
