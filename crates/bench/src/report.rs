@@ -25,7 +25,7 @@ pub use plot::{Plot, Table, plots};
 /// Arguments of `spillway bench report`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Records, as `--output` of an experiment writes them
+    /// Records, as `--out` of an experiment writes them
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Write one page with plots, which needs no other files

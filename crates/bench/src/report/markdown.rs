@@ -185,7 +185,7 @@ fn base<'a>(run: &RecordedRun, phase: &'a Phase, peers: &[String]) -> Option<&'a
 
 fn cell(figure: Figure, case: &Case, base: Option<&Case>) -> String {
     let Some(summary) = case.summary(figure) else { return "-".into() };
-    let spread = summary.relative_spread();
+    let spread = summary.relative_spread().filter(|part| *part >= 0.005);
     let spread = spread.map_or_else(String::new, |part| format!(" ({:.0} %)", part * 100.0));
     let median = rounded(summary.median);
     let base = base.filter(|base| base.subject != case.subject);

@@ -20,7 +20,7 @@ const MIB: f64 = 1_048_576.0;
 type Measure = fn(&Second) -> Option<f64>;
 
 /// Other subjects, to compare with.
-const BACKDROP: Stroke = Stroke::plain("#b8b8b8", 1.0);
+const BACKDROP: Stroke = Stroke::plain("#cccccc", 1.0);
 
 /// What memory is told by, and how it is drawn: not in the colour of any subject.
 const MEMORY: [(&str, Measure, Stroke); 3] = [
@@ -54,7 +54,8 @@ pub(super) fn rate(scene: Scene<'_>) -> Option<Plot> {
         let place = scene.place(&case.subject);
         let thin = Stroke::plain(ink::color(place), 0.7);
         lines.extend(case.rounds.iter().map(|one| line(thin, one, measure)));
-        let typical = typical(case).map(|one| line(ink::stroke(place, 2.6), one, measure));
+        let bold = Stroke::plain(ink::color(place), 2.8);
+        let typical = typical(case).map(|one| line(bold, one, measure));
         lines.extend(typical);
         (name_of(case), chart(&cases, unit, max, lines, None))
     });

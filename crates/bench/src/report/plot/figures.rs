@@ -25,7 +25,9 @@ pub(super) fn others(scene: Scene<'_>) -> Vec<Plot> {
         Figure::BesideOthers,
         Figure::LastTenthToFirst,
         Figure::OutOfOrder,
+        Figure::CallKib,
         Figure::CallsFromStart,
+        Figure::CachedAtEndMib,
     ];
     let told = |figure: &Figure| {
         scene.phase.cases.iter().any(|case| case.median(*figure).is_some_and(|one| one != 0.0))
@@ -33,49 +35,51 @@ pub(super) fn others(scene: Scene<'_>) -> Vec<Plot> {
     figures.into_iter().filter(told).filter_map(|figure| one(scene, figure)).collect()
 }
 
-/// Processor time of the server by user and system, and of the generator beside it.
+/// Processor time of the server, or of this process where it is what is measured, by user and
+/// system, and of the generator beside it.
 pub(super) fn processor(scene: Scene<'_>) -> Option<Plot> {
-    let phase = scene.phase;
-    if phase.has(Figure::ServerUserSecsPerGib) || phase.has(Figure::ServerSystemSecsPerGib) {
-        return Some(processor_by_gib(scene));
-    }
-    let rows = rows(scene, |case, _| {
-        let bars = [
+    let server = (Figure::ServerUserSecsPerGib, Figure::ServerSystemSecsPerGib);
+    let own = (Figure::OwnUserSecsPerGib, Figure::OwnSystemSecsPerGib);
+    let by_gib = processor_by_gib(scene, server, ["server, user", "server, system"])
+        .or_else(|| processor_by_gib(scene, own, ["program, user", "program, system"]));
+    by_gib.or_else(|| {
+        let title = "processor time per operation, us";
+        let pairs = [
             (Figure::ServerUsPerOperation, Fill::Solid),
             (Figure::GeneratorUsPerOperation, Fill::Hollow),
         ];
-        bars.into_iter().filter_map(|(figure, fill)| bar(case, figure, fill)).collect()
-    })?;
-    let legend = vec![(Fill::Solid, "server"), (Fill::Hollow, "load generator")];
-    let bars = Bars { rows, axis_title: "processor time per operation, us".into(), legend };
-    let figures = [Figure::ServerUsPerOperation, Figure::GeneratorUsPerOperation];
-    Some(drawn(scene, "cpu", "processor time", lower_is_better(scene), &bars, &figures))
+        let legend = vec![(Fill::Solid, "server"), (Fill::Hollow, "load generator")];
+        pair(scene, "cpu", "processor time", title, pairs, legend)
+    })
 }
 
-fn processor_by_gib(scene: Scene<'_>) -> Plot {
-    let (user, system) = (Figure::ServerUserSecsPerGib, Figure::ServerSystemSecsPerGib);
+fn processor_by_gib(
+    scene: Scene<'_>,
+    (user, system): (Figure, Figure),
+    names: [&'static str; 2],
+) -> Option<Plot> {
+    if !scene.phase.has(user) && !scene.phase.has(system) {
+        return None;
+    }
     let generator = Figure::GeneratorSecsPerGib;
     let rows = rows(scene, |case, _| {
         let of = |figure| case.median(figure).unwrap_or(0.0);
-        let server = Bar {
+        let has_both = case.median(user).is_some() || case.median(system).is_some();
+        let both = has_both.then(|| Bar {
             parts: vec![(of(user), Fill::Solid), (of(system), Fill::Striped)],
             rounds: Vec::new(),
             text: format!("{} + {}", rounded(of(user)), rounded(of(system))),
-        };
-        let has_server = case.median(user).is_some() || case.median(system).is_some();
+        });
         let generator = bar(case, generator, Fill::Hollow).map(|bar| Bar { rounds: vec![], ..bar });
-        has_server.then_some(server).into_iter().chain(generator).collect()
-    });
-    let legend = vec![
-        (Fill::Solid, "server, user"),
-        (Fill::Striped, "server, system"),
-        (Fill::Hollow, "load generator"),
-    ];
-    let axis_title = "processor time per GiB, s".into();
-    let bars = Bars { rows: rows.unwrap_or_default(), axis_title, legend };
-    let caption = lower_is_better(scene);
+        both.into_iter().chain(generator).collect()
+    })?;
+    let mut legend = vec![(Fill::Solid, names[0]), (Fill::Striped, names[1])];
+    if scene.phase.has(generator) {
+        legend.push((Fill::Hollow, "load generator"));
+    }
+    let bars = Bars { rows, axis_title: "processor time per GiB, s".into(), legend };
     let figures = [user, system, generator];
-    drawn(scene, "cpu", "processor time", caption, &bars, &figures)
+    Some(drawn(scene, "cpu", "processor time", lower_is_better(scene), &bars, &figures))
 }
 
 /// Page cache and resident memory at their most.
@@ -105,6 +109,9 @@ fn pair(
     let rows = rows(scene, |case, _| {
         pairs.iter().filter_map(|(figure, fill)| bar(case, *figure, *fill)).collect()
     })?;
+    let measured =
+        |fill: Fill| pairs.iter().any(|(figure, of)| *of == fill && scene.phase.has(*figure));
+    let legend = legend.into_iter().filter(|(fill, _)| measured(*fill)).collect();
     let bars = Bars { rows, axis_title: axis_title.into(), legend };
     let figures = pairs.map(|(figure, _)| figure);
     Some(drawn(scene, name, title, lower_is_better(scene), &bars, &figures))

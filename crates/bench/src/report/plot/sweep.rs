@@ -12,7 +12,7 @@ use super::super::svg::{Area, Svg};
 use super::{Picture, Plot, Scene, Table, WIDTH, name_of, with_unit};
 
 /// What is drawn, where it was measured.
-const FIGURES: [Figure; 17] = [
+const FIGURES: [Figure; 20] = [
     Figure::MibPerSec,
     Figure::OperationsPerSec,
     Figure::LatencyP50Us,
@@ -21,11 +21,14 @@ const FIGURES: [Figure; 17] = [
     Figure::BesideOthers,
     Figure::CommitSecs,
     Figure::OutOfOrder,
+    Figure::CallKib,
     Figure::CallsFromStart,
     Figure::LastTenthToFirst,
     Figure::ServerUserSecsPerGib,
     Figure::ServerSystemSecsPerGib,
     Figure::ServerUsPerOperation,
+    Figure::OwnUserSecsPerGib,
+    Figure::OwnSystemSecsPerGib,
     Figure::PageCacheMibMax,
     Figure::ServerRssMibMax,
     Figure::DeviceReadMib,
