@@ -15,7 +15,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::record::Record;
 use crate::recorded::Recorded;
 
 pub use html::page;
@@ -67,12 +66,6 @@ pub fn run(args: &Args, out: &mut impl Write) -> Result<()> {
         crate::table::write(&recorded, out).map_err(Error::machine("cannot write the tables"))?;
     }
     Ok(())
-}
-
-/// The page of a run that has just ended, or of what there is of it.
-#[must_use]
-pub fn html(records: &[Record]) -> String {
-    page(&Recorded::group(records), &[])
 }
 
 /// Writes each plot into a directory, which is made if it is not there.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::figure::Figure;
-use crate::record::{Measurement, Run};
+use crate::record::{Measurement, Record, Run};
 use crate::samples::{listings, loads, records, run as sample_run, sweep};
 use tempfile::TempDir;
 
@@ -28,6 +28,10 @@ fn evil() -> Vec<Record> {
     };
     let of_run = |one| Record::Measurement(Measurement { run: EVIL.into(), ..one });
     std::iter::once(Record::Run(told)).chain(all.into_iter().map(of_run)).collect()
+}
+
+fn html(records: &[Record]) -> String {
+    page(&Recorded::group(records), &[])
 }
 
 /// The elements of a page, which has to be XML.
