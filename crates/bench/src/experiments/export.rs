@@ -7,6 +7,7 @@ use client::mount3::{self, Mounted};
 use client::trace::Tracer;
 use client::{FileSystem, Identity, MountOptions, NfsUrl, Recovery};
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::rig::{CpuSecs, CpuTime, ServerProcess, Watched};
 use crate::{Error, Result};
@@ -137,13 +138,14 @@ pub(super) fn runtime() -> Result<Runtime> {
     runtime.map_err(Error::machine("cannot start threads"))
 }
 
-/// Carries out what can be ended by the user, who is then told so by the error.
+/// Carries out what SIGINT and SIGTERM end, so that it can be cleaned up after.
 pub(super) async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let cannot = |error| Error::machine("cannot wait for signals")(error);
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
     tokio::select! {
         done = work => done,
-        signal = tokio::signal::ctrl_c() => {
-            signal.map_err(Error::machine("cannot listen for SIGINT"))?;
-            Err(Error::Interrupted)
-        }
+        _ = interrupt.recv() => Err(Error::Interrupted),
+        _ = terminate.recv() => Err(Error::Interrupted),
     }
 }

@@ -6,6 +6,7 @@ mod entries;
 mod listing;
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -142,16 +143,17 @@ impl Options {
     }
 }
 
-const REPLY_BYTES: std::ops::RangeInclusive<u64> = 4 << 10..=1 << 20;
+const REPLY_BYTES: RangeInclusive<u64> = 4 << 10..=1 << 20;
 
 /// Makes a directory at `export`, lists it in turns, and removes it; `record` is given each
-/// measurement when it is made.
+/// measurement when it is made. The order of each of the `rounds` follows from its number.
 ///
 /// # Errors
 /// [`Error::Misuse`] for sizes that cannot be, [`Error::Call`] for what the server refuses, and
 /// those of `record`. The directory is removed all the same.
 pub fn run(
     options: &Options,
+    rounds: RangeInclusive<u32>,
     export: &Export<'_>,
     record: &mut dyn FnMut(Measurement) -> Result<()>,
 ) -> Result<()> {
@@ -160,7 +162,7 @@ pub fn run(
     let directory = runtime.block_on(ScratchDirectory::make(export, "readdir"))?;
     let filled = runtime.block_on(until_interrupted(entries::fill(&directory, options)));
     let experiment = Experiment { options, export, directory: &directory, runtime: &runtime };
-    let done = filled.and_then(|()| experiment.run(record));
+    let done = filled.and_then(|()| experiment.run(rounds, record));
     if options.keep {
         return done;
     }
@@ -176,16 +178,22 @@ struct Experiment<'a> {
 }
 
 impl Experiment<'_> {
-    fn run(&self, record: &mut dyn FnMut(Measurement) -> Result<()>) -> Result<()> {
-        let mut changes = self.options.changes();
-        for round in 1..=self.options.rounds {
+    fn run(
+        &self,
+        rounds: RangeInclusive<u32>,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()> {
+        for round in rounds {
+            let mut changes = self.options.changes();
+            if round.is_multiple_of(2) {
+                changes.reverse();
+            }
             for lister in [Lister::Raw, Lister::Client] {
                 for (order, change) in (1..).zip(&changes) {
                     let measurement = self.measure(lister, *change)?;
                     record(Measurement { round, order, ..measurement })?;
                 }
             }
-            changes.reverse();
         }
         Ok(())
     }

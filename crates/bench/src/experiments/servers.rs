@@ -1,6 +1,7 @@
 //! Experiments that are made on each subject in turns, whole: a directory listed, a file written in
 //! tiny records.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use clap::Args;
@@ -40,14 +41,15 @@ pub trait Experiment: Args + Clone {
     fn describe(&self, run: &mut Run) -> Result<()>;
 
     /// How often everything is done.
-    fn rounds(&mut self) -> &mut u32;
+    fn rounds(&self) -> u32;
 
-    /// Carries it out on one server.
+    /// Carries out the rounds of these numbers on one server.
     ///
     /// # Errors
     /// Its own, and those of `record`.
     fn carry_out(
         &self,
+        rounds: RangeInclusive<u32>,
         export: &Export<'_>,
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()>;
@@ -60,16 +62,17 @@ impl Experiment for readdir::Options {
         self.describe(run)
     }
 
-    fn rounds(&mut self) -> &mut u32 {
-        &mut self.rounds
+    fn rounds(&self) -> u32 {
+        self.rounds
     }
 
     fn carry_out(
         &self,
+        rounds: RangeInclusive<u32>,
         export: &Export<'_>,
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
-        readdir::run(self, export, record)
+        readdir::run(self, rounds, export, record)
     }
 }
 
@@ -80,16 +83,17 @@ impl Experiment for writeback::Options {
         self.describe(run)
     }
 
-    fn rounds(&mut self) -> &mut u32 {
-        &mut self.rounds
+    fn rounds(&self) -> u32 {
+        self.rounds
     }
 
     fn carry_out(
         &self,
+        rounds: RangeInclusive<u32>,
         export: &Export<'_>,
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
-        writeback::run(self, export, record)
+        writeback::run(self, rounds, export, record)
     }
 }
 
@@ -124,22 +128,21 @@ fn all_rounds<T: Experiment>(
     stop: &Stop,
     recording: &mut Recording,
 ) -> Result<()> {
-    let mut experiment = options.own.clone();
+    let (experiment, rounds) = (&options.own, 1..=options.own.rounds());
     if let [subject] = subjects {
         recording.doing(T::NAME);
-        return once(&experiment, stage, subject, String::new(), &mut |measurement| {
+        return once(experiment, rounds, stage, subject, String::new(), &mut |measurement| {
             recording.add(measurement)?;
             stop.check()
         });
     }
-    let rounds = std::mem::replace(experiment.rounds(), 1);
-    for round in 1..=rounds {
+    for round in rounds {
         for at in super::turned(subjects.len(), round) {
             let subject = &subjects[at];
             recording.doing(format!("{} on {}, round {round}", T::NAME, subject.name));
             let name = subject.name.clone();
-            once(&experiment, stage, subject, name, &mut |measurement| {
-                recording.add(Measurement { round, ..measurement })?;
+            once(experiment, round..=round, stage, subject, name, &mut |measurement| {
+                recording.add(measurement)?;
                 stop.check()
             })?;
         }
@@ -150,6 +153,7 @@ fn all_rounds<T: Experiment>(
 /// All of an experiment on one server, which is started for it if it is ours to start.
 fn once(
     experiment: &impl Experiment,
+    rounds: RangeInclusive<u32>,
     stage: &Stage,
     subject: &Subject,
     name: String,
@@ -162,7 +166,7 @@ fn once(
         watched: running.watched().cloned(),
         counters: running.is_ours().then(|| Box::new(|| running.counters()) as _),
     };
-    experiment.carry_out(&export, record)?;
+    experiment.carry_out(rounds, &export, record)?;
     drop(export);
     running.stop()
 }

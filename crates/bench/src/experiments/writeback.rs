@@ -5,6 +5,7 @@ mod written;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 
 use server::config::ByteSize;
 use tokio::runtime::Runtime;
@@ -54,8 +55,8 @@ pub struct Options {
     pub no_verify: bool,
 }
 
-const SIZE_BYTES: std::ops::RangeInclusive<u64> = 1..=1 << 30;
-const WSIZE_BYTES: std::ops::RangeInclusive<u64> = 1 << 10..=4 << 20;
+const SIZE_BYTES: RangeInclusive<u64> = 1..=1 << 30;
+const WSIZE_BYTES: RangeInclusive<u64> = 1 << 10..=4 << 20;
 
 impl Options {
     /// Notes what is done about caches. What is compared is told by the parameters.
@@ -86,6 +87,7 @@ impl Options {
 /// those of `record`. What was made is removed all the same.
 pub fn run(
     options: &Options,
+    rounds: RangeInclusive<u32>,
     export: &Export<'_>,
     record: &mut dyn FnMut(Measurement) -> Result<()>,
 ) -> Result<()> {
@@ -95,7 +97,7 @@ pub fn run(
     let data = data(usize::try_from(options.size.0).expect("it is at most 1 GiB"));
     let experiment =
         Experiment { options, export, directory: &directory, runtime: &runtime, data: &data };
-    let done = experiment.run(record);
+    let done = experiment.run(rounds, record);
     let removed = runtime.block_on(directory.remove());
     done.and(removed)
 }
@@ -115,16 +117,22 @@ struct Experiment<'a> {
 }
 
 impl Experiment<'_> {
-    fn run(&self, record: &mut dyn FnMut(Measurement) -> Result<()>) -> Result<()> {
-        let mut workers = self.options.workers.clone();
-        for round in 1..=self.options.rounds {
+    fn run(
+        &self,
+        rounds: RangeInclusive<u32>,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()> {
+        for round in rounds {
+            let mut workers = self.options.workers.clone();
+            if round.is_multiple_of(2) {
+                workers.reverse();
+            }
             for record_bytes in &self.options.record_sizes {
                 for (order, workers) in (1..).zip(&workers) {
                     let measurement = self.measure(*record_bytes, *workers)?;
                     record(Measurement { round, order, ..measurement })?;
                 }
             }
-            workers.reverse();
         }
         Ok(())
     }

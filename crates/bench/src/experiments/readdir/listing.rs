@@ -39,7 +39,7 @@ pub(super) struct Listed {
     pub(super) spent: Spent,
 }
 
-/// Entries that came together: of one call, or as many as a program takes at once.
+/// Entries that came in one reply.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     /// Entries before it.
@@ -84,27 +84,36 @@ impl Pause<'_> {
 struct Course {
     numbers: Vec<Option<u32>>,
     parts: Vec<Part>,
-    /// The end of the last.
+    /// When entries came last.
     at: Instant,
+    has_paused: bool,
 }
 
 impl Course {
     fn begin() -> Self {
-        Self { numbers: Vec::new(), parts: Vec::new(), at: Instant::now() }
+        Self { numbers: Vec::new(), parts: Vec::new(), at: Instant::now(), has_paused: false }
     }
 
-    /// The entries of a part have come.
+    /// Entries of another reply have come.
     fn note<'a>(&mut self, names: impl Iterator<Item = &'a [u8]>) {
+        self.parts.push(Part { first: self.numbers.len(), entries: 0, took: Duration::ZERO });
+        self.note_more(names);
+    }
+
+    /// More entries of the last reply have come.
+    fn note_more<'a>(&mut self, names: impl Iterator<Item = &'a [u8]>) {
         let (now, first) = (Instant::now(), self.numbers.len());
         self.numbers.extend(names.filter(|name| !matches!(*name, b"." | b"..")).map(number));
-        let entries = self.numbers.len() - first;
-        self.parts.push(Part { first, entries, took: now - self.at });
+        if let Some(part) = self.parts.last_mut() {
+            part.entries += self.numbers.len() - first;
+            part.took += now - self.at;
+        }
         self.at = now;
     }
 
     /// Waits for what is not measured, once.
     async fn pause(&mut self, pause: Pause<'_>) {
-        if self.parts.len() == 1 {
+        if !std::mem::replace(&mut self.has_paused, true) {
             let before = Instant::now();
             pause.wait().await;
             self.at += before.elapsed();
@@ -135,7 +144,7 @@ pub(super) async fn raw(
         } else {
             nfs.readdir(dir, cookie, verifier, bytes_max).await
         };
-        let page = listed.map_err(refused())?;
+        let page = listed.map_err(|error| refused()(error))?;
         course.note(page.names.iter().map(|entry| &entry.name[..]));
         reply_bytes += result_bytes(&page, options.plus);
         let last = page.names.last().map(|entry| entry.cookie);
@@ -171,15 +180,21 @@ pub(super) async fn by_client(
     let dir = dir.map_err(refused())?;
     let (_, done_before) = pause.times();
     let meter = export.begin()?;
-    let (mut course, mut cookie) = (Course::begin(), 0);
+    let (mut course, mut cookie, mut last_fetched) = (Course::begin(), 0, None);
     let opened = file_system.open_dir(&dir).await.map_err(refused())?;
     loop {
-        let page = opened.entries_after(cookie).await.map_err(refused())?;
+        let page = opened.entries_after(cookie).await.map_err(|error| refused()(error))?;
         if page.is_empty() {
             break;
         }
-        course.note(page.iter().take(ENTRIES_AT_ONCE).map(|entry| entry.name));
-        cookie = page.iter().take(ENTRIES_AT_ONCE).last().map_or(cookie, |entry| entry.cookie);
+        let taken = || page.iter().take(ENTRIES_AT_ONCE);
+        if last_fetched == Some(page.fetched_at()) {
+            course.note_more(taken().map(|entry| entry.name));
+        } else {
+            course.note(taken().map(|entry| entry.name));
+        }
+        last_fetched = Some(page.fetched_at());
+        cookie = taken().last().map_or(cookie, |entry| entry.cookie);
         course.pause(pause).await;
     }
     let spent = meter.end()?;
@@ -290,7 +305,8 @@ impl Listed {
         let total = self.numbers.len();
         let tenth = total / 10;
         let first = self.us_per_entry(0..tenth);
-        if tenth > 0 && first > 0.0 {
+        // Fewer replies than tenths tell nothing of one.
+        if self.parts.len() >= 10 && first > 0.0 {
             let last = self.us_per_entry(total - tenth..total);
             figures.insert(Figure::LastTenthToFirst, last / first);
         }

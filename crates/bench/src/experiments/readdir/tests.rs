@@ -19,7 +19,7 @@ fn options(arguments: &str) -> Options {
 
 fn measure(options: &Options, export: &Export<'_>) -> Vec<Measurement> {
     let mut measurements = Vec::new();
-    run(options, export, &mut |measurement| {
+    run(options, 1..=options.rounds, export, &mut |measurement| {
         measurements.push(measurement);
         Ok(())
     })
@@ -42,7 +42,7 @@ fn the_calls_reported_are_those_that_the_server_counts() {
         let options = options(&format!("--entries 2000 --rounds 1 --reply 8KiB {plus}"));
         let mut counted = Vec::new();
         let mut before = server.counters();
-        run(&options, &server.export(), &mut |measurement| {
+        run(&options, 1..=options.rounds, &server.export(), &mut |measurement| {
             // A modified directory is made good by calls that are no READDIR.
             let now = server.counters();
             let added = |name: &str| now[name] - before[name];
@@ -70,7 +70,7 @@ fn every_entry_comes_once_whatever_another_client_does() {
     let options = options("--entries 3000 --rounds 2 --reply 4KiB --change-interval 1ms");
     let mut on_disk = HashSet::new();
     let mut measurements = Vec::new();
-    run(&options, &server.export(), &mut |measurement| {
+    run(&options, 1..=options.rounds, &server.export(), &mut |measurement| {
         let dir = fs::read_dir(server.path()).unwrap().next().unwrap().unwrap().path();
         on_disk.insert(fs::read_dir(dir).unwrap().count());
         measurements.push(measurement);
@@ -127,7 +127,9 @@ fn a_server_that_takes_its_time_is_reported_as_slower() {
 fn what_fails_is_cleaned_up_after() {
     let server = OwnServer::start();
     let options = options("--entries 50 --rounds 1");
-    let failed = run(&options, &server.export(), &mut |_| Err(Error::Misuse("enough".to_owned())));
+    let failed = run(&options, 1..=options.rounds, &server.export(), &mut |_| {
+        Err(Error::Misuse("enough".to_owned()))
+    });
     assert_eq!(failed.unwrap_err().to_string(), "enough");
     assert_eq!(fs::read_dir(server.path()).unwrap().count(), 0);
     let keeping = Options { keep: true, ..options };

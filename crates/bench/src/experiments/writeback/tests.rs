@@ -19,7 +19,7 @@ fn options(arguments: &str) -> Options {
 
 fn measure(options: &Options, export: &Export<'_>) -> Vec<Measurement> {
     let mut measurements = Vec::new();
-    run(options, export, &mut |measurement| {
+    run(options, 1..=options.rounds, export, &mut |measurement| {
         measurements.push(measurement);
         Ok(())
     })
@@ -114,7 +114,8 @@ fn writes_that_are_late_are_counted() {
 fn sizes_that_cannot_be_are_refused() {
     let server = OwnServer::start();
     for arguments in ["--size 0B", "--size 2GiB", "--wsize 1B", "--wsize 8MiB"] {
-        let refused = run(&options(arguments), &server.export(), &mut |_| Ok(())).unwrap_err();
+        let refused =
+            run(&options(arguments), 1..=1, &server.export(), &mut |_| Ok(())).unwrap_err();
         assert!(matches!(refused, Error::Misuse(_)), "{arguments}: {refused}");
     }
     assert!(Line::try_parse_from(["test", "--record-sizes", "0"]).is_err());

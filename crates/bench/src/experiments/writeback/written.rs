@@ -94,7 +94,8 @@ pub(super) async fn write(
     let meter = experiment.export.begin()?;
     let (begun, mut offset) = (Instant::now(), 0);
     for record in experiment.data.chunks(record_bytes.get() as usize) {
-        file.write_at(offset, record).await.map_err(refused())?;
+        // What would tell an error is made when there is one: it costs more than a record.
+        file.write_at(offset, record).await.map_err(|error| refused()(error))?;
         offset += record.len() as u64;
     }
     file.close().await.map_err(refused())?;

@@ -27,7 +27,8 @@ fn listed(parts: &[(usize, u64)]) -> Listed {
 #[test]
 fn costs_are_told_by_position() {
     let even = listed(&[(50, 500), (50, 500)]);
-    assert_eq!(even.figures()[&Figure::LastTenthToFirst], 1.0);
+    assert_eq!(even.figures().get(&Figure::LastTenthToFirst), None, "half is no tenth");
+    assert_eq!(listed(&[(10, 100); 10]).figures()[&Figure::LastTenthToFirst], 1.0);
     let [first, second] = even.positions()[..] else { panic!("a position for each call") };
     assert_eq!(first, Position { entry: 0, us_per_entry: 10.0 });
     assert_eq!(second, Position { entry: 50, us_per_entry: 10.0 });
