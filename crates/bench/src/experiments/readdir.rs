@@ -244,17 +244,15 @@ impl Experiment<'_> {
         if let Some(changes) = changes {
             figures.insert(Figure::Changes, f64::from(changes.times.end - changes.times.start));
         }
-        let mut parameters: BTreeMap<_, _> = [
+        let interval_ms = self.options.change_interval.as_millis();
+        // The idle listing has it too, and pauses as long: what differs in parameters is no pair.
+        let parameters: BTreeMap<_, _> = [
             ("entries".to_owned(), self.options.entries.into()),
             ("plus".to_owned(), self.options.plus.into()),
             ("reply_bytes".to_owned(), listed.reply_bytes_max),
+            ("change_interval_ms".to_owned(), u64::try_from(interval_ms).unwrap_or(u64::MAX)),
         ]
         .into();
-        if change.is_some() {
-            let interval_ms = self.options.change_interval.as_millis();
-            let interval_ms = u64::try_from(interval_ms).unwrap_or(u64::MAX);
-            parameters.insert("change_interval_ms".to_owned(), interval_ms);
-        }
         Measurement {
             phase: phase.to_owned(),
             subject: self.export.subject(subject),
