@@ -183,7 +183,7 @@ impl Side {
     fn loads(&self) -> Vec<Load> {
         let mut loads: Vec<Load> = Vec::new();
         for run in &self.recorded.runs {
-            for phase in &run.phases {
+            for phase in run.phases.iter().filter(|phase| !phase.is_calibration()) {
                 for case in &phase.cases {
                     if self.subject.as_ref().is_some_and(|wanted| *wanted != case.subject) {
                         continue;

@@ -56,6 +56,10 @@ pub struct Run {
     pub note: String,
 }
 
+/// The phase in which a load's own cost is measured, against a server that does nothing. Its
+/// subjects are the phases of the run, and there is nothing in them to compare.
+pub const CALIBRATION: &str = "calibration";
+
 /// One phase, on one subject, once.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

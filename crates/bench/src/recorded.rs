@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::figure::Figure;
-use crate::record::{Measurement, Record, Run};
+use crate::record::{CALIBRATION, Measurement, Record, Run};
 use crate::statistics::{Observation, Summary};
 
 /// Parameters by name.
@@ -131,9 +131,13 @@ impl Recorded {
                 }
             }
         }
-        let runs =
-            runs.into_iter().map(|(run, all)| RecordedRun { run, phases: phases(&all) }).collect();
-        Self { runs, remarks: Vec::new() }
+        let grouped = runs.into_iter().map(|(run, all)| {
+            let mut phases = phases(&all);
+            // It is made first, and read last.
+            phases.sort_by_key(Phase::is_calibration);
+            RecordedRun { run, phases }
+        });
+        Self { runs: grouped.collect(), remarks: Vec::new() }
     }
 }
 
@@ -142,7 +146,8 @@ impl RecordedRun {
     #[must_use]
     pub fn subjects(&self) -> Vec<&str> {
         let mut found: Vec<&str> = Vec::new();
-        for case in self.phases.iter().flat_map(|phase| &phase.cases) {
+        let phases = self.phases.iter().filter(|phase| !phase.is_calibration());
+        for case in phases.flat_map(|phase| &phase.cases) {
             if !found.contains(&case.subject.as_str()) {
                 found.push(&case.subject);
             }
@@ -152,6 +157,12 @@ impl RecordedRun {
 }
 
 impl Phase {
+    /// Whether it tells of the load and not of what was measured.
+    #[must_use]
+    pub fn is_calibration(&self) -> bool {
+        self.name == CALIBRATION
+    }
+
     /// The settings of what varies, in ascending order; one without anything if nothing does.
     #[must_use]
     pub fn settings(&self) -> Vec<&Parameters> {

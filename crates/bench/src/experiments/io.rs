@@ -19,7 +19,7 @@ use crate::load::{
 };
 use crate::meter::{Meter, mib};
 use crate::options::TargetOptions;
-use crate::record::Measurement;
+use crate::record::{CALIBRATION, Measurement};
 use crate::recording::{OutputOptions, Recording};
 use crate::rig::begin_run;
 use crate::stage::{Export, Stage, SurroundingsOptions};
@@ -354,8 +354,8 @@ impl Experiment<'_> {
         let mut measurement = self.measurement(phase);
         let outcome = self.put(phase, &mut made, &service, &mut Watch::nobody())?;
         outcome.fill(&mut measurement);
-        let subject = calibration::SUBJECT.to_owned();
-        self.recording.add(Measurement { subject, round: 1, order: 1, ..measurement })
+        let (subject, phase) = (phase.name(), CALIBRATION.to_owned());
+        self.recording.add(Measurement { phase, subject, round: 1, order: 1, ..measurement })
     }
 
     /// Removes the files from a server that is not ours; what is ours goes with its directory.

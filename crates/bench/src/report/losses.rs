@@ -56,7 +56,7 @@ impl Losses {
     pub(crate) fn of(recorded: &Recorded, peers: &[String]) -> Self {
         let mut found = Self::default();
         for run in &recorded.runs {
-            for phase in &run.phases {
+            for phase in run.phases.iter().filter(|phase| !phase.is_calibration()) {
                 found.add(run, phase, peers);
             }
         }

@@ -53,6 +53,8 @@ struct Scene<'a> {
 /// says, so that they look the same in all plots of a page.
 #[must_use]
 pub fn plots(run: &RecordedRun, phase: &Phase, subjects: &[&str]) -> Vec<Plot> {
+    let own = phase.subjects();
+    let subjects = if phase.is_calibration() { &own } else { subjects };
     let scene = Scene { run, phase, subjects };
     let mut all = Vec::new();
     if let Some(parameter) = scene.swept() {

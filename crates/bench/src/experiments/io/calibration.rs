@@ -8,9 +8,6 @@ use client::NfsUrl;
 
 use crate::{Error, Result};
 
-/// How records call it.
-pub(super) const SUBJECT: &str = "null server";
-
 /// The process; killed when dropped.
 pub(super) struct NullServer {
     process: Child,
