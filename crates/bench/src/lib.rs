@@ -26,6 +26,7 @@ mod stage;
 pub mod statistics;
 pub mod stop;
 mod subject;
+mod successor;
 pub mod table;
 
 use std::ffi::OsString;
@@ -41,6 +42,7 @@ use experiments::{io as reads_and_writes, readdir, threads, uncached, writeback}
 use options::TargetOptions;
 use recording::{OutputOptions, Recording};
 use stage::SurroundingsOptions;
+use stop::Stop;
 
 /// What `spillway bench` can do.
 #[derive(Clone, Debug, Subcommand)]
@@ -124,12 +126,13 @@ fn run_uncached(
         // It has told what there was to tell.
         std::process::exit(status.code().unwrap_or(1));
     }
+    let stop = Stop::on_signals()?;
     let mut run = rig::begin_run("uncached", words)?;
     options.own.describe(&mut run)?;
     run.file_system = rig::FileSystem::described(&options.own.directory)?;
     run.note.clone_from(&options.output.note);
     let mut recording = Recording::start(&options.output, run)?;
-    let done = uncached::run(&options.own, &mut |measurement| recording.add(measurement));
+    let done = uncached::run(&options.own, &stop, &mut |measurement| recording.add(measurement));
     recording.finish()?;
     done
 }

@@ -18,6 +18,7 @@ mod scratch_disk;
 mod server_process;
 mod throttle;
 mod undo;
+mod work_directory;
 
 pub use device::{BlockDevice, DeviceBytes};
 pub use limits::{DeviceLimits, NetworkLimits};
@@ -31,3 +32,4 @@ pub use relay::Relay;
 pub use scratch_disk::{NotAScratchKind, ScratchDisk, ScratchKind};
 pub use server_process::{ServerOptions, ServerProcess};
 pub use throttle::Throttle;
+pub use work_directory::WorkDirectory;

@@ -10,17 +10,16 @@ use std::time::Duration;
 use clap::Args;
 use client::{Identity, MountOptions, Nfs3, NfsUrl, Recovery, mount3};
 use proto::nfs3::{FileHandle, SetAttributes, Status};
-use tempfile::TempDir;
 use tokio::runtime::{self, Runtime};
 
 use crate::options::TargetOptions;
 use crate::record::Run;
 use crate::rig::{
     DeviceLimits, FileSystem, MemoryGroup, NetworkLimits, NetworkLink, NetworkNamespace, Relay,
-    ScratchDisk, ScratchKind, Throttle,
+    ScratchDisk, ScratchKind, Throttle, WorkDirectory,
 };
 use crate::subject::{Running, Subject};
-use crate::{Error, Result};
+use crate::{Error, Result, successor};
 
 /// File systems made for the run, slow devices and slow networks.
 #[derive(Args, Clone, Debug, Default)]
@@ -56,7 +55,7 @@ enum Place {
     /// A file system of its own.
     Disk(ScratchDisk),
     /// A directory in the one that was given.
-    Directory(TempDir),
+    Directory(WorkDirectory),
 }
 
 impl Place {
@@ -80,6 +79,9 @@ pub(crate) fn in_network_link(
     program: &Path,
     arguments: &[OsString],
 ) -> Result<Option<ExitStatus>> {
+    if options.server_namespace.is_some() {
+        successor::follow()?;
+    }
     let is_here = options.network.is_none() || options.server_namespace.is_some();
     if is_here || !targets.are_directories() || !rustix::process::geteuid().is_root() {
         return Ok(None);
@@ -91,14 +93,10 @@ pub(crate) fn in_network_link(
         Err(error) => return Err(error),
     };
     let prefix = link.client_namespace().prefix();
-    let status = Command::new(&prefix[0])
-        .args(&prefix[1..])
-        .arg(program)
-        .args(arguments)
-        .arg("--server-namespace")
-        .arg(link.server_namespace().name())
-        .status();
-    status.map(Some).map_err(Error::machine(format!("cannot run {}", program.display())))
+    let mut command = Command::new(&prefix[0]);
+    command.args(&prefix[1..]).arg(program).args(arguments);
+    command.arg("--server-namespace").arg(link.server_namespace().name());
+    successor::carry_out(command).map(Some)
 }
 
 /// A slow way to a server.
@@ -150,9 +148,7 @@ impl Stage {
                 let why = "--device-delay needs a file system of its own: --scratch";
                 return Err(Error::Misuse(why.to_owned()));
             }
-            let made = tempfile::Builder::new().prefix("spillway-bench.").tempdir_in(directory);
-            let what = format!("cannot make a directory in {}", directory.display());
-            Place::Directory(made.map_err(Error::machine(what))?)
+            Place::Directory(WorkDirectory::create(directory)?)
         };
         let path = place.path().to_owned();
         self.places.push(place);

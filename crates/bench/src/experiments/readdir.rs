@@ -52,7 +52,8 @@ pub struct Options {
     pub reply: Option<ByteSize>,
 
     /// How often each listing is made, in alternating order [default: 3]
-    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true)]
+    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
 
     /// Make symbolic links in place of files, for servers that keep open what they create [default:

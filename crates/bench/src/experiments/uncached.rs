@@ -14,13 +14,13 @@ use std::process::ExitStatus;
 use ::io::{WriteBehindConfig, write_dontcache};
 use clap::ValueEnum;
 use server::config::ByteSize;
-use tempfile::TempDir;
 
 use super::course::{self, mib, secs_per_gib};
 use crate::figure::Figure;
 use crate::record::{Measurement, Run, Second};
-use crate::rig::MemoryGroup;
-use crate::{Error, Result};
+use crate::rig::{MemoryGroup, WorkDirectory};
+use crate::stop::Stop;
+use crate::{Error, Result, successor};
 use writers::{Written, write};
 
 /// What is written, how and how often.
@@ -49,7 +49,8 @@ pub struct Options {
     pub seconds: u32,
 
     /// How often each mode has its turn, in alternating order [default: 3]
-    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true)]
+    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
 
     /// Modes to compare: cached (plain writes), window (plain writes, written back early and
@@ -87,7 +88,7 @@ pub struct Options {
 pub enum Mode {
     /// Plain writes; what is written stays in the page cache until the kernel needs memory.
     Cached,
-    /// Plain writes, enrolled in a [`io::WriteBehind`] window.
+    /// Plain writes, written back early and dropped by Spillway.
     Window,
     /// `RWF_DONTCACHE` writes, where kernel and file system have them.
     #[value(name = "dontcache")]
@@ -177,23 +178,31 @@ pub fn in_memory_group(
     arguments: impl Iterator<Item = OsString>,
 ) -> Result<Option<ExitStatus>> {
     let limit = options.memory_limit.filter(|_| !options.in_memory_group);
+    if options.in_memory_group {
+        successor::follow()?;
+    }
     let Some(ByteSize(limit_bytes)) = limit else { return Ok(None) };
     let group = MemoryGroup::create("uncached", Some(limit_bytes))?;
-    let status = group.command(program).args(arguments).arg("--in-memory-group").status();
-    status.map(Some).map_err(Error::machine(format!("cannot run {}", program.display())))
+    let mut command = group.command(program);
+    command.args(arguments).arg("--in-memory-group");
+    successor::carry_out(command).map(Some)
 }
 
 /// Writes in each mode in turns; `record` is given each measurement when it is made.
 ///
 /// # Errors
 /// [`Error::Misuse`] for sizes that cannot be, [`Error::Machine`] for what the file system refuses,
-/// and those of `record`.
-pub fn run(options: &Options, record: &mut dyn FnMut(Measurement) -> Result<()>) -> Result<()> {
+/// and those of `record`; [`Error::Interrupted`] when `stop` is wanted.
+pub fn run(
+    options: &Options,
+    stop: &Stop,
+    record: &mut dyn FnMut(Measurement) -> Result<()>,
+) -> Result<()> {
     options.check()?;
     let mut modes = options.modes_here()?;
     for round in 1..=options.rounds {
         for (order, mode) in (1..).zip(&modes) {
-            let measurement = measure(options, *mode)?;
+            let measurement = measure(options, *mode, stop)?;
             record(Measurement { round, order, ..measurement })?;
         }
         modes.reverse();
@@ -202,30 +211,25 @@ pub fn run(options: &Options, record: &mut dyn FnMut(Measurement) -> Result<()>)
 }
 
 /// One mode, once, in a directory of its own.
-fn measure(options: &Options, mode: Mode) -> Result<Measurement> {
-    let at = options.directory.display();
-    let directory = tempfile::Builder::new()
-        .prefix("spillway-bench-")
-        .tempdir_in(&options.directory)
-        .map_err(Error::machine(format!("cannot make a directory in {at}")))?;
-    let mut written = write(options, mode, directory.path())?;
+fn measure(options: &Options, mode: Mode, stop: &Stop) -> Result<Measurement> {
+    let directory = WorkDirectory::create(&options.directory)?;
+    let mut written = write(options, mode, directory.path(), stop)?;
+    // What was cut short is no measurement.
+    stop.check()?;
     let mut measurement = measurement(options, mode, &written);
     if !options.no_verify {
-        let verified = written.verify()?;
+        let verified = written.verify(stop)?;
+        stop.check()?;
         let wrong = f64::from(u32::try_from(verified.wrong_bytes).unwrap_or(u32::MAX));
         measurement.figures.insert(Figure::VerifiedMib, mib(verified.bytes));
         measurement.figures.insert(Figure::WrongBytes, wrong);
     }
     drop(written);
-    remove(directory, &options.directory)
-        .map_err(Error::machine(format!("cannot remove what was written in {at}")))?;
+    directory.remove()?;
+    // The next measurement shall not wait for what is freed on the disk by this one.
+    let at = Error::machine(format!("cannot sync {}", options.directory.display()));
+    File::open(&options.directory).and_then(|it| Ok(rustix::fs::syncfs(it)?)).map_err(at)?;
     Ok(measurement)
-}
-
-/// The next measurement shall not wait for what is freed on the disk by this one.
-fn remove(directory: TempDir, parent: &Path) -> std::io::Result<()> {
-    directory.close()?;
-    Ok(rustix::fs::syncfs(File::open(parent)?)?)
 }
 
 fn measurement(options: &Options, mode: Mode, written: &Written) -> Measurement {

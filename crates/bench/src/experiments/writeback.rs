@@ -46,7 +46,8 @@ pub struct Options {
     pub wsize: Option<ByteSize>,
 
     /// How often each file is written, with the numbers of workers in alternating order [default: 3]
-    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true)]
+    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
 
     /// Do not read the file back to compare it with what was written [default: do, through another

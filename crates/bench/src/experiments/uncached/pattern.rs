@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use ::io::{Buffer, ByteRange, drop_clean, read_at};
 
+use crate::stop::Stop;
+
 /// The data of one file, a block at a time.
 pub(super) struct Pattern {
     /// May be larger than a block.
@@ -45,13 +47,19 @@ impl Pattern {
     }
 
     /// Compares the first `len` bytes of a file with what was written, from the disk as far as the
-    /// kernel forgets what it has in memory. Nothing of it stays there.
-    pub(super) fn verify(&mut self, fd: BorrowedFd<'_>, len: u64) -> io::Result<Verified> {
+    /// kernel forgets what it has in memory. Nothing of it stays there. Ends before its time when
+    /// `stop` is wanted.
+    pub(super) fn verify(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        stop: &Stop,
+    ) -> io::Result<Verified> {
         let everything = ByteRange::starting_at(0);
         drop_clean(fd, everything)?;
         let mut verified = Verified::default();
         let mut found = vec![0; self.block_bytes];
-        while verified.bytes < len {
+        while verified.bytes < len && !stop.is_wanted() {
             let offset = verified.bytes;
             let left = usize::try_from(len - offset).unwrap_or(usize::MAX);
             let found = &mut found[..left.min(self.block_bytes)];

@@ -21,7 +21,7 @@ fn options(directory: &Path, arguments: &str) -> Options {
 }
 
 /// Not in memory: its files have no device, and no file system drops what it cannot write.
-fn on_disk() -> TempDir {
+fn on_disk() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
 
@@ -29,7 +29,7 @@ fn on_disk() -> TempDir {
 fn the_files_hold_what_is_reported() {
     let directory = on_disk();
     let options = options(directory.path(), "--files 3 --block 5000B --size 1MiB --modes cached");
-    let mut written = write(&options, Mode::Cached, directory.path()).unwrap();
+    let mut written = write(&options, Mode::Cached, directory.path(), &Stop::default()).unwrap();
     let sizes: u64 =
         fs::read_dir(&directory).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
     assert_eq!(sizes, 3 << 20);
@@ -42,20 +42,26 @@ fn the_files_hold_what_is_reported() {
     let expected = 3.0 / figure(Figure::Secs);
     assert!((figure(Figure::MibPerSec) - expected).abs() < 1e-6 * expected);
     assert!(figure(Figure::CommitSecs) < figure(Figure::Secs));
-    assert_eq!(written.verify().unwrap(), Verified { bytes: sizes, wrong_bytes: 0 });
+    assert_eq!(
+        written.verify(&Stop::default()).unwrap(),
+        Verified { bytes: sizes, wrong_bytes: 0 }
+    );
 }
 
 #[test]
 fn bytes_that_are_not_what_was_written_are_counted() {
     let directory = on_disk();
     let options = options(directory.path(), "--files 2 --size 1MiB");
-    let mut written = write(&options, Mode::Cached, directory.path()).unwrap();
+    let mut written = write(&options, Mode::Cached, directory.path(), &Stop::default()).unwrap();
     let file = File::options().write(true).open(directory.path().join("1")).unwrap();
     let mut byte = [0; 1];
     File::open(directory.path().join("1")).unwrap().read_exact_at(&mut byte, 70_000).unwrap();
     file.write_all_at(&[!byte[0]], 70_000).unwrap();
     file.set_len((1 << 20) - 10).unwrap();
-    assert_eq!(written.verify().unwrap(), Verified { bytes: 2 << 20, wrong_bytes: 11 });
+    assert_eq!(
+        written.verify(&Stop::default()).unwrap(),
+        Verified { bytes: 2 << 20, wrong_bytes: 11 }
+    );
 }
 
 #[test]
@@ -80,7 +86,7 @@ fn modes_take_turns_and_leave_nothing_behind() {
     let mut run_record = Run::default();
     options.describe(&mut run_record).unwrap();
     let mut measurements = Vec::new();
-    run(&options, &mut |measurement| {
+    run(&options, &Stop::default(), &mut |measurement| {
         measurements.push(measurement);
         Ok(())
     })
@@ -109,8 +115,13 @@ fn modes_take_turns_and_leave_nothing_behind() {
 fn what_is_left_in_the_page_cache_tells_the_modes_apart() {
     let directory = on_disk();
     let options = options(directory.path(), "--files 2 --size 4MiB --no-verify");
-    let left =
-        |mode| measure(&options, mode).unwrap().figures.get(&Figure::CachedAtEndMib).copied();
+    let left = |mode| {
+        measure(&options, mode, &Stop::default())
+            .unwrap()
+            .figures
+            .get(&Figure::CachedAtEndMib)
+            .copied()
+    };
     let Some(cached) = left(Mode::Cached) else {
         return eprintln!("SKIPPED: the kernel does not tell what is cached (cachestat)");
     };
@@ -123,9 +134,13 @@ fn what_is_left_in_the_page_cache_tells_the_modes_apart() {
 fn sizes_that_cannot_be_are_refused() {
     let directory = on_disk();
     for arguments in ["--block 0B", "--block 5MiB", "--window 64KiB"] {
-        let refused = run(&options(directory.path(), arguments), &mut |_| Ok(())).unwrap_err();
+        let refused = run(&options(directory.path(), arguments), &Stop::default(), &mut |_| Ok(()))
+            .unwrap_err();
         assert!(matches!(refused, Error::Misuse(_)), "{arguments}: {refused}");
     }
     let nowhere = options(&directory.path().join("nowhere"), "--files 1 --size 1MiB");
-    assert!(matches!(run(&nowhere, &mut |_| Ok(())).unwrap_err(), Error::Machine { .. }));
+    assert!(matches!(
+        run(&nowhere, &Stop::default(), &mut |_| Ok(())).unwrap_err(),
+        Error::Machine { .. }
+    ));
 }

@@ -17,6 +17,7 @@ use crate::record::Second;
 use crate::rig::{
     BlockDevice, CpuSecs, CpuTime, DeviceBytes, MemoryGroup, PageCache, machine_cpu_secs,
 };
+use crate::stop::Stop;
 use crate::{Error, Result};
 
 /// What was written, and what it took.
@@ -44,7 +45,12 @@ struct WrittenFile {
 }
 
 /// Writes all files in one mode until they have their size or the time is up.
-pub(super) fn write(options: &Options, mode: Mode, directory: &Path) -> Result<Written> {
+pub(super) fn write(
+    options: &Options,
+    mode: Mode,
+    directory: &Path,
+    stop: &Stop,
+) -> Result<Written> {
     let refused = || Error::machine(format!("cannot write in {}", directory.display()));
     let mut files = create(options, directory).map_err(refused())?;
     let window = WriteBehind::new(options.window_config());
@@ -61,7 +67,8 @@ pub(super) fn write(options: &Options, mode: Mode, directory: &Path) -> Result<W
                 scope.spawn(move || writer.write_all(file))
             })
             .collect();
-        let is_over = || writers.iter().all(thread::ScopedJoinHandle::is_finished);
+        let is_over =
+            || stop.is_wanted() || writers.iter().all(thread::ScopedJoinHandle::is_finished);
         let watched = watch.until(Duration::from_secs(options.seconds.into()), is_over);
         join(writers).map_err(refused()).and(watched)
     })?;
@@ -122,10 +129,11 @@ impl Written {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Reads all files back.
-    pub(super) fn verify(&mut self) -> Result<Verified> {
+    /// Reads all files back, until `stop` is wanted.
+    pub(super) fn verify(&mut self, stop: &Stop) -> Result<Verified> {
         thread::scope(|scope| {
-            let verify = |file: &mut WrittenFile| file.pattern.verify(file.fd.as_fd(), file.bytes);
+            let verify =
+                |file: &mut WrittenFile| file.pattern.verify(file.fd.as_fd(), file.bytes, stop);
             let threads: Vec<_> =
                 self.files.iter_mut().map(|file| scope.spawn(move || verify(file))).collect();
             let mut all = Verified::default();

@@ -1,0 +1,78 @@
+//! A directory of its own for an experiment, in one that is there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::undo::Undo;
+use crate::{Error, Result};
+
+const REMOVE: &str = r#"rm -rf -- "$1""#;
+
+/// A new directory. Removed with all that is in it when dropped, also if this process is killed.
+#[derive(Debug)]
+pub struct WorkDirectory {
+    path: PathBuf,
+    undo: Undo,
+}
+
+impl WorkDirectory {
+    /// Makes one in `parent`.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: that is not there, or not ours to write in.
+    pub fn create(parent: &Path) -> Result<Self> {
+        let made = tempfile::Builder::new().prefix("spillway-bench.").tempdir_in(parent);
+        let made = made.map_err(|error| {
+            let what = format!("cannot make a directory in {}", parent.display());
+            // The error names the new directory, whose name is of no use to anybody.
+            Error::machine(what)(error.kind().into())
+        })?;
+        let undo = Undo::new(REMOVE, &[made.path()])?;
+        Ok(Self { path: made.keep(), undo })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes it now.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: something in it cannot be removed.
+    pub fn remove(self) -> Result<()> {
+        let what = format!("cannot remove {}", self.path.display());
+        fs::remove_dir_all(&self.path).map_err(Error::machine(what))?;
+        self.undo.revoke();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_goes_with_what_is_in_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let make = || {
+            let directory = WorkDirectory::create(parent.path()).unwrap();
+            fs::create_dir(directory.path().join("a directory")).unwrap();
+            fs::write(directory.path().join("a directory/file"), "").unwrap();
+            directory
+        };
+        drop(make());
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 0);
+        make().remove().unwrap();
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_parent_that_is_missing_is_named_once() {
+        let error = WorkDirectory::create(Path::new("/missing/parent")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot make a directory in /missing/parent");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(!source.contains("/missing"), "{source}");
+    }
+}

@@ -1,0 +1,52 @@
+//! This program once more, in the place where the experiment is to be: a cgroup, a name space.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+
+use crate::stop::Stop;
+use crate::{Error, Result};
+
+/// How soon its end, or a signal to us, is noticed.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Carries the experiment out by `command`, and ends it in order if the user wants no more of it.
+///
+/// # Errors
+/// [`Error::Machine`]: it cannot be started.
+pub(crate) fn carry_out(mut command: Command) -> Result<ExitStatus> {
+    let stop = Stop::on_signals()?;
+    let program = command.get_program().to_string_lossy().into_owned();
+    // Ctrl-C is for us, who pass it on: twice would end it at once.
+    let child = command.process_group(0).spawn();
+    let mut child = child.map_err(Error::machine(format!("cannot run {program}")))?;
+    let mut is_told = false;
+    loop {
+        let ended = child.try_wait().map_err(Error::machine("waiting for the experiment"))?;
+        if let Some(status) = ended {
+            return Ok(status);
+        }
+        if stop.is_wanted() && !is_told {
+            is_told = true;
+            tell(&child);
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn tell(child: &Child) {
+    // It was not waited for, so the number is its own; it may have ended by itself.
+    let _ = kill_process(Pid::from_child(child), Signal::TERM);
+}
+
+/// For the one that was started: it ends in order if the one that started it is killed.
+///
+/// # Errors
+/// [`Error::Machine`]: the kernel refuses.
+pub(crate) fn follow() -> Result<()> {
+    let refused = Error::machine("cannot follow the process that started this one");
+    set_parent_process_death_signal(Some(Signal::TERM)).map_err(|error| refused(error.into()))
+}
