@@ -56,7 +56,7 @@ pub use data_file::{
 };
 pub use direct::{Route, Segment, SegmentsWritten, dio_align, read_direct, write_segments};
 pub use dontcache_probe::{DontCacheVerdict, dontcache_writes_pay};
-pub use engine::{Engine, EngineConfig, FirstPoll, Task, poll_once};
+pub use engine::{Engine, EngineConfig, Task};
 pub use file_size_limit::survive_file_size_limit;
 pub use identity::{Identity, can_assume_users};
 pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};

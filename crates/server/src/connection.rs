@@ -1,11 +1,11 @@
 //! One connection: calls come in, are worked on side by side, and are answered as they finish.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use io::{Engine, FirstPoll, Task};
+use io::{Engine, Task};
 use tokio::net::TcpStream;
-use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
 use crate::counters::Counter;
@@ -103,20 +103,18 @@ async fn take_calls(
     }
 }
 
-/// Begins the work on a call where it will have to wait, if anywhere. What has to wait for something
-/// else there (memory, a turn) comes back to this thread's runtime.
+/// Begins the work on a call where it will have to wait, if anywhere.
 async fn begin(engine: &Engine, place: Place, mut task: Task) {
-    let runtime = Handle::current();
-    let go_on = move |task| drop(runtime.spawn(task));
     match place {
-        // What needs no waiting is done here and now; a task is made only for the rest.
-        Place::Here => match io::poll_once(&mut task) {
-            FirstPoll::Done => {}
-            FirstPoll::WantsDataThread => engine.begin_data(task, go_on).await,
-            FirstPoll::Waits => go_on(task),
-        },
-        Place::DataThread => engine.begin_data(task, go_on).await,
-        Place::MetadataThread => engine.begin_metadata(task, go_on).await,
+        // What needs no waiting is done here and now; the runtime gets only the rest.
+        Place::Here => {
+            if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                drop(tokio::spawn(task));
+            }
+        }
+        Place::HereAtFirst => engine.begin_here(task).await,
+        Place::DataThread => engine.begin_data(task).await,
+        Place::MetadataThread => engine.begin_metadata(task).await,
     }
 }
 

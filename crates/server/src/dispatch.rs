@@ -89,6 +89,8 @@ impl From<DecodeError> for Refusal {
 pub(crate) enum Place {
     /// On the connection's own thread: it is most likely done without waiting.
     Here,
+    /// On the connection's own thread until it has to wait, then on a thread for file data.
+    HereAtFirst,
     /// On a thread for file data.
     DataThread,
     /// On a thread for names and attributes.
@@ -110,7 +112,9 @@ pub(crate) fn begins_on(record: &Record, alone: bool) -> Place {
     let is_nfs = word(&record.head, PROGRAM_AT) == Some(nfs3::PROGRAM);
     let procedure = word(&record.head, PROCEDURE_AT).and_then(P::from_code);
     match procedure.filter(|_| is_nfs) {
-        Some(P::Write | P::Commit) => Place::DataThread,
+        // Whose turn is next is known here, and the file may be another WRITE's for now.
+        Some(P::Write) => Place::HereAtFirst,
+        Some(P::Commit) => Place::DataThread,
         Some(
             P::Setattr
             | P::Lookup
@@ -129,7 +133,7 @@ pub(crate) fn begins_on(record: &Record, alone: bool) -> Place {
         ) => Place::MetadataThread,
         // The count is the last argument (RFC 1813 §3.3.6).
         Some(P::Read) => match word(&record.head, record.head.len().saturating_sub(4)) {
-            Some(count) if alone || count <= READ_HERE_BYTES_MAX => Place::Here,
+            Some(count) if alone || count <= READ_HERE_BYTES_MAX => Place::HereAtFirst,
             _ => Place::DataThread,
         },
         Some(P::Null | P::Getattr | P::Fsstat | P::Fsinfo | P::Pathconf) | None => Place::Here,

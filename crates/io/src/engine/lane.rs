@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::thread::{self, Thread};
 
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use super::{FirstPoll, Task};
+use super::Task;
+use super::lane_task::{LaneTask, Progress};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -27,12 +28,14 @@ pub(super) enum Purpose {
 thread_local! {
     /// What this thread may block for; `None` on a thread that is no lane's.
     static MAY_BLOCK_FOR: Cell<Option<Purpose>> = const { Cell::new(None) };
-    /// Whether the task polled last on this thread asked to go on where it may block.
-    static WISH: Cell<bool> = const { Cell::new(false) };
+    /// The lane that this thread serves.
+    static SERVES: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
+    /// That lane, while this thread has left a task in its queue to take it next.
+    static OWES: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
 }
 
-/// Resolves at once on a lane's thread. Elsewhere it is pending once, with the wish noted for
-/// whoever polls the task; if they do not heed it, the task goes on where it is.
+/// Resolves at once on a thread that may block for data. Elsewhere it is pending once, so that a
+/// task that goes on in a lane moves there; any other goes on where it is.
 pub(super) async fn ask_for_lane() {
     let mut asked = false;
     poll_fn(|context| {
@@ -40,23 +43,10 @@ pub(super) async fn ask_for_lane() {
             return Poll::Ready(());
         }
         asked = true;
-        WISH.set(true);
-        // Who does not know of wishes, such as a runtime, is to poll the task again at once.
         context.waker().wake_by_ref();
         Poll::Pending
     })
     .await;
-}
-
-/// See [`super::poll_once`].
-pub(super) fn poll_once(task: &mut Task) -> FirstPoll {
-    // One that a task polled by the runtime has left behind.
-    WISH.set(false);
-    match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(()) => FirstPoll::Done,
-        Poll::Pending if WISH.take() => FirstPoll::WantsDataThread,
-        Poll::Pending => FirstPoll::Waits,
-    }
 }
 
 /// See the module.
@@ -64,30 +54,35 @@ pub(super) struct Lane {
     shared: Arc<Shared>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     name: &'static str,
     purpose: Purpose,
     threads_max: usize,
     /// One permit per free place in the queue.
     places: Semaphore,
     queue: Mutex<Queue>,
-    work: Condvar,
     /// Told when the last thread of a closed lane has ended.
     ended: Notify,
 }
 
 /// The lock is held for a push or a pop, and while a thread is being started.
 struct Queue {
-    jobs: VecDeque<Job>,
+    work: VecDeque<Work>,
     threads: usize,
-    /// Sleeping threads that no submitter has claimed yet.
-    sleeping: usize,
-    /// Sleeping threads that were claimed and have not woken yet. Counting them apart keeps a
-    /// second submitter from relying on a thread that is already spoken for, and tells a wake-up
-    /// from a spurious one.
-    claimed: usize,
+    /// Sleeping threads that nobody has claimed yet. Who claims one takes it out, so that nobody
+    /// else relies on it. The last that went to sleep is the first to be claimed: it finds most of
+    /// what it needs in its processor's cache.
+    sleeping: Vec<Thread>,
     /// Threads do not sleep any more but end.
     closed: bool,
+}
+
+enum Work {
+    /// Holds a place.
+    Job(Job),
+    /// Was woken. It holds none, for whoever wakes cannot wait for one: there are as many of these,
+    /// at most, as tasks were begun.
+    Task(Arc<LaneTask>),
 }
 
 impl Lane {
@@ -100,7 +95,7 @@ impl Lane {
         assert!(threads_max > 0, "{name}: a lane without threads would never run a job");
         assert!(queue_max > 0, "{name}: a queue without places would never take a job");
         let queue =
-            Queue { jobs: VecDeque::new(), threads: 0, sleeping: 0, claimed: 0, closed: false };
+            Queue { work: VecDeque::new(), threads: 0, sleeping: Vec::new(), closed: false };
         Self {
             shared: Arc::new(Shared {
                 name,
@@ -108,7 +103,6 @@ impl Lane {
                 threads_max,
                 places: Semaphore::new(queue_max.min(Semaphore::MAX_PERMITS)),
                 queue: Mutex::new(queue),
-                work: Condvar::new(),
                 ended: Notify::new(),
             }),
         }
@@ -123,13 +117,16 @@ impl Lane {
         F: FnOnce() -> R + Send + 'static,
     {
         if MAY_BLOCK_FOR.get() >= Some(self.shared.purpose) {
+            if let Some(lane) = OWES.take() {
+                lane.rouse();
+            }
             return job();
         }
         let (sender, outcome) = oneshot::channel();
         let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
         // The job is boxed only now: a caller dropped while it waits has allocated nothing but its
         // channel.
-        self.shared.push(Box::new(move || {
+        self.shared.push_job(Box::new(move || {
             // Nobody listens any more if the caller was dropped; the result goes with it.
             let _ = sender.send(catch_unwind(AssertUnwindSafe(job)));
         }));
@@ -144,34 +141,43 @@ impl Lane {
     /// Queues a job that nobody waits for, if there is a place; never runs it on this thread.
     pub(super) fn leave(&self, job: Job) -> bool {
         let Ok(place) = self.shared.places.try_acquire() else { return false };
-        self.shared.push(job);
+        self.shared.push_job(job);
         place.forget();
         true
     }
 
-    /// Begins a task on a thread of the lane. If it has to wait for something else than the disk, the
-    /// rest of it is given to `go_on`.
-    pub(super) async fn begin(&self, mut task: Task, go_on: impl FnOnce(Task) + Send + 'static) {
+    /// Begins a task on a thread of the lane, and lets it go on there.
+    pub(super) async fn begin(&self, task: Task) {
+        let task = LaneTask::new(&self.shared, task);
+        self.queue(task).await;
+    }
+
+    /// Begins a task on this thread, and lets it go on in the lane.
+    pub(super) async fn begin_here(&self, task: Task) {
+        let task = LaneTask::new(&self.shared, task);
+        match task.poll() {
+            Progress::Woken => self.queue(task).await,
+            Progress::Waits | Progress::Ended => {}
+        }
+    }
+
+    async fn queue(&self, task: Arc<LaneTask>) {
         let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
-        self.shared.push(Box::new(move || {
-            // Whatever wakes the rest of it finds the waker of `go_on`, which polls it again.
-            match catch_unwind(AssertUnwindSafe(|| poll_once(&mut task))) {
-                Ok(FirstPoll::Done) => {}
-                Ok(FirstPoll::WantsDataThread | FirstPoll::Waits) => go_on(task),
-                // The panic hook has told; the task is gone, and what it held with it.
-                Err(_panic) => {}
-            }
-        }));
+        self.shared.push_job(Box::new(move || go_on(task)));
         place.forget();
     }
 
     pub(super) fn queued(&self) -> usize {
-        self.shared.lock().jobs.len()
+        self.shared.lock().work.len()
     }
 
     pub(super) fn close(&self) {
-        self.shared.lock().closed = true;
-        self.shared.work.notify_all();
+        let sleeping = {
+            let mut queue = self.shared.lock();
+            queue.closed = true;
+            std::mem::take(&mut queue.sleeping)
+        };
+        sleeping.iter().for_each(Thread::unpark);
     }
 
     pub(super) async fn shutdown(&self) {
@@ -188,19 +194,52 @@ impl Lane {
 }
 
 impl Shared {
-    /// Queues a job and sees to a thread for it: a sleeping one, else a new one, else the next to
-    /// finish.
-    fn push(self: &Arc<Self>, job: Job) {
+    /// Queues a task that was woken.
+    pub(super) fn push_task(self: &Arc<Self>, task: Arc<LaneTask>) {
+        let is_own = SERVES.get() == Arc::as_ptr(self);
+        if is_own && OWES.replace(Some(Arc::clone(self))).is_none() {
+            // By what this thread does for the same lane, and that is mostly over when it wakes
+            // somebody: the thread takes the task next, and no second one is woken. Before it waits
+            // for the disk again it sees to a thread for the task.
+            self.lock().work.push_back(Work::Task(task));
+        } else {
+            self.push(Work::Task(task));
+        }
+    }
+
+    /// Queues a job, which has a place.
+    fn push_job(self: &Arc<Self>, job: Job) {
+        self.push(Work::Job(job));
+    }
+
+    fn push(self: &Arc<Self>, work: Work) {
         let mut queue = self.lock();
-        if queue.sleeping > 0 {
-            queue.sleeping -= 1;
-            queue.claimed += 1;
-            queue.jobs.push_back(job);
-            drop(queue);
-            self.work.notify_one();
+        let sleeping = self.claim_thread(&mut queue);
+        queue.work.push_back(work);
+        drop(queue);
+        if let Some(thread) = sleeping {
+            thread.unpark();
+        }
+    }
+
+    /// Sees to a thread for what is in the queue.
+    fn rouse(self: &Arc<Self>) {
+        let mut queue = self.lock();
+        if queue.work.is_empty() {
             return;
         }
-        if queue.threads < self.threads_max {
+        let sleeping = self.claim_thread(&mut queue);
+        drop(queue);
+        if let Some(thread) = sleeping {
+            thread.unpark();
+        }
+    }
+
+    /// Sees to one more thread: a sleeping one, which is to be woken, else a new one, else the next
+    /// to finish.
+    fn claim_thread(self: &Arc<Self>, queue: &mut Queue) -> Option<Thread> {
+        let sleeping = queue.sleeping.pop();
+        if sleeping.is_none() && queue.threads < self.threads_max {
             match self.start_thread(queue.threads) {
                 Ok(()) => queue.threads += 1,
                 Err(error) if queue.threads > 0 => {
@@ -211,7 +250,7 @@ impl Shared {
                 Err(error) => panic!("{}: the first thread cannot be started: {error}", self.name),
             }
         }
-        queue.jobs.push_back(job);
+        sleeping
     }
 
     fn start_thread(self: &Arc<Self>, index: usize) -> io::Result<()> {
@@ -224,26 +263,35 @@ impl Shared {
 
     fn serve(&self) {
         MAY_BLOCK_FOR.set(Some(self.purpose));
-        while let Some(job) = self.next_job() {
-            self.places.add_permits(1);
-            // A job's own panic goes to its caller. What is left is a result that nobody wanted and
-            // whose destructor panics.
-            if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                tracing::error!(
-                    lane = self.name,
-                    "dropping the result of an abandoned job panicked"
-                );
+        SERVES.set(self);
+        while let Some(work) = self.next_work() {
+            match work {
+                Work::Job(job) => {
+                    self.places.add_permits(1);
+                    self.contain(job);
+                }
+                Work::Task(task) => self.contain(|| go_on(task)),
             }
+            // What was left for this thread it takes now.
+            OWES.set(None);
         }
     }
 
-    /// The next job, or `None` when the lane is closed and empty; this thread is no longer counted
-    /// then, under the same lock, so that a submitter never relies on a thread about to end.
-    fn next_job(&self) -> Option<Job> {
+    /// Runs one piece of work. A job's own panic goes to its caller. What is left is a result that
+    /// nobody wanted and whose destructor panics.
+    fn contain(&self, work: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            tracing::error!(lane = self.name, "dropping the result of abandoned work panicked");
+        }
+    }
+
+    /// What to do next, or `None` when the lane is closed and empty; this thread is no longer
+    /// counted then, under the same lock, so that a submitter never relies on a thread about to end.
+    fn next_work(&self) -> Option<Work> {
         let mut queue = self.lock();
         loop {
-            if let Some(job) = queue.jobs.pop_front() {
-                return Some(job);
+            if let Some(work) = queue.work.pop_front() {
+                return Some(work);
             }
             if queue.closed {
                 queue.threads -= 1;
@@ -252,26 +300,33 @@ impl Shared {
                 }
                 return None;
             }
-            queue.sleeping += 1;
             queue = self.sleep(queue);
         }
     }
 
-    /// Sleeps until this thread, or one like it, is claimed or the lane is closed.
-    fn sleep<'a>(&'a self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        let mut queue = self
-            .work
-            .wait_while(queue, |queue| queue.claimed == 0 && !queue.closed)
-            .unwrap_or_else(PoisonError::into_inner);
-        if queue.claimed > 0 {
-            queue.claimed -= 1;
-        } else {
-            queue.sleeping -= 1;
+    /// Sleeps until this thread is claimed or the lane is closed.
+    fn sleep<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        let this = thread::current();
+        queue.sleeping.push(this.clone());
+        loop {
+            drop(queue);
+            thread::park();
+            queue = self.lock();
+            if queue.sleeping.iter().all(|thread| thread.id() != this.id()) {
+                return queue;
+            }
         }
-        queue
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Polls a task on a thread of its lane.
+fn go_on(task: Arc<LaneTask>) {
+    if task.poll() == Progress::Woken {
+        let lane = Arc::clone(task.lane());
+        lane.push_task(task);
     }
 }

@@ -5,6 +5,7 @@
 //! threads ever act as another user; each takes on a job's identity before it runs the job.
 
 mod lane;
+mod lane_task;
 
 use std::fmt;
 use std::io;
@@ -15,22 +16,6 @@ use lane::{Lane, Purpose};
 
 /// Work that may wait for several things in turn.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// What came of polling a task for the first time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FirstPoll {
-    /// It is finished.
-    Done,
-    /// It goes on best by [`Engine::begin_data`].
-    WantsDataThread,
-    /// It waits for something and is to be given to the runtime.
-    Waits,
-}
-
-/// Polls a task once, on any thread. Nobody is woken for it: whoever takes it over must poll it.
-pub fn poll_once(task: &mut Task) -> FirstPoll {
-    lane::poll_once(task)
-}
 
 /// Sizes of an [`Engine`]. Each number is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,24 +120,31 @@ impl Engine {
     }
 
     /// Begins `task` on a data thread, where the jobs that it submits run in place: a task that
-    /// needs nothing but the disk is done with a single handover. When it has to wait for anything
-    /// else (a lock, memory), the rest of it is given to `go_on`, which hands it to the runtime.
+    /// needs nothing but the disk is done with a single handover. Where it has to wait for anything
+    /// else (a lock, memory) it leaves the thread to others, and goes on on a data thread when it is
+    /// woken.
     ///
-    /// Returns as soon as the task is queued; a full queue makes the caller wait. A panic of the
-    /// task ends the task.
-    pub async fn begin_data(&self, task: Task, go_on: impl FnOnce(Task) + Send + 'static) {
-        self.data.begin(task, go_on).await;
+    /// Returns as soon as the task is queued; a full queue makes the caller wait. Whoever wakes a
+    /// task never waits. A panic of the task ends the task.
+    pub async fn begin_data(&self, task: Task) {
+        self.data.begin(task).await;
     }
 
     /// As [`begin_data`](Self::begin_data), on a metadata thread, where metadata jobs run in place;
     /// jobs for the data lane are handed over, so that they hold up no lookups.
-    pub async fn begin_metadata(&self, task: Task, go_on: impl FnOnce(Task) + Send + 'static) {
-        self.metadata.begin(task, go_on).await;
+    pub async fn begin_metadata(&self, task: Task) {
+        self.metadata.begin(task).await;
     }
 
-    /// For a task that was begun elsewhere and finds that it has to block: asks to go on where
-    /// blocking is allowed. [`poll_once`] hears it; anybody else may leave the task where it is,
-    /// which then hands over each of its jobs.
+    /// As [`begin_data`](Self::begin_data), but the task runs on this thread up to where it first
+    /// has to wait, which may be [`ask_for_data_thread`](Self::ask_for_data_thread).
+    pub async fn begin_here(&self, task: Task) {
+        self.data.begin_here(task).await;
+    }
+
+    /// For a task that was begun elsewhere and comes to where it may block: goes on on a data thread,
+    /// if it was begun by one of the above. Any other goes on where it is, and hands over each of
+    /// its jobs.
     pub async fn ask_for_data_thread(&self) {
         lane::ask_for_lane().await;
     }

@@ -9,6 +9,8 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use tokio::sync::{Notify, oneshot};
+
 use super::*;
 
 fn engine(threads: usize, queue_max: usize) -> Engine {
@@ -257,7 +259,7 @@ fn every_caller_gets_its_own_answer() {
 #[tokio::test]
 async fn what_a_task_on_a_lane_submits_runs_in_place() {
     let engine = Arc::new(engine(1, 8));
-    let (told, heard) = tokio::sync::oneshot::channel();
+    let (told, heard) = oneshot::channel();
     let within = Arc::clone(&engine);
     let task: Task = Box::pin(async move {
         let outer = thread::current().id();
@@ -266,7 +268,7 @@ async fn what_a_task_on_a_lane_submits_runs_in_place() {
         let other = within.metadata(Identity::Server, || thread::current().id()).await.unwrap();
         told.send((outer, inner, other)).unwrap();
     });
-    engine.begin_data(task, |_| panic!("nothing has to be waited for")).await;
+    engine.begin_data(task).await;
     let (outer, inner, other) = heard.await.unwrap();
     assert_eq!((outer, outer), (inner, other));
 }
@@ -274,54 +276,157 @@ async fn what_a_task_on_a_lane_submits_runs_in_place() {
 #[tokio::test]
 async fn content_is_not_waited_for_on_a_metadata_thread() {
     let engine = Arc::new(engine(1, 8));
-    let (told, heard) = tokio::sync::oneshot::channel();
+    let (told, heard) = oneshot::channel();
     let within = Arc::clone(&engine);
     let task: Task = Box::pin(async move {
         let name = within.metadata(Identity::Server, thread_name).await.unwrap();
         told.send((name, within.data(thread_name).await)).unwrap();
     });
-    let runtime = tokio::runtime::Handle::current();
-    engine.begin_metadata(task, move |rest| drop(runtime.spawn(rest))).await;
+    engine.begin_metadata(task).await;
     let (names, content) = heard.await.unwrap();
     assert_eq!((names.as_str(), content.as_str()), ("spillway-meta-0", "spillway-data-0"));
 }
 
-#[tokio::test]
-async fn a_task_that_has_to_wait_goes_on_where_it_is_told() {
-    let engine = engine(1, 8);
-    let gate = Arc::new(tokio::sync::Notify::new());
-    let (told, heard) = tokio::sync::oneshot::channel();
-    let waited_for = Arc::clone(&gate);
-    let task: Task = Box::pin(async move {
-        waited_for.notified().await;
-        told.send(()).unwrap();
+/// A task that notes the thread that it runs on before and after it waits for `gate`.
+fn waits_for(
+    gate: &Arc<Notify>,
+) -> (Task, oneshot::Receiver<(String, String)>, oneshot::Receiver<()>) {
+    let gate = Arc::clone(gate);
+    let ((tell, told), (begin, begun)) = (oneshot::channel(), oneshot::channel());
+    let task = Box::pin(async move {
+        let before = thread::current().name().unwrap_or_default().to_owned();
+        begin.send(()).unwrap();
+        gate.notified().await;
+        tell.send((before, thread_name())).unwrap();
     });
-    let runtime = tokio::runtime::Handle::current();
-    engine.begin_metadata(task, move |rest| drop(runtime.spawn(rest))).await;
+    (task, told, begun)
+}
+
+#[tokio::test]
+async fn a_task_that_has_to_wait_goes_on_in_its_lane_and_holds_no_thread_of_it() {
+    let engine = engine(1, 8);
+    let gate = Arc::new(Notify::new());
+    let (task, told, begun) = waits_for(&gate);
+    engine.begin_metadata(task).await;
+    begun.await.unwrap();
+    assert_eq!(engine.metadata(Identity::Server, || 1).await.unwrap(), 1, "the thread is free");
     gate.notify_one();
-    heard.await.unwrap();
+    let meta = "spillway-meta-0".to_owned();
+    assert_eq!(told.await.unwrap(), (meta.clone(), meta));
 }
 
 #[tokio::test]
-async fn a_task_may_ask_to_be_moved_to_a_lane() {
+async fn a_task_that_is_begun_here_goes_on_on_a_data_thread() {
     let engine = Arc::new(engine(1, 8));
-    let (told, heard) = tokio::sync::oneshot::channel();
+    let gate = Arc::new(Notify::new());
+    let (task, told, _begun) = waits_for(&gate);
+    engine.begin_here(task).await;
+    gate.notify_one();
+    let (before, after) = told.await.unwrap();
+    assert_ne!(before, after);
+    assert_eq!(after, "spillway-data-0");
+
+    let (tell, told) = oneshot::channel();
     let within = Arc::clone(&engine);
-    let mut task: Task = Box::pin(async move {
+    let task = Box::pin(async move {
         within.ask_for_data_thread().await;
-        told.send(thread_name()).unwrap();
+        tell.send(thread_name()).unwrap();
     });
-    assert_eq!(poll_once(&mut task), FirstPoll::WantsDataThread);
-    engine.begin_data(task, |_| panic!("nothing has to be waited for")).await;
-    assert_eq!(heard.await.unwrap(), "spillway-data-0");
+    engine.begin_here(task).await;
+    assert_eq!(told.await.unwrap(), "spillway-data-0");
 }
 
 #[tokio::test]
-async fn a_wish_that_nobody_heeds_holds_nothing_up() {
+async fn a_wish_for_a_data_thread_that_nobody_heeds_holds_nothing_up() {
+    engine(1, 8).ask_for_data_thread().await;
+}
+
+/// Tasks of one file, so to speak: each has its turn when the one before it has ended its own, and
+/// then waits for the disk for a while.
+#[tokio::test]
+async fn a_turn_that_is_handed_on_does_not_wait_for_the_disk_of_the_one_before() {
+    let engine = Arc::new(engine(2, 64));
+    let turns = Arc::new(tokio::sync::Mutex::new(0));
+    // Two disks that wait for each other: were they waited for one by one, it would be for ever.
+    let disks = Arc::new(Barrier::new(2));
+    let make = |order: usize| {
+        let ((tell, told), within) = (oneshot::channel(), Arc::clone(&engine));
+        let (turns, disks) = (Arc::clone(&turns), Arc::clone(&disks));
+        let task: Task = Box::pin(async move {
+            let mut turn = turns.lock_owned().await;
+            within.ask_for_data_thread().await;
+            let before = within
+                .data(move || {
+                    *turn += 1;
+                    *turn - 1
+                })
+                .await;
+            let meet = move || {
+                disks.wait();
+            };
+            within.data(meet).await;
+            tell.send((order, before)).unwrap();
+        });
+        (task, told)
+    };
+    for _ in 0..200 {
+        let first = *turns.lock().await;
+        let ((a, told_a), (b, told_b)) = (make(first), make(first + 1));
+        engine.begin_here(a).await;
+        engine.begin_here(b).await;
+        for told in [told_a, told_b] {
+            let answer = tokio::time::timeout(Duration::from_secs(10), told).await;
+            let (order, before) = answer.expect("both waits run together").unwrap();
+            assert_eq!(order, before, "the order of arrival");
+        }
+    }
+}
+
+/// Tasks that wake one another from all sides, and are woken while they are polled.
+#[test]
+fn no_wake_up_is_lost() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let engine = engine(3, 4);
+    runtime.block_on(async {
+        let baton = Arc::new(tokio::sync::Mutex::new(0_u32));
+        let mut ends = Vec::new();
+        for task in 0..40_usize {
+            let ((tell, told), baton) = (oneshot::channel(), Arc::clone(&baton));
+            let work = Box::pin(async move {
+                for _ in 0..200 {
+                    *baton.lock().await += 1;
+                    tokio::task::yield_now().await;
+                }
+                tell.send(()).unwrap();
+            });
+            match task % 3 {
+                0 => engine.begin_data(work).await,
+                1 => engine.begin_metadata(work).await,
+                _ => engine.begin_here(work).await,
+            }
+            ends.push(told);
+        }
+        for end in ends {
+            end.await.unwrap();
+        }
+        assert_eq!(*baton.lock().await, 40 * 200);
+        engine.shutdown().await;
+    });
+}
+
+#[tokio::test]
+async fn a_panic_of_a_task_spares_its_lane() {
     let engine = engine(1, 8);
-    engine.ask_for_data_thread().await;
-    let mut waiting: Task = Box::pin(std::future::pending());
-    assert_eq!(poll_once(&mut waiting), FirstPoll::Waits, "an old wish is forgotten");
+    let gate = Arc::new(Notify::new());
+    let waited_for = Arc::clone(&gate);
+    let task = Box::pin(async move {
+        waited_for.notified().await;
+        panic!("the task's own words");
+    });
+    engine.begin_data(task).await;
+    gate.notify_one();
+    assert_eq!(engine.data(thread_name).await, "spillway-data-0");
+    engine.shutdown().await;
 }
 
 #[tokio::test]

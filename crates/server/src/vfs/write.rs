@@ -62,6 +62,7 @@ impl Vfs {
             Ok(taken) => taken,
             Err(status) => return Answer::refused(status),
         };
+        self.engine.ask_for_data_thread().await;
         let before = *turn.before();
         let unchanged = Wcc { before: Some(before), after: Some(before) };
         let verifier = file.root().verifier.current();
