@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use client::mount3::{self, Mounted};
 use client::trace::Tracer;
 use client::{FileSystem, Identity, MountOptions, NfsUrl, Recovery};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::rig::{CpuSecs, CpuTime, ServerProcess, Watched};
+use crate::stop::Stop;
 use crate::{Error, Result};
 
 /// An export of a running server, and what is known of the server besides what it answers.
@@ -22,6 +23,8 @@ pub struct Export<'a> {
     pub watched: Option<Watched>,
     /// What the server has counted since its start, if it tells.
     pub counters: Option<Counters<'a>>,
+    /// Whether the user wants no more of it.
+    pub stop: Stop,
 }
 
 /// Asks a server for its counters.
@@ -31,7 +34,7 @@ impl<'a> Export<'a> {
     /// An export of which nothing is known but its URL.
     #[must_use]
     pub fn at(url: NfsUrl) -> Self {
-        Self { name: String::new(), url, watched: None, counters: None }
+        Self { name: String::new(), url, watched: None, counters: None, stop: Stop::default() }
     }
 
     /// What a server that was started here exports.
@@ -138,14 +141,21 @@ pub(super) fn runtime() -> Result<Runtime> {
     runtime.map_err(Error::machine("cannot start threads"))
 }
 
-/// Carries out what SIGINT and SIGTERM end, so that it can be cleaned up after.
-pub(super) async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let cannot = |error| Error::machine("cannot wait for signals")(error);
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+/// Carries out what the user may end, also just before it begins, so that it can be cleaned up after.
+pub(super) async fn until_stopped<T>(
+    stop: &Stop,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let wanted = async {
+        while !stop.is_wanted() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
     tokio::select! {
         done = work => done,
-        _ = interrupt.recv() => Err(Error::Interrupted),
-        _ = terminate.recv() => Err(Error::Interrupted),
+        () = wanted => Err(Error::Interrupted),
     }
 }
+
+/// How soon it is noticed that no more is wanted.
+const LOOK_EVERY: Duration = Duration::from_millis(20);

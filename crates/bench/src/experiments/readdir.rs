@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use server::config::ByteSize;
 use tokio::runtime::Runtime;
 
-use super::export::{Export, runtime, until_interrupted};
+use super::export::{Export, runtime, until_stopped};
 use super::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
 use crate::record::{Measurement, Run};
@@ -161,7 +161,7 @@ pub fn run(
     options.check()?;
     let runtime = runtime()?;
     let directory = runtime.block_on(ScratchDirectory::make(export, "readdir"))?;
-    let filled = runtime.block_on(until_interrupted(entries::fill(&directory, options)));
+    let filled = runtime.block_on(until_stopped(&export.stop, entries::fill(&directory, options)));
     let experiment = Experiment { options, export, directory: &directory, runtime: &runtime };
     let done = filled.and_then(|()| experiment.run(rounds, record));
     if options.keep {
@@ -202,7 +202,9 @@ impl Experiment<'_> {
     /// One listing. The directory is afterwards what it was before.
     fn measure(&self, lister: Lister, change: Option<Change>) -> Result<Measurement> {
         let changer = change.map(|change| self.start(change)).transpose()?;
-        let listed = self.runtime.block_on(until_interrupted(self.list(lister, changer.as_ref())));
+        let listed = self
+            .runtime
+            .block_on(until_stopped(&self.export.stop, self.list(lister, changer.as_ref())));
         let stopped = changer.map(|changer| self.runtime.block_on(changer.stop())).transpose();
         let (listed, changes) = (listed?, stopped?);
         if let Some(changes) = changes {

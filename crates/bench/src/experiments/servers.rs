@@ -131,7 +131,7 @@ fn all_rounds<T: Experiment>(
     let (experiment, rounds) = (&options.own, 1..=options.own.rounds());
     if let [subject] = subjects {
         recording.doing(T::NAME);
-        return once(experiment, rounds, stage, subject, String::new(), &mut |measurement| {
+        return once(experiment, rounds, stage, subject, String::new(), stop, &mut |measurement| {
             recording.add(measurement)?;
             stop.check()
         });
@@ -141,7 +141,7 @@ fn all_rounds<T: Experiment>(
             let subject = &subjects[at];
             recording.doing(format!("{} on {}, round {round}", T::NAME, subject.name));
             let name = subject.name.clone();
-            once(experiment, round..=round, stage, subject, name, &mut |measurement| {
+            once(experiment, round..=round, stage, subject, name, stop, &mut |measurement| {
                 recording.add(measurement)?;
                 stop.check()
             })?;
@@ -157,6 +157,7 @@ fn once(
     stage: &Stage,
     subject: &Subject,
     name: String,
+    stop: &Stop,
     record: &mut dyn FnMut(Measurement) -> Result<()>,
 ) -> Result<()> {
     let running = subject.start(stage)?;
@@ -165,6 +166,7 @@ fn once(
         url: running.url.clone(),
         watched: running.watched().cloned(),
         counters: running.is_ours().then(|| Box::new(|| running.counters()) as _),
+        stop: stop.clone(),
     };
     experiment.carry_out(rounds, &export, record)?;
     drop(export);

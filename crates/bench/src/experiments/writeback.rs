@@ -11,7 +11,7 @@ use server::config::ByteSize;
 use tokio::runtime::Runtime;
 
 use super::course::{mib, secs_per_gib};
-use super::export::{Export, runtime, until_interrupted};
+use super::export::{Export, runtime, until_stopped};
 use super::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
 use crate::record::{Measurement, Run};
@@ -141,7 +141,7 @@ impl Experiment<'_> {
     /// One file.
     fn measure(&self, record_bytes: NonZeroU32, workers: u16) -> Result<Measurement> {
         let name = format!("{record_bytes}-{workers}");
-        let written = self.runtime.block_on(until_interrupted(async {
+        let written = self.runtime.block_on(until_stopped(&self.export.stop, async {
             let written = write(self, &name, record_bytes, workers).await?;
             let wrong_bytes = match self.options.no_verify {
                 true => None,
