@@ -169,7 +169,7 @@ def sentence(process):
     """The one sentence in which a run said why it failed."""
     complaints = [line for line in said(process).splitlines() if line.startswith("spillway: ")]
     # A table names subjects in the same way: `spillway: /path/to/spillway serve`.
-    complaints = [line for line in complaints if " serve" not in line]
+    complaints = [line for line in complaints if f"{Server.binary} serve" not in line]
     check(len(complaints) == 1, f"not one complaint: {complaints or last_words(process)}")
     return complaints[0].removeprefix("spillway: ")
 
