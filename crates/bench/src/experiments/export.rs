@@ -59,6 +59,40 @@ impl<'a> Export<'a> {
         Ok(Meter { export: self, counters, server, own })
     }
 
+    /// Carries out what the user may end, also just before it begins, so that it can be cleaned up
+    /// after.
+    pub(super) async fn until_stopped<T>(
+        &self,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let wanted = async {
+            while !self.stop.is_wanted() {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        tokio::select! {
+            done = self.unless_gone(work) => done,
+            () = wanted => Err(Error::Interrupted),
+        }
+    }
+
+    /// Carries out what only a server that lives can answer. Its calls alone would be repeated for
+    /// a minute before they fail.
+    pub(super) async fn unless_gone<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let gone = async {
+            loop {
+                tokio::time::sleep(LOOK_EVERY).await;
+                if let Some(Err(error)) = self.watched.as_ref().map(Watched::rss_bytes_max) {
+                    return error;
+                }
+            }
+        };
+        tokio::select! {
+            done = work => done,
+            error = gone => Err(error),
+        }
+    }
+
     /// What results call `subject` when it is measured here.
     pub(super) fn subject(&self, subject: &str) -> String {
         if self.name.is_empty() { subject.to_owned() } else { format!("{}, {subject}", self.name) }
@@ -141,21 +175,5 @@ pub(super) fn runtime() -> Result<Runtime> {
     runtime.map_err(Error::machine("cannot start threads"))
 }
 
-/// Carries out what the user may end, also just before it begins, so that it can be cleaned up after.
-pub(super) async fn until_stopped<T>(
-    stop: &Stop,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    let wanted = async {
-        while !stop.is_wanted() {
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    };
-    tokio::select! {
-        done = work => done,
-        () = wanted => Err(Error::Interrupted),
-    }
-}
-
-/// How soon it is noticed that no more is wanted.
+/// How soon it is noticed that no more is wanted, or that the server is gone.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use server::config::ByteSize;
 use tokio::runtime::Runtime;
 
-use super::export::{Export, runtime, until_stopped};
+use super::export::{Export, runtime};
 use super::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
 use crate::record::{Measurement, Run};
@@ -161,13 +161,13 @@ pub fn run(
     options.check()?;
     let runtime = runtime()?;
     let directory = runtime.block_on(ScratchDirectory::make(export, "readdir"))?;
-    let filled = runtime.block_on(until_stopped(&export.stop, entries::fill(&directory, options)));
+    let filled = runtime.block_on(export.until_stopped(entries::fill(&directory, options)));
     let experiment = Experiment { options, export, directory: &directory, runtime: &runtime };
     let done = filled.and_then(|()| experiment.run(rounds, record));
     if options.keep {
         return done;
     }
-    let removed = runtime.block_on(directory.remove());
+    let removed = runtime.block_on(export.unless_gone(directory.remove()));
     done.and(removed)
 }
 
@@ -202,13 +202,15 @@ impl Experiment<'_> {
     /// One listing. The directory is afterwards what it was before.
     fn measure(&self, lister: Lister, change: Option<Change>) -> Result<Measurement> {
         let changer = change.map(|change| self.start(change)).transpose()?;
-        let listed = self
-            .runtime
-            .block_on(until_stopped(&self.export.stop, self.list(lister, changer.as_ref())));
-        let stopped = changer.map(|changer| self.runtime.block_on(changer.stop())).transpose();
+        let listed =
+            self.runtime.block_on(self.export.until_stopped(self.list(lister, changer.as_ref())));
+        let stopped = changer
+            .map(|changer| self.runtime.block_on(self.export.unless_gone(changer.stop())))
+            .transpose();
         let (listed, changes) = (listed?, stopped?);
         if let Some(changes) = changes {
-            self.runtime.block_on(entries::undo(self.directory, &changes, self.options))?;
+            let undone = entries::undo(self.directory, &changes, self.options);
+            self.runtime.block_on(self.export.unless_gone(undone))?;
         }
         Ok(self.measurement(lister, change, listed))
     }

@@ -11,7 +11,7 @@ use server::config::ByteSize;
 use tokio::runtime::Runtime;
 
 use super::course::{mib, secs_per_gib};
-use super::export::{Export, runtime, until_stopped};
+use super::export::{Export, runtime};
 use super::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
 use crate::record::{Measurement, Run};
@@ -99,7 +99,7 @@ pub fn run(
     let experiment =
         Experiment { options, export, directory: &directory, runtime: &runtime, data: &data };
     let done = experiment.run(rounds, record);
-    let removed = runtime.block_on(directory.remove());
+    let removed = runtime.block_on(export.unless_gone(directory.remove()));
     done.and(removed)
 }
 
@@ -141,7 +141,7 @@ impl Experiment<'_> {
     /// One file.
     fn measure(&self, record_bytes: NonZeroU32, workers: u16) -> Result<Measurement> {
         let name = format!("{record_bytes}-{workers}");
-        let written = self.runtime.block_on(until_stopped(&self.export.stop, async {
+        let written = self.runtime.block_on(self.export.until_stopped(async {
             let written = write(self, &name, record_bytes, workers).await?;
             let wrong_bytes = match self.options.no_verify {
                 true => None,
