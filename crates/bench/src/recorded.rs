@@ -7,6 +7,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::figure::Figure;
+use crate::numeral::size_about;
 use crate::record::{CALIBRATION, Measurement, Record, Run};
 use crate::statistics::{Observation, Summary};
 
@@ -142,6 +143,19 @@ impl Recorded {
 }
 
 impl RecordedRun {
+    /// The experiment, and what most tells its runs apart: `io, xfs, 128 MiB of memory`.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let Run { experiment, file_system, network, storage, memory_limit_bytes, .. } = &self.run;
+        let kind = file_system.split(',').next().unwrap_or_default();
+        let limit = memory_limit_bytes.map(|bytes| format!("{} of memory", size_about(bytes)));
+        // The network is told if it is slower than it is by itself.
+        let network = network.split_once(": ").map_or("", |(_, slow)| slow);
+        let parts = [experiment, kind, limit.as_deref().unwrap_or_default(), network, storage];
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        parts.join(", ")
+    }
+
     /// The subjects that were measured, in order of first appearance.
     #[must_use]
     pub fn subjects(&self) -> Vec<&str> {

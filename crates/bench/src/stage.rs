@@ -288,6 +288,7 @@ impl Stage {
 fn mount_options() -> MountOptions {
     MountOptions {
         timeout: Duration::from_secs(20),
+        retransmissions: 0,
         recovery: Recovery::Soft,
         ..MountOptions::default()
     }

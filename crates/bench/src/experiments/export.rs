@@ -125,9 +125,9 @@ impl<'a> Export<'a> {
     }
 }
 
-/// The client's own, but that a server which is gone ends the experiment, after some minutes.
+/// The client's own, but that a server which is gone ends the experiment, after a minute.
 pub(super) fn mount_options() -> MountOptions {
-    MountOptions { recovery: Recovery::Soft, ..MountOptions::default() }
+    MountOptions { recovery: Recovery::Soft, retransmissions: 0, ..MountOptions::default() }
 }
 
 /// Measures what server and client spend.

@@ -160,7 +160,8 @@ pub fn run(
 ) -> Result<()> {
     options.check()?;
     let runtime = runtime()?;
-    let directory = runtime.block_on(ScratchDirectory::make(export, "readdir"))?;
+    let directory =
+        runtime.block_on(export.unless_gone(ScratchDirectory::make(export, "readdir")))?;
     let filled = runtime.block_on(export.until_stopped(entries::fill(&directory, options)));
     let experiment = Experiment { options, export, directory: &directory, runtime: &runtime };
     let done = filled.and_then(|()| experiment.run(rounds, record));

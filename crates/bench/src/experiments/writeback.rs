@@ -94,7 +94,8 @@ pub fn run(
 ) -> Result<()> {
     options.check()?;
     let runtime = runtime()?;
-    let directory = runtime.block_on(ScratchDirectory::make(export, "writeback"))?;
+    let directory =
+        runtime.block_on(export.unless_gone(ScratchDirectory::make(export, "writeback")))?;
     let data = data(usize::try_from(options.size.0).expect("it is at most 1 GiB"));
     let experiment =
         Experiment { options, export, directory: &directory, runtime: &runtime, data: &data };

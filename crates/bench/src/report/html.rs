@@ -57,7 +57,8 @@ fn title(recorded: &Recorded) -> String {
 }
 
 fn name_of(run: &RecordedRun) -> String {
-    let parts = [run.run.experiment.as_str(), run.run.date.as_str()];
+    let title = run.title();
+    let parts = [title.as_str(), run.run.date.as_str()];
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     if parts.is_empty() { run.run.id.clone() } else { parts.join(", ") }
 }

@@ -151,9 +151,10 @@ impl Loss {
 
 /// Experiment and phase.
 fn phase_of(run: &RecordedRun, phase: &Phase) -> String {
-    let parts = [run.run.experiment.as_str(), phase.name.as_str()];
+    let title = run.title();
+    let parts = [phase.name.as_str(), &title];
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    parts.join(", ")
+    parts.join("; ")
 }
 
 /// The greatest loss first. What is worse in several settings of a phase stands there once.

@@ -91,7 +91,8 @@ impl Text {
     }
 
     fn run(&mut self, run: &RecordedRun, peers: &[String]) {
-        let title = [run.run.experiment.as_str(), run.run.date.as_str()];
+        let title = run.title();
+        let title = [title.as_str(), run.run.date.as_str()];
         let title: Vec<_> = title.into_iter().filter(|part| !part.is_empty()).collect();
         let title = if title.is_empty() { run.run.id.clone() } else { title.join(", ") };
         self.lines.push_str(&format!("\n## {}\n", escaped(&title)));

@@ -102,7 +102,7 @@ fn markdown_tells_losses_first_and_keeps_its_columns() {
     let recorded = Recorded::group(&everything());
     let text = markdown(&recorded, &["ours".into()]);
     assert!(text.starts_with("## What we lose, first\n"), "{text}");
-    assert!(text.contains("| io, write | peer | throughput, MiB/s |"), "{text}");
+    assert!(text.contains("| write; io, xfs | peer | throughput, MiB/s |"), "{text}");
     let row = text.lines().find(|line| line.starts_with("| throughput, MiB/s |"));
     // 408, 416, 404 and 200, 204, 208: half of it, by the cube root of 1.01.
     assert!(row.expect("a row").ends_with("**x 0.498** |"), "{row:?}");
