@@ -119,7 +119,7 @@ class Bench:
         check(not left, f"left behind: {left}")
 
     def _left(self, pid, directories):
-        left = [f"process {words}" for words in self.processes()]
+        left = [f"process {pid}: {words}" for pid, words in self.processes().items()]
         for directory in (self.temporary, *directories):
             left += [str(path) for path in pathlib.Path(directory).iterdir()]
         left += sorted(mounts() - self.mounts)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -35,8 +35,15 @@ const STOP_MAX: Duration = Duration::from_secs(60);
 /// Of what a server says, how much is kept.
 const WORDS_BYTES_MAX: usize = 64 << 10;
 
-/// Kills the server `$1` and removes its directory `$2`.
-const KILL: &str = r#"kill -KILL "$1" 2>/dev/null; rm -rf -- "$2""#;
+/// Ends the server if it was told which, and removes the directory `$1`, in which a server that is
+/// about to end may make a file yet.
+const KILL: &str = r#"
+[ -z "$told" ] || kill -KILL "$told" 2>/dev/null
+rm -rf -- "$1" 2>/dev/null || { sleep 1; rm -rf -- "$1"; }"#;
+
+/// Becomes the server once a line comes, and ends if none does: a server that nobody would end when
+/// this process is gone is never there.
+const BEGIN: &str = r#"read -r begin && exec "$@" </dev/null"#;
 
 /// What server to start.
 #[derive(Clone, Debug)]
@@ -91,7 +98,7 @@ impl ServerOptions<'_> {
 
     /// The whole command line; `state` is a directory of the server's own.
     fn command(&self, state: &Path) -> Command {
-        let mut words: Vec<OsString> = Vec::new();
+        let mut words: Vec<OsString> = ["sh", "-c", BEGIN, "sh"].map(Into::into).to_vec();
         if let Some(namespace) = self.namespace {
             words.extend(namespace.prefix());
         }
@@ -130,12 +137,11 @@ fn toml_escaped(text: &str) -> String {
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
-    /// Taken before the child is waited for: then its number may become another's.
-    undo: Option<Undo>,
+    /// Told to leave the child alone before that is waited for: then its number may become another's.
+    undo: Undo,
     told: Arc<Told>,
     address: SocketAddr,
     watched: Watched,
-    _state: tempfile::TempDir,
 }
 
 impl ServerProcess {
@@ -149,22 +155,24 @@ impl ServerProcess {
             .prefix("spillway-bench.")
             .tempdir()
             .map_err(Error::machine("a directory for the server's state"))?;
-        let configuration = state.path().join("spillway.toml");
+        let mut undo = Undo::new(KILL, &[state.path()])?;
+        let state = state.keep();
+        let configuration = state.join("spillway.toml");
         fs::write(&configuration, options.configuration()?)
             .map_err(Error::machine(configuration.display().to_string()))?;
         let mut child = options
-            .command(state.path())
+            .command(&state)
             // Its words are looked through, and must be those of a server that nobody configured.
             .env_remove("RUST_LOG")
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // Ctrl-C is for us, who stop it in order.
             .process_group(0)
             .spawn()
-            .map_err(|error| program::not_run(&options.program.display().to_string(), &error))?;
-        let undo =
-            Undo::new(KILL, &[child.id().to_string().into(), state.path().as_os_str().to_owned()]);
+            .map_err(|error| program::not_run("sh", &error))?;
+        let mut begin = child.stdin.take().expect("it is piped");
+        let begun = undo.tell(&child.id().to_string()).and_then(|()| begin.write_all(b"\n"));
         let told = Arc::new(Told::default());
         Told::listen(&told, child.stdout.take().expect("it is piped"));
         Told::listen(&told, child.stderr.take().expect("it is piped"));
@@ -174,8 +182,8 @@ impl ServerProcess {
             directory: Some(options.directory.clone()),
         };
         let address = SocketAddr::new(options.address, 0);
-        let mut server = Self { child, undo: None, told, address, watched, _state: state };
-        server.undo = Some(undo?);
+        let mut server = Self { child, undo, told, address, watched };
+        begun.map_err(Error::machine("the shell of the server"))?;
         server.address = server.announced_address()?;
         Ok(server)
     }
@@ -268,9 +276,7 @@ impl ServerProcess {
     pub fn stop(mut self) -> Result<()> {
         self.check_alive()?;
         self.signal(Signal::TERM)?;
-        if let Some(undo) = self.undo.take() {
-            undo.revoke();
-        }
+        self.leave_to_itself();
         let status = self.wait(STOP_MAX)?.ok_or_else(|| self.failed("does not stop"))?;
         if status.success() {
             return Ok(());
@@ -290,6 +296,12 @@ impl ServerProcess {
         }
     }
 
+    /// Has only its directory removed, whatever becomes of this process.
+    fn leave_to_itself(&mut self) {
+        // A shell that is gone will not kill anybody either.
+        let _ = self.undo.tell("");
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         kill_process(Pid::from_child(&self.child), signal)
             .map_err(|error| Error::machine("a signal to the server")(error.into()))
@@ -307,11 +319,9 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        if let Some(undo) = self.undo.take() {
-            undo.revoke();
-        }
-        // Both fail only if it has ended and was waited for.
+        // It fails only if it has ended and was waited for; so does waiting.
         let _ = self.child.kill();
+        self.leave_to_itself();
         let _ = self.child.wait();
     }
 }

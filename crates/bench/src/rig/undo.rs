@@ -1,6 +1,7 @@
 //! What was done to the machine is undone, whichever way this process ends.
 
 use std::ffi::OsStr;
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
@@ -16,14 +17,17 @@ pub(super) struct Undo {
 
 impl Undo {
     /// `script` runs with `arguments` as `$1` and following. It has to bear that nothing, or only a
-    /// part, of what it undoes was ever done: make this value first, then do it.
+    /// part, of what it undoes was ever done: make this value first, then do it. What it has to know
+    /// of that may be told it later, with [`Undo::tell`].
     ///
     /// # Errors
     /// The shell cannot be started.
     pub(super) fn new<S: AsRef<OsStr>>(script: &str, arguments: &[S]) -> Result<Self> {
         // Our end of the pipe is closed by the kernel if nobody else does. No other child holds
         // it: it is closed on exec.
-        let waiting = format!("trap '' HUP INT TERM\nread -r word\n{script}");
+        let waiting = format!(
+            "trap '' HUP INT TERM\ntold=\nwhile read -r line; do told=$line; done\n{script}"
+        );
         let shell = Command::new("sh")
             .args(["-c", &waiting, "undo"])
             .args(arguments)
@@ -33,6 +37,15 @@ impl Undo {
             .spawn()
             .map_err(|error| program::not_run("sh", &error))?;
         Ok(Self { shell })
+    }
+
+    /// Gives the script a word, `$told`; the last one counts.
+    ///
+    /// # Errors
+    /// The shell is gone.
+    pub(super) fn tell(&mut self, word: &str) -> io::Result<()> {
+        let mut stdin = self.shell.stdin.as_ref().expect("it is piped, and closed at the end");
+        stdin.write_all(format!("{word}\n").as_bytes())
     }
 
     /// Leaves all as it is.
@@ -63,6 +76,17 @@ mod tests {
         assert!(file.exists());
         drop(undo);
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn the_script_knows_what_it_was_told_last() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut undo = Undo::new("mkdir \"$1/$told\"", &[directory.path()]).unwrap();
+        undo.tell("one").unwrap();
+        undo.tell("another").unwrap();
+        drop(undo);
+        assert!(!directory.path().join("one").exists());
+        assert!(directory.path().join("another").is_dir());
     }
 
     #[test]

@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""How runs of `spillway bench` end before their time: by signals, with a server that died, and when
+they are asked for what cannot be. What was measured is kept, and nothing else is left behind.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import time
+
+from bench_rig import (
+    UNDO_SECS_MAX, Bench, Records, end_at_last, finish, last_words, operations, said, sentence,
+    wait_for_measurements,
+)  # fmt: skip
+from harness import (
+    Server, Skip, case, check, free_port, main, run_ok, scratch_dir,
+)  # fmt: skip
+from unprivileged import NOBODY_UID, reachable_place
+
+# What would go on for hours, in measurements of less than a second.
+ENDLESS = {
+    "io": (
+        "--size", "4MiB", "--random-operations", 100, "--rounds", 10000, "--ranks", 2,
+        "--no-calibration", "--cache", "found",
+    ),
+    "threads": ("--threads", 2, "--connections", 1, "--seconds", 1, "--rounds", 10000),
+    "readdir": ("--entries", 500, "--rounds", 10000),
+    "writeback": ("--size", "1MiB", "--record-sizes", "4096", "--rounds", 10000),
+    "uncached": ("--files", 2, "--size", "8MiB", "--rounds", 10000),
+}  # fmt: skip
+
+
+def check_kept(process, count):
+    """The records of a run that was ended are whole, and are shown."""
+    records = Records(process.out)
+    kept = len(records.measurements)
+    check(kept >= count, f"{kept} measurements were kept of {count}")
+    check("Spillway" in said(process) and "1 round" in said(process), "there is no table")
+
+
+def interrupted(experiment, *more):
+    bench, directory = Bench(), scratch_dir("files")
+    process = bench.start(experiment, directory, *ENDLESS[experiment], *more)
+    try:
+        wait_for_measurements(process, 2)
+        process.send_signal(signal.SIGINT)
+        status = finish(process, UNDO_SECS_MAX)
+        check(status == 1, f"{experiment}: exit status {status} after SIGINT")
+        words = sentence(process)
+        check(words.startswith("interrupted"), f"{experiment}: {words}")
+        check_kept(process, 2)
+        bench.check_nothing_left(process, directory)
+    finally:
+        end_at_last(process)
+
+
+@case
+def interrupted_by_the_user():
+    for experiment in ENDLESS:
+        interrupted(experiment)
+
+
+@case
+def interrupted_in_a_group_on_a_disk():
+    """With all that can be made for a run."""
+    if os.geteuid() != 0:
+        raise Skip("a disk and a cgroup need root")
+    interrupted("io", "--memory-limit", "64MiB", "--scratch", "ext4:64MiB")
+
+
+@case
+def interrupted_in_a_long_measurement():
+    """It does not take the end of what is being written to be heard."""
+    bench, directory = Bench(), scratch_dir("files")
+    options = {
+        "writeback": ("--size", "64MiB", "--record-sizes", 1, "--workers", 1),
+        "uncached": ("--files", 1, "--block", "512B", "--size", "1000GiB"),
+        "io": ("--size", "4GiB", "--easy-bytes", "512B", "--no-calibration", "--cache", "found"),
+        "readdir": ("--entries", 10000000),
+    }  # fmt: skip
+    for experiment, more in options.items():
+        process = bench.start(experiment, directory, *more)
+        try:
+            wait_for_measurements(process, 0)
+            time.sleep(1.5)
+            check(process.poll() is None, f"{experiment} ended: {last_words(process)}")
+            process.send_signal(signal.SIGINT)
+            words = f"{experiment}: exit status {finish(process, UNDO_SECS_MAX)}"
+            check(words.endswith(" 1"), f"{words}: {last_words(process)}")
+            bench.check_nothing_left(process, directory)
+        finally:
+            end_at_last(process)
+
+
+@case
+def killed():
+    """SIGKILL: what was started and mounted ends all the same."""
+    bench, directory = Bench(), scratch_dir("files")
+    surroundings = [()]
+    if os.geteuid() == 0:
+        surroundings.append(("--memory-limit", "64MiB", "--scratch", "ext4:64MiB"))
+    for more in surroundings:
+        process = bench.start("io", directory, *ENDLESS["io"], *more)
+        try:
+            wait_for_measurements(process, 2)
+            # Between two measurements there is none.
+            while not bench.processes(f"{Server.binary} serve"):
+                check(process.poll() is None, f"it ended before: {last_words(process)}")
+            process.kill()
+            process.wait()
+            bench.check_nothing_left(process, directory, secs=UNDO_SECS_MAX)
+            check(len(Records(process.out).measurements) >= 2, "records were lost")
+        finally:
+            end_at_last(process)
+
+
+@case
+def server_dies():
+    """A server that is killed under a load ends the run, which says so."""
+    for experiment in ("io", "threads", "readdir", "writeback"):
+        bench, directory = Bench(), scratch_dir("files")
+        process = bench.start(experiment, directory, *ENDLESS[experiment])
+        try:
+            wait_for_measurements(process, 2)
+            # Between two measurements the server may be another one.
+            while process.poll() is None:
+                for pid in bench.processes(f"{Server.binary} serve"):
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+                time.sleep(0.05)
+            status = finish(process)
+            check(status == 1, f"{experiment}: exit status {status}: {last_words(process)}")
+            words = sentence(process)
+            # Between two loads it is a call that has no reply.
+            told = "server" in words or "no reply from 127.0.0.1:" in words
+            check(told, f"{experiment}: {words}")
+            check_kept(process, 2)
+            bench.check_nothing_left(process, directory)
+        finally:
+            end_at_last(process)
+
+
+@case
+def given_server_dies():
+    """So does one that was started by somebody else."""
+    bench, directory = Bench(), scratch_dir("files")
+    server = Server(directory)
+    server.start()
+    process = bench.start("io", server.url(), *ENDLESS["io"])
+    try:
+        wait_for_measurements(process, 2)
+        server.kill()
+        status = finish(process)
+        check(status == 1, f"exit status {status}: {last_words(process)}")
+        sentence(process)
+        check_kept(process, 2)
+    finally:
+        end_at_last(process)
+        if server.process is not None:
+            server.stop()
+
+
+@case
+def asked_for_what_cannot_be():
+    """One sentence each: 2 for what is wrong in itself, 1 for what turns out to be."""
+    bench, directory = Bench(), scratch_dir("files")
+    file = directory / "file"
+    file.write_bytes(b"")
+    nobody = f"nfs://127.0.0.1:{free_port()}/x"
+    missing = directory / "missing"
+    table = [
+        (1, missing, ("io", missing)),
+        (1, missing, ("threads", missing)),
+        (1, missing, ("readdir", missing)),
+        (1, missing, ("writeback", missing)),
+        (1, missing, ("uncached", missing)),
+        (1, file, ("io", file)),
+        (1, "Connection refused", ("io", nobody, "--no-calibration")),
+        (1, "Connection refused", ("threads", nobody)),
+        (1, "Connection refused", ("readdir", nobody)),
+        (1, "Connection refused", ("writeback", nobody)),
+        (2, "sideways", ("io", directory, "--phases", "sideways")),
+        (2, "`5` is not a time", ("io", directory, "--net-delay", "5")),
+        (2, "rounds", ("io", directory, "--rounds", 0)),
+        (2, "rounds", ("threads", directory, "--rounds", 0)),
+        (2, "rounds", ("readdir", directory, "--rounds", 0)),
+        (2, "rounds", ("writeback", directory, "--rounds", 0)),
+        (2, "rounds", ("uncached", directory, "--rounds", 0)),
+        (2, "no URL is called `x`", ("io", directory, "--pid", "x=1")),
+        (2, "called spillway", ("io", directory, directory)),
+        (1, "not start", ("io", directory, "--server-arg=--nonsense", "--no-calibration")),
+    ]
+    for expected, part, arguments in table:
+        words = " ".join(str(word) for word in arguments)
+        process = bench.start(*arguments)
+        status = finish(process)
+        check(status == expected, f"{words}: exit status {status}: {last_words(process)}")
+        complaint = sentence(process)
+        check(str(part) in complaint, f"{words}: {complaint}")
+        check(complaint.count(str(part)) == 1, f"{words} says it twice: {complaint}")
+        file_left = [path for path in directory.iterdir() if path != file]
+        check(not file_left, f"{words} left {file_left}")
+        bench.check_nothing_left(process)
+
+
+@case
+def ordinary_user():
+    """In a directory of one's own all of it works, but for what root is needed for."""
+    if os.geteuid() != 0:
+        raise Skip("this is tested wherever root runs something else")
+    with reachable_place() as (place, directory):
+        bench = Bench()
+        program = shutil.copy(Server.binary, place)
+        # The results, and what is temporary, are that user's too.
+        bench.temporary, bench.results = place / "tmp", place / "results"
+        bench.environment["TMPDIR"] = str(bench.temporary)
+        for own in (directory, bench.temporary, bench.results):
+            own.mkdir(exist_ok=True)
+            os.chown(own, NOBODY_UID, NOBODY_UID)
+        user = {"user": NOBODY_UID, "group": NOBODY_UID, "extra_groups": [], "cwd": place}
+        tiny = ("--size", "4MiB", "--random-operations", 100, "--rounds", 1, "--ranks", 2)
+        binary, Server.binary = Server.binary, program
+        try:
+            process = bench.start("io", directory, *tiny, **user)
+            check(finish(process) == 0, last_words(process))
+            records = Records(process.out)
+            check("as it was found" in records.run["cache"], records.run["cache"])
+            check(len(records.measurements) == 12, "six phases, and six against nothing")
+            check(all(operations(one) for one in records.measurements), "nothing was measured")
+            check(not sum(records.figure("errors")), "there were errors")
+            bench.check_nothing_left(process, directory)
+            for more, part in (
+                (("--memory-limit", "64MiB"), "root may"),
+                (("--cache", "cold"), "only by root"),
+                (("--scratch", "ext4:64MiB"), "only root"),
+            ):
+                process = bench.start("io", directory, *tiny, *more, **user)
+                status = finish(process)
+                check(status in (1, 2), f"{more}: exit status {status}: {last_words(process)}")
+                check(part in sentence(process), f"{more}: {sentence(process)}")
+                bench.check_nothing_left(process, directory)
+        finally:
+            Server.binary = binary
+
+
+if __name__ == "__main__":
+    main(__file__)
