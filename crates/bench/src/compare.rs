@@ -327,13 +327,17 @@ type Tell = fn(&Run) -> String;
 
 /// What differs between the circumstances of two files, in words.
 fn differences(base: &Recorded, other: &Recorded) -> Vec<String> {
-    let told: [(&str, Tell); 9] = [
+    let told: [(&str, Tell); 10] = [
         ("kernel", |run| run.kernel.clone()),
         ("processor", |run| run.cpu.clone()),
         ("processors", |run| run.cores.to_string()),
         ("memory", |run| size_about(run.memory_bytes)),
         ("file system", |run| run.file_system.clone()),
         ("network", |run| run.network.clone()),
+        ("congestion control", |run| match run.congestion_control.as_str() {
+            "" => "not recorded".into(),
+            known => known.into(),
+        }),
         ("storage", |run| run.storage.clone()),
         ("limit of memory", |run| run.memory_limit_bytes.map_or("none".into(), size_about)),
         ("cache", |run| run.cache.clone()),

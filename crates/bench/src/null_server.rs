@@ -25,7 +25,7 @@ use proto::xdr::{Decode, DecodeError, Encode, List, Reader, Writer, encode_list,
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::load::IO_BYTES_MAX;
-use crate::record_stream::{COPIED_BYTES_MAX, RecordStream};
+use crate::record_stream::{COPIED_BYTES_MAX, RecordStream, send_unpaced};
 
 /// The length of each file.
 pub const FILE_BYTES: u64 = 1 << 40;
@@ -36,6 +36,7 @@ pub const FILE_BYTES: u64 = 1 << 40;
 /// Why it does; or there is no memory for what READs return.
 pub fn serve(listener: &TcpListener) -> io::Result<()> {
     let data = Arc::new(Data::new()?);
+    send_unpaced(listener)?;
     loop {
         let (stream, _) = listener.accept()?;
         let data = Arc::clone(&data);

@@ -42,6 +42,10 @@ pub struct Run {
     pub file_system: String,
     /// What stands between client and server: `loopback`, `netem, delay 5 ms`.
     pub network: String,
+    /// How TCP here decides what may be sent, where a socket does not say: `bbr`, `cubic`. Empty where
+    /// that was not looked at.
+    #[serde(default)]
+    pub congestion_control: String,
     /// How the device was slowed down; empty if it was not.
     pub storage: String,
     /// Bound on the memory of each server that was started; page cache included.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use proto::oncrpc::RecordMark;
 use proto::xdr::{Reader, Writer, padded};
 use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{RecvFlags, SendFlags};
 
 /// Payloads up to this size are copied, which costs less than system calls of their own.
@@ -331,6 +332,14 @@ impl RecordStream {
         let len = self.unsent.len() + padded(payload_bytes) - payload_bytes;
         self.unsent.resize(len, 0);
     }
+}
+
+/// Has a socket that is not connected yet, or those that it will accept, send as fast as the peer
+/// takes it (`TCP_CONGESTION`, tcp(7)). Where the system's choice is bbr, the timers that pace what is
+/// sent double the cost of a large WRITE on loopback: the load's cost, not the server's. Reno is in
+/// every kernel.
+pub(crate) fn send_unpaced(socket: impl AsFd) -> Result<(), Errno> {
+    set_tcp_congestion(socket, "reno")
 }
 
 /// One call of the socket, which waits until something is there.

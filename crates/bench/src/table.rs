@@ -104,6 +104,7 @@ pub fn circumstances(run: &Run) -> Vec<String> {
     let setup = [
         known("files on", &run.file_system),
         known("network:", &run.network),
+        known("TCP by", &run.congestion_control),
         known("storage:", &run.storage),
         limit.map(|limit| format!("servers limited to {limit}")),
         known("cache:", &run.cache),

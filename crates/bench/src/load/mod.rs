@@ -274,7 +274,8 @@ fn connect(group: &Group<'_>) -> Result<Vec<RecordStream>> {
         RecordStream::new(stream, payload_bytes_max, Some(timeout))
     };
     let streams = group.load.operations_by_rank.iter().map(connect);
-    let failed = |error| Error::Server(format!("cannot connect to {address}: {error}"));
+    let failed =
+        |error| Error::Server(format!("cannot connect to the server at {address}: {error}"));
     streams.collect::<std::io::Result<_>>().map_err(failed)
 }
 

@@ -421,7 +421,9 @@ fn connections_that_break_and_servers_that_do_not_answer_are_errors() {
     let refuses = service("127.0.0.1:1".parse().unwrap());
     let load = read_load(Pattern::EasySequential, &[5], 4096);
     let error = run(pool(), &load, &refuses, &mut null_files(1), &mut Watch::nobody());
-    assert!(error.unwrap_err().to_string().starts_with("cannot connect to 127.0.0.1:1: "));
+    assert!(
+        error.unwrap_err().to_string().starts_with("cannot connect to the server at 127.0.0.1:1: ")
+    );
 }
 
 /// Passes calls on to a server, and its replies back in fragments of these sizes, in turns.

@@ -29,6 +29,7 @@ pub fn begin_run(experiment: &str, arguments: Vec<String>) -> Result<Run> {
             .ok_or_else(|| invalid("/sys/devices/system/cpu/online"))?,
         memory_bytes: memory_bytes(&read("/proc/meminfo")?)
             .ok_or_else(|| invalid("/proc/meminfo"))?,
+        congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control")?.trim().to_owned(),
         arguments,
         ..Run::default()
     })
@@ -171,6 +172,7 @@ mod tests {
         assert!(run.date.parse::<Timestamp>().is_ok(), "{}", run.date);
         assert!(run.cores >= 1 && run.memory_bytes > 64 << 20, "{run:?}");
         assert!(!run.kernel.is_empty() && !run.cpu.is_empty(), "{run:?}");
+        assert!(!run.congestion_control.is_empty(), "{run:?}");
         assert_eq!(FileSystem::described(Path::new("/proc")).unwrap(), "proc");
         assert!(FileSystem::of(Path::new("/missing/directory")).is_err());
     }
