@@ -10,7 +10,6 @@ mod error;
 pub mod experiments;
 pub mod figure;
 pub mod load;
-mod meter;
 pub mod null_server;
 pub mod numeral;
 mod options;

@@ -12,6 +12,7 @@ use client::{Identity, MountOptions, Nfs3, NfsUrl, Recovery, mount3};
 use proto::nfs3::{FileHandle, SetAttributes, Status};
 use tokio::runtime::{self, Runtime};
 
+use crate::load::TIMEOUT;
 use crate::options::TargetOptions;
 use crate::record::Run;
 use crate::rig::{
@@ -171,7 +172,8 @@ impl Stage {
         Throttle::apply(&self.options.device, directory, disk, group)
     }
 
-    /// The memory group of a server, named after it: with a bound, or only to bound its device.
+    /// The memory group of a server, named after it: with a bound, or only to bound what its device
+    /// does.
     ///
     /// # Errors
     /// Those of [`MemoryGroup::create`].
@@ -180,7 +182,7 @@ impl Stage {
         name: &str,
         limit_bytes: Option<u64>,
     ) -> Result<Option<MemoryGroup>> {
-        if limit_bytes.is_none() && self.options.device.is_none() {
+        if limit_bytes.is_none() && !self.options.device.bounds_throughput() {
             return Ok(None);
         }
         MemoryGroup::create(name, limit_bytes).map(Some)
@@ -268,7 +270,9 @@ impl Stage {
     /// [`Error::Call`]: the server is not there, or does not let us.
     pub(crate) fn mount_url(&self, url: &NfsUrl) -> Result<Export> {
         let me = Arc::new(Identity::of_process());
-        let mounted = self.block_on(mount3::mount(url, &mount_options(), &me));
+        // Nobody hears Ctrl-C meanwhile.
+        let options = MountOptions { timeout: CALL_TIMEOUT, ..mount_options() };
+        let mounted = self.block_on(mount3::mount(url, &options, &me));
         let mounted = mounted.map_err(Error::call(format!("cannot mount {url}")))?;
         Ok(Export { nfs: mounted.nfs, directory: mounted.root })
     }
@@ -284,15 +288,18 @@ impl Stage {
     }
 }
 
-/// An experiment does not wait for a dead server for ever.
-fn mount_options() -> MountOptions {
+/// The client's own, but that a call fails when the server has not answered for as long as a load
+/// waits: a server that is gone ends the experiment.
+pub(crate) fn mount_options() -> MountOptions {
     MountOptions {
-        timeout: Duration::from_secs(20),
+        timeout: TIMEOUT,
         retransmissions: 0,
         recovery: Recovery::Soft,
         ..MountOptions::default()
     }
 }
 
+/// How long a server may take for what is done around loads: a few calls on names.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// On servers that others have started.
 const DIRECTORY: &[u8] = b"spillway-bench";

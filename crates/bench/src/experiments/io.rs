@@ -12,12 +12,13 @@ use proto::nfs3::StableHow;
 use server::config::ByteSize;
 
 use super::cache_state::CacheState;
+use super::course::mib;
+use super::load_meter::LoadMeter;
 use crate::figure::Figure;
 use crate::load::{
     self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Watch, create_files,
     remove_files,
 };
-use crate::meter::{Meter, mib};
 use crate::options::TargetOptions;
 use crate::record::{CALIBRATION, Measurement};
 use crate::recording::{OutputOptions, Recording};
@@ -232,12 +233,12 @@ impl Experiment<'_> {
         self.find_files(phase, made, &export)?;
         self.prepare_cache(phase, made, &service)?;
         let mut measurement = self.measurement(phase);
-        let meter = Meter::start(&running)?;
+        let meter = LoadMeter::start(&running)?;
         let outcome = self.put(phase, made, &service, &mut running.watch())?;
         // What was cut short is no measurement.
         self.stop.check()?;
         outcome.fill(&mut measurement);
-        meter.stop(outcome.bytes, outcome.operations, &mut measurement)?;
+        meter.end(outcome.bytes, outcome.operations, &mut measurement)?;
         if phase.direction() == Direction::Write && self.options.verify != Extent::None {
             self.verify(made, &service, phase, &mut measurement)?;
         }

@@ -2,8 +2,10 @@
 
 mod cache_state;
 mod course;
-pub mod export;
+mod export;
 pub mod io;
+mod load_meter;
+mod meter;
 pub mod readdir;
 mod scratch_directory;
 pub mod servers;

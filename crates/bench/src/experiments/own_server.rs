@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::export::Export;
+use crate::stop::Stop;
 
 /// The server, and what it serves.
 pub(super) struct OwnServer {
@@ -63,7 +64,13 @@ impl OwnServer {
 
     fn export_at(&self, address: SocketAddr) -> Export<'_> {
         let url = format!("nfs://{address}/export").parse().unwrap();
-        Export { counters: Some(Box::new(|| Ok(self.counters()))), ..Export::at(url) }
+        Export {
+            name: String::new(),
+            url,
+            watched: None,
+            counters: Box::new(|| Ok(self.counters())),
+            stop: Stop::default(),
+        }
     }
 
     /// What it has counted.

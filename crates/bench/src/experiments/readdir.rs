@@ -15,6 +15,7 @@ use tokio::runtime::Runtime;
 
 use super::export::{Export, runtime};
 use super::scratch_directory::ScratchDirectory;
+use super::servers;
 use crate::figure::Figure;
 use crate::record::{Measurement, Run};
 use crate::{Error, Result};
@@ -100,12 +101,10 @@ fn parse_time(text: &str) -> std::result::Result<Duration, String> {
     time.ok_or_else(|| format!("`{text}` is not a time with a unit, such as 10ms or 1s"))
 }
 
-impl Options {
-    /// Notes what is compared.
-    ///
-    /// # Errors
-    /// [`Error::Misuse`] for sizes that cannot be.
-    pub fn describe(&self, run: &mut Run) -> Result<()> {
+impl servers::Experiment for Options {
+    const NAME: &str = "readdir";
+
+    fn describe(&self, run: &mut Run) -> Result<()> {
         self.check()?;
         for change in self.changes() {
             let every = self.change_interval;
@@ -125,6 +124,35 @@ impl Options {
         Ok(())
     }
 
+    fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    /// Makes a directory at `export`, lists it in turns, and removes it, also after an error, but
+    /// for `--keep`. The order of each of the `rounds` follows from its number.
+    fn carry_out(
+        &self,
+        rounds: RangeInclusive<u32>,
+        export: &Export<'_>,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()> {
+        self.check()?;
+        let runtime = runtime()?;
+        let directory =
+            runtime.block_on(export.unless_gone(ScratchDirectory::make(export, Self::NAME)))?;
+        let filled = runtime.block_on(export.until_stopped(entries::fill(&directory, self)));
+        let experiment =
+            Experiment { options: self, export, directory: &directory, runtime: &runtime };
+        let done = filled.and_then(|()| experiment.run(rounds, record));
+        if self.keep {
+            return done;
+        }
+        let removed = runtime.block_on(export.unless_gone(directory.remove()));
+        done.and(removed)
+    }
+}
+
+impl Options {
     fn check(&self) -> Result<()> {
         if self.reply.is_some_and(|ByteSize(bytes)| !REPLY_BYTES.contains(&bytes)) {
             return Err(Error::Misuse("--reply is 4KiB to 1MiB".to_owned()));
@@ -145,32 +173,6 @@ impl Options {
 }
 
 const REPLY_BYTES: RangeInclusive<u64> = 4 << 10..=1 << 20;
-
-/// Makes a directory at `export`, lists it in turns, and removes it; `record` is given each
-/// measurement when it is made. The order of each of the `rounds` follows from its number.
-///
-/// # Errors
-/// [`Error::Misuse`] for sizes that cannot be, [`Error::Call`] for what the server refuses, and
-/// those of `record`. The directory is removed all the same.
-pub fn run(
-    options: &Options,
-    rounds: RangeInclusive<u32>,
-    export: &Export<'_>,
-    record: &mut dyn FnMut(Measurement) -> Result<()>,
-) -> Result<()> {
-    options.check()?;
-    let runtime = runtime()?;
-    let directory =
-        runtime.block_on(export.unless_gone(ScratchDirectory::make(export, "readdir")))?;
-    let filled = runtime.block_on(export.until_stopped(entries::fill(&directory, options)));
-    let experiment = Experiment { options, export, directory: &directory, runtime: &runtime };
-    let done = filled.and_then(|()| experiment.run(rounds, record));
-    if options.keep {
-        return done;
-    }
-    let removed = runtime.block_on(export.unless_gone(directory.remove()));
-    done.and(removed)
-}
 
 struct Experiment<'a> {
     options: &'a Options,

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use clap::Args;
 
-use super::{readdir, writeback};
+use super::export::Export;
+use crate::Result;
 use crate::options::TargetOptions;
 use crate::record::{Measurement, Run};
 use crate::recording::{OutputOptions, Recording};
@@ -14,7 +15,6 @@ use crate::rig::begin_run;
 use crate::stage::{Stage, SurroundingsOptions};
 use crate::stop::Stop;
 use crate::subject::Subject;
-use crate::{Result, experiments::export::Export};
 
 /// The options of such an experiment, `T` its own.
 #[derive(Args, Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct OnServers<T: Args> {
 }
 
 /// What the experiments have in common.
-pub trait Experiment: Args + Clone {
+pub(crate) trait Experiment: Args + Clone {
     /// Of the experiment.
     const NAME: &str;
 
@@ -43,10 +43,12 @@ pub trait Experiment: Args + Clone {
     /// How often everything is done.
     fn rounds(&self) -> u32;
 
-    /// Carries out the rounds of these numbers on one server.
+    /// Carries out the rounds of these numbers on one server; `record` is given each measurement
+    /// when it is made.
     ///
     /// # Errors
-    /// Its own, and those of `record`.
+    /// [`crate::Error::Misuse`] for what cannot be, [`crate::Error::Call`] for what the server
+    /// refuses, and those of `record`.
     fn carry_out(
         &self,
         rounds: RangeInclusive<u32>,
@@ -55,54 +57,12 @@ pub trait Experiment: Args + Clone {
     ) -> Result<()>;
 }
 
-impl Experiment for readdir::Options {
-    const NAME: &str = "readdir";
-
-    fn describe(&self, run: &mut Run) -> Result<()> {
-        self.describe(run)
-    }
-
-    fn rounds(&self) -> u32 {
-        self.rounds
-    }
-
-    fn carry_out(
-        &self,
-        rounds: RangeInclusive<u32>,
-        export: &Export<'_>,
-        record: &mut dyn FnMut(Measurement) -> Result<()>,
-    ) -> Result<()> {
-        readdir::run(self, rounds, export, record)
-    }
-}
-
-impl Experiment for writeback::Options {
-    const NAME: &str = "writeback";
-
-    fn describe(&self, run: &mut Run) -> Result<()> {
-        self.describe(run)
-    }
-
-    fn rounds(&self) -> u32 {
-        self.rounds
-    }
-
-    fn carry_out(
-        &self,
-        rounds: RangeInclusive<u32>,
-        export: &Export<'_>,
-        record: &mut dyn FnMut(Measurement) -> Result<()>,
-    ) -> Result<()> {
-        writeback::run(self, rounds, export, record)
-    }
-}
-
 /// Carries an experiment out on each subject. With several of them each round is one of each, and
 /// begins with another.
 ///
 /// # Errors
 /// What was measured before the error is kept and shown.
-pub fn run<T: Experiment>(
+pub(crate) fn run<T: Experiment>(
     options: &OnServers<T>,
     program: &Path,
     arguments: Vec<String>,
@@ -164,8 +124,8 @@ fn once(
     let export = Export {
         name,
         url: running.url.clone(),
-        watched: running.watched().cloned(),
-        counters: running.is_ours().then(|| Box::new(|| running.counters()) as _),
+        watched: running.watched(),
+        counters: Box::new(|| running.counters()),
         stop: stop.clone(),
     };
     experiment.carry_out(rounds, &export, record)?;

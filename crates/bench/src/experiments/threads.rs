@@ -9,13 +9,13 @@ use proto::nfs3::StableHow;
 use server::config::ByteSize;
 
 use super::cache_state::CacheState;
+use super::load_meter::LoadMeter;
 use super::turned;
 use crate::figure::Figure;
 use crate::load::{
     self, Direction, Group, Load, LoadFile, Outcome, Pattern, Pool, Service, TIMEOUT, Verify,
     Watch, create_files, remove_files,
 };
-use crate::meter::Meter;
 use crate::options::TargetOptions;
 use crate::record::Measurement;
 use crate::recording::{OutputOptions, Recording};
@@ -262,7 +262,7 @@ impl Experiment<'_> {
         let parameters = &mut measurement.parameters;
         parameters.insert("threads".to_owned(), threads.into());
         parameters.insert("connections".to_owned(), connections.into());
-        let meter = Meter::start(&trial.running)?;
+        let meter = LoadMeter::start(&trial.running)?;
         let watch = &mut trial.running.watch();
         let outcome = load::run(&self.pool, &load, &trial.service, &mut trial.files, watch)?;
         // What was cut short is no measurement.
@@ -271,7 +271,7 @@ impl Experiment<'_> {
         if let Some(fairness) = outcome.fairness() {
             measurement.figures.insert(Figure::Fairness, fairness);
         }
-        meter.stop(outcome.bytes, outcome.operations, &mut measurement)?;
+        meter.end(outcome.bytes, outcome.operations, &mut measurement)?;
         Ok(measurement)
     }
 

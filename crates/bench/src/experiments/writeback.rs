@@ -13,6 +13,7 @@ use tokio::runtime::Runtime;
 use super::course::{mib, secs_per_gib};
 use super::export::{Export, runtime};
 use super::scratch_directory::ScratchDirectory;
+use super::servers;
 use crate::figure::Figure;
 use crate::record::{Measurement, Run};
 use crate::{Error, Result};
@@ -59,17 +60,46 @@ pub struct Options {
 const SIZE_BYTES: RangeInclusive<u64> = 1..=1 << 30;
 const WSIZE_BYTES: RangeInclusive<u64> = 1 << 10..=4 << 20;
 
-impl Options {
+impl servers::Experiment for Options {
+    const NAME: &str = "writeback";
+
     /// Notes what is done about caches. What is compared is told by the parameters.
-    ///
-    /// # Errors
-    /// [`Error::Misuse`] for sizes that cannot be.
-    pub fn describe(&self, run: &mut Run) -> Result<()> {
+    fn describe(&self, run: &mut Run) -> Result<()> {
         self.check()?;
         "each measurement writes a new file through a new mount".clone_into(&mut run.cache);
         Ok(())
     }
 
+    fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    /// Writes files to `export` in turns. What was made is removed, also after an error.
+    fn carry_out(
+        &self,
+        rounds: RangeInclusive<u32>,
+        export: &Export<'_>,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()> {
+        self.check()?;
+        let runtime = runtime()?;
+        let directory =
+            runtime.block_on(export.unless_gone(ScratchDirectory::make(export, Self::NAME)))?;
+        let data = data(usize::try_from(self.size.0).expect("it is at most 1 GiB"));
+        let experiment = Experiment {
+            options: self,
+            export,
+            directory: &directory,
+            runtime: &runtime,
+            data: &data,
+        };
+        let done = experiment.run(rounds, record);
+        let removed = runtime.block_on(export.unless_gone(directory.remove()));
+        done.and(removed)
+    }
+}
+
+impl Options {
     fn check(&self) -> Result<()> {
         if !SIZE_BYTES.contains(&self.size.0) {
             return Err(Error::Misuse("--size is 1B to 1GiB".to_owned()));
@@ -79,29 +109,6 @@ impl Options {
         }
         Ok(())
     }
-}
-
-/// Writes files to `export` in turns; `record` is given each measurement when it is made.
-///
-/// # Errors
-/// [`Error::Misuse`] for sizes that cannot be, [`Error::Call`] for what the server refuses, and
-/// those of `record`. What was made is removed all the same.
-pub fn run(
-    options: &Options,
-    rounds: RangeInclusive<u32>,
-    export: &Export<'_>,
-    record: &mut dyn FnMut(Measurement) -> Result<()>,
-) -> Result<()> {
-    options.check()?;
-    let runtime = runtime()?;
-    let directory =
-        runtime.block_on(export.unless_gone(ScratchDirectory::make(export, "writeback")))?;
-    let data = data(usize::try_from(options.size.0).expect("it is at most 1 GiB"));
-    let experiment =
-        Experiment { options, export, directory: &directory, runtime: &runtime, data: &data };
-    let done = experiment.run(rounds, record);
-    let removed = runtime.block_on(export.unless_gone(directory.remove()));
-    done.and(removed)
 }
 
 /// Bytes of which no WRITE is like another.

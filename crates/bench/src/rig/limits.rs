@@ -57,7 +57,7 @@ impl DeviceLimits {
     }
 
     /// Whether there is a bound on how much is done, which cgroups keep.
-    pub(super) fn bounds_throughput(&self) -> bool {
+    pub(crate) fn bounds_throughput(&self) -> bool {
         self.rate.is_some() || self.operations_per_sec.is_some()
     }
 }

@@ -16,10 +16,12 @@ use super::Options;
 use super::changer::{Changer, Changes};
 use super::entries::number;
 use crate::experiments::course::mib;
-use crate::experiments::export::{Export, Spent, mount_options};
+use crate::experiments::export::Export;
+use crate::experiments::meter::Spent;
 use crate::experiments::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
 use crate::record::Position;
+use crate::stage::mount_options;
 use crate::{Error, Result};
 
 /// What one listing came to.

@@ -3,6 +3,7 @@ use std::fs;
 
 use super::*;
 use crate::experiments::own_server::OwnServer;
+use crate::experiments::servers::Experiment as _;
 use changer::Changes;
 use clap::Parser;
 
@@ -19,11 +20,12 @@ fn options(arguments: &str) -> Options {
 
 fn measure(options: &Options, export: &Export<'_>) -> Vec<Measurement> {
     let mut measurements = Vec::new();
-    run(options, 1..=options.rounds, export, &mut |measurement| {
-        measurements.push(measurement);
-        Ok(())
-    })
-    .unwrap();
+    options
+        .carry_out(1..=options.rounds, export, &mut |measurement| {
+            measurements.push(measurement);
+            Ok(())
+        })
+        .unwrap();
     measurements
 }
 
@@ -42,15 +44,16 @@ fn the_calls_reported_are_those_that_the_server_counts() {
         let options = options(&format!("--entries 2000 --rounds 1 --reply 8KiB {plus}"));
         let mut counted = Vec::new();
         let mut before = server.counters();
-        run(&options, 1..=options.rounds, &server.export(), &mut |measurement| {
-            // A modified directory is made good by calls that are no READDIR.
-            let now = server.counters();
-            let added = |name: &str| now[name] - before[name];
-            counted.push((measurement, added("readdirs"), added("readdirs_from_start")));
-            before = now;
-            Ok(())
-        })
-        .unwrap();
+        options
+            .carry_out(1..=options.rounds, &server.export(), &mut |measurement| {
+                // A modified directory is made good by calls that are no READDIR.
+                let now = server.counters();
+                let added = |name: &str| now[name] - before[name];
+                counted.push((measurement, added("readdirs"), added("readdirs_from_start")));
+                before = now;
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(counted.len(), 6);
         for (measurement, readdirs, from_start) in &counted {
             let what = format!("{} {} {plus}", measurement.phase, measurement.subject);
@@ -70,13 +73,14 @@ fn every_entry_comes_once_whatever_another_client_does() {
     let options = options("--entries 3000 --rounds 2 --reply 4KiB --change-interval 1ms");
     let mut on_disk = HashSet::new();
     let mut measurements = Vec::new();
-    run(&options, 1..=options.rounds, &server.export(), &mut |measurement| {
-        let dir = fs::read_dir(server.path()).unwrap().next().unwrap().unwrap().path();
-        on_disk.insert(fs::read_dir(dir).unwrap().count());
-        measurements.push(measurement);
-        Ok(())
-    })
-    .unwrap();
+    options
+        .carry_out(1..=options.rounds, &server.export(), &mut |measurement| {
+            let dir = fs::read_dir(server.path()).unwrap().next().unwrap().unwrap().path();
+            on_disk.insert(fs::read_dir(dir).unwrap().count());
+            measurements.push(measurement);
+            Ok(())
+        })
+        .unwrap();
     assert_eq!(on_disk, HashSet::from([3000]), "what was changed is made good each time");
     assert_eq!(measurements.len(), 12);
     for measurement in &measurements {
@@ -127,7 +131,7 @@ fn a_server_that_takes_its_time_is_reported_as_slower() {
 fn what_fails_is_cleaned_up_after() {
     let server = OwnServer::start();
     let options = options("--entries 50 --rounds 1");
-    let failed = run(&options, 1..=options.rounds, &server.export(), &mut |_| {
+    let failed = options.carry_out(1..=options.rounds, &server.export(), &mut |_| {
         Err(Error::Misuse("enough".to_owned()))
     });
     assert_eq!(failed.unwrap_err().to_string(), "enough");

@@ -5,6 +5,7 @@ use clap::Parser;
 
 use super::*;
 use crate::experiments::own_server::OwnServer;
+use crate::experiments::servers::Experiment as _;
 
 #[derive(Parser)]
 struct Line {
@@ -19,11 +20,12 @@ fn options(arguments: &str) -> Options {
 
 fn measure(options: &Options, export: &Export<'_>) -> Vec<Measurement> {
     let mut measurements = Vec::new();
-    run(options, 1..=options.rounds, export, &mut |measurement| {
-        measurements.push(measurement);
-        Ok(())
-    })
-    .unwrap();
+    options
+        .carry_out(1..=options.rounds, export, &mut |measurement| {
+            measurements.push(measurement);
+            Ok(())
+        })
+        .unwrap();
     measurements
 }
 
@@ -115,7 +117,7 @@ fn sizes_that_cannot_be_are_refused() {
     let server = OwnServer::start();
     for arguments in ["--size 0B", "--size 2GiB", "--wsize 1B", "--wsize 8MiB"] {
         let refused =
-            run(&options(arguments), 1..=1, &server.export(), &mut |_| Ok(())).unwrap_err();
+            options(arguments).carry_out(1..=1, &server.export(), &mut |_| Ok(())).unwrap_err();
         assert!(matches!(refused, Error::Misuse(_)), "{arguments}: {refused}");
     }
     assert!(Line::try_parse_from(["test", "--record-sizes", "0"]).is_err());

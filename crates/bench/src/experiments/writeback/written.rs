@@ -9,7 +9,8 @@ use client::{FileSystem, Inode, MountOptions, OpenFlags};
 use server::config::ByteSize;
 
 use super::Experiment;
-use crate::experiments::export::{Spent, mount_options};
+use crate::experiments::meter::Spent;
+use crate::stage::mount_options;
 use crate::{Error, Result};
 
 /// What writing a file came to.

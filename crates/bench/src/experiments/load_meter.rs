@@ -1,40 +1,39 @@
 //! What a load costs a subject: processor time, memory, page cache, device, from two looks at it.
 
-use std::collections::BTreeMap;
-
+use super::course::{mib, secs_per_gib};
+use super::meter::Meter;
 use crate::Result;
 use crate::figure::Figure;
+use crate::numeral::as_f64;
 use crate::record::Measurement;
-use crate::rig::{CpuTime, DeviceBytes, machine_cpu_secs};
+use crate::rig::{DeviceBytes, machine_cpu_secs};
 use crate::subject::Running;
 
 /// A subject before the load.
-pub(crate) struct Meter<'a> {
+pub(super) struct LoadMeter<'a> {
     running: &'a Running,
-    cpu: Option<CpuTime>,
-    machine_secs: f64,
-    device: Option<DeviceBytes>,
-    counters: BTreeMap<String, u64>,
     cached_at_start_bytes: Option<u64>,
+    meter: Meter<'a>,
+    device: Option<DeviceBytes>,
+    machine_secs: f64,
 }
 
-impl<'a> Meter<'a> {
+impl<'a> LoadMeter<'a> {
     /// Looks at everything that can be looked at.
     ///
     /// # Errors
-    /// [`Error::Server`]: it is gone. [`Error::Machine`]: its files or device cannot be looked at.
-    pub(crate) fn start(running: &'a Running) -> Result<Self> {
+    /// [`crate::Error::Server`]: it is gone. [`crate::Error::Machine`]: its files or device cannot
+    /// be looked at.
+    pub(super) fn start(running: &'a Running) -> Result<Self> {
         let files = running.cached()?;
-        // Where it may not be begun anew, the maximum is that since the server's start.
-        drop(running.watched().map(|watched| watched.forget_rss_max()));
         Ok(Self {
             running,
             cached_at_start_bytes: files.and_then(|files| files.cached_bytes),
-            counters: running.counters()?,
+            meter: Meter::start(running.watched(), Box::new(|| running.counters()))?,
+            // After the meter, and before it at the end: it waits for counters, and meanwhile
+            // machine and device go on.
             device: device_bytes(running)?,
             machine_secs: machine_cpu_secs()?,
-            // Last, and first at the end: nothing that is done here is the server's.
-            cpu: running.watched().map(|watched| watched.cpu_time()).transpose()?,
         })
     }
 
@@ -42,34 +41,34 @@ impl<'a> Meter<'a> {
     /// Largest values are those of the seconds in the measurement, and of the moment.
     ///
     /// # Errors
-    /// Those of [`Meter::start`].
-    pub(crate) fn stop(
+    /// Those of [`LoadMeter::start`].
+    pub(super) fn end(
         self,
         bytes: u64,
         operations: u64,
         measurement: &mut Measurement,
     ) -> Result<()> {
-        let watched = self.running.watched();
-        let cpu = watched.map(|watched| watched.cpu_time()).transpose()?;
         let machine_secs = machine_cpu_secs()? - self.machine_secs;
+        let device = device_bytes(self.running)?;
+        self.note_memory(measurement)?;
+        let spent = self.meter.end()?;
         let figures = &mut measurement.figures;
-        if let (Some(before), Some(now)) = (&self.cpu, &cpu) {
-            let cpu = now.since(before);
-            figures.insert(Figure::ServerUsPerOperation, per(cpu.total() * 1e6, operations));
+        if let Some(server) = spent.server {
+            figures.insert(Figure::ServerUsPerOperation, per(server.total() * 1e6, operations));
             if bytes > 0 {
-                figures.insert(Figure::ServerUserSecsPerGib, per_gib(cpu.user, bytes));
-                figures.insert(Figure::ServerSystemSecsPerGib, per_gib(cpu.system, bytes));
+                figures.insert(Figure::ServerUserSecsPerGib, secs_per_gib(server.user, bytes));
+                figures.insert(Figure::ServerSystemSecsPerGib, secs_per_gib(server.system, bytes));
             }
             let generator = figures.get(&Figure::GeneratorUsPerOperation).copied();
-            if let Some(generator) = generator.filter(|_| cpu.total() > 0.0) {
+            if let Some(generator) = generator.filter(|_| server.total() > 0.0) {
                 let generator_secs = generator * as_f64(operations) / 1e6;
-                figures.insert(Figure::GeneratorToServer, generator_secs / cpu.total());
+                figures.insert(Figure::GeneratorToServer, generator_secs / server.total());
             }
         }
         if bytes > 0 {
-            figures.insert(Figure::MachineSecsPerGib, per_gib(machine_secs, bytes));
+            figures.insert(Figure::MachineSecsPerGib, secs_per_gib(machine_secs, bytes));
         }
-        if let (Some(before), Some(now)) = (self.device, device_bytes(self.running)?) {
+        if let (Some(before), Some(now)) = (self.device, device) {
             let moved = now.since(&before);
             figures.insert(Figure::DeviceReadMib, mib(moved.read));
             figures.insert(Figure::DeviceWrittenMib, mib(moved.written));
@@ -77,8 +76,10 @@ impl<'a> Meter<'a> {
         if let Some(cached) = self.cached_at_start_bytes {
             figures.insert(Figure::CachedAtStartMib, mib(cached));
         }
-        self.note_memory(measurement)?;
-        measurement.counters = grown(&self.counters, self.running.counters()?);
+        if let Some(bytes) = spent.server_rss_bytes_max {
+            figures.insert(Figure::ServerRssMibMax, mib(bytes));
+        }
+        measurement.counters = spent.counters;
         Ok(())
     }
 
@@ -97,7 +98,6 @@ impl<'a> Meter<'a> {
         let now = look.page_cache_bytes.map(|cache| cache.saturating_add(look.rss_bytes));
         let held = held.chain(now).max();
         let figures = &mut measurement.figures;
-        figures.insert(Figure::ServerRssMibMax, mib(watched.rss_bytes_max()?));
         let found = [
             (Figure::PageCacheMibMax, cache),
             (Figure::DirtyMibMax, dirty),
@@ -112,32 +112,9 @@ fn device_bytes(running: &Running) -> Result<Option<DeviceBytes>> {
     running.device().map(|device| device.bytes()).transpose()
 }
 
-/// How much each counter has grown, without those that have not.
-fn grown(before: &BTreeMap<String, u64>, now: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
-    let by = |(name, value): (String, u64)| {
-        let by = value.checked_sub(before.get(&name).copied().unwrap_or(0))?;
-        (by > 0).then_some((name, by))
-    };
-    now.into_iter().filter_map(by).collect()
-}
-
 /// `total` for each of `count`.
 fn per(total: f64, count: u64) -> f64 {
     if count == 0 { 0.0 } else { total / as_f64(count) }
-}
-
-fn per_gib(secs: f64, bytes: u64) -> f64 {
-    secs * 1024.0 / mib(bytes)
-}
-
-/// Bytes as MiB.
-pub(crate) fn mib(bytes: u64) -> f64 {
-    as_f64(bytes) / as_f64(1 << 20)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn as_f64(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]
@@ -145,19 +122,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_that_grew_are_told() {
-        let map = |pairs: &[(&str, u64)]| {
-            pairs.iter().map(|&(name, value)| (name.to_owned(), value)).collect()
-        };
-        let before = map(&[("calls", 5), ("connections", 4), ("open_files", 9)]);
-        let now = map(&[("calls", 9), ("connections", 4), ("open_files", 3), ("reads", 2)]);
-        assert_eq!(grown(&before, now), map(&[("calls", 4), ("reads", 2)]));
-    }
-
-    #[test]
     fn costs_are_for_each_gib_or_operation() {
         let close = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value}");
-        close(per_gib(0.5, 512 << 20), 1.0);
+        close(secs_per_gib(0.5, 512 << 20), 1.0);
         close(per(1.0, 0), 0.0);
         close(per(1.0, 4), 0.25);
     }

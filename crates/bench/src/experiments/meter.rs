@@ -1,0 +1,89 @@
+//! What a server and this process spend between two looks: processor time, memory, and what the
+//! server counts.
+
+use std::collections::BTreeMap;
+
+use crate::Result;
+use crate::rig::{CpuSecs, CpuTime, Watched};
+
+/// Asks a server for what it has counted since its start; nothing if it does not tell.
+pub(super) type Counters<'a> = Box<dyn Fn() -> Result<BTreeMap<String, u64>> + 'a>;
+
+/// They, before what is measured.
+pub(super) struct Meter<'a> {
+    watched: Option<&'a Watched>,
+    count: Counters<'a>,
+    counters: BTreeMap<String, u64>,
+    own: CpuTime,
+    server: Option<CpuTime>,
+}
+
+/// What they have spent.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spent {
+    /// Processor time of the server, if its process is known.
+    pub(super) server: Option<CpuSecs>,
+    /// Its largest resident memory.
+    pub(super) server_rss_bytes_max: Option<u64>,
+    /// Processor time of this process.
+    pub(super) own: CpuSecs,
+    /// How much each of the server's counters has grown, without those that have not.
+    pub(super) counters: BTreeMap<String, u64>,
+}
+
+impl<'a> Meter<'a> {
+    /// Looks for the first time.
+    ///
+    /// # Errors
+    /// [`crate::Error::Server`]: it is gone.
+    pub(super) fn start(watched: Option<&'a Watched>, count: Counters<'a>) -> Result<Self> {
+        // Where it may not be begun anew, the maximum is that since the server's start.
+        drop(watched.map(Watched::forget_rss_max));
+        Ok(Self {
+            watched,
+            counters: count()?,
+            count,
+            own: CpuTime::of_self()?,
+            // Last, and first at the end: nothing that is done here is the server's.
+            server: watched.map(Watched::cpu_time).transpose()?,
+        })
+    }
+
+    /// What was spent since.
+    ///
+    /// # Errors
+    /// Those of [`Meter::start`].
+    pub(super) fn end(&self) -> Result<Spent> {
+        let server = self.watched.map(Watched::cpu_time).transpose()?;
+        Ok(Spent {
+            server: server.zip(self.server).map(|(now, before)| now.since(&before)),
+            own: CpuTime::of_self()?.since(&self.own),
+            server_rss_bytes_max: self.watched.map(Watched::rss_bytes_max).transpose()?,
+            counters: grown(&self.counters, (self.count)()?),
+        })
+    }
+}
+
+/// How much each counter has grown, without those that have not.
+fn grown(before: &BTreeMap<String, u64>, now: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let by = |(name, value): (String, u64)| {
+        let by = value.checked_sub(before.get(&name).copied().unwrap_or(0))?;
+        (by > 0).then_some((name, by))
+    };
+    now.into_iter().filter_map(by).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_that_grew_are_told() {
+        let map = |pairs: &[(&str, u64)]| {
+            pairs.iter().map(|&(name, value)| (name.to_owned(), value)).collect()
+        };
+        let before = map(&[("calls", 5), ("connections", 4), ("open_files", 9)]);
+        let now = map(&[("calls", 9), ("connections", 4), ("open_files", 3), ("reads", 2)]);
+        assert_eq!(grown(&before, now), map(&[("calls", 4), ("reads", 2)]));
+    }
+}
