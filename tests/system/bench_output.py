@@ -57,6 +57,18 @@ def number(cell):
     return float(cell.split(" ")[0].replace(",", ""))
 
 
+def check_rows(rows, records, phase):
+    """The cells of a table: a row for each figure, a column for each subject, and their heads."""
+    subjects, rows = rows[0][1:], {row[0]: row[1:] for row in rows[1:]}
+    expected = medians(records, phase)
+    check(set(subjects) == set(expected), f"{phase}: columns {subjects}")
+    for title, figure in FIGURES.items():
+        for subject, cell in zip(subjects, rows[title]):
+            right = expected[subject][figure]
+            is_right = near(number(cell), right, ROUNDING)
+            check(is_right, f"{phase}, {subject}: {title} {cell}, not {right}")
+
+
 def check_table(page, records, phase):
     """The table of all figures of a phase."""
     wanted = f"All figures of {phase}"
@@ -66,14 +78,7 @@ def check_table(page, records, phase):
     else:
         raise AssertionError(f"no table of {phase}")
     rows = [[cell.text or "" for cell in row] for row in details.iter(f"{XHTML}tr")]
-    subjects, rows = rows[0][1:], {row[0]: row[1:] for row in rows[1:]}
-    expected = medians(records, phase)
-    check(set(subjects) == set(expected), f"{phase}: columns {subjects}")
-    for title, figure in FIGURES.items():
-        for subject, cell in zip(subjects, rows[title]):
-            right = expected[subject][figure]
-            is_right = near(number(cell), right, ROUNDING)
-            check(is_right, f"{phase}, {subject}: {title} {cell}, not {right}")
+    check_rows(rows, records, phase)
 
 
 @case
@@ -107,14 +112,7 @@ def check_markdown(page, records, phase):
     section = page.split(f"\n### {phase}\n")[1].split("\n### ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     rows = [[cell.strip(" *") for cell in line.strip("| ").split(" | ")] for line in lines]
-    subjects, rows = rows[0][1:], {row[0]: row[1:] for row in rows[1:]}
-    expected = medians(records, phase)
-    check(set(subjects) == set(expected), f"{phase}: columns {subjects}")
-    for title, figure in FIGURES.items():
-        for subject, cell in zip(subjects, rows[title]):
-            right = expected[subject][figure]
-            is_right = near(number(cell), right, ROUNDING)
-            check(is_right, f"{phase}, {subject}: {title} {cell}, not {right}")
+    check_rows(rows, records, phase)
 
 
 def check_terminal(page, records, phase):

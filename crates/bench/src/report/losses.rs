@@ -25,7 +25,7 @@ pub(crate) struct Loss {
     pub(crate) contrast: Contrast,
 }
 
-/// All losses of some runs, the greatest first.
+/// All losses of some runs, figure by figure as tables have them, the greatest of each first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Losses {
     /// Against the peers that were named.
@@ -157,9 +157,13 @@ fn phase_of(run: &RecordedRun, phase: &Phase) -> String {
     parts.join("; ")
 }
 
-/// The greatest loss first. What is worse in several settings of a phase stands there once.
+/// Rates first, then times and costs, for a factor of one figure is no measure of another; of each
+/// the greatest loss first. What is worse in several settings of a phase stands there once.
 fn worst_first(mut losses: Vec<Loss>) -> Vec<Loss> {
-    losses.sort_by(|a, b| b.contrast.factor().total_cmp(&a.contrast.factor()));
+    losses.sort_by(|a, b| {
+        let greater = b.contrast.factor().total_cmp(&a.contrast.factor());
+        a.contrast.figure.cmp(&b.contrast.figure).then(greater)
+    });
     let mut worst: Vec<Loss> = Vec::new();
     for loss in losses {
         match worst.iter_mut().find(|one| one.is_like(&loss)) {
@@ -202,6 +206,8 @@ fn tells_of_subject(case: &Case, figure: Figure) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Ordering;
+
     use super::*;
     use crate::samples::{loads, records};
 
@@ -220,19 +226,25 @@ mod tests {
     }
 
     #[test]
-    fn the_greatest_loss_stands_first() {
+    fn rates_stand_first_and_the_greatest_loss_of_each_figure() {
         let found = losses(5, &["peer"]);
         let peers = names(&found.behind_peers);
         assert!(peers.contains(&("other", "peer", Figure::MibPerSec)), "{peers:?}");
         assert!(!peers.iter().any(|(subject, _, _)| *subject == "peer"), "{peers:?}");
         // The first has no page cache and is the fastest: it loses nothing.
         assert!(!peers.iter().any(|(subject, _, _)| *subject == "ours"), "{peers:?}");
-        let factors: Vec<_> =
-            found.behind_peers.iter().map(|loss| loss.contrast.factor()).collect();
-        assert!(factors.is_sorted_by(|a, b| a >= b), "{factors:?}");
+        let order = |a: &Loss, b: &Loss| match a.contrast.figure.cmp(&b.contrast.figure) {
+            Ordering::Less => true,
+            Ordering::Equal => a.contrast.factor() >= b.contrast.factor(),
+            Ordering::Greater => false,
+        };
+        assert!(found.behind_peers.is_sorted_by(order), "{peers:?}");
+        assert!(found.behind_others.is_sorted_by(order));
         let others = names(&found.behind_others);
-        assert_eq!(others[0], ("other", "ours", Figure::PageCacheMibMax));
-        assert_eq!(found.behind_others[0].how_much(), "from 0");
+        assert_eq!(others[0], ("other", "ours", Figure::MibPerSec));
+        let cache = ("other", "ours", Figure::PageCacheMibMax);
+        let at = others.iter().position(|one| *one == cache).unwrap();
+        assert_eq!(found.behind_others[at].how_much(), "from 0");
         assert!(!others.iter().any(|(_, against, _)| *against == "peer"), "{others:?}");
     }
 

@@ -71,7 +71,10 @@ impl Text {
                 self.paragraph(&format!("Nothing against {}.", escaped(name)));
                 continue;
             }
-            self.paragraph(&format!("Against {}, the greatest first:", escaped(name)));
+            self.paragraph(&format!(
+                "Against {}, figure by figure, the greatest first:",
+                escaped(name)
+            ));
             let header =
                 ["load", "subject", "figure", "median", "better", "of", "worse by", "95 %"];
             let rows: Vec<_> = all.iter().map(loss_row).collect();
