@@ -90,12 +90,18 @@ fn reads_are_counted_by_their_way() {
         assert_eq!(ways, expected, "{count} at {offset} in {mode}");
         assert_eq!(fixture.counter(ReadBytes) - before, read as u64);
     }
-    // How much memory is free decides what becomes of the rest.
+    // How much memory is free decides what becomes of the rest. Where it is to stay in memory, the
+    // page cache is tried first, which has the kernel read ahead: a fast disk is done before the try.
     fixture.reload(&in_modes(settings, "auto", "auto"));
     local.forget();
+    let inline = fixture.counter(ReadsInline);
     let ways = counted(&fixture, || drop(client.read(file, 0, 65_536).unwrap()));
-    let fair = [vec![ReadsCachedInFreeMemory], vec![ReadsCachedAsReread], vec![ReadsDirect]];
-    assert!(fair.contains(&ways), "{ways:?}");
+    if fixture.counter(ReadsInline) > inline {
+        assert_eq!(ways, [ReadsResident]);
+    } else {
+        let fair = [[ReadsCachedInFreeMemory], [ReadsCachedAsReread], [ReadsDirect]];
+        assert!(fair.iter().any(|fair| ways == fair), "{ways:?}");
+    }
 }
 
 #[test]

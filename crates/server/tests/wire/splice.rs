@@ -8,11 +8,11 @@ use std::thread;
 
 use proto::nfs3::{self, *};
 use proto::xdr::decode_all;
-use rustix::fs::{Advice, fadvise, fsync};
 use spillway_server::counters::Counter;
 
 use crate::client::{Client, encoded, split};
 use crate::fixture::Fixture;
+use crate::local_file::LocalFile;
 
 const FILE_BYTES: usize = 2 << 20;
 const READ: (u32, u32, u32) = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Read as u32);
@@ -41,13 +41,6 @@ fn opened(fixture: &Fixture) -> (Client, FileHandle) {
     let (mut client, root) = fixture.mounted();
     let file = client.lookup(root, b"f").unwrap().object;
     (client, file)
-}
-
-/// Takes the file out of the page cache.
-fn forget(fixture: &Fixture) {
-    let file = File::open(fixture.exported("f")).unwrap();
-    fsync(&file).unwrap();
-    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
 }
 
 /// Reads ranges of all alignments, and checks every byte.
@@ -86,7 +79,7 @@ fn every_byte_is_right_with_and_without_a_copy() {
 fn what_is_not_in_memory_is_read_on_a_data_thread() {
     let (fixture, content) = serving("", "buffered");
     let (mut client, file) = opened(&fixture);
-    forget(&fixture);
+    LocalFile::open(&fixture.exported("f")).forget();
     let queued = fixture.counter(Counter::ReadsQueued);
     let read = client.read(file, 1 << 20, 262_144).unwrap();
     assert!(read.data == content[1 << 20..][..262_144]);
