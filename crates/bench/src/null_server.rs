@@ -6,8 +6,7 @@
 //! meaning. It is no server to leave running where strangers can reach it: it trusts everybody, and
 //! takes as many connections as come.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
@@ -22,7 +21,6 @@ use proto::nfs3::{
 };
 use proto::oncrpc::{AcceptStat, CallHeader, FLAVOR_SYS, ReplyHeader, decode_call, encode_success};
 use proto::xdr::{Decode, DecodeError, Encode, List, Reader, Writer, encode_list, padded};
-use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::load::IO_BYTES_MAX;
 use crate::record_stream::{COPIED_BYTES_MAX, RecordStream, send_unpaced};
@@ -33,9 +31,9 @@ pub const FILE_BYTES: u64 = 1 << 40;
 /// Accepts connections and serves each on a thread, until accepting fails.
 ///
 /// # Errors
-/// Why it does; or there is no memory for what READs return.
+/// Why it does.
 pub fn serve(listener: &TcpListener) -> io::Result<()> {
-    let data = Arc::new(Data::new()?);
+    let data = data();
     send_unpaced(listener)?;
     loop {
         let (stream, _) = listener.accept()?;
@@ -46,22 +44,11 @@ pub fn serve(listener: &TcpListener) -> io::Result<()> {
 }
 
 /// What READs return.
-struct Data {
-    bytes: Box<[u8]>,
-    file: File,
+fn data() -> Arc<[u8]> {
+    (0..=u8::MAX).cycle().take(usize::try_from(IO_BYTES_MAX).expect("32 bits fit")).collect()
 }
 
-impl Data {
-    fn new() -> io::Result<Self> {
-        let len = usize::try_from(IO_BYTES_MAX).expect("32 bits fit");
-        let bytes: Box<[u8]> = (0..=u8::MAX).cycle().take(len).collect();
-        let mut file = File::from(memfd_create("null-server", MemfdFlags::CLOEXEC)?);
-        file.write_all(&bytes)?;
-        Ok(Self { bytes, file })
-    }
-}
-
-fn serve_one(stream: TcpStream, data: &Data) -> io::Result<()> {
+fn serve_one(stream: TcpStream, data: &[u8]) -> io::Result<()> {
     let payload_bytes_max = padded(usize::try_from(IO_BYTES_MAX).expect("32 bits fit"));
     let mut stream = RecordStream::new(stream, payload_bytes_max, None)?;
     loop {
@@ -168,7 +155,7 @@ impl Action {
     }
 }
 
-fn answer(stream: &mut RecordStream, call: &Call, data: &Data) -> io::Result<()> {
+fn answer(stream: &mut RecordStream, call: &Call, data: &[u8]) -> io::Result<()> {
     let xid = call.xid;
     let mut results = |results: &dyn Encode| {
         stream.queue(0, |w| {
@@ -209,7 +196,7 @@ fn answer(stream: &mut RecordStream, call: &Call, data: &Data) -> io::Result<()>
     Ok(())
 }
 
-fn read(stream: &mut RecordStream, xid: u32, args: &ReadArgs, data: &Data) -> io::Result<()> {
+fn read(stream: &mut RecordStream, xid: u32, args: &ReadArgs, data: &[u8]) -> io::Result<()> {
     let left = FILE_BYTES.saturating_sub(args.offset);
     let count = args.count.min(IO_BYTES_MAX).min(u32::try_from(left).unwrap_or(u32::MAX));
     let eof = u64::from(args.count) >= left;
@@ -220,10 +207,10 @@ fn read(stream: &mut RecordStream, xid: u32, args: &ReadArgs, data: &Data) -> io
         ReadOk::encode_head(Some(&attributes(&args.file)), count, eof, w);
     });
     if len <= COPIED_BYTES_MAX {
-        stream.queue_payload(&data.bytes[..len]);
+        stream.queue_payload(&data[..len]);
         Ok(())
     } else {
-        stream.send_payload(&data.file, 0, len)
+        stream.send_payload(&data[..len])
     }
 }
 

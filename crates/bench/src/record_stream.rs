@@ -1,11 +1,12 @@
 //! Records of RPC over TCP (RFC 5531 §11) by blocking calls, with as little work for the processor
-//! as can be: payloads are sent from a file and thrown away without being copied.
+//! as can be: payloads are sent from where they lie, and thrown away, without being copied.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use ::io::{ByteRange, Pipe, PipePool};
 use proto::oncrpc::RecordMark;
 use proto::xdr::{Reader, Writer, padded};
 use rustix::io::Errno;
@@ -14,6 +15,8 @@ use rustix::net::{RecvFlags, SendFlags};
 
 /// Payloads up to this size are copied, which costs less than system calls of their own.
 pub(crate) const COPIED_BYTES_MAX: usize = 16 * 1024;
+/// The largest pipe that Linux grants everybody (`fs.pipe-max-size`).
+const PIPE_BYTES: usize = 1 << 20;
 /// What is taken from the socket at once where payloads are small.
 const BUFFER_BYTES: usize = 64 * 1024;
 /// What is taken at once where payloads are large: most heads, and little of what follows.
@@ -51,6 +54,8 @@ pub(crate) struct RecordStream {
     /// Lent to the kernel where it wants a place for what it throws away. Never touched.
     unread: Box<[u8]>,
     unsent: Vec<u8>,
+    /// Carries large payloads, if the system grants one; else they are copied.
+    pipe: Option<Pipe>,
 }
 
 impl RecordStream {
@@ -80,6 +85,7 @@ impl RecordStream {
             ahead_bytes: 0,
             unread: vec![0; payload_bytes_max].into(),
             unsent: Vec::new(),
+            pipe: pipe(),
         };
         records.set_patience(patience)?;
         Ok(records)
@@ -280,27 +286,38 @@ impl RecordStream {
         self.queue_padding(data.len());
     }
 
-    /// Sends the queue, and `len` bytes of `file` from `offset` as the payload of the record that
-    /// was queued last. Their padding is left in the queue.
-    pub(crate) fn send_payload(
-        &mut self,
-        file: impl AsFd,
-        offset: u64,
-        len: usize,
-    ) -> io::Result<()> {
+    /// Sends the queue, and `data` as the payload of the record that was queued last. Its padding is
+    /// left in the queue. The peer may get what is stored in `data` later.
+    pub(crate) fn send_payload(&mut self, data: &[u8]) -> io::Result<()> {
+        let Some(mut pipe) = self.pipe.take() else {
+            self.queue_payload(data);
+            return self.flush();
+        };
         self.send(SendFlags::MORE)?;
         let until = self.patience.map(|patience| Instant::now() + patience);
-        let (mut at, mut left) = (offset, len);
-        while left > 0 {
-            match rustix::fs::sendfile(&self.stream, &file, Some(&mut at), left) {
-                Ok(0) => return Err(malformed("the file to be sent ends")),
-                Ok(sent) => left -= sent,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(timed_out(errno)),
+        let mut rest = data;
+        while !rest.is_empty() {
+            let Ok(filled) = pipe.fill_with(rest) else {
+                // The system does not do it, now or ever: the pipe is not put back.
+                self.unsent.extend_from_slice(rest);
+                self.queue_padding(data.len());
+                return self.flush();
+            };
+            rest = &rest[filled..];
+            while !pipe.is_empty() {
+                match pipe.send_to(self.stream.as_fd(), !rest.is_empty()) {
+                    Ok(_) => {}
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                    Err(error) => return Err(error),
+                }
+                check(until)?;
             }
-            check(until)?;
         }
-        self.queue_padding(len);
+        self.pipe = Some(pipe);
+        self.queue_padding(data.len());
         Ok(())
     }
 
@@ -342,6 +359,12 @@ pub(crate) fn send_unpaced(socket: impl AsFd) -> Result<(), Errno> {
     set_tcp_congestion(socket, "reno")
 }
 
+/// A pipe for payloads of all lengths: longer ones go through it by parts.
+fn pipe() -> Option<Pipe> {
+    let range = ByteRange::between(0, PIPE_BYTES as u64);
+    PipePool::new(1, PIPE_BYTES).try_take(range)
+}
+
 /// One call of the socket, which waits until something is there.
 fn receive(
     stream: &TcpStream,
@@ -374,4 +397,52 @@ fn timed_out(errno: Errno) -> io::Error {
 
 fn malformed(what: &'static str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn payloads_of_all_lengths_arrive_whole_with_a_pipe_and_without() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = listener.accept().unwrap().0;
+        let lengths = [1, 16 * 1024 + 1, 47_008, PIPE_BYTES, PIPE_BYTES + 1, 3 * PIPE_BYTES + 5];
+        let longest = lengths[5];
+        // No pipe is whole pages of data that begins anywhere.
+        let data: Vec<u8> = (0..=250).cycle().take(longest + 3).collect();
+        let payloads = || lengths.map(|len| &data[3..][..len]);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut sender = RecordStream::new(stream, longest, None).unwrap();
+                assert!(sender.pipe.is_some());
+                for without in [false, true] {
+                    if without {
+                        sender.pipe = None;
+                    }
+                    for payload in payloads() {
+                        sender.queue(payload.len(), |w| w.u32(7));
+                        sender.send_payload(payload).unwrap();
+                        assert_eq!(sender.pipe.is_none(), without);
+                    }
+                }
+                sender.flush().unwrap();
+            });
+            let mut receiver = RecordStream::new(peer, longest, None).unwrap();
+            let mut received = vec![0; longest];
+            for payload in payloads().into_iter().chain(payloads()) {
+                assert!(receiver.next().unwrap());
+                assert_eq!(receiver.decode(|r| r.u32("word")).unwrap().unwrap(), 7);
+                let received = &mut received[..payload.len()];
+                receiver.receive(received).unwrap();
+                assert!(received == payload, "{} bytes", payload.len());
+                receiver.finish().unwrap();
+            }
+            assert!(!receiver.next().unwrap());
+        });
+    }
 }

@@ -6,7 +6,8 @@
 //! - [`BufferPool`]: page-aligned buffers under one hard memory budget;
 //! - [`RangeLock`]: cached and direct I/O on the same pages of a file, kept apart;
 //! - [`WriteBehind`]: written data leaves the page cache in time, in large runs;
-//! - [`PipePool`]: pipes that carry data from the page cache to a socket without a copy;
+//! - [`PipePool`]: pipes that carry data from the page cache, or from memory, to a socket without a
+//!   copy;
 //! - [`Engine`]: operating-system threads that run blocking file calls for asynchronous callers;
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
 //! - [`check_access`]: what that user may do;

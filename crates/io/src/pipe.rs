@@ -1,8 +1,9 @@
-//! File data on its way from the page cache to a socket, without a copy through our memory.
+//! Data on its way to a socket, without being copied there: that of a file from the page cache, or
+//! some of our own.
 //!
-//! A pipe holds references to pages. `splice` puts those of a file into it, and hands them from
-//! there to a socket. In between, the length of what is in the pipe is known and cannot change, so
-//! a message may announce it.
+//! A pipe holds references to pages. `splice` puts those of a file into it, `vmsplice` those of our
+//! memory, and `splice` hands them from there to a socket. In between, the length of what is in the
+//! pipe is known and cannot change, so a message may announce it.
 
 use std::fmt;
 use std::io;
@@ -12,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::param::page_size;
-use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+use rustix::pipe::{
+    IoSliceRaw, PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice, vmsplice,
+};
 
 use crate::byte_range::ByteRange;
 
@@ -168,6 +171,35 @@ impl Pipe {
                 Ok(moved) => self.len += moved,
                 Err(Errno::INTR) => {}
                 // Out of slots, because some file system puts a page in by parts.
+                Err(Errno::AGAIN) if self.len > 0 => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(self.len)
+    }
+
+    /// Puts `data` into the empty pipe, by reference to its pages; returns the bytes now in it, from
+    /// the front, as many as there is room for.
+    ///
+    /// The pages stay the caller's, also after this value and `data` are gone, until the peer has
+    /// them: what is stored there meanwhile may be what it gets.
+    ///
+    /// # Errors
+    /// `ENOMEM`; or the system does not do this (`ENOSYS`, a sandbox).
+    ///
+    /// # Panics
+    /// There is something in the pipe.
+    pub fn fill_with(&mut self, data: &[u8]) -> io::Result<usize> {
+        assert_eq!(self.len, 0, "only an empty pipe is filled");
+        while self.len < data.len() {
+            let rest = [IoSliceRaw::from_slice(&data[self.len..])];
+            let input = &ends(&self.ends).input;
+            // SAFETY: `input` is the end for writing, so the kernel only reads `rest`, and it holds
+            // references of its own to the pages that it goes on reading. They are not given away
+            // (no `SPLICE_F_GIFT`), so whoever owns them may change them.
+            match unsafe { vmsplice(input, &rest, SpliceFlags::NONBLOCK) } {
+                Ok(moved) => self.len += moved,
+                Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if self.len > 0 => break,
                 Err(error) => return Err(error.into()),
             }

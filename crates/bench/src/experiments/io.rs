@@ -142,7 +142,7 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
         cache,
         stop,
         stage,
-        pool: Pool::new()?,
+        pool: Pool::fill(),
         recording,
         generation: 0,
     };

@@ -98,7 +98,7 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     run.note.clone_from(&options.output.note);
     stage.describe(&subjects, &mut run)?;
     let recording = Recording::start(&options.output, run)?;
-    let pool = Pool::new()?;
+    let pool = Pool::fill();
     let mut experiment = Experiment { options, stop, stage, pool, recording, generation: 0 };
     let done = experiment.all_rounds(&subjects);
     experiment.recording.finish()?;

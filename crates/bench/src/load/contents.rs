@@ -190,7 +190,7 @@ mod tests {
 
     fn pool() -> &'static Pool {
         static POOL: OnceLock<Pool> = OnceLock::new();
-        POOL.get_or_init(|| Pool::new().unwrap())
+        POOL.get_or_init(Pool::fill)
     }
 
     fn data(transfer: &Transfer, generation: u32) -> &'static [u8] {

@@ -1,13 +1,7 @@
 //! The data of loads. What belongs at a place in a file is known from file, place and generation
 //! alone, so that data which is misplaced, stale or of another file is not taken for the right.
 
-use std::fs::File;
-use std::io::Write;
 use std::ops::Range;
-
-use rustix::fs::{MemfdFlags, memfd_create};
-
-use crate::{Error, Result};
 
 /// Bytes of one READ or WRITE at most.
 pub const IO_BYTES_MAX: u32 = 4 << 20;
@@ -16,27 +10,19 @@ const BEGINNINGS: u64 = 16 << 20;
 /// The same for each run: results are to be repeated.
 const SEED: u64 = 0x5_91_1a_11;
 
-/// Pseudo-random bytes of which every unit of data is a slice: in memory, to be compared with, and
-/// in a file of the memory, to be sent from without being copied.
+/// Pseudo-random bytes of which every unit of data is a slice. They never change, so they may be
+/// sent without being copied.
 pub struct Pool {
     bytes: Box<[u8]>,
-    file: File,
 }
 
 impl Pool {
-    /// Makes it; 40 MiB in all.
-    ///
-    /// # Errors
-    /// There is no memory for it.
-    pub fn new() -> Result<Self> {
+    /// Makes it; 20 MiB in all.
+    #[must_use]
+    pub fn fill() -> Self {
         let len = usize::try_from(BEGINNINGS + u64::from(IO_BYTES_MAX)).expect("20 MiB");
         let words = (0..len as u64 / 8).flat_map(|word| mix(SEED, word).to_le_bytes());
-        let bytes: Box<[u8]> = words.collect();
-        let failed = || Error::machine("cannot make a file in memory for the data of loads");
-        let file = memfd_create("load", MemfdFlags::CLOEXEC);
-        let mut file = File::from(file.map_err(|errno| failed()(errno.into()))?);
-        file.write_all(&bytes).map_err(failed())?;
-        Ok(Self { bytes, file })
+        Self { bytes: words.collect() }
     }
 
     /// Where `range` of a unit of `unit_bytes` lies in the pool.
@@ -51,11 +37,6 @@ impl Pool {
     /// The bytes of a [`Pool::place`].
     pub(super) fn bytes(&self, place: Range<usize>) -> &[u8] {
         &self.bytes[place]
-    }
-
-    /// The file that holds the same bytes at the same places.
-    pub(super) fn file(&self) -> &File {
-        &self.file
     }
 }
 
@@ -82,13 +63,11 @@ const fn scatter(number: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt;
-
     use super::*;
 
     #[test]
     fn data_depends_on_file_place_and_generation() {
-        let pool = Pool::new().unwrap();
+        let pool = Pool::fill();
         let unit = Unit { file: 1, number: 2, generation: 3 };
         let data = |unit| pool.bytes(pool.place(unit, 0..4096));
         let others = [
@@ -104,16 +83,13 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_unit_are_where_they_are_in_the_whole_and_in_the_file() {
-        let pool = Pool::new().unwrap();
+    fn parts_of_a_unit_are_where_they_are_in_the_whole() {
+        let pool = Pool::fill();
         for number in 0..1000 {
             let unit = Unit { file: 0, number, generation: 0 };
             let whole = pool.bytes(pool.place(unit, 0..IO_BYTES_MAX));
             let place = pool.place(unit, 47_008..50_000);
-            assert_eq!(pool.bytes(place.clone()), &whole[47_008..50_000]);
-            let mut in_file = vec![0; place.len()];
-            pool.file().read_exact_at(&mut in_file, place.start as u64).unwrap();
-            assert_eq!(in_file, &whole[47_008..50_000]);
+            assert_eq!(pool.bytes(place), &whole[47_008..50_000]);
         }
     }
 }

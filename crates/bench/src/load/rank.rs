@@ -235,13 +235,12 @@ impl<'a> Work<'a> {
                 call::queue_write(&mut self.stream, &self.rank.caller, xid, head);
                 let (generation, number) = (load.generation, transfer.unit);
                 let unit = Unit { file: file.id, number, generation };
-                let place = self.rank.pool.place(unit, done..done + count);
-                if place.len() <= COPIED_BYTES_MAX {
-                    self.stream.queue_payload(self.rank.pool.bytes(place));
+                let data = self.rank.pool.bytes(self.rank.pool.place(unit, done..done + count));
+                if data.len() <= COPIED_BYTES_MAX {
+                    self.stream.queue_payload(data);
                 } else {
                     self.stamp();
-                    let at = place.start as u64;
-                    self.stream.send_payload(self.rank.pool.file(), at, place.len())?;
+                    self.stream.send_payload(data)?;
                 }
             }
         }

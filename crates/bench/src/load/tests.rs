@@ -25,7 +25,7 @@ use crate::null_server;
 
 fn pool() -> &'static Pool {
     static POOL: OnceLock<Pool> = OnceLock::new();
-    POOL.get_or_init(|| Pool::new().unwrap())
+    POOL.get_or_init(Pool::fill)
 }
 
 fn identity() -> Identity {

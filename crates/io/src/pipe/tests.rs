@@ -80,6 +80,23 @@ fn what_arrives_is_the_range() {
 }
 
 #[test]
+fn what_arrives_is_the_data_as_far_as_there_is_room() {
+    let data = pattern(MIB);
+    let pool = PipePool::new(1, MIB / 2);
+    for (offset, len) in [(0, 1), (4095, 2), (1, 47_008), (4097, MIB / 4), (5, MIB - 5)] {
+        let mut pipe = pool.try_take(range(0, MIB / 2)).unwrap();
+        let room = ends(&pipe.ends).slots * page_size();
+        let filled = pipe.fill_with(&data[offset..][..len]).unwrap();
+        assert_eq!(pipe.len(), filled);
+        assert!(
+            filled == len || (room - page_size()..=room).contains(&filled),
+            "{filled} of {len}"
+        );
+        assert!(through_socket(&mut pipe) == data[offset..][..filled], "{len} at {offset}");
+    }
+}
+
+#[test]
 fn the_end_of_the_file_is_the_end_of_what_is_in_the_pipe() {
     let data = pattern(10_000);
     let file = file_of(&data);
