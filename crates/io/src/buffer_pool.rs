@@ -6,31 +6,41 @@
 use std::alloc::{Layout, handle_alloc_error};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 
+use rustix::io::Errno;
 use rustix::param::page_size;
 
-use crate::buffer::{BUFFER_ALIGN, Buffer, Mapping};
+use crate::buffer::{BUFFER_ALIGN, Buffer};
+use crate::slab::{HUGE_PAGE_BYTES, Slab, Slot};
 use crate::sync::{Mutex, MutexGuard, oneshot};
 
 /// A pool of [`Buffer`]s.
 ///
 /// Idle buffers are kept, because a warm page costs nothing and a fresh one costs a fault and 4096
-/// zeroed bytes. They are unmapped only when the budget is reached and another size is wanted.
+/// zeroed bytes. Their memory is given back only when the budget is reached and another size is
+/// wanted.
+///
+/// Buffers of a size are neighbours, in huge pages where the system has them and the budget is at
+/// least 32 MiB. What is not used yet of the last huge page of a size is not counted.
 pub struct BufferPool {
     budget_bytes: usize,
+    /// Of the slabs that buffers are cut out of, at most.
+    slab_bytes: usize,
     class_bytes: [usize; CLASSES],
     state: Mutex<State>,
 }
 
 /// The lock covers everything here. It is never held across an await; the longest work under it is
-/// unmapping idle buffers of a size no longer wanted, which keeps the budget exact.
+/// giving up idle buffers of a size no longer wanted, which keeps the budget exact.
 struct State {
     /// In use and idle together; at most the budget at all times.
     mapped_bytes: usize,
     in_use_bytes: usize,
     /// Idle buffers by class, the most recently used (and so the warmest) last.
-    idle: [Vec<Mapping>; CLASSES],
+    idle: [Vec<Slot>; CLASSES],
+    /// What the buffers of a class were cut out of; unmapped with the last of them.
+    slabs: [Vec<Weak<Slab>>; CLASSES],
     /// Served strictly in order: a large request is not starved by small ones that would fit before
     /// it.
     waiters: VecDeque<Waiter>,
@@ -41,7 +51,7 @@ struct Waiter {
     grant: oneshot::Sender<Buffer>,
 }
 
-type Grant = (Waiter, Mapping);
+type Grant = (Waiter, Slot);
 
 /// The request is larger than any buffer of this pool can ever be, so waiting would not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,11 +69,13 @@ impl BufferPool {
         let page_bytes = page_size().max(BUFFER_ALIGN);
         Arc::new(Self {
             budget_bytes,
+            slab_bytes: slab_bytes(budget_bytes),
             class_bytes: CLASS_BYTES.map(|bytes| bytes.next_multiple_of(page_bytes)),
             state: Mutex::new(State {
                 mapped_bytes: 0,
                 in_use_bytes: 0,
                 idle: Default::default(),
+                slabs: Default::default(),
                 waiters: VecDeque::new(),
             }),
         })
@@ -78,8 +90,8 @@ impl BufferPool {
         let class = self.class_for(len)?;
         let grant = {
             let mut state = self.lock();
-            if let Some(mapping) = self.next_in_turn(&mut state, class) {
-                return Ok(Buffer::new(mapping, Arc::clone(self)));
+            if let Some(slot) = self.next_in_turn(&mut state, class) {
+                return Ok(Buffer::new(slot, class, Arc::clone(self)));
             }
             let (sender, receiver) = oneshot::channel();
             state.waiters.push_back(Waiter { class, grant: sender });
@@ -94,8 +106,8 @@ impl BufferPool {
     /// without passing anyone who waits already.
     pub fn try_take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
         let class = self.class_for(len).ok()?;
-        let mapping = self.next_in_turn(&mut self.lock(), class)?;
-        Some(Buffer::new(mapping, Arc::clone(self)))
+        let slot = self.next_in_turn(&mut self.lock(), class)?;
+        Some(Buffer::new(slot, class, Arc::clone(self)))
     }
 
     /// The largest length [`take`](Self::take) accepts, in bytes; 0 if the budget is below the
@@ -126,12 +138,11 @@ impl BufferPool {
     }
 
     /// Takes a buffer's memory back and passes it on if someone waits.
-    pub(crate) fn give_back(self: &Arc<Self>, mapping: Mapping) {
-        let class = mapping.class();
+    pub(crate) fn give_back(self: &Arc<Self>, slot: Slot, class: usize) {
         let grants = {
             let mut state = self.lock();
             state.in_use_bytes -= self.class_bytes[class];
-            state.idle[class].push(mapping);
+            state.idle[class].push(slot);
             self.next_grants(&mut state)
         };
         self.deliver(grants);
@@ -145,34 +156,34 @@ impl BufferPool {
             .ok_or_else(|| BufferTooLarge { len, max: self.len_max() })
     }
 
-    fn next_in_turn(&self, state: &mut State, class: usize) -> Option<Mapping> {
+    fn next_in_turn(&self, state: &mut State, class: usize) -> Option<Slot> {
         if state.waiters.is_empty() { self.obtain(state, class) } else { None }
     }
 
     /// Memory of one class: an idle buffer, else a new one within the budget, else a new one in the
     /// place of idle buffers of other classes.
-    fn obtain(&self, state: &mut State, class: usize) -> Option<Mapping> {
+    fn obtain(&self, state: &mut State, class: usize) -> Option<Slot> {
         let bytes = self.class_bytes[class];
-        let mapping = match state.idle[class].pop() {
-            Some(mapping) => mapping,
-            None => self.map(state, class)?,
+        let slot = match state.idle[class].pop() {
+            Some(slot) => slot,
+            None => self.add(state, class)?,
         };
         state.in_use_bytes += bytes;
-        Some(mapping)
+        Some(slot)
     }
 
-    fn map(&self, state: &mut State, class: usize) -> Option<Mapping> {
+    fn add(&self, state: &mut State, class: usize) -> Option<Slot> {
         let bytes = self.class_bytes[class];
         if state.in_use_bytes + bytes > self.budget_bytes {
             return None;
         }
         while state.mapped_bytes + bytes > self.budget_bytes {
-            self.unmap_one(state);
+            self.give_up_one(state);
         }
-        match Mapping::new(bytes, class) {
-            Ok(mapping) => {
+        match self.vacant(state, class) {
+            Ok(slot) => {
                 state.mapped_bytes += bytes;
-                Some(mapping)
+                Some(slot)
             }
             // The system has less memory than the budget promised: wait for our own buffers, if
             // there are any.
@@ -187,12 +198,27 @@ impl BufferPool {
         }
     }
 
-    /// Unmaps one idle buffer of the class with the most idle bytes: it has the most to spare.
-    fn unmap_one(&self, state: &mut State) {
+    /// A slot that is no buffer yet, out of a slab that has one or a new slab.
+    fn vacant(&self, state: &mut State, class: usize) -> Result<Slot, Errno> {
+        let slabs = &mut state.slabs[class];
+        slabs.retain(|slab| slab.strong_count() > 0);
+        if let Some(slot) = slabs.iter().filter_map(Weak::upgrade).find_map(|slab| slab.take()) {
+            return Ok(slot);
+        }
+        let bytes = self.class_bytes[class];
+        let slots = (self.slab_bytes / bytes).max(1);
+        let slab = Slab::map(bytes, slots, slots > 1 && bytes >= HUGE_FROM_BYTES)?;
+        slabs.push(Arc::downgrade(&slab));
+        Ok(slab.take().expect("a new slab has vacant slots"))
+    }
+
+    /// Gives the memory of one idle buffer back, of the class with the most idle bytes: it has the
+    /// most to spare.
+    fn give_up_one(&self, state: &mut State) {
         let idle_bytes = |&class: &usize| state.idle[class].len() * self.class_bytes[class];
         let class = (0..CLASSES).max_by_key(idle_bytes).expect("there are classes");
-        let mapping = state.idle[class].pop().expect("what is mapped and not in use is idle");
-        drop(mapping);
+        let slot = state.idle[class].pop().expect("what is mapped and not in use is idle");
+        drop(slot);
         state.mapped_bytes -= self.class_bytes[class];
     }
 
@@ -203,11 +229,11 @@ impl BufferPool {
             if waiter.grant.is_closed() {
                 continue;
             }
-            let Some(mapping) = self.obtain(state, waiter.class) else {
+            let Some(slot) = self.obtain(state, waiter.class) else {
                 state.waiters.push_front(waiter);
                 break;
             };
-            grants.push((waiter, mapping));
+            grants.push((waiter, slot));
         }
         grants
     }
@@ -215,8 +241,8 @@ impl BufferPool {
     /// Called without the lock: a waiter gone in the meantime leaves its buffer to be dropped here,
     /// and dropping a buffer takes the lock.
     fn deliver(self: &Arc<Self>, grants: Vec<Grant>) {
-        for (waiter, mapping) in grants {
-            drop(waiter.grant.send(Buffer::new(mapping, Arc::clone(self))));
+        for (waiter, slot) in grants {
+            drop(waiter.grant.send(Buffer::new(slot, waiter.class, Arc::clone(self))));
         }
     }
 
@@ -262,6 +288,18 @@ impl Drop for Turn<'_> {
         }
     }
 }
+
+/// How large slabs are under a budget: huge pages must not be a large part of it.
+fn slab_bytes(budget_bytes: usize) -> usize {
+    let share = budget_bytes / 16 / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    share.min(SLAB_BYTES_MAX)
+}
+
+/// Large enough that little is left over behind the last slot.
+const SLAB_BYTES_MAX: usize = 16 << 20;
+
+/// Smaller buffers are for heads and names, which are few and go to no disk.
+const HUGE_FROM_BYTES: usize = 64 * KIB;
 
 const KIB: usize = 1024;
 

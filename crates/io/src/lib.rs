@@ -43,6 +43,7 @@ mod range_lock;
 mod read_ahead;
 mod read_history;
 mod residency;
+mod slab;
 mod streams;
 mod sync;
 mod write_behind;
