@@ -102,6 +102,26 @@ impl RecordStream {
         self.start < self.end
     }
 
+    /// Whether something was received that has not been looked at; takes in what is there, without
+    /// waiting.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub(crate) fn has_received_more(&mut self) -> io::Result<bool> {
+        if self.has_received() {
+            return Ok(true);
+        }
+        (self.start, self.end) = (0, 0);
+        let room = self.ahead_bytes;
+        match rustix::net::recv(&self.stream, &mut self.received[..room], RecvFlags::DONTWAIT) {
+            // Whether it is an end or an error within a record, waiting tells.
+            Ok((_, len)) => self.end = len,
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        Ok(self.has_received())
+    }
+
     /// Waits for the next record. `false` when the peer closed the connection instead.
     ///
     /// # Errors

@@ -186,7 +186,7 @@ impl<'a> Work<'a> {
         while self.slots.iter().any(Option::is_some) {
             // What is answered already is looked at before the calls that follow are sent: many go
             // at once then.
-            if !self.stream.has_received() {
+            if !self.stream.has_received_more()? {
                 self.flush()?;
             }
             self.receive()?;
