@@ -82,6 +82,13 @@ impl LocalFile {
         self.residency().ranges().iter().map(|range| range.len()).sum()
     }
 
+    /// Whether the kernel took all pages of a range out of the page cache by itself: it remembers
+    /// those, and not the ones that somebody dropped or wrote past.
+    pub(crate) fn was_reclaimed(&self, range: ByteRange) -> bool {
+        let state = io::cache_state(self.0.as_fd(), range).unwrap();
+        state.is_some_and(|state| state.evicted == state.pages)
+    }
+
     /// Whether the file takes direct I/O on a disk; says why a test is skipped.
     pub(crate) fn is_on_disk(&self, test: &str) -> bool {
         let on_disk = io::dio_align(self.0.as_fd()).unwrap().is_some();

@@ -31,6 +31,9 @@ fn new() -> &'static [u8] {
     NEW.get_or_init(|| content(2, 0, FILE_BYTES))
 }
 
+/// How often something is tried that others disturb.
+const ATTEMPTS: u32 = 10;
+
 fn read_through(client: &mut Client, file: FileHandle, transfer: u32) {
     let expected = old();
     for offset in (0..FILE_BYTES).step_by(transfer as usize) {
@@ -52,39 +55,45 @@ fn write_through(client: &mut Client, file: FileHandle, transfer: usize) {
 /// Pages of two parts of the file, one of them with ragged ends.
 fn cache_parts(local: &LocalFile) -> Residency {
     local.forget();
-    local.read(0, 3 * MIB);
-    for page in 0..100 {
-        local.read((8 * MIB + 12_288 * page) as u64, 1);
+    for _ in 0..ATTEMPTS {
+        local.read(0, 3 * MIB);
+        for page in 0..100 {
+            local.read((8 * MIB + 12_288 * page) as u64, 1);
+        }
+        let cached = local.residency();
+        if cached.covers(ByteRange::new(0, 3 << 20).unwrap()) {
+            return cached;
+        }
     }
-    let cached = local.residency();
-    assert!(cached.covers(ByteRange::new(0, 3 << 20).unwrap()));
-    cached
+    panic!("what was read just now is not in the page cache");
 }
 
+/// Nobody has dropped anything. What the kernel reclaimed is another matter: it does so when memory
+/// is short, and on machines that give cold pages back to their host (DAMON).
 #[track_caller]
 fn assert_still_there(local: &LocalFile, cached: &Residency, what: &str) {
     let after = local.residency();
     let absent = |range: &ByteRange| after.absent_in(*range);
-    let gone: Vec<_> = cached.ranges().iter().flat_map(absent).collect();
+    let dropped = |range: &ByteRange| !local.was_reclaimed(*range);
+    let gone: Vec<_> = cached.ranges().iter().flat_map(absent).filter(dropped).collect();
     assert!(gone.is_empty(), "{what}: of {:?}, {gone:?} is gone", cached.ranges());
 }
 
-/// Runs a check until nobody has emptied the page cache of the whole machine meanwhile.
+/// Runs a check again if it failed while somebody emptied the page cache of the whole machine. What
+/// fails each time has failed.
 fn undisturbed(check: impl Fn()) {
     let drops = || {
         let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap();
         vmstat.lines().find(|line| line.starts_with("drop_pagecache ")).map(str::to_owned)
     };
-    for _ in 0..10 {
+    for attempt in 1..=ATTEMPTS {
         let before = drops();
-        let checked = panic::catch_unwind(AssertUnwindSafe(&check));
-        match checked {
+        match panic::catch_unwind(AssertUnwindSafe(&check)) {
             Ok(()) => return,
-            Err(_) if drops() != before => {}
+            Err(_) if attempt < ATTEMPTS && drops() != before => {}
             Err(failure) => panic::resume_unwind(failure),
         }
     }
-    eprintln!("skipped: somebody empties the page cache all the time");
 }
 
 #[test]
