@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use server::config::ByteSize;
 use tokio::runtime::Runtime;
 
-use super::export::{Export, runtime};
+use super::export::Export;
 use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
@@ -128,8 +128,8 @@ impl servers::Experiment for Options {
         self.rounds
     }
 
-    /// Makes a directory at `export`, lists it in turns, and removes it, also after an error, but
-    /// for `--keep`. The order of each of the `rounds` follows from its number.
+    /// Fills a directory at `export` and lists it in turns. The order of each of the `rounds` follows
+    /// from its number.
     fn carry_out(
         &self,
         rounds: RangeInclusive<u32>,
@@ -137,18 +137,10 @@ impl servers::Experiment for Options {
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
         self.check()?;
-        let runtime = runtime()?;
-        let directory =
-            runtime.block_on(export.unless_gone(ScratchDirectory::make(export, Self::NAME)))?;
-        let filled = runtime.block_on(export.until_stopped(entries::fill(&directory, self)));
-        let experiment =
-            Experiment { options: self, export, directory: &directory, runtime: &runtime };
-        let done = filled.and_then(|()| experiment.run(rounds, record));
-        if self.keep {
-            return done;
-        }
-        let removed = runtime.block_on(export.unless_gone(directory.remove()));
-        done.and(removed)
+        ScratchDirectory::lend(export, Self::NAME, self.keep, |runtime, directory| {
+            runtime.block_on(export.until_stopped(entries::fill(directory, self)))?;
+            Experiment { options: self, export, directory, runtime }.run(rounds, record)
+        })
     }
 }
 

@@ -2,9 +2,10 @@
 
 use client::Nfs3;
 use proto::nfs3::{CookieVerifier, FileHandle, SetAttributes, Status};
+use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-use super::export::Export;
+use super::export::{Export, runtime};
 use crate::{Error, Result};
 
 /// A directory at the root of an export.
@@ -21,7 +22,25 @@ const CALLS_IN_FLIGHT: usize = 32;
 const NAMES_BYTES: u32 = 64 << 10;
 
 impl ScratchDirectory {
-    /// Makes it, empty, for an experiment of this name.
+    /// Makes one for an experiment of this name, has `work` done in it, and removes it with all that
+    /// is in it, also after an error, unless it is to be kept.
+    pub(super) fn lend(
+        export: &Export<'_>,
+        experiment: &str,
+        keep: bool,
+        work: impl FnOnce(&Runtime, &Self) -> Result<()>,
+    ) -> Result<()> {
+        let runtime = runtime()?;
+        let directory = runtime.block_on(export.unless_gone(Self::make(export, experiment)))?;
+        let done = work(&runtime, &directory);
+        if keep {
+            return done;
+        }
+        let removed = runtime.block_on(export.unless_gone(directory.remove()));
+        done.and(removed)
+    }
+
+    /// Makes it, empty.
     pub(super) async fn make(export: &Export<'_>, experiment: &str) -> Result<Self> {
         let mounted = export.mount_plain().await?;
         let (nfs, root) = (mounted.nfs, mounted.root);

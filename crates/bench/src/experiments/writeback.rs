@@ -11,7 +11,7 @@ use server::config::ByteSize;
 use tokio::runtime::Runtime;
 
 use super::course::{mib, secs_per_gib};
-use super::export::{Export, runtime};
+use super::export::Export;
 use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
@@ -74,7 +74,7 @@ impl servers::Experiment for Options {
         self.rounds
     }
 
-    /// Writes files to `export` in turns. What was made is removed, also after an error.
+    /// Writes files to a directory at `export` in turns.
     fn carry_out(
         &self,
         rounds: RangeInclusive<u32>,
@@ -82,20 +82,10 @@ impl servers::Experiment for Options {
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
         self.check()?;
-        let runtime = runtime()?;
-        let directory =
-            runtime.block_on(export.unless_gone(ScratchDirectory::make(export, Self::NAME)))?;
-        let data = data(usize::try_from(self.size.0).expect("it is at most 1 GiB"));
-        let experiment = Experiment {
-            options: self,
-            export,
-            directory: &directory,
-            runtime: &runtime,
-            data: &data,
-        };
-        let done = experiment.run(rounds, record);
-        let removed = runtime.block_on(export.unless_gone(directory.remove()));
-        done.and(removed)
+        let data = &data(usize::try_from(self.size.0).expect("it is at most 1 GiB"));
+        ScratchDirectory::lend(export, Self::NAME, false, |runtime, directory| {
+            Experiment { options: self, export, directory, runtime, data }.run(rounds, record)
+        })
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 use clap::Parser;
 
 use super::*;
+use crate::experiments::export::runtime;
 use crate::experiments::own_server::OwnServer;
 use crate::experiments::servers::Experiment as _;
 
