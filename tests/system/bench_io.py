@@ -157,10 +157,15 @@ def modes_under_a_limit():
     check(set(modes) <= set(records.run["subjects"]), f"subjects {records.run['subjects']}")
     for phase in ("easy-write", "easy-read"):
         calibrated = records.of(phase="calibration", subject=phase)
-        check(len(calibrated) == 1, f"{phase}: {len(calibrated)} calibrations")
+        check([one["round"] for one in calibrated] == [1, 2], f"{phase}: {calibrated}")
         for mode in modes:
             ours = records.of(phase=phase, subject=mode)
             check([one["round"] for one in ours] == [1, 2], f"{phase}, {mode}: rounds")
+            for alone, one in zip(calibrated, ours, strict=True):
+                figures = one["figures"]
+                part = figures["generator_alone_to_server"] * figures["server_us_per_operation"]
+                cost = alone["figures"]["generator_us_per_operation"]
+                check(abs(part - cost) < cost / 1000, f"{phase}, {mode}: {part} us, {cost} us")
             orders = {one["order"] for one in ours}
             check(len(orders) == 2, f"{phase}, {mode}: the order does not turn: {orders}")
             for one in ours:

@@ -4,6 +4,7 @@
 mod calibration;
 mod phase;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -199,19 +200,18 @@ impl Experiment<'_> {
             [] => Phase::value_variants(),
             chosen => chosen,
         };
-        if !self.options.no_calibration {
-            for &phase in phases {
-                self.calibrate(phase, program)?;
-            }
-        }
         for round in 1..=self.options.rounds {
             for &phase in phases {
+                let alone_us =
+                    (!self.options.no_calibration).then(|| self.calibrate(phase, round, program));
+                let alone_us = alone_us.transpose()?.flatten();
                 for (order, at) in (1..).zip(super::turned(trials.len(), round)) {
                     self.stop.check()?;
                     let trial = &mut trials[at];
                     let name = trial.subject.name.clone();
                     self.recording.doing(format!("round {round}: {} of {name}", phase.name()));
-                    let measurement = self.measure(phase, trial)?;
+                    let mut measurement = self.measure(phase, trial)?;
+                    compare_costs(alone_us, &mut measurement.figures);
                     let subject = name;
                     self.recording.add(Measurement { round, order, subject, ..measurement })?;
                 }
@@ -342,9 +342,11 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    /// What the load costs by itself: against a server that does nothing.
-    fn calibrate(&mut self, phase: Phase, program: &Path) -> Result<()> {
-        self.recording.doing(format!("{} against a server that does nothing", phase.name()));
+    /// What the load costs by itself: against a server that does nothing. Returns its processor time
+    /// for each call, in microseconds.
+    fn calibrate(&mut self, phase: Phase, round: u32, program: &Path) -> Result<Option<f64>> {
+        self.stop.check()?;
+        self.recording.doing(format!("round {round}: {} of no server", phase.name()));
         let server = NullServer::start(program)?;
         let export = self.stage.mount_url(server.url())?;
         let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
@@ -354,9 +356,12 @@ impl Experiment<'_> {
             vec![phase.operations(&self.sizes); usize::from(self.options.ranks)];
         let mut measurement = self.measurement(phase);
         let outcome = self.put(phase, &mut made, &service, &mut Watch::nobody())?;
+        self.stop.check()?;
         outcome.fill(&mut measurement);
+        let us = measurement.figures.get(&Figure::GeneratorUsPerOperation).copied();
         let (subject, phase) = (phase.name(), CALIBRATION.to_owned());
-        self.recording.add(Measurement { phase, subject, round: 1, order: 1, ..measurement })
+        self.recording.add(Measurement { phase, subject, round, order: 1, ..measurement })?;
+        Ok(us)
     }
 
     /// Removes the files from a server that is not ours; what is ours goes with its directory.
@@ -369,6 +374,14 @@ impl Experiment<'_> {
         let names = names(Files::Own, self.options.ranks).chain(names(Files::Shared, 1));
         self.stage.block_on(remove_files(&export.nfs, export.directory, names))?;
         self.stage.remove_directory(&running.url)
+    }
+}
+
+/// Adds what the load costs by itself, in microseconds for each call, by what the server cost.
+fn compare_costs(alone_us: Option<f64>, figures: &mut BTreeMap<Figure, f64>) {
+    let server_us = figures.get(&Figure::ServerUsPerOperation).copied();
+    if let (Some(alone), Some(server)) = (alone_us, server_us.filter(|us| *us > 0.0)) {
+        figures.insert(Figure::GeneratorAloneToServer, alone / server);
     }
 }
 
