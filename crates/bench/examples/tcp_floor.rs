@@ -1,11 +1,13 @@
-//! What the kernel takes at least to send and to receive the replies to READs on loopback: without
-//! RPC, from a file in the page cache, thrown away without being copied. No load can cost less.
+//! What the kernel takes to send and to receive the replies to READs on one loopback connection:
+//! without RPC, from a file in the page cache, thrown away without being copied. A measure for what
+//! a load costs, which may be less where it receives more at a time.
 //!
 //!     cargo run --release -p spillway-bench --example tcp_floor -- BYTES COUNT
 
 use std::fs::File;
 use std::io::{self, Error, Read, Seek, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::num::NonZero;
 use std::thread;
 
 use rustix::fs::sendfile;
@@ -19,11 +21,13 @@ const CALL_BYTES: usize = 128;
 const DEPTH: usize = 4;
 
 fn main() -> io::Result<()> {
-    let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
-    let &[len, count] = &numbers[..] else {
+    let numbers = std::env::args().skip(1).map(|arg| arg.parse::<NonZero<usize>>().ok());
+    let numbers: Option<Vec<_>> = numbers.collect();
+    let Some(&[len, count]) = numbers.as_deref() else {
         eprintln!("usage: tcp_floor BYTES COUNT");
         std::process::exit(2);
     };
+    let (len, count) = (len.get(), count.get());
     let mut file = tempfile::tempfile()?;
     file.write_all(&vec![7; len])?;
     for calls in [false, true] {
@@ -46,7 +50,12 @@ fn measure(file: &mut File, len: usize, count: usize, calls: bool) -> io::Result
         stream.set_nodelay(true)?;
     }
     thread::scope(|scope| {
-        let sending = scope.spawn(|| timed(count, || answer(&server, file, len, calls)));
+        // Whoever fails ends the connection, so that the other does not wait for ever.
+        let sending = scope.spawn(|| {
+            let sent = timed(count, || answer(&server, file, len, calls));
+            server.shutdown(Shutdown::Write).and(sent)
+        });
+        let _ended = Ended(&client);
         if calls {
             (&client).write_all(&[0; CALL_BYTES * DEPTH])?;
         }
@@ -63,8 +72,19 @@ fn measure(file: &mut File, len: usize, count: usize, calls: bool) -> io::Result
             }
             if calls { (&client).write_all(&[0; CALL_BYTES]) } else { Ok(()) }
         })?;
-        Ok((sending.join().expect("it does not panic")?, received))
+        let sent = sending.join().expect("it does not panic")?;
+        Ok((sent, received))
     })
+}
+
+/// Ends a connection when dropped.
+struct Ended<'a>(&'a TcpStream);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
 }
 
 /// Sends one reply, after a call has come if there are any.

@@ -127,14 +127,11 @@ pub fn warnings(phase: &Phase) -> Vec<String> {
         for fault in case.faults() {
             found.push(format!("{name}: {}", plain(&fault)));
         }
-        // What it spends on waiting for the server is no hindrance to the server.
-        let alone = case.median(Figure::GeneratorAloneToServer).map(|cost| (cost, "alone takes"));
-        let beside = case.median(Figure::GeneratorToServer).map(|cost| (cost, "took"));
-        if let Some((cost, takes)) = alone.or(beside)
+        if let Some(cost) = case.median(Figure::GeneratorToServer)
             && cost > GENERATOR_TO_SERVER_MAX
         {
             found.push(format!(
-                "{name}: the generator {takes} {} of the server's processor time, more than a \
+                "{name}: the generator took {} of the server's processor time, more than a \
                  quarter; it may be the generator that was measured",
                 rounded(cost)
             ));
@@ -354,10 +351,6 @@ mod tests {
         all[3].figures.insert(Figure::WrongBytes, 512.0);
         for one in all.iter_mut().filter(|one| one.subject == "good") {
             one.figures.insert(Figure::GeneratorToServer, 0.26);
-        }
-        for one in all.iter_mut().filter(|one| one.subject == "bad") {
-            one.figures.insert(Figure::GeneratorToServer, 0.26);
-            one.figures.insert(Figure::GeneratorAloneToServer, 0.24);
         }
         let text = shown(&Recorded::group(&records("r", all)));
         assert!(text.contains("\n!! bad: round 2: 512 bytes were wrong"), "{text}");
