@@ -144,6 +144,23 @@ def server_dies():
 
 
 @case
+def server_dies_before_it_is_mounted():
+    """That it did is told, with its last words, not what became of a call to it."""
+    bench, directory = Bench(), scratch_dir("files")
+    server = directory / "server"
+    server.write_text(
+        f"#!/bin/sh\necho listening on 127.0.0.1:{free_port()}\necho out of luck\nexit 3\n"
+    )
+    server.chmod(0o755)
+    process = bench.start("io", directory, "--program", server, "--no-calibration")
+    status = finish(process)
+    check(status == 1, f"exit status {status}: {last_words(process)}")
+    words = sentence(process)
+    check(words.startswith("the server died") and "\nout of luck" in said(process), words)
+    bench.check_nothing_left(process)
+
+
+@case
 def given_server_dies():
     """So does one that was started by somebody else."""
     bench, directory = Bench(), scratch_dir("files")

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use client::NfsUrl;
 use io::IoMode;
@@ -288,6 +290,21 @@ impl Running {
         Watch { observe: Box::new(look), progress: Box::new(|_| {}) }
     }
 
+    /// Why a call to it failed, if that is what `error` says: its death, if it is ours and died.
+    #[must_use]
+    pub(crate) fn cause_of(&self, error: Error) -> Error {
+        let (Error::Call { .. }, Some(server)) = (&error, &self.server) else { return error };
+        // A process that is killed closes its connections a little before its end can be seen.
+        let deadline = Instant::now() + END_MAX;
+        loop {
+            match server.check_alive() {
+                Err(death) => return death,
+                Ok(()) if Instant::now() >= deadline => return error,
+                Ok(()) => thread::sleep(END_MAX / 50),
+            }
+        }
+    }
+
     /// Ends it, if it is ours.
     ///
     /// # Errors
@@ -298,6 +315,8 @@ impl Running {
     }
 }
 
+/// How long a process may take to end once it has closed its connections.
+const END_MAX: Duration = Duration::from_millis(100);
 /// How results call our server where there is nothing else to tell it from.
 const OURS: &str = "spillway";
 

@@ -26,7 +26,7 @@ use crate::recording::{OutputOptions, Recording};
 use crate::rig::begin_run;
 use crate::stage::{Export, Stage, SurroundingsOptions};
 use crate::stop::Stop;
-use crate::subject::Subject;
+use crate::subject::{Running, Subject};
 use crate::{Error, Result};
 use calibration::NullServer;
 use phase::{Files, Phase, Sizes};
@@ -223,7 +223,19 @@ impl Experiment<'_> {
     /// One phase on one subject.
     fn measure(&mut self, phase: Phase, trial: &mut Trial) -> Result<Measurement> {
         let running = trial.subject.start(&self.stage)?;
-        let export = self.stage.mount(&running)?;
+        let measured = self.measure_running(phase, trial, &running);
+        let measurement = measured.map_err(|error| running.cause_of(error))?;
+        running.stop()?;
+        Ok(measurement)
+    }
+
+    fn measure_running(
+        &mut self,
+        phase: Phase,
+        trial: &mut Trial,
+        running: &Running,
+    ) -> Result<Measurement> {
+        let export = self.stage.mount(running)?;
         let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
         let made = trial.made(phase.files());
         if made.files.is_empty() && !phase.is_new() {
@@ -233,7 +245,7 @@ impl Experiment<'_> {
         self.find_files(phase, made, &export)?;
         self.prepare_cache(phase, made, &service)?;
         let mut measurement = self.measurement(phase);
-        let meter = LoadMeter::start(&running)?;
+        let meter = LoadMeter::start(running)?;
         let outcome = self.put(phase, made, &service, &mut running.watch())?;
         // What was cut short is no measurement.
         self.stop.check()?;
@@ -242,7 +254,6 @@ impl Experiment<'_> {
         if phase.direction() == Direction::Write && self.options.verify != Extent::None {
             self.verify(made, &service, phase, &mut measurement)?;
         }
-        running.stop()?;
         Ok(measurement)
     }
 

@@ -264,7 +264,7 @@ impl ServerProcess {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match waitid(WaitId::Pid(Pid::from_child(&self.child)), options) {
             Ok(None) => Ok(()),
-            Ok(Some(_)) => Err(self.failed("died under the load")),
+            Ok(Some(_)) => Err(self.failed("died")),
             Err(error) => Err(Error::machine("waiting for the server")(error.into())),
         }
     }
