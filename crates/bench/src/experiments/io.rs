@@ -85,7 +85,7 @@ pub struct Options {
     cache: Option<CacheState>,
 
     /// How much of what is timed is compared with what has to be there: full, sampled (one READ of
-    /// 16), none. After each writing phase all of it is read and compared, untimed, unless none
+    /// 64), none. After each writing phase all of it is read and compared, untimed, unless none
     #[arg(long, value_name = "EXTENT", default_value = "sampled")]
     verify: Extent,
 

@@ -21,8 +21,9 @@ use crate::record_stream::{COPIED_BYTES_MAX, RecordStream};
 
 /// Failed operations of a rank until it gives up.
 pub(super) const ERRORS_MAX: u64 = 16;
-/// Of the READs of a phase that verifies samples, one in so many is compared.
-const SAMPLED: u64 = 16;
+/// Of the READs of a phase that verifies samples, the first of each rank is compared, and of the
+/// others one in so many.
+const SAMPLED: u64 = 64;
 /// A COMMIT may take so many times as long as any other call: all that the server holds goes to
 /// the disk meanwhile.
 const COMMIT_PATIENCE: u32 = 15;
@@ -340,7 +341,8 @@ impl<'a> Work<'a> {
         let compare = match self.rank.load.verify {
             Verify::Full => true,
             Verify::Sampled => {
-                mix(self.rank.number as u64, operation.index).is_multiple_of(SAMPLED)
+                let chosen = mix(self.rank.number as u64, operation.index);
+                operation.index == 0 || chosen.is_multiple_of(SAMPLED)
             }
             Verify::Nothing => false,
         };
