@@ -25,6 +25,8 @@ const AHEAD_OF_PAYLOAD_BYTES: usize = 192;
 const HEAD_BYTES_MAX: usize = 8 * 1024;
 /// So much of a record becomes its head at a time: the rest may be payload.
 const HEAD_STEP_BYTES: usize = 256;
+/// In so many pieces a record comes, or goes, without the clock being looked at: head and payload.
+const PIECES_UNTIMED: u32 = 2;
 /// Fragments of one record: a peer that sends empty ones for ever is not waited for.
 const FRAGMENTS_MAX: u32 = 1 << 16;
 
@@ -33,7 +35,8 @@ pub(crate) struct RecordStream {
     stream: TcpStream,
     /// How long the peer may take for a record, or to take what is sent.
     patience: Option<Duration>,
-    until: Option<Instant>,
+    /// The record that is being received.
+    course: Course,
     /// Taken from the socket and not yet looked at: `start..end`.
     received: Box<[u8]>,
     start: usize,
@@ -70,7 +73,7 @@ impl RecordStream {
         let mut records = Self {
             stream,
             patience,
-            until: None,
+            course: Course::default(),
             received: vec![0; BUFFER_BYTES].into(),
             start: 0,
             end: 0,
@@ -128,7 +131,7 @@ impl RecordStream {
     /// Those of the socket; `TimedOut` when the peer sends nothing.
     pub(crate) fn next(&mut self) -> io::Result<bool> {
         debug_assert!(self.last_fragment && self.fragment_bytes == 0, "the last one was finished");
-        self.until = self.patience.map(|patience| Instant::now() + patience);
+        self.course = Course::default();
         self.head.clear();
         self.head_used = 0;
         self.record_bytes = 0;
@@ -220,13 +223,15 @@ impl RecordStream {
                 }
                 Some(into) => {
                     let into = &mut into[passed..][..wanted];
-                    receive(&self.stream, self.until, into, RecvFlags::WAITALL)?
+                    self.course.go_on(self.patience)?;
+                    receive(&self.stream, into, RecvFlags::WAITALL)?
                 }
                 None => {
                     // TCP drops what this flag asks for without copying it anywhere (tcp(7)).
                     let flags = RecvFlags::WAITALL | RecvFlags::TRUNC;
                     let wanted = wanted.min(self.unread.len());
-                    receive(&self.stream, self.until, &mut self.unread[..wanted], flags)?
+                    self.course.go_on(self.patience)?;
+                    receive(&self.stream, &mut self.unread[..wanted], flags)?
                 }
             };
             self.fragment_bytes -= took;
@@ -280,7 +285,8 @@ impl RecordStream {
         while self.end - self.start < len {
             let room = self.ahead_bytes.min(self.received.len() - self.end);
             let into = &mut self.received[self.end..][..room];
-            self.end += receive(&self.stream, self.until, into, RecvFlags::empty())?;
+            self.course.go_on(self.patience)?;
+            self.end += receive(&self.stream, into, RecvFlags::empty())?;
         }
         Ok(())
     }
@@ -314,7 +320,7 @@ impl RecordStream {
             return self.flush();
         };
         self.send(SendFlags::MORE)?;
-        let until = self.patience.map(|patience| Instant::now() + patience);
+        let mut course = Course::default();
         let mut rest = data;
         while !rest.is_empty() {
             let Ok(filled) = pipe.fill_with(rest) else {
@@ -325,6 +331,7 @@ impl RecordStream {
             };
             rest = &rest[filled..];
             while !pipe.is_empty() {
+                course.go_on(self.patience)?;
                 match pipe.send_to(self.stream.as_fd(), !rest.is_empty()) {
                     Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -333,7 +340,6 @@ impl RecordStream {
                     }
                     Err(error) => return Err(error),
                 }
-                check(until)?;
             }
         }
         self.pipe = Some(pipe);
@@ -350,16 +356,16 @@ impl RecordStream {
         if self.unsent.is_empty() {
             return Ok(());
         }
-        let until = self.patience.map(|patience| Instant::now() + patience);
+        let mut course = Course::default();
         let mut sent = 0;
         while sent < self.unsent.len() {
+            course.go_on(self.patience)?;
             let rest = &self.unsent[sent..];
             match rustix::net::send(&self.stream, rest, flags | SendFlags::NOSIGNAL) {
                 Ok(len) => sent += len,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(timed_out(errno)),
             }
-            check(until)?;
         }
         self.unsent.clear();
         Ok(())
@@ -386,14 +392,8 @@ fn pipe() -> Option<Pipe> {
 }
 
 /// One call of the socket, which waits until something is there.
-fn receive(
-    stream: &TcpStream,
-    until: Option<Instant>,
-    into: &mut [u8],
-    flags: RecvFlags,
-) -> io::Result<usize> {
+fn receive(stream: &TcpStream, into: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
     loop {
-        check(until)?;
         match rustix::net::recv(stream, &mut *into, flags) {
             Ok((_, 0)) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok((_, len)) => return Ok(len),
@@ -403,10 +403,26 @@ fn receive(
     }
 }
 
-fn check(until: Option<Instant>) -> io::Result<()> {
-    match until {
-        Some(until) if Instant::now() > until => Err(ErrorKind::TimedOut.into()),
-        _ => Ok(()),
+/// How a record comes, or goes. Each call of the socket has a timeout of its own, our patience;
+/// a peer that takes nearly as long for every byte is not waited for more than four times as long.
+#[derive(Default)]
+struct Course {
+    pieces: u32,
+    until: Option<Instant>,
+}
+
+impl Course {
+    /// Before each piece.
+    fn go_on(&mut self, patience: Option<Duration>) -> io::Result<()> {
+        self.pieces += 1;
+        let Some(patience) = patience.filter(|_| self.pieces > PIECES_UNTIMED) else {
+            return Ok(());
+        };
+        let now = Instant::now();
+        if now > *self.until.get_or_insert(now + patience) {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Ok(())
     }
 }
 
@@ -425,6 +441,34 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn a_peer_that_dribbles_is_not_waited_for() {
+        use std::io::Write as _;
+        const PATIENCE: Duration = Duration::from_millis(50);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        let mut data = [0; 2000];
+        let mut receiver = RecordStream::new(stream, data.len(), Some(PATIENCE)).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let len = u32::try_from(data.len()).unwrap();
+                peer.write_all(&RecordMark { last: true, len }.to_bytes()).unwrap();
+                peer.set_nodelay(true).unwrap();
+                // All of it would take 20 s.
+                while peer.write_all(&[7]).is_ok() {
+                    thread::sleep(PATIENCE / 5);
+                }
+            });
+            let began = Instant::now();
+            assert!(receiver.next().unwrap());
+            let error = receiver.receive(&mut data).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            assert!(began.elapsed() < 100 * PATIENCE, "{:?}", began.elapsed());
+            drop(receiver);
+        });
+    }
 
     #[test]
     fn payloads_of_all_lengths_arrive_whole_with_a_pipe_and_without() {

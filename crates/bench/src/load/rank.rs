@@ -186,8 +186,9 @@ impl<'a> Work<'a> {
         }
         while self.slots.iter().any(Option::is_some) {
             // What is answered already is looked at before the calls that follow are sent: many go
-            // at once then.
-            if !self.stream.has_received_more()? {
+            // at once then. With all of them in the queue nothing can have come.
+            let all_queued = self.queued.len() == self.slots.len();
+            if all_queued || !self.stream.has_received_more()? {
                 self.flush()?;
             }
             self.receive()?;
