@@ -46,8 +46,8 @@ pub struct Options {
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     ranks: u16,
 
-    /// Calls that each rank has in flight
-    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    /// Calls that each rank has in flight: the fewer, the more the load itself costs for each
+    #[arg(long, value_name = "COUNT", default_value_t = 8)]
     depth: u16,
 
     /// Data of all ranks together in the easy phases, and in the hard ones
