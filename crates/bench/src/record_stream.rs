@@ -25,7 +25,7 @@ const AHEAD_OF_PAYLOAD_BYTES: usize = 192;
 const HEAD_BYTES_MAX: usize = 8 * 1024;
 /// So much of a record becomes its head at a time: the rest may be payload.
 const HEAD_STEP_BYTES: usize = 256;
-/// In so many pieces a record comes, or goes, without the clock being looked at: head and payload.
+/// So many pieces a record has as a rule, head and payload: the clock is looked at before others.
 const PIECES_UNTIMED: u32 = 2;
 /// Fragments of one record: a peer that sends empty ones for ever is not waited for.
 const FRAGMENTS_MAX: u32 = 1 << 16;
@@ -73,7 +73,7 @@ impl RecordStream {
         let mut records = Self {
             stream,
             patience,
-            course: Course::default(),
+            course: Course::begin(),
             received: vec![0; BUFFER_BYTES].into(),
             start: 0,
             end: 0,
@@ -131,7 +131,7 @@ impl RecordStream {
     /// Those of the socket; `TimedOut` when the peer sends nothing.
     pub(crate) fn next(&mut self) -> io::Result<bool> {
         debug_assert!(self.last_fragment && self.fragment_bytes == 0, "the last one was finished");
-        self.course = Course::default();
+        self.course = Course::begin();
         self.head.clear();
         self.head_used = 0;
         self.record_bytes = 0;
@@ -320,7 +320,7 @@ impl RecordStream {
             return self.flush();
         };
         self.send(SendFlags::MORE)?;
-        let mut course = Course::default();
+        let mut course = Course::begin();
         let mut rest = data;
         while !rest.is_empty() {
             let Ok(filled) = pipe.fill_with(rest) else {
@@ -356,7 +356,7 @@ impl RecordStream {
         if self.unsent.is_empty() {
             return Ok(());
         }
-        let mut course = Course::default();
+        let mut course = Course::begin();
         let mut sent = 0;
         while sent < self.unsent.len() {
             course.go_on(self.patience)?;
@@ -403,23 +403,23 @@ fn receive(stream: &TcpStream, into: &mut [u8], flags: RecvFlags) -> io::Result<
     }
 }
 
-/// How a record comes, or goes. Each call of the socket has a timeout of its own, our patience;
-/// a peer that takes nearly as long for every byte is not waited for more than four times as long.
-#[derive(Default)]
+/// How a record comes, or goes. Each call of the socket has a timeout of its own, our patience; a
+/// peer that takes nearly as long for every byte is not waited for more than twice as long.
 struct Course {
+    began: Instant,
     pieces: u32,
-    until: Option<Instant>,
 }
 
 impl Course {
+    fn begin() -> Self {
+        Self { began: Instant::now(), pieces: 0 }
+    }
+
     /// Before each piece.
     fn go_on(&mut self, patience: Option<Duration>) -> io::Result<()> {
         self.pieces += 1;
-        let Some(patience) = patience.filter(|_| self.pieces > PIECES_UNTIMED) else {
-            return Ok(());
-        };
-        let now = Instant::now();
-        if now > *self.until.get_or_insert(now + patience) {
+        let is_timed = self.pieces > PIECES_UNTIMED;
+        if is_timed && patience.is_some_and(|patience| self.began.elapsed() > patience) {
             return Err(ErrorKind::TimedOut.into());
         }
         Ok(())
