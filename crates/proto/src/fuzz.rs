@@ -61,46 +61,55 @@ pub fn universal_address(bytes: &[u8]) {
 /// bytes each limit, then for each entry the length of its name, and the name.
 pub fn nfs3_readdir_builder(bytes: &[u8]) {
     let Some((&[a, b, c, d, e, f], names)) = bytes.split_first_chunk() else { return };
-    let limits = nfs3::ReaddirplusLimits {
-        dir_count: u32::from_be_bytes([0, a, b, c]),
-        max_count: u32::from_be_bytes([0, d, e, f]),
+    let limits = nfs3::ListingLimits {
+        dir_bytes: u32::from_be_bytes([0, a, b, c]),
+        bytes: u32::from_be_bytes([0, d, e, f]),
     };
     build_readdirplus(split_names(names), limits);
-    build_readdir(split_names(names), limits.max_count);
+    build_readdir(split_names(names), limits);
 }
 
 fn build_readdirplus<'a>(
     names: impl Iterator<Item = &'a [u8]> + Clone,
-    limits: nfs3::ReaddirplusLimits,
+    limits: nfs3::ListingLimits,
 ) {
     let handle = nfs3::FileHandle::new(&[1, 2, 3]);
-    let verifier = nfs3::CookieVerifier([7; 8]);
-    let mut w = Writer::new();
-    let mut builder = nfs3::ReaddirplusBuilder::new(&mut w, None, verifier, limits);
-    let pushed = (1..)
-        .zip(names.clone())
-        .take_while(|&(cookie, name)| builder.push(cookie, name, cookie, None, handle.as_ref()))
-        .count();
-    builder.finish(true);
-    let ok: nfs3::ReaddirplusOk<'_> = decode_all(w.as_slice()).expect("what was built decodes");
+    let (built, pushed) = build(names.clone(), limits, |encoder, cookie, name| {
+        let (fileid, attributes) = (cookie, None);
+        encoder.encode_plus(&nfs3::EntryPlus { fileid, name, cookie, attributes, handle })
+    });
+    let ok: nfs3::ReaddirplusOk<'_> = decode_all(&built).expect("what was built decodes");
     assert!(ok.entries.iter().map(|entry| entry.name).eq(names.take(pushed)));
-    assert!(pushed == 0 || within(w.len(), limits.max_count), "max_count was exceeded");
     let dir_bytes = ok.entries.iter().map(|entry| 20 + padded(entry.name.len())).sum();
-    assert!(within(dir_bytes, limits.dir_count), "dir_count was exceeded");
+    assert!(within(dir_bytes, limits.dir_bytes), "dir_bytes was exceeded");
 }
 
-fn build_readdir<'a>(names: impl Iterator<Item = &'a [u8]> + Clone, count: u32) {
-    let verifier = nfs3::CookieVerifier([7; 8]);
-    let mut w = Writer::new();
-    let mut builder = nfs3::ReaddirBuilder::new(&mut w, None, verifier, count);
-    let pushed = (1..)
-        .zip(names.clone())
-        .take_while(|&(cookie, name)| builder.push(cookie, name, cookie))
-        .count();
-    builder.finish(false);
-    let ok: nfs3::ReaddirOk<'_> = decode_all(w.as_slice()).expect("what was built decodes");
+fn build_readdir<'a>(names: impl Iterator<Item = &'a [u8]> + Clone, limits: nfs3::ListingLimits) {
+    let (built, pushed) = build(names.clone(), limits, |encoder, cookie, name| {
+        encoder.encode(&nfs3::Entry { fileid: cookie, name, cookie })
+    });
+    let ok: nfs3::ReaddirOk<'_> = decode_all(&built).expect("what was built decodes");
     assert!(ok.entries.iter().map(|entry| entry.name).eq(names.take(pushed)));
-    assert!(pushed == 0 || within(w.len(), count), "count was exceeded");
+}
+
+/// A whole result with as many names as fit, and how many that are.
+fn build<'a>(
+    names: impl Iterator<Item = &'a [u8]>,
+    limits: nfs3::ListingLimits,
+    encode: impl for<'e> Fn(&'e mut nfs3::EntryEncoder, u64, &[u8]) -> Option<&'e [u8]>,
+) -> (Vec<u8>, usize) {
+    let mut w = Writer::new();
+    nfs3::encode_listing_head(&mut w, None, nfs3::CookieVerifier([7; 8]));
+    let mut encoder = nfs3::EntryEncoder::new(limits);
+    let mut pushed = 0;
+    for (cookie, name) in (1..).zip(names) {
+        let Some(entry) = encode(&mut encoder, cookie, name) else { break };
+        w.array(entry);
+        pushed += 1;
+    }
+    w.array(&nfs3::listing_end(true));
+    assert!(pushed == 0 || within(w.len(), limits.bytes), "the limit was exceeded");
+    (w.into_vec(), pushed)
 }
 
 /// A length byte and so many bytes, again and again, until too few are left.

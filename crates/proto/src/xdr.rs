@@ -9,7 +9,7 @@ mod macros;
 pub use list::{List, encode_list};
 pub(crate) use macros::{xdr_enum, xdr_struct};
 
-/// The peer's bytes are not what the protocol says they should be.
+/// The peer's bytes violate the protocol.
 ///
 /// `what` names the missing or wrong item; `at_byte` is the reader's position at that item, counted
 /// from the first byte the reader was given.

@@ -301,10 +301,10 @@ proptest! {
     }
 
     #[test]
-    fn builders_write_what_the_types_do(
+    fn entry_encoder_writes_what_the_types_do(
         verifier in uniform8(any::<u8>()).prop_map(CookieVerifier),
         names in vec(bytes(), 0..6),
-        dir_attributes in post_op(),
+        dir_attributes in attributes().prop_map(Some),
         attributes in post_op(),
         handle in option::of(file_handle()),
         [dir_count, max_count] in [0_u32..400, 0_u32..900],
@@ -315,19 +315,16 @@ proptest! {
             .zip(1..)
             .map(|(name, cookie)| EntryPlus { fileid: cookie, name, cookie, attributes, handle })
             .collect();
-        let mut w = Writer::from_vec(b"header".to_vec());
-        let limits = ReaddirplusLimits { dir_count, max_count };
-        let mut builder =
-            ReaddirplusBuilder::new(&mut w, dir_attributes.as_ref(), verifier, limits);
+        let mut w = Writer::new();
+        encode_listing_head(&mut w, dir_attributes.as_ref(), verifier);
+        let limits = ListingLimits { bytes: max_count, dir_bytes: dir_count };
+        let mut encoder = EntryEncoder::new(limits);
         let pushed = all
             .iter()
-            .take_while(|e| {
-                builder.push(e.fileid, e.name, e.cookie, attributes.as_ref(), handle.as_ref())
-            })
+            .take_while(|entry| encoder.encode_plus(entry).map(|bytes| w.array(bytes)).is_some())
             .count();
-        assert_eq!(builder.entries(), pushed);
-        builder.finish(eof);
-        let body = &w.as_slice()[6..];
+        w.array(&listing_end(eof));
+        let body = w.as_slice();
 
         let size_of = |n: usize| {
             let entries = List::from(&all[..n]);

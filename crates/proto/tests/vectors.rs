@@ -1,6 +1,6 @@
 //! The golden vectors: `vectors/<program>/<procedure>/<kind>.bin` is one whole RPC record without
 //! its record mark, `<kind>` begins with `call`, `reply-ok` or `reply-err`. Beside it `<kind>.txt`
-//! says in lines that begin with `#` what it is and where it comes from, then shows it as decoded.
+//! describes it and names its origin in lines that begin with `#`, then shows it as decoded.
 //!
 //! Most were captured from clients and servers that others wrote (Linux, libnfs, nfs-ganesha,
 //! nfs-utils, rpcbind), with `vectors/capture.py`; their kind ends in who sent them. The rest, forms
@@ -199,15 +199,15 @@ fn procedure(folder: &str) -> Result<&'static Procedure, String> {
     found.ok_or_else(|| format!("no procedure is called {folder}"))
 }
 
-/// Holds the rendering against the `.txt`, or rewrites it; the result is empty or says what
-/// differs.
+/// Holds the rendering against the `.txt`, or rewrites it; the result is empty or names the
+/// difference.
 fn compared(path: &Path, rendering: &str) -> String {
     let text_path = path.with_extension("txt");
     let recorded = fs::read_to_string(&text_path).unwrap_or_default();
     let is_remark = |line: &&str| line.starts_with('#');
     let remarks: String = recorded.split_inclusive('\n').take_while(is_remark).collect();
     if !remarks.contains("Origin: ") {
-        return format!("{}: no line says the origin\n", text_path.display());
+        return format!("{}: no line names the origin\n", text_path.display());
     }
     let current = format!("{remarks}{rendering}");
     if current == recorded {

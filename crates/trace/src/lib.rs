@@ -1,10 +1,8 @@
-//! Trace events: what a program does with one call or one file, step by step, as lines on standard
-//! error.
+//! Trace events: the steps of one call or of the work on one file, as lines on standard error.
 //!
-//! A program lists its events with [`events!`], keeps those that are on in a [`Tracer`], and says
-//! what happened with [`Tracer::emit`]. Names and fields are those of the trace points of the Linux
-//! kernel where it has them, so that what reads one reads the other. While no event is on an event
-//! costs one relaxed load.
+//! A program lists its events with [`events!`], holds the enabled ones in a [`Tracer`], and emits
+//! them with [`Tracer::emit`]. Names and fields are those of the Linux kernel's trace points where
+//! it has them, so one script can parse both. A disabled event costs one relaxed load.
 //!
 //! ```
 //! spillway_trace::events! {
@@ -46,7 +44,7 @@ pub trait TraceEvent: Copy + Eq + fmt::Debug + 'static {
 #[macro_export]
 macro_rules! events {
     ($($(#[doc = $doc:literal])+ $variant:ident => $name:literal,)+) => {
-        /// Something that happens.
+        /// A trace event.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Event {
             $($(#[doc = $doc])+ $variant,)+
@@ -175,18 +173,18 @@ pub fn handle_hash(handle: &[u8]) -> u32 {
     })
 }
 
-/// Prints the events that are on, or tells a program of them.
+/// Prints enabled events, or passes them to a listener.
 pub struct Tracer<E> {
     /// [`Events`].
     enabled: AtomicU64,
     listener: OnceLock<Listener<E>>,
 }
 
-/// Is told of an event, where it is and of how many bytes, as a line would tell it.
+/// Called with an event, its offset and its length.
 type Listener<E> = Box<dyn Fn(E, u64, u64) + Send + Sync>;
 
 impl<E: TraceEvent> Tracer<E> {
-    /// Switches on `events`, and all others off. What is at work notices.
+    /// Enables `events` and disables all others, also for calls in progress.
     pub fn set(&self, events: Events<E>) {
         self.enabled.store(events.bits, Ordering::Relaxed);
     }
@@ -204,15 +202,15 @@ impl<E: TraceEvent> Tracer<E> {
         self.events().contains(event)
     }
 
-    /// From now on events that are on are not printed: `listener` is called with each, its offset
-    /// and its length, where it happens, often under a lock. Set once; later ones are ignored.
+    /// Replaces printing: `listener` is called with each enabled event, its offset and its length,
+    /// on the emitting thread, often under a lock. Set once; later ones are ignored.
     pub fn listen(&self, listener: impl Fn(E, u64, u64) + Send + Sync + 'static) {
         let _ = self.listener.set(Box::new(listener));
     }
 
-    /// Prints `event` if it is on: what it is about, `len` bytes at `offset` of it, and `detail`,
-    /// fields of the form `name=value` or nothing. `subject` and `detail` are formatted only when
-    /// they are printed, but what they borrow is computed before.
+    /// Prints `event` if it is enabled: its subject, `len` bytes at `offset`, and `detail`, fields
+    /// of the form `name=value` or nothing. `subject` and `detail` are formatted only when they are
+    /// printed, but what they borrow is computed before.
     #[inline]
     pub fn emit(
         &self,
@@ -243,7 +241,7 @@ impl<E: TraceEvent> fmt::Debug for Tracer<E> {
     }
 }
 
-/// What [`Tracer::emit`] prints: `NAME: SUBJECT offset=N len=N DETAIL` and a newline.
+/// The line that [`Tracer::emit`] prints: `NAME: SUBJECT offset=N len=N DETAIL` and a newline.
 #[must_use]
 pub fn line<E: TraceEvent>(
     event: E,
@@ -264,7 +262,7 @@ pub fn line<E: TraceEvent>(
 /// keeps other lines out.
 #[cold]
 fn print(line: &str) {
-    // Nobody is left to tell if standard error is closed.
+    // A closed standard error leaves no way to report it.
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
 }
 
@@ -328,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_set_is_on() {
+    fn only_the_set_events_are_enabled() {
         let tracer = Tracer::default();
         assert!(Event::ALL.iter().all(|event| !tracer.is_on(*event)));
         let set: Events<Event> =
@@ -344,17 +342,17 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_told_in_place_of_a_line() {
-        let (told, tracer) = (Arc::<Mutex<Vec<_>>>::default(), Tracer::default());
-        let noted = Arc::clone(&told);
+    fn a_listener_is_called_in_place_of_a_line() {
+        let (received, tracer) = (Arc::<Mutex<Vec<_>>>::default(), Tracer::default());
+        let noted = Arc::clone(&received);
         tracer.listen(move |event, offset, len| noted.lock().unwrap().push((event, offset, len)));
         tracer.set(Event::Second.into());
         tracer.emit(Event::First, Never, 1, 2, format_args!("{Never}"));
         tracer.emit(Event::Second, Never, 3, 4, format_args!("{Never}"));
-        assert_eq!(*told.lock().unwrap(), [(Event::Second, 3, 4)]);
+        assert_eq!(*received.lock().unwrap(), [(Event::Second, 3, 4)]);
     }
 
-    /// What must not be formatted.
+    /// A value that must not be formatted.
     struct Never;
 
     impl fmt::Display for Never {
@@ -364,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_is_not_formatted() {
+    fn a_disabled_event_is_not_formatted() {
         let tracer = Tracer::default();
         tracer.set(Event::First.into());
         tracer.emit(Event::Second, Never, 0, 0, format_args!("{Never}"));

@@ -28,15 +28,18 @@ pub use namespace::{
 };
 pub use read::{ReadArgs, ReadOk, ReadReply};
 pub use readdir::{
-    Entry, EntryPlus, ReaddirArgs, ReaddirBuilder, ReaddirOk, ReaddirReply, ReaddirplusArgs,
-    ReaddirplusBuilder, ReaddirplusLimits, ReaddirplusOk, ReaddirplusReply,
+    Entry, EntryEncoder, EntryPlus, LIST_END_BYTES, ListingLimits, ReaddirArgs, ReaddirOk,
+    ReaddirReply, ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply, encode_listing_head,
+    listing_end,
 };
 pub use types::{
     Attributes, CookieVerifier, DeviceSpec, FILE_HANDLE_BYTES_MAX, Failure, FileHandle, FileType,
     NAME_BYTES_MAX, Reply, SYMLINK_TARGET_BYTES_MAX, SetAttributes, SetTime, StableHow, Status,
     Time, WccAttributes, WccData, WriteVerifier,
 };
-pub use write::{CommitArgs, CommitOk, CommitReply, WriteArgs, WriteHead, WriteOk, WriteReply};
+pub use write::{
+    CommitArgs, CommitOk, CommitReply, WriteArgs, WriteHead, WriteOk, WriteReply, WriteScan,
+};
 
 use crate::xdr::xdr_enum;
 

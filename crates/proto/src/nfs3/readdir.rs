@@ -1,7 +1,8 @@
 //! READDIR and READDIRPLUS: RFC 1813 §3.3.16 and §3.3.17.
 //!
-//! A server does not know how many entries fit until it has tried, so a reply is built entry by
-//! entry, and each is refused before it is written when it would break the client's limit.
+//! A server does not know how many entries fit until it has tried, so [`EntryEncoder`] encodes entry
+//! by entry, and refuses each that would exceed the client's limits. It holds one entry at a time:
+//! where the entries of a reply are kept is the server's choice.
 
 use super::types::{Attributes, CookieVerifier, FileHandle, NAME_BYTES_MAX, Reply};
 use crate::xdr::{Encode, List, Writer, padded, xdr_struct};
@@ -110,192 +111,142 @@ xdr_struct!(EntryPlus<'a> {
     handle,
 });
 
-/// Writes a `READDIR3resok` that never exceeds the client's `count`.
-///
-/// The reply header and the status may already be in the writer: bytes count from where the builder
-/// begins. Dropping it without [`ReaddirBuilder::finish`] leaves an unfinished list behind, so a
-/// server that gives up truncates the writer.
-#[derive(Debug)]
-pub struct ReaddirBuilder<'w> {
-    page: Page<'w>,
-}
-
-impl<'w> ReaddirBuilder<'w> {
-    /// Writes what comes before the entries. `count` is the client's limit in bytes, clamped by the
-    /// server before.
-    #[must_use]
-    pub fn new(
-        w: &'w mut Writer,
-        dir_attributes: Option<&Attributes>,
-        verifier: CookieVerifier,
-        count: u32,
-    ) -> Self {
-        Self { page: Page::new(w, dir_attributes, verifier, count) }
-    }
-
-    /// Appends an entry, unless it and the list's end would exceed `count`: then writes nothing and
-    /// says `false`.
-    #[must_use]
-    pub fn push(&mut self, fileid: u64, name: &[u8], cookie: u64) -> bool {
-        self.page.push(&Entry { fileid, name, cookie })
-    }
-
-    /// Entries written. When the first was refused, the answer is NFS3ERR_TOOSMALL.
-    #[must_use]
-    pub const fn entries(&self) -> usize {
-        self.page.entries
-    }
-
-    /// Ends the list; `eof` says whether the directory ends with it.
-    pub fn finish(self, eof: bool) {
-        self.page.finish(eof);
-    }
-}
-
-/// The limits of a READDIRPLUS, in bytes.
+/// The limits of a READDIR or READDIRPLUS, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReaddirplusLimits {
-    /// Of file numbers, names and cookies.
-    pub dir_count: u32,
-    /// Of the whole `READDIRPLUS3resok`.
-    pub max_count: u32,
+pub struct ListingLimits {
+    /// Of the whole `READDIR3resok` or `READDIRPLUS3resok`: `count` or `maxcount`.
+    pub bytes: u32,
+    /// Of file numbers, names and cookies: `dircount`. READDIR has no such limit.
+    pub dir_bytes: u32,
 }
 
-/// Writes a `READDIRPLUS3resok` that exceeds neither of the client's limits.
+/// Encodes the entries of one reply, as many as stay within the client's limits.
 ///
-/// Bytes count as in [`ReaddirBuilder`]. `dir_count` covers each entry's file number, name and
-/// cookie only, so that a client can bound the directory pages that a reply will fill.
+/// The reply is [`encode_listing_head`], the encoded entries, and [`listing_end`]. The room for
+/// head and end is counted from the beginning, with the directory's attributes in the head.
 #[derive(Debug)]
-pub struct ReaddirplusBuilder<'w> {
-    page: Page<'w>,
-    /// What is left of `dir_count`.
+pub struct EntryEncoder {
+    entry: Writer,
+    bytes_left: usize,
     dir_bytes_left: usize,
 }
 
-impl<'w> ReaddirplusBuilder<'w> {
-    /// Writes what comes before the entries. The limits are the client's, in bytes, clamped by the
+impl EntryEncoder {
+    /// An encoder for a reply without entries so far. The limits are the client's, clamped by the
     /// server before.
     #[must_use]
-    pub fn new(
-        w: &'w mut Writer,
-        dir_attributes: Option<&Attributes>,
-        verifier: CookieVerifier,
-        limits: ReaddirplusLimits,
-    ) -> Self {
-        let page = Page::new(w, dir_attributes, verifier, limits.max_count);
-        Self { page, dir_bytes_left: byte_limit(limits.dir_count) }
+    pub fn new(limits: ListingLimits) -> Self {
+        Self {
+            entry: Writer::new(),
+            bytes_left: byte_limit(limits.bytes).saturating_sub(HEAD_BYTES + LIST_END_BYTES),
+            dir_bytes_left: byte_limit(limits.dir_bytes),
+        }
     }
 
-    /// Appends an entry, unless it would exceed a limit: then writes nothing and says `false`.
-    #[must_use]
-    pub fn push(
-        &mut self,
-        fileid: u64,
-        name: &[u8],
-        cookie: u64,
-        attributes: Option<&Attributes>,
-        handle: Option<&FileHandle>,
-    ) -> bool {
+    /// The bytes of an entry of READDIR; `None` when it would exceed a limit. When that is the first
+    /// entry, the answer is NFS3ERR_TOOSMALL.
+    pub fn encode(&mut self, entry: &Entry<'_>) -> Option<&[u8]> {
+        self.encode_within(entry, entry.name)
+    }
+
+    /// As [`EntryEncoder::encode`], for READDIRPLUS.
+    pub fn encode_plus(&mut self, entry: &EntryPlus<'_>) -> Option<&[u8]> {
+        self.encode_within(entry, entry.name)
+    }
+
+    /// Encodes first and measures then, so that no second description of an entry's size can differ
+    /// from its encoding.
+    fn encode_within(&mut self, entry: &impl Encode, name: &[u8]) -> Option<&[u8]> {
         let dir_bytes = FILEID_BYTES + NAME_LEN_BYTES + padded(name.len()) + COOKIE_BYTES;
-        let Some(dir_bytes_left) = self.dir_bytes_left.checked_sub(dir_bytes) else {
-            return false;
-        };
-        let (attributes, handle) = (attributes.copied(), handle.copied());
-        let pushed = self.page.push(&EntryPlus { fileid, name, cookie, attributes, handle });
-        if pushed {
-            self.dir_bytes_left = dir_bytes_left;
-        }
-        pushed
-    }
-
-    /// Entries written. When the first was refused, the answer is NFS3ERR_TOOSMALL.
-    #[must_use]
-    pub const fn entries(&self) -> usize {
-        self.page.entries
-    }
-
-    /// Ends the list; `eof` says whether the directory ends with it.
-    pub fn finish(self, eof: bool) {
-        self.page.finish(eof);
+        let dir_bytes_left = self.dir_bytes_left.checked_sub(dir_bytes)?;
+        self.entry.truncate(0);
+        self.entry.bool(true);
+        entry.encode(&mut self.entry);
+        self.bytes_left = self.bytes_left.checked_sub(self.entry.len())?;
+        self.dir_bytes_left = dir_bytes_left;
+        Some(self.entry.as_slice())
     }
 }
 
-/// What both builders share: a list of entries that stays within `bytes_max` from `start` on.
-#[derive(Debug)]
-struct Page<'w> {
-    w: &'w mut Writer,
-    start: usize,
-    bytes_max: usize,
-    entries: usize,
+/// Writes what comes before the entries of a `READDIR3resok` or `READDIRPLUS3resok`.
+pub fn encode_listing_head(
+    w: &mut Writer,
+    dir_attributes: Option<&Attributes>,
+    verifier: CookieVerifier,
+) {
+    dir_attributes.encode(w);
+    verifier.encode(w);
 }
 
-impl<'w> Page<'w> {
-    fn new(
-        w: &'w mut Writer,
-        dir_attributes: Option<&Attributes>,
-        verifier: CookieVerifier,
-        count: u32,
-    ) -> Self {
-        let start = w.len();
-        dir_attributes.encode(w);
-        verifier.encode(w);
-        Self { w, start, bytes_max: byte_limit(count), entries: 0 }
-    }
-
-    /// Writes first and measures then, so that no second description of an entry's size can differ
-    /// from its encoding. The writer grows by one entry beyond the limit at most.
-    fn push(&mut self, entry: &impl Encode) -> bool {
-        let before = self.w.len();
-        self.w.bool(true);
-        entry.encode(self.w);
-        let fits = self.w.len() - self.start + LIST_END_BYTES <= self.bytes_max;
-        if fits {
-            self.entries += 1;
-        } else {
-            self.w.truncate(before);
-        }
-        fits
-    }
-
-    fn finish(self, eof: bool) {
-        self.w.bool(false);
-        self.w.bool(eof);
-    }
+/// The part of the results behind the entries; `eof`: the directory ends with them.
+#[must_use]
+pub fn listing_end(eof: bool) -> [u8; LIST_END_BYTES] {
+    let mut end = [0; LIST_END_BYTES];
+    end[LIST_END_BYTES - 1] = u8::from(eof);
+    end
 }
 
 fn byte_limit(count: u32) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
+/// Attributes of the directory behind their mark, and the verifier.
+const HEAD_BYTES: usize = 4 + 84 + 8;
+/// The list's terminator and `eof`.
+pub const LIST_END_BYTES: usize = 8;
 const FILEID_BYTES: usize = 8;
 const NAME_LEN_BYTES: usize = 4;
 const COOKIE_BYTES: usize = 8;
-/// The list's terminator and `eof`.
-const LIST_END_BYTES: usize = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nfs3::{DeviceSpec, FileType, Time};
     use crate::xdr::decode_all;
 
-    /// Without attributes: 4 for their absence, 8 for the verifier, 8 for the list's end.
-    const EMPTY_BYTES: u32 = 4 + 8 + 8;
+    /// A result without entries.
+    const EMPTY_BYTES: u32 = 4 + 84 + 8 + 8;
     /// An entry whose name takes four bytes: TRUE, fileid, length, name, cookie.
     const ENTRY_BYTES: u32 = 4 + 8 + 4 + 4 + 8;
-    /// The part of it that `dir_count` counts.
+    /// The part of it that `dircount` counts.
     const DIR_BYTES: u32 = ENTRY_BYTES - 4;
     /// What READDIRPLUS adds for no attributes and no handle.
     const PLUS_BYTES: u32 = 4 + 4;
 
-    fn pushed(count: u32) -> usize {
-        let mut w = Writer::from_vec(vec![0xee; 28]);
-        let mut reply = ReaddirBuilder::new(&mut w, None, CookieVerifier::default(), count);
-        while reply.entries() < 3 && reply.push(1, b"name", 2) {}
-        let entries = reply.entries();
-        reply.finish(true);
-        let ok: ReaddirOk<'_> = decode_all(&w.as_slice()[28..]).unwrap();
-        assert_eq!(ok.entries.iter().count(), entries);
-        entries
+    fn attributes() -> Attributes {
+        let time = Time { seconds: 0, nseconds: 0 };
+        Attributes {
+            file_type: FileType::Directory,
+            mode: 0,
+            nlink: 0,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            used: 0,
+            rdev: DeviceSpec { major: 0, minor: 0 },
+            fsid: 0,
+            fileid: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        }
+    }
+
+    /// A whole result, with up to three entries that `next` encodes.
+    fn result(
+        limits: ListingLimits,
+        mut next: impl FnMut(&mut EntryEncoder) -> Option<Vec<u8>>,
+    ) -> Vec<u8> {
+        let mut w = Writer::new();
+        encode_listing_head(&mut w, Some(&attributes()), CookieVerifier::default());
+        let mut result = w.into_vec();
+        let mut encoder = EntryEncoder::new(limits);
+        for _ in 0..3 {
+            let Some(entry) = next(&mut encoder) else { break };
+            result.extend(entry);
+        }
+        result.extend(listing_end(true));
+        result
     }
 
     #[test]
@@ -309,50 +260,45 @@ mod tests {
             (EMPTY_BYTES + 2 * ENTRY_BYTES, 2),
             (u32::MAX, 3),
         ];
-        for (count, entries) in table {
-            assert_eq!(pushed(count), entries, "count {count}");
+        for (bytes, entries) in table {
+            let entry = Entry { fileid: 1, name: b"name", cookie: 2 };
+            let limits = ListingLimits { bytes, dir_bytes: u32::MAX };
+            let result = result(limits, |encoder| encoder.encode(&entry).map(<[u8]>::to_vec));
+            let ok: ReaddirOk<'_> = decode_all(&result).unwrap();
+            assert_eq!(ok.entries.iter().count(), entries, "count {bytes}");
+            assert!(ok.eof && ok.entries.iter().all(|decoded| decoded == entry));
+            assert!(entries == 0 || result.len() <= byte_limit(bytes));
         }
-    }
-
-    fn pushed_plus(limits: ReaddirplusLimits) -> usize {
-        let mut w = Writer::new();
-        let mut reply = ReaddirplusBuilder::new(&mut w, None, CookieVerifier::default(), limits);
-        while reply.entries() < 3 && reply.push(1, b"name", 2, None, None) {}
-        let entries = reply.entries();
-        reply.finish(false);
-        let ok: ReaddirplusOk<'_> = decode_all(w.as_slice()).unwrap();
-        assert_eq!(ok.entries.iter().count(), entries);
-        entries
     }
 
     #[test]
     fn readdirplus_keeps_both_limits() {
-        let max_count = EMPTY_BYTES + 2 * (ENTRY_BYTES + PLUS_BYTES);
+        let bytes = EMPTY_BYTES + 2 * (ENTRY_BYTES + PLUS_BYTES);
         let table = [
             (0, u32::MAX, 0),
             (DIR_BYTES - 1, u32::MAX, 0),
             (DIR_BYTES, u32::MAX, 1),
             (2 * DIR_BYTES, u32::MAX, 2),
-            (u32::MAX, max_count - 1, 1),
-            (u32::MAX, max_count, 2),
-            (DIR_BYTES, max_count, 1),
+            (u32::MAX, bytes - 1, 1),
+            (u32::MAX, bytes, 2),
+            (DIR_BYTES, bytes, 1),
             (u32::MAX, u32::MAX, 3),
         ];
-        for (dir_count, max_count, entries) in table {
-            let limits = ReaddirplusLimits { dir_count, max_count };
-            assert_eq!(pushed_plus(limits), entries, "{limits:?}");
+        for (dir_bytes, bytes, entries) in table {
+            let (attributes, handle) = (None, None);
+            let entry = EntryPlus { fileid: 1, name: b"name", cookie: 2, attributes, handle };
+            let limits = ListingLimits { bytes, dir_bytes };
+            let result = result(limits, |encoder| encoder.encode_plus(&entry).map(<[u8]>::to_vec));
+            let ok: ReaddirplusOk<'_> = decode_all(&result).unwrap();
+            assert_eq!(ok.entries.iter().count(), entries, "{limits:?}");
         }
     }
 
     #[test]
     fn a_smaller_entry_still_fits_after_a_refusal() {
-        let mut w = Writer::new();
-        let count = EMPTY_BYTES + ENTRY_BYTES;
-        let mut reply = ReaddirBuilder::new(&mut w, None, CookieVerifier::default(), count);
-        assert!(!reply.push(1, b"longer name", 1));
-        assert!(reply.push(2, b"name", 2));
-        reply.finish(false);
-        let ok: ReaddirOk<'_> = decode_all(w.as_slice()).unwrap();
-        assert!(ok.entries.iter().eq([Entry { fileid: 2, name: b"name", cookie: 2 }]));
+        let limits = ListingLimits { bytes: EMPTY_BYTES + ENTRY_BYTES, dir_bytes: u32::MAX };
+        let mut encoder = EntryEncoder::new(limits);
+        assert!(encoder.encode(&Entry { fileid: 1, name: b"longer name", cookie: 1 }).is_none());
+        assert!(encoder.encode(&Entry { fileid: 2, name: b"name", cookie: 2 }).is_some());
     }
 }

@@ -241,7 +241,7 @@ xdr_struct!(Attributes {
     ctime,
 });
 
-/// `wcc_attr`: as much of a file's state as tells a client whether its cache is current.
+/// `wcc_attr`: the attributes by which a client detects whether its cache is current.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WccAttributes {
     /// Length in bytes.
@@ -343,7 +343,7 @@ xdr_enum! {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct WriteVerifier(pub [u8; 8]);
 
-/// `cookieverf3`: says whether a READDIR cookie still means what it did (RFC 1813 §3.3.16).
+/// `cookieverf3`: changes when a READDIR cookie becomes invalid (RFC 1813 §3.3.16).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct CookieVerifier(pub [u8; 8]);
 

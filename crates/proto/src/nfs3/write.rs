@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use super::types::{FileHandle, Reply, StableHow, WccData, WriteVerifier};
-use crate::xdr::{Decode, DecodeError, Encode, Escaped, Reader, Writer, xdr_struct};
+use super::types::{FILE_HANDLE_BYTES_MAX, FileHandle, Reply, StableHow, WccData, WriteVerifier};
+use crate::xdr::{
+    Decode, DecodeError, Encode, Escaped, Reader, Writer, decode_all, padded, xdr_struct,
+};
 
 /// Arguments of WRITE, RFC 1813 §3.3.7, with the data in the record.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,6 +70,37 @@ pub struct WriteHead {
     pub stable: StableHow,
     /// Length of the opaque data that follows.
     pub data_len: u32,
+}
+
+/// What the first bytes of a WRITE's arguments show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteScan {
+    /// At least this many bytes of the arguments are needed, more than there are.
+    Needs(usize),
+    /// All of the arguments but the data, which comes next.
+    Head(WriteHead),
+    /// The arguments cannot be decoded.
+    Malformed(DecodeError),
+}
+
+impl WriteHead {
+    /// Decodes the arguments while they are being received. `arguments` is at most as long as the
+    /// latest [`WriteScan::Needs`].
+    #[must_use]
+    pub fn scan(arguments: &[u8]) -> WriteScan {
+        // The length of the handle. Behind the handle: offset, count, stable_how, the data's length.
+        let Some(len) = arguments.first_chunk() else { return WriteScan::Needs(4) };
+        let len = usize::try_from(u32::from_be_bytes(*len)).unwrap_or(usize::MAX);
+        if len > FILE_HANDLE_BYTES_MAX {
+            return WriteScan::Malformed(DecodeError { what: "WriteArgs.file", at_byte: 0 });
+        }
+        let needed = 4 + padded(len) + 8 + 4 + 4 + 4;
+        let Some(head) = arguments.get(..needed) else { return WriteScan::Needs(needed) };
+        match decode_all(head) {
+            Ok(head) => WriteScan::Head(head),
+            Err(error) => WriteScan::Malformed(error),
+        }
+    }
 }
 
 /// The length appears twice on the wire. A call in which the two differ is refused, as Linux does:
@@ -145,7 +178,6 @@ pub type CommitReply = Reply<CommitOk, WccData>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::xdr::decode_all;
 
     /// Handle 0x42, offset 1, count, FILE_SYNC, the length of the data, and two bytes of it.
     const fn call(count: u8, data_len: u8) -> [u8; 32] {
@@ -169,6 +201,23 @@ mod tests {
             assert_eq!(decode_all::<WriteArgs<'_>>(&bytes), Err(failure));
             assert_eq!(WriteHead::decode(&mut Reader::new(&bytes)), Err(failure));
         }
+    }
+
+    #[test]
+    fn a_scan_asks_for_the_head_and_no_more() {
+        let bytes = call(2, 2);
+        let needs: Vec<_> = (0..28)
+            .map(|len| match WriteHead::scan(&bytes[..len]) {
+                WriteScan::Needs(needed) => needed,
+                other => panic!("{len} bytes: {other:?}"),
+            })
+            .collect();
+        assert_eq!(needs, [[4; 4].as_slice(), &[28; 24]].concat());
+        let head = WriteHead::decode(&mut Reader::new(&bytes)).unwrap();
+        assert_eq!(WriteHead::scan(&bytes[..28]), WriteScan::Head(head));
+        assert!(matches!(WriteHead::scan(&call(2, 3)), WriteScan::Malformed(_)));
+        assert!(matches!(WriteHead::scan(&[0, 0, 0, 65]), WriteScan::Malformed(_)));
+        assert!(matches!(WriteHead::scan(&[0xff; 4]), WriteScan::Malformed(_)));
     }
 
     #[test]

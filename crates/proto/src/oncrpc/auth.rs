@@ -7,7 +7,7 @@ use crate::xdr::{
     Decode, DecodeError, Encode, Escaped, Reader, Writer, decode_all, xdr_enum, xdr_struct,
 };
 
-/// Who the caller says it is.
+/// The caller's identity as the caller claims it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Credential<'a> {
     /// AUTH_NONE.

@@ -1,7 +1,7 @@
 //! Call and reply headers, RFC 5531 §9.
 
 use crate::oncrpc::auth::{AUTH_BODY_BYTES_MAX, AuthStat, Credential, FLAVOR_NONE};
-use crate::xdr::{Decode, DecodeError, Encode, Reader, Writer};
+use crate::xdr::{Decode, DecodeError, Encode, Reader, Writer, padded};
 
 /// `call_body` and the transaction id in front of it. The procedure's arguments follow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,38 @@ pub fn decode_call<'a>(r: &mut Reader<'a>) -> Result<CallHeader<'a>, CallError> 
     let verifier_flavor = r.u32("verf")?;
     auth_body(r, "verf")?.map_err(refused(AuthStat::BadVerf))?;
     Ok(CallHeader { xid, program, version, procedure, credential, verifier_flavor })
+}
+
+/// The program, version and procedure of a call, from the first words of its header. `None` if they
+/// are not all there or it is not a call of RPC version 2.
+#[must_use]
+pub fn call_target(head: &[u8]) -> Option<(u32, u32, u32)> {
+    let is_call = (word(head, 4)?, word(head, 8)?) == (CALL, RPC_VERSION);
+    is_call.then_some((word(head, 12)?, word(head, 16)?, word(head, 20)?))
+}
+
+/// The bytes of a call's header as far as its beginning shows: the lengths of credential and
+/// verifier are in front of each. A `head` of at least as many bytes holds the whole header, or
+/// enough of it for [`decode_call`] to refuse it.
+#[must_use]
+pub fn call_header_len(head: &[u8]) -> usize {
+    let mut end = CREDENTIAL_AT;
+    // The verifier's flavor and length follow the credential, the arguments follow the verifier.
+    for fixed_behind in [8, 0] {
+        let Some(len) = word(head, end - 4).and_then(|len| usize::try_from(len).ok()) else {
+            break;
+        };
+        if len > AUTH_BODY_BYTES_MAX {
+            break;
+        }
+        end += padded(len) + fixed_behind;
+    }
+    end
+}
+
+/// The four bytes at `at` as a number.
+fn word(head: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*head.get(at..)?.first_chunk()?))
 }
 
 /// `reply_body` and the transaction id in front of it. After [`AcceptStat::Success`] the
@@ -266,6 +298,10 @@ fn auth_body<'a>(
 /// The one version of RPC, RFC 5531 §9.
 pub const RPC_VERSION: u32 = 2;
 
+/// Where the body of a call's credential begins: behind six words of the header, its flavor and its
+/// length. No call is shorter.
+pub const CREDENTIAL_AT: usize = 32;
+
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
 const MSG_ACCEPTED: u32 = 0;
@@ -313,6 +349,35 @@ mod tests {
         let mut w = Writer::new();
         header.encode(&mut w);
         assert_eq!(w.into_vec(), bytes);
+    }
+
+    #[test]
+    fn the_target_is_read_from_the_first_words_of_a_call() {
+        let bytes = call_with(|words| words[4] = 4);
+        assert_eq!(call_target(&bytes), Some((100_003, 4, 0)));
+        for len in 0..24 {
+            assert_eq!(call_target(&bytes[..len]), None, "{len} bytes");
+        }
+        assert_eq!(call_target(&call_with(|words| words[1] = 1)), None, "a reply");
+        assert_eq!(call_target(&call_with(|words| words[2] = 3)), None, "RPC version 3");
+    }
+
+    #[test]
+    fn the_header_length_grows_with_the_bytes_that_show_it() {
+        let bytes = call_with(|words| {
+            words.splice(6..10, [6, 7, 0x0102_0304, 0x0506_0700, 0, 5, 0, 0]);
+        });
+        let mut before = 0;
+        for len in 0..=bytes.len() {
+            let shown = call_header_len(&bytes[..len]);
+            assert!(shown >= before && shown <= bytes.len(), "{len} bytes: {shown}");
+            assert!(shown > len || len == bytes.len(), "more follows {len} bytes");
+            before = shown;
+        }
+        assert_eq!(before, bytes.len());
+        let too_long = call_with(|words| words[7] = u32::MAX);
+        assert_eq!(call_header_len(&too_long), CREDENTIAL_AT);
+        assert!(decoded(&too_long[..CREDENTIAL_AT]).is_err());
     }
 
     #[test]

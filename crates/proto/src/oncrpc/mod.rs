@@ -9,7 +9,7 @@ pub use auth::{
     FLAVOR_SHORT, FLAVOR_SYS, GIDS_MAX, Gids, MACHINE_NAME_BYTES_MAX,
 };
 pub use message::{
-    AcceptStat, CallError, CallHeader, RPC_VERSION, RejectStat, ReplyHeader, decode_call,
-    encode_success,
+    AcceptStat, CREDENTIAL_AT, CallError, CallHeader, RPC_VERSION, RejectStat, ReplyHeader,
+    call_header_len, call_target, decode_call, encode_success,
 };
 pub use record::RecordMark;

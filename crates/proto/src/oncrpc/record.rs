@@ -2,7 +2,7 @@
 
 /// The four bytes in front of each fragment of a record.
 ///
-/// `len` is the peer's claim: whoever receives the fragment bounds it before reserving memory.
+/// `len` is the peer's claim: the receiver bounds it before it reserves memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordMark {
     /// Whether this fragment ends the record.
@@ -25,7 +25,7 @@ impl RecordMark {
     /// Writes the mark.
     ///
     /// # Panics
-    /// `len` needs the bit that says which fragment is the last.
+    /// `len` needs the bit that marks the last fragment.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; 4] {
         assert!(self.len & LAST_FRAGMENT == 0, "a fragment is shorter than 2 GiB");

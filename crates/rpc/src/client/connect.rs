@@ -1,0 +1,118 @@
+//! Making a TCP connection the way NFS servers expect it from a client: from a reserved port, and
+//! from the same port again.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::RpcOptions;
+
+/// Ports from which a server that checks them takes calls, those that the Linux client uses:
+/// below 1024 only root may bind, and below 665 well-known services live.
+const RESERVED_PORTS: RangeInclusive<u16> = 665..=1023;
+/// Reserved ports tried until any port will do.
+const RESERVED_TRIES: u16 = 32;
+/// When a connection has been silent for this long, the kernel asks whether the peer is there, and
+/// asks so often, so far apart.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Connects within the timeout of the options.
+///
+/// `port_before` is the port of a connection that this one replaces: some servers, Linux among
+/// them, know a call that is sent again by the port it comes from (`nfsd_cacherep_alloc` keeps it
+/// in the key). Where it is not to be had, any port is better than none.
+pub(super) async fn connect(
+    address: SocketAddr,
+    port_before: Option<u16>,
+    options: &RpcOptions,
+) -> io::Result<TcpStream> {
+    let attempt = async {
+        if let Some(port) = port_before
+            && let Some(stream) = connect_from(address, port, true).await?
+        {
+            return Ok(stream);
+        }
+        if options.reserved_port
+            && let Some(stream) = connect_from_reserved(address).await?
+        {
+            return Ok(stream);
+        }
+        new_socket(address)?.connect(address).await
+    };
+    let stream = tokio::time::timeout(options.timeout, attempt)
+        .await
+        .map_err(|_| io::Error::from(Errno::TIMEDOUT))??;
+    // Calls are whole when they are sent: holding them back would only delay them.
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
+    Ok(stream)
+}
+
+/// Ends a connection that is given up, so that its port can be used again at once: with a reset,
+/// since a connection that is closed in order keeps the pair of addresses for a minute (TIME_WAIT).
+/// What has not arrived is sent again anyway.
+pub(super) fn reset(stream: TcpStream) {
+    // It is only closed in order where that fails, and another port is taken.
+    let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+    drop(stream);
+}
+
+async fn connect_from_reserved(address: SocketAddr) -> io::Result<Option<TcpStream>> {
+    let count = RESERVED_PORTS.end() - RESERVED_PORTS.start() + 1;
+    // Mounts that begin at one time do not all try the same ports.
+    let first = u16::try_from(super::random() % u64::from(count)).expect("less than the count");
+    for step in 0..RESERVED_TRIES {
+        let port = RESERVED_PORTS.start() + (first + step) % count;
+        match connect_from(address, port, false).await {
+            Ok(None) => {}
+            // Not root: no other port will do either.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Ok(None),
+            result => return result,
+        }
+    }
+    Ok(None)
+}
+
+/// Connects from a port of this host; `None` when the port is not free for that.
+async fn connect_from(
+    address: SocketAddr,
+    port: u16,
+    shared: bool,
+) -> io::Result<Option<TcpStream>> {
+    let socket = new_socket(address)?;
+    // Lets a port be bound that other connections of this host use, as the one before may still.
+    socket.set_reuseaddr(shared)?;
+    let any = match address {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let connected = match socket.bind(SocketAddr::new(any, port)) {
+        Ok(()) => socket.connect(address).await,
+        Err(error) => Err(error),
+    };
+    match connected {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) if is_taken(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable)
+}
+
+fn new_socket(address: SocketAddr) -> io::Result<TcpSocket> {
+    match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }
+}

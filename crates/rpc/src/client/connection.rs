@@ -1,0 +1,350 @@
+//! One TCP connection and the tasks that keep it: calls go out, replies come in, and when it breaks
+//! it is made again for what is unanswered.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes};
+use rustix::io::Errno;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+
+use super::calls::{Calls, Draft, Message, xid};
+use super::reply::parse;
+use super::{Error, REPLY_BYTES_MIN, Recovery, Result, RpcOptions, connect};
+use crate::record;
+
+/// The unit of nfs(5)'s `timeo`.
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+/// Longer makes no difference, but times must not overflow.
+const TIMEOUT_MAX: Duration = Duration::from_secs(86400);
+/// A server that has answered nothing for this long, although a call waits, is reported. Less than
+/// programs are left without an explanation.
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// The pause before a connection is made again: none the first time, then this, doubled each time
+/// until a reply has come.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// A pause is not made longer than this.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// What a reply may hold besides what was asked for: its header, attributes, an entry's handle.
+const REPLY_HEAD_BYTES: usize = 64 << 10;
+/// Small replies are read together. Larger than this, the rest of a reply is read to its place.
+const READ_BUFFER_BYTES: usize = 4 << 10;
+
+/// What the connections to one server have in common.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) address: SocketAddr,
+    pub(super) options: RpcOptions,
+    /// The number of the next call. Starts anywhere, so that a server does not take the calls of
+    /// this process for those of one before it.
+    next_number: AtomicU64,
+    /// Longest record taken.
+    record_bytes_max: AtomicUsize,
+    /// Whether it was reported that the server does not respond.
+    not_responding: AtomicBool,
+    started: Instant,
+    /// When the latest reply came, in milliseconds since `started`.
+    replied_ms: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(address: SocketAddr, mut options: RpcOptions) -> Self {
+        options.timeout = options.timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX);
+        Self {
+            address,
+            options,
+            next_number: AtomicU64::new(super::random() & u64::from(u32::MAX)),
+            record_bytes_max: AtomicUsize::new(REPLY_BYTES_MIN + REPLY_HEAD_BYTES),
+            not_responding: AtomicBool::new(false),
+            started: Instant::now(),
+            replied_ms: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn expect_reply_bytes(&self, bytes: usize) {
+        let record_bytes = bytes.saturating_add(REPLY_HEAD_BYTES);
+        self.record_bytes_max.fetch_max(record_bytes, Ordering::Relaxed);
+    }
+
+    /// Worded as the Linux client does, for those who look for it.
+    pub(super) fn note_silence(&self) {
+        if !self.not_responding.swap(true, Ordering::Relaxed) {
+            tracing::warn!("server {} not responding, still trying", self.address);
+        }
+    }
+
+    fn note_reply(&self) {
+        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.replied_ms.store(now_ms, Ordering::Relaxed);
+        let silent = self.not_responding.load(Ordering::Relaxed);
+        if silent && self.not_responding.swap(false, Ordering::Relaxed) {
+            tracing::info!("server {} OK", self.address);
+        }
+    }
+
+    /// When the latest reply came over any connection; the start before the first.
+    fn replied_at(&self) -> Instant {
+        self.started + Duration::from_millis(self.replied_ms.load(Ordering::Relaxed))
+    }
+
+    /// How long the server may be silent until that is reported.
+    fn silence_max(&self) -> Duration {
+        SILENCE_MAX.min(self.options.patience())
+    }
+}
+
+/// A handle on a connection. Dropping it closes the connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    state: Arc<State>,
+    task: JoinHandle<()>,
+}
+
+impl Connection {
+    /// Begins with a connection that is there, or with none until a call wants one.
+    pub(super) fn start(shared: Arc<Shared>, stream: Option<TcpStream>) -> Self {
+        let state = Arc::new(State {
+            shared,
+            calls: Mutex::new(Calls::new()),
+            outstanding: AtomicUsize::new(0),
+            work: Notify::new(),
+            replied: AtomicBool::new(false),
+            last_error: Mutex::new(None),
+        });
+        let task = tokio::spawn({
+            let state = Arc::clone(&state);
+            async move {
+                tokio::join!(state.serve(stream), state.watch());
+            }
+        });
+        Self { state, task }
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.state.shared
+    }
+
+    pub(super) fn add(&self, draft: Draft) -> (u64, Message, oneshot::Receiver<Result<Bytes>>) {
+        self.state.outstanding.fetch_add(1, Ordering::Relaxed);
+        let mut calls = self.state.calls();
+        // Taken under the lock, so that numbers are in the order of the line.
+        let number = self.state.shared.next_number.fetch_add(1, Ordering::Relaxed);
+        let message = draft.with_xid(xid(number));
+        let reply = calls.add(number, message.clone(), Instant::now());
+        drop(calls);
+        self.state.work.notify_one();
+        (number, message, reply)
+    }
+
+    /// The caller waits no longer, because it went away or has its reply.
+    pub(super) fn release(&self, number: u64) {
+        self.state.outstanding.fetch_sub(1, Ordering::Relaxed);
+        if self.state.calls().forget(number) {
+            self.state.work.notify_one();
+        }
+    }
+
+    /// Calls handed over whose callers wait.
+    pub(super) fn outstanding(&self) -> usize {
+        self.state.outstanding.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    shared: Arc<Shared>,
+    calls: Mutex<Calls>,
+    outstanding: AtomicUsize,
+    /// There may be something to send. One task waits for it.
+    work: Notify,
+    /// A reply has come over the present connection.
+    replied: AtomicBool,
+    /// Why there is no connection.
+    last_error: Mutex<Option<Arc<io::Error>>>,
+}
+
+impl State {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends and receives for ever, over one connection after the other.
+    async fn serve(&self, mut stream: Option<TcpStream>) {
+        let mut port = None;
+        let mut pause = Duration::ZERO;
+        loop {
+            let mut connected = match stream.take() {
+                Some(stream) => stream,
+                None => self.connect(port, &mut pause).await,
+            };
+            port = connected.local_addr().ok().map(|address| address.port());
+            let error = self.exchange(&mut connected).await;
+            connect::reset(connected);
+            if self.replied.swap(false, Ordering::Relaxed) {
+                pause = Duration::ZERO;
+            }
+            self.report_loss(&error);
+            self.note_failure(error);
+            self.calls().send_all_again();
+        }
+    }
+
+    /// Connections come and go, but a peer that does not speak RPC is a mistake in an address or a server.
+    fn report_loss(&self, error: &io::Error) {
+        let server = self.shared.address;
+        if error.kind() == ErrorKind::InvalidData {
+            tracing::warn!(%server, %error, "connection given up");
+        } else {
+            tracing::debug!(%server, %error, "connection lost");
+        }
+    }
+
+    async fn wait_for_calls(&self) {
+        while self.calls().is_empty() {
+            self.work.notified().await;
+        }
+    }
+
+    /// Tries until there is a connection, with growing pauses, and only while a call wants it.
+    async fn connect(&self, port: Option<u16>, pause: &mut Duration) -> TcpStream {
+        let Shared { address, options, .. } = &*self.shared;
+        loop {
+            self.wait_for_calls().await;
+            tokio::time::sleep(*pause).await;
+            *pause = (*pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+            match connect::connect(*address, port, options).await {
+                Ok(stream) => return stream,
+                Err(error) => {
+                    tracing::debug!(server = %address, %error, "no connection");
+                    self.note_failure(error);
+                }
+            }
+        }
+    }
+
+    /// Sends and receives until the connection breaks; returns the reason.
+    async fn exchange(&self, stream: &mut TcpStream) -> io::Error {
+        let (reader, writer) = stream.split();
+        tokio::select! {
+            error = self.write_calls(writer) => error,
+            error = self.read_replies(reader) => error,
+            error = self.await_overdue() => error,
+        }
+    }
+
+    async fn write_calls(&self, mut to: impl AsyncWrite + Unpin) -> io::Error {
+        loop {
+            let mut batch = self.calls().next_batch(Instant::now());
+            if !batch.has_remaining() {
+                self.work.notified().await;
+            } else if let Err(error) = to.write_all_buf(&mut batch).await {
+                return error;
+            }
+        }
+    }
+
+    async fn read_replies(&self, from: impl AsyncRead + Unpin) -> io::Error {
+        let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, from);
+        loop {
+            let bytes_max = self.shared.record_bytes_max.load(Ordering::Relaxed);
+            let answered = match record::read(&mut from, bytes_max).await {
+                Ok(record) => self.answer(record),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = answered {
+                return error;
+            }
+        }
+    }
+
+    /// Gives a reply to its call. Fails when the record is none.
+    fn answer(&self, record: Bytes) -> io::Result<()> {
+        let (xid, reply) = parse(record)?;
+        if !self.replied.swap(true, Ordering::Relaxed) {
+            *self.last_error() = None;
+        }
+        self.shared.note_reply();
+        // A reply without a waiting call is late: the call was cancelled.
+        if self.calls().answer(xid, reply) {
+            self.work.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Waits until a call that was sent over this connection has had no reply for too long.
+    async fn await_overdue(&self) -> io::Error {
+        let timeout = self.shared.options.timeout;
+        loop {
+            let now = Instant::now();
+            let oldest = self.calls().oldest_sent();
+            // No call that is sent from now on can be due before this.
+            let due = oldest.unwrap_or(now) + timeout;
+            if oldest.is_some() && due <= now {
+                return Errno::TIMEDOUT.into();
+            }
+            tokio::time::sleep_until(due.into()).await;
+        }
+    }
+
+    /// Looks after calls that have waited too long, for ever.
+    async fn watch(&self) {
+        let options = &self.shared.options;
+        let (patience, silence_max) = (options.patience(), self.shared.silence_max());
+        loop {
+            let now = Instant::now();
+            let oldest = self.calls().oldest_handed_over();
+            let Some(oldest) = oldest else {
+                // No call that is handed over from now on can be due before this.
+                tokio::time::sleep(silence_max).await;
+                continue;
+            };
+            if options.recovery == Recovery::Soft && oldest + patience <= now {
+                self.give_up(now - patience);
+                continue;
+            }
+            let mut silent_at = oldest.max(self.shared.replied_at()) + silence_max;
+            if silent_at <= now {
+                self.shared.note_silence();
+                silent_at = now + silence_max;
+            }
+            let due = match options.recovery {
+                Recovery::Soft => silent_at.min(oldest + patience),
+                Recovery::Hard => silent_at,
+            };
+            tokio::time::sleep_until(due.into()).await;
+        }
+    }
+
+    /// Fails the calls that were handed over at `until` or before.
+    fn give_up(&self, until: Instant) {
+        let server = self.shared.address.to_string();
+        let error = match self.last_error().clone() {
+            Some(source) => Error::Connection { what: format!("no reply from {server}"), source },
+            None => Error::TimedOut { server },
+        };
+        self.calls().fail_older(until, &error);
+        self.work.notify_one();
+    }
+
+    fn last_error(&self) -> MutexGuard<'_, Option<Arc<io::Error>>> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps why there are no replies. Silence is the reason that needs no words.
+    fn note_failure(&self, error: io::Error) {
+        let said = error.kind() != ErrorKind::TimedOut;
+        *self.last_error() = said.then(|| Arc::new(error));
+    }
+}
