@@ -9,7 +9,7 @@ use rustix::fs::Access;
 /// thread acts as: access control lists and security modules count, the process's real user does not.
 ///
 /// # Errors
-/// EACCES when the kernel says no, EROFS for writing on a read-only file system.
+/// EACCES when the kernel denies it, EROFS for writing on a read-only file system.
 pub fn check_access(fd: BorrowedFd<'_>, wanted: Access) -> io::Result<()> {
     // rustix and glibc offer faccessat2 without AT_EMPTY_PATH or by the real user only.
     //

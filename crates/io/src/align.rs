@@ -1,4 +1,4 @@
-//! What direct I/O asks of a request, as arithmetic: no system call is made here.
+//! The alignment rules of direct I/O, as arithmetic: no system call is made here.
 //!
 //! A range that is not aligned goes to the disk in one of two ways. A read is *widened* to the
 //! alignment at both ends, and the answer trimmed:
@@ -37,27 +37,27 @@ impl DioAlign {
         }
     }
 
-    /// What the address of the first byte in memory must be a multiple of.
+    /// The alignment of the first byte's address in memory.
     #[must_use]
     pub const fn memory(self) -> u32 {
         self.memory
     }
 
-    /// What offset and length of a write must be multiples of.
+    /// The alignment of a write's offset and length.
     #[must_use]
     pub const fn offset(self) -> u32 {
         self.offset
     }
 
-    /// What offset and length of a read must be multiples of.
+    /// The alignment of a read's offset and length.
     #[must_use]
     pub const fn read_offset(self) -> u32 {
         self.read_offset
     }
 
     /// Whether `data` begins where direct I/O may take it from or put it.
-    #[must_use]
-    pub fn fits_memory(self, data: &[u8]) -> bool {
+    #[cfg(test)]
+    pub(crate) fn fits_memory(self, data: &[u8]) -> bool {
         data.as_ptr().addr().is_multiple_of(self.memory as usize)
     }
 

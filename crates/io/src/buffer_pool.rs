@@ -2,18 +2,24 @@
 //!
 //! The budget counts everything mapped, in use or idle. A caller that finds it exhausted waits its
 //! turn; it is the waiting that keeps a flood of requests from turning into a flood of memory.
+//!
+//! Clients are served in turn, and one client may hold at most three quarters of the budget. A
+//! client at its share waits for its own memory and holds up no other.
 
 use std::alloc::{Layout, handle_alloc_error};
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
 
 use rustix::io::Errno;
 use rustix::param::page_size;
 
-use crate::buffer::{BUFFER_ALIGN, Buffer};
-use crate::slab::{HUGE_PAGE_BYTES, Slab, Slot};
+use clients::{Clients, OWN};
+
+use crate::engine::ClientId;
+use crate::slab::{BUFFER_ALIGN, HUGE_PAGE_BYTES, Slab, Slot};
 use crate::sync::{Mutex, MutexGuard, oneshot};
+
+pub use buffer::Buffer;
 
 /// A pool of [`Buffer`]s.
 ///
@@ -22,7 +28,7 @@ use crate::sync::{Mutex, MutexGuard, oneshot};
 /// wanted.
 ///
 /// Buffers of a size are neighbours, in huge pages where the system has them and the budget is at
-/// least 32 MiB. What is not used yet of the last huge page of a size is not counted.
+/// least 32 MiB. The unused rest of the last huge page of a size is not counted.
 pub struct BufferPool {
     budget_bytes: usize,
     /// Of the slabs that buffers are cut out of, at most.
@@ -39,19 +45,19 @@ struct State {
     in_use_bytes: usize,
     /// Idle buffers by class, the most recently used (and so the warmest) last.
     idle: [Vec<Slot>; CLASSES],
-    /// What the buffers of a class were cut out of; unmapped with the last of them.
+    /// The mappings that the buffers of a class were cut from; unmapped with the last of them.
     slabs: [Vec<Weak<Slab>>; CLASSES],
-    /// Served strictly in order: a large request is not starved by small ones that would fit before
-    /// it.
-    waiters: VecDeque<Waiter>,
+    clients: Clients,
 }
 
 struct Waiter {
     class: usize,
+    /// Of a buffer of the class.
+    bytes: usize,
     grant: oneshot::Sender<Buffer>,
 }
 
-type Grant = (Waiter, Slot);
+type Grant = (ClientId, Waiter, Slot);
 
 /// The request is larger than any buffer of this pool can ever be, so waiting would not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,6 +70,10 @@ pub struct BufferTooLarge {
 }
 
 impl BufferPool {
+    /// The part of huge pages that no buffer uses yet, at most: less than one for each size that lies
+    /// in huge pages. It is outside the budget.
+    pub const SLAB_REST_BYTES_MAX: usize = (CLASSES - 1) * HUGE_PAGE_BYTES;
+
     /// A pool that maps at most `budget_bytes`, and nothing before the first request.
     pub fn new(budget_bytes: usize) -> Arc<Self> {
         let page_bytes = page_size().max(BUFFER_ALIGN);
@@ -76,38 +86,49 @@ impl BufferPool {
                 in_use_bytes: 0,
                 idle: Default::default(),
                 slabs: Default::default(),
-                waiters: VecDeque::new(),
+                clients: Clients::new(budget_bytes),
             }),
         })
     }
 
-    /// A buffer with a capacity of at least `len` bytes. Waits, first come first served, while the
-    /// budget is used up. Dropping the future gives up the place in the queue, and nothing else.
+    /// A buffer with a capacity of at least `len` bytes, for a client. Waits while the budget or the
+    /// client's share is used up: clients are served in turn, the requests of one client in order.
+    /// Dropping the future gives up the place in the queue, and nothing else.
     ///
     /// # Errors
     /// [`BufferTooLarge`] at once, when no wait could satisfy the request.
-    pub async fn take(self: &Arc<Self>, len: usize) -> Result<Buffer, BufferTooLarge> {
+    pub async fn take(
+        self: &Arc<Self>,
+        client: ClientId,
+        len: usize,
+    ) -> Result<Buffer, BufferTooLarge> {
         let class = self.class_for(len)?;
         let grant = {
             let mut state = self.lock();
-            if let Some(slot) = self.next_in_turn(&mut state, class) {
-                return Ok(Buffer::new(slot, class, Arc::clone(self)));
+            if let Some(slot) = self.next_in_turn(&mut state, client, class) {
+                return Ok(self.buffer(slot, class, client));
             }
-            let (sender, receiver) = oneshot::channel();
-            state.waiters.push_back(Waiter { class, grant: sender });
+            let (grant, receiver) = oneshot::channel();
+            state.clients.push(client, Waiter { class, bytes: self.class_bytes[class], grant });
             receiver
         };
-        let mut turn = Turn { grant, pool: self };
+        let mut turn = Turn { grant, client, pool: self };
         let buffer = (&mut turn.grant).await;
         Ok(buffer.expect("a waiter leaves the queue with a buffer or by being dropped here"))
     }
 
-    /// A buffer with a capacity of at least `len` bytes if one can be had without waiting and
-    /// without passing anyone who waits already.
-    pub fn try_take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
+    /// A buffer with a capacity of at least `len` bytes for a client, if one can be had without
+    /// waiting and without passing anyone whose turn comes first.
+    pub fn try_take_for(self: &Arc<Self>, client: ClientId, len: usize) -> Option<Buffer> {
         let class = self.class_for(len).ok()?;
-        let slot = self.next_in_turn(&mut self.lock(), class)?;
-        Some(Buffer::new(slot, class, Arc::clone(self)))
+        let slot = self.next_in_turn(&mut self.lock(), client, class)?;
+        Some(self.buffer(slot, class, client))
+    }
+
+    /// As [`try_take_for`](Self::try_take_for), for this process itself: it counts for no client's
+    /// share. For memory with another bound.
+    pub fn try_take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
+        self.try_take_for(OWN, len)
     }
 
     /// The largest length [`take`](Self::take) accepts, in bytes; 0 if the budget is below the
@@ -134,18 +155,52 @@ impl BufferPool {
 
     /// Requests waiting for memory now.
     pub fn waiters(&self) -> usize {
-        self.lock().waiters.len()
+        self.lock().clients.waiters()
     }
 
     /// Takes a buffer's memory back and passes it on if someone waits.
-    pub(crate) fn give_back(self: &Arc<Self>, slot: Slot, class: usize) {
+    pub(crate) fn give_back(self: &Arc<Self>, slot: Slot, class: usize, client: ClientId) {
         let grants = {
             let mut state = self.lock();
-            state.in_use_bytes -= self.class_bytes[class];
-            state.idle[class].push(slot);
+            self.put_back(&mut state, slot, class, client);
             self.next_grants(&mut state)
         };
         self.deliver(grants);
+    }
+
+    /// The smallest class that holds `len`, if it is smaller than `class`.
+    pub(crate) fn smaller_class(&self, class: usize, len: usize) -> Option<usize> {
+        self.class_bytes[..class].iter().position(|&bytes| bytes >= len)
+    }
+
+    /// Exchanges a buffer for one of a smaller class, ahead of the waiters: it leaves them more
+    /// memory than before. Where the system refuses the new memory, the caller gets a buffer of the
+    /// old class.
+    ///
+    /// # Panics
+    /// The system refuses that memory too.
+    pub(crate) fn exchange(
+        self: &Arc<Self>,
+        slot: Slot,
+        class: usize,
+        smaller: usize,
+        client: ClientId,
+    ) -> (Slot, usize) {
+        let (exchanged, grants) = {
+            let mut state = self.lock();
+            self.put_back(&mut state, slot, class, client);
+            let exchanged = match self.obtain(&mut state, smaller) {
+                Some(slot) => (slot, smaller),
+                None => {
+                    let slot = self.obtain(&mut state, class);
+                    (slot.expect("the system gives as much memory as it had given before"), class)
+                }
+            };
+            state.clients.charge(client, self.class_bytes[exchanged.1]);
+            (exchanged, self.next_grants(&mut state))
+        };
+        self.deliver(grants);
+        exchanged
     }
 
     /// The smallest class that holds `len`, if the budget allows even one buffer of it.
@@ -156,8 +211,25 @@ impl BufferPool {
             .ok_or_else(|| BufferTooLarge { len, max: self.len_max() })
     }
 
-    fn next_in_turn(&self, state: &mut State, class: usize) -> Option<Slot> {
-        if state.waiters.is_empty() { self.obtain(state, class) } else { None }
+    fn next_in_turn(&self, state: &mut State, client: ClientId, class: usize) -> Option<Slot> {
+        let bytes = self.class_bytes[class];
+        if !state.clients.is_next(client, bytes) {
+            return None;
+        }
+        let slot = self.obtain(state, class)?;
+        state.clients.charge(client, bytes);
+        Some(slot)
+    }
+
+    fn put_back(&self, state: &mut State, slot: Slot, class: usize, client: ClientId) {
+        let bytes = self.class_bytes[class];
+        state.in_use_bytes -= bytes;
+        state.idle[class].push(slot);
+        state.clients.discharge(client, bytes);
+    }
+
+    fn buffer(self: &Arc<Self>, slot: Slot, class: usize, client: ClientId) -> Buffer {
+        Buffer::new(slot, class, client, Arc::clone(self))
     }
 
     /// Memory of one class: an idle buffer, else a new one within the budget, else a new one in the
@@ -217,23 +289,17 @@ impl BufferPool {
     fn give_up_one(&self, state: &mut State) {
         let idle_bytes = |&class: &usize| state.idle[class].len() * self.class_bytes[class];
         let class = (0..CLASSES).max_by_key(idle_bytes).expect("there are classes");
-        let slot = state.idle[class].pop().expect("what is mapped and not in use is idle");
+        let slot = state.idle[class].pop().expect("mapped memory that is not in use is idle");
         drop(slot);
         state.mapped_bytes -= self.class_bytes[class];
     }
 
-    /// Memory for the waiters in front, as far as it goes.
+    /// Memory for the clients whose turn it is, as far as it goes.
     fn next_grants(&self, state: &mut State) -> Vec<Grant> {
         let mut grants = Vec::new();
-        while let Some(waiter) = state.waiters.pop_front() {
-            if waiter.grant.is_closed() {
-                continue;
-            }
-            let Some(slot) = self.obtain(state, waiter.class) else {
-                state.waiters.push_front(waiter);
-                break;
-            };
-            grants.push((waiter, slot));
+        while let Some((client, class)) = state.clients.next() {
+            let Some(slot) = self.obtain(state, class) else { break };
+            grants.push((client, state.clients.serve(client), slot));
         }
         grants
     }
@@ -241,16 +307,16 @@ impl BufferPool {
     /// Called without the lock: a waiter gone in the meantime leaves its buffer to be dropped here,
     /// and dropping a buffer takes the lock.
     fn deliver(self: &Arc<Self>, grants: Vec<Grant>) {
-        for (waiter, slot) in grants {
-            drop(waiter.grant.send(Buffer::new(slot, waiter.class, Arc::clone(self))));
+        for (client, waiter, slot) in grants {
+            drop(waiter.grant.send(self.buffer(slot, waiter.class, client)));
         }
     }
 
-    /// Removes waiters that gave up, one of which may have held up those behind it.
-    fn forget_leavers(self: &Arc<Self>) {
+    /// Removes a client's waiters that gave up, one of which may have held up those behind it.
+    fn forget_leavers(self: &Arc<Self>, client: ClientId) {
         let grants = {
             let mut state = self.lock();
-            state.waiters.retain(|waiter| !waiter.grant.is_closed());
+            state.clients.forget_leavers(client);
             self.next_grants(&mut state)
         };
         self.deliver(grants);
@@ -268,7 +334,7 @@ impl fmt::Debug for BufferPool {
             .field("budget_bytes", &self.budget_bytes)
             .field("mapped_bytes", &state.mapped_bytes)
             .field("in_use_bytes", &state.in_use_bytes)
-            .field("waiters", &state.waiters.len())
+            .field("waiters", &state.clients.waiters())
             .finish_non_exhaustive()
     }
 }
@@ -277,6 +343,7 @@ impl fmt::Debug for BufferPool {
 /// meantime is dropped with the receiver, and so goes back to the pool.)
 struct Turn<'a> {
     grant: oneshot::Receiver<Buffer>,
+    client: ClientId,
     pool: &'a Arc<BufferPool>,
 }
 
@@ -284,7 +351,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.grant.is_terminated() {
             self.grant.close();
-            self.pool.forget_leavers();
+            self.pool.forget_leavers(self.client);
         }
     }
 }
@@ -325,6 +392,8 @@ const CLASS_BYTES: [usize; CLASSES] = [
     4096 * KIB + SPARE_BYTES,
 ];
 
+mod buffer;
+mod clients;
 #[cfg(shuttle)]
 #[cfg(test)]
 mod interleavings;

@@ -7,7 +7,7 @@ use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
 
 use crate::byte_range::OFFSET_MAX;
 
-/// What a read that must not wait for the disk came to.
+/// The outcome of a read that must not wait for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NowaitRead {
     /// This many bytes were in memory: all asked for, or all up to the end of the file.
@@ -41,8 +41,8 @@ pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<us
     Ok(read_all(buf, offset, |part, offset| pread(fd, part, offset))?)
 }
 
-/// [`read_at`] through the page cache, out of which the kernel drops again what the read brought in
-/// (`RWF_DONTCACHE`, since Linux 6.14). What was there before stays.
+/// [`read_at`] through the page cache, from which the kernel drops the pages that the read brought
+/// in (`RWF_DONTCACHE`, since Linux 6.14). Pages cached before stay.
 ///
 /// `None` if the kernel or the file system does not know such reads; asking again for files of it
 /// is pointless, and [`read_at`] serves.
@@ -64,11 +64,11 @@ pub fn read_dontcache(
     }
 }
 
-/// Reads at `offset` what is in memory, without waiting for the disk (`RWF_NOWAIT`).
+/// Reads the part of the range that is in memory, without waiting for the disk (`RWF_NOWAIT`).
 ///
 /// `size_hint` is the file's size in bytes as the caller has just seen it. A cached range that is
-/// only partly resident gives a short read, exactly as the end of the file does; the size tells the
-/// two apart without asking the kernel again.
+/// only partly resident gives a short read, exactly as the end of the file does; the size
+/// distinguishes the two without another system call.
 ///
 /// # Errors
 /// As [`read_at`]. Waiting is not an error but [`NowaitRead::Partly`].
@@ -182,9 +182,9 @@ fn within_file_offsets(buf: &mut [u8], offset: u64) -> Result<&mut [u8], Errno> 
 }
 
 /// Whether the error means that a `RWF_` flag is not known: to the file system (`EOPNOTSUPP`, also
-/// the kernel's answer for a flag that it has not heard of), to emulations of Linux (`EINVAL`), or
-/// because a sandbox does not know the call. The other reasons for these come back from the same
-/// call without the flag, so nothing is lost by trying that.
+/// the kernel's answer for an unknown flag), to emulations of Linux (`EINVAL`), or because a
+/// sandbox does not know the call. The other reasons for these come back from the same call without
+/// the flag, so nothing is lost by trying that.
 fn is_unknown_flag(error: Errno) -> bool {
     matches!(error, Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM)
 }

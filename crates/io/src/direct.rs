@@ -10,8 +10,8 @@ use crate::align::{DioAlign, WidenedRead, WriteSplit};
 use crate::byte_range::ByteRange;
 use crate::data_file::{WriteError, write_all};
 
-/// What direct I/O on the open file asks for; `None` if the file does not do direct I/O or the
-/// kernel does not say (before Linux 6.1).
+/// The alignment that direct I/O on the open file requires; `None` if the file does not support
+/// direct I/O or the kernel does not report it (before Linux 6.1).
 ///
 /// The answer belongs to the inode as it is now: ext4 and f2fs, for example, refuse direct I/O for
 /// files whose data they journal, encrypt or verify, and these can be switched on later.
@@ -40,10 +40,10 @@ pub fn dio_align(fd: BorrowedFd<'_>) -> io::Result<Option<DioAlign>> {
 
 /// Reads the widened range into the front of `buf`; returns the bytes read from `start` on, which
 /// [`WidenedRead::asked_of`] turns into those asked for. `fd` is open with `O_DIRECT`, and `buf`
-/// aligned as [`DioAlign::memory`] says.
+/// aligned to [`DioAlign::memory`].
 ///
-/// Short at the end of the file, and where the file system delivers no more although the file goes
-/// on. The file's size tells which.
+/// Short at the end of the file, and where the file system returns less although the file
+/// continues. The file's size distinguishes the two.
 ///
 /// # Errors
 /// As [`read_at`](crate::read_at). `EINVAL` also when the kernel wants another alignment than it
@@ -84,8 +84,8 @@ fn read_in_steps(
         }
         done = end;
         next = done - done % step;
-        // Only the end of the file is expected off the alignment. Looking costs less than going to
-        // the disk again for a block that is here already.
+        // Only the end of the file is expected off the alignment. Reading the size costs less than
+        // reading a block again that is here already.
         if next < done && read.start + done as u64 >= size()? {
             break;
         }
@@ -124,7 +124,7 @@ impl WriteSplit {
     }
 }
 
-/// What became of a write in segments.
+/// The outcome of a write in segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentsWritten {
     /// Bytes written: all of them.
@@ -192,7 +192,7 @@ fn write_in_segments(
 /// A write in segments at work.
 struct SegmentWriter<W> {
     write_once: W,
-    /// What is in the file by now.
+    /// The segments written so far.
     done: SegmentsWritten,
 }
 

@@ -13,7 +13,7 @@ use crate::byte_range::ByteRange;
 use crate::data_file::{write_at, write_dontcache};
 use crate::write_behind::{WriteBehind, WriteBehindConfig};
 
-/// What `RWF_DONTCACHE` is worth on a file system.
+/// The verdict on `RWF_DONTCACHE` on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DontCacheVerdict {
     /// It cannot be had there, or cannot be tried.
@@ -30,14 +30,18 @@ pub enum DontCacheVerdict {
 /// writes 32 MiB at most.
 ///
 /// # Errors
-/// `EIO` and other failures of the disk. What may be missing or forbidden is no error but
+/// `EIO` and other failures of the disk. A missing or forbidden feature is no error but
 /// [`DontCacheVerdict::Unsupported`], and so is a full disk.
 pub fn dontcache_writes_pay(directory: BorrowedFd<'_>) -> io::Result<DontCacheVerdict> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match openat(directory, ".", flags, Mode::RUSR | Mode::WUSR) {
-        Ok(file) => compare(&Arc::new(file)).or_else(|error| match Errno::from_io_error(&error) {
-            Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Ok(DontCacheVerdict::Unsupported),
-            _ => Err(error),
+        Ok(file) => compare(&Arc::new(file)).or_else(|error| {
+            let full = [Errno::NOSPC, Errno::DQUOT, Errno::FBIG];
+            if Errno::from_io_error(&error).is_some_and(|errno| full.contains(&errno)) {
+                Ok(DontCacheVerdict::Unsupported)
+            } else {
+                Err(error)
+            }
         }),
         Err(Errno::IO) => Err(Errno::IO.into()),
         Err(_) => Ok(DontCacheVerdict::Unsupported),

@@ -59,28 +59,28 @@ pub fn can_assume_users() -> bool {
 }
 
 fn probe() -> bool {
-    server(); // The record of who we are is taken before anything changes.
-    let nobody = Credentials { fsuid: 65_534, fsgid: 65_534, groups: Vec::new() };
+    server(); // The server's own ids are recorded before anything changes.
+    let anonymous = Credentials { fsuid: 65_534, fsgid: 65_534, groups: Vec::new() };
     let overrides = CapabilitySet::DAC_OVERRIDE
         | CapabilitySet::DAC_READ_SEARCH
         | CapabilitySet::FOWNER
         | CapabilitySet::CHOWN;
     // A server that runs as this very user could become it, and no other.
     server().fsuid == 0
-        && nobody.apply().is_ok()
+        && anonymous.apply().is_ok()
         && capabilities(None).is_ok_and(|sets| !sets.effective.intersects(overrides))
 }
 
-/// Makes the calling thread act as `identity` until told otherwise. Costs nothing when it does
+/// Makes the calling thread act as `identity` until the next call. Costs nothing when it does
 /// already.
 ///
 /// # Errors
 /// `EINVAL` for an id of `u32::MAX`, which means "no change" to the system calls, and for an id
 /// that has no mapping in the process's user namespace; `EPERM` for any user if
-/// [`can_assume_users`] says no. A refused id leaves the thread as it was. After a change that
-/// failed half-way the thread acts as the server, or as nobody known, in which case the next call
-/// sets everything anew. So whoever fails here must not go on to the work it wanted the identity
-/// for.
+/// [`can_assume_users`] is false. A refused id leaves the thread as it was. After a change that
+/// failed half-way the thread acts as the server, or as an unknown mixture, in which case the next
+/// call sets everything anew. So after an error the caller must not do the work for which it needed
+/// the identity.
 pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
     CURRENT.with_borrow_mut(|current| {
         if current.as_ref() == Some(identity) {
@@ -104,7 +104,7 @@ pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
 /// Runs `call` with the server's file-system user id, and so its overrides, on a thread that acts
 /// as a user.
 ///
-/// For single system calls that need a capability whoever asks. Groups and group id stay the
+/// For single system calls that need a capability for every user. Groups and group id stay the
 /// user's.
 pub(crate) fn with_overrides<R>(call: impl FnOnce() -> R) -> R {
     /// Ends the process if the user's id cannot be restored: the thread would go on with every
@@ -137,7 +137,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Identity>> = const { RefCell::new(None) };
 }
 
-/// What the kernel consults for access to files.
+/// The ids that the kernel consults for access to files.
 #[derive(Debug)]
 struct Credentials {
     fsuid: u32,
@@ -152,7 +152,7 @@ fn server() -> &'static Credentials {
     SERVER.get_or_init(|| Credentials {
         fsuid: geteuid().as_raw(),
         fsgid: getegid().as_raw(),
-        groups: getgroups().expect("the kernel tells a thread its own groups"),
+        groups: getgroups().expect("the kernel returns a thread's own groups"),
     })
 }
 
@@ -228,8 +228,8 @@ fn set_fsgid(gid: u32) -> Result<(), Errno> {
     set_and_read_back(libc::SYS_setfsgid, gid)
 }
 
-/// Both calls answer with the id that was in force before, and with nothing else: neither success
-/// nor failure. So they are asked again with the invalid id -1, which changes nothing.
+/// Both calls return the previous id, and neither success nor failure. So they are called again
+/// with the invalid id -1, which changes nothing.
 fn set_and_read_back(call: libc::c_long, id: u32) -> Result<(), Errno> {
     // SAFETY: setfsuid and setfsgid, the only calls named here, take one integer and touch no
     // memory of ours.

@@ -113,10 +113,10 @@ pub fn name_to_handle(dir: BorrowedFd<'_>, name: Option<&CStr>) -> io::Result<Ke
 /// Opens the file that `handle` names on the file system that holds `mount` (any descriptor on it,
 /// not an `O_PATH` one). The new descriptor closes on exec.
 ///
-/// The call needs CAP_DAC_READ_SEARCH whoever asks, so on a thread that acts as a user it is made
-/// with the server's overrides. It therefore checks no permission of that user: open with `O_PATH`
-/// and reopen as the user (through `/proc/self/fd`) where permission matters. `O_PATH` also is what
-/// does not block on a FIFO or start a device.
+/// The call needs CAP_DAC_READ_SEARCH, so on a thread that acts as a user it is made with the
+/// server's overrides. It therefore checks no permission of that user: open with `O_PATH` and
+/// reopen as the user (through `/proc/self/fd`) where permission matters. `O_PATH` also neither
+/// blocks on a FIFO nor starts a device.
 ///
 /// # Errors
 /// As `open_by_handle_at(2)`: `ESTALE` when the file is gone or the handle is not one of this file
@@ -143,7 +143,7 @@ pub fn open_by_handle(
         if opened < 0 { Err(io::Error::last_os_error()) } else { Ok(opened) }
     })?;
     let descriptor = i32::try_from(outcome).expect("a descriptor is an int");
-    // SAFETY: the kernel has just made this descriptor for us, so nobody else owns it.
+    // SAFETY: the kernel has just made this descriptor for us, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

@@ -1,10 +1,9 @@
 //! Aligned memory and Linux file I/O.
 //!
-//! This crate knows bytes, descriptors and threads, and nothing of any network protocol. It holds
-//! what the rest of the program cannot write safely or should not write twice:
+//! This crate handles bytes, descriptors and threads, and no network protocol:
 //!
 //! - [`BufferPool`]: page-aligned buffers under one hard memory budget;
-//! - [`RangeLock`]: cached and direct I/O on the same pages of a file, kept apart;
+//! - [`RangeLock`]: excludes cached and direct I/O on the same pages of a file from each other;
 //! - [`WriteBehind`]: written data leaves the page cache in time, in large runs;
 //! - [`PipePool`]: pipes that carry data from the page cache, or from memory, to a socket without a
 //!   copy;
@@ -16,18 +15,21 @@
 //!   short results;
 //! - [`DioAlign`], [`read_direct`], [`write_segments`]: the same past the page cache, for ranges that
 //!   need not be aligned;
-//! - [`resident_ranges`], [`drop_clean`]: what of a file is in the page cache.
+//! - [`resident_ranges`], [`drop_clean`]: the pages of a file that are in the page cache;
+//! - [`ChangeWatches`]: whether a file was changed since.
 //!
-//! All unsafe code of the workspace is here; each block states its invariants and who keeps them.
-//! File calls that rustix already offers as safe functions are not wrapped again.
+//! All unsafe code of the workspace is here; each block states its invariants and what upholds
+//! them. File calls that rustix already offers as safe functions are not wrapped again.
 #![warn(unsafe_op_in_unsafe_fn)]
 
 mod access;
 mod align;
-mod buffer;
 mod buffer_pool;
 mod byte_range;
+mod change_stamps;
+mod change_watch;
 mod data_file;
+mod descriptor_path;
 mod direct;
 mod dontcache_probe;
 mod engine;
@@ -44,21 +46,24 @@ mod read_ahead;
 mod read_history;
 mod residency;
 mod slab;
+mod socket;
 mod streams;
 mod sync;
 mod write_behind;
 
 pub use access::check_access;
 pub use align::{DioAlign, WidenedRead, WriteSplit};
-pub use buffer::{BUFFER_ALIGN, Buffer};
-pub use buffer_pool::{BufferPool, BufferTooLarge};
+pub use buffer_pool::{Buffer, BufferPool, BufferTooLarge};
 pub use byte_range::ByteRange;
+pub use change_stamps::{ChangeClock, ChangeStamps, Moment, Pair, Stamp, StampTime};
+pub use change_watch::{ChangeWatch, ChangeWatches};
 pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,
 };
+pub use descriptor_path::path_of;
 pub use direct::{Route, Segment, SegmentsWritten, dio_align, read_direct, write_segments};
 pub use dontcache_probe::{DontCacheVerdict, dontcache_writes_pay};
-pub use engine::{Engine, EngineConfig, Task};
+pub use engine::{ClientId, Device, DeviceNumber, Engine, EngineConfig, Share, Task};
 pub use file_size_limit::survive_file_size_limit;
 pub use identity::{Identity, can_assume_users};
 pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};
@@ -70,10 +75,12 @@ pub use open_file_limit::raise_open_file_limit;
 pub use pipe::{Pipe, PipePool};
 pub use process_clock::process_cpu_time;
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
-pub use read_ahead::{Ahead, CHUNK_BYTES, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget};
+pub use read_ahead::{Ahead, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget, WatchedFill};
 pub use read_history::ReadHistory;
 pub use residency::{CacheState, Residency, cache_state, drop_clean, resident_ranges};
-pub use streams::{Stream, Streams};
+pub use slab::BUFFER_ALIGN;
+pub use socket::unacknowledged_bytes;
+pub use streams::{CHUNK_BYTES, Stream, Streams};
 pub use write_behind::{
     Room, WriteBehind, WriteBehindConfig, WriteBehindCounts, WriteBehindFile, WriteIntent,
 };

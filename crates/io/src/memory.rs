@@ -43,7 +43,7 @@ impl Memory {
         memory
     }
 
-    /// Bytes that nobody uses, not even as page cache, as they were at most 50 ms ago.
+    /// Unused memory in bytes, page cache not included, at most 50 ms old.
     pub fn free_bytes(&self) -> u64 {
         self.refresh();
         self.free_bytes.load(Ordering::Relaxed)

@@ -26,7 +26,7 @@ const REFUSAL_LASTS: Duration = Duration::from_secs(1);
 /// A bounded number of pipes.
 ///
 /// Each takes two descriptors while it is open, and pins as many bytes of the page cache as are in
-/// it. Nobody waits for one: a caller who gets none copies.
+/// it. There is no waiting for one: a caller that gets none copies.
 pub struct PipePool {
     pipes_max: usize,
     /// Sizes to ask for, in bytes, the best first.
@@ -51,8 +51,8 @@ struct Ends {
 }
 
 /// A pipe on loan from a [`PipePool`], which takes an empty one back when this is dropped. One with
-/// data in it is closed instead, and its pages let go: what is in a pipe cannot be thrown away
-/// without reading it.
+/// data in it is closed instead, which releases its pages: a pipe can be emptied only by reading
+/// it.
 pub struct Pipe {
     /// `None` only while being dropped.
     ends: Option<Ends>,
@@ -145,19 +145,19 @@ impl Ends {
 }
 
 impl Pipe {
-    /// Puts `range` of a file into the empty pipe, by reference to the page cache; returns the bytes
-    /// now in it. Short at the end of the file. What is not in the page cache is read from the disk
-    /// first, and waited for.
+    /// Puts `range` of a file into the empty pipe, by reference to the page cache; returns the
+    /// bytes now in it. Short at the end of the file. Pages that are not cached are read from the
+    /// disk first, which blocks.
     ///
-    /// The pages stay the file's: a write that comes before they are read at the other end changes
-    /// what is read there.
+    /// The pages stay the file's: a write before they are read at the other end changes the data
+    /// read there.
     ///
     /// # Errors
-    /// Of reading, or the file system does not do this (`EINVAL`). The pipe is then of no more use;
-    /// copying the range may still work, or tell what is wrong with it.
+    /// Of reading, or the file system does not do this (`EINVAL`). The pipe is then unusable;
+    /// copying the range may still work, or return the true error.
     ///
     /// # Panics
-    /// There is something in the pipe.
+    /// The pipe is not empty.
     pub fn fill_from(&mut self, file: BorrowedFd<'_>, range: ByteRange) -> io::Result<usize> {
         assert_eq!(self.len, 0, "only an empty pipe is filled");
         let mut offset = range.offset();
@@ -196,7 +196,7 @@ impl Pipe {
             let input = &ends(&self.ends).input;
             // SAFETY: `input` is the end for writing, so the kernel only reads `rest`, and it holds
             // references of its own to the pages that it goes on reading. They are not given away
-            // (no `SPLICE_F_GIFT`), so whoever owns them may change them.
+            // (no `SPLICE_F_GIFT`), so their owner may change them.
             match unsafe { vmsplice(input, &rest, SpliceFlags::NONBLOCK) } {
                 Ok(moved) => self.len += moved,
                 Err(Errno::INTR) => {}
@@ -207,15 +207,15 @@ impl Pipe {
         Ok(self.len)
     }
 
-    /// Hands on to `socket` what it takes; returns the bytes, at least one. `more` says that the
-    /// message goes on after the last byte of the pipe, so that TCP need not send a short segment.
+    /// Moves bytes to `socket`; returns how many, at least one. `more`: the message continues after
+    /// the last byte of the pipe, so TCP need not send a short segment.
     ///
     /// # Errors
     /// Of the socket: `WouldBlock` when it is full and in non-blocking mode. `UnexpectedEof` when a
-    /// page has lost its content since, as after an error of the disk: the rest cannot be had.
+    /// page has lost its content since, as after an error of the disk.
     ///
     /// # Panics
-    /// The pipe is empty. (The kernel would say `EAGAIN` to that, as if the socket were full.)
+    /// The pipe is empty. (The kernel would return `EAGAIN`, as if the socket were full.)
     pub fn send_to(&mut self, socket: BorrowedFd<'_>, more: bool) -> io::Result<usize> {
         assert!(self.len > 0, "an empty pipe has nothing to send");
         let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };

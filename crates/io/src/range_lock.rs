@@ -20,7 +20,7 @@ pub enum RangeUse {
     Cached,
     /// Past the page cache. Shares pages with other direct use, which meets only on the disk.
     Direct,
-    /// Truncation, of everything past the new end. Shares pages with nobody.
+    /// Truncation, of everything past the new end. Shares pages with no other use.
     Exclusive,
 }
 
@@ -32,13 +32,13 @@ impl RangeUse {
     }
 }
 
-/// The page ranges of one open file that are in use, and those that wait for their turn.
+/// The page ranges of one open file that are in use or waited for.
 ///
-/// A request waits for each earlier one that it conflicts with, whether that one has its turn or
-/// waits itself, and for no other: nobody is starved, and unrelated ranges do not meet. The memory
-/// is that of the requests in flight, whose number the caller bounds.
+/// A request waits for each earlier one that it conflicts with, whether that one holds its pages or
+/// waits itself, and for no other: no request starves, and unrelated ranges do not meet. Memory
+/// grows with the requests in flight, whose number the caller bounds.
 ///
-/// Whoever holds a guard must not wait for another of the same file: a request between the two in
+/// The holder of a guard must not wait for another of the same file: a request between the two in
 /// the queue that wants the pages of both would wait for the first, and the second for it.
 #[derive(Default)]
 pub struct RangeLock {
@@ -48,11 +48,10 @@ pub struct RangeLock {
 /// The lock covers everything here. It is never held across an await, nor while anyone is woken.
 #[derive(Default)]
 struct State {
-    /// Those in use and those that wait, in the order of their arrival.
+    /// The requests that hold or wait for pages, in the order of their arrival.
     ///
-    /// Who is in use need not be told apart to decide who must wait: whatever conflicts with an
-    /// entry and comes after it waits for it, so that a request is free to go exactly when nothing
-    /// *before* it conflicts.
+    /// Holders and waiters need not be distinguished: a request waits for every conflicting entry
+    /// *before* it, and proceeds when there is none.
     entries: Vec<Entry>,
     next_ticket: u64,
 }
@@ -64,7 +63,7 @@ struct Entry {
     grant: Option<oneshot::Sender<()>>,
 }
 
-/// What a request asks for: whole pages, and their use.
+/// A request: whole pages, and their use.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     pages: ByteRange,
@@ -105,7 +104,8 @@ impl RangeLock {
     ///
     /// # Panics
     /// Called from within an asynchronous task.
-    pub fn blocking_lock(self: &Arc<Self>, range: ByteRange, range_use: RangeUse) -> RangeGuard {
+    #[cfg(test)]
+    fn blocking_lock(self: &Arc<Self>, range: ByteRange, range_use: RangeUse) -> RangeGuard {
         let (guard, turn) = self.enter(Claim::new(range, range_use));
         if let Some(turn) = turn {
             turn.blocking_recv().expect(GRANTED);
@@ -123,7 +123,8 @@ impl RangeLock {
         Some(self.guard(claim, state.push(claim, None)))
     }
 
-    /// Takes the last place in the queue; with it, when it must be waited for, what tells the turn.
+    /// Takes the last place in the queue; with it, if the turn has to be waited for, the receiver
+    /// that reports it.
     fn enter(self: &Arc<Self>, claim: Claim) -> (RangeGuard, Option<oneshot::Receiver<()>>) {
         let mut state = self.state();
         if !state.is_blocked(state.entries.len(), claim) {

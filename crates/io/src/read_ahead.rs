@@ -4,46 +4,46 @@
 //! asks for one piece at a time, would pay the disk's latency for each piece; so the next chunks are
 //! read into pool buffers while the client is busy with the last one.
 //!
-//! A chunk is a second copy of what the file holds, and so must never outlive a change of it. Each
-//! chunk carries the [`FileVersion`] that the file had *before* the chunk was read, and serves only
-//! readers that have just seen the same version. Three things make that exact:
+//! A chunk is a second copy of the file's data, so it must never outlive a change of it. Each chunk
+//! carries the [`FileVersion`] that the file had *before* the chunk was read, serves only readers
+//! that have just seen the same version, and is watched from before it was read
+//! ([`ChangeWatches`]). Each kind of change is covered as follows:
 //!
-//! - the kernel renews a file's change time before it takes the bytes of a write; one that was
-//!   under way when the version was taken must be over before the chunk is read. Direct reads wait
-//!   for it in the kernel; for all else the version must have [settled](FileVersion::has_settled);
-//! - change times of one kernel tick look the same (before Linux 6.13 everywhere), which is settled
-//!   by the same rule;
-//! - a store through a shared mapping renews the change time only where the page was clean. A chunk
-//!   is therefore kept only if no page of it is dirty after it was read, which whoever fills it has
-//!   to see to; [`Fill::abandon`] is the way out.
+//! | change | covered by |
+//! | --- | --- |
+//! | a system call that writes, cuts or allocates, however long it takes | the watch: one that was finished when reading began is in the chunk, and one that is finished later has fired the watch when it returns. [`ReadAhead::serve`] checks the watch after the READ began |
+//! | a store through a shared mapping, of a page that was clean | the version: the kernel renews the change time before it lets the page be stored to, and pages become clean by being protected again |
+//! | a store to a page that was dirty before | no chunk is kept of a range that has a dirty page, before or after it is read through the page cache. A direct read has the pages written first. The filler ensures this |
+//! | stores where the kernel does not note that a page becomes dirty (tmpfs, DAX), changes on other machines, in a FUSE daemon, in the layers of an overlay | nothing: no chunks there. The filler ensures this |
+//! | changes that raise no event (`io_submit`, users of the file inside the kernel) | the version, if the change ends within [`SETTLED_AFTER`] of its beginning, which is when its time is taken. A version must have [settled](FileVersion::has_settled) before a chunk is read |
+//! | two changes within a tick of the kernel's clock (before Linux 6.13 they have equal stamps) | the same rule |
 
 use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SetOnce};
 
-use crate::buffer::Buffer;
+use crate::buffer_pool::Buffer;
 use crate::byte_range::ByteRange;
-use crate::streams::Streams;
+use crate::change_watch::{ChangeWatch, ChangeWatches};
+use crate::streams::{CHUNK_BYTES, Streams};
 
-/// Bytes of a chunk, and what its first byte's offset is a multiple of. One disk request of this
-/// size costs little more than its transfer, and clients ask for at most this much by default.
-pub const CHUNK_BYTES: u64 = 1024 * 1024;
-
-/// Chunks kept of one file, at most. As many streams as are told apart have all they want.
+/// The most chunks of one file: enough for all streams that are distinguished.
 const CHUNKS_MAX: usize = 72;
 /// How long a chunk waits for its reader.
 const UNUSED_MAX: Duration = Duration::from_secs(2);
-/// How long ago the last change of a file must be. A write system call that takes longer than this
-/// between renewing the change time and its last byte would have to be stuck in memory reclaim.
+/// How long ago the last change of a file must be, for changes that raise no event. See the module.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
-/// What a file was like at one moment; equal versions mean equal content.
+/// The state of a file at one moment. Different versions mean different content; equal ones the
+/// same, except for a change in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileVersion {
-    /// The change time (`ctime`), which nobody can set: seconds since 1970 and nanoseconds.
+    /// The change time (`ctime`), which no program can set: seconds since 1970 and nanoseconds.
     pub changed: (i64, u32),
     /// The length in bytes.
     pub size: u64,
@@ -59,7 +59,7 @@ impl FileVersion {
         let Ok(now) = now.duration_since(SystemTime::UNIX_EPOCH) else { return false };
         let Ok(seconds) = u64::try_from(self.changed.0) else { return true };
         let changed = Duration::new(seconds, self.changed.1);
-        // A change time in the future says that a clock was set back: nothing is known then.
+        // A change time in the future means that a clock was set back: nothing is known then.
         now.checked_sub(changed).is_some_and(|age| age >= SETTLED_AFTER)
     }
 }
@@ -86,7 +86,7 @@ impl fmt::Debug for ReadAheadBudget {
 /// The streams through one file and the chunks read ahead for them.
 #[derive(Default)]
 pub struct ReadAhead {
-    /// Nothing for a file that nobody reads in sequence. Held for a look through a few entries.
+    /// `None` for a file without sequential readers. Held while a few entries are examined.
     state: Mutex<Option<Box<State>>>,
 }
 
@@ -96,7 +96,7 @@ struct State {
     chunks: Vec<Arc<Chunk>>,
 }
 
-/// What a read finds.
+/// The result of noting a read.
 #[derive(Debug)]
 pub struct Ahead {
     /// The read goes on where an earlier one ended, or nearly so.
@@ -109,10 +109,11 @@ pub struct Ahead {
 }
 
 impl ReadAhead {
-    /// Notes a read of `range`, not empty, and says what of it is there and what is to be read ahead.
+    /// Notes a read of `range`, not empty, and returns the chunks that hold it and those to be read
+    /// ahead.
     ///
-    /// `version` is what the file is like now. Without a `budget` nothing is read ahead, and the
-    /// read is only noted.
+    /// `version` is the file's current one. Without a `budget` nothing is read ahead, and the read
+    /// is only noted.
     pub fn note(
         &self,
         range: ByteRange,
@@ -121,7 +122,7 @@ impl ReadAhead {
     ) -> Ahead {
         let mut state = self.lock();
         let state = state.get_or_insert_default();
-        state.chunks.retain(|chunk| chunk.version == version && !chunk.is_abandoned());
+        state.chunks.retain(|chunk| chunk.version == version && !chunk.is_gone());
         let stream = state.streams.note(range);
         let sequential = stream.is_sequential();
         let mut fills = Vec::new();
@@ -148,8 +149,18 @@ impl ReadAhead {
         if found.iter().all(|chunk| chunk.version == version) { found } else { Vec::new() }
     }
 
-    /// Counts a read served from `chunks`; those that have given all their bytes are let go.
-    pub fn served(&self, range: ByteRange, chunks: &[Arc<Chunk>]) {
+    /// Whether a READ of `range`, which has begun before this call, may be answered from `chunks`,
+    /// whose data is there. If so it is counted, and chunks whose bytes have all been read are
+    /// dropped. If not, the file was changed since they were read.
+    #[must_use]
+    pub fn serve(&self, range: ByteRange, chunks: &[Arc<Chunk>], watches: &ChangeWatches) -> bool {
+        watches.drain();
+        if chunks.iter().any(|chunk| chunk.is_gone()) {
+            if let Some(state) = self.lock().as_mut() {
+                state.chunks.retain(|chunk| !chunk.is_gone());
+            }
+            return false;
+        }
         let mut used_up = false;
         for chunk in chunks {
             let bytes = chunk.range.intersection(range).len();
@@ -159,13 +170,16 @@ impl ReadAhead {
         if used_up && let Some(state) = self.lock().as_mut() {
             state.chunks.retain(|chunk| !chunk.is_used_up());
         }
+        true
     }
 
-    /// Lets go of what nobody came for. To be called now and then.
+    /// Drops chunks that were not read in time, and outdated ones. To be called periodically.
     pub fn trim(&self, now: Instant) {
         let mut state = self.lock();
         if let Some(State { chunks, .. }) = state.as_deref_mut() {
-            chunks.retain(|chunk| now.saturating_duration_since(chunk.begun) < UNUSED_MAX);
+            chunks.retain(|chunk| {
+                now.saturating_duration_since(chunk.begun) < UNUSED_MAX && !chunk.is_gone()
+            });
         }
     }
 
@@ -193,8 +207,7 @@ impl State {
         if self.chunks.iter().any(|chunk| chunk.range.contains(range)) {
             return Begun::Known;
         }
-        // Others are not let go of in its favour: their readers are on their way, and would have
-        // them read again.
+        // No other chunk is dropped for it: its readers are on their way, and would read it again.
         if self.chunks.len() >= CHUNKS_MAX {
             return Begun::NoRoom;
         }
@@ -216,7 +229,7 @@ impl State {
         let mut at = range.offset();
         while at < range.end() {
             let next = self.chunks.iter().find(|chunk| {
-                chunk.range.offset() <= at && at < chunk.range.end() && !chunk.is_abandoned()
+                chunk.range.offset() <= at && at < chunk.range.end() && !chunk.is_gone()
             });
             let Some(next) = next else { return Vec::new() };
             at = next.range.end();
@@ -229,7 +242,7 @@ impl State {
 /// A piece of a file that was read ahead, or is being read.
 pub struct Chunk {
     range: ByteRange,
-    /// What the file was like before it was read.
+    /// The file's version before it was read.
     version: FileVersion,
     begun: Instant,
     /// `None` when it could not be had.
@@ -241,6 +254,8 @@ pub struct Chunk {
 struct Content {
     buffer: Buffer,
     len: usize,
+    /// Since before it was read.
+    watch: ChangeWatch,
 }
 
 impl Chunk {
@@ -262,8 +277,13 @@ impl Chunk {
         self.content.get()?.as_ref().map(Content::as_slice)
     }
 
-    fn is_abandoned(&self) -> bool {
-        matches!(self.content.get(), Some(None))
+    /// Whether it could not be had, or the file is known to have changed since.
+    fn is_gone(&self) -> bool {
+        match self.content.get() {
+            None => false,
+            Some(None) => true,
+            Some(Some(content)) => content.watch.has_fired(),
+        }
     }
 
     fn is_used_up(&self) -> bool {
@@ -283,7 +303,7 @@ impl fmt::Debug for Chunk {
     }
 }
 
-/// The duty to read a chunk. Dropped, it tells those who wait for the chunk to read for themselves.
+/// The duty to read a chunk. When it is dropped, waiters for the chunk read for themselves.
 #[derive(Debug)]
 pub struct Fill {
     chunk: Arc<Chunk>,
@@ -296,14 +316,12 @@ impl Fill {
         self.chunk.range
     }
 
-    /// Hands over the first `len` bytes of the buffer as the content of the chunk: all of it, or what
-    /// there was up to the end of the file.
+    /// Watches the file of `fd` from now on. To be called before the chunk is read.
     ///
-    /// # Panics
-    /// The buffer is shorter than `len`.
-    pub fn complete(self, buffer: Buffer, len: usize) {
-        assert!(len <= buffer.capacity(), "a buffer holds what was read into it");
-        self.set(Some(Content { buffer, len }));
+    /// # Errors
+    /// As [`ChangeWatches::watch`]; the chunk is given up.
+    pub fn watch(self, watches: &ChangeWatches, fd: BorrowedFd<'_>) -> io::Result<WatchedFill> {
+        Ok(WatchedFill { watch: watches.watch(fd)?, fill: self })
     }
 
     /// Gives up: it could not be read, or may not be kept.
@@ -314,6 +332,37 @@ impl Fill {
     fn set(&self, content: Option<Content>) {
         // Refused only when it was set before: by `complete`, whose own drop comes after it.
         drop(self.chunk.content.set(content));
+    }
+}
+
+/// The duty to read a chunk, of a file that is watched. Only such a chunk can be completed.
+#[derive(Debug)]
+pub struct WatchedFill {
+    fill: Fill,
+    watch: ChangeWatch,
+}
+
+impl WatchedFill {
+    /// What to read.
+    #[must_use]
+    pub fn range(&self) -> ByteRange {
+        self.fill.range()
+    }
+
+    /// Hands over the first `len` bytes of the buffer as the content of the chunk: all of it, or what
+    /// there was up to the end of the file.
+    ///
+    /// # Panics
+    /// The buffer is shorter than `len`.
+    pub fn complete(self, buffer: Buffer, len: usize) {
+        assert!(len <= buffer.capacity(), "a buffer holds what was read into it");
+        let Self { fill, watch } = self;
+        fill.set(Some(Content { buffer, len, watch }));
+    }
+
+    /// Gives up: it could not be read, or may not be kept.
+    pub fn abandon(self) {
+        drop(self);
     }
 }
 

@@ -1,19 +1,19 @@
-//! Noticing that data is read again.
+//! Detects that data is read again.
 //!
 //! With no memory free, caching what was just read pays only if it is read again before it would be
-//! pushed out. What was read past the page cache leaves no trace there, so the traces are kept here:
-//! for each of a few parts of a file, when it was last read through. Time is counted in bytes read
-//! from the disk, as page reclaim counts it: what comes back within half of the memory's size would
-//! have stayed in the cache.
+//! pushed out. Data read past the page cache leaves no trace there, so the trace is kept here: for
+//! each of a few parts of a file, when it was last read through. Time is counted in bytes read from
+//! the disk, as page reclaim counts it: data read again within half of the memory's size would have
+//! stayed in the cache.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::byte_range::ByteRange;
 
-/// Parts of a file that are told apart.
+/// Parts of a file whose reads are distinguished.
 const PARTS: usize = 64;
 
-/// What was read of one file past the page cache, and when.
+/// The parts of one file that were read past the page cache, and when.
 #[derive(Debug, Default)]
 pub struct ReadHistory {
     /// Nothing before the first read.
@@ -36,7 +36,7 @@ struct Part {
 }
 
 impl ReadHistory {
-    /// Notes that `range` of a file of `size` bytes is read, and says whether any of it was read
+    /// Notes that `range` of a file of `size` bytes is read, and returns whether any of it was read
     /// before within the last `horizon` bytes of `clock`, which counts bytes read from the disk.
     pub fn note(&self, range: ByteRange, size: u64, clock: u64, horizon: u64) -> bool {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! What of a file is in the page cache, and dropping it from there.
+//! The pages of a file in the page cache, and how to drop them.
 //!
 //! All answers are about a moment that has passed when they arrive: pages come and go meanwhile.
 
@@ -31,9 +31,9 @@ pub struct CacheState {
     pub recently_evicted: u64,
 }
 
-/// The state of the range, by one system call that looks only at pages that exist. `None` if the
-/// kernel does not tell: before Linux 6.5 it has no such call (`cachestat`), and since 6.14 it
-/// answers only who owns the file, may write it, or has it open for writing.
+/// The state of the range, by one system call that visits only pages that exist. `None` if the
+/// kernel does not report it: before Linux 6.5 it has no such call (`cachestat`), and since 6.14 it
+/// answers only a caller that owns the file, may write it, or has it open for writing.
 ///
 /// # Errors
 /// `EBADF` and the like: the caller's mistakes.
@@ -103,10 +103,10 @@ impl Residency {
     }
 }
 
-/// What of `range` is in the page cache. `None` if the kernel does not tell this caller: for a file
-/// that it neither owns nor may write, what is cached would show what others have read. Who asks is
-/// the thread, as the user it acts for ([`Identity`](crate::Identity)). Take `None` as "some of it
-/// may be": drop nothing, and read where either is right.
+/// The parts of `range` in the page cache. `None` if the kernel does not tell this caller: for a
+/// file that it neither owns nor may write, cached pages would reveal what others have read. The
+/// caller is the thread, as the user it acts for ([`Identity`](crate::Identity)). Take `None` as
+/// "some of it may be": drop nothing, and read where either is right.
 ///
 /// One `cachestat` if all or nothing is resident, and two more for each halving on the way to a
 /// border between resident and not. Ask about no more than the file has: its end is such a border.
@@ -119,17 +119,17 @@ pub fn resident_ranges(fd: BorrowedFd<'_>, range: ByteRange) -> io::Result<Optio
     match bisect(pages, |range| cachestat(fd, range)) {
         Ok(residency) => Ok(Some(residency)),
         Err(Errno::NOSYS | Errno::OPNOTSUPP) => resident_by_mincore(fd, pages),
-        // The rule of mincore is the same, and its answer to those whom it does not tell the truth
-        // is that everything is resident.
+        // mincore has the same rule, but reports every page as resident where it must not answer.
         Err(Errno::PERM) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Takes the clean pages of `range` out of the page cache. Whoever brought them in: the kernel does
-/// not know, so ask [`resident_ranges`] before reading or writing and spare what was there.
+/// Drops the clean pages of `range` from the page cache, also those that another process brought
+/// in: the kernel does not distinguish them, so call [`resident_ranges`] before reading or writing
+/// and spare what was there.
 ///
-/// Stays in memory all the same, for this is advice (`POSIX_FADV_DONTNEED`):
+/// Some pages stay in memory, because this is advice (`POSIX_FADV_DONTNEED`):
 /// - pages that are dirty or being written; the kernel starts to write them back, and a second call
 ///   after that takes them;
 /// - pages that a process has mapped, or that are in use at this moment;
@@ -145,7 +145,7 @@ pub fn drop_clean(fd: BorrowedFd<'_>, range: ByteRange) -> io::Result<()> {
     Ok(fadvise(fd, range.offset(), Some(len), Advice::DontNeed)?)
 }
 
-/// The resident parts of `pages`, in whole pages, found by halving it wherever `state` says that
+/// The resident parts of `pages`, in whole pages, found by halving it wherever `state` reports that
 /// some but not all are cached.
 fn bisect(
     pages: ByteRange,
@@ -194,9 +194,9 @@ fn resident_by_mincore(fd: BorrowedFd<'_>, pages: ByteRange) -> io::Result<Optio
     Ok(Some(residency))
 }
 
-/// Whether `mincore` tells this process the truth about the file. To those who may not write the
-/// file it says that every page is resident, so it is asked about one that cannot be: far behind
-/// the end of the file at `file_end`.
+/// Whether `mincore` reports the true state of the file to this process. To a process that may not
+/// write the file it reports every page as resident, so it is called for one that cannot be: far
+/// behind the end of the file at `file_end`.
 fn mincore_is_honest(fd: BorrowedFd<'_>, file_end: u64) -> io::Result<bool> {
     // Farther than the file grows in this moment, and than the folio of its last page reaches.
     let distance = 1 << 30;
@@ -287,7 +287,7 @@ impl FileMapping {
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `new` mapped, nobody else unmaps it, and no reference
+        // SAFETY: the range is exactly what `new` mapped, no other code unmaps it, and no reference
         // into it was ever made.
         let unmapped = unsafe { munmap(self.start, self.len) };
         if let Err(error) = unmapped {

@@ -1,8 +1,8 @@
 //! Memory that buffers of one size are cut out of, in huge pages where the system has them.
 //!
 //! Direct I/O hands the disk pieces of memory that are contiguous to it. 1 MiB of ordinary pages is
-//! 256 of them, which a virtual disk takes as several requests, and lets wait what comes meanwhile;
-//! in huge pages it is two at most.
+//! 256 of them, which a virtual disk takes as several requests while others wait; in huge pages it
+//! is two at most.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,11 +13,16 @@ use std::sync::{Arc, PoisonError};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use crate::buffer::BUFFER_ALIGN;
 use crate::sync::{Mutex, MutexGuard};
 
-/// What a huge page has on x86-64, and on arm64 with pages of 4 KiB. Where it is another, fewer of
-/// them fit.
+/// The alignment of every buffer's first byte, in bytes.
+///
+/// Direct I/O asks for at most the logical block size of the device, which Linux file systems cap
+/// at one page of 4096 bytes on the machines we serve from; larger system pages only align better.
+pub const BUFFER_ALIGN: usize = 4096;
+
+/// The size of a huge page on x86-64, and on arm64 with pages of 4 KiB. Elsewhere fewer of them
+/// fit.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// An anonymous private mapping of slots, all of one length. Unmapped when the last slot and all
@@ -26,15 +31,15 @@ pub(crate) struct Slab {
     start: NonNull<u8>,
     len: usize,
     slot_bytes: usize,
-    /// Slots that nobody holds. The first is taken first, so that those in use share huge pages.
+    /// Free slots. The first is taken first, so that the used ones share huge pages.
     vacant: Mutex<BTreeSet<usize>>,
 }
 
 impl Slab {
-    /// Maps `slots` of `slot_bytes` each, at least one, a multiple of the system page size. Nothing
-    /// is backed by memory until it is touched; with `huge`, a huge page at a time where slots fill
-    /// one, if the system has one and lets programs ask for it (`transparent_hugepage/enabled` is
-    /// `madvise` or `always`).
+    /// Maps `slots` of `slot_bytes` each, at least one, a multiple of the system page size. A page
+    /// gets memory when it is first touched; with `huge`, a huge page at a time where slots fill
+    /// one, if the system has one and allows it (`transparent_hugepage/enabled` is `madvise` or
+    /// `always`).
     pub(crate) fn map(slot_bytes: usize, slots: usize, huge: bool) -> Result<Arc<Self>, Errno> {
         let used = slot_bytes.checked_mul(slots).ok_or(Errno::NOMEM)?;
         // Linux aligns to huge pages what is a multiple of them (since 6.7). Without that, those at
@@ -62,7 +67,7 @@ impl Slab {
         Ok(Arc::new(slab))
     }
 
-    /// Says what pages a range of the new mapping is to consist of.
+    /// Advises the kernel which pages a range of the new mapping is to consist of.
     fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Errno> {
         debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxNoHugepage));
         if range.is_empty() {
@@ -72,7 +77,7 @@ impl Slab {
         unsafe { madvise(self.start.add(range.start).as_ptr().cast(), range.len(), advice) }
     }
 
-    /// A slot that nobody holds, if there is one; zeroed, or with content of an earlier use.
+    /// A free slot, if there is one; zeroed, or with content of an earlier use.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Slot> {
         let number = self.lock().pop_first()?;
         Some(Slot { slab: Arc::clone(self), number })
@@ -92,8 +97,8 @@ impl fmt::Debug for Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `map` mapped, nobody else unmaps it, and every slice of
-        // it borrowed a slot, each of which held a reference to this value.
+        // SAFETY: the range is exactly what `map` mapped, no other code unmaps it, and every slice
+        // of it borrowed a slot, each of which held a reference to this value.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         // Unmapping a whole own mapping has no documented failure but running out of mappings by
         // splitting, which whole mappings do not do. Memory that stayed mapped outside the budget
@@ -124,8 +129,8 @@ impl Slot {
 
     pub(crate) fn as_slice(&self) -> &[u8] {
         // SAFETY: `map` mapped the slot's bytes readable, zero-filled by the kernel and hence
-        // initialised; they stay mapped as long as `slab`, which lives as long as `self`; nobody
-        // else holds this slot, and only `as_mut_slice` writes it, which needs `&mut self`.
+        // initialised; they stay mapped as long as `slab`, which lives as long as `self`; this slot
+        // has no other holder, and only `as_mut_slice` writes it, which needs `&mut self`.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.bytes()) }
     }
 
@@ -215,7 +220,7 @@ mod tests {
     fn large_slots_lie_in_huge_pages_where_there_are_any() {
         let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
         if !enabled.is_ok_and(|modes| modes.contains("[madvise]") || modes.contains("[always]")) {
-            return eprintln!("skipped: no transparent huge pages for those who ask");
+            return eprintln!("skipped: no transparent huge pages by madvise");
         }
         let slab = Slab::map(1032 * KIB, 7, true).unwrap();
         let mut slots: Vec<_> = std::iter::from_fn(|| slab.take()).collect();

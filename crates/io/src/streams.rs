@@ -1,9 +1,12 @@
-//! Telling those who go through a file in sequence from others.
+//! Detects streams: reads or writes of a file in sequence.
 
 use crate::byte_range::ByteRange;
-use crate::read_ahead::CHUNK_BYTES;
 
-/// Streams told apart in one file.
+/// Bytes of a chunk, and what its first byte's offset is a multiple of. One disk request of this
+/// size costs little more than its transfer, and clients ask for at most this much by default.
+pub const CHUNK_BYTES: u64 = 1024 * 1024;
+
+/// Streams distinguished in one file.
 const STREAMS_MAX: usize = 8;
 /// How far from its expected place a request may be and still belong to a stream, in requests of its
 /// own size: clients send many at once, and they arrive in any order (FreeBSD's server tolerates 16
@@ -74,9 +77,9 @@ impl Stream {
         self.bytes
     }
 
-    /// What is to be in memory or on its way when `range` is read: whole chunks, from the one with
-    /// its first byte on, cut off at the end of the file (`size` bytes). The further a stream has
-    /// come, the further it is read ahead.
+    /// The part of the file that should be in memory or being read when `range` is read: whole
+    /// chunks, from the one with its first byte on, cut off at the end of the file (`size` bytes).
+    /// The further a stream has come, the further it is read ahead.
     pub(crate) fn wanted_ahead(&self, range: ByteRange, size: u64) -> ByteRange {
         let ahead = self.bytes.clamp(CHUNK_BYTES, AHEAD_BYTES_MAX);
         let first = range.offset() - range.offset() % CHUNK_BYTES;
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_side_by_side_are_told_apart() {
+    fn interleaved_streams_are_distinguished() {
         let mut streams = Streams::default();
         for i in 0..10 {
             for start in 0..STREAMS_MAX as u64 {

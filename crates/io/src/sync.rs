@@ -1,8 +1,8 @@
 //! The locks and channels of the parts whose interleavings are checked.
 //!
-//! Built with `--cfg shuttle`, they are those of the [shuttle] checker, which runs a test again and
-//! again and chooses each time which thread goes on at every use of one. What is checked is then
-//! the code that is shipped, and not a model of it. In every other build they are the plain ones.
+//! Built with `--cfg shuttle`, they are those of the [shuttle] checker, which runs a test many
+//! times and chooses which thread continues at every use of one. So the shipped code is checked,
+//! and not a model of it. In every other build they are the plain ones.
 //!
 //! [shuttle]: https://docs.rs/shuttle
 

@@ -51,6 +51,10 @@ pub struct WriteBehindConfig {
     /// Bytes in the window at most: written, and not yet clean. Writers wait at this bound; data
     /// hurries along from half of it on. At least 1.
     pub window_bytes: u64,
+    /// The most files in the window, each with an open descriptor: files with data on its way, and
+    /// files that admitted writes may add. Writers wait at this bound too; from half of it on,
+    /// write-back begins early. At least 1.
+    pub files_max: usize,
     /// Write-back begins in pieces of about this size, ending at multiples of it; rounded up to
     /// whole pages. At least 1.
     pub run_bytes: u64,
@@ -65,10 +69,11 @@ pub struct WriteBehindConfig {
 }
 
 impl Default for WriteBehindConfig {
-    /// 64 MiB, in runs of 4 MiB, for a second; 50 ms for a neighbour; four threads.
+    /// 64 MiB of 16,384 files, in runs of 4 MiB, for a second; 50 ms for a neighbour; four threads.
     fn default() -> Self {
         Self {
             window_bytes: 64 << 20,
+            files_max: 16_384,
             run_bytes: 4 << 20,
             age_max: Duration::from_secs(1),
             neighbour_wait: Duration::from_millis(50),
@@ -77,7 +82,7 @@ impl Default for WriteBehindConfig {
     }
 }
 
-/// What a window has done so far.
+/// The counters of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteBehindCounts {
     /// Writes that arrived after data that belongs behind them. A second stream in the same file
@@ -123,8 +128,8 @@ impl WriteBehind {
         Self { shared: Shared::new(config) }
     }
 
-    /// The window's view of one file. There must be one only for each file, or what one brought
-    /// into the cache looks to the other as if it had been there before. Costs nothing until the
+    /// The window's view of one file. There must be one only for each file, or pages that one
+    /// brought into the cache seem to the other to have been there before. Costs nothing until the
     /// first write.
     #[must_use]
     pub fn file(&self) -> Arc<WriteBehindFile> {
@@ -132,9 +137,9 @@ impl WriteBehind {
     }
 
     /// Room for a write of so many bytes. Waits while the window is full, first come first served.
-    /// More than the window holds is let in when it is empty.
+    /// A write larger than the window is admitted when the window is empty.
     ///
-    /// Dropping the future gives up the place in the queue, and nothing else.
+    /// Dropping the future gives up the place in the queue without other effect.
     pub async fn room(&self, bytes: u64) -> Room {
         self.shared.room(bytes).await
     }
@@ -154,14 +159,20 @@ impl WriteBehind {
         self.shared.bytes()
     }
 
-    /// What the window has done so far.
+    /// Files in the window now, each with a descriptor.
+    #[must_use]
+    pub fn files(&self) -> usize {
+        self.shared.files()
+    }
+
+    /// The counters so far.
     #[must_use]
     pub fn counts(&self) -> WriteBehindCounts {
         self.shared.counts()
     }
 
-    /// Writes everything back, drops it, and returns when all threads have ended. Blocks the calling
-    /// thread, which helps. What is enrolled later is written back at once.
+    /// Writes everything back, drops it, and returns when all threads have ended. Blocks the
+    /// calling thread, which helps. Ranges enrolled later are written back at once.
     pub fn shutdown(&self) {
         self.shared.shutdown();
     }

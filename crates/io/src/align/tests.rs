@@ -149,7 +149,7 @@ fn alignments() -> impl Strategy<Value = DioAlign> {
     })
 }
 
-/// Small ranges anywhere, mostly where alignments, the largest offset or nothing is near.
+/// Small ranges at any offset, most of them near an alignment or the largest offset.
 fn ranges() -> impl Strategy<Value = ByteRange> {
     let offset = prop_oneof![
         0..300_000_u64,

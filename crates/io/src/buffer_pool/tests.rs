@@ -14,7 +14,7 @@ const SMALL: usize = 8 * KIB;
 const MEDIUM: usize = 64 * KIB + SPARE_BYTES;
 const LARGE: usize = 1024 * KIB + SPARE_BYTES;
 
-/// Polls a future once and says whether it is still pending.
+/// Polls a future once and returns whether it is still pending.
 async fn is_pending<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
     let mut future = Some(future);
     poll_fn(|context| {
@@ -54,19 +54,37 @@ fn buffers_are_aligned_blank_when_new_and_large_enough() {
 }
 
 #[tokio::test]
+async fn trimmed_buffer_keeps_its_bytes_and_serves_those_who_wait() {
+    // One large buffer, or one small and what is left.
+    let pool = BufferPool::new(LARGE + SMALL);
+    let mut buffer = pool.try_take(LARGE).unwrap();
+    buffer.as_mut_slice()[..3].copy_from_slice(b"abc");
+    let mut waiting = pin!(pool.take(OWN, MEDIUM));
+    assert!(is_pending(waiting.as_mut()).await);
+    let buffer = buffer.trimmed(3);
+    assert_eq!((buffer.capacity(), &buffer.as_slice()[..3]), (SMALL, &b"abc"[..]));
+    assert_eq!(waiting.await.unwrap().capacity(), MEDIUM);
+    assert!(pool.bytes_mapped() <= pool.budget_bytes());
+    assert_eq!(pool.bytes_in_use(), SMALL);
+    // Nothing is smaller, and nothing else changes.
+    assert_eq!(buffer.trimmed(8192).capacity(), SMALL);
+    assert_eq!(pool.bytes_in_use(), 0);
+}
+
+#[tokio::test]
 async fn impossible_requests_are_refused_at_once() {
     let pool = BufferPool::new(64 << 20);
     let max = 4096 * KIB + SPARE_BYTES;
     assert_eq!(pool.len_max(), max);
-    assert!(pool.take(max).await.is_ok());
-    assert_eq!(pool.take(max + 1).await.unwrap_err(), BufferTooLarge { len: max + 1, max });
+    assert!(pool.take(OWN, max).await.is_ok());
+    assert_eq!(pool.take(OWN, max + 1).await.unwrap_err(), BufferTooLarge { len: max + 1, max });
 
     let tight = BufferPool::new(LARGE - 1);
     let max = 256 * KIB + SPARE_BYTES;
-    assert_eq!(tight.take(LARGE).await.unwrap_err(), BufferTooLarge { len: LARGE, max });
+    assert_eq!(tight.take(OWN, LARGE).await.unwrap_err(), BufferTooLarge { len: LARGE, max });
     assert!(tight.try_take(LARGE).is_none());
     assert_eq!(
-        BufferPool::new(SMALL - 1).take(0).await.unwrap_err(),
+        BufferPool::new(SMALL - 1).take(OWN, 0).await.unwrap_err(),
         BufferTooLarge { len: 0, max: 0 }
     );
 }
@@ -103,9 +121,9 @@ fn idle_memory_of_other_classes_makes_room() {
 #[tokio::test]
 async fn waiters_are_served_in_order() {
     let pool = BufferPool::new(LARGE);
-    let held = pool.take(LARGE).await.unwrap();
-    let mut large = pin!(pool.take(LARGE));
-    let mut small = pin!(pool.take(1));
+    let held = pool.take(OWN, LARGE).await.unwrap();
+    let mut large = pin!(pool.take(OWN, LARGE));
+    let mut small = pin!(pool.take(OWN, 1));
     assert!(is_pending(large.as_mut()).await);
     assert!(is_pending(small.as_mut()).await);
     assert_eq!(pool.waiters(), 2);
@@ -115,7 +133,7 @@ async fn waiters_are_served_in_order() {
     assert!(is_pending(small.as_mut()).await);
     assert_eq!(pool.waiters(), 1);
     let large = large.await.unwrap();
-    assert!(pool.try_take(1).is_none(), "nobody passes a waiter");
+    assert!(pool.try_take(1).is_none(), "no taker overtakes a waiter");
     drop(large);
     assert_eq!(small.await.unwrap().capacity(), SMALL);
 }
@@ -123,8 +141,8 @@ async fn waiters_are_served_in_order() {
 #[tokio::test]
 async fn a_small_buffer_is_not_lent_past_a_large_waiter() {
     let pool = BufferPool::new(LARGE + SMALL);
-    let first = pool.take(LARGE).await.unwrap();
-    let mut large = pin!(pool.take(LARGE));
+    let first = pool.take(OWN, LARGE).await.unwrap();
+    let mut large = pin!(pool.take(OWN, LARGE));
     assert!(is_pending(large.as_mut()).await);
     assert!(pool.try_take(1).is_none(), "there is room, but someone waits");
     drop(first);
@@ -135,9 +153,9 @@ async fn a_small_buffer_is_not_lent_past_a_large_waiter() {
 #[tokio::test]
 async fn a_waiter_that_leaves_frees_those_behind_it() {
     let pool = BufferPool::new(LARGE + SMALL);
-    let _held = pool.take(LARGE).await.unwrap();
-    let mut large = Box::pin(pool.take(LARGE));
-    let mut small = pin!(pool.take(1));
+    let _held = pool.take(OWN, LARGE).await.unwrap();
+    let mut large = Box::pin(pool.take(OWN, LARGE));
+    let mut small = pin!(pool.take(OWN, 1));
     assert!(is_pending(large.as_mut()).await);
     assert!(is_pending(small.as_mut()).await, "in line behind the large one");
     drop(large);
@@ -146,14 +164,73 @@ async fn a_waiter_that_leaves_frees_those_behind_it() {
 }
 
 #[tokio::test]
-async fn a_granted_buffer_nobody_fetches_comes_back() {
+async fn one_client_cannot_hold_the_whole_pool() {
+    const GREEDY: ClientId = 1;
+    const OTHER: ClientId = 2;
+    let pool = BufferPool::new(8 * MEDIUM);
+    let mut held: Vec<_> = std::iter::from_fn(|| pool.try_take_for(GREEDY, MEDIUM)).collect();
+    assert_eq!(held.len(), 6, "three quarters");
+    let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(pool.take(GREEDY, MEDIUM))).collect();
+    for waiting in &mut waiting {
+        assert!(is_pending(waiting.as_mut()).await);
+    }
+    assert!(pool.try_take_for(GREEDY, 1).is_none(), "its own requests wait");
+    // The requests of a client at its share hold up no other client.
+    let others = [(); 2].map(|()| pool.try_take_for(OTHER, MEDIUM).unwrap());
+    drop(others);
+    assert_eq!(pool.waiters(), 3);
+    assert!(is_pending(waiting[0].as_mut()).await);
+    drop(held.pop());
+    assert!(waiting.remove(0).await.is_ok());
+    drop((waiting, held));
+    assert_eq!((pool.bytes_in_use(), pool.waiters()), (0, 0));
+}
+
+#[tokio::test]
+async fn clients_are_served_in_turn() {
+    let pool = BufferPool::new(2 * MEDIUM);
+    let held = pool.try_take(MEDIUM).unwrap();
+    let small = pool.try_take_for(1, SMALL).unwrap();
+    let mut first = [(); 2].map(|()| Box::pin(pool.take(1, MEDIUM)));
+    let mut second = Box::pin(pool.take(2, MEDIUM));
+    for waiting in &mut first {
+        assert!(is_pending(waiting.as_mut()).await);
+    }
+    assert!(is_pending(second.as_mut()).await);
+    drop(small);
+    let [granted, mut behind] = first;
+    let granted = granted.await.unwrap();
+    drop(held);
+    assert!(is_pending(behind.as_mut()).await, "it is the turn of the other client");
+    let of_second = second.await.unwrap();
+    drop(granted);
+    assert!(behind.await.is_ok());
+    drop(of_second);
+    assert_eq!((pool.bytes_in_use(), pool.waiters()), (0, 0));
+}
+
+#[tokio::test]
+async fn client_that_holds_nothing_may_have_the_whole_budget() {
+    let pool = BufferPool::new(LARGE);
+    let large = pool.take(1, LARGE).await.unwrap();
+    let mut waiting = Box::pin(pool.take(1, SMALL));
+    assert!(is_pending(waiting.as_mut()).await);
+    // The part that it returned can be taken again.
+    let trimmed = large.trimmed(1);
+    assert!(waiting.await.is_ok());
+    drop(trimmed);
+    assert_eq!(pool.bytes_in_use(), 0);
+}
+
+#[tokio::test]
+async fn an_unclaimed_grant_returns_its_buffer() {
     let pool = BufferPool::new(SMALL);
-    let held = pool.take(1).await.unwrap();
-    let mut first = Box::pin(pool.take(1));
-    let mut second = pin!(pool.take(1));
+    let held = pool.take(OWN, 1).await.unwrap();
+    let mut first = Box::pin(pool.take(OWN, 1));
+    let mut second = pin!(pool.take(OWN, 1));
     assert!(is_pending(first.as_mut()).await);
     assert!(is_pending(second.as_mut()).await);
-    drop(held); // Grants to the first, which leaves without looking.
+    drop(held); // Grants to the first, which is dropped before it is polled.
     drop(first);
     assert!(second.await.is_ok());
     assert_eq!((pool.bytes_in_use(), pool.waiters()), (0, 0));
@@ -173,7 +250,7 @@ fn dropping_on_another_thread_wakes_the_waiter() {
         }
     });
     let taken = runtime()
-        .block_on(async { tokio::time::timeout(Duration::from_secs(10), pool.take(1)).await });
+        .block_on(async { tokio::time::timeout(Duration::from_secs(10), pool.take(OWN, 1)).await });
     assert_eq!(taken.expect("woken").unwrap().capacity(), SMALL);
     dropper.join().unwrap();
 }
@@ -232,7 +309,7 @@ async fn take_at_random(pool: &Arc<BufferPool>, in_use: &AtomicUsize, seed: u64,
     };
     for _ in 0..takes {
         let len = [100, SMALL, 60 * KIB, 200 * KIB, LARGE][random(5)];
-        let waiting = pool.take(len);
+        let waiting = pool.take(u128::from(seed % 3), len);
         // Some give up early, to exercise leaving the queue.
         let limit = Duration::from_micros(if random(8) == 0 { 50 } else { 60_000_000 });
         let Ok(buffer) = tokio::time::timeout(limit, waiting).await else {

@@ -8,7 +8,8 @@ use crate::{ByteRange, Residency, drop_clean, resident_ranges};
 
 const MAX: u64 = i64::MAX as u64;
 
-/// A temporary file that holds 1, 2, 3, … modulo 251, so that no two nearby offsets look alike.
+/// A temporary file that holds 1, 2, 3, … modulo 251, so that nearby offsets have different
+/// content.
 fn file_of(len: usize) -> (File, Vec<u8>) {
     let content: Vec<u8> = (1..=len).map(|index| u8::try_from(index % 251).unwrap()).collect();
     let file = tempfile::tempfile().unwrap();
@@ -88,7 +89,7 @@ fn writes_replace_extend_and_leave_holes() {
 /// A memory file sealed against growth takes the page that exists and refuses the next: a short
 /// write, then the error.
 #[test]
-fn a_failed_write_tells_how_far_it_came() {
+fn a_failed_write_returns_the_bytes_written() {
     let fd = memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap();
     let file = File::from(fd);
     file.set_len(4096).unwrap();
@@ -128,7 +129,7 @@ fn a_resident_range_is_read_without_waiting() {
         (8_000, 10_000, NowaitRead::Done(2_000)),
         (10_000, 10_000, NowaitRead::Done(0)),
         (20_000, 10_000, NowaitRead::Done(0)),
-        // Short of a size seen before a truncation: only a blocking read can tell.
+        // Short of a size seen before a truncation: only a blocking read can distinguish the two.
         (8_000, 12_000, NowaitRead::Partly(2_000)),
     ] {
         let read = try_read_at_nowait(file.as_fd(), &mut buf, offset, size_hint).unwrap();
@@ -202,7 +203,7 @@ fn dontcache_is_like_plain_where_it_is_known() {
 
 /// Files in memory do not know the flag, which is no error of the file.
 #[test]
-fn an_unknown_flag_is_told_apart_from_a_failure() {
+fn an_unknown_flag_is_distinguished_from_a_failure() {
     let file = File::from(memfd_create("f", MemfdFlags::CLOEXEC).unwrap());
     assert_eq!(write_at(file.as_fd(), b"data", 0).unwrap(), 4);
     assert_eq!(read_dontcache(file.as_fd(), &mut [0; 4], 0).unwrap(), None);

@@ -233,7 +233,8 @@ fn a_short_cached_write_goes_on_where_it_stopped() {
 
 #[test]
 fn what_the_kernel_refuses_directly_goes_through_the_cache() {
-    // The file wants more than it says: the split is for 512, and 64 KiB is demanded.
+    // The file requires more than it reports: the split is for 512, the file refuses less than 64
+    // KiB.
     let (whole, segments, data) = ragged_write();
     let mut file = SimulatedFile::new(aligned_to(65_536));
     let done = file.write_segments(&segments, data.as_slice()).unwrap();

@@ -1,7 +1,7 @@
-//! One bounded queue of jobs and the threads that serve it.
+//! A queue of work for each client, and the threads that serve them in turn.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,10 +13,11 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 
 use super::Task;
 use super::lane_task::{LaneTask, Progress};
+use super::share::{ClientId, Share};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What the threads of a lane may wait for, in rising order of how long that takes.
+/// The waits that are allowed on a lane's threads, from the shortest to the longest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Purpose {
     /// Names and attributes.
@@ -26,7 +27,7 @@ pub(super) enum Purpose {
 }
 
 thread_local! {
-    /// What this thread may block for; `None` on a thread that is no lane's.
+    /// The longest wait that is allowed on this thread; `None` outside a lane.
     static MAY_BLOCK_FOR: Cell<Option<Purpose>> = const { Cell::new(None) };
     /// The lane that this thread serves.
     static SERVES: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
@@ -58,30 +59,46 @@ pub(super) struct Shared {
     name: &'static str,
     purpose: Purpose,
     threads_max: usize,
-    /// One permit per free place in the queue.
-    places: Semaphore,
+    /// Jobs of one client that wait for a thread, at most.
+    queue_max: usize,
     queue: Mutex<Queue>,
-    /// Told when the last thread of a closed lane has ended.
-    ended: Notify,
+    /// Notified when the last thread of a closed lane has ended.
+    all_ended: Notify,
 }
 
 /// The lock is held for a push or a pop, and while a thread is being started.
 struct Queue {
-    work: VecDeque<Work>,
+    /// Clients with work that waits or is being done, or with callers that wait for a place.
+    clients: HashMap<ClientId, ClientQueue>,
+    /// Clients whose work a thread may take, each once, in the order of their turns.
+    turns: VecDeque<ClientId>,
+    /// Work that waits, of all clients.
+    waiting: usize,
     threads: usize,
-    /// Sleeping threads that nobody has claimed yet. Who claims one takes it out, so that nobody
-    /// else relies on it. The last that went to sleep is the first to be claimed: it finds most of
-    /// what it needs in its processor's cache.
+    /// Sleeping threads that are not claimed yet. A submitter that claims one takes it out, so that
+    /// no other relies on it. The last that went to sleep is claimed first: its processor's cache
+    /// is warmest.
     sleeping: Vec<Thread>,
     /// Threads do not sleep any more but end.
     closed: bool,
 }
 
+/// The work of one client.
+struct ClientQueue {
+    work: VecDeque<Work>,
+    /// Threads that do work of this client.
+    threads: usize,
+    /// It is among [`Queue::turns`].
+    has_turn: bool,
+    /// One permit per free place for a job.
+    places: Arc<Semaphore>,
+}
+
 enum Work {
     /// Holds a place.
     Job(Job),
-    /// Was woken. It holds none, for whoever wakes cannot wait for one: there are as many of these,
-    /// at most, as tasks were begun.
+    /// Was woken. It holds none, for the waker cannot wait for one: there are as many of these, at
+    /// most, as tasks were begun.
     Task(Arc<LaneTask>),
 }
 
@@ -94,16 +111,22 @@ impl Lane {
     ) -> Self {
         assert!(threads_max > 0, "{name}: a lane without threads would never run a job");
         assert!(queue_max > 0, "{name}: a queue without places would never take a job");
-        let queue =
-            Queue { work: VecDeque::new(), threads: 0, sleeping: Vec::new(), closed: false };
+        let queue = Queue {
+            clients: HashMap::new(),
+            turns: VecDeque::new(),
+            waiting: 0,
+            threads: 0,
+            sleeping: Vec::new(),
+            closed: false,
+        };
         Self {
             shared: Arc::new(Shared {
                 name,
                 purpose,
                 threads_max,
-                places: Semaphore::new(queue_max.min(Semaphore::MAX_PERMITS)),
+                queue_max: queue_max.min(Semaphore::MAX_PERMITS),
                 queue: Mutex::new(queue),
-                ended: Notify::new(),
+                all_ended: Notify::new(),
             }),
         }
     }
@@ -111,7 +134,7 @@ impl Lane {
     /// Runs a job on a thread of the lane and resumes its panic here. A caller on a thread that may
     /// block for as much runs it itself: handing it over would only make two threads wait for one
     /// disk. A flush leaves the metadata threads all the same, for others' lookups need them.
-    pub(super) async fn run<R, F>(&self, job: F) -> R
+    pub(super) async fn run<R, F>(&self, client: ClientId, job: F) -> R
     where
         R: Send + 'static,
         F: FnOnce() -> R + Send + 'static,
@@ -123,52 +146,42 @@ impl Lane {
             return job();
         }
         let (sender, outcome) = oneshot::channel();
-        let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
-        // The job is boxed only now: a caller dropped while it waits has allocated nothing but its
-        // channel.
-        self.shared.push_job(Box::new(move || {
-            // Nobody listens any more if the caller was dropped; the result goes with it.
+        let job = Box::new(move || {
+            // The channel is closed if the caller was dropped; the result is dropped with it.
             let _ = sender.send(catch_unwind(AssertUnwindSafe(job)));
-        }));
-        // The thread that takes the job from the queue frees the place.
-        place.forget();
+        });
+        self.shared.submit(client, job).await;
         match outcome.await.expect("an accepted job always sends its outcome") {
             Ok(result) => result,
             Err(panic) => resume_unwind(panic),
         }
     }
 
-    /// Queues a job that nobody waits for, if there is a place; never runs it on this thread.
-    pub(super) fn leave(&self, job: Job) -> bool {
-        let Ok(place) = self.shared.places.try_acquire() else { return false };
-        self.shared.push_job(job);
-        place.forget();
-        true
+    /// Queues a job without a waiter, if there is a place; never runs it on this thread.
+    pub(super) fn leave(&self, client: ClientId, job: Job) -> bool {
+        self.shared.try_submit(client, job).is_ok()
     }
 
-    /// Begins a task on a thread of the lane, and lets it go on there.
-    pub(super) async fn begin(&self, task: Task) {
-        let task = LaneTask::new(&self.shared, task);
-        self.queue(task).await;
+    /// Begins a task on a thread of the lane, where it continues.
+    pub(super) async fn begin(&self, share: Share, task: Task) {
+        let client = share.client();
+        let task = LaneTask::new(&self.shared, share, task);
+        self.shared.submit(client, Box::new(move || go_on(task))).await;
     }
 
-    /// Begins a task on this thread, and lets it go on in the lane.
-    pub(super) async fn begin_here(&self, task: Task) {
-        let task = LaneTask::new(&self.shared, task);
+    /// Begins a task on this thread; it continues in the lane.
+    pub(super) async fn begin_here(&self, share: Share, task: Task) {
+        let client = share.client();
+        let task = LaneTask::new(&self.shared, share, task);
         match task.poll() {
-            Progress::Woken => self.queue(task).await,
+            Progress::Woken => self.shared.submit(client, Box::new(move || go_on(task))).await,
             Progress::Waits | Progress::Ended => {}
         }
     }
 
-    async fn queue(&self, task: Arc<LaneTask>) {
-        let place = self.shared.places.acquire().await.expect("the semaphore is never closed");
-        self.shared.push_job(Box::new(move || go_on(task)));
-        place.forget();
-    }
-
+    #[cfg(test)]
     pub(super) fn queued(&self) -> usize {
-        self.shared.lock().work.len()
+        self.shared.lock().waiting
     }
 
     pub(super) fn close(&self) {
@@ -184,7 +197,7 @@ impl Lane {
         self.close();
         loop {
             // Registered before the check, so that an end between the two is not missed.
-            let ended = self.shared.ended.notified();
+            let ended = self.shared.all_ended.notified();
             if self.shared.lock().threads == 0 {
                 return;
             }
@@ -196,43 +209,125 @@ impl Lane {
 impl Shared {
     /// Queues a task that was woken.
     pub(super) fn push_task(self: &Arc<Self>, task: Arc<LaneTask>) {
+        let client = task.client();
         let is_own = SERVES.get() == Arc::as_ptr(self);
         if is_own && OWES.replace(Some(Arc::clone(self))).is_none() {
-            // By what this thread does for the same lane, and that is mostly over when it wakes
-            // somebody: the thread takes the task next, and no second one is woken. Before it waits
-            // for the disk again it sees to a thread for the task.
-            self.lock().work.push_back(Work::Task(task));
+            // Woken by a thread of the same lane, whose own work usually ends soon after it wakes a
+            // task: that thread takes the task next, and no second thread is woken. If it waits for
+            // the disk before, it first has another thread take the task.
+            self.add(&mut self.lock(), client, Work::Task(task));
         } else {
-            self.push(Work::Task(task));
+            let mut queue = self.lock();
+            let sleeping = self.push(&mut queue, client, Work::Task(task));
+            drop(queue);
+            wake(sleeping);
         }
     }
 
-    /// Queues a job, which has a place.
-    fn push_job(self: &Arc<Self>, job: Job) {
-        self.push(Work::Job(job));
+    /// Queues a job. Waits while its client has as many waiting as it may.
+    async fn submit(self: &Arc<Self>, client: ClientId, job: Job) {
+        let Err((job, places)) = self.try_submit(client, job) else { return };
+        // The thread that takes the job from the queue frees the place.
+        places.acquire().await.expect("the semaphore is never closed").forget();
+        let mut queue = self.lock();
+        let sleeping = self.push(&mut queue, client, Work::Job(job));
+        drop(queue);
+        wake(sleeping);
     }
 
-    fn push(self: &Arc<Self>, work: Work) {
+    /// Queues a job if its client has a place for it; else gives it back, and the client's places.
+    fn try_submit(
+        self: &Arc<Self>,
+        client: ClientId,
+        job: Job,
+    ) -> Result<(), (Job, Arc<Semaphore>)> {
         let mut queue = self.lock();
-        let sleeping = self.claim_thread(&mut queue);
-        queue.work.push_back(work);
+        let places = &self.client(&mut queue, client).places;
+        match places.try_acquire() {
+            Ok(place) => place.forget(),
+            Err(_) => return Err((job, Arc::clone(places))),
+        }
+        let sleeping = self.push(&mut queue, client, Work::Job(job));
         drop(queue);
-        if let Some(thread) = sleeping {
-            thread.unpark();
+        wake(sleeping);
+        Ok(())
+    }
+
+    /// Queues work and sees to a thread for it. Returns a thread that is to be woken, without the
+    /// lock.
+    fn push(self: &Arc<Self>, queue: &mut Queue, client: ClientId, work: Work) -> Option<Thread> {
+        let may_begin = self.add(queue, client, work);
+        if may_begin { self.claim_thread(queue) } else { None }
+    }
+
+    /// Queues work, and returns whether its client has a turn. If it has none, one of its threads
+    /// takes the work when it has ended what it does.
+    fn add(&self, queue: &mut Queue, client: ClientId, work: Work) -> bool {
+        self.client(queue, client).work.push_back(work);
+        queue.waiting += 1;
+        self.give_turn(queue, client)
+    }
+
+    fn client<'a>(&self, queue: &'a mut Queue, client: ClientId) -> &'a mut ClientQueue {
+        queue.clients.entry(client).or_insert_with(|| ClientQueue {
+            work: VecDeque::new(),
+            threads: 0,
+            has_turn: false,
+            places: Arc::new(Semaphore::new(self.queue_max)),
+        })
+    }
+
+    /// Gives a client its turn, if it has work and not too many threads already. Returns whether it
+    /// has one.
+    fn give_turn(&self, queue: &mut Queue, id: ClientId) -> bool {
+        let Some(client) = queue.clients.get_mut(&id) else { return false };
+        if !client.has_turn
+            && !client.work.is_empty()
+            && client.threads < client_threads_max(self.threads_max)
+        {
+            client.has_turn = true;
+            queue.turns.push_back(id);
+        }
+        client.has_turn
+    }
+
+    /// Work of the client whose turn it is, which has one thread more then.
+    fn take(&self, queue: &mut Queue) -> Option<(ClientId, Work)> {
+        let id = queue.turns.pop_front()?;
+        let client = queue.clients.get_mut(&id).expect("a client with a turn has a queue");
+        client.has_turn = false;
+        client.threads += 1;
+        let work = client.work.pop_front().expect("a client with a turn has work");
+        if matches!(work, Work::Job(_)) {
+            client.places.add_permits(1);
+        }
+        queue.waiting -= 1;
+        self.give_turn(queue, id);
+        Some((id, work))
+    }
+
+    /// Notes that a thread has ended work of a client.
+    fn ended(&self, queue: &mut Queue, id: ClientId) {
+        let client = queue.clients.get_mut(&id).expect("a client with a thread has a queue");
+        client.threads -= 1;
+        let is_unused =
+            client.threads == 0 && client.work.is_empty() && Arc::strong_count(&client.places) == 1;
+        if is_unused && queue.clients.len() > CLIENTS_KEPT_MAX {
+            queue.clients.remove(&id);
+        } else {
+            self.give_turn(queue, id);
         }
     }
 
     /// Sees to a thread for what is in the queue.
     fn rouse(self: &Arc<Self>) {
         let mut queue = self.lock();
-        if queue.work.is_empty() {
+        if queue.turns.is_empty() {
             return;
         }
         let sleeping = self.claim_thread(&mut queue);
         drop(queue);
-        if let Some(thread) = sleeping {
-            thread.unpark();
-        }
+        wake(sleeping);
     }
 
     /// Sees to one more thread: a sleeping one, which is to be woken, else a new one, else the next
@@ -246,7 +341,7 @@ impl Shared {
                     let (lane, threads) = (self.name, queue.threads);
                     tracing::warn!(%error, lane, threads, "no further thread can be started");
                 }
-                // Nobody would ever run the job.
+                // No thread would ever run the job.
                 Err(error) => panic!("{}: the first thread cannot be started: {error}", self.name),
             }
         }
@@ -264,39 +359,43 @@ impl Shared {
     fn serve(&self) {
         MAY_BLOCK_FOR.set(Some(self.purpose));
         SERVES.set(self);
-        while let Some(work) = self.next_work() {
+        let mut done_for = None;
+        while let Some((client, work)) = self.next_work(done_for) {
+            done_for = Some(client);
             match work {
-                Work::Job(job) => {
-                    self.places.add_permits(1);
-                    self.contain(job);
-                }
+                Work::Job(job) => self.contain(job),
                 Work::Task(task) => self.contain(|| go_on(task)),
             }
-            // What was left for this thread it takes now.
+            // The work left for this thread is taken now.
             OWES.set(None);
         }
     }
 
-    /// Runs one piece of work. A job's own panic goes to its caller. What is left is a result that
-    /// nobody wanted and whose destructor panics.
+    /// Runs one piece of work. A job's own panic goes to its caller. The remaining case is a
+    /// dropped result whose destructor panics.
     fn contain(&self, work: impl FnOnce()) {
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             tracing::error!(lane = self.name, "dropping the result of abandoned work panicked");
         }
     }
 
-    /// What to do next, or `None` when the lane is closed and empty; this thread is no longer
-    /// counted then, under the same lock, so that a submitter never relies on a thread about to end.
-    fn next_work(&self) -> Option<Work> {
+    /// The next work after work of `done_for`, or `None` when the lane is closed and there is
+    /// nothing for this thread; the thread is no longer counted then, under the same lock, so that
+    /// a submitter never relies on a thread about to end. Work of a client without a turn is left
+    /// to the threads that the client has.
+    fn next_work(&self, done_for: Option<ClientId>) -> Option<(ClientId, Work)> {
         let mut queue = self.lock();
+        if let Some(client) = done_for {
+            self.ended(&mut queue, client);
+        }
         loop {
-            if let Some(work) = queue.work.pop_front() {
+            if let Some(work) = self.take(&mut queue) {
                 return Some(work);
             }
             if queue.closed {
                 queue.threads -= 1;
                 if queue.threads == 0 {
-                    self.ended.notify_waiters();
+                    self.all_ended.notify_waiters();
                 }
                 return None;
             }
@@ -320,6 +419,22 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Clients without work whose queues are kept, so that a job of a client that has one at a time
+/// allocates no queue.
+const CLIENTS_KEPT_MAX: usize = 64;
+
+/// Threads that one client may hold: three quarters of a lane's, rounded up, so that the others'
+/// calls find one at once however long its own take.
+fn client_threads_max(threads_max: usize) -> usize {
+    threads_max - threads_max / 4
+}
+
+fn wake(sleeping: Option<Thread>) {
+    if let Some(thread) = sleeping {
+        thread.unpark();
     }
 }
 

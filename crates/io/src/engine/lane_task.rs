@@ -1,4 +1,4 @@
-//! A task that goes on in its lane, whoever wakes it.
+//! A task that continues in its lane, on whichever thread it was woken.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,40 +6,46 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use super::Task;
 use super::lane::Shared;
+use super::share::{ClientId, Share};
 
 /// A task and the lane that it is queued in when it is woken.
 pub(super) struct LaneTask {
     lane: Arc<Shared>,
+    share: Share,
     state: Mutex<State>,
 }
 
 enum State {
-    /// Nobody polls it, and somebody will.
+    /// It is not being polled, and is in a queue.
     Queued(Task),
     /// It is to be queued when it is woken.
     Waits(Task),
-    /// Somebody polls it, or it has ended.
+    /// It is being polled, or has ended.
     Taken { woken: bool },
 }
 
-/// What came of polling.
+/// The outcome of polling.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// It has ended, by itself or by a panic, of which the panic hook has told.
+    /// It has ended, normally or by a panic, which the panic hook has reported.
     Ended,
-    /// Whoever wakes it queues it.
+    /// It waits; its waker queues it.
     Waits,
     /// It was woken meanwhile, and the caller is to queue it.
     Woken,
 }
 
 impl LaneTask {
-    pub(super) fn new(lane: &Arc<Shared>, task: Task) -> Arc<Self> {
-        Arc::new(Self { lane: Arc::clone(lane), state: Mutex::new(State::Queued(task)) })
+    pub(super) fn new(lane: &Arc<Shared>, share: Share, task: Task) -> Arc<Self> {
+        Arc::new(Self { lane: Arc::clone(lane), share, state: Mutex::new(State::Queued(task)) })
     }
 
     pub(super) fn lane(&self) -> &Arc<Shared> {
         &self.lane
+    }
+
+    pub(super) fn client(&self) -> ClientId {
+        self.share.client()
     }
 
     /// Polls it. Only for the one that has it from the queue, or has made it.
@@ -48,7 +54,10 @@ impl LaneTask {
         let State::Queued(mut task) = taken else { unreachable!("it is in the queue once") };
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
-        match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context))) {
+        let entered = self.share.enter();
+        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context)));
+        drop(entered);
+        match polled {
             Ok(Poll::Pending) => {}
             Ok(Poll::Ready(())) | Err(_) => return Progress::Ended,
         }

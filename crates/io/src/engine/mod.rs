@@ -1,30 +1,34 @@
 //! Threads for blocking file calls.
 //!
 //! Asynchronous tasks must not block on a disk, so they hand jobs to threads kept for that purpose.
-//! There are two lanes, so that a burst of slow data transfers does not hold up lookups. Only their
-//! threads ever act as another user; each takes on a job's identity before it runs the job.
+//! Each device has two lanes, so that a burst of slow data transfers does not hold up lookups, and
+//! no device another. A lane serves its clients in turn. Only lanes' threads ever act as another
+//! user; each takes on a job's identity before it runs the job.
 
 mod lane;
 mod lane_task;
+mod share;
 
 use std::fmt;
 use std::io;
 use std::pin::Pin;
 
 use crate::identity::{self, Identity};
-use lane::{Lane, Purpose};
+use share::Devices;
+pub use share::{ClientId, Device, DeviceNumber, Share};
 
 /// Work that may wait for several things in turn.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Sizes of an [`Engine`]. Each number is at least 1.
+/// Sizes of an [`Engine`], for each device. Each number is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Threads for reading and writing file content, at most.
     pub data_threads: usize,
     /// Threads for operations on names and attributes, at most.
     pub metadata_threads: usize,
-    /// Jobs waiting for a thread, at most, per lane. Further callers wait asynchronously.
+    /// Jobs of one client waiting for a thread, at most, per lane. Further callers wait
+    /// asynchronously.
     pub queue_max: usize,
 }
 
@@ -34,9 +38,13 @@ pub struct EngineConfig {
 /// Threads start on demand up to the configured number and are kept. A job that was accepted runs
 /// to completion, whatever becomes of the future that asked for it: the kernel may be writing into
 /// the job's buffer.
+///
+/// Work is done within the [`Share`] of the task that submits it; what belongs to no share is done
+/// by threads of its own, for client 0.
 pub struct Engine {
-    data: Lane,
-    metadata: Lane,
+    config: EngineConfig,
+    own: Share,
+    devices: Devices,
 }
 
 impl Engine {
@@ -45,15 +53,29 @@ impl Engine {
     /// # Panics
     /// If a number in `config` is 0.
     pub fn new(config: EngineConfig) -> Self {
-        Self {
-            data: Lane::new("spillway-data", Purpose::Data, config.data_threads, config.queue_max),
-            metadata: Lane::new(
-                "spillway-meta",
-                Purpose::Metadata,
-                config.metadata_threads,
-                config.queue_max,
-            ),
-        }
+        let own = Devices::default().get((0, 0), &config);
+        Self { config, own: Share::new(&own, 0), devices: Devices::default() }
+    }
+
+    /// The threads for work on a device, which start when there is work.
+    pub fn device(&self, number: DeviceNumber) -> Device {
+        self.devices.get(number, &self.config)
+    }
+
+    /// The threads for work on no device in particular.
+    pub fn own_device(&self) -> &Device {
+        self.own.device()
+    }
+
+    fn share(&self) -> Share {
+        Share::current().unwrap_or_else(|| self.own.clone())
+    }
+
+    fn all(&self) -> Vec<Share> {
+        let devices = self.devices.all();
+        let mut all = vec![self.own.clone()];
+        all.extend(devices.iter().map(|device| Share::new(device, 0)));
+        all
     }
 
     /// Runs `job` on a data thread, under the server's own identity.
@@ -69,8 +91,11 @@ impl Engine {
         R: Send + 'static,
         F: FnOnce() -> R + Send + 'static,
     {
-        self.data
-            .run(|| {
+        let share = self.share();
+        share
+            .lanes()
+            .data
+            .run(share.client(), || {
                 // A thread inherits the identity of the thread that happened to start it.
                 identity::assume(&Identity::Server)
                     .expect("a thread can always return to the server's identity");
@@ -91,7 +116,12 @@ impl Engine {
         R: Send + 'static,
         F: FnOnce() -> R + Send + 'static,
     {
-        self.data.run(move || identity::assume(&identity).map(|()| job())).await
+        let share = self.share();
+        share
+            .lanes()
+            .data
+            .run(share.client(), move || identity::assume(&identity).map(|()| job()))
+            .await
     }
 
     /// Runs `job` on a metadata thread that acts as `identity` towards the file system.
@@ -105,58 +135,38 @@ impl Engine {
         R: Send + 'static,
         F: FnOnce() -> R + Send + 'static,
     {
-        self.metadata.run(move || identity::assume(&identity).map(|()| job())).await
+        let share = self.share();
+        share
+            .lanes()
+            .metadata
+            .run(share.client(), move || identity::assume(&identity).map(|()| job()))
+            .await
     }
 
-    /// Leaves `job` to a data thread, under the server's own identity, and does not wait for it. Says
-    /// whether it was taken; with a full queue it is dropped, for work that is only to save time must
-    /// not hold up work that is asked for.
+    /// Leaves `job` to a data thread, under the server's own identity, and does not wait for it.
+    /// Returns whether it was taken; with a full queue it is dropped, because optional work must
+    /// not delay requested work.
     pub fn leave_to_data(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        self.data.leave(Box::new(|| {
+        let share = self.share();
+        let job = || {
             identity::assume(&Identity::Server)
                 .expect("a thread can always return to the server's identity");
             job();
-        }))
-    }
-
-    /// Begins `task` on a data thread, where the jobs that it submits run in place: a task that
-    /// needs nothing but the disk is done with a single handover. Where it has to wait for anything
-    /// else (a lock, memory) it leaves the thread to others, and goes on on a data thread when it is
-    /// woken.
-    ///
-    /// Returns as soon as the task is queued; a full queue makes the caller wait. Whoever wakes a
-    /// task never waits. A panic of the task ends the task.
-    pub async fn begin_data(&self, task: Task) {
-        self.data.begin(task).await;
-    }
-
-    /// As [`begin_data`](Self::begin_data), on a metadata thread, where metadata jobs run in place;
-    /// jobs for the data lane are handed over, so that they hold up no lookups.
-    pub async fn begin_metadata(&self, task: Task) {
-        self.metadata.begin(task).await;
-    }
-
-    /// As [`begin_data`](Self::begin_data), but the task runs on this thread up to where it first
-    /// has to wait, which may be [`ask_for_data_thread`](Self::ask_for_data_thread).
-    pub async fn begin_here(&self, task: Task) {
-        self.data.begin_here(task).await;
+        };
+        share.lanes().data.leave(share.client(), Box::new(job))
     }
 
     /// For a task that was begun elsewhere and comes to where it may block: goes on on a data thread,
-    /// if it was begun by one of the above. Any other goes on where it is, and hands over each of
+    /// if it was begun by a [`Share`]. Any other goes on where it is, and hands over each of
     /// its jobs.
     pub async fn ask_for_data_thread(&self) {
         lane::ask_for_lane().await;
     }
 
     /// Jobs waiting for a data thread now.
-    pub fn data_queued(&self) -> usize {
-        self.data.queued()
-    }
-
-    /// Jobs waiting for a metadata thread now.
-    pub fn metadata_queued(&self) -> usize {
-        self.metadata.queued()
+    #[cfg(test)]
+    fn data_queued(&self) -> usize {
+        self.all().iter().map(|share| share.lanes().data.queued()).sum()
     }
 
     /// Runs every accepted job to its end, then ends all threads; returns when none is left.
@@ -164,25 +174,26 @@ impl Engine {
     /// Jobs handed in later still run, on threads that end as soon as they have nothing to do, so
     /// that work which outlives the call is neither lost nor stuck.
     pub async fn shutdown(&self) {
-        self.data.shutdown().await;
-        self.metadata.shutdown().await;
+        for share in self.all() {
+            share.lanes().data.shutdown().await;
+            share.lanes().metadata.shutdown().await;
+        }
     }
 }
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine")
-            .field("data_queued", &self.data_queued())
-            .field("metadata_queued", &self.metadata_queued())
-            .finish_non_exhaustive()
+        f.debug_struct("Engine").finish_non_exhaustive()
     }
 }
 
 impl Drop for Engine {
-    /// Lets the threads end once they have run what was accepted. Does not wait for them.
+    /// Ends the threads once they have run the accepted jobs. Does not wait for them.
     fn drop(&mut self) {
-        self.data.close();
-        self.metadata.close();
+        for share in self.all() {
+            share.lanes().data.close();
+            share.lanes().metadata.close();
+        }
     }
 }
 

@@ -84,7 +84,7 @@ async fn a_full_queue_makes_the_caller_wait() {
     let mut waiting = pin!(engine.data(|| 2));
     assert!(is_pending(waiting.as_mut()).await);
     assert_eq!(engine.data_queued(), 1, "the queue holds no more than it may");
-    // The lanes are apart: names can be looked up while data is stuck.
+    // The lanes are separate: metadata jobs run while data jobs are stuck.
     assert_eq!(engine.metadata(Identity::Server, || 3).await.unwrap(), 3);
 
     open.send(()).unwrap();
@@ -195,19 +195,19 @@ async fn shutdown_drains_and_later_jobs_still_run() {
 async fn an_identity_that_cannot_be_assumed_keeps_the_job_from_running() {
     let engine = engine(1, 2);
     let ran = Arc::new(AtomicBool::new(false));
-    let nobody = Identity::User { uid: u32::MAX, gid: 1, groups: Arc::from([]) };
+    let invalid = Identity::User { uid: u32::MAX, gid: 1, groups: Arc::from([]) };
     let job = {
         let ran = Arc::clone(&ran);
         move || ran.store(true, Ordering::SeqCst)
     };
-    let error = engine.metadata(nobody, job).await.unwrap_err();
+    let error = engine.metadata(invalid, job).await.unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     assert!(!ran.load(Ordering::SeqCst));
     assert_eq!(engine.metadata(Identity::Server, || 5).await.unwrap(), 5);
 }
 
-/// What either lane creates belongs to the user it acts as, and a data job without one is the
-/// server again, on the same thread.
+/// A file created on either lane belongs to the user that the job acts as; a data job without a
+/// user acts as the server again, on the same thread.
 #[tokio::test]
 async fn both_lanes_act_as_the_user_asked_for() {
     if !crate::can_assume_users() {
@@ -259,31 +259,31 @@ fn every_caller_gets_its_own_answer() {
 #[tokio::test]
 async fn what_a_task_on_a_lane_submits_runs_in_place() {
     let engine = Arc::new(engine(1, 8));
-    let (told, heard) = oneshot::channel();
+    let (reply, received) = oneshot::channel();
     let within = Arc::clone(&engine);
     let task: Task = Box::pin(async move {
         let outer = thread::current().id();
         // With a single thread in each lane, anything but running here would wait for ever.
         let inner = within.data(|| thread::current().id()).await;
         let other = within.metadata(Identity::Server, || thread::current().id()).await.unwrap();
-        told.send((outer, inner, other)).unwrap();
+        reply.send((outer, inner, other)).unwrap();
     });
-    engine.begin_data(task).await;
-    let (outer, inner, other) = heard.await.unwrap();
+    engine.own.begin_data(task).await;
+    let (outer, inner, other) = received.await.unwrap();
     assert_eq!((outer, outer), (inner, other));
 }
 
 #[tokio::test]
 async fn content_is_not_waited_for_on_a_metadata_thread() {
     let engine = Arc::new(engine(1, 8));
-    let (told, heard) = oneshot::channel();
+    let (reply, received) = oneshot::channel();
     let within = Arc::clone(&engine);
     let task: Task = Box::pin(async move {
         let name = within.metadata(Identity::Server, thread_name).await.unwrap();
-        told.send((name, within.data(thread_name).await)).unwrap();
+        reply.send((name, within.data(thread_name).await)).unwrap();
     });
-    engine.begin_metadata(task).await;
-    let (names, content) = heard.await.unwrap();
+    engine.own.begin_metadata(task).await;
+    let (names, content) = received.await.unwrap();
     assert_eq!((names.as_str(), content.as_str()), ("spillway-meta-0", "spillway-data-0"));
 }
 
@@ -292,52 +292,52 @@ fn waits_for(
     gate: &Arc<Notify>,
 ) -> (Task, oneshot::Receiver<(String, String)>, oneshot::Receiver<()>) {
     let gate = Arc::clone(gate);
-    let ((tell, told), (begin, begun)) = (oneshot::channel(), oneshot::channel());
+    let ((sender, reply), (begin, begun)) = (oneshot::channel(), oneshot::channel());
     let task = Box::pin(async move {
         let before = thread::current().name().unwrap_or_default().to_owned();
         begin.send(()).unwrap();
         gate.notified().await;
-        tell.send((before, thread_name())).unwrap();
+        sender.send((before, thread_name())).unwrap();
     });
-    (task, told, begun)
+    (task, reply, begun)
 }
 
 #[tokio::test]
 async fn a_task_that_has_to_wait_goes_on_in_its_lane_and_holds_no_thread_of_it() {
     let engine = engine(1, 8);
     let gate = Arc::new(Notify::new());
-    let (task, told, begun) = waits_for(&gate);
-    engine.begin_metadata(task).await;
+    let (task, reply, begun) = waits_for(&gate);
+    engine.own.begin_metadata(task).await;
     begun.await.unwrap();
     assert_eq!(engine.metadata(Identity::Server, || 1).await.unwrap(), 1, "the thread is free");
     gate.notify_one();
     let meta = "spillway-meta-0".to_owned();
-    assert_eq!(told.await.unwrap(), (meta.clone(), meta));
+    assert_eq!(reply.await.unwrap(), (meta.clone(), meta));
 }
 
 #[tokio::test]
 async fn a_task_that_is_begun_here_goes_on_on_a_data_thread() {
     let engine = Arc::new(engine(1, 8));
     let gate = Arc::new(Notify::new());
-    let (task, told, _begun) = waits_for(&gate);
-    engine.begin_here(task).await;
+    let (task, reply, _begun) = waits_for(&gate);
+    engine.own.begin_here(task).await;
     gate.notify_one();
-    let (before, after) = told.await.unwrap();
+    let (before, after) = reply.await.unwrap();
     assert_ne!(before, after);
     assert_eq!(after, "spillway-data-0");
 
-    let (tell, told) = oneshot::channel();
+    let (sender, reply) = oneshot::channel();
     let within = Arc::clone(&engine);
     let task = Box::pin(async move {
         within.ask_for_data_thread().await;
-        tell.send(thread_name()).unwrap();
+        sender.send(thread_name()).unwrap();
     });
-    engine.begin_here(task).await;
-    assert_eq!(told.await.unwrap(), "spillway-data-0");
+    engine.own.begin_here(task).await;
+    assert_eq!(reply.await.unwrap(), "spillway-data-0");
 }
 
 #[tokio::test]
-async fn a_wish_for_a_data_thread_that_nobody_heeds_holds_nothing_up() {
+async fn asking_for_a_data_thread_outside_a_lane_does_not_wait() {
     engine(1, 8).ask_for_data_thread().await;
 }
 
@@ -350,7 +350,7 @@ async fn a_turn_that_is_handed_on_does_not_wait_for_the_disk_of_the_one_before()
     // Two disks that wait for each other: were they waited for one by one, it would be for ever.
     let disks = Arc::new(Barrier::new(2));
     let make = |order: usize| {
-        let ((tell, told), within) = (oneshot::channel(), Arc::clone(&engine));
+        let ((sender, reply), within) = (oneshot::channel(), Arc::clone(&engine));
         let (turns, disks) = (Arc::clone(&turns), Arc::clone(&disks));
         let task: Task = Box::pin(async move {
             let mut turn = turns.lock_owned().await;
@@ -365,17 +365,17 @@ async fn a_turn_that_is_handed_on_does_not_wait_for_the_disk_of_the_one_before()
                 disks.wait();
             };
             within.data(meet).await;
-            tell.send((order, before)).unwrap();
+            sender.send((order, before)).unwrap();
         });
-        (task, told)
+        (task, reply)
     };
     for _ in 0..200 {
         let first = *turns.lock().await;
-        let ((a, told_a), (b, told_b)) = (make(first), make(first + 1));
-        engine.begin_here(a).await;
-        engine.begin_here(b).await;
-        for told in [told_a, told_b] {
-            let answer = tokio::time::timeout(Duration::from_secs(10), told).await;
+        let ((a, reply_a), (b, reply_b)) = (make(first), make(first + 1));
+        engine.own.begin_here(a).await;
+        engine.own.begin_here(b).await;
+        for reply in [reply_a, reply_b] {
+            let answer = tokio::time::timeout(Duration::from_secs(10), reply).await;
             let (order, before) = answer.expect("both waits run together").unwrap();
             assert_eq!(order, before, "the order of arrival");
         }
@@ -391,20 +391,20 @@ fn no_wake_up_is_lost() {
         let baton = Arc::new(tokio::sync::Mutex::new(0_u32));
         let mut ends = Vec::new();
         for task in 0..40_usize {
-            let ((tell, told), baton) = (oneshot::channel(), Arc::clone(&baton));
+            let ((sender, reply), baton) = (oneshot::channel(), Arc::clone(&baton));
             let work = Box::pin(async move {
                 for _ in 0..200 {
                     *baton.lock().await += 1;
                     tokio::task::yield_now().await;
                 }
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
             });
             match task % 3 {
-                0 => engine.begin_data(work).await,
-                1 => engine.begin_metadata(work).await,
-                _ => engine.begin_here(work).await,
+                0 => engine.own.begin_data(work).await,
+                1 => engine.own.begin_metadata(work).await,
+                _ => engine.own.begin_here(work).await,
             }
-            ends.push(told);
+            ends.push(reply);
         }
         for end in ends {
             end.await.unwrap();
@@ -423,7 +423,7 @@ async fn a_panic_of_a_task_spares_its_lane() {
         waited_for.notified().await;
         panic!("the task's own words");
     });
-    engine.begin_data(task).await;
+    engine.own.begin_data(task).await;
     gate.notify_one();
     assert_eq!(engine.data(thread_name).await, "spillway-data-0");
     engine.shutdown().await;
@@ -438,12 +438,97 @@ async fn work_left_to_the_data_lane_never_runs_here_and_never_waits() {
     while engine.data_queued() > 0 {
         tokio::task::yield_now().await;
     }
-    let (tell, told) = mpsc::channel();
-    assert!(engine.leave_to_data(move || tell.send(thread_name()).unwrap()));
+    let (sender, reply) = mpsc::channel();
+    assert!(engine.leave_to_data(move || sender.send(thread_name()).unwrap()));
     let dropped = Arc::new(());
     let witness = Arc::clone(&dropped);
     assert!(!engine.leave_to_data(move || drop(witness)), "the queue is full");
     assert_eq!(Arc::strong_count(&dropped), 1, "a job that was not taken is dropped");
     drop(open);
-    assert_eq!(told.recv().unwrap(), "spillway-data-0");
+    assert_eq!(reply.recv().unwrap(), "spillway-data-0");
+}
+
+/// Submits jobs of a client to a device, each of which holds its thread until the sender is dropped.
+fn hold_threads(engine: &Engine, share: &Share, jobs: usize) -> Vec<mpsc::Sender<()>> {
+    let mut senders = Vec::new();
+    for _ in 0..jobs {
+        let (open, hold) = gate();
+        senders.push(open);
+        let _entered = share.enter();
+        assert!(engine.leave_to_data(hold));
+    }
+    senders
+}
+
+#[tokio::test]
+async fn device_that_does_not_answer_holds_up_no_other() {
+    let engine = engine(4, 128);
+    let stuck = Share::new(&engine.device((8, 0)), 1);
+    let held = hold_threads(&engine, &stuck, 100);
+    let other = Share::new(&engine.device((8, 16)), 1);
+    let (answer, answered) = oneshot::channel();
+    let task = Box::pin(async move {
+        answer.send(thread_name()).unwrap();
+    });
+    other.begin_data(task).await;
+    let name = tokio::time::timeout(Duration::from_secs(10), answered).await.unwrap().unwrap();
+    assert_eq!(name, "spillway-data-0");
+    drop(held);
+}
+
+#[tokio::test]
+async fn clients_share_the_threads_of_a_device() {
+    let engine = engine(4, 128);
+    let device = engine.device((8, 0));
+    let held = hold_threads(&engine, &Share::new(&device, 1), 100);
+    let (answer, answered) = oneshot::channel();
+    let task = Box::pin(async move {
+        answer.send(()).unwrap();
+    });
+    Share::new(&device, 2).begin_data(task).await;
+    tokio::time::timeout(Duration::from_secs(10), answered).await.unwrap().unwrap();
+    assert_eq!(engine.data_queued(), 97, "three quarters of the threads, and no more");
+    drop(held);
+    engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn waiting_clients_take_turns() {
+    let engine = engine(1, 128);
+    let device = engine.device((8, 0));
+    let held = hold_threads(&engine, &Share::new(&device, 9), 1);
+    while engine.data_queued() > 0 {
+        thread::yield_now();
+    }
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    for (client, jobs) in [(1, 4), (2, 2), (3, 1)] {
+        for _ in 0..jobs {
+            let order = Arc::clone(&order);
+            let _entered = Share::new(&device, client).enter();
+            assert!(engine.leave_to_data(move || order.lock().unwrap().push(client)));
+        }
+    }
+    drop(held);
+    engine.shutdown().await;
+    assert_eq!(*order.lock().unwrap(), [1, 2, 3, 1, 2, 1, 1]);
+}
+
+#[tokio::test]
+async fn full_queue_of_one_client_holds_up_no_other() {
+    let engine = engine(4, 1);
+    let device = engine.device((8, 0));
+    let greedy = Share::new(&device, 1);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.extend(hold_threads(&engine, &greedy, 1));
+        while engine.data_queued() > 0 {
+            thread::yield_now();
+        }
+    }
+    held.extend(hold_threads(&engine, &greedy, 1));
+    let entered = greedy.enter();
+    assert!(!engine.leave_to_data(|| ()), "its queue is full");
+    drop(entered);
+    let _entered = Share::new(&device, 2).enter();
+    assert!(engine.leave_to_data(|| ()));
 }

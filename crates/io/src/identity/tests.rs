@@ -11,7 +11,7 @@ fn on_own_thread<R: Send>(body: impl FnOnce() -> R + Send) -> R {
     thread::scope(|scope| scope.spawn(body).join().unwrap())
 }
 
-/// Runs `body` as root, or says why not.
+/// Runs `body` as root, or prints why not.
 fn as_root(body: impl FnOnce() + Send) {
     if can_assume_users() {
         on_own_thread(body);
@@ -224,8 +224,8 @@ fn withheld_capabilities_are_gone_on_this_thread_alone() {
     });
 }
 
-/// What an ordinary user's server does: it is itself, and cannot be anyone else. Tried by giving up
-/// the right to change identities on one thread.
+/// An ordinary user's server acts as itself alone. Tested by dropping the right to change
+/// identities on one thread.
 #[test]
 fn the_servers_identity_needs_no_privilege() {
     on_own_thread(|| {

@@ -178,7 +178,7 @@ fn a_thread_acting_as_a_user_opens_handles_too() {
 }
 
 #[test]
-fn a_file_system_without_handles_says_so() {
+fn a_file_system_without_handles_is_reported() {
     let proc = File::open("/proc/self").unwrap();
     let error = name_to_handle(proc.as_fd(), None).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));

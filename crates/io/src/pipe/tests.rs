@@ -50,7 +50,7 @@ fn through_socket(pipe: &mut Pipe) -> Vec<u8> {
     received
 }
 
-/// What the kernel calls the pipe, as no other.
+/// The kernel's unique name of the pipe.
 fn name_of(pipe: &Pipe) -> PathBuf {
     let fd = ends(&pipe.ends).input.as_raw_fd();
     fs::read_link(format!("/proc/self/fd/{fd}")).unwrap()
@@ -130,7 +130,7 @@ fn a_full_socket_keeps_what_it_did_not_take() {
     let pool = PipePool::new(100, MIB);
     let (sender, mut receiver) = connected();
     let mut sent = Vec::new();
-    // Nobody reads: sooner or later the socket is full.
+    // The peer does not read, so the socket fills up.
     let stuck = loop {
         let mut pipe = pool.try_take(range(0, MIB)).unwrap();
         pipe.fill_from(file.as_fd(), range(0, MIB)).unwrap();

@@ -1,5 +1,6 @@
-//! What holds whoever goes on at each step. [Testing](../../../../docs/testing.md) says how to run
-//! it. A wake-up that does not come is a deadlock to the checker, and reported as one.
+//! Properties that hold for every order of the threads' steps;
+//! [Testing](../../../../docs/testing.md) describes how to run them. The checker reports a missing
+//! wake-up as a deadlock.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +21,7 @@ fn pages(first: usize, count: usize) -> ByteRange {
     ByteRange::new(offset, len).expect("a small file")
 }
 
-/// Who uses each page now. It only watches, with a lock that the checker does not see.
+/// The current users of each page. A mere observer, with a lock that the checker does not see.
 #[derive(Default)]
 struct Occupants {
     pages: [Mutex<Vec<RangeUse>>; PAGES],
@@ -80,7 +81,7 @@ fn take_a_turn(lock: &Arc<RangeLock>, occupants: &Arc<Occupants>) {
     }
 }
 
-/// A holder, one who waits for it and is told to give up at any time, and one behind.
+/// A holder, a waiter that is cancelled at any time, and a waiter behind it.
 fn give_up_between_two(give_up: RangeUse, behind: RangeUse) {
     let (lock, occupants) = (RangeLock::new(), Arc::new(Occupants::default()));
     let held = lock.try_lock(pages(0, 2), Cached).expect("the first");
@@ -96,7 +97,7 @@ fn give_up_between_two(give_up: RangeUse, behind: RangeUse) {
     leaver.abort();
     // It may have had its turn before.
     let _ = future::block_on(leaver);
-    future::block_on(follower).expect("nobody told it to give up");
+    future::block_on(follower).expect("it is not cancelled");
     releaser.join().unwrap();
     assert!(lock.state().entries.is_empty());
 }

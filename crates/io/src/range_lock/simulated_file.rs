@@ -3,7 +3,7 @@
 //!
 //! Kernels hide most of these interleavings behind the inode's lock. Here every step is one at
 //! which others may run, and only the page itself is locked, as a kernel does. Blocks hold stamps
-//! in the place of bytes, and a journal of what was written when says which stamps may be found.
+//! in the place of bytes, and a journal of the writes determines which stamps may be found.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{RangeGuard, RangeLock, RangeUse};
 use crate::byte_range::ByteRange;
 use crate::sync::{Mutex, thread};
 
-/// What keeps uses of a page apart.
+/// The mechanism that excludes uses of a page from each other.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Exclusion {
     RangeLock,
@@ -80,8 +80,8 @@ impl SimulatedFile {
         });
     }
 
-    /// What a server must not do unless it excludes everyone: to write less than the blocks of a
-    /// device, it reads those, changes them, and writes them whole.
+    /// A read-modify-write, which needs exclusive use: to write less than the blocks of a device,
+    /// it reads the blocks, changes them, and writes them whole.
     pub(super) fn merge_and_write(&self, range_use: RangeUse, blocks: Range<usize>, stamp: Stamp) {
         self.journal.write(blocks.clone(), stamp, || {
             let device_blocks = blocks.start / BLOCKS_PER_DEVICE_BLOCK * BLOCKS_PER_DEVICE_BLOCK
@@ -108,7 +108,7 @@ impl SimulatedFile {
         });
     }
 
-    /// What the kernel does behind everyone's back, and without asking our lock.
+    /// Write-back by the kernel, which does not take our lock.
     pub(super) fn write_back_all(&self) {
         (0..PAGES).for_each(|page| self.write_back(page));
     }
@@ -192,9 +192,9 @@ impl SimulatedFile {
     }
 }
 
-/// What was written when, by a clock of its own, and what was found that should not have been.
+/// The writes, by a clock of its own, and the stamps found that should not have been there.
 ///
-/// It only watches, so its locks are the plain ones: the checker need not try who goes first.
+/// It only observes, so its locks are the plain ones: the checker need not try their orders.
 #[derive(Default)]
 struct Journal {
     clock: AtomicU64,
@@ -252,8 +252,8 @@ fn may_be_found(writes: &[Write], block: usize, stamp: Stamp, read_began: u64) -
     })
 }
 
-/// Many workers that read and write as `random` says, beside a kernel that writes back. Returns
-/// what was lost.
+/// Many workers that read and write at random, beside a kernel that writes back. Returns the lost
+/// writes.
 pub(super) fn exercise(
     exclusion: Exclusion,
     placement: Placement,

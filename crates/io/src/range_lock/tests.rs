@@ -74,17 +74,17 @@ fn truncation_waits_for_the_page_of_the_new_end_and_all_after_it() {
 }
 
 #[test]
-fn nobody_passes_a_waiter_that_they_conflict_with() {
+fn no_request_overtakes_a_waiter_that_it_conflicts_with() {
     let lock = RangeLock::new();
     let cached = lock.try_lock(pages(0, 2), Cached).unwrap();
     let mut direct = Waiting::new(&lock, pages(1, 2), Direct);
-    assert!(direct.look().is_none());
+    assert!(direct.poll().is_none());
     assert!(lock.try_lock(pages(1, 1), Cached).is_none(), "would share, but Direct came before");
     assert!(lock.try_lock(pages(0, 1), Cached).is_some(), "meets no waiter");
     assert!(lock.try_lock(pages(2, 1), Direct).is_some(), "shares with the waiter");
     drop(cached);
     assert!(direct.woken());
-    assert!(direct.look().is_some());
+    assert!(direct.poll().is_some());
 }
 
 #[test]
@@ -93,25 +93,25 @@ fn a_waiter_that_leaves_frees_those_behind_it() {
     let held = lock.try_lock(pages(0, 2), Cached).unwrap();
     let mut direct = Waiting::new(&lock, pages(0, 1), Direct);
     let mut cached = Waiting::new(&lock, pages(0, 1), Cached);
-    assert!(direct.look().is_none() && cached.look().is_none());
+    assert!(direct.poll().is_none() && cached.poll().is_none());
     drop(direct);
     assert!(cached.woken(), "it shares with the holder");
-    drop((cached.look().unwrap(), held));
+    drop((cached.poll().unwrap(), held));
     assert!(lock.state().entries.is_empty());
 }
 
 #[test]
-fn a_turn_that_nobody_takes_passes_on() {
+fn an_unclaimed_turn_passes_on() {
     let lock = RangeLock::new();
     let held = lock.try_lock(pages(0, 1), Exclusive).unwrap();
     let mut first = Waiting::new(&lock, pages(0, 1), Exclusive);
     let mut second = Waiting::new(&lock, pages(0, 1), Exclusive);
-    assert!(first.look().is_none() && second.look().is_none());
+    assert!(first.poll().is_none() && second.poll().is_none());
     drop(held);
     assert!(first.woken() && !second.woken());
-    drop(first); // Without looking.
+    drop(first); // Without polling it.
     assert!(second.woken());
-    assert!(second.look().is_some());
+    assert!(second.poll().is_some());
 }
 
 #[test]
@@ -218,24 +218,24 @@ fn any_move() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// At each point exactly those have their turn who conflict with nobody that came before and is
-    /// still there. That is exclusion, order of arrival, and that nobody is forgotten or kept
-    /// waiting by those who do not concern them. Only who was woken looks, so a wake-up that does
-    /// not come is found too; and not all look at once, so that turns are given up unseen.
+    /// At each point a request has its turn exactly if no earlier request still present conflicts
+    /// with it. That is exclusion, order of arrival, and progress past unrelated requests. Only
+    /// woken requests are polled, so a missing wake-up is found too; and not all at once, so that
+    /// some turns are given up unclaimed.
     #[test]
-    fn the_turn_is_that_of_who_conflicts_with_nobody_before(
+    fn a_request_proceeds_exactly_without_an_earlier_conflict(
         moves in prop::collection::vec((any_move(), any::<bool>()), 1..60),
     ) {
         let mut crowd = Crowd::default();
-        for (next, look) in moves {
+        for (next, poll) in moves {
             crowd.perform(next);
-            if look {
-                crowd.look();
+            if poll {
+                crowd.poll();
                 crowd.check();
             }
         }
         while !crowd.there.is_empty() {
-            crowd.look();
+            crowd.poll();
             crowd.check();
             crowd.there.retain(|visitor| visitor.guard.is_none());
         }
@@ -243,7 +243,7 @@ proptest! {
     }
 }
 
-/// The lock, and all who hold or want something of it, in the order of their arrival.
+/// The lock, and the requests that hold or wait, in the order of their arrival.
 #[derive(Default)]
 struct Crowd {
     lock: Arc<RangeLock>,
@@ -270,7 +270,7 @@ impl Crowd {
         match next {
             Move::Request { first, count, range_use } => {
                 let mut waiting = Waiting::new(&self.lock, pages(first, count), range_use);
-                let guard = waiting.look();
+                let guard = waiting.poll();
                 let waiting = guard.is_none().then_some(waiting);
                 let pages = first..first + count;
                 self.there.push(Visitor { pages, range_use, waiting, guard });
@@ -299,12 +299,12 @@ impl Crowd {
         }
     }
 
-    fn look(&mut self) {
+    fn poll(&mut self) {
         for visitor in &mut self.there {
             let Some(waiting) = visitor.waiting.as_mut().filter(|waiting| waiting.woken()) else {
                 continue;
             };
-            visitor.guard = waiting.look();
+            visitor.guard = waiting.poll();
             if visitor.guard.is_some() {
                 visitor.waiting = None;
             }
@@ -326,7 +326,7 @@ impl Crowd {
     }
 }
 
-/// A request under way, looked after by hand.
+/// A pending request, polled by hand.
 struct Waiting {
     future: Pin<Box<dyn Future<Output = RangeGuard>>>,
     woken: Arc<Flag>,
@@ -352,7 +352,7 @@ impl Waiting {
         self.woken.0.load(Ordering::Acquire)
     }
 
-    fn look(&mut self) -> Option<RangeGuard> {
+    fn poll(&mut self) -> Option<RangeGuard> {
         self.woken.0.store(false, Ordering::Release);
         let waker = Waker::from(Arc::clone(&self.woken));
         match self.future.as_mut().poll(&mut Context::from_waker(&waker)) {

@@ -1,3 +1,7 @@
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 use std::time::UNIX_EPOCH;
 
 use super::*;
@@ -18,11 +22,28 @@ fn budget(chunks: usize) -> ReadAheadBudget {
     ReadAheadBudget::new(chunks * (1 << 20))
 }
 
+/// A file, watched for changes.
+#[derive(Default)]
+struct Watched {
+    watches: ChangeWatches,
+    file: OnceLock<File>,
+}
+
+impl Watched {
+    fn file(&self) -> &File {
+        self.file.get_or_init(|| tempfile::tempfile().unwrap())
+    }
+
+    async fn complete(&self, pool: &Arc<BufferPool>, fill: Fill, byte: u8) {
+        let len = usize::try_from(fill.range().len()).unwrap();
+        let mut buffer = pool.take(0, len).await.unwrap();
+        buffer.as_mut_slice()[..len].fill(byte);
+        fill.watch(&self.watches, self.file().as_fd()).unwrap().complete(buffer, len);
+    }
+}
+
 async fn complete(pool: &Arc<BufferPool>, fill: Fill, byte: u8) {
-    let len = usize::try_from(fill.range().len()).unwrap();
-    let mut buffer = pool.take(len).await.unwrap();
-    buffer.as_mut_slice()[..len].fill(byte);
-    fill.complete(buffer, len);
+    Watched::default().complete(pool, fill, byte).await;
 }
 
 /// Reads in sequence until something is to be read ahead.
@@ -66,6 +87,29 @@ async fn a_changed_file_is_never_served_from_before() {
     assert!(found.fills.iter().any(|fill| fill.range() == at), "read again");
 }
 
+/// The version is unchanged, as if the write had begun long before the chunk was read.
+#[tokio::test]
+async fn chunk_read_during_a_write_is_dropped_when_the_write_is_finished() {
+    let (pool, budget, ahead) = (BufferPool::new(64 << 20), budget(32), ReadAhead::default());
+    let watched = Watched::default();
+    let found = start(&ahead, version(0), &budget);
+    for fill in found.fills {
+        watched.complete(&pool, fill, 1).await;
+    }
+    let at = range(MIB, 10);
+    assert!(ahead.serve(at, &found.chunks, &watched.watches));
+    watched.file().write_all_at(b"new", 0).unwrap();
+    assert!(!ahead.serve(at, &found.chunks, &watched.watches));
+    assert!(ahead.find(range(2 * MIB, MIB), version(0)).is_empty(), "nor any other chunk of it");
+    // A chunk read after the write is valid.
+    let again = ahead.note(range(MIB, MIB), version(0), Some(&budget));
+    for fill in again.fills {
+        watched.complete(&pool, fill, 2).await;
+    }
+    assert!(ahead.serve(at, &again.chunks, &watched.watches));
+    assert_eq!(again.chunks[0].data().await.unwrap()[0], 2);
+}
+
 #[tokio::test]
 async fn a_fill_that_is_dropped_releases_those_who_wait() {
     let (budget, ahead) = (budget(32), ReadAhead::default());
@@ -92,9 +136,9 @@ async fn chunks_give_their_memory_back() {
         complete(&pool, fill, 1).await;
     }
     let in_use = pool.bytes_in_use();
-    ahead.served(range(MIB, MIB), &found.chunks);
+    assert!(ahead.serve(range(MIB, MIB), &found.chunks, &ChangeWatches::default()));
     drop(found.chunks);
-    assert!(pool.bytes_in_use() < in_use, "what was read whole is let go");
+    assert!(pool.bytes_in_use() < in_use, "a chunk that was read whole is dropped");
     assert_eq!(ahead.note(range(3 * MIB, MIB), version(0), Some(&budget)).fills.len(), 1);
     ahead.trim(Instant::now() + UNUSED_MAX);
     assert_eq!(pool.bytes_in_use(), 0);
@@ -136,7 +180,7 @@ async fn no_chunk_of_several_streams_is_read_twice() {
                 complete(&pool, fill, 1).await;
             }
             unserved += u64::from(found.chunks.is_empty());
-            ahead.served(at, &found.chunks);
+            assert!(ahead.serve(at, &found.chunks, &ChangeWatches::default()));
         }
     }
     let most = STREAMS * (READS + 9);

@@ -164,12 +164,12 @@ fn pages_count_if_the_range_has_a_byte_of_them() {
     }
 }
 
-fn nobody() -> Identity {
+fn other_user() -> Identity {
     Identity::User { uid: 65_534, gid: 65_534, groups: [].into() }
 }
 
 #[test]
-fn what_others_have_read_is_not_told() {
+fn pages_that_others_have_read_are_not_reported() {
     if !can_assume_users() {
         return println!("skipped: cannot act as other users");
     }
@@ -178,18 +178,18 @@ fn what_others_have_read_is_not_told() {
     let file = File::open(path).unwrap();
     read_pages(&file, pages(2, 1));
     let range = pages(0, PAGES);
-    let asked_by_nobody = |ask: &(dyn Fn() -> io::Result<Option<Residency>> + Sync)| {
+    let asked_by_another = |ask: &(dyn Fn() -> io::Result<Option<Residency>> + Sync)| {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| {
-                identity::assume(&nobody()).unwrap();
+                identity::assume(&other_user()).unwrap();
                 ask().unwrap()
             });
             asking.join().unwrap()
         })
     };
-    assert_eq!(asked_by_nobody(&|| resident_by_mincore(file.as_fd(), range)), None);
-    let found = asked_by_nobody(&|| resident_ranges(file.as_fd(), range));
-    // From Linux 6.5 to 6.13 cachestat told everybody.
+    assert_eq!(asked_by_another(&|| resident_by_mincore(file.as_fd(), range)), None);
+    let found = asked_by_another(&|| resident_ranges(file.as_fd(), range));
+    // From Linux 6.5 to 6.13 cachestat answers every caller.
     assert!(found.is_none_or(|found| found.covers(pages(2, 1))));
 }
 
@@ -246,7 +246,7 @@ proptest::proptest! {
 
 /// File systems that change the answer as they are asked must not make the search endless.
 #[test]
-fn halving_ends_whatever_it_is_told() {
+fn halving_ends_for_any_reported_state() {
     let mut answers = (0..).map(|i| i % 3);
     let outcome = bisect(pages(0, 256), |range| {
         let pages = range.len() / page_bytes();

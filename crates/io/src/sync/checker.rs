@@ -9,7 +9,7 @@ use shuttle::rand::{RngCore, thread_rng};
 /// `INTERLEAVINGS=n` in the environment multiplies the rounds.
 ///
 /// # Panics
-/// The test panicked, or all its threads waited for each other. What is printed then repeats the
+/// The test panicked, or all its threads waited for each other. The printed schedule repeats the
 /// round when it is given to [`shuttle::replay`].
 pub(crate) fn check(rounds: usize, test: impl Fn() + Clone + Send + Sync + 'static) {
     let factor = env::var("INTERLEAVINGS").map_or(1, |factor| factor.parse().expect("a number"));

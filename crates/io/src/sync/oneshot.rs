@@ -1,8 +1,8 @@
-//! What this crate uses of `tokio::sync::oneshot`, for shuttle: the same names and the same
-//! promises, on a lock that the checker knows.
+//! The part of `tokio::sync::oneshot` that this crate uses, for shuttle: the same names and
+//! promises, on a lock that the checker controls.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use shuttle::sync::{Mutex, MutexGuard};
@@ -34,7 +34,7 @@ pub(crate) fn channel<T>() -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T> Sender<T> {
-    /// Gives the value back if nobody will receive it. (Dropping the sender wakes the receiver.)
+    /// Returns the value if the receiver is gone. (Dropping the sender wakes the receiver.)
     pub(crate) fn send(self, value: T) -> Result<(), T> {
         let mut channel = lock(&self.channel);
         if channel.receiver_gone {
@@ -103,7 +103,8 @@ impl<T> Future for Receiver<T> {
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         let Some(shared) = self.channel.take() else { return };
-        // What was sent and not fetched is dropped without the lock: that may run anything.
+        // A value that was not received is dropped without the lock: its destructor may run
+        // anything.
         let _unfetched = {
             let mut channel = lock(&shared);
             channel.receiver_gone = true;
@@ -113,5 +114,5 @@ impl<T> Drop for Receiver<T> {
 }
 
 fn lock<T>(channel: &Mutex<Channel<T>>) -> MutexGuard<'_, Channel<T>> {
-    channel.lock().expect("nothing panics while it holds the lock")
+    channel.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,21 +12,24 @@ use super::pages::{self, Method};
 use super::runs::{Action, Arrival, Runs, Step, Urgency, bytes_of};
 use super::shared::{Change, Grants, Place, Room, Shared};
 use crate::byte_range::ByteRange;
+use crate::descriptor_path::path_of;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The window's view of one file; see [`WriteBehind::file`](super::WriteBehind::file).
 pub struct WriteBehindFile {
     shared: Arc<Shared>,
     state: Mutex<FileState>,
-    /// Told when a wait for the disk is over.
+    /// Notified when a wait for the disk is over, and when a step is.
     waited: Condvar,
 }
 
 /// The lock is never held over a system call.
 struct FileState {
     runs: Runs,
-    /// What the window has booked for the runs.
+    /// The bytes that the window has booked for the runs.
     booked: u64,
+    /// Whether the window has booked a descriptor.
+    held: bool,
     /// The descriptor of the latest write, while anything is in the window.
     fd: Option<Arc<OwnedFd>>,
     /// How to write back; unknown before the first write.
@@ -37,6 +40,8 @@ struct FileState {
     /// How many such waits are over.
     waits: u64,
     error: Option<Errno>,
+    /// Nothing enters any more.
+    released: bool,
 }
 
 /// A write that is about to happen. Dropped without [`enroll`](Self::enroll), it has not happened.
@@ -54,12 +59,14 @@ impl WriteBehindFile {
         let state = FileState {
             runs,
             booked: 0,
+            held: false,
             fd: None,
             method: None,
             place: Place::default(),
             waiting: false,
             waits: 0,
             error: None,
+            released: false,
         };
         Arc::new(Self { shared, state: Mutex::new(state), waited: Condvar::new() })
     }
@@ -105,6 +112,22 @@ impl WriteBehindFile {
         grants.deliver();
     }
 
+    /// The file has lost its last name: what was written to it needs no disk, and nothing of it enters
+    /// the window again. When this returns the window has no descriptor of the file. A step under way
+    /// is waited for, so this may block for as long as the disk takes for some MiB.
+    pub fn release(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.released = true;
+        state.runs.truncate(0);
+        let grants = self.book(&mut state, Arrival::default(), None);
+        drop(state);
+        grants.deliver();
+        let mut state = self.lock();
+        while state.place == Place::Busy {
+            state = self.waited.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// The first error of a background write-back since the last call. If one is under way it is
     /// waited for, so this may block for as long as the disk takes for some MiB.
     ///
@@ -131,14 +154,19 @@ impl WriteBehindFile {
 
     /// Takes the next step, on a thread of the window.
     pub(super) fn take_step(self: &Arc<Self>, urgency: Urgency) {
+        let guard = StepGuard { file: self };
+        self.step(urgency);
+        std::mem::forget(guard);
+        // Only after the step has dropped its descriptor: waiters rely on that at its end.
+        let grants = self.queue_again(&mut self.lock());
+        grants.deliver();
+    }
+
+    fn step(&self, urgency: Urgency) {
         let (step, fd, method) = {
             let mut state = self.lock();
             state.place = Place::Busy;
-            let Some(step) = state.runs.next(Instant::now(), urgency) else {
-                let grants = self.queue_again(&mut state);
-                drop(state);
-                return grants.deliver();
-            };
+            let Some(step) = state.runs.next(Instant::now(), urgency) else { return };
             state.waiting = step.action == Action::Finish;
             let fd = state.fd.clone().expect("a file in the window has a descriptor");
             (step, fd, state.method.unwrap_or(Method::Ranges))
@@ -151,29 +179,29 @@ impl WriteBehindFile {
         }
     }
 
-    fn start(self: &Arc<Self>, fd: &OwnedFd, method: Method, step: &Step) {
-        let possible = match method {
-            Method::Ranges => step.ranges.iter().all(|&range| pages::start(fd.as_fd(), range)),
-            Method::WholeFile | Method::Nothing => true,
+    fn start(&self, fd: &OwnedFd, method: Method, step: &Step) {
+        let outcome = match method {
+            Method::Ranges => all_ranges(&step.ranges, |range| pages::start(fd.as_fd(), range)),
+            Method::WholeFile | Method::Nothing => Ok(true),
         };
         self.shared.count(|counts| {
             counts.runs += step.ranges.len() as u64;
             counts.bytes_written_back += bytes_of(&step.ranges);
         });
         let mut state = self.lock();
-        if !possible {
-            state.method = Some(Method::WholeFile);
+        match outcome {
+            Ok(true) => {}
+            Ok(false) => state.method = Some(Method::WholeFile),
+            // The pages are still dirty, or marked as failed: waiting for them finds out.
+            Err(error) => self.note_error(&mut state, &step.ranges, error),
         }
         state.runs.began(Instant::now());
-        let grants = self.queue_again(&mut state);
-        drop(state);
-        grants.deliver();
     }
 
-    /// Waits until the batch at work is clean; whether it is. If not, the step is over.
-    fn wait(self: &Arc<Self>, fd: &OwnedFd, method: Method, step: &Step) -> bool {
+    /// Waits until the batch at work is clean; whether it is. If not, the window is done with it.
+    fn wait(&self, fd: &OwnedFd, method: Method, step: &Step) -> bool {
         let outcome = match method {
-            Method::Ranges => finish_all(fd.as_fd(), &step.ranges),
+            Method::Ranges => all_ranges(&step.ranges, |range| pages::finish(fd.as_fd(), range)),
             Method::WholeFile => pages::finish_file(fd.as_fd()),
             Method::Nothing => Ok(false),
         };
@@ -188,34 +216,48 @@ impl WriteBehindFile {
                 self.shared.count(|counts| counts.bytes_forgotten += forgotten);
                 state.method = Some(Method::Nothing);
             }
-            Err(error) => {
-                tracing::warn!(%error, "write-back failed");
-                state.error.get_or_insert(error);
-                self.shared.count(|counts| counts.errors += 1);
-            }
+            Err(error) => self.note_error(&mut state, &step.ranges, error),
         }
-        // What could not be written stays cached: a reader finds what the writer wrote, until the
-        // writer is told.
+        // Pages that could not be written stay cached: readers see the data until the writer gets
+        // the error.
         state.runs.finished(Vec::new(), Instant::now());
-        let grants = self.queue_again(&mut state);
-        drop(state);
-        grants.deliver();
         false
     }
 
     /// Drops the batch at work, which is clean.
-    fn drop_pages(self: &Arc<Self>, fd: &OwnedFd) {
+    fn drop_pages(&self, fd: &OwnedFd) {
         let droppable = self.lock().runs.droppable();
         let drop_range = |&range: &ByteRange| pages::drop_pages(fd.as_fd(), range);
         let left: Vec<_> = droppable.ranges.iter().flat_map(drop_range).collect();
         let dropped = bytes_of(&droppable.ranges).saturating_sub(bytes_of(&left));
-        let mut state = self.lock();
-        let stuck = state.runs.finished(left, Instant::now());
+        let stuck = self.lock().runs.finished(left, Instant::now());
         self.shared.count(|counts| {
             counts.bytes_dropped += dropped;
             counts.bytes_kept += droppable.kept_bytes;
             counts.bytes_stuck += stuck;
         });
+    }
+
+    /// Keeps an error of the write-back of `ranges` for the next [`take_error`](Self::take_error),
+    /// unless there is one already.
+    fn note_error(&self, state: &mut FileState, ranges: &[ByteRange], error: Errno) {
+        let path = state.fd.as_ref().and_then(|fd| path_of(fd.as_fd())).unwrap_or_default();
+        let (offset, count) = (ranges.first().map_or(0, |range| range.offset()), bytes_of(ranges));
+        tracing::warn!(?path, offset, count, %error, "write-back failed");
+        state.error.get_or_insert(error);
+        self.shared.count(|counts| counts.errors += 1);
+    }
+
+    /// Ends a step that panicked. The runs may be inconsistent, so they are forgotten: the kernel
+    /// writes the data back in its own time. Whether an error of the disk was consumed is not known
+    /// either, so there is one.
+    fn give_up(self: &Arc<Self>) {
+        let mut state = self.lock();
+        self.note_error(&mut state, &[], Errno::IO);
+        state.runs = Runs::new(self.shared.limits());
+        state.waiting = false;
+        state.waits += 1;
+        self.waited.notify_all();
         let grants = self.queue_again(&mut state);
         drop(state);
         grants.deliver();
@@ -224,6 +266,7 @@ impl WriteBehindFile {
     /// Ends a step.
     fn queue_again(self: &Arc<Self>, state: &mut FileState) -> Grants {
         state.place = Place::Idle;
+        self.waited.notify_all();
         self.book(state, Arrival::default(), None)
     }
 
@@ -239,7 +282,9 @@ impl WriteBehindFile {
         let now = Instant::now();
         let due = state.runs.due(now).map(|at| (at, !state.runs.needs_writing()));
         let booked_before = std::mem::replace(&mut state.booked, state.runs.charged());
-        let change = Change { booked_before, booked: state.booked, arrival, due };
+        let held_before = std::mem::replace(&mut state.held, state.fd.is_some());
+        let (booked, held) = (state.booked, state.held);
+        let change = Change { booked_before, booked, held_before, held, arrival, due };
         self.shared.book(self, &mut state.place, change, room, now)
     }
 
@@ -248,11 +293,27 @@ impl WriteBehindFile {
     }
 }
 
-/// Waits for all of the ranges, also after an error: each may have one.
-fn finish_all(fd: BorrowedFd<'_>, ranges: &[ByteRange]) -> Result<bool, Errno> {
+/// A step in progress. When it is dropped, also by a panic of the step, its waiters continue: a
+/// COMMIT that waits for the disk, writers that wait for room.
+struct StepGuard<'a> {
+    file: &'a Arc<WriteBehindFile>,
+}
+
+impl Drop for StepGuard<'_> {
+    fn drop(&mut self) {
+        self.file.give_up();
+    }
+}
+
+/// Does the same to all of the ranges, also after an error: each may have one. `Ok(false)` if it
+/// cannot be done for one of them; otherwise the first error.
+fn all_ranges(
+    ranges: &[ByteRange],
+    act: impl Fn(ByteRange) -> Result<bool, Errno>,
+) -> Result<bool, Errno> {
     let mut all = Ok(true);
     for &range in ranges {
-        match pages::finish(fd, range) {
+        match act(range) {
             Ok(true) => {}
             Ok(false) => all = all.map(|_| false),
             Err(error) => all = all.and(Err(error)),
@@ -262,12 +323,12 @@ fn finish_all(fd: BorrowedFd<'_>, ranges: &[ByteRange]) -> Result<bool, Errno> {
 }
 
 impl WriteIntent {
-    /// Tells the window that `written`, all of the intended range or its beginning, is in the page
-    /// cache. `fd` is kept until it is clean: about as long as data stays in the window.
+    /// Enrolls `written`, all of the intended range or its beginning, which is in the page cache.
+    /// `fd` is kept until it is clean: about as long as data stays in the window.
     pub fn enroll(mut self, fd: &Arc<OwnedFd>, written: ByteRange) {
         let file = Arc::clone(&self.file);
         let mut state = file.lock();
-        if written.is_empty() || state.method == Some(Method::Nothing) {
+        if written.is_empty() || state.released || state.method == Some(Method::Nothing) {
             return;
         }
         let arrival = state.runs.insert(written, Instant::now());
@@ -309,5 +370,119 @@ impl fmt::Debug for WriteIntent {
             .field("range", &self.range)
             .field("room", &self.room)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(not(shuttle))]
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::data_file::write_at;
+    use crate::write_behind::{WriteBehind, WriteBehindConfig};
+
+    /// A window whose threads do nothing by themselves.
+    fn idle_window() -> WriteBehind {
+        let never = Duration::from_secs(3600);
+        WriteBehind::new(WriteBehindConfig {
+            age_max: never,
+            neighbour_wait: Duration::ZERO,
+            ..WriteBehindConfig::default()
+        })
+    }
+
+    /// Enrolls a page of an unnamed file by way of `fd_of` it.
+    fn enrolled(window: &WriteBehind, fd_of: impl FnOnce(File) -> OwnedFd) -> Arc<WriteBehindFile> {
+        let written = tempfile::tempfile().unwrap();
+        let range = ByteRange::new(0, 4096).unwrap();
+        let file = window.file();
+        let intent = file.before_write(written.as_fd(), range, window.room_blocking(4096));
+        write_at(written.as_fd(), &[1; 4096], 0).unwrap();
+        intent.enroll(&Arc::new(fd_of(written)), range);
+        file
+    }
+
+    #[test]
+    fn error_of_a_write_back_that_cannot_begin_reaches_the_next_flush() {
+        let window = idle_window();
+        // Write-back of a descriptor that is open for its path only fails with EBADF.
+        let path_only = |file: File| {
+            let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+            let (flags, mode) = (rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
+            rustix::fs::open(path, flags, mode).unwrap()
+        };
+        let file = enrolled(&window, path_only);
+        file.take_step(Urgency::Pressed);
+        // Cut before anybody waits for the disk: nothing but the start could have failed.
+        file.truncated(0);
+        assert!(file.is_idle());
+        let error = file.take_error().expect("the start has failed");
+        assert_eq!(error.raw_os_error(), Some(Errno::BADF.raw_os_error()));
+        assert!(file.take_error().is_none());
+        assert_eq!(window.counts().errors, 1);
+    }
+
+    #[test]
+    fn released_file_holds_no_descriptor_and_does_not_come_back() {
+        let window = idle_window();
+        let file = tempfile::tempfile().unwrap();
+        let fd = Arc::new(OwnedFd::from(file));
+        let view = window.file();
+        let range = ByteRange::new(0, 4096).unwrap();
+        let enroll = || {
+            let intent = view.before_write(fd.as_fd(), range, window.room_blocking(4096));
+            write_at(fd.as_fd(), &[1; 4096], 0).unwrap();
+            intent.enroll(&fd, range);
+        };
+        enroll();
+        view.take_step(Urgency::Pressed);
+        enroll();
+        assert_eq!(Arc::strong_count(&fd), 2);
+        view.release();
+        assert_eq!((Arc::strong_count(&fd), window.bytes()), (1, 0));
+        enroll();
+        assert_eq!((Arc::strong_count(&fd), window.bytes()), (1, 0));
+        assert!(view.take_error().is_none());
+    }
+
+    #[test]
+    fn release_waits_for_the_step_under_way() {
+        let window = idle_window();
+        let file = enrolled(&window, OwnedFd::from);
+        file.lock().place = Place::Busy;
+        let (sender, released) = mpsc::channel();
+        let releasing = Arc::clone(&file);
+        std::thread::spawn(move || {
+            releasing.release();
+            sender.send(())
+        });
+        assert!(released.recv_timeout(Duration::from_millis(50)).is_err());
+        let grants = file.queue_again(&mut file.lock());
+        grants.deliver();
+        released.recv_timeout(Duration::from_secs(10)).expect("the step has ended");
+    }
+
+    #[test]
+    fn a_panic_of_a_step_fails_the_next_flush_and_frees_the_window() {
+        let window = idle_window();
+        let file = enrolled(&window, OwnedFd::from);
+        file.take_step(Urgency::Pressed);
+        assert_eq!(window.bytes(), 4096);
+        // The step that waits for the disk panics for want of a descriptor.
+        file.lock().fd = None;
+        let stepping = Arc::clone(&file);
+        let step = std::thread::spawn(move || stepping.take_step(Urgency::Pressed));
+        assert!(step.join().is_err());
+        let (sender, flushed) = mpsc::channel();
+        let flushing = Arc::clone(&file);
+        std::thread::spawn(move || sender.send(flushing.take_error()));
+        let error = flushed.recv_timeout(Duration::from_secs(10)).expect("a flush does not hang");
+        assert_eq!(error.unwrap().raw_os_error(), Some(Errno::IO.raw_os_error()));
+        assert_eq!(window.bytes(), 0);
+        assert!(file.is_idle());
+        drop(window.room_blocking(WriteBehindConfig::default().window_bytes - 4096));
     }
 }

@@ -1,8 +1,9 @@
-//! What holds whoever goes on at each step. [Testing](../../../../docs/testing.md) says how to run
-//! it. A wake-up that does not come is a deadlock to the checker, and reported as one.
+//! Properties that hold for every order of the threads' steps;
+//! [Testing](../../../../docs/testing.md) describes how to run them. The checker reports a missing
+//! wake-up as a deadlock.
 //!
 //! The checker knows no time, so everything is due at once. The file is real and has no data: its
-//! calls return at once, and what is checked is who waits for whom.
+//! calls return at once, and only the waiting of threads for each other is checked.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,6 +17,7 @@ use crate::sync::checker::{below, check};
 fn window(pages: usize, threads: usize) -> Arc<WriteBehind> {
     Arc::new(WriteBehind::new(WriteBehindConfig {
         window_bytes: (pages * page_size()) as u64,
+        files_max: 2,
         run_bytes: 1,
         age_max: Duration::ZERO,
         neighbour_wait: Duration::ZERO,
@@ -103,14 +105,14 @@ fn who_waits_for_room_may_give_up_at_any_time() {
         // It may have been done before.
         let _ = future::block_on(leaver);
         for follower in followers {
-            future::block_on(follower).expect("nobody told it to give up");
+            future::block_on(follower).expect("it is not cancelled");
         }
         releaser.join().expect("it panics where the fault is");
         file.check_empty();
     });
 }
 
-/// While a small room is held, who wants the whole window holds up those who want little.
+/// While a small room is held, a waiter for the whole window blocks later ones for little.
 #[test]
 fn a_large_writer_that_gives_up_frees_the_small_ones_behind_it() {
     let fd = empty_file();

@@ -31,17 +31,24 @@ impl Method {
     }
 }
 
-/// Begins the write-back of `range`, which is not empty. `false` if the kernel or the file system
-/// cannot. An error of the disk is not looked for: waiting finds it.
-pub(super) fn start(fd: BorrowedFd<'_>, range: ByteRange) -> bool {
-    !is_refusal(sync_file_range(fd, range, libc::SYNC_FILE_RANGE_WRITE))
+/// Begins the write-back of `range`, which is not empty. `Ok(false)` if the kernel or the file system
+/// cannot.
+///
+/// # Errors
+/// Errors of the disk. Not every file system reports an error of this call by the next `fsync`
+/// again.
+pub(super) fn start(fd: BorrowedFd<'_>, range: ByteRange) -> Result<bool, Errno> {
+    match sync_file_range(fd, range, libc::SYNC_FILE_RANGE_WRITE) {
+        outcome if is_refusal(outcome) => Ok(false),
+        outcome => outcome.map(|()| true),
+    }
 }
 
 /// Waits until `range`, which is not empty, is clean; writes what is still dirty. `Ok(false)` if the
 /// kernel or the file system cannot.
 ///
 /// # Errors
-/// Those of the disk, once: a later `fsync` of the same open file does not report them again.
+/// Errors of the disk, once: a later `fsync` of the same open file does not report them again.
 pub(super) fn finish(fd: BorrowedFd<'_>, range: ByteRange) -> Result<bool, Errno> {
     let write_and_wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
@@ -69,7 +76,7 @@ pub(super) fn drop_pages(fd: BorrowedFd<'_>, range: ByteRange) -> Vec<ByteRange>
     resident_parts(fd, range).unwrap_or_default()
 }
 
-/// The parts of `pages` that are in the page cache; `None` if the kernel does not tell.
+/// The parts of `pages` that are in the page cache; `None` if the kernel does not report it.
 pub(super) fn resident_parts(fd: BorrowedFd<'_>, pages: ByteRange) -> Option<Vec<ByteRange>> {
     let residency = resident_ranges(fd, pages).ok().flatten()?;
     Some(residency.ranges().to_vec())

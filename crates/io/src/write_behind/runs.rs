@@ -1,6 +1,6 @@
-//! What the window holds of one file, and what is to be done about it next.
+//! The ranges of one file in the window, and the next step for them.
 //!
-//! Pure bookkeeping: it makes no system call and is told the time.
+//! Pure bookkeeping: no system call, and the time is an argument.
 //!
 //! ```text
 //!            insert             next           began              next      finished
@@ -87,13 +87,13 @@ struct Run {
 #[derive(Clone, Debug)]
 struct Batch {
     ranges: Vec<ByteRange>,
-    /// When to look at it next.
+    /// The time of its next step.
     at: Instant,
     /// How often dropping it has been tried.
     tries: u32,
 }
 
-/// What a thread is to do with some ranges, each of whole pages, ascending and apart.
+/// A thread's task for some ranges, each of whole pages, ascending and disjoint.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) action: Action,
@@ -119,7 +119,7 @@ pub(super) struct Arrival {
     pub(super) put_in_order: bool,
 }
 
-/// What of a batch may leave the page cache.
+/// The parts of a batch that may leave the page cache.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Droppable {
     /// Ascending and apart.
@@ -227,7 +227,7 @@ impl Runs {
         self.keep.remove(gone);
         self.deferred.remove(gone);
         self.furthest = self.furthest.min(new_len);
-        self.look_again();
+        self.update_summary();
         self.charged = self.recount();
         self.leave_if_empty();
     }
@@ -244,8 +244,8 @@ impl Runs {
         [old, settled, retry].into_iter().flatten().min()
     }
 
-    /// The next step, if there is one to be taken now. Its outcome is to be told by
-    /// [`began`](Self::began) or [`finished`](Self::finished) before the next one is asked for.
+    /// The next step, if there is one to be taken now. Its outcome must be passed to
+    /// [`began`](Self::began) or [`finished`](Self::finished) before the next call.
     pub(super) fn next(&mut self, now: Instant, urgency: Urgency) -> Option<Step> {
         assert!(self.working.is_none(), "one step at a time");
         let waits = urgency == Urgency::Relaxed;
@@ -273,8 +273,8 @@ impl Runs {
         }
     }
 
-    /// What of the batch at work may be dropped now that it is clean. Not what has been written
-    /// again or is about to be: a half-filled page must be there for its neighbour.
+    /// The parts of the current batch that may be dropped now that they are clean. Excludes ranges
+    /// that are or will be written again: a half-filled page must await its neighbour.
     pub(super) fn droppable(&self) -> Droppable {
         let Some((_, batch)) = &self.working else { return Droppable::default() };
         let mut ranges = batch.ranges.clone();
@@ -316,8 +316,8 @@ impl Runs {
         self.leave_if_empty() + if given_up { left_bytes } else { 0 }
     }
 
-    /// Whether an arrival comes late. What continues a run, or the arrival before it, is a stream of
-    /// its own; what lies inside a run is written a second time.
+    /// Whether an arrival comes late. A range that continues a run, or the arrival before it, is a
+    /// stream of its own; one inside a run is written a second time.
     fn judge(&self, range: ByteRange) -> Arrival {
         if range.offset() >= self.furthest || range.offset() == self.last_end {
             return Arrival::default();
@@ -378,7 +378,7 @@ impl Runs {
         }
         self.cursor = ranges.last()?.end();
         self.charged += bytes_of(&ranges);
-        self.look_again();
+        self.update_summary();
         Some(ranges)
     }
 
@@ -514,8 +514,8 @@ impl Runs {
         self.dirty.insert(start, run);
     }
 
-    /// Finds out anew what `oldest` and `full` say.
-    fn look_again(&mut self) {
+    /// Computes `oldest` and `full` anew.
+    fn update_summary(&mut self) {
         self.oldest = self.dirty.values().map(|run| run.since).min();
         self.full = self.dirty.iter().any(|(&start, run)| self.boundary(start, run.end).is_some());
     }
@@ -599,7 +599,7 @@ const STARTED_MAX: usize = 2;
 /// After this, waiting for a batch is worth a thread even if no newer one is on its way.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// Ranges of a batch, at most: a thread that writes scattered pages looks up now and then.
+/// The most ranges of a batch: a thread that writes scattered pages must check for other work.
 const RANGES_MAX: usize = 256;
 
 /// A page that cannot be dropped is tried again this much later, and later still each time.

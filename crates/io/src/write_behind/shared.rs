@@ -1,4 +1,4 @@
-//! What all files of a window share: the bound, the queue of files, and the threads.
+//! The state that all files of a window share: the bound, the queue of files, and the threads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -18,9 +18,9 @@ pub(super) struct Shared {
     config: WriteBehindConfig,
     limits: Limits,
     state: Mutex<State>,
-    /// Told to one sleeping thread when there is something to do, or something earlier to do.
+    /// Wakes one sleeping thread when there is work, or earlier work.
     work: Condvar,
-    /// Told when a closed window's last thread has ended.
+    /// Notified when a closed window's last thread has ended.
     ended: Condvar,
 }
 
@@ -28,8 +28,12 @@ pub(super) struct Shared {
 struct State {
     /// Bytes in the window.
     enrolled: u64,
-    /// Bytes of writes that have been let in and are not enrolled yet.
+    /// Bytes of admitted writes that are not enrolled yet.
     reserved: u64,
+    /// Files in the window, each with a descriptor.
+    files: usize,
+    /// Files that admitted writes may add.
+    reserved_files: usize,
     /// Served strictly in order, so that a large write is not starved by small ones.
     waiters: VecDeque<Waiter>,
     /// Files with something to do now. They take turns.
@@ -45,7 +49,7 @@ struct State {
     counts: WriteBehindCounts,
 }
 
-/// By time, then by the file's address, which tells files of the same time apart.
+/// By time, then by the file's address, which distinguishes files of the same time.
 type Timers = BTreeMap<(Instant, usize), Arc<WriteBehindFile>>;
 
 struct Waiter {
@@ -70,20 +74,24 @@ pub(super) enum Place {
 pub(super) struct Change {
     pub(super) booked_before: u64,
     pub(super) booked: u64,
+    /// Whether it has a descriptor in the window.
+    pub(super) held_before: bool,
+    pub(super) held: bool,
     pub(super) arrival: Arrival,
     /// When it has something to do next, if it has; and whether only to drop something.
     pub(super) due: Option<(Instant, bool)>,
 }
 
-/// Room for one write in the window. Given up when dropped.
+/// Room for one write in the window, and for a file that it may add. Given up when dropped.
 #[must_use = "the room is given up when this is dropped"]
 pub struct Room {
     shared: Arc<Shared>,
     bytes: u64,
+    files: usize,
 }
 
-/// Rooms to be handed over when no lock is held: one that nobody wants any more is dropped, and
-/// that takes the lock.
+/// Rooms to be handed over when no lock is held: dropping one whose receiver is gone takes the
+/// lock.
 #[must_use]
 pub(super) struct Grants(Vec<(Waiter, Room)>);
 
@@ -92,15 +100,22 @@ impl Room {
     pub fn split_off(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        Self { shared: Arc::clone(&self.shared), bytes }
+        Self { shared: Arc::clone(&self.shared), bytes, files: 0 }
     }
 }
 
 impl Shared {
     pub(super) fn new(config: WriteBehindConfig) -> Arc<Self> {
-        let WriteBehindConfig { window_bytes, run_bytes, age_max, neighbour_wait, threads } =
-            config;
-        assert!(window_bytes > 0, "a window without bytes would let in one write at a time");
+        let WriteBehindConfig {
+            window_bytes,
+            files_max,
+            run_bytes,
+            age_max,
+            neighbour_wait,
+            threads,
+        } = config;
+        assert!(window_bytes > 0, "a window without bytes would admit one write at a time");
+        assert!(files_max > 0, "a window without files would admit nothing");
         assert!(run_bytes > 0, "runs without bytes would never be written");
         assert!(threads > 0, "a window without threads would never be emptied");
         let page_bytes = page_size() as u64;
@@ -111,6 +126,8 @@ impl Shared {
             state: Mutex::new(State {
                 enrolled: 0,
                 reserved: 0,
+                files: 0,
+                reserved_files: 0,
                 waiters: VecDeque::new(),
                 ready: VecDeque::new(),
                 timers: Timers::new(),
@@ -131,6 +148,10 @@ impl Shared {
 
     pub(super) fn bytes(&self) -> u64 {
         self.lock().enrolled
+    }
+
+    pub(super) fn files(&self) -> usize {
+        self.lock().files
     }
 
     pub(super) fn counts(&self) -> WriteBehindCounts {
@@ -160,11 +181,11 @@ impl Shared {
     fn room_or_turn(self: &Arc<Self>, bytes: u64) -> Result<Room, Turn<'_>> {
         if bytes == 0 {
             // A write that brings nothing has nothing to wait for.
-            return Ok(Room { shared: Arc::clone(self), bytes });
+            return Ok(Room { shared: Arc::clone(self), bytes, files: 0 });
         }
         let bytes = self.pages_of(bytes);
         let mut state = self.lock();
-        if state.waiters.is_empty() && state.fits(bytes, self.config.window_bytes) {
+        if state.waiters.is_empty() && state.fits(bytes, &self.config) {
             return Ok(self.grant(&mut state, bytes));
         }
         state.counts.throttled += 1;
@@ -179,7 +200,7 @@ impl Shared {
         Err(Turn { grant, shared: self })
     }
 
-    /// What a write can add to the window at most: with its ends in pages of their own.
+    /// The most that a write can add to the window: with its ends in pages of their own.
     fn pages_of(&self, bytes: u64) -> u64 {
         let page_bytes = self.limits.page_bytes;
         bytes.div_ceil(page_bytes).saturating_add(1).saturating_mul(page_bytes)
@@ -187,7 +208,8 @@ impl Shared {
 
     fn grant(self: &Arc<Self>, state: &mut State, bytes: u64) -> Room {
         state.reserved = state.reserved.saturating_add(bytes);
-        Room { shared: Arc::clone(self), bytes }
+        state.reserved_files += 1;
+        Room { shared: Arc::clone(self), bytes, files: 1 }
     }
 
     /// Books the outcome of a write or of a step, and puts the file where it belongs.
@@ -201,8 +223,10 @@ impl Shared {
     ) -> Grants {
         let mut state = self.lock();
         state.enrolled = state.enrolled + change.booked - change.booked_before;
+        state.files = state.files + usize::from(change.held) - usize::from(change.held_before);
         if let Some(room) = room {
             state.reserved -= std::mem::take(&mut room.bytes);
+            state.reserved_files -= std::mem::take(&mut room.files);
         }
         state.counts.out_of_order += u64::from(change.arrival.out_of_order);
         state.counts.put_in_order += u64::from(change.arrival.put_in_order);
@@ -214,10 +238,11 @@ impl Shared {
     }
 
     /// Takes a room back.
-    fn give_back(self: &Arc<Self>, bytes: u64) {
+    fn give_back(self: &Arc<Self>, bytes: u64, files: usize) {
         let grants = {
             let mut state = self.lock();
             state.reserved -= bytes;
+            state.reserved_files -= files;
             self.next_grants(&mut state)
         };
         grants.deliver();
@@ -230,7 +255,7 @@ impl Shared {
             if waiter.grant.is_closed() {
                 continue;
             }
-            if !state.fits(waiter.bytes, self.config.window_bytes) {
+            if !state.fits(waiter.bytes, &self.config) {
                 state.waiters.push_front(waiter);
                 break;
             }
@@ -253,14 +278,17 @@ impl Shared {
     fn urgency(&self, state: &State) -> Urgency {
         if state.closed {
             Urgency::Draining
-        } else if !state.waiters.is_empty() || state.enrolled > self.config.window_bytes / 2 {
+        } else if !state.waiters.is_empty()
+            || state.enrolled > self.config.window_bytes / 2
+            || state.files > self.config.files_max / 2
+        {
             Urgency::Pressed
         } else {
             Urgency::Relaxed
         }
     }
 
-    /// Sees to it that a thread looks at the queues.
+    /// Wakes or starts a thread, if there is one to be had.
     fn summon(self: &Arc<Self>, state: &mut State) {
         if state.sleeping > 0 {
             self.work.notify_one();
@@ -282,7 +310,7 @@ impl Shared {
         }
     }
 
-    /// What each thread does.
+    /// The main loop of each thread.
     fn work(self: &Arc<Self>) {
         while let Some((file, urgency)) = self.next_file() {
             file.take_step(urgency);
@@ -296,7 +324,7 @@ impl Shared {
             let (now, urgency) = (Instant::now(), self.urgency(&state));
             if let Some(file) = state.take_file(now, urgency) {
                 if !state.ready.is_empty() {
-                    // Whoever made these ready may have called for one thread only.
+                    // Only one thread may have been summoned for all of these.
                     self.summon(&mut state);
                 }
                 return Some((file, urgency));
@@ -321,7 +349,7 @@ impl Shared {
         let mut state = self.lock();
         state.threads -= 1;
         if state.has_files() {
-            // They came when this thread had looked for the last time, and seemed to be there.
+            // They arrived after this thread's last check, while it still seemed available.
             self.summon(&mut state);
         }
         if state.threads == 0 {
@@ -329,7 +357,7 @@ impl Shared {
         }
     }
 
-    /// Lets the threads end when they have emptied the window.
+    /// Ends the threads when they have emptied the window.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
         state.closed = true;
@@ -354,8 +382,8 @@ impl Shared {
     }
 }
 
-/// A thread's part in the window, which is over when the thread is, also by a panic: whoever waits
-/// for the end of all threads must not wait forever.
+/// A thread's entry in the window, which ends with the thread, also by a panic: a waiter for the
+/// end of all threads must not wait forever.
 struct Worker(Arc<Shared>);
 
 impl Drop for Worker {
@@ -365,9 +393,11 @@ impl Drop for Worker {
 }
 
 impl State {
-    fn fits(&self, bytes: u64, window_bytes: u64) -> bool {
+    fn fits(&self, bytes: u64, config: &WriteBehindConfig) -> bool {
         let taken = self.enrolled.saturating_add(self.reserved);
-        taken == 0 || taken.saturating_add(bytes) <= window_bytes
+        let files = self.files + self.reserved_files;
+        files < config.files_max
+            && (taken == 0 || taken.saturating_add(bytes) <= config.window_bytes)
     }
 
     /// Puts a file where it belongs. Whether a sleeping thread must know.
@@ -388,7 +418,7 @@ impl State {
             }
             Place::Queued { at: queued, only_retries } => {
                 let key = (queued, Arc::as_ptr(file).addr());
-                // Where it is not found, a thread is about to look at it.
+                // Where it is not found, a thread is about to take it.
                 if self.timers_of(only_retries).remove(&key).is_none() {
                     return false;
                 }
@@ -441,8 +471,8 @@ impl State {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.shared.give_back(self.bytes);
+        if self.bytes > 0 || self.files > 0 {
+            self.shared.give_back(self.bytes, self.files);
         }
     }
 }

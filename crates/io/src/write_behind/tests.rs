@@ -40,7 +40,7 @@ impl Written {
     }
 }
 
-/// Bytes that tell their offset.
+/// Bytes that encode their offset.
 fn content(range: ByteRange) -> Vec<u8> {
     (range.offset()..range.end()).map(|at| (at % 251).to_le_bytes()[0]).collect()
 }
@@ -106,7 +106,7 @@ fn what_was_cached_before_stays_cached() {
     for index in 0..5 {
         written.write(&window, range(index * 47_008, 47_008));
     }
-    // What the window itself brought in is not someone else's when it is written again.
+    // Pages that the window itself brought in are not foreign when they are written again.
     written.write(&window, range(0, 20_000));
     window.shutdown();
     let resident = resident_ranges(written.fd.as_fd(), range(0, MIB)).unwrap().unwrap();
@@ -172,8 +172,33 @@ fn the_bound_holds_under_many_writers() {
     }
 }
 
+#[test]
+fn many_small_files_hold_few_descriptors() {
+    // Files that waited for their age would take 25 minutes.
+    let age_max = Duration::from_secs(60);
+    let config = WriteBehindConfig { files_max: 8, age_max, ..WriteBehindConfig::default() };
+    let window = WriteBehind::new(config);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    Written::new(&window).write(&window, range(0, 100));
+                    assert!(window.files() <= 8);
+                }
+            });
+        }
+    });
+    assert!(began.elapsed() < age_max, "{:?}", began.elapsed());
+    assert!(window.counts().throttled > 0, "200 files through a window of 8");
+    window.shutdown();
+    assert_eq!((window.files(), window.bytes()), (0, 0));
+    // And no place is lost.
+    drop([(); 8].map(|()| window.room_blocking(1)));
+}
+
 #[tokio::test]
-async fn writers_are_let_in_in_their_order_and_may_leave() {
+async fn writers_are_admitted_in_order_and_may_leave() {
     let config = WriteBehindConfig { window_bytes: 64 << 10, ..WriteBehindConfig::default() };
     let window = Arc::new(WriteBehind::new(config));
     let all = window.room(60 << 10).await;
@@ -184,7 +209,7 @@ async fn writers_are_let_in_in_their_order_and_may_leave() {
         tasks.push(tokio::spawn(async move {
             let room = window.room(bytes).await;
             order.send(name).unwrap();
-            // Whoever asks for more than is left waits until this one is done.
+            // A writer that needs more than is left waits until this one is done.
             tokio::time::sleep(Duration::from_millis(20)).await;
             drop(room);
         }));
@@ -196,7 +221,7 @@ async fn writers_are_let_in_in_their_order_and_may_leave() {
     drop(all);
     for expected in [0, 1, 3] {
         let next = tokio::time::timeout(Duration::from_secs(20), arrived.recv()).await;
-        assert_eq!(next.expect("nobody is forgotten"), Some(expected));
+        assert_eq!(next.expect("no writer is forgotten"), Some(expected));
     }
     for task in tasks {
         drop(task.await);
@@ -308,12 +333,12 @@ fn an_unlinked_file_and_a_closed_window_are_no_trouble() {
     std::fs::remove_file(path).unwrap();
     window.shutdown();
     assert_eq!(written.cached_pages(), 0);
-    // What comes late leaves at once, and a second end finds nothing to do.
+    // A late range leaves at once, and a second end finds nothing to do.
     written.write(&window, range(0, MIB));
     eventually("leaving", || written.file.is_idle());
     window.shutdown();
     assert_eq!((window.bytes(), written.cached_pages()), (0, 0));
-    // Nobody has to end it.
+    // It need not be ended.
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::new(&window);
     written.write(&window, range(0, MIB));
@@ -382,15 +407,15 @@ fn an_error_of_write_back_is_kept_until_it_is_asked_for() {
     }
     window.shutdown();
     assert!(window.counts().errors > 0, "{:?}", window.counts());
-    // The window has consumed the error, so the flush finds nothing to complain of. That is why
-    // there must be another way to hear of it.
+    // The window has consumed the error, so the flush succeeds. That is why the error must be
+    // reported by another way.
     assert!(rustix::fs::fsync(&written.fd).is_ok());
     assert!(written.file.take_error().is_some());
     assert!(written.file.take_error().is_none(), "once");
     drop(written);
 }
 
-/// Someone who flushes while the window writes hears of a failure, by the one way or the other.
+/// A flush while the window writes reports a failure, by the one way or the other.
 #[test]
 fn no_error_slips_between_the_window_and_a_flush() {
     for round in 0..8 {

@@ -21,7 +21,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Every kind of disk there is here; says which are skipped, and why.
+    /// Every kind of disk that can be made here; prints which are skipped, and why.
     fn all() -> Vec<Self> {
         let kinds = [("ext4", 512), ("ext4", 4096), ("xfs", 512), ("xfs", 4096)];
         kinds.into_iter().filter_map(|(fs, sector_bytes)| Self::new(fs, sector_bytes)).collect()
@@ -74,7 +74,7 @@ impl Disk {
         let cached = options.open(&path).unwrap();
         #[expect(clippy::cast_possible_wrap, reason = "a flag")]
         let direct = options.custom_flags(OFlags::DIRECT.bits() as i32).open(&path);
-        let align = dio_align(cached.as_fd()).unwrap().expect("these file systems tell");
+        let align = dio_align(cached.as_fd()).unwrap().expect("these file systems report it");
         (cached, direct.unwrap(), align)
     }
 }

@@ -26,7 +26,7 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// The ranges that are begun with next, and then on their way. What has to leave before them does.
+/// The ranges whose write-back begins next; it begins here, after earlier batches are finished.
 fn started(runs: &mut Runs, now: Instant, urgency: Urgency) -> Vec<ByteRange> {
     loop {
         let step = runs.next(now, urgency).expect("something to begin with");
@@ -107,7 +107,7 @@ fn a_run_that_begins_anywhere_ends_at_a_boundary() {
 fn half_filled_pages_wait_for_their_neighbour() {
     let now = Instant::now();
     let middle = range(PAGE / 2, 4 * PAGE);
-    // The edges stay behind while they are young, whoever presses.
+    // The edges stay behind while they are young, at any urgency.
     let mut runs = Runs::new(LIMITS);
     runs.insert(middle, now);
     assert_eq!(started(&mut runs, now, Urgency::Pressed), [pages(1, 3)]);
@@ -139,7 +139,7 @@ fn age_moves_what_nothing_else_does() {
     runs.insert(pages(7, 1), now + ms(900));
     assert_eq!(runs.due(now + ms(900)), Some(now + ms(1000)));
     assert_eq!(runs.next(now + ms(999), Urgency::Relaxed), None);
-    // What is half as old goes along, in ascending order; the youngest does not.
+    // Ranges half as old go along, in ascending order; the youngest does not.
     let at = now + ms(1000);
     assert_eq!(started(&mut runs, at, Urgency::Relaxed), [pages(3, 1), pages(50, 1)]);
     assert_eq!(runs.due(at), Some(at + SETTLE));
@@ -214,7 +214,7 @@ fn what_was_cached_before_stays() {
     runs.keep(pages(2, 3));
     runs.insert(pages(0, 8), now);
     runs.withdraw(pages(0, 8));
-    // While they are in the window nobody has to ask again, whatever the cache says by now.
+    // While they are in the window the cache is not asked again.
     assert_eq!(runs.announce(range(0, 8 * PAGE + 1)), [pages(8, 1)]);
     runs.withdraw(range(0, 8 * PAGE + 1));
     started(&mut runs, now, Urgency::Draining);

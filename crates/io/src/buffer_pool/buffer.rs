@@ -3,32 +3,28 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::buffer_pool::BufferPool;
+use super::BufferPool;
+use crate::engine::ClientId;
 use crate::slab::Slot;
-
-/// The alignment of every buffer's first byte, in bytes.
-///
-/// Direct I/O asks for at most the logical block size of the device, which Linux file systems cap
-/// at one page of 4096 bytes on the machines we serve from; larger system pages only align better.
-pub const BUFFER_ALIGN: usize = 4096;
 
 /// A page-aligned piece of memory owned by the holder until it is dropped, when it goes back to its
 /// pool.
 ///
-/// All of [`capacity`](Self::capacity) is initialised memory, but not blank: content of an earlier
-/// use may remain. Whoever sends a buffer's bytes anywhere sends only the range it has filled
-/// itself.
+/// All of [`capacity`](Self::capacity) is initialised memory, but not zeroed: content of an earlier
+/// use may remain. A sender sends only the range that it has filled itself.
 pub struct Buffer {
     /// `None` only while being dropped.
     slot: Option<Slot>,
     /// The pool's size class, an index.
     class: usize,
+    /// Whose share of the pool it is in.
+    client: ClientId,
     pool: Arc<BufferPool>,
 }
 
 impl Buffer {
-    pub(crate) fn new(slot: Slot, class: usize, pool: Arc<BufferPool>) -> Self {
-        Self { slot: Some(slot), class, pool }
+    pub(crate) fn new(slot: Slot, class: usize, client: ClientId, pool: Arc<BufferPool>) -> Self {
+        Self { slot: Some(slot), class, client, pool }
     }
 
     /// The whole capacity. See the type's note on stale content.
@@ -46,6 +42,19 @@ impl Buffer {
         self.slot().bytes()
     }
 
+    /// The same first `len` bytes in the smallest buffer that holds them; the rest goes back to the
+    /// pool, without a wait. For what may be kept for long.
+    #[must_use]
+    pub fn trimmed(mut self, len: usize) -> Self {
+        let Some(class) = self.pool.smaller_class(self.class, len) else { return self };
+        let kept = self.as_slice()[..len].to_vec();
+        let slot = self.slot.take().expect("a buffer holds its slot until it is dropped");
+        let (slot, class) = self.pool.exchange(slot, self.class, class, self.client);
+        (self.slot, self.class) = (Some(slot), class);
+        self.as_mut_slice()[..len].copy_from_slice(&kept);
+        self
+    }
+
     fn slot(&self) -> &Slot {
         self.slot.as_ref().expect("a buffer holds its slot until it is dropped")
     }
@@ -54,7 +63,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            self.pool.give_back(slot, self.class);
+            self.pool.give_back(slot, self.class, self.client);
         }
     }
 }

@@ -1,0 +1,203 @@
+//! Changes and readers of one inode, on a kernel that stamps a write at its beginning: no client is
+//! left with old data under the stamp that the inode ends with.
+
+use std::panic::catch_unwind;
+
+use shuttle::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use shuttle::thread;
+
+use super::*;
+use crate::sync::Mutex;
+use crate::sync::checker::check;
+
+/// Each writer has one block.
+const WRITERS: usize = 3;
+/// Nanoseconds between two readings of the kernel's clock.
+const TICK: u32 = 1000;
+
+type Data = [u32; WRITERS];
+
+/// A fault that is injected, to check that the test detects it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Readers ask whether a change is at work before they read the attributes.
+    SeenFirst,
+    /// WRITEs that share the inode show what the kernel shows.
+    SharersShown,
+    /// A WRITE that shares the inode claims all change since it began.
+    PairFromBeginning,
+}
+
+/// A kernel's inode.
+#[derive(Clone, Copy)]
+struct Kernel {
+    ticks: u32,
+    stamp: Stamp,
+    data: Data,
+}
+
+struct Server {
+    kernel: Mutex<Kernel>,
+    order: RwLock<()>,
+    stamps: ChangeStamps,
+    clock: ChangeClock,
+    fault: Fault,
+}
+
+#[expect(dead_code, reason = "held")]
+enum Held<'a> {
+    Alone(RwLockWriteGuard<'a, ()>),
+    Shared(RwLockReadGuard<'a, ()>),
+}
+
+/// A client's cache of a file.
+#[derive(Clone, Copy)]
+struct Cache {
+    known: Stamp,
+    data: Data,
+}
+
+impl Server {
+    fn new(fault: Fault) -> Self {
+        let stamp = Stamp { size: 0, mtime: (1, 0), ctime: (1, 0) };
+        Self {
+            kernel: Mutex::new(Kernel { ticks: 0, stamp, data: [0; WRITERS] }),
+            order: RwLock::new(()),
+            stamps: ChangeStamps::default(),
+            clock: ChangeClock::new(),
+            fault,
+        }
+    }
+
+    fn kernel(&self) -> crate::sync::MutexGuard<'_, Kernel> {
+        self.kernel.lock().unwrap()
+    }
+
+    /// write(2): the times first, then the data, then the length, which the first WRITEs change.
+    fn kernel_write(&self, block: usize, value: u32) {
+        {
+            let mut kernel = self.kernel();
+            kernel.ticks += 1;
+            let now = (1, kernel.ticks * TICK);
+            (kernel.stamp.mtime, kernel.stamp.ctime) = (now, now);
+        }
+        self.kernel().data[block] = value;
+        if value == 1 {
+            self.kernel().stamp.size += 1;
+        }
+    }
+
+    fn live(&self) -> Stamp {
+        self.kernel().stamp
+    }
+
+    /// GETATTR.
+    fn attributes(&self) -> Stamp {
+        let since = self.clock.now();
+        if self.fault == Fault::SeenFirst {
+            let nothing = Stamp { size: u64::MAX, mtime: (0, 0), ctime: (0, 0) };
+            let shown = self.stamps.seen(nothing, since);
+            let read = self.live();
+            return if shown == nothing { read } else { shown };
+        }
+        let read = self.live();
+        self.stamps.seen(read, since)
+    }
+
+    /// READ.
+    fn read(&self) -> Cache {
+        let known = self.attributes();
+        Cache { known, data: std::array::from_fn(|block| self.kernel().data[block]) }
+    }
+
+    /// WRITE of one block. Returns the pair of its reply.
+    fn write(&self, shared: bool, block: usize, value: u32) -> Option<Pair> {
+        if !shared {
+            let _alone = Held::Alone(self.order.write().unwrap());
+            let before = self.live();
+            self.stamps.begin_alone(before);
+            self.kernel_write(block, value);
+            let after = self.live();
+            self.stamps.end(&self.clock);
+            return Some((before, after));
+        }
+        let _shared = Held::Shared(self.order.read().unwrap());
+        if self.fault == Fault::SharersShown {
+            let before = self.live();
+            self.kernel_write(block, value);
+            return Some((before, self.live()));
+        }
+        let look = || Ok::<_, ()>(self.live());
+        let (_, begun) = self.stamps.begin_shared(look, |seen| *seen).unwrap();
+        self.kernel_write(block, value);
+        let renew = || panic!("the clock goes on");
+        let pair = self.stamps.end_shared(&self.clock, || Some(self.live()), renew);
+        match (self.fault, pair) {
+            (Fault::PairFromBeginning, Some((_, after))) => Some((begun, after)),
+            _ => pair,
+        }
+    }
+}
+
+impl Cache {
+    /// Applies the reply to an own WRITE as RFC 1813 §2.6 has it.
+    fn wrote(mut self, server: &Server, (block, value): (usize, u32), pair: Option<Pair>) -> Self {
+        match pair {
+            Some((before, after)) if before == self.known => {
+                self.data[block] = value;
+                Self { known: after, ..self }
+            }
+            _ => server.read(),
+        }
+    }
+}
+
+/// Writers that cache, and one that reads only. Each WRITE is alone or shared, as its turn has it.
+fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
+    let server = Arc::new(Server::new(fault));
+    let writers = (0..WRITERS).map(|block| {
+        let server = Arc::clone(&server);
+        thread::spawn(move || {
+            let mut cache = server.read();
+            for value in 1..=2 {
+                let pair = server.write(shared[block], block, value);
+                cache = cache.wrote(&server, (block, value), pair);
+            }
+            vec![cache]
+        })
+    });
+    let reader = {
+        let server = Arc::clone(&server);
+        thread::spawn(move || (0..3).map(|_| server.read()).collect())
+    };
+    let threads: Vec<_> = writers.chain([reader]).collect();
+    let caches: Vec<Cache> =
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    let last = *server.kernel();
+    assert_eq!(server.attributes(), last.stamp, "nothing is hidden for good");
+    for Cache { known, data } in caches {
+        assert!(known != last.stamp || data == last.data, "{data:?} under the last stamp");
+    }
+}
+
+const TURNS: [[bool; WRITERS]; 3] =
+    [[true, true, true], [true, true, false], [false, false, false]];
+
+#[test]
+fn no_interleaving_leaves_a_client_with_stale_data() {
+    for shared in [[true, true, true], [true, true, false], [false, false, false]] {
+        check(500, move || clients_end_without_stale_data(Fault::None, shared));
+    }
+}
+
+#[test]
+fn each_fault_has_an_interleaving_that_shows_it() {
+    for (fault, shared) in
+        [(Fault::SeenFirst, false), (Fault::SharersShown, true), (Fault::PairFromBeginning, true)]
+    {
+        let search =
+            || check(2_000, move || clients_end_without_stale_data(fault, [shared; WRITERS]));
+        assert!(catch_unwind(search).is_err(), "{fault:?} is not found");
+    }
+}

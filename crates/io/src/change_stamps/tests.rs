@@ -1,0 +1,83 @@
+use super::*;
+
+const TICK: u32 = 1000;
+
+fn stamp(tick: u32) -> Stamp {
+    Stamp { size: u64::from(tick), mtime: (5, tick * TICK), ctime: (5, tick * TICK) }
+}
+
+/// The stamp that other calls see when the kernel shows that of `tick`.
+fn seen(stamps: &ChangeStamps, clock: &ChangeClock, tick: u32) -> Stamp {
+    let since = clock.now();
+    stamps.seen(stamp(tick), since)
+}
+
+fn begin_shared(stamps: &ChangeStamps, tick: u32) -> Stamp {
+    stamps.begin_shared(|| Ok::<_, ()>(stamp(tick)), |seen| *seen).unwrap().1
+}
+
+#[test]
+fn a_change_alone_shows_the_stamp_before_it_until_it_ends() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    assert_eq!(seen(&stamps, &clock, 1), stamp(1));
+    stamps.begin_alone(stamp(1));
+    assert_eq!(seen(&stamps, &clock, 2), stamp(1));
+    let during = clock.now();
+    stamps.end(&clock);
+    assert_eq!(stamps.seen(stamp(2), during), stamp(1), "it was at work when the stamp was read");
+    assert_eq!(seen(&stamps, &clock, 2), stamp(2));
+}
+
+#[test]
+fn sharers_take_effect_one_after_the_other_at_their_ends() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    let end = |tick| stamps.end_shared(&clock, || Some(stamp(tick)), || panic!("time goes on"));
+    for _ in 0..3 {
+        assert_eq!(begin_shared(&stamps, 1), stamp(1));
+    }
+    assert_eq!(seen(&stamps, &clock, 4), stamp(1), "nothing has ended");
+    let (before, first) = end(4).unwrap();
+    assert_eq!((before, first.size, first.mtime), (stamp(1), 4, stamp(4).mtime));
+    assert_eq!(first.ctime, (5, TICK + 1), "after what is known, before what the kernel has");
+    assert_eq!(seen(&stamps, &clock, 4), first);
+    assert_eq!(begin_shared(&stamps, 5), first, "one more, while the others are at work");
+    stamps.end(&clock);
+    let (before, second) = end(5).unwrap();
+    assert_eq!((before, second.ctime), (first, (5, TICK + 2)));
+    assert_eq!(end(5).unwrap(), (second, stamp(5)), "the last one leaves the kernel's stamp");
+    assert_eq!(seen(&stamps, &clock, 5), stamp(5));
+}
+
+#[test]
+fn an_equal_stamp_is_renewed_or_makes_no_pair() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    let later = Stamp { size: 9, ..stamp(1) };
+    for renewed in [stamp(2), later] {
+        begin_shared(&stamps, 1);
+        let now = std::cell::Cell::new(later);
+        let pair = stamps.end_shared(&clock, || Some(now.get()), || now.set(renewed));
+        assert_eq!(pair, (renewed == stamp(2)).then_some((stamp(1), renewed)));
+    }
+    begin_shared(&stamps, 1);
+    let unchanged = stamps.end_shared(&clock, || Some(stamp(1)), || panic!("nothing has changed"));
+    assert_eq!(unchanged, Some((stamp(1), stamp(1))));
+}
+
+#[test]
+fn a_failed_stat_begins_no_change_and_makes_no_pair() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    assert!(stamps.begin_shared(|| Err::<Stamp, _>(()), |seen| *seen).is_err());
+    assert_eq!(seen(&stamps, &clock, 3), stamp(3));
+    begin_shared(&stamps, 3);
+    begin_shared(&stamps, 3);
+    assert_eq!(stamps.end_shared(&clock, || None, || ()), None);
+    assert!(seen(&stamps, &clock, 4).ctime > stamp(3).ctime, "a change all the same");
+    assert_eq!(stamps.end_shared(&clock, || None, || ()), None);
+    assert_eq!(seen(&stamps, &clock, 4), stamp(4));
+}
+
+#[test]
+fn the_last_nanosecond_of_a_second_is_followed_by_the_next_second() {
+    let last = Stamp { ctime: (5, 999_999_999), ..stamp(0) };
+    assert_eq!(stamp(3).right_after(&last), Stamp { ctime: (6, 0), ..stamp(3) });
+}

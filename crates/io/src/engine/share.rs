@@ -1,0 +1,141 @@
+//! Whose work it is, and which device it waits for.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::lane::{Lane, Purpose};
+use super::{EngineConfig, Task};
+
+/// A device number: major and minor.
+pub type DeviceNumber = (u32, u32);
+
+/// A client among which the threads of a device are shared. 0 is this process itself.
+pub type ClientId = u128;
+
+/// The threads that wait for one device. A device that does not answer holds up no other's.
+#[derive(Clone)]
+pub struct Device(pub(super) Arc<Lanes>);
+
+/// See [`Engine`](super::Engine).
+pub(super) struct Lanes {
+    pub(super) data: Lane,
+    pub(super) metadata: Lane,
+}
+
+impl Lanes {
+    pub(super) fn new(config: &EngineConfig) -> Self {
+        let EngineConfig { data_threads, metadata_threads, queue_max } = *config;
+        Self {
+            data: Lane::new("spillway-data", Purpose::Data, data_threads, queue_max),
+            metadata: Lane::new("spillway-meta", Purpose::Metadata, metadata_threads, queue_max),
+        }
+    }
+}
+
+/// The devices that work was done for so far.
+#[derive(Default)]
+pub(super) struct Devices(Mutex<HashMap<DeviceNumber, Device>>);
+
+impl Devices {
+    pub(super) fn get(&self, number: DeviceNumber, config: &EngineConfig) -> Device {
+        let new = || Device(Arc::new(Lanes::new(config)));
+        self.lock().entry(number).or_insert_with(new).clone()
+    }
+
+    pub(super) fn all(&self) -> Vec<Device> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<DeviceNumber, Device>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+thread_local! {
+    /// The share of the task that is polled on this thread.
+    static CURRENT: RefCell<Option<Share>> = const { RefCell::new(None) };
+}
+
+/// A client's share of the threads of a device. The jobs that a task submits are done within its
+/// share, on whatever thread it is polled.
+#[derive(Clone)]
+pub struct Share {
+    device: Device,
+    client: ClientId,
+}
+
+impl Share {
+    /// The share of a client.
+    pub fn new(device: &Device, client: ClientId) -> Self {
+        Self { device: device.clone(), client }
+    }
+
+    /// That of the task that is polled on this thread.
+    pub(super) fn current() -> Option<Self> {
+        CURRENT.with_borrow(Clone::clone)
+    }
+
+    /// The client of the task that is polled on this thread; 0 where there is none.
+    pub fn current_client() -> ClientId {
+        CURRENT.with_borrow(|share| share.as_ref().map_or(0, Self::client))
+    }
+
+    pub(super) fn client(&self) -> ClientId {
+        self.client
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(super) fn lanes(&self) -> &Lanes {
+        &self.device.0
+    }
+
+    /// Makes it the current one of this thread until the guard is dropped.
+    #[must_use]
+    pub fn enter(&self) -> impl Drop + use<> {
+        struct Entered(Option<Share>);
+        impl Drop for Entered {
+            fn drop(&mut self) {
+                CURRENT.set(self.0.take());
+            }
+        }
+        Entered(CURRENT.replace(Some(self.clone())))
+    }
+
+    /// Runs `task` within this share, on the caller's runtime.
+    pub async fn run(self, mut task: Task) {
+        poll_fn(|context| {
+            let _entered = self.enter();
+            task.as_mut().poll(context)
+        })
+        .await;
+    }
+
+    /// Begins `task` on a data thread, where the jobs that it submits run in place: a task that
+    /// needs nothing but the disk is done with a single handover. Where it has to wait for anything
+    /// else (a lock, memory) it leaves the thread to others, and goes on on a data thread when it is
+    /// woken.
+    ///
+    /// Returns as soon as the task is queued; a full queue of the client makes the caller wait. A
+    /// waker of a task never waits. A panic of the task ends the task.
+    pub async fn begin_data(&self, task: Task) {
+        self.lanes().data.begin(self.clone(), task).await;
+    }
+
+    /// As [`begin_data`](Self::begin_data), on a metadata thread, where metadata jobs run in place;
+    /// jobs for the data lane are handed over, so that they hold up no lookups.
+    pub async fn begin_metadata(&self, task: Task) {
+        self.lanes().metadata.begin(self.clone(), task).await;
+    }
+
+    /// As [`begin_data`](Self::begin_data), but the task runs on this thread up to where it first
+    /// has to wait, which may be
+    /// [`Engine::ask_for_data_thread`](super::Engine::ask_for_data_thread).
+    pub async fn begin_here(&self, task: Task) {
+        self.lanes().data.begin_here(self.clone(), task).await;
+    }
+}
