@@ -27,7 +27,7 @@ use export::Resolve;
 pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
 use raw::{ListenList, ListenText, RawConfig, RawEvents, TimeSpan};
 
-use crate::export_table::ExportTable;
+use crate::export::ExportTable;
 use crate::trace::Events;
 
 /// All settings of one server, valid and complete.
@@ -49,7 +49,7 @@ pub struct Config {
     exports: Arc<ExportTable>,
 }
 
-/// What the command line says; it wins over the file.
+/// The settings of the command line, which override the file.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
     /// Serve this directory, and no other.
@@ -62,13 +62,13 @@ pub struct Overrides {
     pub memory: Option<ByteSize>,
     /// `--max-transfer`.
     pub max_transfer: Option<ByteSize>,
-    /// `--read-only`: whatever the file says, nobody writes.
+    /// `--read-only`: makes every export read-only.
     pub read_only: bool,
     /// `--portmap`.
     pub portmap: bool,
-    /// `--read-mode`: of every export, whatever the file says.
+    /// `--read-mode`: of every export, overriding the file.
     pub read_mode: Option<IoMode>,
-    /// `--write-mode`: of every export, whatever the file says.
+    /// `--write-mode`: of every export, overriding the file.
     pub write_mode: Option<IoMode>,
     /// `--window`.
     pub window: Option<ByteSize>,
@@ -92,7 +92,7 @@ pub struct DirectoryExport {
 }
 
 impl Config {
-    /// Reads and checks `file`. Blocks: names are resolved, directories looked at.
+    /// Reads and checks `file`. Blocks: names are resolved, directories opened.
     ///
     /// # Errors
     /// [`ConfigError`] with the place of the first thing wrong.
@@ -279,7 +279,7 @@ fn listen(
     let Given { value: addresses, origin } = Given::pick(flag, raw, vec![LISTEN_DEFAULT]);
     let refuse = |why| Err(source.blame(&origin, why));
     if addresses.is_empty() {
-        return refuse("the list is empty, so nobody could connect".to_owned());
+        return refuse("the list is empty, so no client could connect".to_owned());
     }
     if addresses.len() > LISTEN_ADDRESSES_MAX {
         return refuse(format!("at most {LISTEN_ADDRESSES_MAX} addresses can be listened on"));
@@ -491,7 +491,7 @@ const MAX_TRANSFER_DEFAULT: ByteSize = ByteSize(1 << 20);
 const MAX_TRANSFER_RANGE: RangeInclusive<ByteSize> = ByteSize(64 << 10)..=ByteSize(4 << 20);
 /// Transfers of whole pages keep a stream aligned from one request to the next.
 const TRANSFER_UNIT_BYTES: u32 = 4096;
-const CONNECTIONS_DEFAULT: u32 = 1024;
+const CONNECTIONS_DEFAULT: u32 = 16384;
 const CONNECTIONS_MAX: u32 = 65536;
 const THREADS_MAX: u32 = 1024;
 const DATA_THREADS_DEFAULT: u32 = 32;

@@ -4,21 +4,20 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use io::{Engine, Task};
+use io::{Share, Task};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
+use crate::call::Incoming;
+use crate::connections::{Activity, Place};
 use crate::counters::Counter;
-use crate::dispatch::{self, Peer, Place, Programs, Verdict};
-use crate::receive::{Limits, Receiver};
+use crate::dispatch::{self, Verdict};
+use crate::procedures::{Programs, Thread};
+use crate::receive::{Limits, ReceiveError, Receiver, Record};
 use crate::reply_queue::ReplyQueue;
+use crate::request::Peer;
 use crate::service::Service;
 
-/// Calls of one connection at work at a time, at most. Linux asks for up to 128 at once.
-const REQUESTS_MAX: usize = 128;
-/// One connection's calls may hold this part of the memory budget, so that a client that stops
-/// reading its replies leaves enough for the others until it is given up.
-const CONNECTION_SHARE: usize = 4;
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
 /// receiver, and a stranger who sends slowly must not keep memory from the others until then. Longer
 /// data is thrown away and the call refused, or the connection ended where the record is longer than
@@ -27,11 +26,13 @@ const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
 /// How long the last calls may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
-/// Serves a connection until the peer closes it, breaks the protocol, or the server stops.
+/// Serves a connection until the peer closes it, breaks the protocol, its place is needed for
+/// another while it is idle, or the server stops.
 pub(crate) async fn serve(
     service: Arc<Service>,
     programs: Programs,
     stream: std::net::TcpStream,
+    place: Place,
     mut stop: watch::Receiver<bool>,
 ) {
     let Ok(stream) = TcpStream::from_std(stream) else { return };
@@ -43,26 +44,27 @@ pub(crate) async fn serve(
     service.counters.add(Counter::Connections, 1);
     tracing::debug!(client = %address, "connected");
     let (reader, writer) = stream.into_split();
-    let replies = Arc::new(ReplyQueue::new(writer, Arc::clone(&service.vfs.buffers)));
+    let replies = Arc::new(ReplyQueue::new(address, writer, Arc::clone(&service.buffers)));
     let peer = Peer { address, programs };
-    let buffers = Arc::clone(&service.vfs.buffers);
+    let buffers = Arc::clone(&service.buffers);
     let counters = Arc::clone(&service.counters);
-    let write_order = Arc::clone(&service.write_order);
-    let receiver = Receiver::new(reader, buffers, counters, write_order, limits(&service, peer));
-    let slots = Arc::new(Semaphore::new(requests_max(&service)));
+    let activity = &place.activity;
+    activity.begins(replies.link());
+    let limits = limits(&service, peer);
+    let receiver = Receiver::new(reader, buffers, counters, Arc::clone(activity), limits);
     let mut sender = tokio::spawn({
         let replies = Arc::clone(&replies);
         async move { replies.run().await }
     });
     tokio::select! {
-        () = take_calls(&service, peer, receiver, &replies, &slots) => {}
+        () = take_calls(&service, peer, receiver, &replies, activity) => {}
         // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
+        () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    // What was accepted is worked off and answered, if the peer still listens.
-    let all = u32::try_from(requests_max(&service)).expect("at most 128");
-    drop(tokio::time::timeout(DRAIN_MAX, slots.acquire_many(all)).await);
+    // Accepted calls are completed and answered, if the peer still reads.
+    drop(tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await);
     sender.abort();
     tracing::debug!(client = %address, "disconnected");
 }
@@ -73,12 +75,12 @@ async fn take_calls(
     peer: Peer,
     mut receiver: Receiver,
     replies: &Arc<ReplyQueue>,
-    slots: &Arc<Semaphore>,
+    activity: &Activity,
 ) {
-    let requests_max = requests_max(service);
     loop {
-        let slot = Arc::clone(slots).acquire_owned().await.expect("the semaphore stays open");
-        let record = match receiver.next().await {
+        let slot = activity.slot(service.connections.slots_withheld()).await;
+        let mut incoming = Incoming::new(peer.programs);
+        let record = match receive(service, &mut receiver, &mut incoming).await {
             Ok(Some(record)) => record,
             Ok(None) => return,
             Err(error) => {
@@ -88,48 +90,74 @@ async fn take_calls(
             }
         };
         service.counters.add(Counter::Calls, 1);
-        // This call holds one of the slots.
-        let alone = slots.available_permits() + 1 == requests_max;
-        let begins_on = dispatch::begins_on(&record, alone);
-        let (answering, replies) = (Arc::clone(service), Arc::clone(replies));
-        let task = Box::pin(async move {
-            match dispatch::answer(&answering, peer, record).await {
-                Verdict::Reply(reply) => replies.send(reply.holding(slot)),
-                Verdict::Drop => {}
-                Verdict::Close => replies.close(),
+        let replies = Arc::clone(replies);
+        let call = match incoming.finish(record) {
+            Ok(call) => call,
+            Err(error) => {
+                send(&replies, dispatch::refuse(&error), slot);
+                continue;
             }
+        };
+        let device = dispatch::device(service, &call);
+        let thread = dispatch::thread(&call, activity.has_one_call());
+        let service = Arc::clone(service);
+        let task = Box::pin(async move {
+            let verdict = dispatch::answer(&service, peer, replies.link(), call).await;
+            send(&replies, verdict, slot);
         });
-        begin(&service.vfs.engine, begins_on, task).await;
+        begin(&Share::new(&device, activity.client()), thread, task).await;
+    }
+}
+
+/// The next record. A WRITE is counted in the order in which the heads of calls arrive.
+async fn receive(
+    service: &Service,
+    receiver: &mut Receiver,
+    incoming: &mut Incoming,
+) -> Result<Option<Record>, ReceiveError> {
+    let layout = |head: &[u8]| {
+        let layout = incoming.layout(head);
+        if let Some(write) = incoming.write()
+            && service.write_order.is_late(&write.file, write.offset, write.count)
+        {
+            service.counters.add(Counter::WritesOutOfOrder, 1);
+        }
+        layout
+    };
+    receiver.next(layout).await
+}
+
+/// Sends what there is to send to a call that holds `slot`.
+fn send(replies: &ReplyQueue, verdict: Verdict, slot: OwnedSemaphorePermit) {
+    match verdict {
+        Verdict::Reply(reply) => replies.send(reply.holding(slot)),
+        Verdict::Drop => {}
+        Verdict::Close => replies.close(),
     }
 }
 
 /// Begins the work on a call where it will have to wait, if anywhere.
-async fn begin(engine: &Engine, place: Place, mut task: Task) {
-    match place {
-        // What needs no waiting is done here and now; the runtime gets only the rest.
-        Place::Here => {
-            if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-                drop(tokio::spawn(task));
+async fn begin(share: &Share, thread: Thread, mut task: Task) {
+    match thread {
+        // Work that does not wait is done here; only the rest becomes a task.
+        Thread::Connection => {
+            let entered = share.enter();
+            let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            drop(entered);
+            if polled.is_pending() {
+                drop(tokio::spawn(share.clone().run(task)));
             }
         }
-        Place::HereAtFirst => engine.begin_here(task).await,
-        Place::DataThread => engine.begin_data(task).await,
-        Place::MetadataThread => engine.begin_metadata(task).await,
+        Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall => share.begin_here(task).await,
+        Thread::Data => share.begin_data(task).await,
+        Thread::Metadata => share.begin_metadata(task).await,
     }
 }
 
-/// What a peer may send and keep.
+/// The limits of a peer.
 fn limits(service: &Service, peer: Peer) -> Limits {
     let may_write = peer.programs == Programs::Files && service.knows(peer.address);
     let transfer_bytes_max =
-        if may_write { service.vfs.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX };
+        if may_write { service.memory.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX };
     Limits { transfer_bytes_max, idle_timeout: service.idle_timeout }
-}
-
-/// How many calls of one connection are at work at a time: as many as its share of the memory holds
-/// at their largest, at least 2.
-fn requests_max(service: &Service) -> usize {
-    let largest = usize::try_from(service.vfs.transfer_bytes_max).unwrap_or(usize::MAX);
-    let share = service.vfs.buffers.budget_bytes() / CONNECTION_SHARE / largest;
-    share.clamp(2, REQUESTS_MAX)
 }

@@ -1,4 +1,4 @@
-//! What the server did, counted since its start.
+//! The server's counters since its start.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,8 +28,10 @@ counters! {
     Calls => "calls",
     /// Calls answered from the reply cache.
     Replays => "replays",
-    /// Retransmissions dropped because the first call is still at work.
+    /// Retransmissions over the connection of a call that is still at work, which were dropped.
     DroppedRetransmissions => "dropped_retransmissions",
+    /// Retransmissions over another connection that waited for the first copy's end or delivery.
+    AwaitedRetransmissions => "awaited_retransmissions",
     /// Calls whose arguments could not be decoded.
     GarbageCalls => "garbage_calls",
     /// Calls refused by the export table.
@@ -38,6 +40,10 @@ counters! {
     Connections => "connections",
     /// Connections closed because the peer sent nonsense or nothing, or took nothing.
     BrokenConnections => "broken_connections",
+    /// Idle connections closed to make room for others.
+    ConnectionsEvicted => "connections_evicted",
+    /// Connections refused because their peer, or all strangers, had too many at work.
+    ConnectionsRefused => "connections_refused",
     /// Bytes returned by READ.
     ReadBytes => "read_bytes",
     /// READs served from the page cache on the connection's thread.
@@ -64,6 +70,10 @@ counters! {
     ReadAheadBytes => "read_ahead_bytes",
     /// Chunks that were to be read ahead and could not be had or kept.
     ReadAheadAbandoned => "read_ahead_abandoned",
+    /// Chunks that were not read ahead because the kernel refused a watch of the file.
+    ReadAheadUnwatched => "read_ahead_unwatched",
+    /// READs whose chunks were outdated by a change since.
+    ReadAheadOutdated => "read_ahead_outdated",
     /// READs that were to go past the page cache and could not, because the file does no direct I/O.
     ReadsWithoutDirect => "reads_without_direct",
     /// READs spliced from the page cache to the socket.

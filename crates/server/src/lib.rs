@@ -2,40 +2,44 @@
 //!
 //! A request's way: `listener` → `connection` → `receive` (bytes to a record) → `dispatch` (record
 //! to a call) → `nfs3` (arguments, one call, results) → `vfs` (the file operation, over
-//! `open_files` and the `io` crate) and back through `reply_queue`.
+//! `inode_cache` and the `io` crate) and back through `reply_queue`.
 
 #![forbid(unsafe_code)]
 
+mod call;
+mod call_log;
 pub mod config;
 mod connection;
+mod connections;
 pub mod counters;
-mod data_descriptors;
-mod directory_stream;
+mod delivery;
+mod descriptor_plan;
 mod dispatch;
-mod export_root;
-pub mod export_table;
-mod file_handle;
-mod io_support;
-mod known_handles;
+pub mod export;
+mod fs;
+mod inode_cache;
 mod listener;
+mod memory_plan;
 mod mount3;
+mod mount_list;
 mod network_threads;
 mod nfs3;
-mod open_files;
 mod pace;
 mod payload;
 mod portmap;
+mod procedures;
+mod random;
 mod receive;
 mod reply_cache;
 mod reply_queue;
+mod request;
 mod server;
 mod service;
+mod state_dir;
 pub mod trace;
-mod turns;
 mod vfs;
 mod write_order;
-mod write_verifier;
 
-pub use file_handle::HandleKeyError;
+pub use export::{ExportError, HandleKeyError};
 pub use server::{ReloadError, Server, ShutdownError, StartError};
-pub use service::ExportError;
+pub use state_dir::StateDirError;

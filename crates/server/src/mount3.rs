@@ -1,60 +1,23 @@
 //! MOUNT version 3 (RFC 1813 Appendix I): where a client gets its first file handle.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
-
 use proto::mount3::{
-    AuthFlavors, DirectoryArgs, ExportList, ExportNode, Group, MountEntry, MountOk, MountReply,
-    MountStatus, Procedure,
+    AuthFlavors, DirectoryArgs, ExportList, ExportNode, Group, MountOk, MountReply, MountStatus,
+    Procedure,
 };
-use proto::xdr::{DecodeError, Encode, List, Reader, Writer, decode_all, encode_list};
+use proto::xdr::{DecodeError, Encode, List, Reader, Writer, decode_all};
 
-use crate::dispatch::Request;
-use crate::vfs::{Object, Status};
+use crate::call::{Call, Credential};
+use crate::call_log::Shown;
+use crate::export::{Denied, Object};
+use crate::fs::Status;
+use crate::payload::Payload;
+use crate::request::{Peer, Request};
 
-/// Mounts remembered for DUMP. The list is advisory (RFC 1813 §5.2.2): clients that crash never
-/// leave it, so the oldest make room.
-const MOUNTS_MAX: usize = 1024;
 /// The RPC flavours that files can be used with (RFC 5531 §8.2): AUTH_SYS.
 const FLAVORS: [u32; 1] = [1];
 
-/// Who has mounted what, as far as clients said.
-#[derive(Default)]
-pub(crate) struct MountList(Mutex<VecDeque<Mounted>>);
-
-#[derive(Clone, PartialEq, Eq)]
-struct Mounted {
-    hostname: String,
-    directory: Vec<u8>,
-}
-
-impl MountList {
-    fn add(&self, hostname: String, directory: &[u8]) {
-        let mounted = Mounted { hostname, directory: directory.to_vec() };
-        self.change(|mounts| {
-            mounts.retain(|other| *other != mounted);
-            if mounts.len() == MOUNTS_MAX {
-                mounts.pop_front();
-            }
-            mounts.push_back(mounted);
-        });
-    }
-
-    fn remove(&self, hostname: &str, directory: Option<&[u8]>) {
-        self.change(|mounts| {
-            mounts.retain(|mounted| {
-                mounted.hostname != hostname
-                    || directory.is_some_and(|directory| mounted.directory != directory)
-            });
-        });
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut VecDeque<Mounted>) -> T) -> T {
-        change(&mut self.0.lock().expect("no code panics while it holds the mounts"))
-    }
-}
-
-/// Decodes the arguments, runs the procedure and appends its result to `reply`.
+/// Decodes the arguments, runs the procedure and appends its result to `reply`. A list is returned
+/// in memory of the budget, to be sent behind it.
 ///
 /// # Errors
 /// The arguments are not those of the procedure.
@@ -63,7 +26,7 @@ pub(crate) async fn execute(
     procedure: Procedure,
     args: &[u8],
     reply: &mut Writer,
-) -> Result<(), DecodeError> {
+) -> Result<Option<Payload>, DecodeError> {
     let client = || request.peer.address.ip().to_canonical().to_string();
     let mounts = &request.service.mounts;
     match procedure {
@@ -74,15 +37,7 @@ pub(crate) async fn execute(
         }
         Procedure::Dump => {
             Reader::new(args).finish()?;
-            mounts.change(|mounts| {
-                encode_list(
-                    reply,
-                    mounts.iter().map(|mounted| MountEntry {
-                        hostname: mounted.hostname.as_bytes(),
-                        directory: &mounted.directory,
-                    }),
-                );
-            });
+            return Ok(in_budget(request, reply, |list| mounts.encode(list)).await);
         }
         Procedure::Umnt => {
             let DirectoryArgs { directory } = decode_all(args)?;
@@ -94,10 +49,36 @@ pub(crate) async fn execute(
         }
         Procedure::Export => {
             Reader::new(args).finish()?;
-            export(request, reply);
+            return Ok(in_budget(request, reply, |list| export(request, list)).await);
         }
     }
-    Ok(())
+    Ok(None)
+}
+
+/// A list in memory of the budget, which is encoded again when there is that memory: what waits for
+/// memory holds none. One for which the budget is too small is appended to `reply`.
+async fn in_budget(
+    request: &Request<'_>,
+    reply: &mut Writer,
+    encode: impl Fn(&mut Writer),
+) -> Option<Payload> {
+    let encoded = || {
+        let mut list = Writer::new();
+        encode(&mut list);
+        list
+    };
+    let mut wanted = encoded().len();
+    loop {
+        let Ok(buffer) = request.service.take_buffer(wanted).await else {
+            encode(reply);
+            return None;
+        };
+        let list = encoded();
+        if list.len() <= buffer.capacity() {
+            return Some(Payload::copied(buffer, list.as_slice()));
+        }
+        wanted = list.len();
+    }
 }
 
 /// MNT, RFC 1813 §5.2.1. The path may lead below an export, but not out of it.
@@ -105,44 +86,82 @@ async fn mnt(request: &Request<'_>, path: &[u8], reply: &mut Writer) {
     let client = request.peer.address.ip().to_canonical();
     let result: MountReply<'_> = match find_directory(request, path).await {
         Ok(object) => {
-            tracing::info!(%client, path = %path.escape_ascii(), "mounted");
+            tracing::info!(%client, path = %Shown(path), "mounted");
             request.service.mounts.add(client.to_string(), path);
-            let file_handle = request.service.seal(object.root.id, object.handle);
+            let file_handle = request.service.seal(object.root(), *object.handle());
             Ok(MountOk { file_handle, auth_flavors: AuthFlavors::from(&FLAVORS[..]) })
         }
-        Err(status) => {
-            tracing::info!(%client, path = %path.escape_ascii(), ?status, "mount refused");
-            Err(mount_status(status))
+        Err(refusal) => {
+            let status = mount_status(refusal.status());
+            let name = status.name();
+            tracing::info!(%client, path = %Shown(path), status = name, %refusal, "mount refused");
+            Err(status)
         }
     };
     result.encode(reply);
 }
 
-async fn find_directory(request: &Request<'_>, path: &[u8]) -> Result<Object, Status> {
+/// Logs that a MNT was refused for the flavour of its credential, before anything was decoded.
+pub(crate) fn log_flavor(peer: &Peer, procedure: Procedure, call: &Call) {
+    let (Procedure::Mnt, Ok(DirectoryArgs { directory }), Credential::Other { flavor }) =
+        (procedure, decode_all(call.arguments()), call.credential)
+    else {
+        return;
+    };
+    let client = peer.address.ip().to_canonical();
+    let refusal = Refusal::Flavor { flavor };
+    let (path, status) = (Shown(directory), "AUTH_REJECTEDCRED");
+    tracing::info!(%client, %path, status, %refusal, "mount refused");
+}
+
+/// Why a path is not mounted.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("RPC flavour {flavor} is neither AUTH_NONE (0) nor AUTH_SYS (1)")]
+    Flavor { flavor: u32 },
+    #[error("no export has this name")]
+    NoExport,
+    #[error("export {export}: {denied}")]
+    Denied { export: String, denied: Denied },
+    #[error("export {export}: a path with `..` is not resolved")]
+    Parent { export: String },
+    #[error("export {export}: LOOKUP of {name}: {status}")]
+    Below { export: String, name: String, status: Status },
+}
+
+impl Refusal {
+    fn status(&self) -> Status {
+        match self {
+            Self::NoExport => Status::NoEntry,
+            Self::Flavor { .. } | Self::Denied { .. } | Self::Parent { .. } => Status::Access,
+            Self::Below { status, .. } => *status,
+        }
+    }
+}
+
+async fn find_directory(request: &Request<'_>, path: &[u8]) -> Result<Object, Refusal> {
     let service = request.service;
     let exports = service.exports.load_full();
-    let (export, below) = exports.table.longest_prefix(path).ok_or(Status::NoEntry)?;
-    let access = service.admit(export, &request.peer, request.flavor)?;
-    let root = Arc::clone(exports.root(export));
-    let mut object = Object {
-        handle: root.handle,
-        root,
-        sync: export.sync,
-        policy: export.policy,
-        // No event is about MOUNT.
-        fh_hash: 0,
-    };
+    let (export, below) = exports.table.longest_prefix(path).ok_or(Refusal::NoExport)?;
+    let admitted = service
+        .admit(&exports, export, &request.peer, request.flavor)
+        .map_err(|denied| Refusal::Denied { export: export.name.clone(), denied })?;
+    let mut object = admitted.root();
     // As the caller, squashed: a directory that they may not search is not a way in either.
-    let caller = service.caller(request.xid, &access, request.credential);
+    let caller = service.caller(admitted.access(), request.credential);
     for name in below.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
         if name == b".." {
-            return Err(Status::Access);
+            return Err(Refusal::Parent { export: export.name.clone() });
         }
-        let found = service.vfs.lookup(&caller, &object, name).await.result?;
+        let refuse = |status| {
+            let name = Shown(name).to_string();
+            Refusal::Below { export: export.name.clone(), name, status }
+        };
+        let found = service.vfs.lookup(&caller, &object, name).await.result.map_err(refuse)?;
         if !found.attributes.is_directory() {
-            return Err(Status::NotDirectory);
+            return Err(refuse(Status::NotDirectory));
         }
-        object.handle = found.handle;
+        object = object.found(found.handle);
     }
     Ok(object)
 }
@@ -159,7 +178,7 @@ fn mount_status(status: Status) -> MountStatus {
         }
         Status::NameTooLong => MountStatus::Nametoolong,
         Status::NotSupported => MountStatus::Notsupp,
-        Status::Io | Status::NoDevice | Status::NoSpace | Status::Quota => MountStatus::Io,
+        Status::Io(_) | Status::NoDevice | Status::NoSpace | Status::Quota => MountStatus::Io,
         Status::Exists
         | Status::IsDirectory
         | Status::TooLarge
@@ -167,6 +186,7 @@ fn mount_status(status: Status) -> MountStatus {
         | Status::NotEmpty
         | Status::NotSync
         | Status::ServerFault
+        | Status::Identity(_)
         | Status::Delay => MountStatus::Serverfault,
     }
 }

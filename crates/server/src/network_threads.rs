@@ -1,10 +1,10 @@
 //! The threads that sockets live on.
 //!
-//! Each runs a single-threaded runtime, and a connection stays on the thread it was given. A runtime
-//! that shares its tasks among threads wakes the others for every call that a quiet connection
-//! sends, which costs a good part of a small READ (figures: docs/decisions, "network-threads"). The
-//! work itself is spread over all processors by the engine's lanes; here bytes are received, and
-//! what is in memory is answered.
+//! Each runs a single-threaded runtime, and a connection stays on the thread it was given. A
+//! runtime that shares its tasks among threads wakes the others for every call that a quiet
+//! connection sends, which costs a good part of a small READ (figures: docs/decisions,
+//! "network-threads"). The work itself is spread over all processors by the engine's lanes; here
+//! bytes are received, and calls answered from memory.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};

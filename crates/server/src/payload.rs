@@ -1,10 +1,38 @@
-//! File data on its way through the server: in a pool buffer, or still in the page cache.
+//! Data on its way through the server.
 
 use std::sync::Arc;
 
 use io::{Buffer, Chunk, Pipe};
 
-/// What a WRITE brought or a READ takes away.
+/// The data of a WRITE, in a pool buffer.
+pub(crate) struct WriteData {
+    buffer: Buffer,
+    start: usize,
+    len: usize,
+}
+
+impl WriteData {
+    /// The bytes `start..start + len` of `buffer`.
+    ///
+    /// # Panics
+    /// The part is empty or not inside the buffer.
+    pub(crate) fn new(buffer: Buffer, start: usize, len: usize) -> Self {
+        assert!(len > 0 && start <= buffer.capacity() && len <= buffer.capacity() - start);
+        Self { buffer, start, len }
+    }
+
+    /// Its length in bytes; never 0.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.buffer.as_slice()[self.start..][..self.len]
+    }
+}
+
+/// The data behind the head of a reply: that of a READ, the entries of a listing, a long link target
+/// or list.
 pub(crate) struct Payload {
     place: Place,
     len: usize,
@@ -30,6 +58,15 @@ impl Payload {
         Self { place: Place::Memory { buffer, start }, len }
     }
 
+    /// A copy of `bytes` in `buffer`, without the part of the buffer that they do not need.
+    ///
+    /// # Panics
+    /// There are no bytes, or more than the buffer holds.
+    pub(crate) fn copied(mut buffer: Buffer, bytes: &[u8]) -> Self {
+        buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        Self::new(buffer.trimmed(bytes.len()), 0, bytes.len())
+    }
+
     /// The bytes `start..start + len` of a chunk that has them.
     ///
     /// # Panics
@@ -48,14 +85,6 @@ impl Payload {
         let len = pipe.len();
         assert!(len > 0);
         Self { place: Place::Pipe(pipe), len }
-    }
-
-    /// The data.
-    ///
-    /// # Panics
-    /// It is in a pipe. Data of a WRITE never is.
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        self.in_memory().expect("data that was received is in memory")
     }
 
     /// The data, unless it is in a pipe.

@@ -1,50 +1,45 @@
-//! The portmapper (RFC 1833): telling clients where NFS and MOUNT are, on port 111, or having a
-//! running rpcbind tell them.
+//! The portmapper (RFC 1833): serves the ports of NFS and MOUNT on port 111, or registers them with
+//! a running rpcbind.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use proto::oncrpc::{
-    AcceptStat, CallHeader, Credential, RecordMark, ReplyHeader, decode_call, encode_success,
-};
+use proto::oncrpc::{AcceptStat, CallHeader, Credential, ReplyHeader, decode_call, encode_success};
 use proto::portmap::{
     Address, Mapping, PORT, PROGRAM, PROTOCOL_TCP, PROTOCOL_UDP, PortmapProcedure, RpcbEntry,
     RpcbindProcedure, VERSION_PORTMAP, VERSION_RPCBIND_3, VERSION_RPCBIND_4, universal_address,
 };
 use proto::xdr::{Decode, Encode, Reader, Writer, decode_all, encode_list};
 use proto::{mount3, nfs3};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use rpc::record;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 
-use crate::dispatch::Refusal;
+use crate::procedures::{Operation, Procedure, Programs};
+use crate::request::Refusal;
 
-/// The versions of the portmapper that are answered.
-pub(crate) const VERSION_MIN: u32 = VERSION_PORTMAP;
-pub(crate) const VERSION_MAX: u32 = VERSION_RPCBIND_4;
 /// The longest datagram that can be a call of the portmapper.
 const DATAGRAM_BYTES_MAX: usize = 4096;
 /// How long a running rpcbind may take to answer.
 const RPCBIND_PATIENCE: Duration = Duration::from_secs(5);
-/// The programs that clients look for.
+/// The programs that clients need.
 const PROGRAMS: [(u32, u32); 2] =
     [(nfs3::PROGRAM, nfs3::VERSION), (mount3::PROGRAM, mount3::VERSION)];
 
 /// Answers a call, writing the results behind the reply header.
 pub(crate) fn execute(
     nfs_port: u16,
-    version: u32,
-    procedure: u32,
+    procedure: &Procedure,
     args: &[u8],
     reply: &mut Writer,
 ) -> Result<(), Refusal> {
-    let unavailable = Refusal::NotExecuted(AcceptStat::ProcUnavail);
-    if version == VERSION_PORTMAP {
-        let procedure = PortmapProcedure::from_code(procedure).ok_or(unavailable)?;
-        execute_portmap(nfs_port, procedure, args, reply)
-    } else {
-        let procedure = RpcbindProcedure::from_code(procedure).ok_or(unavailable)?;
-        execute_rpcbind(nfs_port, version, procedure, args, reply)
+    match procedure.operation {
+        Operation::Portmap(procedure) => execute_portmap(nfs_port, procedure, args, reply),
+        Operation::Rpcbind(procedure) => execute_rpcbind(nfs_port, procedure, args, reply),
+        Operation::Nfs3(_) | Operation::Mount3(_) => {
+            Err(Refusal::NotExecuted(AcceptStat::ProgUnavail))
+        }
     }
 }
 
@@ -77,15 +72,13 @@ fn execute_portmap(
 
 fn execute_rpcbind(
     nfs_port: u16,
-    version: u32,
     procedure: RpcbindProcedure,
     args: &[u8],
     reply: &mut Writer,
 ) -> Result<(), Refusal> {
     match procedure {
         RpcbindProcedure::Null => Reader::new(args).finish()?,
-        RpcbindProcedure::Getaddr => getaddr(nfs_port, args, reply)?,
-        RpcbindProcedure::Getversaddr if version == VERSION_RPCBIND_4 => {
+        RpcbindProcedure::Getaddr | RpcbindProcedure::Getversaddr => {
             getaddr(nfs_port, args, reply)?;
         }
         RpcbindProcedure::Dump => {
@@ -104,7 +97,6 @@ fn execute_rpcbind(
         RpcbindProcedure::Callit
         | RpcbindProcedure::Uaddr2taddr
         | RpcbindProcedure::Taddr2uaddr
-        | RpcbindProcedure::Getversaddr
         | RpcbindProcedure::Indirect
         | RpcbindProcedure::Getaddrlist
         | RpcbindProcedure::Getstat => return Err(Refusal::NotExecuted(AcceptStat::ProcUnavail)),
@@ -160,7 +152,7 @@ fn mapping(program: u32, version: u32, port: u16) -> Mapping {
 }
 
 /// The port of a program; as rpcbind does, another version's where the one asked for is missing, so
-/// that the client hears of the mismatch from the program itself.
+/// that the client gets the mismatch from the program itself.
 fn find(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16> {
     let candidates =
         || mappings(nfs_port).filter(move |m| m.program == program && m.protocol == protocol);
@@ -193,19 +185,18 @@ pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, nfs_port: u16) 
 fn answer_datagram(datagram: &[u8], nfs_port: u16) -> Option<Vec<u8>> {
     let mut args = Reader::new(datagram);
     let call = decode_call(&mut args).ok()?;
-    let mut reply = Writer::with_capacity(512);
-    let stat = if call.program != PROGRAM {
-        AcceptStat::ProgUnavail
-    } else if !(VERSION_MIN..=VERSION_MAX).contains(&call.version) {
-        AcceptStat::ProgMismatch { low: VERSION_MIN, high: VERSION_MAX }
-    } else {
-        encode_success(&mut reply, call.xid);
-        let args = &datagram[args.position()..];
-        match execute(nfs_port, call.version, call.procedure, args, &mut reply) {
-            Ok(()) => return Some(reply.into_vec()),
-            Err(Refusal::NotExecuted(stat)) => stat,
-            Err(_) => return None,
+    let programs = Programs::Portmapper { nfs_port };
+    let stat = match programs.find(call.program, call.version, call.procedure) {
+        Ok(procedure) => {
+            let mut reply = Writer::with_capacity(512);
+            encode_success(&mut reply, call.xid);
+            match execute(nfs_port, procedure, &datagram[args.position()..], &mut reply) {
+                Ok(()) => return Some(reply.into_vec()),
+                Err(Refusal::NotExecuted(stat)) => stat,
+                Err(Refusal::Denied(_)) => return None,
+            }
         }
+        Err(stat) => stat,
     };
     let mut reply = Writer::with_capacity(64);
     ReplyHeader::Accepted { xid: call.xid, stat }.encode(&mut reply);
@@ -250,7 +241,7 @@ impl Rpcbind {
     async fn connect() -> io::Result<Self> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
         let connect = async {
-            // From a privileged port the registration belongs to root, and nobody else can remove
+            // From a privileged port the registration belongs to root, and no other user can remove
             // it. Any free one will do; without the privilege an ordinary port has to.
             for port in (600..1024).rev() {
                 let socket = TcpSocket::new_v4()?;
@@ -269,35 +260,24 @@ impl Rpcbind {
     /// A call of portmapper version 2 that answers a boolean.
     async fn call(&mut self, procedure: PortmapProcedure, args: &Mapping) -> io::Result<bool> {
         self.xid += 1;
-        let mut call = Writer::with_capacity(128);
-        call.array(&[0; 4]);
-        CallHeader {
+        let header = CallHeader {
             xid: self.xid,
             program: PROGRAM,
             version: VERSION_PORTMAP,
             procedure: procedure.code(),
             credential: Credential::None,
             verifier_flavor: 0,
-        }
-        .encode(&mut call);
-        args.encode(&mut call);
-        let mut call = call.into_vec();
-        let len = u32::try_from(call.len() - 4).expect("a short call");
-        call[..4].copy_from_slice(&RecordMark { last: true, len }.to_bytes());
+        };
+        let call = record::encode(|w| {
+            header.encode(w);
+            args.encode(w);
+        });
         tokio::time::timeout(RPCBIND_PATIENCE, self.exchange(&call)).await?
     }
 
     async fn exchange(&mut self, call: &[u8]) -> io::Result<bool> {
         self.stream.write_all(call).await?;
-        let mut mark = [0; 4];
-        self.stream.read_exact(&mut mark).await?;
-        let mark = RecordMark::from_bytes(mark);
-        let len = usize::try_from(mark.len).unwrap_or(usize::MAX);
-        if !mark.last || len > DATAGRAM_BYTES_MAX {
-            return Err(io::Error::other("rpcbind sent an answer that is too long"));
-        }
-        let mut reply = vec![0; len];
-        self.stream.read_exact(&mut reply).await?;
+        let reply = record::read(&mut self.stream, DATAGRAM_BYTES_MAX).await?;
         let mut reader = Reader::new(&reply);
         let header = ReplyHeader::decode(&mut reader).map_err(io::Error::other)?;
         match header {

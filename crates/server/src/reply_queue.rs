@@ -1,26 +1,27 @@
 //! The sending side of a connection: replies in the order of their completion.
 //!
-//! Whoever completes a request sends its reply at once, without a task switch; while one sender is
-//! at work the others leave their replies in its queue. When the socket is full, a task of the
-//! connection goes on. The number of replies here is bounded by the number of requests that a
+//! The thread that completes a request sends its reply at once, without a task switch; while one is
+//! sending, others leave their replies in its queue. When the socket is full, a task of the
+//! connection continues. The number of replies here is bounded by the number of requests that a
 //! connection may have in flight.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use io::{BufferPool, Pipe};
-use proto::oncrpc::RecordMark;
+use rpc::record::put_mark;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
+use crate::delivery::{Link, Receipt};
 use crate::pace::{Pace, WINDOW};
 use crate::payload::Payload;
 
@@ -40,23 +41,27 @@ pub(crate) struct Reply {
     sent: usize,
     /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
     _slot: Option<OwnedSemaphorePermit>,
+    /// Where the reply cache looks up whether it has arrived.
+    receipt: Option<Arc<Receipt>>,
 }
 
 impl Reply {
-    /// Room for a record mark; the reply header follows it.
-    pub(crate) const MARK: [u8; 4] = [0; 4];
-
-    /// A reply from its head, which begins with [`Self::MARK`], and the data that follows it.
+    /// A reply from its head, which begins with [`rpc::record::MARK_ROOM`], and the data that follows
+    /// it.
     pub(crate) fn new(mut head: Vec<u8>, payload: Option<Payload>) -> Self {
-        let len = head.len() - Self::MARK.len() + padded_len(payload.as_ref());
-        let len = u32::try_from(len).expect("a reply is shorter than a fragment may be");
-        head[..4].copy_from_slice(&RecordMark { last: true, len }.to_bytes());
-        Self { head, payload, sent: 0, _slot: None }
+        put_mark(&mut head, padded_len(payload.as_ref()))
+            .expect("a reply is shorter than a fragment may be");
+        Self { head, payload, sent: 0, _slot: None, receipt: None }
     }
 
     /// The same reply, which keeps `slot` from the client's next call until it is gone.
     pub(crate) fn holding(self, slot: OwnedSemaphorePermit) -> Self {
         Self { _slot: Some(slot), ..self }
+    }
+
+    /// The same reply, whose place among the bytes of the connection goes to `receipt`.
+    pub(crate) fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
+        Self { receipt, ..self }
     }
 
     fn len(&self) -> usize {
@@ -69,7 +74,8 @@ impl Reply {
         start..start + self.payload.as_ref().map_or(0, Payload::len)
     }
 
-    /// The parts that are still to be sent, up to data in a pipe. Says whether that comes next.
+    /// The parts that are still to be sent, up to data in a pipe. Returns whether a pipe comes
+    /// next.
     fn append_slices<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> bool {
         let Range { start, end } = self.data_range();
         let padding = &PADDING[..self.len() - end];
@@ -117,10 +123,10 @@ fn padded_len(data: Option<&Payload>) -> usize {
 
 /// The replies of one connection on their way out.
 pub(crate) struct ReplyQueue {
-    socket: OwnedWriteHalf,
+    socket: Arc<OwnedWriteHalf>,
     state: Mutex<State>,
-    /// Bytes sent in all.
-    sent_bytes: AtomicU64,
+    /// The connection, for calls that outlive it.
+    link: Arc<Link>,
     /// The memory that replies are held in.
     buffers: Arc<BufferPool>,
     /// Wakes the connection's task when the socket is full or broken.
@@ -129,7 +135,9 @@ pub(crate) struct ReplyQueue {
 
 struct State {
     waiting: VecDeque<Reply>,
-    /// Somebody is sending, or the connection's task will.
+    /// The bytes of all replies that were put here.
+    queued_bytes: u64,
+    /// A thread is sending, or the connection's task will.
     sending: bool,
     broken: bool,
 }
@@ -141,23 +149,29 @@ enum Progress {
 }
 
 impl ReplyQueue {
-    pub(crate) fn new(socket: OwnedWriteHalf, buffers: Arc<BufferPool>) -> Self {
-        let state = State { waiting: VecDeque::new(), sending: false, broken: false };
-        Self {
-            socket,
-            state: Mutex::new(state),
-            sent_bytes: AtomicU64::new(0),
-            buffers,
-            blocked: Notify::new(),
-        }
+    pub(crate) fn new(peer: SocketAddr, socket: OwnedWriteHalf, buffers: Arc<BufferPool>) -> Self {
+        let socket = Arc::new(socket);
+        let link = Arc::new(Link::new(peer, &socket));
+        let state =
+            State { waiting: VecDeque::new(), queued_bytes: 0, sending: false, broken: false };
+        Self { socket, state: Mutex::new(state), link, buffers, blocked: Notify::new() }
     }
 
-    /// Sends a reply, or leaves it to whoever is sending.
+    /// The connection that replies leave by.
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Sends a reply, or leaves it to the current sender.
     pub(crate) fn send(&self, reply: Reply) {
         {
             let mut state = self.lock();
             if state.broken {
                 return;
+            }
+            state.queued_bytes += reply.len() as u64;
+            if let Some(receipt) = &reply.receipt {
+                receipt.ends_at(state.queued_bytes);
             }
             state.waiting.push_back(reply);
             if state.sending {
@@ -211,7 +225,7 @@ impl ReplyQueue {
     }
 
     fn sent_bytes(&self) -> u64 {
-        self.sent_bytes.load(Ordering::Relaxed)
+        self.link.sent_bytes()
     }
 
     /// Drops all replies: their client is gone, and their buffers are needed.
@@ -273,7 +287,7 @@ impl ReplyQueue {
             };
             match sent {
                 Ok(sent) => {
-                    self.sent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
+                    self.link.add_sent(sent as u64);
                     remove_sent(batch, sent);
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -298,12 +312,18 @@ impl ReplyQueue {
         &self,
         send: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<usize>,
     ) -> std::io::Result<usize> {
-        let socket: &TcpStream = self.socket.as_ref();
+        let socket: &TcpStream = OwnedWriteHalf::as_ref(&self.socket);
         socket.try_io(Interest::WRITABLE, || send(socket.as_fd()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no code panics while it holds the queue")
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ReplyQueue {
+    fn drop(&mut self) {
+        self.link.end(&self.socket);
     }
 }
 

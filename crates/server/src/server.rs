@@ -5,25 +5,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::portmap::PORT;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::config::Config;
 use crate::counters::{Counter, Counters};
-use crate::dispatch::Programs;
-use crate::file_handle::{HandleKey, HandleKeyError};
+use crate::export::{ExportError, Exports, HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
-use crate::service::{ExportError, Exports, Service};
+use crate::procedures::Programs;
+use crate::service::Service;
+use crate::state_dir::{StateDir, StateDirError};
 use crate::{listener, portmap};
 
 /// How long connections may take to finish what they are at when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(15);
-/// The period of the open-file cache's sweep.
-const SWEEP_PERIOD: Duration = Duration::from_secs(1);
+/// The period of the inode cache's tick.
+const TICK_PERIOD: Duration = Duration::from_secs(1);
+/// Connections that wait to be accepted, at most; net.core.somaxconn (4096) bounds it too. The kernel
+/// drops the SYN of any other, and its client waits 1 s, then 3 s, before it sends the next: a few
+/// milliseconds of a peer that connects without end fill a short queue.
+const BACKLOG: i32 = 4096;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The state directory.
+    #[error(transparent)]
+    StateDir(#[from] StateDirError),
     /// The key that file handles are sealed with.
     #[error(transparent)]
     HandleKey(#[from] HandleKeyError),
@@ -31,11 +39,11 @@ pub enum StartError {
     #[error(transparent)]
     Export(#[from] ExportError),
     /// A listening address.
-    #[error("cannot listen on {address}: {error}")]
+    #[error("cannot listen on {address}: {error}{}", other_address(error))]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The threads that sockets live on.
@@ -44,6 +52,14 @@ pub enum StartError {
     /// Neither is port 111 free nor does an rpcbind there take registrations.
     #[error("cannot answer as portmapper nor register with rpcbind: {0}")]
     Portmap(std::io::Error),
+}
+
+/// The advice for an address in use, as the end of the same sentence.
+fn other_address(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => "; choose another with listen or --listen",
+        _ => "",
+    }
 }
 
 /// Why a new configuration was refused. The old one goes on.
@@ -64,13 +80,12 @@ pub struct Server {
     service: Arc<Service>,
     local_addrs: Vec<SocketAddr>,
     stop: watch::Sender<bool>,
-    /// One permit per connection that may still come.
-    connections: Arc<Semaphore>,
-    connections_max: u32,
     threads: Arc<NetworkThreads>,
     tasks: Vec<JoinHandle<()>>,
-    /// The port that rpcbind knows, if it was told.
+    /// The port registered with rpcbind, if any.
     registered_port: Option<u16>,
+    /// Held until the server has stopped.
+    _state_dir: StateDir,
 }
 
 impl Server {
@@ -81,7 +96,8 @@ impl Server {
     /// See [`StartError`]; nothing is left running.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         rustix::process::umask(rustix::fs::Mode::empty());
-        let handle_key = HandleKey::load_or_create(config.state_dir())?;
+        let state_dir = StateDir::open(config.state_dir())?;
+        let handle_key = HandleKey::load_or_create(state_dir.path())?;
         let exports = Exports::open(Arc::clone(config.exports()), None)?;
         let service = Arc::new(Service::new(&config, exports, handle_key));
         let mut listeners = Vec::new();
@@ -89,20 +105,20 @@ impl Server {
             let address = *address;
             let fail = |error| StartError::Listen { address, error };
             let listener = TcpListener::bind(address).map_err(fail)?;
+            // `bind` asks for a queue of 128 connections.
+            rustix::net::listen(&listener, BACKLOG).map_err(|errno| fail(errno.into()))?;
             listener.set_nonblocking(true).map_err(fail)?;
             listeners.push((listener.local_addr().map_err(fail)?, listener));
         }
-        let connections_max = u32::try_from(config.connections_max()).unwrap_or(u32::MAX);
         let (stop, _) = watch::channel(false);
         let mut server = Self {
             service,
             local_addrs: listeners.iter().map(|(address, _)| *address).collect(),
             stop,
-            connections: Arc::new(Semaphore::new(config.connections_max())),
-            connections_max,
             threads: Arc::new(NetworkThreads::start().map_err(StartError::Threads)?),
             tasks: Vec::new(),
             registered_port: None,
+            _state_dir: state_dir,
         };
         if config.portmap() {
             server.start_portmap().await?;
@@ -110,7 +126,7 @@ impl Server {
         for (_, listener) in listeners {
             server.accept(Programs::Files, listener);
         }
-        server.tasks.push(server.threads.next().spawn(sweep(Arc::clone(&server.service))));
+        server.tasks.push(server.threads.next().spawn(keep_time(Arc::clone(&server.service))));
         Ok(server)
     }
 
@@ -142,7 +158,6 @@ impl Server {
             programs,
             socket,
             Arc::clone(&self.threads),
-            Arc::clone(&self.connections),
             self.stop.subscribe(),
         )));
     }
@@ -152,45 +167,41 @@ impl Server {
         &self.local_addrs
     }
 
-    /// What was done since the start.
+    /// The counters since the start.
     pub fn counters(&self) -> &Counters {
         &self.service.counters
     }
 
-    /// What was done since the start, and what is held now, by name with the unit last.
+    /// The counters since the start and the current use of memory, by name with the unit last.
     pub fn figures(&self) -> Vec<(&'static str, u64)> {
-        let (counters, vfs) = (self.counters(), &self.service.vfs);
+        let (counters, service) = (self.counters(), &self.service);
         let mut figures: Vec<_> =
             Counter::ALL.iter().map(|counter| (counter.name(), counters.value(*counter))).collect();
-        let window = vfs.window.counts();
+        figures.extend(service.vfs.window_figures());
         figures.extend([
-            ("window_bytes", vfs.window.bytes()),
-            ("window_out_of_order_writes", window.out_of_order),
-            ("window_writes_put_in_order", window.put_in_order),
-            ("window_runs", window.runs),
-            ("window_written_back_bytes", window.bytes_written_back),
-            ("window_dropped_bytes", window.bytes_dropped),
-            ("window_kept_bytes", window.bytes_kept),
-            ("window_stuck_bytes", window.bytes_stuck),
-            ("window_forgotten_bytes", window.bytes_forgotten),
-            ("window_throttled_writes", window.throttled),
-            ("window_errors", window.errors),
-            ("buffers_in_use_bytes", vfs.buffers.bytes_in_use() as u64),
-            ("buffers_mapped_bytes", vfs.buffers.bytes_mapped() as u64),
+            ("connections_open", service.connections.open() as u64),
+            ("buffers_in_use_bytes", service.buffers.bytes_in_use() as u64),
+            ("buffers_mapped_bytes", service.buffers.bytes_mapped() as u64),
         ]);
         figures
     }
 
     /// Serves the exports of `config` from the next request on, with its switches and trace events,
-    /// and says what changed.
+    /// and returns a summary of the changes. A path that names another directory now (removed and
+    /// made again, a file system mounted or unmounted over it) is served anew; what is open in the
+    /// one before is flushed and closed within about a second.
     ///
     /// # Errors
     /// A directory cannot be opened; everything stays as it was.
     pub fn reload(&self, config: Config) -> Result<String, ReloadError> {
         let old = self.service.exports.load_full();
         let new = Exports::open(Arc::clone(config.exports()), Some(&old))?;
-        let mut changes = vec![new.table.changes_since(&old.table)];
-        self.service.exports.store(Arc::new(new));
+        let new = Arc::new(new);
+        self.service.exports.store(Arc::clone(&new));
+        let mut changes = new.replace(&old);
+        if changes.is_empty() || new.table != old.table {
+            changes.insert(0, new.table.changes_since(&old.table));
+        }
         changes.extend(self.service.switch(&config));
         Ok(changes.join(", "))
     }
@@ -206,29 +217,45 @@ impl Server {
         {
             tracing::warn!(%error, "rpcbind still has this server registered");
         }
-        let drained = self.connections.acquire_many(self.connections_max);
+        let drained = self.service.connections.all_ended();
         if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
             tracing::warn!("connections were still at work when the server stopped");
         }
         for task in &self.tasks {
             task.abort();
         }
-        let vfs = &self.service.vfs;
-        let flushed = vfs.open_files.flush_all(&vfs.engine).await;
-        let service = Arc::clone(&self.service);
-        vfs.engine.data(move || service.vfs.window.shutdown()).await;
-        vfs.engine.shutdown().await;
-        flushed.map_err(|_| ShutdownError)
+        self.service.vfs.shutdown().await.map_err(|_| ShutdownError)
     }
 }
 
-/// Keeps the open-file cache's time, until it is ended.
-async fn sweep(service: Arc<Service>) {
-    let mut ticks = tokio::time::interval(SWEEP_PERIOD);
+/// Keeps the inode cache's time until it is aborted. It waits for nothing but the next tick; what
+/// waits for a disk runs in tasks beside it, at most two per device.
+async fn keep_time(service: Arc<Service>) {
+    let mut ticks = tokio::time::interval(TICK_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut tasks = JoinSet::new();
     loop {
         ticks.tick().await;
-        service.vfs.open_files.sweep(&service.vfs.engine).await;
+        for idle in service.vfs.tick() {
+            let service = Arc::clone(&service);
+            tasks.spawn(async move { service.vfs.close_idle(idle).await });
+        }
+        for unused in service.vfs.unused() {
+            let service = Arc::clone(&service);
+            tasks.spawn(async move { service.vfs.close_unlinked(unused).await });
+        }
+        while let Some(ended) = tasks.try_join_next() {
+            if let Err(error) = ended {
+                tracing::error!(%error, "idle objects were not given up");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Server {
+    pub(crate) fn service(&self) -> &Arc<Service> {
+        &self.service
     }
 }
 
@@ -242,9 +269,9 @@ mod tests {
 
     use super::*;
     use crate::config::Overrides;
-    use crate::export_table::{Flavor, Peer};
+    use crate::export::{Flavor, Object, Peer};
+    use crate::fs::Caller;
     use crate::trace::{CallId, handle_hash};
-    use crate::vfs::{Caller, Object};
 
     fn config(dir: &Path, settings: &str, modes: &str) -> Config {
         let text = format!(
@@ -267,12 +294,12 @@ mod tests {
         let server = Server::start(config(dir.path(), "", "")).await.unwrap();
         let exports = server.service.exports.load_full();
         let export = exports.table.iter().next().unwrap();
-        let handle = server.service.seal(export.id, exports.root(export).handle);
+        let handle = server.service.seal(exports.root(export), exports.root(export).handle);
 
-        let (caller, object) = resolve(&server, &handle);
+        let (_, object) = resolve(&server, &handle);
         assert_eq!(object.policy, IoPolicy { read: IoMode::Auto, write: IoMode::Auto });
-        assert_eq!(object.call_id(&caller), CallId { xid: 7, fh_hash: 0 });
-        let switches = &server.service.vfs.switches;
+        assert_eq!(server.service.call_id(7, handle.as_bytes()), CallId { xid: 7, fh_hash: 0 });
+        let switches = server.service.vfs.switches();
         assert!(switches.read_ahead() && switches.splice());
 
         let settings = "read_ahead = false\nsplice = false\ntrace = [\"write_split\"]";
@@ -281,10 +308,10 @@ mod tests {
         let changed = format!("changed {}", export.name);
         let expected = "read_ahead = false, splice = false, tracing write_split";
         assert_eq!(changes, format!("{changed}, {expected}"));
-        let (caller, object) = resolve(&server, &handle);
+        let (_, object) = resolve(&server, &handle);
         assert_eq!(object.policy, IoPolicy { read: IoMode::Direct, write: IoMode::DontCache });
         let fh_hash = handle_hash(handle.as_bytes());
-        assert_eq!(object.call_id(&caller), CallId { xid: 7, fh_hash });
+        assert_eq!(server.service.call_id(7, handle.as_bytes()), CallId { xid: 7, fh_hash });
         assert!(!switches.read_ahead() && !switches.splice());
 
         let changes = server.reload(config(dir.path(), settings, modes)).unwrap();

@@ -1,56 +1,58 @@
-//! What all connections share: the exports, the file operations below them, and the caches.
+//! The state that all connections share: the exports, the file operations below them, and the
+//! caches.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use io::{
-    BufferPool, Engine, EngineConfig, Identity, Memory, PipePool, ReadAheadBudget, WriteBehind,
-    WriteBehindConfig,
+    Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Identity, Share, WriteBehindConfig,
 };
-use tokio::sync::Semaphore;
+use tokio::runtime::Handle;
 
 use crate::config::Config;
+use crate::connections::Connections;
 use crate::counters::{Counter, Counters};
-use crate::directory_stream::LISTINGS_MAX;
-use crate::export_root::ExportRoot;
-use crate::export_table::{self, Access, Credential, Export, ExportTable, Flavor};
-use crate::file_handle::{FileHandle, HandleKey};
-use crate::known_handles::KnownHandles;
-use crate::mount3::MountList;
-use crate::open_files::OpenFiles;
+use crate::descriptor_plan::DescriptorPlan;
+use crate::export::{
+    self, Access, Admitted, Credential, Denied, Export, ExportRoot, Exports, FileHandle, Flavor,
+    HandleKey, Object,
+};
+use crate::fs::{Caller, Status};
+use crate::memory_plan::{Budget, MemoryPlan};
+use crate::mount_list::MountList;
 use crate::reply_cache::ReplyCache;
-use crate::trace::{Tracer, handle_hash};
-use crate::vfs::{Caller, Object, PIPES_MAX, Status, Switches, Vfs};
+use crate::trace::{CallId, Tracer, handle_hash};
+use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
 
 /// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
 const QUEUE_MAX: usize = 1024;
-/// Descriptors left to sockets, directory walks and the rest of the process.
-const DESCRIPTORS_RESERVED: usize = 512;
-/// Chunks that are read ahead take at most this part of the memory: enough for several streams, and
-/// most is left to requests.
-const READ_AHEAD_PART: usize = 4;
-/// Descriptors for open files, however few there are: two objects in each part of the cache.
-const FILE_DESCRIPTORS_MIN: usize = 64;
 
 /// The state of one server.
 pub(crate) struct Service {
-    /// The file operations, with the engine, the memory and the open files below them.
+    /// The file operations.
     pub(crate) vfs: Vfs,
-    /// What is served to whom; a reload puts another generation in its place.
+    /// The threads on which calls are executed.
+    pub(crate) engine: Arc<Engine>,
+    /// Memory of requests and replies.
+    pub(crate) buffers: Arc<BufferPool>,
+    /// The bounds of all memory.
+    pub(crate) memory: MemoryPlan,
+    /// Prints the trace events that are on.
+    pub(crate) tracer: Arc<Tracer>,
+    /// The current exports; a reload replaces them by another generation.
     pub(crate) exports: ArcSwap<Exports>,
-    /// What makes file handles authentic.
+    /// The connections that are open.
+    pub(crate) connections: Arc<Connections>,
+    /// The key of the MAC of file handles.
     pub(crate) handle_key: HandleKey,
     /// Replies to calls that must not run twice.
     pub(crate) reply_cache: ReplyCache,
-    /// What clients said they have mounted.
+    /// The mounts that clients have reported.
     pub(crate) mounts: MountList,
-    /// What was done since the start.
+    /// The counters since the start.
     pub(crate) counters: Arc<Counters>,
     /// Which files are being written to, and where.
     pub(crate) write_order: Arc<WriteOrder>,
@@ -58,77 +60,20 @@ pub(crate) struct Service {
     pub(crate) idle_timeout: Duration,
     /// Whether threads can act as the users that clients name.
     assumes_users: bool,
+    /// The runtime whose timers calls use on threads that have none.
+    timers: Handle,
 }
 
-/// One generation of the configuration: policy, and the directory behind each export.
-pub(crate) struct Exports {
-    pub(crate) table: Arc<ExportTable>,
-    roots: HashMap<u32, (PathBuf, Arc<ExportRoot>)>,
-}
-
-/// An export's directory that cannot be served.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot serve {} as {name}: {error}", path.display())]
-pub struct ExportError {
-    /// The name clients would mount.
-    pub name: String,
-    /// The directory.
-    pub path: PathBuf,
-    /// What the system said.
-    pub error: std::io::Error,
-}
-
-impl Exports {
-    /// Opens the directories of `table`. One that an earlier generation has open under the same id
-    /// and path is taken over, with its write verifier.
-    ///
-    /// # Errors
-    /// The first directory that cannot be served.
-    pub(crate) fn open(
-        table: Arc<ExportTable>,
-        earlier: Option<&Self>,
-    ) -> Result<Self, ExportError> {
-        let mut roots = HashMap::new();
-        for export in table.iter() {
-            let known = earlier
-                .and_then(|earlier| earlier.roots.get(&export.id))
-                .filter(|(path, _)| *path == export.path);
-            let root = match known {
-                Some((_, root)) => Arc::clone(root),
-                None => Arc::new(open_root(export)?),
-            };
-            roots.insert(export.id, (export.path.clone(), root));
-        }
-        Ok(Self { table, roots })
+/// The descriptors that this process may open, as many as its hard limit allows.
+fn divide_descriptors(config: &Config) -> DescriptorPlan {
+    let limit = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
+    let window_files_max = WriteBehindConfig::default().files_max;
+    let plan = DescriptorPlan::new(limit, config.connections_max(), window_files_max);
+    if plan.sockets < config.connections_max() {
+        let sockets = plan.sockets;
+        tracing::info!("at most {sockets} connections: this process may open {limit} descriptors");
     }
-
-    /// The root of an export of this generation.
-    pub(crate) fn root(&self, export: &Export) -> &Arc<ExportRoot> {
-        &self.roots[&export.id].1
-    }
-}
-
-/// The window of the configured size; small ones write in smaller runs.
-fn window_config(config: &Config) -> WriteBehindConfig {
-    let window_bytes = config.window_bytes() as u64;
-    let usual = WriteBehindConfig::default();
-    WriteBehindConfig { window_bytes, run_bytes: usual.run_bytes.min(window_bytes / 8), ..usual }
-}
-
-fn open_root(export: &Export) -> Result<ExportRoot, ExportError> {
-    let root = ExportRoot::open_path(export.id, &export.path).map_err(|error| ExportError {
-        name: export.name.clone(),
-        path: export.path.clone(),
-        error,
-    })?;
-    if !root.opens_by_handle() {
-        tracing::warn!(
-            export = export.name,
-            "file handles cannot be opened here (CAP_DAC_READ_SEARCH is missing, or the file \
-             system has none): serving by remembered paths"
-        );
-    }
-    Ok(root)
+    plan
 }
 
 impl Service {
@@ -137,10 +82,15 @@ impl Service {
         if let Err(error) = io::survive_file_size_limit() {
             tracing::warn!(%error, "a WRITE past the limit on file sizes will end the server");
         }
-        let descriptors = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
-        let sockets = config.connections_max().min(descriptors / 4);
-        let reserved = DESCRIPTORS_RESERVED + LISTINGS_MAX + 2 * PIPES_MAX + sockets;
-        let transfer_bytes_max = config.max_transfer_bytes();
+        let descriptors = divide_descriptors(config);
+        let budget = Budget {
+            memory_bytes: config.memory_bytes(),
+            window_bytes: config.window_bytes(),
+            transfer_bytes_max: config.max_transfer_bytes(),
+        };
+        let memory = MemoryPlan::new(budget, &descriptors);
+        let outside_bytes = memory.outside_bytes();
+        tracing::debug!(?memory, outside_bytes, ?descriptors, "bounds");
         let assumes_users = io::can_assume_users();
         if !assumes_users {
             tracing::warn!(
@@ -148,37 +98,31 @@ impl Service {
                  all clients act as the user it runs as"
             );
         }
-        let engine = Engine::new(EngineConfig {
+        let engine = Arc::new(Engine::new(EngineConfig {
             data_threads: config.data_threads(),
             metadata_threads: config.metadata_threads(),
             queue_max: QUEUE_MAX,
-        });
+        }));
+        let buffers = BufferPool::new(memory.pool_bytes);
+        let calls_max = memory.connection_calls_max;
         let tracer = Arc::new(Tracer::default());
         tracer.set(config.trace());
         Self {
-            vfs: Vfs {
-                engine: Arc::new(engine),
-                // What the window holds is page cache, and within the same bound.
-                buffers: BufferPool::new(config.memory_bytes() - config.window_bytes()),
-                pipes: PipePool::new(
-                    PIPES_MAX,
-                    usize::try_from(transfer_bytes_max).unwrap_or(usize::MAX),
-                ),
-                open_files: OpenFiles::new(
-                    descriptors.saturating_sub(reserved).max(FILE_DESCRIPTORS_MIN),
-                ),
-                listings: Arc::new(Semaphore::new(LISTINGS_MAX)),
-                known_handles: Arc::new(KnownHandles::new()),
-                counters: Arc::clone(&counters),
-                tracer,
-                switches: Switches::new(config.read_ahead(), config.splice()),
-                memory: Memory::new(),
-                window: WriteBehind::new(window_config(config)),
-                read_ahead: ReadAheadBudget::new(config.memory_bytes() / READ_AHEAD_PART),
-                uncached_bytes: AtomicU64::new(0),
-                transfer_bytes_max,
-            },
+            vfs: Vfs::new(
+                &memory,
+                &descriptors,
+                Arc::clone(&engine),
+                Arc::clone(&buffers),
+                Arc::clone(&counters),
+                Arc::clone(&tracer),
+                Switches::new(config.read_ahead(), config.splice()),
+            ),
+            engine,
+            buffers,
+            memory,
+            tracer,
             exports: ArcSwap::from_pointee(exports),
+            connections: Connections::new(descriptors.sockets, calls_max, Arc::clone(&counters)),
             handle_key,
             reply_cache: ReplyCache::new(),
             mounts: MountList::default(),
@@ -186,13 +130,31 @@ impl Service {
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),
             assumes_users,
+            timers: Handle::current(),
         }
     }
 
+    /// A buffer within the share of the client whose call is at work.
+    ///
+    /// # Errors
+    /// There are no buffers as large.
+    pub(crate) async fn take_buffer(&self, len: usize) -> Result<Buffer, BufferTooLarge> {
+        self.buffers.take(Share::current_client(), len).await
+    }
+
+    /// Sleeps on any thread.
+    pub(crate) async fn sleep(&self, duration: Duration) {
+        let sleep = {
+            let _entered = self.timers.enter();
+            tokio::time::sleep(duration)
+        };
+        sleep.await;
+    }
+
     /// Puts the settings that are not of an export in force, as far as a running server can change
-    /// them, and says which changed.
+    /// them, and returns the changed ones.
     pub(crate) fn switch(&self, config: &Config) -> Vec<String> {
-        let Vfs { switches, tracer, .. } = &self.vfs;
+        let (switches, tracer) = (self.vfs.switches(), &self.tracer);
         let mut changes = Vec::new();
         if switches.set_read_ahead(config.read_ahead()) {
             changes.push(format!("read_ahead = {}", config.read_ahead()));
@@ -209,75 +171,89 @@ impl Service {
 
     /// Whether there is any export that admits a peer.
     pub(crate) fn knows(&self, address: SocketAddr) -> bool {
-        let peer = export_table::Peer { address };
+        let peer = export::Peer { address };
         self.exports.load().table.iter().any(|export| export.admit(&peer, Flavor::Sys).is_ok())
     }
 
-    /// The gate: every operation of every program comes through here.
+    /// Passes a call through the gate of an export.
     ///
     /// # Errors
-    /// `Access` for a peer or flavour that the export does not admit.
-    pub(crate) fn admit(
+    /// [`Denied`] for a peer that the export does not admit: the status `Access`.
+    pub(crate) fn admit<'a>(
         &self,
-        export: &Export,
-        peer: &export_table::Peer,
+        exports: &'a Exports,
+        export: &'a Export,
+        peer: &export::Peer,
         flavor: Flavor,
-    ) -> Result<Access, Status> {
-        export.admit(peer, flavor).map_err(|denied| {
+    ) -> Result<Admitted<'a>, Denied> {
+        exports.admit(export, peer, flavor).inspect_err(|why| {
             self.counters.add(Counter::DeniedCalls, 1);
-            tracing::debug!(client = %peer.address, export = export.name, ?denied, "denied");
-            Status::Access
+            tracing::debug!(client = %peer.address, export = export.name, %why, "denied");
         })
     }
 
     /// The object behind a wire handle and what its export makes of the caller.
     ///
     /// # Errors
-    /// `BadHandle` for a handle that this server did not make, `Stale` for an export that is gone,
-    /// `Access` from the gate.
+    /// `BadHandle` for a handle that this server did not make, `Stale` for an export that is gone or
+    /// leads to another directory now, `Access` from the gate.
     pub(crate) fn resolve(
         &self,
         xid: u32,
         handle: &[u8],
-        peer: &export_table::Peer,
+        peer: &export::Peer,
         flavor: Flavor,
         credential: Option<Credential<'_>>,
     ) -> Result<(Caller, Object), Status> {
-        let traced = !self.vfs.tracer.events().is_empty();
-        let fh_hash = if traced { handle_hash(handle) } else { 0 };
         let handle = self.handle_key.open(handle).ok_or(Status::BadHandle)?;
         let exports = self.exports.load();
         let export = exports.table.by_id(handle.export_id).ok_or(Status::Stale)?;
-        let access = self.admit(export, peer, flavor)?;
-        let root = Arc::clone(exports.root(export));
-        let (sync, policy) = (export.sync, export.policy);
-        let object = Object { root, handle: handle.kernel, sync, policy, fh_hash };
-        Ok((self.caller(xid, &access, credential), object))
+        let admitted = self.admit(&exports, export, peer, flavor).map_err(|_| Status::Access)?;
+        let object = admitted.object(&handle)?;
+        let caller = self.caller(admitted.access(), credential);
+        let Caller { uid, gid, read_only, .. } = &caller;
+        tracing::trace!(xid, export = export.name, uid, gid, read_only, "resolved");
+        Ok((caller, object))
+    }
+
+    /// The subject of trace events of a call on the object of a wire handle. The hash is computed only
+    /// while an event is on, so it is 0 for a call that came before the first was switched on.
+    pub(crate) fn call_id(&self, xid: u32, handle: &[u8]) -> CallId {
+        let is_traced = !self.tracer.events().is_empty();
+        CallId { xid, fh_hash: if is_traced { handle_hash(handle) } else { 0 } }
+    }
+
+    /// Where the object of a wire handle is, for the log; known only while it is open.
+    pub(crate) fn path_of(&self, handle: &[u8]) -> Option<String> {
+        let handle = self.handle_key.open(handle)?;
+        let exports = self.exports.load();
+        let root = exports.root(exports.table.by_id(handle.export_id)?);
+        self.vfs.find_open(root, handle.kernel)?.shown_path()
     }
 
     /// The wire handle of an object.
-    pub(crate) fn seal(&self, export_id: u32, kernel: io::KernelHandle) -> proto::nfs3::FileHandle {
-        let sealed = self.handle_key.seal(&FileHandle { export_id, kernel });
+    pub(crate) fn seal(
+        &self,
+        root: &ExportRoot,
+        kernel: io::KernelHandle,
+    ) -> proto::nfs3::FileHandle {
+        let handle = FileHandle { export_id: root.id, tree: root.tree, kernel };
+        let sealed = self.handle_key.seal(&handle);
         proto::nfs3::FileHandle::new(sealed.as_bytes()).expect("a sealed handle fits 64 bytes")
     }
 
-    /// Who `credential` is once the export has squashed it, and what threads work as for them.
-    pub(crate) fn caller(
-        &self,
-        xid: u32,
-        access: &Access,
-        credential: Option<Credential<'_>>,
-    ) -> Caller {
+    /// The caller of `credential` after squashing, and the identity of its threads.
+    pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
         let read_only = access.read_only;
         if !self.assumes_users {
             let uid = rustix::process::geteuid().as_raw();
             let gid = rustix::process::getegid().as_raw();
             let identity = Identity::Server;
-            return Caller { xid, uid, gid, groups: Arc::default(), read_only, identity };
+            return Caller { uid, gid, groups: Arc::default(), read_only, identity };
         }
         let ids = access.identity(credential);
         let groups: Arc<[u32]> = Arc::from(&*ids.groups);
         let identity = Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
-        Caller { xid, uid: ids.uid, gid: ids.gid, groups, read_only, identity }
+        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, identity }
     }
 }

@@ -1,49 +1,53 @@
-//! Trace events: what the server does with one READ or WRITE, step by step, as lines on standard
-//! error.
+//! Trace events: the steps of one READ, WRITE, COMMIT or listing, as lines on standard error.
 //!
-//! Names, fields and their order are those of the Linux NFS server's trace points, less their
-//! prefix `nfsd_`, so that what reads one reads the other. While no event is on an event costs one
-//! relaxed load.
+//! An event has the name, fields and field order of the Linux NFS server's trace point (mainline's
+//! `fs/nfsd/trace.h`), without the prefix `nfsd_`, so one script can parse both. Mainline has no
+//! counterpart of `read_vector_dio`, which was proposed on its mailing list and not merged, nor of
+//! `read_ahead`, `write_split`, `readdir_enter` and `readdir_exit`, which are Spillway's.
+//!
+//! A disabled event costs one relaxed load.
 
 use std::fmt;
 
 pub use ::trace::handle_hash;
 
 ::trace::events! {
-    /// A READ was decoded: what the client asks for.
+    /// A READ was decoded.
     ReadStart => "read_start",
-    /// A READ is served past the page cache: how its range was widened to the alignment, as
-    /// `start=FIRST+EXTRA end=END-EXTRA`.
+    /// A direct read is issued; the range is the client's. Its widening to the alignment follows
+    /// as `start=FIRST+EXTRA end=END-EXTRA`. Not in mainline.
     ReadVectorDio => "read_vector_dio",
-    /// The read that goes to the file system, with its real range.
+    /// A direct read is issued; the range is the client's.
+    ReadDirect => "read_direct",
+    /// A read through the page cache is issued.
     ReadVector => "read_vector",
-    /// The range goes from the page cache to the socket without a copy.
+    /// The range is spliced from the page cache to the socket.
     ReadSplice => "read_splice",
-    /// The range is fetched before a client asks for it.
+    /// A range is read before a client asks for it. Not in mainline.
     ReadAhead => "read_ahead",
-    /// The data is there: what the reply will hold.
+    /// The read completed; the range is that of the reply.
     ReadIoDone => "read_io_done",
-    /// A READ is answered.
+    /// The reply to a READ was encoded.
     ReadDone => "read_done",
     /// A WRITE was decoded.
     WriteStart => "write_start",
-    /// A WRITE is divided into a middle that goes past the page cache and ragged ends.
+    /// A WRITE is split into an aligned middle and one or two misaligned ends. Not in mainline.
     WriteSplit => "write_split",
-    /// A segment goes through the page cache.
+    /// A segment is written through the page cache.
     WriteVector => "write_vector",
-    /// A segment goes past the page cache.
-    WriteVectorDio => "write_vector_dio",
-    /// The kernel took the data.
+    /// A segment is written directly.
+    WriteDirect => "write_direct",
+    /// The write completed.
     WriteIoDone => "write_io_done",
-    /// A WRITE is answered.
+    /// The reply to a WRITE was encoded.
     WriteDone => "write_done",
     /// A COMMIT was decoded.
     CommitStart => "commit_start",
-    /// A COMMIT is answered.
+    /// The reply to a COMMIT was encoded.
     CommitDone => "commit_done",
-    /// A READDIR or READDIRPLUS was decoded; the offset is the cookie.
+    /// A READDIR or READDIRPLUS was decoded; the offset is the cookie. Not in mainline.
     ReaddirEnter => "readdir_enter",
-    /// A READDIR or READDIRPLUS is answered; the count is of names.
+    /// The reply to a READDIR or READDIRPLUS was encoded; the count is of names. Not in mainline.
     ReaddirExit => "readdir_exit",
 }
 
@@ -54,10 +58,10 @@ pub type NoSuchEvent = ::trace::NoSuchEvent<Event>;
 /// Prints the events that are on. The subject of each is a [`CallId`].
 pub type Tracer = ::trace::Tracer<Event>;
 
-/// Which call an event is about.
+/// The call that an event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallId {
-    /// The client's number for the call (RFC 5531 §9).
+    /// The transaction id of the call (RFC 5531 §9).
     pub xid: u32,
     /// [`handle_hash`] of the object.
     pub fh_hash: u32,
@@ -77,7 +81,7 @@ mod tests {
     const CALL: CallId = CallId { xid: 0x5dcf_019c, fh_hash: 0xe4da_db60 };
 
     #[test]
-    fn lines_are_those_of_the_linux_server() {
+    fn lines_have_the_fields_of_the_linux_server() {
         let extra = format_args!("start={}+{} end={}-{}", 46592, 416, 94208, 192);
         assert_eq!(
             line(Event::ReadVectorDio, CALL, 47008, 47008, extra),

@@ -43,7 +43,7 @@ impl WriteOrder {
 struct Arrivals {
     /// Where the next one of a sequential writer begins.
     next: u64,
-    /// What was jumped over, as begin and end, the latest last.
+    /// The skipped ranges, as begin and end, the latest last.
     gaps: Vec<(u64, u64)>,
 }
 

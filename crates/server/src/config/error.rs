@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and where.
+//! The errors of a configuration, and their places.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -42,14 +42,14 @@ pub enum ConfigError {
     },
 }
 
-/// Where a setting comes from, so that its error can say so.
+/// The origin of a setting, which its error names.
 #[derive(Debug, Clone)]
 pub(super) enum Origin {
     /// Bytes of the configuration file.
     Text(Range<usize>),
     /// A flag, with its dashes.
     Flag(&'static str),
-    /// Nobody said anything.
+    /// The default.
     Default,
 }
 

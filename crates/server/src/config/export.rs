@@ -1,5 +1,6 @@
 //! Exports: from what the operator wrote to [`Export`]s that hold together.
 
+use std::fmt::Display;
 use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Component, Path, PathBuf};
@@ -10,9 +11,9 @@ use siphasher::sip::SipHasher24;
 use toml::Spanned;
 
 use super::error::{ConfigError, Origin, Source};
-use super::raw::{RawClient, RawExport};
+use super::raw::{HostList, RawClient, RawExport};
 use super::{DirectoryExport, Overrides};
-use crate::export_table::{Access, Export, ExportTable, HostSpec, Rule, Shared};
+use crate::export::{Access, Export, ExportTable, HostSpec, Rule, Shared};
 
 /// Finds the addresses of a host name.
 pub(super) type Resolve<'a> = &'a dyn Fn(&str) -> std::io::Result<Vec<IpAddr>>;
@@ -114,9 +115,10 @@ fn from_directory(
         Rule::loopback(access)
     } else {
         let hosts = directory.clients.iter().map(|text| host_spec(text, resolve));
-        let hosts = hosts
-            .collect::<Result<_, _>>()
-            .map_err(|why| ConfigError::Flag { flag: "--client", why })?;
+        let hosts = hosts.collect::<Result<_, _>>().map_err(|error| match error {
+            HostError::Malformed(why) => ConfigError::Flag { flag: "--client", why },
+            HostError::Unresolved(why) => ConfigError::System { why: format!("--client: {why}") },
+        })?;
         Rule { hosts, access }
     };
     let policy = IoPolicy::default();
@@ -185,12 +187,14 @@ impl Draft<'_> {
     }
 
     fn rule(&self, raw: &RawClient, export: Access) -> Result<Rule, ConfigError> {
-        if raw.hosts.as_ref().is_empty() {
-            let why = "`hosts` is empty, so the rule would apply to nobody".to_owned();
+        let HostList(hosts) = raw.hosts.as_ref();
+        if hosts.is_empty() {
+            let why = "`hosts` is empty, so the rule would apply to no client".to_owned();
             return Err(self.source.at(&raw.hosts.span(), why));
         }
-        let hosts = raw.hosts.as_ref().iter().map(|host| {
-            host_spec(host.as_ref(), self.resolve).map_err(|why| self.source.at(&host.span(), why))
+        let hosts = hosts.iter().map(|host| {
+            host_spec(host.as_ref(), self.resolve)
+                .map_err(|error| self.source.at(&host.span(), error.to_string()))
         });
         Ok(Rule {
             hosts: hosts.collect::<Result<_, _>>()?,
@@ -263,7 +267,18 @@ fn derived_id(name: &str) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-fn host_spec(text: &str, resolve: Resolve<'_>) -> Result<HostSpec, String> {
+/// Why a text names no host.
+#[derive(Debug, thiserror::Error)]
+enum HostError {
+    /// It is none of what can name hosts.
+    #[error("{0}")]
+    Malformed(String),
+    /// It is a host name, and the system's resolver has no address for it.
+    #[error("{0}")]
+    Unresolved(String),
+}
+
+fn host_spec(text: &str, resolve: Resolve<'_>) -> Result<HostSpec, HostError> {
     if text == "*" {
         return Ok(HostSpec::Any);
     }
@@ -271,24 +286,28 @@ fn host_spec(text: &str, resolve: Resolve<'_>) -> Result<HostSpec, String> {
         return Ok(HostSpec::network(IpNet::from(address)));
     }
     if text.contains('/') {
-        let network: IpNet = text
-            .parse()
-            .map_err(|_| format!("`{text}` is not a network such as 10.0.0.0/8 or fd00::/8"))?;
+        let network: IpNet = text.parse().map_err(|_| {
+            let why = format!("`{text}` is not a network such as 10.0.0.0/8 or fd00::/8");
+            HostError::Malformed(why)
+        })?;
         if network.trunc() != network {
-            return Err(format!(
+            return Err(HostError::Malformed(format!(
                 "`{text}` has bits beyond its prefix; did you mean {} or {}?",
                 network.trunc(),
                 network.addr()
-            ));
+            )));
         }
         return Ok(HostSpec::network(network));
     }
     if !is_host_name(text) {
-        return Err(format!("`{text}` is not an address, a network, a host name or *"));
+        let why = format!("`{text}` is not an address, a network, a host name or *");
+        return Err(HostError::Malformed(why));
     }
-    let addresses = resolve(text).map_err(|error| format!("cannot resolve {text}: {error}"))?;
+    let unresolved =
+        |why: &dyn Display| HostError::Unresolved(format!("cannot resolve {text}: {why}"));
+    let addresses = resolve(text).map_err(|error| unresolved(&error))?;
     if addresses.is_empty() {
-        return Err(format!("cannot resolve {text}: it has no address"));
+        return Err(unresolved(&"it has no address"));
     }
     let addresses = addresses.iter().map(IpAddr::to_canonical).collect();
     Ok(HostSpec::Name { name: text.to_owned(), addresses })

@@ -9,11 +9,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use io::IoMode;
-use serde::de::{Error, SeqAccess, Visitor};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
-use crate::export_table::Squash;
+use crate::export::Squash;
 use crate::trace::{Events, NoSuchEvent};
 
 #[derive(Deserialize)]
@@ -32,7 +32,7 @@ pub(super) struct RawConfig {
     pub(super) read_ahead: Option<Spanned<bool>>,
     pub(super) splice: Option<Spanned<bool>>,
     pub(super) trace: Option<Spanned<Vec<RawEvents>>>,
-    #[serde(default, rename = "export")]
+    #[serde(default, rename = "export", deserialize_with = "exports")]
     pub(super) exports: Vec<RawExport>,
 }
 
@@ -51,14 +51,14 @@ pub(super) struct RawExport {
     pub(super) anonymous_uid: Option<Spanned<u32>>,
     pub(super) anonymous_gid: Option<Spanned<u32>>,
     pub(super) secure_ports: Option<bool>,
-    #[serde(default, rename = "client")]
+    #[serde(default, rename = "client", deserialize_with = "clients")]
     pub(super) clients: Vec<RawClient>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawClient {
-    pub(super) hosts: Spanned<Vec<Spanned<String>>>,
+    pub(super) hosts: Spanned<HostList>,
     pub(super) read_only: Option<bool>,
     pub(super) squash: Option<RawSquash>,
     pub(super) anonymous_uid: Option<Spanned<u32>>,
@@ -108,10 +108,73 @@ impl FromStr for RawEvents {
     }
 }
 
+fn exports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RawExport>, D::Error> {
+    deserializer.deserialize_any(Tables("[[export]]", PhantomData))
+}
+
+fn clients<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RawClient>, D::Error> {
+    deserializer.deserialize_any(Tables("[[export.client]]", PhantomData))
+}
+
+/// Reads an array of tables, each with this header.
+struct Tables<T>(&'static str, PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Tables<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tables that begin with {}", self.0)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
+        let mut tables = Vec::new();
+        while let Some(table) = seq.next_element()? {
+            tables.push(table);
+        }
+        Ok(tables)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, _table: A) -> Result<Vec<T>, A::Error> {
+        let header = self.0;
+        Err(A::Error::custom(format!("there can be several of this table: write {header}")))
+    }
+}
+
+/// The hosts of a rule.
+pub(super) struct HostList(pub(super) Vec<Spanned<String>>);
+
+impl<'de> Deserialize<'de> for HostList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Hosts;
+
+        impl<'de> Visitor<'de> for Hosts {
+            type Value = HostList;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of hosts, such as [\"10.0.0.0/8\"]")
+            }
+
+            fn visit_str<E: Error>(self, host: &str) -> Result<HostList, E> {
+                Err(E::custom(format!("`hosts` is a list: write [{host:?}]")))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<HostList, A::Error> {
+                let mut hosts = Vec::new();
+                while let Some(host) = seq.next_element()? {
+                    hosts.push(host);
+                }
+                Ok(HostList(hosts))
+            }
+        }
+
+        deserializer.deserialize_any(Hosts)
+    }
+}
+
 /// One address, or a list of them.
 pub(super) struct ListenList(pub(super) Vec<ListenText>);
 
-/// An address not yet read: only the checker of the whole file can tell an error's place.
+/// An address not yet parsed: only the checker of the whole file knows an error's place.
 pub(super) struct ListenText {
     pub(super) text: String,
     /// Bytes of the file, in a list; an address without a list has the place of its key.

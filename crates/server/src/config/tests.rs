@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::export_table::{Access, HostSpec, Squash};
+use crate::export::{Access, HostSpec, Squash};
 use crate::trace::Event;
 
 /// Directories `a` and `b` to export, and a place outside them for the state.
@@ -72,7 +72,7 @@ fn one_export_and_defaults_are_enough() {
     assert_eq!(config.state_dir(), machine.path("state"));
     assert_eq!(config.memory_bytes(), 256 << 20);
     assert_eq!(config.max_transfer_bytes(), 1 << 20);
-    assert_eq!(config.connections_max(), 1024);
+    assert_eq!(config.connections_max(), 16384);
     assert_eq!(config.idle_timeout(), Duration::from_secs(360));
     assert!(!config.portmap());
     assert_eq!((config.data_threads(), config.metadata_threads()), (32, 16));
@@ -90,7 +90,7 @@ fn one_export_and_defaults_are_enough() {
 }
 
 #[test]
-fn every_key_is_heard() {
+fn every_key_has_effect() {
     let machine = Machine::new();
     let config = machine
         .parse(
@@ -191,7 +191,12 @@ const EXPORT_ERRORS: &[(&str, &str)] = &[
     ("[[export.client]]", "3:1: missing key `hosts`"),
     ("[[export.client]]\nhosts = []", "4:9: `hosts` is empty"),
     ("[[export.client]]\nhost = \"*\"", "4:1: unknown key `host`"),
-    ("[[export.client]]\nhosts = \"*\"", "4:9: invalid type: string \"*\", expected a sequence"),
+    ("[[export.client]]\nhosts = \"*\"", "4:9: `hosts` is a list: write [\"*\"]"),
+    ("[[export.client]]\nhosts = 1", "4:9: invalid type: integer `1`, expected a list of hosts, "),
+    (
+        "[export.client]\nhosts = [\"*\"]",
+        "3:1: there can be several of this table: write [[export.client]]",
+    ),
     ("[[export.client]]\nhosts = [\"*\", \"10.0.0.1/8\"]", "4:15: `10.0.0.1/8` has bits beyond"),
     ("[[export.client]]\nhosts = [\"10.0.0.0/33\"]", "4:10: `10.0.0.0/33` is not a network"),
     ("[[export.client]]\nhosts = [\"10.0.0.300\"]", "4:10: `10.0.0.300` is not an address"),
@@ -211,7 +216,7 @@ const EXPORT_ERRORS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn errors_in_an_export_tell_their_place() {
+fn errors_in_an_export_name_their_place() {
     let machine = Machine::new();
     for (text, expected) in EXPORT_ERRORS {
         let error = machine.error(&format!("[[export]]\npath = \"$A\"\n{text}\n"));
@@ -266,7 +271,7 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn errors_in_global_keys_tell_their_place() {
+fn errors_in_global_keys_name_their_place() {
     let machine = Machine::new();
     for (text, expected) in GLOBAL_ERRORS {
         let error = machine.error(&format!("{text}\n[[export]]\npath = \"$A\"\n"));

@@ -2,55 +2,45 @@
 
 use proto::nfs3::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
-    AccessArgs, AccessOk, AccessReply, GetattrArgs, GetattrOk, GetattrReply, SetattrArgs,
-    SetattrOk, SetattrReply,
+    AccessArgs, AccessOk, Attributes, GetattrArgs, GetattrOk, SetattrArgs, SetattrOk, WccData,
 };
 
-use super::{convert, failed, refused};
-use crate::dispatch::Request;
+use super::{Outcome, Refused, convert};
+use crate::request::Request;
 use crate::vfs::AccessRights;
 
 /// GETATTR, RFC 1813 §3.3.1.
-pub(super) async fn getattr(request: &Request<'_>, args: GetattrArgs) -> GetattrReply {
-    let (_, object) = match request.resolve(&args.object) {
-        Ok(resolved) => resolved,
-        Err(status) => return refused(status),
-    };
-    match request.service.vfs.getattr(&object).await {
-        Ok(attributes) => Ok(GetattrOk { attributes: convert::attributes(&object, &attributes) }),
-        Err(status) => refused(status),
-    }
+pub(super) async fn getattr(request: &Request<'_>, args: GetattrArgs) -> Outcome<GetattrOk, ()> {
+    let (_, object) = request.resolve(&args.object)?;
+    let attributes = request.service.vfs.getattr(&object).await?;
+    Ok(GetattrOk { attributes: convert::attributes(&object, &attributes) })
 }
 
 /// SETATTR, RFC 1813 §3.3.2.
-pub(super) async fn setattr(request: &Request<'_>, args: SetattrArgs) -> SetattrReply {
-    let (caller, object) = match request.resolve(&args.object) {
-        Ok(resolved) => resolved,
-        Err(status) => return refused(status),
-    };
+pub(super) async fn setattr(
+    request: &Request<'_>,
+    args: SetattrArgs,
+) -> Outcome<SetattrOk, WccData> {
+    let (caller, object) = request.resolve(&args.object)?;
     let change = convert::change(&args.new_attributes);
     let guard = args.guard.map(convert::timestamp);
     let answer = request.service.vfs.setattr(&caller, &object, change, guard).await;
     let wcc = convert::wcc(&object, &answer.attributes);
-    match answer.result {
-        Ok(()) => Ok(SetattrOk { wcc }),
-        Err(status) => failed(status, wcc),
-    }
+    answer.result.map_err(Refused::with(wcc))?;
+    Ok(SetattrOk { wcc })
 }
 
 /// ACCESS, RFC 1813 §3.3.4.
-pub(super) async fn access(request: &Request<'_>, args: AccessArgs) -> AccessReply {
-    let (caller, object) = match request.resolve(&args.object) {
-        Ok(resolved) => resolved,
-        Err(status) => return refused(status),
-    };
-    match request.service.vfs.access(&caller, &object).await {
-        Ok((attributes, rights)) => Ok(AccessOk {
-            access: args.access & access_bits(rights, attributes.is_directory()),
-            attributes: Some(convert::attributes(&object, &attributes)),
-        }),
-        Err(status) => refused(status),
-    }
+pub(super) async fn access(
+    request: &Request<'_>,
+    args: AccessArgs,
+) -> Outcome<AccessOk, Option<Attributes>> {
+    let (caller, object) = request.resolve(&args.object)?;
+    let (attributes, rights) = request.service.vfs.access(&caller, &object).await?;
+    Ok(AccessOk {
+        access: args.access & access_bits(rights, attributes.is_directory()),
+        attributes: Some(convert::attributes(&object, &attributes)),
+    })
 }
 
 /// The bits that make sense for the kind of object: LOOKUP and DELETE only for directories, EXECUTE

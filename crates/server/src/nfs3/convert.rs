@@ -2,14 +2,17 @@
 
 use proto::nfs3::{self, DeviceSpec, FileType, Time, WccAttributes, WccData};
 
-use crate::vfs::{AttributeChange, Attributes, Object, SetTime, Status, Timestamp, Wcc};
+use crate::export::Object;
+use crate::fs::{Status, Timestamp};
+use crate::inode_cache::{Attributes, Wcc};
+use crate::vfs::{AttributeChange, SetTime};
 
 /// The NFSv3 status of a refusal.
 pub(super) fn status(status: Status) -> nfs3::Status {
     match status {
         Status::NotOwner => nfs3::Status::Perm,
         Status::NoEntry => nfs3::Status::Noent,
-        Status::Io => nfs3::Status::Io,
+        Status::Io(_) => nfs3::Status::Io,
         Status::NoDevice => nfs3::Status::Nxio,
         Status::Access => nfs3::Status::Acces,
         Status::Exists => nfs3::Status::Exist,
@@ -30,7 +33,7 @@ pub(super) fn status(status: Status) -> nfs3::Status {
         Status::BadCookie => nfs3::Status::BadCookie,
         Status::NotSupported => nfs3::Status::Notsupp,
         Status::TooSmall => nfs3::Status::Toosmall,
-        Status::ServerFault => nfs3::Status::Serverfault,
+        Status::ServerFault | Status::Identity(_) => nfs3::Status::Serverfault,
         Status::BadType => nfs3::Status::Badtype,
         Status::Delay => nfs3::Status::Jukebox,
     }
@@ -48,7 +51,7 @@ pub(super) fn attributes(object: &Object, attributes: &Attributes) -> nfs3::Attr
         size: attributes.size,
         used: attributes.used,
         rdev: DeviceSpec { major: attributes.rdev.0, minor: attributes.rdev.1 },
-        fsid: object.root.id.into(),
+        fsid: object.root().id.into(),
         fileid: attributes.fileid,
         atime: time(attributes.atime),
         mtime: time(attributes.mtime),
@@ -92,7 +95,7 @@ pub(super) fn wcc(object: &Object, wcc: &Wcc) -> WccData {
     }
 }
 
-/// What `sattr3` asks for (RFC 1813 §2.6).
+/// The change that `sattr3` requests (RFC 1813 §2.6).
 pub(super) fn change(set: &nfs3::SetAttributes) -> AttributeChange {
     AttributeChange {
         mode: set.mode,

@@ -1,4 +1,7 @@
 //! NFS version 3 (RFC 1813): each procedure takes arguments, makes one call of `vfs`, and answers.
+//!
+//! A procedure returns an [`Outcome`], so that `?` ends it with the status of what failed. [`Results`]
+//! makes replies of outcomes.
 
 mod attr;
 mod convert;
@@ -10,83 +13,209 @@ mod write;
 
 use std::fmt;
 
-use proto::nfs3::{self, Failure, FileHandle, Procedure, Reply, WriteHead};
-use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer, decode_all};
+use proto::nfs3::{Failure, FileHandle, Procedure, Reply, WriteHead};
+use proto::xdr::{DecodeError, Encode, Reader, Writer, decode_all};
 
-use crate::dispatch::Request;
-use crate::payload::Payload;
+use crate::call::Call;
+use crate::export::Object;
+use crate::fs::{Caller, Status};
+use crate::payload::{Payload, WriteData};
+use crate::request::Request;
 use crate::trace::{CallId, Event, handle_hash};
-use crate::vfs::{Caller, Object, Status};
 
 /// The status in front of the results of a success (RFC 1813 §2.6), where they are written piece by
 /// piece.
 const NFS3_OK: u32 = 0;
 
-/// Decodes the arguments, runs the procedure and appends its result to `reply`. The data of a READ
-/// is returned, to be sent behind it.
+/// The outcome of a call.
+pub(crate) enum Executed {
+    /// The procedure ran, whatever its result. Long data is to be sent behind the reply.
+    Done(Option<Payload>),
+    /// The procedure was refused before it began: the handle is not one of this server, or its export
+    /// does not admit the client. A copy of the call is refused alike.
+    NotAdmitted,
+}
+
+impl Executed {
+    /// The data to be sent behind the reply.
+    pub(crate) fn payload(self) -> Option<Payload> {
+        match self {
+            Self::Done(payload) => payload,
+            Self::NotAdmitted => None,
+        }
+    }
+}
+
+/// The results of a procedure, or why there are none.
+type Outcome<O, F> = Result<O, Refused<F>>;
+
+/// Why a procedure has no results.
+struct Refused<F> {
+    status: Status,
+    /// The procedure's `resfail` (RFC 1813 §3.3).
+    body: F,
+    /// Whether the gate admitted the call.
+    is_admitted: bool,
+}
+
+impl<F> Refused<F> {
+    /// A refusal of an admitted call, with a body.
+    fn with(body: F) -> impl FnOnce(Status) -> Self {
+        |status| Self { status, body, is_admitted: true }
+    }
+}
+
+impl<F: Default> From<Status> for Refused<F> {
+    fn from(status: Status) -> Self {
+        Self::with(F::default())(status)
+    }
+}
+
+/// The gate refused a call; from [`Request::resolve`].
+struct NotAdmitted(Status);
+
+impl<F: Default> From<NotAdmitted> for Refused<F> {
+    fn from(NotAdmitted(status): NotAdmitted) -> Self {
+        Self { status, body: F::default(), is_admitted: false }
+    }
+}
+
+/// The arguments of a call.
+pub(crate) struct Arguments<'a> {
+    /// As they were received, without the payload.
+    pub(crate) bytes: &'a [u8],
+    /// The decoded arguments of WRITE.
+    pub(crate) write: Option<WriteHead>,
+    pub(crate) payload: Option<WriteData>,
+}
+
+impl<'a> Arguments<'a> {
+    /// The arguments of a call, without a payload.
+    pub(crate) fn of(call: &'a Call) -> Self {
+        Self { bytes: call.arguments(), write: call.write, payload: None }
+    }
+}
+
+/// Decodes the arguments, runs the procedure and appends its result to `reply`. Long data (of a
+/// READ, the entries of a listing, the target of a link) is returned in memory of the budget, to be
+/// sent behind it.
 ///
 /// # Errors
 /// The arguments are not those of the procedure.
 pub(crate) async fn execute(
     request: &Request<'_>,
     procedure: Procedure,
-    args: &[u8],
-    payload: Option<Payload>,
+    arguments: Arguments<'_>,
     reply: &mut Writer,
-) -> Result<Option<Payload>, DecodeError> {
-    match procedure {
-        Procedure::Null => Reader::new(args).finish()?,
-        Procedure::Getattr => attr::getattr(request, decode_all(args)?).await.encode(reply),
-        Procedure::Setattr => attr::setattr(request, decode_all(args)?).await.encode(reply),
-        Procedure::Lookup => namespace::lookup(request, decode_all(args)?).await.encode(reply),
-        Procedure::Access => attr::access(request, decode_all(args)?).await.encode(reply),
-        Procedure::Readlink => namespace::readlink(request, decode_all(args)?, reply).await,
-        Procedure::Read => return Ok(read::read(request, decode_all(args)?, reply).await),
-        Procedure::Write => {
-            let transfer_bytes_max = request.service.vfs.transfer_bytes_max;
-            let args = write_args(args, payload.as_ref(), transfer_bytes_max)?;
-            write::write(request, args, payload).await.encode(reply);
+) -> Result<Executed, DecodeError> {
+    let Arguments { bytes: args, write, payload } = arguments;
+    let results = Results { request, reply };
+    Ok(match procedure {
+        Procedure::Null => {
+            Reader::new(args).finish()?;
+            Executed::Done(None)
         }
-        Procedure::Create => namespace::create(request, decode_all(args)?).await.encode(reply),
-        Procedure::Mkdir => namespace::mkdir(request, decode_all(args)?).await.encode(reply),
-        Procedure::Symlink => namespace::symlink(request, decode_all(args)?).await.encode(reply),
-        Procedure::Mknod => namespace::mknod(request, decode_all(args)?).await.encode(reply),
-        Procedure::Remove => namespace::remove(request, decode_all(args)?).await.encode(reply),
-        Procedure::Rmdir => namespace::rmdir(request, decode_all(args)?).await.encode(reply),
-        Procedure::Rename => namespace::rename(request, decode_all(args)?).await.encode(reply),
-        Procedure::Link => namespace::link(request, decode_all(args)?).await.encode(reply),
-        Procedure::Readdir => readdir::readdir(request, decode_all(args)?, reply).await,
-        Procedure::Readdirplus => readdir::readdirplus(request, decode_all(args)?, reply).await,
-        Procedure::Fsstat => fsinfo::fsstat(request, decode_all(args)?).await.encode(reply),
-        Procedure::Fsinfo => fsinfo::fsinfo(request, decode_all(args)?).await.encode(reply),
-        Procedure::Pathconf => fsinfo::pathconf(request, decode_all(args)?).await.encode(reply),
-        Procedure::Commit => write::commit(request, decode_all(args)?).await.encode(reply),
+        Procedure::Getattr => results.put(attr::getattr(request, decode_all(args)?).await),
+        Procedure::Setattr => results.put(attr::setattr(request, decode_all(args)?).await),
+        Procedure::Lookup => results.put(namespace::lookup(request, decode_all(args)?).await),
+        Procedure::Access => results.put(attr::access(request, decode_all(args)?).await),
+        Procedure::Readlink => namespace::readlink(results, decode_all(args)?).await,
+        Procedure::Read => read::read(results, decode_all(args)?).await,
+        Procedure::Write => {
+            let transfer_bytes_max = request.service.memory.transfer_bytes_max;
+            let write = check_write(write, payload.as_ref(), transfer_bytes_max)?;
+            results.put(write::write(request, write, payload).await)
+        }
+        Procedure::Create => results.put(namespace::create(request, decode_all(args)?).await),
+        Procedure::Mkdir => results.put(namespace::mkdir(request, decode_all(args)?).await),
+        Procedure::Symlink => results.put(namespace::symlink(request, decode_all(args)?).await),
+        Procedure::Mknod => results.put(namespace::mknod(request, decode_all(args)?).await),
+        Procedure::Remove => results.put(namespace::remove(request, decode_all(args)?).await),
+        Procedure::Rmdir => results.put(namespace::rmdir(request, decode_all(args)?).await),
+        Procedure::Rename => results.put(namespace::rename(request, decode_all(args)?).await),
+        Procedure::Link => results.put(namespace::link(request, decode_all(args)?).await),
+        Procedure::Readdir => readdir::readdir(results, decode_all(args)?).await,
+        Procedure::Readdirplus => readdir::readdirplus(results, decode_all(args)?).await,
+        Procedure::Fsstat => results.put(fsinfo::fsstat(request, decode_all(args)?).await),
+        Procedure::Fsinfo => results.put(fsinfo::fsinfo(request, decode_all(args)?).await),
+        Procedure::Pathconf => results.put(fsinfo::pathconf(request, decode_all(args)?).await),
+        Procedure::Commit => results.put(write::commit(request, decode_all(args)?).await),
+    })
+}
+
+/// Where the results of a call go.
+struct Results<'a> {
+    request: &'a Request<'a>,
+    reply: &'a mut Writer,
+}
+
+impl Results<'_> {
+    /// Appends the results, or why there are none.
+    fn put<O: Encode, F: Encode>(self, outcome: Outcome<O, F>) -> Executed {
+        self.put_with(outcome, |ok, reply| {
+            reply.u32(NFS3_OK);
+            ok.encode(reply);
+            None
+        })
     }
-    Ok(None)
+
+    /// As [`Self::put`]; `encode` appends the results of a success with the status in front of them,
+    /// and returns what is to be sent behind them.
+    fn put_with<O, F: Encode>(
+        self,
+        outcome: Outcome<O, F>,
+        encode: impl FnOnce(O, &mut Writer) -> Option<Payload>,
+    ) -> Executed {
+        let Refused { status, body, is_admitted } = match outcome {
+            Ok(ok) => return Executed::Done(encode(ok, self.reply)),
+            Err(refused) => refused,
+        };
+        // `dispatch` logs a fault with all of the call.
+        self.request.fault.note(status);
+        let failure = Failure { status: convert::status(status), body };
+        Reply::<(), F>::Err(failure).encode(self.reply);
+        if is_admitted { Executed::Done(None) } else { Executed::NotAdmitted }
+    }
 }
 
 /// The arguments of WRITE up to the data, which was received apart from them. A record that ends
 /// before the data does is no call; data beyond `transfer_bytes_max` was not kept.
-fn write_args(
-    args: &[u8],
-    payload: Option<&Payload>,
+fn check_write(
+    write: Option<WriteHead>,
+    payload: Option<&WriteData>,
     transfer_bytes_max: u32,
 ) -> Result<WriteHead, DecodeError> {
-    let mut reader = Reader::new(args);
-    let head = WriteHead::decode(&mut reader)?;
-    let is_here = usize::try_from(head.data_len) == Ok(payload.map_or(0, Payload::len));
-    if !is_here && head.data_len <= transfer_bytes_max {
-        return Err(DecodeError { what: "WriteArgs.data", at_byte: reader.position() });
+    let malformed = |what| DecodeError { what, at_byte: 0 };
+    let head = write.ok_or(malformed("WriteArgs"))?;
+    let is_here = usize::try_from(head.data_len) == Ok(payload.map_or(0, WriteData::len));
+    if is_here || head.data_len > transfer_bytes_max {
+        Ok(head)
+    } else {
+        Err(malformed("WriteArgs.data"))
     }
-    reader.finish()?;
-    Ok(head)
+}
+
+/// The handle that each procedure but NULL has first in its arguments, as it was received.
+pub(crate) fn first_handle(procedure: Procedure, arguments: &[u8]) -> Option<&[u8]> {
+    if procedure == Procedure::Null {
+        return None;
+    }
+    let (len, rest) = arguments.split_first_chunk()?;
+    rest.get(..usize::try_from(u32::from_be_bytes(*len)).ok()?)
 }
 
 impl Request<'_> {
     /// The object behind a handle, and the caller as its export sees them.
-    fn resolve(&self, handle: &FileHandle) -> Result<(Caller, Object), Status> {
+    fn resolve(&self, handle: &FileHandle) -> Result<(Caller, Object), NotAdmitted> {
         let handle = handle.as_bytes();
-        self.service.resolve(self.xid, handle, &self.peer, self.flavor, self.credential)
+        let resolved =
+            self.service.resolve(self.xid, handle, &self.peer, self.flavor, self.credential);
+        resolved.map_err(NotAdmitted)
+    }
+
+    /// The subject of the trace events of this call on an object.
+    fn call_id(&self, handle: &FileHandle) -> CallId {
+        self.service.call_id(self.xid, handle.as_bytes())
     }
 
     /// Traces that a call was decoded.
@@ -95,20 +224,21 @@ impl Request<'_> {
     }
 
     /// Traces the answer: the status, and how much of `len` was done.
-    fn trace_done(
+    fn trace_done<O, F>(
         &self,
         event: Event,
         handle: &FileHandle,
-        offset: u64,
-        len: u32,
-        result: Result<u32, nfs3::Status>,
+        (offset, len): (u64, u32),
+        outcome: &Outcome<O, F>,
+        count: impl FnOnce(&O) -> u32,
     ) {
-        match result {
-            Ok(count) => {
+        match outcome {
+            Ok(ok) => {
+                let count = count(ok);
                 self.trace(event, handle, offset, len, format_args!("status=NFS3_OK count={count}"))
             }
-            Err(status) => {
-                let status = status.name();
+            Err(refused) => {
+                let status = convert::status(refused.status).name();
                 self.trace(event, handle, offset, len, format_args!("status={status} count=0"))
             }
         }
@@ -122,19 +252,10 @@ impl Request<'_> {
         len: u32,
         detail: fmt::Arguments<'_>,
     ) {
-        let tracer = &self.service.vfs.tracer;
+        let tracer = &self.service.tracer;
         if tracer.is_on(event) {
             let call = CallId { xid: self.xid, fh_hash: handle_hash(handle.as_bytes()) };
             tracer.emit(event, call, offset, len.into(), detail);
         }
     }
-}
-
-/// A reply that tells only why.
-fn refused<O, F: Default>(status: Status) -> Reply<O, F> {
-    failed(status, F::default())
-}
-
-fn failed<O, F>(status: Status, body: F) -> Reply<O, F> {
-    Err(Failure { status: convert::status(status), body })
 }

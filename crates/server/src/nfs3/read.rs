@@ -1,50 +1,33 @@
 //! READ.
 
-use proto::nfs3::{Attributes, ReadArgs, ReadOk, ReadReply, Reply};
-use proto::xdr::{Encode, Writer};
+use proto::nfs3::{Attributes, ReadArgs, ReadOk};
 
-use super::{NFS3_OK, convert, failed, refused};
-use crate::dispatch::Request;
-use crate::payload::Payload;
+use super::{Executed, NFS3_OK, Outcome, Refused, Results, convert};
+use crate::request::Request;
 use crate::trace::Event;
 use crate::vfs::ReadDone;
 
-/// READ, RFC 1813 §3.3.6. The data is returned, to be sent from the buffer it was read into.
-pub(super) async fn read(
-    request: &Request<'_>,
-    args: ReadArgs,
-    reply: &mut Writer,
-) -> Option<Payload> {
-    let ReadArgs { file, offset, count } = &args;
+/// READ, RFC 1813 §3.3.6. The data is sent from the buffer that it was read into.
+pub(super) async fn read(results: Results<'_>, args: ReadArgs) -> Executed {
+    let (ReadArgs { file, offset, count }, request) = (&args, results.request);
     request.trace_start(Event::ReadStart, file, *offset, *count);
-    let (result, data) = match perform(request, &args).await {
-        Ok((attributes, done)) => {
-            let read = u32::try_from(done.count()).expect("at most what was asked for");
-            reply.u32(NFS3_OK);
-            ReadOk::encode_head(attributes.as_ref(), read, done.eof, reply);
-            (Ok(read), done.data)
-        }
-        Err(failure) => {
-            ReadReply::encode(&Err(failure), reply);
-            (Err(failure.status), None)
-        }
-    };
-    request.trace_done(Event::ReadDone, file, *offset, *count, result);
-    data
+    let outcome = perform(request, &args).await;
+    let read = |done: &ReadDone| u32::try_from(done.count()).expect("at most what was asked for");
+    request.trace_done(Event::ReadDone, file, (*offset, *count), &outcome, |(_, done)| read(done));
+    results.put_with(outcome, |(attributes, done), reply| {
+        reply.u32(NFS3_OK);
+        ReadOk::encode_head(attributes.as_ref(), read(&done), done.eof, reply);
+        done.data
+    })
 }
 
 async fn perform(
     request: &Request<'_>,
     args: &ReadArgs,
-) -> Reply<(Option<Attributes>, ReadDone), Option<Attributes>> {
-    let (caller, object) = match request.resolve(&args.file) {
-        Ok(resolved) => resolved,
-        Err(status) => return refused(status),
-    };
-    let answer = request.service.vfs.read(&caller, &object, args.offset, args.count).await;
+) -> Outcome<(Option<Attributes>, ReadDone), Option<Attributes>> {
+    let (caller, object) = request.resolve(&args.file)?;
+    let call = request.call_id(&args.file);
+    let answer = request.service.vfs.read(&caller, &object, call, args.offset, args.count).await;
     let attributes = answer.attributes.map(|a| convert::attributes(&object, &a));
-    match answer.result {
-        Ok(done) => Ok((attributes, done)),
-        Err(status) => failed(status, attributes),
-    }
+    Ok((attributes, answer.result.map_err(Refused::with(attributes))?))
 }

@@ -2,13 +2,17 @@ use std::future::Future;
 use std::net::Ipv4Addr;
 
 use proptest::prelude::*;
-use proto::nfs3::{FileHandle, StableHow, WriteArgs};
+use proto::nfs3::{self, FileHandle, StableHow, WriteArgs};
 use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids};
 use proto::xdr::{Encode, Writer};
+use rpc::record::in_fragments;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::call::Incoming;
+use crate::connections::Connections;
+use crate::procedures::Programs;
 
 const TRANSFER_MAX: u32 = 64 * 1024;
 const LIMITS: Limits =
@@ -35,12 +39,14 @@ impl Rig {
         peer.set_nodelay(true).unwrap();
         let buffers = BufferPool::new(1 << 20);
         let counters = Arc::new(Counters::default());
+        let connections = Connections::new(1, 1, Arc::clone(&counters));
+        let place = connections.enter(address, false).await.unwrap();
         let (socket, _) = server_side.into_split();
         let receiver = Receiver::new(
             socket,
             Arc::clone(&buffers),
             Arc::clone(&counters),
-            Arc::new(WriteOrder::new()),
+            Arc::clone(&place.activity),
             limits,
         );
         Self { peer, receiver, counters, buffers }
@@ -52,17 +58,22 @@ impl Rig {
 
     /// Sends while the record is received, for it may not fit the socket.
     async fn exchange(&mut self, bytes: &[u8]) -> Result<Option<Record>, ReceiveError> {
-        let (_, record) = tokio::join!(self.peer.write_all(bytes), self.receiver.next());
+        let (_, record) = tokio::join!(self.peer.write_all(bytes), next_of(&mut self.receiver));
         record
     }
 
     async fn next(&mut self) -> Record {
-        self.receiver.next().await.unwrap().expect("a record")
+        next_of(&mut self.receiver).await.unwrap().expect("a record")
     }
 
     fn moved_bytes(&self) -> u64 {
         self.counters.value(Counter::PayloadMovedBytes)
     }
+}
+
+async fn next_of(receiver: &mut Receiver) -> Result<Option<Record>, ReceiveError> {
+    let mut incoming = Incoming::new(Programs::Files);
+    receiver.next(|head| incoming.layout(head)).await
 }
 
 fn run<T>(test: impl Future<Output = T>) -> T {
@@ -89,19 +100,6 @@ fn write_call(offset: u64, data: &[u8]) -> Vec<u8> {
 
 fn data(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251).to_le_bytes()[0] + 1).collect()
-}
-
-/// A record with its marks, cut into fragments at the given places, in order.
-fn in_fragments(record: &[u8], cuts: &[usize]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut start = 0;
-    for (i, end) in cuts.iter().copied().chain([record.len()]).enumerate() {
-        let len = u32::try_from(end - start).unwrap();
-        bytes.extend(RecordMark { last: i == cuts.len(), len }.to_bytes());
-        bytes.extend(&record[start..end]);
-        start = end;
-    }
-    bytes
 }
 
 /// Bytes of `write_call` in front of the data.
@@ -151,14 +149,14 @@ fn a_write_in_two_segments_is_the_same_wherever_it_is_cut() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 peer.write_all(second).await.unwrap();
             };
-            let ((), record) = tokio::join!(send, receiver.next());
+            let ((), record) = tokio::join!(send, next_of(receiver));
             assert_is_write(&record.unwrap().unwrap(), &call, 5, &data);
         }
     });
 }
 
 #[test]
-fn data_lies_where_its_offset_says() {
+fn data_is_received_congruent_to_its_offset() {
     run(async {
         let mut rig = Rig::new().await;
         for offset in [0, 1, 511, 512, 4095, 4096, 4097, 1 << 40, (1 << 40) + 47_008] {
@@ -228,13 +226,13 @@ fn calls_of_all_kinds_follow_each_other() {
         let (peer, receiver) = (&mut rig.peer, &mut rig.receiver);
         let receive = async {
             for _ in 0..5 {
-                let record = receiver.next().await.unwrap().unwrap();
+                let record = next_of(receiver).await.unwrap().unwrap();
                 assert_eq!((record.head, record.trailing_bytes), (null.clone(), 0));
-                let record = receiver.next().await.unwrap().unwrap();
+                let record = next_of(receiver).await.unwrap().unwrap();
                 assert_is_write(&record, &writes[0], 1, &small);
-                let record = receiver.next().await.unwrap().unwrap();
+                let record = next_of(receiver).await.unwrap().unwrap();
                 assert_eq!((record.head, record.payload.is_none()), (null.clone(), true));
-                let record = receiver.next().await.unwrap().unwrap();
+                let record = next_of(receiver).await.unwrap().unwrap();
                 assert_is_write(&record, &writes[1], 4096, &large);
             }
         };
@@ -297,7 +295,7 @@ fn a_record_that_cannot_be_a_call_ends_the_connection_at_its_mark() {
         }
         let mut rig = Rig::new().await;
         rig.send(&[0; 4]).await;
-        assert!(matches!(rig.receiver.next().await, Err(ReceiveError::EmptyFragment)));
+        assert!(matches!(next_of(&mut rig.receiver).await, Err(ReceiveError::EmptyFragment)));
     });
 }
 
@@ -341,7 +339,7 @@ fn a_connection_that_ends_within_a_record_is_cut() {
             let mut rig = Rig::new().await;
             rig.send(&bytes[..len]).await;
             rig.peer.shutdown().await.unwrap();
-            match rig.receiver.next().await {
+            match next_of(&mut rig.receiver).await {
                 Ok(None) => assert_eq!(len, 0),
                 Err(ReceiveError::Cut) => assert_ne!(len, 0),
                 other => panic!("{len} bytes: {:?}", other.map(|record| record.is_some())),
@@ -355,7 +353,7 @@ fn a_connection_that_ends_within_a_record_is_cut() {
 fn a_silent_peer_is_given_up() {
     run(async {
         let mut rig = Rig::with(Limits { idle_timeout: Duration::from_millis(20), ..LIMITS }).await;
-        assert!(matches!(rig.receiver.next().await, Err(ReceiveError::Silent(_))));
+        assert!(matches!(next_of(&mut rig.receiver).await, Err(ReceiveError::Silent(_))));
     });
 }
 
@@ -370,7 +368,7 @@ fn without_memory_the_socket_waits() {
         let data = data(60_000);
         let call = write_call(0, &data);
         rig.send(&in_fragments(&call, &[])).await;
-        let mut receive = std::pin::pin!(rig.receiver.next());
+        let mut receive = std::pin::pin!(next_of(&mut rig.receiver));
         let waited = tokio::time::timeout(Duration::from_millis(30), &mut receive).await;
         assert!(waited.is_err(), "there is no buffer to receive into");
         drop(all);
@@ -378,31 +376,7 @@ fn without_memory_the_socket_waits() {
     });
 }
 
-#[test]
-fn the_length_of_a_head_is_told_from_as_much_of_it_as_is_there() {
-    let data = data(13);
-    let call = write_call(5, &data);
-    let whole = head_len(&call, &data);
-    let mut before = 0;
-    for len in 0..=whole {
-        let told = write_head_len(&call[..len]);
-        assert!(told >= before && told <= whole, "{len} bytes: {told}");
-        assert!(told > len || len == whole, "there is more to come after {len} bytes");
-        before = told;
-    }
-    assert_eq!(before, whole);
-}
-
 proptest! {
-    #[test]
-    fn any_bytes_have_a_bounded_head(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let told = write_head_len(&bytes);
-        prop_assert!(told >= CALL_BYTES_MIN);
-        prop_assert!(told <= CALL_BYTES_MIN + 3 * HEAD_BYTES_MAX + 32);
-        let _ = decode_write_head(&bytes);
-        let _ = is_write(&bytes);
-    }
-
     #[test]
     fn any_fragments_give_the_same_record(
         mut cuts in proptest::collection::vec(1..9_000usize, 0..12),

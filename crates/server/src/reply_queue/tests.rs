@@ -3,6 +3,7 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 
 use io::{ByteRange, PipePool};
+use rpc::record::{MARK_ROOM, in_fragments};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -10,10 +11,11 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// What data of replies is read from.
+/// The length of the file that reply data is read from.
 const FILE_BYTES: usize = 3 << 20;
 const LONGEST: usize = 512 << 10;
-/// So many replies of [`LONGEST`] bytes are more than a socket takes that nobody reads.
+/// The number of replies of [`LONGEST`] bytes that exceed the socket buffers of an unread
+/// connection.
 const PIPES: usize = 12;
 /// Small enough for all tests side by side to stay below what one user's pipes may hold.
 const PIPES_MAX: usize = 16;
@@ -44,7 +46,7 @@ impl Rig {
         server_side.set_nodelay(true).unwrap();
         let buffers = BufferPool::new(64 << 20);
         let (_, socket) = server_side.into_split();
-        let queue = Arc::new(ReplyQueue::new(socket, Arc::clone(&buffers)));
+        let queue = Arc::new(ReplyQueue::new(address, socket, Arc::clone(&buffers)));
         let task = tokio::spawn({
             let queue = Arc::clone(&queue);
             async move { queue.run().await }
@@ -89,16 +91,14 @@ impl Data {
 
     /// The bytes of either, as the peer is to see them.
     fn expected(&self, head: &[u8], offset: usize, len: usize) -> Vec<u8> {
-        let padded = len.next_multiple_of(4);
-        let mark = RecordMark { last: true, len: u32::try_from(head.len() + padded).unwrap() };
-        let mut bytes = [&mark.to_bytes()[..], head, &self.content[offset..offset + len]].concat();
-        bytes.resize(4 + head.len() + padded, 0);
-        bytes
+        let mut bytes = [head, &self.content[offset..offset + len]].concat();
+        bytes.resize(head.len() + len.next_multiple_of(4), 0);
+        in_fragments(&bytes, &[])
     }
 }
 
 fn marked(head: &[u8]) -> Vec<u8> {
-    [&Reply::MARK[..], head].concat()
+    [&MARK_ROOM[..], head].concat()
 }
 
 fn run<T>(test: impl Future<Output = T>) -> T {
@@ -172,13 +172,13 @@ fn pipes_of_a_lost_connection_are_closed() {
         assert_eq!(rig.data.pipes.pipes_open(), PIPES);
         drop(rig.peer);
         timeout(SOON, &mut rig.task).await.expect("the connection's task ends").unwrap();
-        // Those that were sent whole are kept for others, empty; the rest is gone.
+        // Pipes sent whole are kept empty for others; the rest is closed.
         let kept = rig.data.pipes.pipes_open();
         assert!(kept < PIPES, "{kept}");
         let range = ByteRange::new(0, 1).unwrap();
         let taken: Vec<_> = (0..PIPES).map(|_| rig.data.pipes.try_take(range).unwrap()).collect();
         assert!(taken.iter().all(io::Pipe::is_empty));
-        // What is sent to the broken connection goes the same way.
+        // A reply to the broken connection is dropped too.
         drop(taken);
         assert_eq!(rig.data.pipes.pipes_open(), PIPES);
         rig.queue.send(rig.data.spliced(b"head", 0, LONGEST));
@@ -207,7 +207,7 @@ fn a_file_that_is_cut_does_not_shorten_a_reply() {
         rig.data.file.set_len(4096 + 100).unwrap();
         rig.queue.send(reply);
         rig.queue.send(rig.data.copied(b"next", 0, 3));
-        // What the pages hold is not promised, only how much of it comes.
+        // The content of the pages is not guaranteed, only the length.
         let mut received = vec![0; rig.data.expected(b"head", 4096, 8192).len()];
         timeout(SOON, rig.peer.read_exact(&mut received)).await.unwrap().unwrap();
         assert!(received[..108] == rig.data.expected(b"head", 4096, 8192)[..108]);

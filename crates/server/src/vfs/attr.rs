@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use io::{ByteRange, RangeUse};
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
-use super::read::must_be_regular;
-use super::{Answer, Attributes, Caller, Object, Status, Timestamp, Vfs, Wcc, attributes_of};
-use crate::open_files::{OpenFile, proc_path};
+use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Timestamp, Vfs, Wcc};
+use crate::fs::proc_path;
+use crate::inode_cache::{Inode, Writing};
 
 /// A time to be set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,7 +61,7 @@ impl AttributeChange {
 impl Vfs {
     /// GETATTR, RFC 1813 §3.3.1.
     pub(crate) async fn getattr(&self, object: &Object) -> Result<Attributes, Status> {
-        let file = self.open(object).await?;
+        let file = self.inode(object).await?;
         self.attributes(&file).await
     }
 
@@ -79,58 +80,55 @@ impl Vfs {
         change: AttributeChange,
         guard: Option<Timestamp>,
     ) -> Answer<Wcc, ()> {
-        let (file, turn) = match self.take_turn(object).await {
-            Ok(taken) => taken,
+        let (file, begun) = match self.begin_change(object).await {
+            Ok(begun) => begun,
             Err(status) => return Answer::refused(status),
         };
-        let before = *turn.before();
+        let before = *begun.before();
         let mut change = change;
-        let mut begun = change.check().and_then(|()| check(caller, &before, guard));
-        if begun.is_ok()
+        let mut checked = change.check().and_then(|()| check(caller, &before, guard));
+        if checked.is_ok()
             && let Some(size) = change.size
         {
-            begun = self.truncate(caller, &file, &before, size).await;
+            checked = self.truncate(caller, &file, &before, size).await;
             // Done with it; and by itself it would take an owner, where cutting takes a writer.
             if change.mtime == SetTime::Now {
                 change.mtime = SetTime::Keep;
             }
         }
-        if let Err(status) = begun {
-            let after = self.attributes(&file).await.ok();
-            return Answer { attributes: Wcc { before: Some(before), after }, result: Err(status) };
+        if let Err(status) = checked {
+            let now = self.live_attributes(&file).await;
+            return Answer { attributes: begun.end_by(file.fd(), || now), result: Err(status) };
         }
         let changed = Arc::clone(&file);
         let job = move || {
             let result = apply(changed.fd(), &change);
-            let after = attributes_of(changed.fd()).ok();
-            drop(turn);
-            Ok((result, after))
+            Ok((begun.end(changed.fd()), result))
         };
-        let (applied, after) = match self.in_metadata_lane(caller.identity.clone(), job).await {
+        let (attributes, applied) = match self.in_metadata_lane(caller.identity.clone(), job).await
+        {
             Ok(done) => done,
-            Err(status) => (Err(status), None),
+            Err(status) => return Answer::refused(status),
         };
         // Also when a part failed: the others are done.
         let settled = self.settle(&file, object.sync).await;
-        Answer { attributes: Wcc { before: Some(before), after }, result: settled.and(applied) }
+        Answer { attributes, result: settled.and(applied) }
     }
 
-    /// Sets the length in bytes. The owner may, whatever the mode bits say, as with WRITE.
+    /// Sets the length in bytes. The owner may with any mode bits, as with WRITE.
     pub(super) async fn truncate(
         &self,
         caller: &Caller,
-        file: &Arc<OpenFile>,
-        attributes: &Attributes,
+        file: &Arc<Inode>,
+        attributes: &LiveAttributes,
         size: u64,
     ) -> Result<(), Status> {
-        must_be_regular(attributes)?;
-        let writer = self.writer(file).await?;
-        let wanted = rustix::fs::Access::WRITE_OK;
-        self.authorize_data(caller, file, &*writer, attributes, wanted).await?;
-        // As the caller: the kernel then clears set-user-id bits and counts quotas as it should.
-        // Nobody may read or write past the new end, or in the page that it cuts, meanwhile.
+        let permitted = self.permit::<Writing>(caller, file, attributes).await?;
+        let writer = self.writer(&permitted).await?;
+        // As the caller: the kernel then clears set-user-id bits and counts quotas as it should. No
+        // call may read or write past the new end, or in the page that it cuts, meanwhile.
         let rest = ByteRange::starting_at(size.min(attributes.size));
-        let pages = file.ranges.lock(rest, RangeUse::Exclusive).await;
+        let pages = permitted.data().ranges.lock(rest, RangeUse::Exclusive).await;
         let cut = Arc::clone(file);
         self.in_metadata_lane(caller.identity.clone(), move || {
             rustix::fs::ftruncate(&*writer, size)?;
@@ -142,18 +140,14 @@ impl Vfs {
     }
 }
 
-fn check(caller: &Caller, before: &Attributes, guard: Option<Timestamp>) -> Result<(), Status> {
+fn check(caller: &Caller, before: &LiveAttributes, guard: Option<Timestamp>) -> Result<(), Status> {
     caller.may_change()?;
     if guard.is_none_or(|guard| guard == before.ctime) { Ok(()) } else { Err(Status::NotSync) }
 }
 
 /// Applies all but the length of a change that was checked, as the identity of this thread.
 pub(super) fn apply(fd: BorrowedFd<'_>, change: &AttributeChange) -> Result<(), Status> {
-    if change.uid.is_some() || change.gid.is_some() {
-        let uid = change.uid.map(Uid::from_raw);
-        let gid = change.gid.map(Gid::from_raw);
-        rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
-    }
+    set_owner(fd, change.uid, change.gid)?;
     if let Some(mode) = change.mode {
         // chmod takes no O_PATH descriptor before Linux 6.6.
         let mode = Mode::from_raw_mode(mode & 0o7777);
@@ -167,6 +161,19 @@ pub(super) fn apply(fd: BorrowedFd<'_>, change: &AttributeChange) -> Result<(), 
         rustix::fs::utimensat(CWD, proc_path(fd), &times, AtFlags::empty())?;
     }
     Ok(())
+}
+
+/// Sets owner and group, as the identity of this thread.
+pub(super) fn set_owner(
+    fd: BorrowedFd<'_>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+) -> Result<(), Errno> {
+    if uid.is_none() && gid.is_none() {
+        return Ok(());
+    }
+    let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+    rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)
 }
 
 fn timespec(time: SetTime) -> Timespec {

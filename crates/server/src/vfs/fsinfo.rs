@@ -1,4 +1,4 @@
-//! FSSTAT and PATHCONF: what the file system has room for. FSINFO says what the server does.
+//! FSSTAT and PATHCONF: the limits of the file system. FSINFO reports those of the server.
 
 use super::{Answer, Attributes, Object, Status, Vfs};
 
@@ -66,7 +66,7 @@ impl Vfs {
             Ok(attributes) => attributes,
             Err(status) => return Answer::refused(status),
         };
-        let root = std::sync::Arc::clone(&object.root);
+        let root = std::sync::Arc::clone(object.root());
         let job = move || Ok::<_, Status>(tell(rustix::fs::fstatvfs(root.directory())?));
         let result = self.in_metadata_lane(io::Identity::Server, job).await;
         Answer { attributes: Some(attributes), result }

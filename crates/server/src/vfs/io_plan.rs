@@ -1,134 +1,150 @@
-//! Which way a READ or WRITE goes, and why: plain decisions on plain facts.
+//! How a READ or WRITE is done, and why: pure functions of facts that are known without waiting.
 
-use io::{DioAlign, IoMode};
+use io::IoMode;
 
 use crate::counters::Counter;
 
 /// The smallest WRITE that `direct` splits. From here on that takes less of the server's processor
 /// than the window: per GiB of misaligned WRITEs, split and through the window, 128 KiB 0.68 s and
 /// 0.57, 256 KiB 0.47 and 0.44, 512 KiB 0.38 and 0.44, 1 MiB 0.37 and 0.44 (XFS, Linux 6.18, depth
-/// 1; `bench/io-modes --only split`). The window's rate is the higher one at every size.
+/// 1; `spillway bench io` in pairs). The window's rate is the higher one at every size.
 pub(super) const SPLIT_BYTES_MIN: usize = 512 * 1024;
-/// Bytes that a writer must have written in sequence before `auto` takes it for a stream whose pages
-/// nobody needs soon. Smaller files are often read back at once.
+/// Bytes that a writer must have written in sequence before `auto` takes it for a stream whose
+/// pages are not needed soon. Smaller files are often read back at once.
 pub(super) const STREAM_BYTES_MIN: u64 = 8 * 1024 * 1024;
 /// One part in so many of the memory stays free when `auto` fills the rest with what it reads. Past
 /// that the kernel begins to reclaim.
 const FREE_PART: u64 = 32;
 
-/// What decides the way of a READ.
+/// The facts that decide how a READ is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadFacts {
     pub(super) mode: IoMode,
+    /// A part of the range was read ahead.
+    pub(super) is_ahead: bool,
     /// Bytes of the file that are not known to be cached.
     pub(super) uncached_bytes: u64,
-    /// What direct I/O on the file needs, if it is possible.
-    pub(super) align: Option<DioAlign>,
     /// The file system drops behind (`RWF_DONTCACHE`), as far as is known.
     pub(super) drops_behind: bool,
     pub(super) free_bytes: u64,
     pub(super) total_bytes: u64,
-    /// The range was read not long ago, and not cached.
-    pub(super) read_again: bool,
 }
 
-/// The way of a READ.
+/// How a READ is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadRoute {
-    /// Through the page cache.
-    Cached(CachedWhy),
+pub(super) struct ReadPlan {
+    pub(super) try_cache: TryCache,
+    /// For what the page cache did not have.
+    pub(super) from: ReadFrom,
+}
+
+/// Whether a READ takes what is in the page cache, before anything that waits for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TryCache {
+    No,
+    /// Unless the kernel shows that a page is absent: for what is absent, it begins to read ahead,
+    /// even with `RWF_NOWAIT`.
+    UnlessAbsent,
+    Yes,
+}
+
+/// Where the data of a READ comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadFrom {
+    /// Through the page cache, where it stays.
+    Cache(CachedWhy),
+    /// As `Cache(ReadAgain)` if the range was read not long ago, otherwise as `Direct`.
+    CacheIfReread,
     /// Through the page cache, which is left as it was.
-    DontCache,
-    /// Past the page cache.
-    Direct(DioAlign),
+    DropBehind,
+    /// Past the page cache. As `DropBehind` if the file does no direct I/O.
+    Direct,
 }
 
 /// Why a READ goes through the page cache to stay there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CachedWhy {
-    /// The mode says so.
+    /// The mode is `buffered`.
     Mode,
-    /// There is memory that nobody uses.
+    /// Memory is free.
     FreeMemory,
     /// It is read again, so caching it pays.
     ReadAgain,
 }
 
 impl ReadFacts {
-    /// The way, and the counter that says why.
-    pub(super) fn route(&self) -> ReadRoute {
-        match self.mode {
-            IoMode::Buffered => ReadRoute::Cached(CachedWhy::Mode),
-            IoMode::Direct => self.past_the_cache(),
-            IoMode::DontCache if self.drops_behind => ReadRoute::DontCache,
-            IoMode::DontCache => self.past_the_cache(),
-            IoMode::Auto if fits(self.uncached_bytes, self.free_bytes, self.total_bytes) => {
-                ReadRoute::Cached(CachedWhy::FreeMemory)
-            }
-            IoMode::Auto if self.read_again => ReadRoute::Cached(CachedWhy::ReadAgain),
-            IoMode::Auto => self.past_the_cache(),
-        }
-    }
-
-    fn past_the_cache(&self) -> ReadRoute {
-        self.align.map_or(ReadRoute::DontCache, ReadRoute::Direct)
+    pub(super) fn plan(&self) -> ReadPlan {
+        let has_room = fits(self.uncached_bytes, self.free_bytes, self.total_bytes);
+        let from = match self.mode {
+            IoMode::Buffered => ReadFrom::Cache(CachedWhy::Mode),
+            IoMode::DontCache if self.drops_behind => ReadFrom::DropBehind,
+            IoMode::DontCache | IoMode::Direct => ReadFrom::Direct,
+            IoMode::Auto if has_room => ReadFrom::Cache(CachedWhy::FreeMemory),
+            IoMode::Auto => ReadFrom::CacheIfReread,
+        };
+        let try_cache = match self.mode {
+            IoMode::Buffered => TryCache::Yes,
+            IoMode::DontCache | IoMode::Direct => TryCache::No,
+            IoMode::Auto if self.is_ahead => TryCache::No,
+            IoMode::Auto if has_room => TryCache::Yes,
+            IoMode::Auto => TryCache::UnlessAbsent,
+        };
+        ReadPlan { try_cache, from }
     }
 }
 
-impl ReadRoute {
+impl CachedWhy {
     pub(super) fn counter(self) -> Counter {
         match self {
-            Self::Cached(CachedWhy::Mode) => Counter::ReadsCachedByMode,
-            Self::Cached(CachedWhy::FreeMemory) => Counter::ReadsCachedInFreeMemory,
-            Self::Cached(CachedWhy::ReadAgain) => Counter::ReadsCachedAsReread,
-            Self::DontCache => Counter::ReadsDontcache,
-            Self::Direct(_) => Counter::ReadsDirect,
+            Self::Mode => Counter::ReadsCachedByMode,
+            Self::FreeMemory => Counter::ReadsCachedInFreeMemory,
+            Self::ReadAgain => Counter::ReadsCachedAsReread,
         }
     }
 }
 
-/// What decides the way of a WRITE.
+/// The facts that decide how a WRITE is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriteFacts {
     pub(super) mode: IoMode,
     /// Bytes to write.
     pub(super) len: u64,
-    /// What direct I/O on the file needs, if it is possible.
-    pub(super) align: Option<DioAlign>,
-    /// Bytes that were written in sequence up to and with this one; 0 when it is none.
+    /// Bytes that were written in sequence up to and with this one; 0 when it is none. Only `auto`
+    /// takes this and the next two into account.
     pub(super) stream_bytes: u64,
     pub(super) free_bytes: u64,
     pub(super) total_bytes: u64,
 }
 
-/// The way of a WRITE.
+/// How a WRITE is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WriteRoute {
+pub(super) enum WritePlan {
     /// Through the page cache, and left to the kernel.
     Cached(KeptWhy),
     /// Through the page cache and the write-behind window.
     Window(WindowWhy),
-    /// Whole pages past the page cache, ragged ends through the window.
-    Split(DioAlign),
+    /// Whole pages past the page cache, ragged ends through the window. As `Window(NoDirect)` if the
+    /// file does no direct I/O.
+    Split,
 }
 
 /// Why a WRITE stays in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeptWhy {
-    /// The mode says so.
+    /// The mode is `buffered`.
     Mode,
-    /// There is memory that nobody uses, and it is no long stream.
+    /// Memory is free, and it is no long stream.
     FreeMemory,
 }
 
 /// Why a WRITE goes through the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WindowWhy {
-    /// The mode says so.
+    /// The mode is `dontcache`.
     Mode,
     /// Too small to be split.
     Small,
-    /// Direct I/O is not possible.
+    /// The file does no direct I/O.
     NoDirect,
     /// Part of a long stream.
     Stream,
@@ -137,39 +153,32 @@ pub(super) enum WindowWhy {
 }
 
 impl WriteFacts {
-    /// Whether it is large enough for direct I/O.
-    pub(super) fn is_worth_splitting(&self) -> bool {
-        self.len >= SPLIT_BYTES_MIN as u64
-    }
-
-    /// The way.
-    pub(super) fn route(&self) -> WriteRoute {
-        match (self.mode, self.align) {
-            (IoMode::Buffered, _) => WriteRoute::Cached(KeptWhy::Mode),
-            (IoMode::DontCache, _) => WriteRoute::Window(WindowWhy::Mode),
-            (IoMode::Direct, _) if !self.is_worth_splitting() => {
-                WriteRoute::Window(WindowWhy::Small)
+    pub(super) fn plan(&self) -> WritePlan {
+        match self.mode {
+            IoMode::Buffered => WritePlan::Cached(KeptWhy::Mode),
+            IoMode::DontCache => WritePlan::Window(WindowWhy::Mode),
+            IoMode::Direct if self.len < SPLIT_BYTES_MIN as u64 => {
+                WritePlan::Window(WindowWhy::Small)
             }
-            (IoMode::Direct, None) => WriteRoute::Window(WindowWhy::NoDirect),
-            (IoMode::Direct, Some(align)) => WriteRoute::Split(align),
-            (IoMode::Auto, _) => self.automatic(),
+            IoMode::Direct => WritePlan::Split,
+            IoMode::Auto => self.automatic(),
         }
     }
 
     /// A long stream gains from the window whatever memory there is, because its pages are used
     /// again while they are warm; all else is absorbed by free memory best.
-    fn automatic(&self) -> WriteRoute {
+    fn automatic(&self) -> WritePlan {
         if self.stream_bytes >= STREAM_BYTES_MIN {
-            WriteRoute::Window(WindowWhy::Stream)
+            WritePlan::Window(WindowWhy::Stream)
         } else if fits(self.len, self.free_bytes, self.total_bytes) {
-            WriteRoute::Cached(KeptWhy::FreeMemory)
+            WritePlan::Cached(KeptWhy::FreeMemory)
         } else {
-            WriteRoute::Window(WindowWhy::Pressure)
+            WritePlan::Window(WindowWhy::Pressure)
         }
     }
 }
 
-impl WriteRoute {
+impl WritePlan {
     pub(super) fn counter(self) -> Counter {
         match self {
             Self::Cached(KeptWhy::Mode) => Counter::WritesCachedByMode,
@@ -179,7 +188,7 @@ impl WriteRoute {
             Self::Window(WindowWhy::NoDirect) => Counter::WritesWindowWithoutDirect,
             Self::Window(WindowWhy::Stream) => Counter::WritesWindowAsStream,
             Self::Window(WindowWhy::Pressure) => Counter::WritesWindowUnderPressure,
-            Self::Split(_) => Counter::WritesDirect,
+            Self::Split => Counter::WritesDirect,
         }
     }
 }
@@ -191,84 +200,155 @@ fn fits(bytes: u64, free_bytes: u64, total_bytes: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
 
-    fn align() -> DioAlign {
-        DioAlign::new(512, 512, 512).unwrap()
-    }
-
     fn read(mode: IoMode) -> ReadFacts {
         ReadFacts {
             mode,
+            is_ahead: false,
             uncached_bytes: GIB,
-            align: Some(align()),
             drops_behind: true,
             free_bytes: 0,
             total_bytes: 8 * GIB,
-            read_again: false,
         }
     }
 
     fn write(mode: IoMode) -> WriteFacts {
-        WriteFacts {
-            mode,
-            len: MIB,
-            align: Some(align()),
-            stream_bytes: 0,
-            free_bytes: 4 * GIB,
-            total_bytes: 8 * GIB,
+        WriteFacts { mode, len: MIB, stream_bytes: 0, free_bytes: 4 * GIB, total_bytes: 8 * GIB }
+    }
+
+    #[test]
+    fn plans_of_reads() {
+        use ReadFrom::{Cache, CacheIfReread, Direct, DropBehind};
+        use TryCache::{No, UnlessAbsent, Yes};
+        let (dontcache, auto) = (read(IoMode::DontCache), read(IoMode::Auto));
+        let free = Cache(CachedWhy::FreeMemory);
+        let table = [
+            (read(IoMode::Buffered), Yes, Cache(CachedWhy::Mode)),
+            (dontcache, No, DropBehind),
+            (ReadFacts { drops_behind: false, ..dontcache }, No, Direct),
+            (read(IoMode::Direct), No, Direct),
+            (auto, UnlessAbsent, CacheIfReread),
+            (ReadFacts { is_ahead: true, ..auto }, No, CacheIfReread),
+            (ReadFacts { free_bytes: 2 * GIB, ..auto }, Yes, free),
+            (ReadFacts { free_bytes: 2 * GIB, is_ahead: true, ..auto }, No, free),
+            // Nothing to spare.
+            (ReadFacts { free_bytes: GIB, ..auto }, UnlessAbsent, CacheIfReread),
+            // The rest of a file that is cached in part still fits.
+            (ReadFacts { free_bytes: GIB, uncached_bytes: GIB / 2, ..auto }, Yes, free),
+        ];
+        for (facts, try_cache, from) in table {
+            assert_eq!(facts.plan(), ReadPlan { try_cache, from }, "{facts:?}");
         }
     }
 
     #[test]
-    fn a_mode_is_a_promise() {
-        let direct = ReadRoute::Direct(align());
-        for free_bytes in [0, 4 * GIB] {
-            let read = |mode| ReadFacts { free_bytes, ..read(mode) };
-            assert_eq!(read(IoMode::Buffered).route(), ReadRoute::Cached(CachedWhy::Mode));
-            assert_eq!(read(IoMode::DontCache).route(), ReadRoute::DontCache);
-            assert_eq!(read(IoMode::Direct).route(), direct);
-            let none = ReadFacts { align: None, ..read(IoMode::Direct) };
-            assert_eq!(none.route(), ReadRoute::DontCache);
-            let old = ReadFacts { drops_behind: false, ..read(IoMode::DontCache) };
-            assert_eq!(old.route(), direct);
+    fn plans_of_writes() {
+        use WritePlan::{Cached, Split, Window};
+        let (direct, auto) = (write(IoMode::Direct), write(IoMode::Auto));
+        let table = [
+            (write(IoMode::Buffered), Cached(KeptWhy::Mode)),
+            (write(IoMode::DontCache), Window(WindowWhy::Mode)),
+            (direct, Split),
+            (WriteFacts { len: SPLIT_BYTES_MIN as u64, ..direct }, Split),
+            (WriteFacts { len: SPLIT_BYTES_MIN as u64 - 1, ..direct }, Window(WindowWhy::Small)),
+            (auto, Cached(KeptWhy::FreeMemory)),
+            (WriteFacts { stream_bytes: STREAM_BYTES_MIN, ..auto }, Window(WindowWhy::Stream)),
+            (WriteFacts { free_bytes: 100 * MIB, ..auto }, Window(WindowWhy::Pressure)),
+        ];
+        for (facts, plan) in table {
+            assert_eq!(facts.plan(), plan, "{facts:?}");
         }
     }
 
-    #[test]
-    fn automatic_reads_use_free_memory_and_otherwise_leave_the_cache_alone() {
-        let facts = read(IoMode::Auto);
-        let direct = ReadRoute::Direct(align());
-        assert_eq!(facts.route(), direct);
-        let plenty = ReadFacts { free_bytes: 2 * GIB, ..facts };
-        assert_eq!(plenty.route(), ReadRoute::Cached(CachedWhy::FreeMemory));
-        assert_eq!(ReadFacts { free_bytes: GIB, ..facts }.route(), direct, "nothing to spare");
-        let begun = ReadFacts { free_bytes: GIB, uncached_bytes: GIB / 2, ..facts };
-        assert_eq!(begun.route(), plenty.route(), "the rest fits as it did before");
-        let again = ReadFacts { read_again: true, ..facts };
-        assert_eq!(again.route(), ReadRoute::Cached(CachedWhy::ReadAgain));
-        assert_eq!(ReadFacts { align: None, ..facts }.route(), ReadRoute::DontCache);
+    fn any_mode() -> impl Strategy<Value = IoMode> {
+        prop::sample::select(vec![
+            IoMode::Buffered,
+            IoMode::DontCache,
+            IoMode::Direct,
+            IoMode::Auto,
+        ])
     }
 
-    #[test]
-    fn writes_go_where_they_cost_least() {
-        let split = WriteRoute::Split(align());
-        assert_eq!(write(IoMode::Buffered).route(), WriteRoute::Cached(KeptWhy::Mode));
-        assert_eq!(write(IoMode::DontCache).route(), WriteRoute::Window(WindowWhy::Mode));
-        let direct = write(IoMode::Direct);
-        assert_eq!(direct.route(), split);
-        let small = WriteFacts { len: 47_008, ..direct };
-        assert_eq!(small.route(), WriteRoute::Window(WindowWhy::Small));
-        let none = WriteFacts { align: None, ..direct };
-        assert_eq!(none.route(), WriteRoute::Window(WindowWhy::NoDirect));
-        let auto = write(IoMode::Auto);
-        assert_eq!(auto.route(), WriteRoute::Cached(KeptWhy::FreeMemory));
-        let stream = WriteFacts { stream_bytes: STREAM_BYTES_MIN, ..auto };
-        assert_eq!(stream.route(), WriteRoute::Window(WindowWhy::Stream));
-        let short = WriteFacts { free_bytes: 100 * MIB, ..auto };
-        assert_eq!(short.route(), WriteRoute::Window(WindowWhy::Pressure));
+    prop_compose! {
+        fn any_read()(
+            mode in any_mode(),
+            is_ahead: bool,
+            drops_behind: bool,
+            uncached_bytes: u64,
+            free_bytes: u64,
+            total_bytes: u64,
+        ) -> ReadFacts {
+            ReadFacts { mode, is_ahead, uncached_bytes, drops_behind, free_bytes, total_bytes }
+        }
+    }
+
+    prop_compose! {
+        fn any_write()(
+            mode in any_mode(),
+            len in 0..8 * MIB,
+            stream_bytes in 0..2 * STREAM_BYTES_MIN,
+            free_bytes: u64,
+            total_bytes: u64,
+        ) -> WriteFacts {
+            WriteFacts { mode, len, stream_bytes, free_bytes, total_bytes }
+        }
+    }
+
+    proptest! {
+        /// Only `auto` depends on memory, and it never fills memory that is in use.
+        #[test]
+        fn reads_stay_in_the_cache_by_mode_or_in_free_memory(facts in any_read()) {
+            let stays = matches!(facts.plan().from, ReadFrom::Cache(_));
+            match facts.mode {
+                IoMode::Buffered => prop_assert!(stays),
+                IoMode::DontCache | IoMode::Direct => prop_assert!(!stays),
+                IoMode::Auto => {
+                    prop_assert!(!stays || facts.uncached_bytes <= facts.free_bytes);
+                }
+            }
+        }
+
+        /// A smaller rest of the file, or more free memory, never ends caching it.
+        #[test]
+        fn more_room_keeps_reads_in_the_cache(facts in any_read(), less: u64, more: u64) {
+            let roomier = ReadFacts {
+                uncached_bytes: facts.uncached_bytes.saturating_sub(less),
+                free_bytes: facts.free_bytes.saturating_add(more),
+                ..facts
+            };
+            if let ReadFrom::Cache(why) = facts.plan().from {
+                prop_assert_eq!(roomier.plan().from, ReadFrom::Cache(why));
+            }
+        }
+
+        /// The page cache is tried before the disk only where READs may stay in it.
+        #[test]
+        fn the_modes_that_pass_by_the_cache_do_not_try_it(facts in any_read()) {
+            let tries = facts.plan().try_cache != TryCache::No;
+            prop_assert!(!tries || matches!(facts.mode, IoMode::Buffered | IoMode::Auto));
+            prop_assert!(!tries || facts.mode == IoMode::Buffered || !facts.is_ahead);
+        }
+
+        /// Data past the page cache only in `direct`; data left in it only in `buffered` and `auto`.
+        #[test]
+        fn writes_go_where_their_mode_allows(facts in any_write()) {
+            match facts.plan() {
+                WritePlan::Split => prop_assert!(facts.mode == IoMode::Direct),
+                WritePlan::Cached(KeptWhy::Mode) => prop_assert!(facts.mode == IoMode::Buffered),
+                WritePlan::Cached(KeptWhy::FreeMemory) => {
+                    prop_assert!(facts.mode == IoMode::Auto && facts.len <= facts.free_bytes);
+                }
+                WritePlan::Window(why) => {
+                    prop_assert!(facts.mode != IoMode::Buffered);
+                    prop_assert!(why != WindowWhy::NoDirect, "known only when it was opened");
+                }
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! `create`.
 //!
 //! All of them run as the caller, so that the kernel checks permissions, sticky bits and quotas as
-//! for a local user. Those that change a directory hold its turn (`OpenFile::turns`) from the
+//! for a local user. Operations that change a directory have its lock (`Inode::lock`) from the
 //! attributes before to the attributes after.
 
 mod create;
@@ -10,18 +10,24 @@ mod create;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, openat};
 use rustix::io::Errno;
 
 use super::{
-    Answer, Attributes, Caller, Found, Object, Status, Vfs, Wcc, attributes_of, component,
+    Answer, Attributes, Caller, Found, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of,
+    component,
 };
-use crate::export_root::PATH_ONLY;
-use crate::open_files::{FileKey, OpenFile, proc_path};
-use crate::turns::{Alone, Turns};
+use crate::fs::{PATH_ONLY, proc_path};
+use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock};
 
 pub(crate) use create::{CreateMode, NodeKind};
+
+/// How often, and how long apart, a name is opened whose file has lost its last link. A rename over
+/// the name leaves it so until the kernel's log takes the change.
+const OPENS_MAX: u32 = 64;
+const OPENS_APART: Duration = Duration::from_millis(1);
 
 impl Vfs {
     /// LOOKUP, RFC 1813 §3.3.3. `..` of the export's root is the root.
@@ -31,19 +37,21 @@ impl Vfs {
         dir: &Object,
         name: &[u8],
     ) -> Answer<Option<Attributes>, Found> {
-        let directory = match self.open(dir).await {
+        let directory = match self.inode(dir).await {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
         };
         let (opened, component) = (Arc::clone(&directory), component(name));
         let job = move || {
-            let result = component.and_then(|name| find_child(&opened, &name));
-            Ok((attributes_of(opened.fd()).ok(), result))
+            // Before the name is looked up: a change that comes between makes them too old, and
+            // never newer than the object found.
+            let attributes = opened.attributes().ok();
+            Ok((attributes, component.and_then(|name| find_child(&opened, &name))))
         };
         match self.in_metadata_lane(caller.identity.clone(), job).await {
             Ok((attributes, Ok((found, fd)))) => {
                 let file = self.keep(&directory, &found, fd).await;
-                // What lies above a directory that was moved out of the export is not part of it.
+                // The parent of a directory that was moved out of the export is not part of it.
                 let place = if name == b".." { self.check_place(&file).await } else { Ok(()) };
                 Answer { attributes, result: place.map(|()| found) }
             }
@@ -54,7 +62,7 @@ impl Vfs {
 
     /// READLINK, RFC 1813 §3.3.5.
     pub(crate) async fn readlink(&self, object: &Object) -> Answer<Option<Attributes>, Vec<u8>> {
-        let link = match self.open(object).await {
+        let link = match self.inode(object).await {
             Ok(link) => link,
             Err(status) => return Answer::refused(status),
         };
@@ -63,9 +71,9 @@ impl Vfs {
             return Answer { attributes, result: Err(Status::Invalid) };
         }
         let job = move || {
+            let attributes = link.attributes().ok();
             let target = rustix::fs::readlinkat(link.fd(), c"", Vec::new());
-            let result = target.map(CString::into_bytes).map_err(Status::from);
-            Ok((attributes_of(link.fd()).ok(), result))
+            Ok((attributes, target.map(CString::into_bytes).map_err(Status::from)))
         };
         match self.in_metadata_lane(io::Identity::Server, job).await {
             Ok((attributes, result)) => Answer { attributes, result },
@@ -92,11 +100,12 @@ impl Vfs {
             Err(status) => return self.refuse_change(dir, status).await,
         };
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let job = move |directory: &OpenFile| {
+        let job = move |directory: &Inode| {
             let victim = openat(directory.fd(), &name, PATH_ONLY, Mode::empty()).ok();
             match rustix::fs::unlinkat(directory.fd(), &name, flags) {
                 Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &fd))),
-                // POSIX lets unlink() of a directory be EPERM; Linux says EISDIR, others differ.
+                // POSIX permits EPERM for unlink() of a directory; Linux returns EISDIR, others
+                // differ.
                 Err(Errno::PERM) if is_a_directory(victim.as_ref()) && !is_directory => {
                     Err(Status::IsDirectory)
                 }
@@ -104,11 +113,14 @@ impl Vfs {
             }
         };
         let answer = self.change_directory(caller, dir, job).await;
-        let result = answer.result.map(|(_, gone)| {
-            if let Some(key) = gone {
-                self.open_files.forget(&key);
+        let result = match answer.result {
+            Ok((_, Some(gone))) => {
+                self.let_go(&gone).await;
+                Ok(())
             }
-        });
+            Ok((_, None)) => Ok(()),
+            Err(status) => Err(status),
+        };
         Answer { attributes: answer.attributes, result }
     }
 
@@ -120,12 +132,16 @@ impl Vfs {
         to: (&Object, &[u8]),
     ) -> Answer<(Wcc, Wcc), ()> {
         let names = rename_component(from.1).and_then(|f| Ok((f, rename_component(to.1)?)));
-        let allowed = caller.may_change().and(if from.0.root.id == to.0.root.id {
+        let allowed = caller.may_change().and(if from.0.root().id == to.0.root().id {
             Ok(())
         } else {
             Err(Status::CrossDevice)
         });
-        let opened = match (self.open(from.0).await, self.open(to.0).await) {
+        if from.0.root().device() != to.0.root().device() {
+            // Neither device waits for the other: without attributes, which are on both.
+            return Answer::refused(Status::CrossDevice);
+        }
+        let opened = match (self.inode(from.0).await, self.inode(to.0).await) {
             (Ok(from), Ok(to)) => Ok((from, to)),
             (Err(status), _) | (_, Err(status)) => Err(status),
         };
@@ -133,16 +149,19 @@ impl Vfs {
             Ok(opened) => opened,
             Err(status) => return Answer::refused(status),
         };
-        let turns = turns_of_both(&from_dir.turns, &to_dir.turns).await;
+        let (from_alone, to_alone) = lock_both(&from_dir.lock, &to_dir.lock).await;
         let (from_in, to_in) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
         let job = move || {
-            let before = (attributes_of(from_in.fd()).ok(), attributes_of(to_in.fd()).ok());
+            let begin = |alone, dir: &Inode| {
+                attributes_of(dir.fd()).map(|before| Change::begin(alone, before))
+            };
+            let from_change = begin(from_alone, &from_in)?;
+            let to_change = to_alone.map(|alone| begin(alone, &to_in)).transpose()?;
             let result =
                 allowed.and(names).and_then(|(f, t)| rename_child(&from_in, &f, &to_in, &t));
-            let after = (attributes_of(from_in.fd()).ok(), attributes_of(to_in.fd()).ok());
-            drop(turns);
-            let wcc = |before, after| Wcc { before, after };
-            Ok(((wcc(before.0, after.0), wcc(before.1, after.1)), result))
+            let from_wcc = from_change.end(from_in.fd());
+            let to_wcc = to_change.map(|change| change.end(to_in.fd()));
+            Ok(((from_wcc, to_wcc.unwrap_or(from_wcc)), result))
         };
         let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
             Ok(done) => done,
@@ -150,7 +169,9 @@ impl Vfs {
         };
         let result = match result {
             Ok(replaced) => {
-                replaced.inspect(|key| self.open_files.forget(key));
+                if let Some(replaced) = replaced {
+                    self.let_go(&replaced).await;
+                }
                 let settled = self.settle(&from_dir, from.0.sync).await;
                 settled.and(self.settle(&to_dir, to.0.sync).await)
             }
@@ -167,16 +188,20 @@ impl Vfs {
         dir: &Object,
         name: &[u8],
     ) -> Answer<(Option<Attributes>, Wcc), ()> {
-        let file = match self.open(object).await {
+        if object.root().device() != dir.root().device() {
+            // As in RENAME.
+            return Answer::refused(Status::CrossDevice);
+        }
+        let file = match self.inode(object).await {
             Ok(file) => file,
             Err(status) => return Answer::refused(status),
         };
         let name = match new_component(name) {
-            Ok(_) if object.root.id != dir.root.id => Err(Status::CrossDevice),
+            Ok(_) if object.root().id != dir.root().id => Err(Status::CrossDevice),
             name => name,
         };
         let linked = Arc::clone(&file);
-        let job = move |directory: &OpenFile| {
+        let job = move |directory: &Inode| {
             let name = name?;
             // linkat() of a descriptor needs a privilege; the magic link does not, and the kernel
             // applies its rules for hard links to the caller.
@@ -190,15 +215,24 @@ impl Vfs {
         Answer { attributes, result: answer.result.map(|_| ()) }
     }
 
+    /// Releases an object that has lost its last name, so that its blocks are free before the
+    /// reply. Calls in progress keep it until they end.
+    async fn let_go(&self, key: &InodeKey) {
+        let Some(file) = self.inode_cache.take(key) else { return };
+        if file.is_in_window() {
+            self.engine.data(move || file.release()).await;
+        }
+    }
+
     /// Runs a change of one directory as the caller, between its attributes before and after, and
     /// makes it durable where the export promises that.
     async fn change_directory<T: Send + 'static>(
         &self,
         caller: &Caller,
         dir: &Object,
-        job: impl FnOnce(&OpenFile) -> Result<T, Status> + Send + 'static,
-    ) -> Answer<Wcc, (Arc<OpenFile>, T)> {
-        let directory = match self.open(dir).await {
+        job: impl FnOnce(&Inode) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<Wcc, (Arc<Inode>, T)> {
+        let directory = match self.inode(dir).await {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
         };
@@ -207,14 +241,12 @@ impl Vfs {
         } else {
             Err(Status::NotDirectory)
         });
-        let turn = directory.turns.alone().await;
+        let alone = directory.lock.alone().await;
         let opened = Arc::clone(&directory);
         let job = move || {
-            let before = attributes_of(opened.fd())?;
+            let change = Change::begin(alone, attributes_of(opened.fd())?);
             let result = allowed.and_then(|()| job(&opened));
-            let after = attributes_of(opened.fd()).ok();
-            drop(turn);
-            Ok((Wcc { before: Some(before), after }, result))
+            Ok((change.end(opened.fd()), result))
         };
         let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
             Ok(done) => done,
@@ -244,19 +276,18 @@ impl Vfs {
 
     /// Puts a descriptor that an operation has opened into the cache: the next request for the
     /// object is most likely on its way.
-    async fn keep(&self, directory: &OpenFile, found: &Found, fd: Opened) -> Arc<OpenFile> {
+    async fn keep(&self, directory: &Inode, found: &Found, fd: Opened) -> Arc<Inode> {
         let root = Arc::clone(directory.root());
-        let key = FileKey::new(&root, found.handle);
-        if let Some(file) = self.open_files.find(&key) {
+        let key = InodeKey::new(&root, found.handle);
+        if let Some(file) = self.inode_cache.find(&key) {
             return file;
         }
-        self.open_files.make_room(&key, &self.engine).await;
-        self.open_files.insert(match fd {
-            Opened::PathOnly(fd) => {
-                OpenFile::new(root, found.handle, found.attributes.file_type, fd)
-            }
-            Opened::Writable(fd) => OpenFile::created(root, found.handle, fd),
-        })
+        self.inode_cache.make_room(&key, root.device(), &self.engine).await;
+        let (handle, file_type) = (found.handle, found.attributes.file_type);
+        match fd {
+            Opened::PathOnly(fd) => self.inode_cache.add(root, handle, file_type, fd),
+            Opened::Writable(fd) => self.inode_cache.add_created(root, handle, fd),
+        }
     }
 }
 
@@ -277,21 +308,26 @@ fn rename_component(name: &[u8]) -> Result<CString, Status> {
     if matches!(name, b"." | b"..") { Err(Status::Invalid) } else { component(name) }
 }
 
-/// Two turns, always in the same order of the same two directories.
-async fn turns_of_both(a: &Turns, b: &Turns) -> (Alone, Option<Alone>) {
-    if a.are(b) {
+/// Locks two directories, which may be one, always in the same order.
+async fn lock_both(a: &InodeLock, b: &InodeLock) -> (Alone, Option<Alone>) {
+    if a.is(b) {
         return (a.alone().await, None);
     }
-    let (first, second) = if a.rank() < b.rank() { (a, b) } else { (b, a) };
-    (first.alone().await, Some(second.alone().await))
+    if a.rank() < b.rank() {
+        let first = a.alone().await;
+        (first, Some(b.alone().await))
+    } else {
+        let first = b.alone().await;
+        (a.alone().await, Some(first))
+    }
 }
 
-fn find_child(directory: &OpenFile, name: &CStr) -> Result<(Found, Opened), Status> {
+fn find_child(directory: &Inode, name: &CStr) -> Result<(Found, Opened), Status> {
     let (found, fd) = open_child(directory, name)?;
     Ok((found, Opened::PathOnly(fd)))
 }
 
-fn open_child(directory: &OpenFile, name: &CStr) -> Result<(Found, OwnedFd), Status> {
+fn open_child(directory: &Inode, name: &CStr) -> Result<(Found, OwnedFd), Status> {
     if directory.file_type() != FileType::Directory {
         return Err(Status::NotDirectory);
     }
@@ -299,8 +335,7 @@ fn open_child(directory: &OpenFile, name: &CStr) -> Result<(Found, OwnedFd), Sta
     let at_root = directory.handle() == &root.handle;
     let stays = name == c"." || (name == c".." && at_root);
     let name = if stays { c"." } else { name };
-    let fd = openat(directory.fd(), name, PATH_ONLY, Mode::empty())?;
-    let attributes = attributes_of(&fd)?;
+    let (fd, attributes) = open_linked(directory, name, stays)?;
     if !root.contains(&attributes) {
         return Err(Status::Access);
     }
@@ -310,15 +345,36 @@ fn open_child(directory: &OpenFile, name: &CStr) -> Result<(Found, OwnedFd), Sta
         name if name == c".." => root.identify(fd.as_fd())?,
         name => root.identify_child(directory.handle(), name, fd.as_fd())?,
     };
-    Ok((Found { handle, attributes }, fd))
+    Ok((Found::new(directory, handle, attributes), fd))
+}
+
+/// Opens the file that has a name, again while that file has no link left: another file is about to
+/// get the name, or the name goes. `Stale` would mean the directory.
+///
+/// # Errors
+/// `Delay` if that lasts; else as `openat` and `statx`.
+fn open_linked(
+    directory: &Inode,
+    name: &CStr,
+    is_the_directory: bool,
+) -> Result<(OwnedFd, LiveAttributes), Status> {
+    for _ in 0..OPENS_MAX {
+        let fd = openat(directory.fd(), name, PATH_ONLY, Mode::empty())?;
+        match attributes_of(&fd) {
+            Ok(attributes) => return Ok((fd, attributes)),
+            Err(Status::Stale) if !is_the_directory => std::thread::sleep(OPENS_APART),
+            Err(status) => return Err(status),
+        }
+    }
+    Err(Status::Delay)
 }
 
 fn rename_child(
-    from: &OpenFile,
+    from: &Inode,
     from_name: &CStr,
-    to: &OpenFile,
+    to: &Inode,
     to_name: &CStr,
-) -> Result<Option<FileKey>, Status> {
+) -> Result<Option<InodeKey>, Status> {
     let target = openat(to.fd(), to_name, PATH_ONLY, Mode::empty()).ok();
     rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
     let replaced = target.and_then(|fd| last_link_gone(to, &fd));
@@ -329,13 +385,13 @@ fn rename_child(
 }
 
 /// The cache key of an object that has lost its last name, so that its blocks are given back now.
-fn last_link_gone(directory: &OpenFile, fd: &OwnedFd) -> Option<FileKey> {
+fn last_link_gone(directory: &Inode, fd: &OwnedFd) -> Option<InodeKey> {
     let attributes = super::attributes_of_linked_or_not(fd).ok()?;
     if attributes.nlink > 0 {
         return None;
     }
     let handle = directory.root().identify(fd.as_fd()).ok()?;
-    Some(FileKey::new(directory.root(), handle))
+    Some(InodeKey::new(directory.root(), handle))
 }
 
 fn is_a_directory(fd: Option<&OwnedFd>) -> bool {

@@ -4,96 +4,114 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use io::{Buffer, ByteRange, Chunk, Fill, RangeGuard, RangeUse};
+use io::{Buffer, ByteRange, ChangeWatches, Chunk, Fill, RangeGuard, RangeUse, Share};
 
-use super::read::{Fetched, Read, read_and_drop};
+use super::read_data::{Fetched, Read, Source, read_and_drop};
 use super::{Status, Vfs};
 use crate::counters::{Counter, Counters};
-use crate::data_descriptors::{DirectFile, Use};
-use crate::open_files::OpenFile;
+use crate::inode_cache::Inode;
 use crate::payload::Payload;
 use crate::trace::Event;
 
 /// All that reading one chunk takes.
 struct FillJob {
     fill: Fill,
+    source: FillSource,
     buffer: Buffer,
-    file: Arc<OpenFile>,
-    reader: Arc<OwnedFd>,
-    way: FillWay,
     pages: RangeGuard,
+    watches: ChangeWatches,
     counters: Arc<Counters>,
+}
+
+/// Where a chunk is read from.
+struct FillSource {
+    file: Arc<Inode>,
+    reader: Arc<OwnedFd>,
+    plan: FillPlan,
 }
 
 /// How a chunk is read.
 #[derive(Clone)]
-pub(super) enum FillWay {
-    /// Through the page cache, to stay there too.
-    Keep,
-    /// Through the page cache, which is left as it was.
-    Drop,
-    /// Past the page cache.
-    Direct(DirectFile),
-    /// Past the page cache, unless all of it is there.
-    ResidentOrDirect(DirectFile),
+pub(super) struct FillPlan {
+    source: Source,
+    /// A chunk that is all in the page cache is read from there, and not past it.
+    unless_resident: bool,
 }
 
-impl FillWay {
-    /// The same, where the kernel does not tell what is cached: `None` if it cannot be done then.
-    fn without_looking(&self) -> Option<Self> {
-        match self {
-            Self::Keep | Self::Drop => None,
-            Self::Direct(file) | Self::ResidentOrDirect(file) => Some(Self::Direct(file.clone())),
+impl FillPlan {
+    /// The plan where the kernel does not show what is cached: `None` if there is none.
+    fn without_looking(source: Source) -> Option<Self> {
+        match source {
+            Source::Cache(_) | Source::DropBehind => None,
+            Source::Direct(_) => Some(Self { source, unless_resident: false }),
         }
     }
 
     /// The range as the disk sees it, and the kind of I/O. `None` where that would pass the largest
     /// file offset.
     fn seen(&self, range: ByteRange) -> Option<(ByteRange, RangeUse)> {
-        match self {
-            Self::Keep | Self::Drop => Some((range, RangeUse::Cached)),
-            Self::Direct(file) | Self::ResidentOrDirect(file) => {
-                Some((file.align.widen_read(range)?.range(), RangeUse::Direct))
-            }
+        match &self.source {
+            Source::Cache(_) | Source::DropBehind => Some((range, RangeUse::Cached)),
+            Source::Direct(file) => Some((file.align.widen_read(range)?.range(), RangeUse::Direct)),
         }
     }
 }
 
 impl Vfs {
-    /// Answers from chunks that were read ahead, waiting for those on their way, and sees to it that
-    /// the next ones are read. `None` when the READ has to do it for itself.
-    pub(super) async fn fetch_ahead(&self, read: &Read<'_>, way: &FillWay) -> Option<Fetched> {
-        let shows_cache = read.file.root().io_support.shows_cache();
-        let way = if shows_cache { Some(way.clone()) } else { way.without_looking() };
-        let settled = read.version.has_settled(SystemTime::now());
-        let pays = settled && way.is_some() && self.switches.read_ahead();
-        let ahead =
-            read.file.read_ahead.note(read.range, read.version, pays.then_some(&self.read_ahead));
-        if let Some(way) = way.filter(|_| !ahead.fills.is_empty()) {
-            let way = self.cheapest(read, way).await;
+    /// Answers from chunks that were read ahead, waiting for those on their way, and begins to read
+    /// the next ones from `source`, but what is resident from the page cache if `unless_resident`.
+    /// `None` when the READ has to take its data from the source itself.
+    pub(super) async fn fetch_ahead(
+        &self,
+        read: &Read<'_>,
+        source: &Source,
+        unless_resident: bool,
+    ) -> Option<Fetched> {
+        let support = &read.file.root().io_support;
+        let source = source.clone();
+        let plan = if support.shows_cache() {
+            Some(FillPlan { source, unless_resident })
+        } else {
+            FillPlan::without_looking(source)
+        };
+        let is_safe = read.file.root().shows_changes
+            && !read.attributes.is_dax
+            && read.version.has_settled(SystemTime::now());
+        let pays = is_safe && plan.is_some() && self.switches.read_ahead() && support.may_watch();
+        let ahead = read.file.data().read_ahead.note(
+            read.range,
+            read.version,
+            pays.then_some(&self.read_ahead),
+        );
+        if let Some(plan) = plan.filter(|_| !ahead.fills.is_empty()) {
+            let plan = self.cheapest(read, plan).await;
             for fill in ahead.fills {
-                self.begin_fill(read, fill, way.clone());
+                self.begin_fill(read, fill, plan.clone());
             }
         }
         let data = self.join_chunks(read, &ahead.chunks).await?;
-        read.file.read_ahead.served(read.range, &ahead.chunks);
+        // Last, and after this READ began: what was finished before it must show.
+        if !read.file.data().read_ahead.serve(read.range, &ahead.chunks, &self.watches) {
+            self.counters.add(Counter::ReadAheadOutdated, 1);
+            return None;
+        }
         self.counters.add(Counter::ReadsFromReadAhead, 1);
-        Some(Fetched { data: Some(data), after: read.attributes })
+        Some(Fetched(Some(data)))
     }
 
-    /// What is to leave nothing in the page cache does best to pass it by, where that is possible: it
-    /// costs half the processor time.
-    async fn cheapest(&self, read: &Read<'_>, way: FillWay) -> FillWay {
-        match way {
-            FillWay::Drop => match self.direct(read.file, Use::Read).await {
-                Ok(Some(file)) => FillWay::ResidentOrDirect(file),
+    /// The plan, but past the page cache instead of through it and out of it, where the file does
+    /// direct I/O: that costs half the processor time.
+    async fn cheapest(&self, read: &Read<'_>, plan: FillPlan) -> FillPlan {
+        match plan.source {
+            Source::DropBehind => match self.direct(read.file).await {
+                Ok(Some(file)) => FillPlan { source: Source::Direct(file), unless_resident: true },
                 Ok(None) | Err(_) => {
                     // Opened for `begin_fill`, which does not wait.
                     drop(self.quiet_reader(read.file).await);
-                    FillWay::Drop
+                    plan
                 }
             },
-            FillWay::Keep | FillWay::Direct(_) | FillWay::ResidentOrDirect(_) => way,
+            Source::Cache(_) | Source::Direct(_) => plan,
         }
     }
 
@@ -109,7 +127,7 @@ impl Vfs {
             return None;
         }
         // Not waited for: this READ may hold a buffer already.
-        let mut buffer = self.buffers.try_take(read.len())?;
+        let mut buffer = self.buffers.try_take_for(Share::current_client(), read.len())?;
         let mut filled = 0;
         for chunk in chunks {
             let part = part_of(read.range, chunk, chunk.data().await?)?;
@@ -121,51 +139,61 @@ impl Vfs {
 
     /// Has a chunk read by a data thread, unless that would have to wait for anything: memory, a
     /// place in the queue, a WRITE to the same pages.
-    fn begin_fill(&self, read: &Read<'_>, fill: Fill, way: FillWay) {
+    fn begin_fill(&self, read: &Read<'_>, fill: Fill, plan: FillPlan) {
         let range = fill.range();
-        let Some((seen, range_use)) = way.seen(range) else { return };
-        let Some(pages) = read.file.ranges.try_lock(seen, range_use) else { return };
+        let Some((seen, range_use)) = plan.seen(range) else { return };
+        let Some(pages) = read.file.data().ranges.try_lock(seen, range_use) else { return };
         let len = usize::try_from(seen.len()).expect("a chunk");
         let Some(buffer) = self.buffers.try_take(len) else { return };
         let (offset, len) = (range.offset(), range.len());
         self.tracer.emit(Event::ReadAhead, read.call, offset, len, format_args!(""));
-        let job = FillJob {
-            fill,
-            buffer,
+        let source = FillSource {
             file: Arc::clone(read.file),
-            reader: match way {
-                FillWay::Drop => read.file.quiet_reader(),
-                FillWay::Keep | FillWay::Direct(_) | FillWay::ResidentOrDirect(_) => None,
+            reader: match plan.source {
+                Source::DropBehind => read.file.quiet_reader(),
+                Source::Cache(_) | Source::Direct(_) => None,
             }
             .unwrap_or_else(|| Arc::clone(&read.reader)),
-            way,
-            pages,
-            counters: Arc::clone(&self.counters),
+            plan,
         };
+        let (watches, counters) = (self.watches.clone(), Arc::clone(&self.counters));
+        let job = FillJob { fill, source, buffer, pages, watches, counters };
         self.engine.leave_to_data(move || job.run());
     }
 }
 
 impl FillJob {
-    fn run(mut self) {
-        let range = self.fill.range();
+    fn run(self) {
+        let Self { fill, source, mut buffer, pages, watches, counters } = self;
+        let range = fill.range();
+        // Before anything is read.
+        let fill = match fill.watch(&watches, source.reader.as_fd()) {
+            Ok(fill) => fill,
+            Err(error) => {
+                counters.add(Counter::ReadAheadUnwatched, 1);
+                return source.file.root().io_support.note_no_watch(source.file.root().id, &error);
+            }
+        };
         // A page may be stored to behind a read through the page cache, and be clean again after it.
-        let got = if self.may_be_kept(range) { self.read(range) } else { Ok(0) };
-        let may_be_kept = self.may_be_kept(range);
-        drop(self.pages);
+        let may_be_read = source.may_be_kept(range);
+        let got = if may_be_read { source.read(buffer.as_mut_slice(), range) } else { Ok(0) };
+        let may_be_kept = source.may_be_kept(range);
+        drop(pages);
         match got {
             Ok(got) if got as u64 == range.len() && may_be_kept => {
-                self.counters.add(Counter::ReadAheadBytes, range.len());
-                self.fill.complete(self.buffer, got);
+                counters.add(Counter::ReadAheadBytes, range.len());
+                fill.complete(buffer, got);
             }
-            // Those who wait for it read for themselves and meet the error, if there is one.
+            // Waiters read for themselves and get the error, if there is one.
             Ok(_) | Err(_) => {
-                self.counters.add(Counter::ReadAheadAbandoned, 1);
-                self.fill.abandon();
+                counters.add(Counter::ReadAheadAbandoned, 1);
+                fill.abandon();
             }
         }
     }
+}
 
+impl FillSource {
     /// Whether a copy of the range cannot be outdated without the file's change time telling. A page
     /// that is dirty may be stored to through a mapping with no trace. A direct read has such pages
     /// written first, after which a store to them is seen.
@@ -174,24 +202,27 @@ impl FillJob {
         let is_clean = match io::cache_state(self.reader.as_fd(), range) {
             Ok(Some(state)) => support.shows_cache() && state.dirty == 0,
             Ok(None) => {
-                support.note_hidden_cache(self.file.root().id);
+                support.note_hidden_cache(|| self.file.root().name());
                 false
             }
             Err(_) => false,
         };
-        is_clean || matches!(self.way, FillWay::Direct(_))
+        let FillPlan { source, unless_resident } = &self.plan;
+        is_clean || (matches!(source, Source::Direct(_)) && !unless_resident)
     }
 
-    fn read(&mut self, range: ByteRange) -> Result<usize, Status> {
-        let buffer = self.buffer.as_mut_slice();
+    /// Reads the range into the beginning of `buffer`, which has room for what direct I/O adds.
+    fn read(&self, buffer: &mut [u8], range: ByteRange) -> Result<usize, Status> {
         let len = usize::try_from(range.len()).expect("a chunk");
-        let direct = match &self.way {
-            FillWay::Drop => {
+        let direct = match &self.plan.source {
+            Source::DropBehind => {
                 return read_and_drop(&self.file, &self.reader, &mut buffer[..len], range);
             }
-            FillWay::Direct(file) => Some(file),
-            FillWay::ResidentOrDirect(file) if !is_resident(&self.reader, range) => Some(file),
-            FillWay::ResidentOrDirect(_) | FillWay::Keep => None,
+            Source::Direct(_) if self.plan.unless_resident && is_resident(&self.reader, range) => {
+                None
+            }
+            Source::Direct(file) => Some(file),
+            Source::Cache(_) => None,
         };
         match direct.and_then(|file| Some((file, file.align.widen_read(range)?))) {
             Some((file, widened)) => {

@@ -1,8 +1,8 @@
 //! READDIR and READDIRPLUS.
 //!
 //! The cookie of an entry is the kernel's own offset after it, which stays good while the directory
-//! changes and over restarts: continuing costs the same everywhere, and nothing has to be remembered
-//! of a listing. What the kernel read ahead is (`directory_stream`), to save reading it again.
+//! changes and over restarts: continuing costs the same at every position, and a listing needs no
+//! state. Names read ahead are kept (`directory_stream`), to save reading them again.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,152 +12,177 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Access, Mode, openat};
 use tokio::sync::Semaphore;
 
-use super::{Answer, Attributes, Caller, Found, Object, Status, Vfs, attributes_of};
-use crate::directory_stream::{DirectoryStream, KernelEntry};
-use crate::export_root::PATH_ONLY;
-use crate::known_handles::KnownHandles;
-use crate::open_files::OpenFile;
+use super::{Answer, Attributes, Caller, Found, Object, Status, Timestamp, Vfs, attributes_of};
+use crate::fs::PATH_ONLY;
+use crate::inode_cache::{DirectoryStream, HandleCache, Inode, KernelEntry};
 
 /// After this long a reply is sent with what it has: a client on a slow disk gets many short
 /// replies instead of a timeout.
 const CALL_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// One name in a directory.
-pub(crate) struct DirectoryEntry {
+pub(crate) struct DirectoryEntry<'a> {
     /// Inode number.
     pub(crate) fileid: u64,
     /// The name, at most 255 bytes.
-    pub(crate) name: Box<CStr>,
+    pub(crate) name: &'a CStr,
     /// Where a listing continues after this entry.
     pub(crate) cookie: u64,
     /// For READDIRPLUS: the object, unless it vanished or is another file system's.
     pub(crate) object: Option<Found>,
 }
 
-/// How much a reply can hold, so that exactly what is sent is read.
-#[derive(Clone, Copy)]
-pub(crate) struct ListingRoom {
-    /// Bytes for all of the entries.
-    pub(crate) bytes_max: usize,
-    /// Bytes for the parts that READDIR has too (RFC 1813 §3.3.17, `dircount`).
-    pub(crate) name_bytes_max: usize,
-    /// Bytes of an entry in the reply, from its name and its object.
-    pub(crate) entry_bytes: fn(&CStr, Option<&Found>) -> usize,
-    /// Bytes of an entry that count towards `name_bytes_max`.
-    pub(crate) name_bytes: fn(&CStr) -> usize,
-    /// Whether entries come with their objects.
-    pub(crate) with_objects: bool,
-}
+/// Takes an entry of a listing, on the thread that lists, and returns `false` where there is no room
+/// for it: the listing ends then, and the next call begins with that entry.
+pub(crate) type Push<P> = fn(&mut P, &DirectoryEntry<'_>) -> bool;
 
 /// A part of a directory.
-#[derive(Default)]
-pub(crate) struct Listing {
-    /// The entries, in the kernel's order.
-    pub(crate) entries: Vec<DirectoryEntry>,
+pub(crate) struct Listing<P> {
+    /// Has taken the entries, in the kernel's order.
+    pub(crate) page: P,
     /// Nothing comes after them.
     pub(crate) eof: bool,
 }
 
 impl Vfs {
     /// READDIR and READDIRPLUS, RFC 1813 §3.3.16 and §3.3.17: the entries after `cookie` (0 for
-    /// the first) that there is room for.
+    /// the first), as many as `push` takes into `page`.
     ///
     /// # Errors
     /// `NotDirectory`, `Access`, `BadCookie`, `TooSmall` (not one entry fits), `Stale`, `Io`.
-    pub(crate) async fn readdir(
+    pub(crate) async fn readdir<P: Send + 'static>(
         &self,
         caller: &Caller,
         object: &Object,
         cookie: u64,
-        room: ListingRoom,
-    ) -> Answer<Option<Attributes>, Listing> {
-        let directory = match self.open(object).await {
+        with_objects: bool,
+        page: P,
+        push: Push<P>,
+    ) -> Answer<Option<Attributes>, Listing<P>> {
+        let directory = match self.inode(object).await {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
         };
-        let listed = Arc::clone(&directory);
+        // Before the names are read: a change that comes between makes them too old, and never newer
+        // than the names.
+        let live = match self.live_attributes(&directory).await {
+            Ok(live) => live,
+            Err(status) => return Answer::refused(status),
+        };
+        let attributes = directory.lock.attributes(live);
+        let state = DirectoryState { shown: attributes.ctime, is_settled: *attributes == live };
         let places = Arc::clone(&self.listings);
-        let known = Arc::clone(&self.known_handles);
-        let job = move || list(&listed, cookie, room, &places, &known);
+        let known = with_objects.then(|| Arc::clone(&self.handle_cache));
+        let job = move || {
+            let mut listing = Listing { page, eof: false };
+            let push = |entry: &DirectoryEntry<'_>| push(&mut listing.page, entry);
+            listing.eof = list(&directory, state, cookie, known.as_deref(), &places, push)?;
+            Ok(listing)
+        };
         let result = self.in_metadata_lane(caller.identity.clone(), job).await;
-        Answer { attributes: self.attributes(&directory).await.ok(), result }
+        Answer { attributes: Some(attributes), result }
     }
 }
 
-/// Lists as the identity of this thread.
+/// The state of a directory before its names are read.
+#[derive(Clone, Copy)]
+struct DirectoryState {
+    /// The ctime in the reply.
+    shown: Timestamp,
+    /// It is the kernel's: no change is at work that hides what local programs do.
+    is_settled: bool,
+}
+
+/// Lists as the identity of this thread, and returns whether the directory ends there. Entries have
+/// their objects with `known`, the handles that need not be asked for.
 fn list(
-    directory: &OpenFile,
+    directory: &Inode,
+    state: DirectoryState,
     cookie: u64,
-    room: ListingRoom,
+    known: Option<&HandleCache>,
     places: &Arc<Semaphore>,
-    known: &KnownHandles,
-) -> Result<Listing, Status> {
+    push: impl FnMut(&DirectoryEntry<'_>) -> bool,
+) -> Result<bool, Status> {
     if directory.file_type() != rustix::fs::FileType::Directory {
         return Err(Status::NotDirectory);
     }
     // The descriptor may have been opened by another caller.
     io::check_access(directory.fd(), Access::READ_OK)?;
-    let changed = attributes_of(directory.fd())?.ctime;
-    let mut stream = match directory.streams().take(cookie, changed) {
+    let taken = directory.streams()?.take(cookie, state.shown);
+    let mut stream = match taken {
         Some(stream) => stream,
-        None => DirectoryStream::at(directory.open_stream()?, cookie, changed)?,
+        None => DirectoryStream::at(directory.open_stream()?, cookie, state.shown)?,
     };
-    let listing = list_from(directory, &mut stream, room, known)?;
-    directory.streams().put_back(stream, places);
-    Ok(listing)
+    if !state.is_settled {
+        stream.restart(cookie, state.shown)?;
+    }
+    let eof = list_from(directory, &mut stream, known, push)?;
+    directory.streams()?.put_back(stream, places);
+    Ok(eof)
 }
 
 fn list_from(
-    directory: &OpenFile,
+    directory: &Inode,
     stream: &mut DirectoryStream,
-    room: ListingRoom,
-    known: &KnownHandles,
-) -> Result<Listing, Status> {
+    known: Option<&HandleCache>,
+    mut push: impl FnMut(&DirectoryEntry<'_>) -> bool,
+) -> Result<bool, Status> {
     let began = Instant::now();
-    let mut listing = Listing::default();
-    let (mut bytes, mut name_bytes) = (0, 0);
+    let mut is_empty = true;
     while let Some((next, fd)) = stream.peek()? {
-        let (fileid, object) = describe(directory, fd, next, room.with_objects.then_some(known));
-        bytes += (room.entry_bytes)(&next.name, object.as_ref());
-        name_bytes += (room.name_bytes)(&next.name);
-        let full = bytes > room.bytes_max || name_bytes > room.name_bytes_max;
-        if full && listing.entries.is_empty() {
-            return Err(Status::TooSmall);
+        let (fileid, object) = describe(directory, fd, next, known);
+        let entry = DirectoryEntry { fileid, name: next.name, cookie: next.cookie, object };
+        if !push(&entry) {
+            return if is_empty { Err(Status::TooSmall) } else { Ok(false) };
         }
-        if full || (!listing.entries.is_empty() && began.elapsed() > CALL_TIME_MAX) {
-            return Ok(listing);
+        stream.advance();
+        is_empty = false;
+        if began.elapsed() > CALL_TIME_MAX {
+            return Ok(false);
         }
-        let KernelEntry { name, cookie, .. } = stream.next().expect("just seen");
-        listing.entries.push(DirectoryEntry { fileid, name, cookie, object });
     }
-    listing.eof = true;
-    Ok(listing)
+    Ok(true)
 }
 
 /// The inode number to show for a name, and its object if that is wanted: with `known`, the handles
 /// that need not be asked for.
 fn describe(
-    directory: &OpenFile,
+    directory: &Inode,
     fd: BorrowedFd<'_>,
-    entry: &KernelEntry,
-    known: Option<&KnownHandles>,
+    entry: KernelEntry<'_>,
+    known: Option<&HandleCache>,
 ) -> (u64, Option<Found>) {
-    // The parent of the root is nobody's business: `..` is the root itself.
-    if *entry.name == *c".." && *directory.handle() == directory.root().handle {
-        let root = find(directory, fd, c".").ok();
+    // The parent of the root is not served: `..` is the root itself.
+    if entry.name == c".." && *directory.handle() == directory.root().handle {
+        let root = find_or_log(directory, fd, c".");
         let fileid = root.as_ref().map_or(entry.fileid, |root| root.attributes.fileid);
         return (fileid, root.filter(|_| known.is_some()));
     }
     let object = known.and_then(|known| {
-        let by_name = directory.root().find_by_name(fd, &entry.name, entry.fileid, known);
-        by_name.or_else(|| find(directory, fd, &entry.name).ok())
+        let by_name = known.find_by_name(directory.root(), fd, entry.name, entry.fileid);
+        let by_name = by_name.map(|(handle, live)| Found::new(directory, handle, live));
+        by_name.or_else(|| find_or_log(directory, fd, entry.name))
     });
     (entry.fileid, object)
 }
 
+/// As [`find`]. An entry whose object cannot be had is listed without it, so the reply does not
+/// show a fault: the log does.
+fn find_or_log(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Option<Found> {
+    let found = find(directory, stream, name);
+    if let Err(status) = &found
+        && status.is_fault()
+    {
+        let (export, path) = (directory.root().name(), directory.shown_path().unwrap_or_default());
+        let name = name.to_bytes().escape_ascii();
+        tracing::error!(export, path, %name, error = %status, "READDIRPLUS cannot show an entry");
+    }
+    found.ok()
+}
+
 /// Attributes and handle of a name, both from one descriptor: of the same object even if the name
 /// changes hands meanwhile.
-fn find(directory: &OpenFile, stream: BorrowedFd<'_>, name: &CStr) -> Result<Found, Status> {
+fn find(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Result<Found, Status> {
     let root = directory.root();
     let fd = openat(stream, name, PATH_ONLY, Mode::empty())?;
     let attributes = attributes_of(&fd)?;
@@ -171,5 +196,8 @@ fn find(directory: &OpenFile, stream: BorrowedFd<'_>, name: &CStr) -> Result<Fou
     } else {
         root.identify_child(directory.handle(), name, fd.as_fd())?
     };
-    Ok(Found { handle, attributes })
+    if !root.lasts_unopened(&handle) {
+        return Err(Status::NotSupported);
+    }
+    Ok(Found::new(directory, handle, attributes))
 }

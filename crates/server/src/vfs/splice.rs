@@ -8,15 +8,12 @@ use std::sync::Arc;
 
 use io::{ByteRange, NowaitRead, Pipe, RangeUse};
 
-use super::read::{Fetched, Read};
-use super::{Status, Vfs, attributes_of};
+use super::read_data::{Fetched, Read};
+use super::{Status, Vfs};
 use crate::counters::Counter;
 use crate::payload::Payload;
 use crate::trace::Event;
 
-/// Pipes for replies, each with two descriptors. One is in use from the reading of the data until
-/// the socket has taken it; with that many slow peers, the others' data is copied.
-pub(crate) const PIPES_MAX: usize = 16;
 /// READs of fewer bytes are copied. Hot READs over loopback, one at a time, copied and spliced, CPU
 /// seconds of the server per GiB (Linux 6.18, 2 processors, median of 5): 16 KiB 0.78 and 0.90,
 /// 32 KiB 0.47 and 0.39, 64 KiB 0.50 and 0.28, 256 KiB 0.33 and 0.12, 1 MiB 0.33 and 0.08.
@@ -33,7 +30,7 @@ impl Vfs {
         if is_in_memory(read) != Some(true) {
             return None;
         }
-        self.fill_here(read, &mut pipe).then(|| self.spliced(read, pipe, read.attributes))
+        self.fill_here(read, &mut pipe).then(|| self.spliced(read, pipe))
     }
 
     /// Takes the range through the page cache: on this thread if it is all there, else on a data
@@ -43,24 +40,23 @@ impl Vfs {
         if read.file.root().attributes_in_memory {
             match is_in_memory(read) {
                 Some(true) if self.fill_here(read, &mut pipe) => {
-                    return Ok(Some(self.spliced(read, pipe, read.attributes)));
+                    return Ok(Some(self.spliced(read, pipe)));
                 }
                 Some(false) => {}
                 // Copying finds out without waiting, and has the data then.
                 None | Some(true) => return Ok(None),
             }
         }
-        let pages = read.file.ranges.lock(read.range, RangeUse::Cached).await;
+        let pages = read.file.data().ranges.lock(read.range, RangeUse::Cached).await;
         let (reader, range) = (Arc::clone(&read.reader), read.range);
         let filled = self
             .on_data_thread(move || {
                 let filled = fill(&mut pipe, &reader, range);
                 drop(pages);
-                let after = attributes_of(&*reader)?;
-                Ok((filled && is_whole(&pipe, range, after.size)).then_some((pipe, after)))
+                Ok((filled && is_whole(&pipe, range)).then_some(pipe))
             })
             .await?;
-        Ok(filled.map(|(pipe, after)| self.spliced(read, pipe, after)))
+        Ok(filled.map(|pipe| self.spliced(read, pipe)))
     }
 
     /// A pipe for a range that is worth one.
@@ -74,21 +70,20 @@ impl Vfs {
     /// Puts a range that is in memory into the pipe. Whether all of it, and nothing else is in flight
     /// on its pages that this would have to wait for.
     fn fill_here(&self, read: &Read<'_>, pipe: &mut Pipe) -> bool {
-        let pages = read.file.ranges.try_lock(read.range, RangeUse::Cached);
-        let whole = pages.is_some()
-            && fill(pipe, &read.reader, read.range)
-            && is_whole(pipe, read.range, read.attributes.size);
+        let pages = read.file.data().ranges.try_lock(read.range, RangeUse::Cached);
+        let whole =
+            pages.is_some() && fill(pipe, &read.reader, read.range) && is_whole(pipe, read.range);
         if whole {
             self.counters.add(Counter::ReadsInline, 1);
         }
         whole
     }
 
-    fn spliced(&self, read: &Read<'_>, pipe: Pipe, after: super::Attributes) -> Fetched {
+    fn spliced(&self, read: &Read<'_>, pipe: Pipe) -> Fetched {
         self.counters.add(Counter::ReadsSpliced, 1);
         let (offset, len) = (read.range.offset(), read.range.len());
         self.tracer.emit(Event::ReadSplice, read.call, offset, len, format_args!(""));
-        Fetched { data: (!pipe.is_empty()).then(|| Payload::in_pipe(pipe)), after }
+        Fetched(Some(Payload::in_pipe(pipe)))
     }
 }
 
@@ -103,14 +98,12 @@ fn fill(pipe: &mut Pipe, reader: &OwnedFd, range: ByteRange) -> bool {
     }
 }
 
-/// Whether the pipe has the range, or all of it up to the end of the file. A client would take less
-/// for the end.
-fn is_whole(pipe: &Pipe, range: ByteRange, size: u64) -> bool {
-    let len = pipe.len() as u64;
-    len == range.len() || range.offset() + len >= size
+/// Whether the pipe has the range, and not less because the file was cut meanwhile.
+fn is_whole(pipe: &Pipe, range: ByteRange) -> bool {
+    pipe.len() as u64 == range.len()
 }
 
-/// Whether splicing the range would not wait for the disk. `None` if the kernel does not tell.
+/// Whether splicing the range would not wait for the disk. `None` if the kernel does not report it.
 fn is_in_memory(read: &Read<'_>) -> Option<bool> {
     let (reader, range) = (read.reader.as_fd(), read.range);
     let resident = match io::cache_state(reader, range).ok()? {

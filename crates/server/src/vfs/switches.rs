@@ -1,4 +1,4 @@
-//! What can be switched while the server runs, for all exports together.
+//! The settings of all exports that can change while the server runs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

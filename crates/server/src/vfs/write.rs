@@ -1,26 +1,25 @@
 //! WRITE and COMMIT.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{ByteRange, IoMode};
-use rustix::fs::{Access, FileType};
+use rustix::fs::FileType;
+use rustix::io::Errno;
 
-use super::io_plan::SPLIT_BYTES_MIN;
-use super::read::must_be_regular;
-use super::write_data::Written;
-use super::{Answer, Attributes, Caller, Object, Status, Vfs, Wcc, attributes_of, no_identity};
+use super::{
+    Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of,
+    io_plan::SPLIT_BYTES_MIN, write_data::Written,
+};
 use crate::counters::Counter;
-use crate::data_descriptors::Use;
-use crate::open_files::{Flush, OpenFile};
-use crate::payload::Payload;
-use crate::trace::Event;
-use crate::turns::Turn;
+use crate::inode_cache::{Change, Flush, Inode, Permitted, Writing};
+use crate::payload::WriteData;
+use crate::trace::{CallId, Event};
 
 /// How durable a WRITE is (RFC 1813 §3.3.7, `stable_how`), in rising order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stability {
-    /// A crash may lose it until COMMIT; the verifier tells.
+    /// A crash may lose it until COMMIT; the verifier then changes.
     Unstable,
     /// The data is on stable storage.
     DataSync,
@@ -28,12 +27,12 @@ pub(crate) enum Stability {
     FileSync,
 }
 
-/// What a WRITE did.
+/// The result of a WRITE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteDone {
     /// Bytes taken; fewer than sent when the disk filled up half-way.
     pub(crate) count: usize,
-    /// What was made durable.
+    /// The stability reached.
     pub(crate) committed: Stability,
     /// The verifier as it was before the data was written.
     pub(crate) verifier: [u8; 8],
@@ -42,10 +41,9 @@ pub(crate) struct WriteDone {
 impl Vfs {
     /// WRITE, RFC 1813 §3.3.7.
     ///
-    /// Writes of one file take turns, so that the attributes before and after are those of this
-    /// write; through the page cache the kernel would make them wait for each other all the same.
-    /// Those past it share a turn. The flush that a stable WRITE asks for is outside the turn and
-    /// shared with others.
+    /// A WRITE has the file to itself, so that the attributes before and after are its own; through
+    /// the page cache the kernel would make WRITEs wait for each other all the same. Those past it
+    /// share the file. The flush of a stable WRITE comes after, and is shared with others.
     ///
     /// # Errors
     /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`, `Quota`, `Io`.
@@ -53,31 +51,32 @@ impl Vfs {
         &self,
         caller: &Caller,
         object: &Object,
+        call: CallId,
         offset: u64,
-        payload: Option<Payload>,
+        payload: Option<WriteData>,
         stability: Stability,
     ) -> Answer<Wcc, WriteDone> {
-        let len = payload.as_ref().map_or(0, Payload::len);
-        let (file, turn) = match self.take_write_turn(object, len).await {
-            Ok(taken) => taken,
+        let len = payload.as_ref().map_or(0, WriteData::len);
+        let (file, change) = match self.begin_write(object, len).await {
+            Ok(begun) => begun,
             Err(status) => return Answer::refused(status),
         };
         self.engine.ask_for_data_thread().await;
-        let before = *turn.before();
-        let unchanged = Wcc { before: Some(before), after: Some(before) };
-        let verifier = file.root().verifier.current();
+        let (before, unchanged) = (*change.before(), change.refused());
+        let verifier = file.root().file_system.verifier.current();
         let failures = file.failures();
         let refused = |status| Answer { attributes: unchanged, result: Err(status) };
-        let (writer, range) = match self.may_write(caller, &file, &before, offset, len).await {
-            Ok(allowed) => allowed,
-            Err(status) => return refused(status),
-        };
-        let call = object.call_id(caller);
-        let planned = match payload {
+        let (permitted, writer, range) =
+            match self.may_write(caller, &file, &before, offset, len).await {
+                Ok(allowed) => allowed,
+                Err(status) => return refused(status),
+            };
+        let acquired = match payload {
             None => None,
             Some(payload) => {
-                let (writer, mode) = (Arc::clone(&writer), object.policy.write);
-                match self.plan_write(&file, writer, range, mode, call).await {
+                let plan = self.write_facts(&permitted, range, object.policy.write).plan();
+                let writer = Arc::clone(&writer);
+                match self.acquire_write(&permitted, writer, range, plan, call).await {
                     Ok(job) => Some((job, payload)),
                     Err(status) => return refused(status),
                 }
@@ -85,16 +84,17 @@ impl Vfs {
         };
         let written = Arc::clone(&file);
         let job = move || {
-            let done = planned.map_or_else(Written::nothing, |(job, payload)| job.run(&payload));
+            let done =
+                acquired.map_or_else(Written::nothing, |(job, payload)| job.perform(&payload));
             written.note_change();
-            (done, turn.end(|| attributes_of(&*writer).ok()))
+            (done, change.end(writer.as_fd()))
         };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
-        let (Written { result, refused_direct }, (before, after)) =
+        let (Written { result, refused_direct }, attributes) =
             match self.engine.data_as(caller.identity.clone(), job).await {
                 Ok(done) => done,
-                Err(error) => return refused(no_identity(&error)),
+                Err(error) => return refused(Status::no_identity(&error)),
             };
         if refused_direct {
             self.note_refused(&file);
@@ -112,32 +112,33 @@ impl Vfs {
             self.counters.add(Counter::WriteBytes, count);
             self.tracer.emit(Event::WriteIoDone, call, offset, count, format_args!(""));
         }
-        Answer { attributes: Wcc { before: Some(before), after }, result }
+        Answer { attributes, result }
     }
 
-    /// The file and the turn for a WRITE of `len` bytes: shared if it goes past the page cache, where
-    /// the kernel lets several at once.
-    async fn take_write_turn(
+    /// The file and a WRITE of `len` bytes to it that begins: shared if it goes past the page cache,
+    /// where the kernel lets several at once. The first one has the file to itself, and opens the
+    /// direct descriptor once it is permitted to.
+    async fn begin_write(
         &self,
         object: &Object,
         len: usize,
-    ) -> Result<(Arc<OpenFile>, Turn), Status> {
+    ) -> Result<(Arc<Inode>, Change), Status> {
         if object.policy.write != IoMode::Direct || len < SPLIT_BYTES_MIN {
-            return self.take_turn(object).await;
+            return self.begin_change(object).await;
         }
-        let file = self.open(object).await?;
+        let file = self.inode(object).await?;
         let can_share = file.file_type() == FileType::RegularFile
             && file.root().attributes_in_memory
-            && self.direct(&file, Use::Write).await.is_ok_and(|direct| direct.is_some());
+            && file.has_direct_writer();
         if !can_share {
-            return self.take_turn(object).await;
+            return self.begin_change(object).await;
         }
-        let turn = file.turns.shared(|| attributes_of(file.fd())).await.inspect_err(|status| {
+        let change = file.lock.share(|| attributes_of(file.fd())).await.inspect_err(|status| {
             if *status == Status::Stale {
-                self.open_files.forget(&file.key());
+                self.inode_cache.forget(&file.key());
             }
         })?;
-        Ok((file, turn))
+        Ok((file, change))
     }
 
     /// COMMIT, RFC 1813 §3.3.21. Flushes the whole file, whatever the range: what the range leaves
@@ -147,7 +148,7 @@ impl Vfs {
     /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, and the flush's: `Io`, `NoSpace`,
     /// `Quota`.
     pub(crate) async fn commit(&self, caller: &Caller, object: &Object) -> Answer<Wcc, [u8; 8]> {
-        let file = match self.open(object).await {
+        let file = match self.inode(object).await {
             Ok(file) => file,
             Err(status) => return Answer::refused(status),
         };
@@ -155,61 +156,57 @@ impl Vfs {
             Ok(before) => before,
             Err(status) => return Answer::refused(status),
         };
-        let result = match self.may_write(caller, &file, &before, 0, 0).await {
-            Ok(_) => file.flush(&self.engine, Flush::All).await,
+        let result = match self.permit::<Writing>(caller, &file, &before).await {
+            Ok(_) => self.flush(&file, Flush::All).await,
             Err(status) => Err(status),
         };
         self.counters.add(Counter::Commits, 1);
         // Read after the flush: had another flush failed meanwhile, this client must know too.
-        let verifier = file.root().verifier.current();
+        let verifier = file.root().file_system.verifier.current();
         let after = self.attributes(&file).await.ok();
         // A flush changes nothing that a client sees. If something changed, a WRITE came between,
         // and a client that took it for its own COMMIT would miss or double it.
-        let is_unchanged = |after: &Attributes| {
-            (after.size, after.mtime, after.ctime) == (before.size, before.mtime, before.ctime)
-        };
+        let is_unchanged = |after: &Attributes| after.stamp() == before.stamp();
         let before = after.as_ref().is_some_and(is_unchanged).then_some(before);
         let attributes = Wcc { before, after };
         Answer { attributes, result: result.map(|()| verifier) }
     }
 
-    /// The descriptor for writing, and the range, if `caller` may write `len` bytes at `offset`.
+    /// The permission to write `len` bytes at `offset`.
     async fn may_write(
         &self,
         caller: &Caller,
-        file: &Arc<OpenFile>,
-        attributes: &Attributes,
+        file: &Arc<Inode>,
+        attributes: &LiveAttributes,
         offset: u64,
         len: usize,
-    ) -> Result<(Arc<OwnedFd>, ByteRange), Status> {
-        caller.may_change()?;
-        must_be_regular(attributes)?;
+    ) -> Result<(Permitted<Writing>, Arc<OwnedFd>, ByteRange), Status> {
+        let permitted = self.permit(caller, file, attributes).await?;
         let range = ByteRange::new(offset, len as u64).ok_or(Status::TooLarge)?;
-        let writer = self.writer(file).await?;
-        self.authorize_data(caller, file, &*writer, attributes, Access::WRITE_OK).await?;
-        Ok((writer, range))
+        let writer = self.writer(&permitted).await?;
+        Ok((permitted, writer, range))
     }
 
-    /// Makes what was written as durable as `stability` asks. `failures` counts the file's failed
-    /// flushes from before the data was written: one more may have lost it, whoever asked for that
-    /// flush, and this one says nothing of it.
+    /// Makes the written data as durable as `stability` requires. `failures` counts the file's
+    /// failed flushes from before the data was written: one more may have lost it, also one of
+    /// another call, which this flush does not report.
     async fn stabilize(
         &self,
-        file: &Arc<OpenFile>,
+        file: &Arc<Inode>,
         stability: Stability,
         failures: u64,
     ) -> Result<(), Status> {
         match stability {
             Stability::Unstable => return Ok(()),
-            Stability::DataSync => file.flush(&self.engine, Flush::Data).await?,
-            Stability::FileSync => file.flush(&self.engine, Flush::All).await?,
+            Stability::DataSync => self.flush(file, Flush::Data).await?,
+            Stability::FileSync => self.flush(file, Flush::All).await?,
         }
-        if file.failures() == failures { Ok(()) } else { Err(Status::Io) }
+        if file.failures() == failures { Ok(()) } else { Err(Status::Io(Errno::IO)) }
     }
 }
 
 /// A write that failed after some bytes is a short one: the client sends the rest again and then
-/// hears the error.
+/// gets the error.
 fn accepted(result: Result<usize, io::WriteError>) -> Result<usize, Status> {
     match result {
         Ok(count) => Ok(count),

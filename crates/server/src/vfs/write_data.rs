@@ -4,40 +4,40 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    ByteRange, DioAlign, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
+    ByteRange, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
     WriteBehindFile, WriteSplit,
 };
 use rustix::param::page_size;
 
-use super::io_plan::{WriteFacts, WriteRoute};
+use super::io_plan::{WindowWhy, WriteFacts, WritePlan};
 use super::{Status, Vfs};
 use crate::counters::Counter;
-use crate::data_descriptors::{DirectFile, Use};
-use crate::export_root::ExportRoot;
-use crate::open_files::OpenFile;
-use crate::payload::Payload;
+use crate::export::ExportRoot;
+use crate::inode_cache::{DirectFile, Inode, Permitted, Writing};
+use crate::payload::WriteData;
 use crate::trace::{CallId, Event};
 
-/// A WRITE that may go ahead: what it writes, and all that its way asks for.
+/// A WRITE that may go ahead, with its room in the window and its pages.
 pub(super) struct WriteJob {
-    file: Arc<OpenFile>,
+    file: Arc<Inode>,
     writer: Arc<OwnedFd>,
     range: ByteRange,
-    way: Way,
+    target: Target,
     /// Keeps I/O of the other kind off these pages until it is done.
     _pages: RangeGuard,
 }
 
-enum Way {
+/// Where the data goes, with what that takes.
+enum Target {
     /// Through the page cache, and left there.
-    Cached,
+    Cache,
     /// Through the page cache and the window.
     Window(Arc<WriteBehindFile>, Room),
     /// The middle past the page cache, the ends through the window.
     Split(Arc<WriteBehindFile>, Room, DirectFile, WriteSplit),
 }
 
-/// What became of the data.
+/// The outcome of a write.
 pub(super) struct Written {
     /// Bytes in the file, from the start; all but some if the disk filled up half-way.
     pub(super) result: Result<usize, io::WriteError>,
@@ -46,74 +46,90 @@ pub(super) struct Written {
 }
 
 impl Vfs {
-    /// Decides the way of a WRITE of `range`, not empty, and waits for what it needs: room in the
-    /// window, other I/O on the same pages.
-    pub(super) async fn plan_write(
+    /// The facts that decide how a WRITE of `range` is done.
+    pub(super) fn write_facts(
         &self,
-        file: &Arc<OpenFile>,
+        file: &Permitted<Writing>,
+        range: ByteRange,
+        mode: IoMode,
+    ) -> WriteFacts {
+        let len = range.len();
+        match mode {
+            IoMode::Auto => WriteFacts {
+                mode,
+                len,
+                stream_bytes: file.data().note_writer(range),
+                free_bytes: self.memory.free_bytes(),
+                total_bytes: self.memory.total_bytes(),
+            },
+            IoMode::Buffered | IoMode::DontCache | IoMode::Direct => {
+                WriteFacts { mode, len, stream_bytes: 0, free_bytes: 0, total_bytes: 0 }
+            }
+        }
+    }
+
+    /// Acquires what the plan of a WRITE of `range`, not empty, asks for. Waits while a direct
+    /// descriptor is opened, for room in the window and for other I/O on the same pages.
+    pub(super) async fn acquire_write(
+        &self,
+        file: &Permitted<Writing>,
         writer: Arc<OwnedFd>,
         range: ByteRange,
-        mode: IoMode,
+        plan: WritePlan,
         call: CallId,
     ) -> Result<WriteJob, Status> {
-        let (route, direct) = self.write_route(file, range, mode).await?;
-        self.counters.add(route.counter(), 1);
-        let (way, range_use) = match (route, direct) {
-            (WriteRoute::Split(align), Some(direct)) => {
-                self.plan_split(file, range, align, direct, call).await
-            }
-            (WriteRoute::Cached(_), _) => (Way::Cached, RangeUse::Cached),
-            (WriteRoute::Window(_) | WriteRoute::Split(_), _) => {
-                if file.root().io_support.probe_is_due(range.len()) {
-                    self.probe_drop_behind(Arc::clone(file.root()));
+        let target = match plan {
+            WritePlan::Cached(_) => self.acquire_cache(range, plan, call),
+            WritePlan::Window(_) => self.acquire_window(file, range, plan, call).await,
+            WritePlan::Split => match self.direct_or_note(file).await? {
+                Some(direct) => self.acquire_split(file, range, direct, call).await,
+                None => {
+                    let plan = WritePlan::Window(WindowWhy::NoDirect);
+                    self.acquire_window(file, range, plan, call).await
                 }
-                let room = self.window.room(range.len()).await;
-                (Way::Window(file.window(&self.window), room), RangeUse::Cached)
-            }
+            },
         };
-        if !matches!(way, Way::Split(..)) {
-            self.emit_write(Event::WriteVector, call, range);
-        }
-        let pages = file.ranges.lock(range, range_use).await;
-        Ok(WriteJob { file: Arc::clone(file), writer, range, way, _pages: pages })
+        let range_use = match target {
+            Target::Cache | Target::Window(..) => RangeUse::Cached,
+            // Both kinds of I/O in one range, exclusively. This also excludes another WRITE of the
+            // same bytes: the kernel does not order direct writes.
+            Target::Split(..) => RangeUse::Exclusive,
+        };
+        let pages = file.data().ranges.lock(range, range_use).await;
+        Ok(WriteJob { file: Arc::clone(file), writer, range, target, _pages: pages })
     }
 
-    async fn write_route(
-        &self,
-        file: &Arc<OpenFile>,
-        range: ByteRange,
-        mode: IoMode,
-    ) -> Result<(WriteRoute, Option<DirectFile>), Status> {
-        let mut facts = WriteFacts {
-            mode,
-            len: range.len(),
-            align: None,
-            stream_bytes: 0,
-            free_bytes: 0,
-            total_bytes: 0,
-        };
-        if mode == IoMode::Auto {
-            facts.stream_bytes = file.note_writer(range);
-            facts.free_bytes = self.memory.free_bytes();
-            facts.total_bytes = self.memory.total_bytes();
-        }
-        if mode != IoMode::Direct || !facts.is_worth_splitting() {
-            return Ok((facts.route(), None));
-        }
-        let direct = self.direct_or_note(file, Use::Write).await?;
-        facts.align = direct.as_ref().map(|direct| direct.align);
-        Ok((facts.route(), direct))
+    fn acquire_cache(&self, range: ByteRange, plan: WritePlan, call: CallId) -> Target {
+        self.counters.add(plan.counter(), 1);
+        self.emit_write(Event::WriteVector, call, range);
+        Target::Cache
     }
 
-    async fn plan_split(
+    async fn acquire_window(
         &self,
-        file: &Arc<OpenFile>,
+        file: &Permitted<Writing>,
         range: ByteRange,
-        align: DioAlign,
+        plan: WritePlan,
+        call: CallId,
+    ) -> Target {
+        self.counters.add(plan.counter(), 1);
+        if file.root().io_support.probe_is_due(range.len()) {
+            self.probe_drop_behind(Arc::clone(file.root()));
+        }
+        let room = self.window.room(range.len()).await;
+        self.emit_write(Event::WriteVector, call, range);
+        Target::Window(file.data().window(&self.window), room)
+    }
+
+    async fn acquire_split(
+        &self,
+        file: &Permitted<Writing>,
+        range: ByteRange,
         direct: DirectFile,
         call: CallId,
-    ) -> (Way, RangeUse) {
-        let split = align.split_write(range, page_size() as u64);
+    ) -> Target {
+        self.counters.add(WritePlan::Split.counter(), 1);
+        let split = direct.align.split_write(range, page_size() as u64);
         let is_ragged = split.middle != range;
         if is_ragged {
             self.counters.add(Counter::WritesSplit, 1);
@@ -122,23 +138,21 @@ impl Vfs {
         for Segment { range, route } in split.segments() {
             let event = match route {
                 Route::Cached => Event::WriteVector,
-                Route::Direct => Event::WriteVectorDio,
+                Route::Direct => Event::WriteDirect,
             };
             if !range.is_empty() {
                 self.emit_write(event, call, range);
             }
         }
         let room = self.window.room(split.head.len() + split.tail.len()).await;
-        // Both kinds of I/O in one range, which nobody else may touch meanwhile. Nor may another
-        // WRITE of the same bytes: the kernel puts direct ones in no order.
-        (Way::Split(file.window(&self.window), room, direct, split), RangeUse::Exclusive)
+        Target::Split(file.data().window(&self.window), room, direct, split)
     }
 
     /// Finds out, on a data thread, whether `RWF_DONTCACHE` can do what the window does.
     fn probe_drop_behind(&self, root: Arc<ExportRoot>) {
         self.engine.leave_to_data(move || {
             let verdict = io::dontcache_writes_pay(root.directory());
-            tracing::debug!(export = root.id, ?verdict, "RWF_DONTCACHE writes were tried");
+            tracing::debug!(export = root.name(), ?verdict, "RWF_DONTCACHE writes were tried");
             let pay = matches!(verdict, Ok(DontCacheVerdict::NoSlower));
             root.io_support.set_drop_behind_writes_pay(pay);
         });
@@ -158,13 +172,15 @@ impl Written {
 
 impl WriteJob {
     /// Writes the data, on a thread that may block.
-    pub(super) fn run(self, payload: &Payload) -> Written {
-        let Self { file, writer, range, way, _pages } = self;
-        let data = payload.as_slice();
-        let result = match way {
-            Way::Cached => io::write_at(writer.as_fd(), data, range.offset()),
-            Way::Window(window, room) => write_behind(&file, &window, room, &writer, data, range),
-            Way::Split(window, room, direct, split) => {
+    pub(super) fn perform(self, data: &WriteData) -> Written {
+        let Self { file, writer, range, target, _pages } = self;
+        let data = data.as_slice();
+        let result = match target {
+            Target::Cache => io::write_at(writer.as_fd(), data, range.offset()),
+            Target::Window(window, room) => {
+                write_behind(&file, &window, room, &writer, data, range)
+            }
+            Target::Split(window, room, direct, split) => {
                 return write_split(&window, room, &writer, &direct, data, split);
             }
         };
@@ -173,7 +189,7 @@ impl WriteJob {
 }
 
 fn write_behind(
-    file: &OpenFile,
+    file: &Inode,
     window: &Arc<WriteBehindFile>,
     room: Room,
     writer: &Arc<OwnedFd>,

@@ -1,18 +1,23 @@
 //! A blocking NFSv3 client for tests: typed calls for what is right, raw bytes for what is not.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpStream};
 use std::time::Duration;
 
 use proto::mount3;
 use proto::nfs3::{self, *};
-use proto::oncrpc::{AcceptStat, AuthSys, CallHeader, Credential, Gids, RecordMark, ReplyHeader};
+use proto::oncrpc::{AcceptStat, AuthSys, CallHeader, Credential, Gids, ReplyHeader};
 use proto::xdr::{Decode, Encode, Reader, Writer, decode_all};
+pub(crate) use rpc::record::in_fragments;
+use rpc::record::read_blocking;
 
 /// How long a reply may take. Far beyond what any call needs, so that it only ends a hung test.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Who a client says it is.
+/// More than any reply that a test asks for.
+const REPLY_BYTES_MAX: usize = 64 << 20;
+
+/// The credential of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ids {
     pub(crate) uid: u32,
@@ -38,7 +43,7 @@ pub(crate) struct Client {
     pub(crate) ids: Option<Ids>,
 }
 
-/// What READ returned.
+/// The result of READ.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ReadData {
     pub(crate) attributes: Option<Attributes>,
@@ -79,6 +84,22 @@ impl Client {
         bind(&socket, &SocketAddrV4::new(source, 0)).unwrap();
         connect(&socket, &address).unwrap();
         Self::over(TcpStream::from(socket))
+    }
+
+    /// Connects so that [`Self::reconnected`] can have the same port.
+    pub(crate) fn connect_reusable(address: SocketAddr) -> Self {
+        Self::over(connect_reusing(0, address, || ()))
+    }
+
+    /// Breaks the connection and connects again from the same port, as clients do that lost a reply.
+    pub(crate) fn reconnected(self, address: SocketAddr) -> Self {
+        use rustix::net::sockopt::set_socket_linger;
+        let port = self.stream.local_addr().unwrap().port();
+        // A reset leaves no trace of the old connection.
+        set_socket_linger(&self.stream, Some(Duration::ZERO)).unwrap();
+        let Self { stream, next_xid, ids } = self;
+        let stream = connect_reusing(port, address, || drop(stream));
+        Self { ids, next_xid, ..Self::over(stream) }
     }
 
     fn over(stream: TcpStream) -> Self {
@@ -125,29 +146,14 @@ impl Client {
         self.send_bytes(&in_fragments(record, &[]));
     }
 
-    /// Says that no more calls will come.
+    /// Shuts down the sending side.
     pub(crate) fn half_close(&mut self) {
         self.stream.shutdown(Shutdown::Write).unwrap();
     }
 
     /// The next reply; `None` when the server has closed the connection.
     pub(crate) fn receive_record(&mut self) -> Option<Vec<u8>> {
-        let mut record = Vec::new();
-        loop {
-            let mut mark = [0; 4];
-            match self.stream.read_exact(&mut mark) {
-                Ok(()) => {}
-                Err(error) if is_closed(&error) => return None,
-                Err(error) => panic!("no reply: {error}"),
-            }
-            let mark = RecordMark::from_bytes(mark);
-            let start = record.len();
-            record.append(&mut vec![0; usize::try_from(mark.len).unwrap()]);
-            self.stream.read_exact(&mut record[start..]).unwrap();
-            if mark.last {
-                return Some(record);
-            }
-        }
+        read_blocking(&mut self.stream, REPLY_BYTES_MAX).expect("a reply")
     }
 
     /// Whether the server closes the connection, without another reply.
@@ -216,6 +222,14 @@ impl Client {
 
     pub(crate) fn mnt(&mut self, path: &str) -> FileHandle {
         self.try_mnt(path).unwrap()
+    }
+
+    /// Calls NULL; `false` when the server has closed the connection.
+    pub(crate) fn is_answered(&mut self) -> bool {
+        let xid = self.xid();
+        let null = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Null.code());
+        let call = in_fragments(&self.encode(xid, null, &[]), &[]);
+        self.stream.write_all(&call).is_ok() && self.receive_record().is_some()
     }
 
     pub(crate) fn null(&mut self) {
@@ -322,7 +336,16 @@ impl Client {
     }
 
     pub(crate) fn symlink(&mut self, dir: FileHandle, name: &[u8], target: &[u8]) -> CreatedReply {
-        let attributes = SetAttributes::default();
+        self.symlink_with(dir, name, target, SetAttributes::default())
+    }
+
+    pub(crate) fn symlink_with(
+        &mut self,
+        dir: FileHandle,
+        name: &[u8],
+        target: &[u8],
+        attributes: SetAttributes,
+    ) -> CreatedReply {
         let args = SymlinkArgs { where_: DirOp { dir, name }, attributes, target };
         self.call(Procedure::Symlink, &args)
     }
@@ -417,6 +440,19 @@ impl Client {
     }
 }
 
+/// Connects from a port, or from any if it is 0. The port is taken before `taken` is called, so that
+/// no other program can have it in between.
+fn connect_reusing(port: u16, address: SocketAddr, taken: impl FnOnce()) -> TcpStream {
+    use rustix::net::sockopt::set_socket_reuseaddr;
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    set_socket_reuseaddr(&socket, true).unwrap();
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();
+    taken();
+    connect(&socket, &address).unwrap();
+    TcpStream::from(socket)
+}
+
 /// The result of a call that has to succeed.
 #[track_caller]
 pub(crate) fn ok<O, F: std::fmt::Debug>(reply: Reply<O, F>) -> O {
@@ -456,23 +492,4 @@ pub(crate) fn split(record: &[u8]) -> (ReplyHeader, Vec<u8>) {
     let mut reader = Reader::new(record);
     let header = ReplyHeader::decode(&mut reader).expect("a reply header");
     (header, record[reader.position()..].to_vec())
-}
-
-/// A record with its marks, cut into fragments at the given places.
-pub(crate) fn in_fragments(record: &[u8], cuts: &[usize]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(record.len() + 4 * (cuts.len() + 1));
-    let ends = cuts.iter().copied().chain([record.len()]);
-    let mut start = 0;
-    for (i, end) in ends.enumerate() {
-        let (last, len) = (i == cuts.len(), u32::try_from(end - start).unwrap());
-        bytes.extend(RecordMark { last, len }.to_bytes());
-        bytes.extend(&record[start..end]);
-        start = end;
-    }
-    bytes
-}
-
-fn is_closed(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
 }

@@ -1,4 +1,4 @@
-//! Many clients at once: each change is whole, none is lost, and nobody waits for ever.
+//! Many clients at once: each change is atomic, none is lost, and no call waits forever.
 
 use std::sync::Barrier;
 use std::thread;

@@ -1,16 +1,16 @@
-//! What a WRITE or COMMIT that succeeded promises, and what a disk that fails makes of it.
+//! The promises of a successful WRITE or COMMIT, and the replies when the disk fails.
 
 use std::path::Path;
 
 use proto::nfs3::*;
 
-use crate::client::{Client, ok, refusal};
-use crate::fixture::{Fixture, Mounted, is_root, run};
+use crate::client::{Client, mode, ok, refusal};
+use crate::fixture::{Fixture, Mounted, is_root, run, set_mode};
 
 const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
 
 #[test]
-fn a_write_says_how_durable_it_is() {
+fn a_write_reports_its_stability() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
@@ -41,6 +41,29 @@ fn the_verifier_is_one_for_writes_and_commits_and_another_after_a_restart() {
     assert_ne!(after, verifier, "the client must send its unstable data again");
     assert_eq!(client.read(file, 0, 8).unwrap().data, b"unstable", "although none was lost");
     assert_eq!(ok(client.write(file, 0, b"x")).verifier, after);
+}
+
+/// Without privileges an object without read permission cannot be opened; this test runs as a user
+/// too.
+#[test]
+fn object_that_cannot_be_opened_is_flushed_and_the_verifier_stays() {
+    let mut fixture =
+        Fixture::with("[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"");
+    let (mut client, root) = fixture.mounted();
+    client.create(root, "f");
+    let witness = client.create(root, "witness");
+    client.mkdir(root, "d");
+    // The server has none of them open any more.
+    fixture.restart();
+    let mut client = fixture.client();
+    let verifier = ok(client.write(witness, 0, b"unstable")).verifier;
+    let file = client.find(root, "f");
+    ok(client.setattr(file, mode(0)));
+    let directory = client.find(root, "d");
+    ok(client.setattr(directory, mode(0o300)));
+    client.create(directory, "in-d");
+    assert_eq!(ok(client.commit(witness)).verifier, verifier);
+    ok(client.setattr(directory, mode(0o700)));
 }
 
 #[test]
@@ -79,7 +102,7 @@ fn a_full_disk_shortens_a_write_and_then_refuses() {
         assert_eq!(failure.status, Status::Nospc);
         assert_eq!(failure.body.after.unwrap().size, count as u64);
     }
-    // What is there stays writable, and room made is room found.
+    // Existing data stays writable, and freed space is available.
     ok(client.write(file, 0, b"again"));
     ok(client.setattr(file, crate::client::size(4096)));
     assert_eq!(ok(client.write(file, 4096, &data[..8192])).count, 8192);
@@ -129,7 +152,7 @@ fn a_failed_commit_is_reported_once_and_changes_the_verifier() {
         let verifier = write_much(&mut client, file);
         let status = refusal(client.commit(file));
         assert!(matches!(status, Status::Io | Status::Nospc), "{status:?}");
-        // The kernel has forgotten what it could not write. Whoever compares verifiers knows.
+        // The kernel has dropped the data that it could not write. The verifier reveals it.
         assert_ne!(ok(client.commit(file)).verifier, verifier);
     });
 }
@@ -179,4 +202,55 @@ fn a_flush_that_fails_on_its_own_changes_the_verifier() {
         }
         assert_ne!(ok(client.commit(file)).verifier, verifier);
     });
+}
+
+/// XFS gives the blocks of a file back when the last descriptor of it is closed.
+#[test]
+fn space_of_a_removed_file_is_free_at_once() {
+    let test = "space_of_a_removed_file_is_free_at_once";
+    if !is_root(test) {
+        return;
+    }
+    for (mode, replaces) in [("dontcache", false), ("direct", true), ("auto", false)] {
+        let mut mount = None;
+        let config = format!(
+            "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"\n\
+             sync = false\nio_cache_write = \"{mode}\""
+        );
+        let fixture = Fixture::prepared(&config, |dir| mount = nearly_full_xfs(dir));
+        let Some(_mount) = mount else { return eprintln!("{test} skipped: no XFS here") };
+        let (mut client, root) = fixture.mounted();
+        let data = vec![7; 1 << 20];
+        for round in 0..5 {
+            let file = client.create(root, "f");
+            for block in 0..BLOCKS_WRITTEN {
+                let written = client.write(file, block << 20, &data);
+                let what = format!("block {block} of round {round} in {mode}");
+                assert_eq!(written.unwrap_or_else(|_| panic!("{what}")).count, 1 << 20, "{what}");
+            }
+            if replaces {
+                client.create(root, "empty");
+                ok(client.rename((root, b"empty"), (root, b"f")));
+            }
+            ok(client.remove(root, b"f"));
+        }
+    }
+}
+
+/// MiB that are written, of which `nearly_full_xfs` holds not twice as many. No multiple of the window's
+/// runs, so that the end of the file stays in the window for a while.
+const BLOCKS_WRITTEN: u64 = 14;
+
+fn nearly_full_xfs(dir: &Path) -> Option<Mounted> {
+    let (image, export) = (dir.join("image"), dir.join("export"));
+    std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+    let made = run("mkfs.xfs", &["-q", image.to_str().unwrap()]);
+    let mount = made.then(|| Mounted::image(&image, &export)).flatten()?;
+    set_mode(&export, 0o777);
+    let free = rustix::fs::statvfs(&export).unwrap();
+    let free_mib = (free.f_bavail * free.f_frsize) >> 20;
+    let filler = std::fs::File::create(export.join("filler")).unwrap();
+    let taken = (free_mib - BLOCKS_WRITTEN - BLOCKS_WRITTEN / 2) << 20;
+    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, taken).unwrap();
+    Some(mount)
 }

@@ -5,7 +5,7 @@ use proto::nfs3::*;
 use proto::xdr::decode_all;
 
 use crate::client::{Client, Ids, mode, ok, refusal};
-use crate::fixture::{Fixture, is_root};
+use crate::fixture::{Fixture, Mounted, is_root, run};
 use crate::handles::all_refuse;
 
 const TWO: &str = r#"
@@ -113,7 +113,7 @@ fn dump_lists_what_was_mounted_until_it_is_unmounted() {
     let unmount = DirectoryArgs { directory: b"/srv/data" };
     assert!(client.mount_raw(Procedure::Umnt, &unmount).is_empty());
     assert_eq!(dump(&mut client), [entry("/srv/data/deeper")]);
-    // Nobody unmounts for another host.
+    // No host unmounts for another.
     let elsewhere = std::net::Ipv4Addr::new(127, 0, 0, 2);
     let mut other = Client::connect_from(elsewhere, fixture.address());
     assert!(other.mount_raw(Procedure::Umntall, &()).is_empty());
@@ -164,7 +164,8 @@ fn mount_leads_nowhere_that_the_caller_may_not_go() {
             crate::fixture::set_mode(&dir.join("export/private"), 0o700);
             std::os::unix::fs::chown(dir.join("export/private"), Some(1001), None).unwrap();
         });
-    // The client's root is squashed, and nobody may search what is another user's alone.
+    // The client's root is squashed, and the anonymous user may not search another user's private
+    // directory.
     let refused = fixture.client().try_mnt("/export/private/home");
     assert_eq!(refused, Err(proto::mount3::MountStatus::Acces));
     let mut owner = fixture.client().becoming(Ids::user(1001));
@@ -218,7 +219,7 @@ fn a_name_that_moves_to_another_directory_leaves_the_old_tree() {
     let dir = client.mkdir(root, "d");
     client.create(dir, "f");
     fixture.reload("[[export]]\npath = \"$DIR/b\"\nname = \"/a\"\nsquash = \"none\"\n");
-    // What is open under the old tree is not served as part of the new one.
+    // An open object of the old tree is not served as part of the new one.
     assert_eq!(client.getattr(root), Err(Status::Stale));
     assert_eq!(client.getattr(dir), Err(Status::Stale));
     assert_eq!(refusal(client.lookup(dir, b"f")), Status::Stale);
@@ -226,4 +227,134 @@ fn a_name_that_moves_to_another_directory_leaves_the_old_tree() {
     assert_ne!(new_root, root);
     ok(client.create_how(new_root, b"g", CreateHow::Guarded(mode(0o600))));
     assert!(fixture.path("b/g").exists());
+}
+
+/// Waits until this process, which the server runs in, has nothing open below `path`.
+fn wait_until_closed(path: &std::path::Path) {
+    let is_open = || {
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+        let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        targets.into_iter().any(|target| target.starts_with(path))
+    };
+    for _ in 0..1500 {
+        if !is_open() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{} is still open", path.display());
+}
+
+#[test]
+fn a_reload_serves_the_directory_that_is_at_the_path_now() {
+    let fixture = Fixture::with(A);
+    let mut client = fixture.client();
+    let root = client.mnt("/a");
+    let (file, dir) = (client.create(root, "f"), client.mkdir(root, "d"));
+    let verifier = ok(client.write(file, 0, b"old")).verifier;
+    assert_eq!(fixture.reload(A), "no export changed");
+    assert_eq!(ok(client.write(file, 0, b"OLD")).verifier, verifier);
+
+    let moved = fixture.path("moved");
+    std::fs::rename(fixture.exported(""), &moved).unwrap();
+    std::fs::create_dir(fixture.exported("")).unwrap();
+    assert_eq!(fixture.reload(A), "another directory behind /a");
+    for handle in [root, file, dir] {
+        all_refuse(&mut client, handle, Status::Stale);
+    }
+    let root = client.mnt("/a");
+    let file = client.create(root, "f");
+    ok(client.write(file, 0, b"new"));
+    assert_eq!(std::fs::read(fixture.exported("f")).unwrap(), b"new");
+    assert_eq!(std::fs::read(moved.join("f")).unwrap(), b"OLD");
+    wait_until_closed(&moved);
+
+    // Removed and made again, most likely with the same inode number.
+    std::fs::remove_dir_all(fixture.exported("")).unwrap();
+    std::fs::create_dir(fixture.exported("")).unwrap();
+    assert_eq!(client.getattr(root), Err(Status::Stale));
+    assert_eq!(fixture.reload(A), "another directory behind /a");
+    all_refuse(&mut client, file, Status::Stale);
+    let root = client.mnt("/a");
+    client.create(root, "g");
+    assert!(fixture.exported("g").exists());
+
+    // The first one comes back, and with it what its handles name.
+    std::fs::rename(fixture.exported(""), fixture.path("third")).unwrap();
+    std::fs::rename(&moved, fixture.exported("")).unwrap();
+    fixture.reload(A);
+    assert_eq!(client.getattr(root), Err(Status::Stale));
+    let root = client.mnt("/a");
+    assert_eq!(client.find(root, "d"), dir);
+}
+
+#[test]
+fn a_reload_is_refused_when_a_path_is_gone() {
+    let fixture = Fixture::with(A);
+    let mut client = fixture.client();
+    let root = client.mnt("/a");
+    let file = client.create(root, "f");
+    std::fs::rename(fixture.exported(""), fixture.path("moved")).unwrap();
+    let refusal = fixture.refused_reload(A);
+    let path = fixture.path("export");
+    assert!(refusal.contains(path.to_str().unwrap()), "{refusal}");
+    assert!(refusal.contains("No such file or directory"), "{refusal}");
+    ok(client.write(file, 0, b"served on"));
+    assert_eq!(std::fs::read(fixture.path("moved/f")).unwrap(), b"served on");
+}
+
+#[test]
+fn a_reload_notices_what_was_mounted_and_unmounted_over_an_export() {
+    if !is_root("a_reload_notices_what_was_mounted_and_unmounted_over_an_export") {
+        return;
+    }
+    let fixture = Fixture::with(A);
+    let mut client = fixture.client();
+    let below = client.mnt("/a");
+    let file_below = client.create(below, "below");
+    let Some(mount) = Mounted::tmpfs(&fixture.exported(""), 64) else {
+        return eprintln!("skipped: nothing can be mounted here");
+    };
+    ok(client.write(file_below, 0, b"until the reload"));
+    assert_eq!(fixture.reload(A), "another directory behind /a");
+    all_refuse(&mut client, below, Status::Stale);
+    all_refuse(&mut client, file_below, Status::Stale);
+    let root = client.mnt("/a");
+    let file = client.create(root, "above");
+    assert!(fixture.exported("above").exists());
+
+    // The server has it open, so it can only be detached, and is served until the reload.
+    drop(mount);
+    ok(client.write(file, 0, b"detached"));
+    assert_eq!(fixture.reload(A), "another directory behind /a");
+    all_refuse(&mut client, root, Status::Stale);
+    all_refuse(&mut client, file, Status::Stale);
+    assert_eq!(client.mnt("/a"), below, "the directory below, with the handles it had");
+    assert_eq!(client.read(file_below, 0, 100).unwrap().data, b"until the reload");
+}
+
+#[test]
+fn a_handle_of_one_file_system_opens_nothing_on_the_next() {
+    if !is_root("a_handle_of_one_file_system_opens_nothing_on_the_next") {
+        return;
+    }
+    // To the kernel the roots of all ext4 file systems have the same handle.
+    let fixture = Fixture::prepared(A, |dir| {
+        for image in ["first", "second"] {
+            let image = dir.join(image);
+            std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+            run("mkfs.ext4", &["-q", image.to_str().unwrap()]);
+        }
+    });
+    let mount = |image| Mounted::image(&fixture.path(image), &fixture.exported(""));
+    let Some(_first) = mount("first") else {
+        return eprintln!("skipped: no image can be made or mounted here");
+    };
+    fixture.reload(A);
+    let mut client = fixture.client();
+    let root = client.mnt("/a");
+    let _second = mount("second").unwrap();
+    fixture.reload(A);
+    assert_ne!(client.mnt("/a"), root);
+    all_refuse(&mut client, root, Status::Stale);
 }

@@ -7,7 +7,7 @@ use std::sync::Once;
 
 use proto::nfs3::FileHandle;
 use spillway_server::Server;
-use spillway_server::config::{Config, Overrides};
+use spillway_server::config::{Config, ConfigError, Overrides};
 use spillway_server::counters::Counter;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -38,7 +38,7 @@ impl Fixture {
         Self::with(TRUSTING)
     }
 
-    /// Serves what the configuration says; `$DIR` in it is the directory of the test.
+    /// Serves the configuration; `$DIR` in it is the directory of the test.
     pub(crate) fn with(config: &str) -> Self {
         Self::prepared(config, |_| {})
     }
@@ -73,13 +73,17 @@ impl Fixture {
     }
 
     fn parse(&self, text: &str) -> Config {
+        self.try_parse(text).unwrap()
+    }
+
+    fn try_parse(&self, text: &str) -> Result<Config, ConfigError> {
         let text = text.replace("$DIR", self.dir.path().to_str().unwrap());
         let overrides = Overrides {
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
             state_dir: Some(self.dir.path().join("state")),
             ..Overrides::default()
         };
-        Config::parse(&text, Path::new("test.toml"), &overrides).unwrap()
+        Config::parse(&text, Path::new("test.toml"), &overrides)
     }
 
     fn start(&mut self) {
@@ -105,6 +109,15 @@ impl Fixture {
         self.runtime.block_on(async { self.server().reload(config).unwrap() })
     }
 
+    /// Why a reload is refused, by the configuration or by the server.
+    pub(crate) fn refused_reload(&self, config: &str) -> String {
+        let config = match self.try_parse(config) {
+            Ok(config) => config,
+            Err(error) => return error.to_string(),
+        };
+        self.runtime.block_on(async { self.server().reload(config).unwrap_err().to_string() })
+    }
+
     fn server(&self) -> &Server {
         self.server.as_ref().unwrap()
     }
@@ -115,6 +128,12 @@ impl Fixture {
 
     pub(crate) fn counter(&self, counter: Counter) -> u64 {
         self.server().counters().value(counter)
+    }
+
+    /// All counters that are not 0, for messages.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let values = Counter::ALL.iter().map(|&counter| (counter.name(), self.counter(counter)));
+        values.filter(|(_, value)| *value > 0).collect()
     }
 
     /// One of the server's figures by its name.
@@ -180,7 +199,7 @@ pub(crate) fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Whether the server can act as other users here; says why a test is skipped.
+/// Whether the server can act as other users here; prints why a test is skipped.
 pub(crate) fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -219,6 +238,17 @@ impl Mounted {
     pub(crate) fn image(image: &Path, at: &Path) -> Option<Self> {
         let (image, to) = (image.to_str().unwrap(), at.to_str().unwrap());
         run("mount", &["-o", "loop", image, to]).then(|| Self(at.to_owned()))
+    }
+
+    /// Mounts an overlay over the empty directory `lower`, with its upper layer in `upper`.
+    pub(crate) fn overlay(lower: &Path, upper: &Path, at: &Path) -> Option<Self> {
+        let (data, work) = (upper.join("data"), upper.join("work"));
+        [lower, &data, &work].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        set_mode(&data, 0o777);
+        let [lower, data, work] = [lower, &data, &work].map(|dir| dir.to_str().unwrap());
+        let layers = format!("lowerdir={lower},upperdir={data},workdir={work}");
+        run("mount", &["-t", "overlay", "-o", &layers, "overlay", at.to_str().unwrap()])
+            .then(|| Self(at.to_owned()))
     }
 
     /// Mounts a block device.

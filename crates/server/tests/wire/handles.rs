@@ -1,11 +1,14 @@
 //! File handles: what they survive, what they refuse, and where they end.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use proto::nfs3::*;
 
 use crate::client::{Client, ok, refusal};
-use crate::fixture::{Fixture, Mounted, is_root, set_mode};
+use crate::fixture::{Fixture, Mounted, is_root, run, set_mode};
+use crate::local_file::eventually;
 
 #[test]
 fn handles_survive_rename_link_and_restart() {
@@ -96,7 +99,7 @@ fn forged_handles_are_refused_by_every_procedure() {
 }
 
 #[test]
-fn what_is_deleted_is_stale_whoever_deletes_it() {
+fn a_deleted_object_is_stale() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let by_client = client.create(root, "a");
@@ -120,6 +123,74 @@ fn what_is_deleted_is_stale_whoever_deletes_it() {
     assert_eq!(client.getattr(by_client), Err(Status::Stale));
 }
 
+const TRUSTING: &str = r#"
+    [[export]]
+    path = "$DIR/export"
+    name = "/export"
+    squash = "none"
+    sync = false
+"#;
+
+/// A file system without kernel handles and without birth times: an overlay over ext4 with inodes of
+/// 128 bytes.
+fn mount_without_identities(fixture: &Fixture) -> Option<(Mounted, Mounted)> {
+    let (image, disk) = (fixture.path("image"), fixture.path("disk"));
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    std::fs::create_dir(&disk).unwrap();
+    if !run("mkfs.ext4", &["-q", "-I", "128", image.to_str().unwrap()]) {
+        return None;
+    }
+    let below = Mounted::image(&image, &disk)?;
+    let above = Mounted::overlay(&fixture.path("lower"), &disk, &fixture.exported(""))?;
+    Some((above, below))
+}
+
+#[test]
+fn a_handle_without_kernel_handle_and_birth_time_opens_no_other_file() {
+    if !is_root("a_handle_without_kernel_handle_and_birth_time_opens_no_other_file") {
+        return;
+    }
+    let mut fixture = Fixture::with(TRUSTING);
+    let Some(_mounts) = mount_without_identities(&fixture) else {
+        return eprintln!("skipped: no such file system can be mounted here");
+    };
+    fixture.reload(TRUSTING);
+    let (mut client, root) = fixture.mounted();
+    let inode = |name: &str| std::fs::metadata(fixture.exported(name)).unwrap().ino();
+    std::fs::write(fixture.exported("old"), "old data").unwrap();
+    let (old, number) = (client.find(root, "old"), inode("old"));
+    // While the server has it open, it is one object through all changes.
+    std::fs::write(fixture.exported("old"), "OLD DATA").unwrap();
+    assert_eq!(client.find(root, "old"), old);
+    assert_eq!(client.read(old, 0, 100).unwrap().data, b"OLD DATA");
+    let dir = client.mkdir(root, "d");
+    let file = client.create(dir, "f");
+    ok(client.rename((dir, b"f"), (root, b"g")));
+    assert_eq!(client.find(root, "g"), file);
+    // A listing keeps nothing open, so it gives out no handle.
+    let listed = client.readdirplus(root, 0, (1 << 16, 1 << 16)).unwrap();
+    assert!(
+        listed
+            .names
+            .iter()
+            .all(|entry| entry.name == b"." || entry.handle.is_none() || entry.name == b"..")
+    );
+
+    fixture.stop();
+    std::fs::remove_file(fixture.exported("old")).unwrap();
+    let names: Vec<_> = (0..100).map(|i| format!("new-{i}")).collect();
+    names.iter().for_each(|name| std::fs::write(fixture.exported(name), "another file").unwrap());
+    let inode = |name: &String| std::fs::metadata(fixture.exported(name)).unwrap().ino();
+    assert!(names.iter().any(|name| inode(name) == number), "the inode number is used again");
+    fixture.restart();
+    let mut client = fixture.client();
+    all_refuse(&mut client, old, Status::Stale);
+    all_refuse(&mut client, dir, Status::Stale);
+    assert_eq!(client.mnt("/export"), root, "the root is the export's, not the inode's");
+    let found = client.find(root, "new-0");
+    assert_eq!(client.read(found, 0, 100).unwrap().data, b"another file");
+}
+
 #[test]
 fn a_directory_moved_out_of_the_export_is_stale() {
     let mut fixture = Fixture::new();
@@ -133,9 +204,10 @@ fn a_directory_moved_out_of_the_export_is_stale() {
     if let Ok(above) = above {
         assert_eq!(above, root, "nothing outside may be reached");
     }
-    std::thread::sleep(std::time::Duration::from_millis(2200));
-    all_refuse(&mut client, dir, Status::Stale);
-    all_refuse(&mut client, inner, Status::Stale);
+    for moved in [dir, inner] {
+        assert!(eventually(|| client.getattr(moved) == Err(Status::Stale)), "{moved:?}");
+        all_refuse(&mut client, moved, Status::Stale);
+    }
     fixture.restart();
     let mut client = fixture.client();
     all_refuse(&mut client, inner, Status::Stale);
@@ -191,4 +263,45 @@ fn a_file_system_mounted_below_an_export_is_not_entered() {
     // The directory below the mount point is still the export's.
     assert_eq!(refusal(client.lookup(dir, b"inside")), Status::Noent);
     ok(client.lookup(dir, b"below"));
+}
+
+/// How long the blocks of a deleted file may stay in use: less than the file would stay open unused.
+const FREED_WITHIN: Duration = Duration::from_secs(4);
+const DELETED_BYTES: u64 = 64 << 20;
+
+#[test]
+fn blocks_of_a_file_deleted_by_a_local_process_are_freed_at_once() {
+    let memory = Path::new("/dev/shm");
+    if !memory.exists() {
+        return eprintln!("skipped: no /dev/shm");
+    }
+    let dir = tempfile::tempdir_in(memory).unwrap();
+    set_mode(dir.path(), 0o777);
+    let config = format!(
+        "[[export]]\npath = {:?}\nname = \"/export\"\nsquash = \"none\"\nsync = false",
+        dir.path()
+    );
+    let fixture = Fixture::with(&config);
+    let (mut client, root) = fixture.mounted();
+    let free_bytes = || {
+        let stat = rustix::fs::statvfs(dir.path()).unwrap();
+        stat.f_bfree * stat.f_frsize
+    };
+    let before = free_bytes();
+    let file = client.create(root, "f");
+    let data = vec![7; 1 << 20];
+    for offset in (0..DELETED_BYTES).step_by(1 << 20) {
+        ok(client.write(file, offset, &data));
+    }
+    ok(client.commit(file));
+    // Others may use this file system too: half of the size is far from what they do.
+    assert!(free_bytes() + DELETED_BYTES / 2 < before, "the file has blocks");
+    std::fs::remove_file(dir.path().join("f")).unwrap();
+    let deleted = Instant::now();
+    while free_bytes() + DELETED_BYTES / 2 < before {
+        assert!(deleted.elapsed() < FREED_WITHIN, "the server keeps the deleted file");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    eprintln!("the blocks were free after {:?}", deleted.elapsed());
+    assert_eq!(client.getattr(file), Err(Status::Stale));
 }

@@ -166,7 +166,7 @@ fn mutated_calls_are_answered_or_hung_up_on() {
         let cut = noise.below(call.len());
         let cuts = if cut > 0 && round % 5 == 0 { vec![cut] } else { vec![] };
         client.send_bytes(&in_fragments(&call, &cuts));
-        // A call after it tells the two outcomes apart at once, and a dropped one as well.
+        // A call after it distinguishes the two outcomes at once, and a dropped one as well.
         let xid = client.xid();
         let null = client.encode(xid, (nfs3::PROGRAM, nfs3::VERSION, 0), &[]);
         drop(client.stream.write_all(&in_fragments(&null, &[])));

@@ -1,5 +1,5 @@
-//! Who may do what: the kernel decides about names, the server about data, by the ids that the
-//! export's policy leaves of a client's claim.
+//! Permissions: the kernel decides about names, the server about data, by a client's ids after
+//! squashing.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -11,7 +11,7 @@ use crate::client::{Client, Ids, mode, ok, refusal, size};
 use crate::fixture::{Fixture, is_root, run, set_mode};
 use crate::handles::all_refuse;
 
-/// A client that says it is this user, and the root of `/export`.
+/// A client with the credential of this user, and the root of `/export`.
 fn user(fixture: &Fixture, id: u32) -> (Client, FileHandle) {
     let mut client = fixture.client().becoming(Ids::user(id));
     let root = client.mnt("/export");
@@ -51,6 +51,53 @@ fn new_objects_belong_to_the_caller() {
     let how = CreateHow::Guarded(no_id);
     assert_eq!(refusal(client.create_how(root, b"never", how)), Status::Inval);
     assert_eq!(refusal(client.lookup(root, b"never")), Status::Noent, "nothing was made");
+}
+
+/// The owner and group of objects that `client` makes in each way with these attributes.
+fn owners_of_new(client: &mut Client, dir: FileHandle, set: SetAttributes) -> Vec<(u32, u32)> {
+    let made = [
+        client.create_how(dir, b"guarded", CreateHow::Guarded(set)),
+        client.create_how(dir, b"unchecked", CreateHow::Unchecked(set)),
+        client.try_mkdir(dir, b"directory", set),
+        client.mknod(dir, b"fifo", MknodData::Fifo(set)),
+        client.symlink_with(dir, b"link", b"target", set),
+    ];
+    let owner = |made: CreatedReply| {
+        let attributes = ok(made).attributes.unwrap();
+        (attributes.uid, attributes.gid)
+    };
+    made.map(owner).to_vec()
+}
+
+#[test]
+fn creation_ignores_an_owner_and_group_that_the_caller_may_not_give() {
+    if !is_root("creation_ignores_an_owner_and_group_that_the_caller_may_not_give") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut user = fixture.client().becoming(Ids { uid: 1001, gid: 1002, groups: vec![5] });
+    let mut root_user = fixture.client();
+    let root = root_user.mnt("/export");
+    let own = (1001, 1002);
+    // A symbolic link has the owner and group that the kernel gives it, whatever is sent.
+    let cases = [
+        (Some(1003), None, own, own),
+        (None, Some(99), own, own),
+        (Some(1003), Some(99), own, own),
+        (Some(1003), Some(5), (1001, 5), own),
+        (Some(1001), Some(5), (1001, 5), own),
+        (Some(1001), Some(1002), own, own),
+    ];
+    for (i, (uid, gid, expected, of_link)) in cases.into_iter().enumerate() {
+        let dir = root_user.mkdir(root, &i.to_string());
+        let set = SetAttributes { uid, gid, ..mode(0o777) };
+        let owners = owners_of_new(&mut user, dir, set);
+        assert_eq!(owners, [expected, expected, expected, expected, of_link], "{uid:?} {gid:?}");
+    }
+    // A caller who may give objects away still does.
+    let dir = root_user.mkdir(root, "by-root");
+    let set = SetAttributes { uid: Some(1003), gid: Some(99), ..mode(0o777) };
+    assert_eq!(owners_of_new(&mut root_user, dir, set)[..4], [(1003, 99); 4]);
 }
 
 #[test]
@@ -129,7 +176,7 @@ fn data_is_guarded_by_the_mode_as_it_is_now() {
         (0o664, (true, true), (true, false)),
         (0o604, (false, false), (true, false)),
         (0o602, (false, false), (false, true)),
-        // Who may only execute may read: a client pages programs in with READ.
+        // Execute permission suffices to read: a client pages programs in with READ.
         (0o711, (true, false), (true, false)),
     ] {
         // Once by the client and once behind the server's back.
@@ -152,6 +199,35 @@ fn data_is_guarded_by_the_mode_as_it_is_now() {
 }
 
 #[test]
+fn a_refused_write_leaves_a_program_executable() {
+    if !is_root("a_refused_write_leaves_a_program_executable") {
+        return;
+    }
+    for write_mode in ["buffered", "direct"] {
+        let fixture = Fixture::in_modes("", "buffered", write_mode);
+        let program = fixture.exported("program");
+        let path = program.to_str().unwrap();
+        // Made by another process: this one may fork, in another test, while it has a file open.
+        assert!(run("cp", &["/bin/true", path]) && run("chmod", &["755", path]));
+        let (mut user, root) = user(&fixture, 1000);
+        let file = user.find(root, "program");
+        let large = vec![b'x'; 1 << 20];
+        assert_eq!(refusal(user.write(file, 0, b"x")), Status::Acces);
+        assert!(run(path, &[]), "after a WRITE, {write_mode}");
+        assert_eq!(refusal(user.write(file, 0, &large)), Status::Acces);
+        assert!(run(path, &[]), "after a large WRITE, {write_mode}");
+        assert_eq!(refusal(user.commit(file)), Status::Acces);
+        assert!(run(path, &[]), "after COMMIT, {write_mode}");
+        assert_eq!(refusal(user.setattr(file, size(0))), Status::Acces);
+        assert!(run(path, &[]), "after SETATTR, {write_mode}");
+        let cut = CreateHow::Unchecked(size(0));
+        assert_eq!(refusal(user.create_how(root, b"program", cut)), Status::Acces);
+        assert!(run(path, &[]), "after CREATE, {write_mode}");
+        assert_eq!(user.read(file, 0, 4).unwrap().data, b"\x7fELF");
+    }
+}
+
+#[test]
 fn the_owner_writes_on_after_a_chmod() {
     if !is_root("the_owner_writes_on_after_a_chmod") {
         return;
@@ -164,7 +240,7 @@ fn the_owner_writes_on_after_a_chmod() {
     ok(owner.setattr(file, size(5)));
     ok(owner.setattr(file, mode(0o000)));
     assert_eq!(owner.read(file, 0, 10).unwrap().data, b"still");
-    // ACCESS tells the truth about a new open.
+    // ACCESS reports the permissions of a new open.
     assert_eq!(ok(owner.access(file, 0x3f)).access, 0);
     // As a file made with such a mode, and filled by its maker (tar and cp do this).
     let how = CreateHow::Guarded(mode(0o400));
@@ -199,6 +275,17 @@ fn access_control_lists_count() {
     assert!(run("setfacl", &["-m", "u:1004:-", path.to_str().unwrap()]));
     assert_eq!(stranger.read(file, 0, 4).unwrap_err(), Status::Acces);
     assert_eq!(refusal(stranger.write(file, 0, b"x")), Status::Acces);
+    // The first to ask is refused or served by the list too, before the server has opened the file.
+    for (name, list, bits) in [("grants", "u:1002:r", 0o640), ("denies", "u:1004:-", 0o666)] {
+        let path = fixture.exported(name);
+        std::fs::write(&path, "data").unwrap();
+        set_mode(&path, bits);
+        assert!(run("setfacl", &["-m", list, path.to_str().unwrap()]));
+    }
+    let granting = reader.find(root, "grants");
+    assert_eq!(reader.read(granting, 0, 4).unwrap().data, b"data");
+    let denying = stranger.find(root, "denies");
+    assert_eq!(refusal(stranger.write(denying, 0, b"x")), Status::Acces);
     // A default list of a directory reaches what is made in it.
     let dir = ok(owner.try_mkdir(root, b"d", mode(0o755))).object.unwrap();
     let dir_path = fixture.exported("d");

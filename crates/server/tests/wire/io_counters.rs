@@ -7,7 +7,7 @@ use crate::client::{Client, ok};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root};
 use crate::local_file::{LocalFile, content};
 
-/// All that tell of a way. (How long a READ took decides which thread served it, which is none.)
+/// All counters of a route. (How long a READ took decides which thread served it, which is none.)
 const WAYS: [Counter; 19] = [
     ReadsCachedByMode,
     ReadsCachedInFreeMemory,
@@ -31,7 +31,7 @@ const WAYS: [Counter; 19] = [
 ];
 const FILE_BYTES: usize = (2 << 20) + 100;
 
-/// Does something, and says which ways were counted meanwhile, each as often as it was.
+/// Runs `action`; returns the routes counted meanwhile, each as often as it was.
 fn counted(fixture: &Fixture, action: impl FnOnce()) -> Vec<Counter> {
     let before = WAYS.map(|way| fixture.counter(way));
     action();

@@ -8,35 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proto::nfs3::{self, *};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_server::counters::Counter;
 
-use crate::client::{Client, encoded, in_fragments, ok};
+use crate::client::{Client, encoded, in_fragments, mode, ok};
 use crate::fixture::Fixture;
 
 #[test]
-fn connections_beyond_the_limit_wait_their_turn() {
-    let fixture = Fixture::with_settings("max_connections = 2");
-    let (mut first, mut second) = (fixture.client(), fixture.client());
-    first.null();
-    second.null();
-    let mut third = fixture.client();
-    let xid = third.xid();
-    let null = third.encode(xid, (nfs3::PROGRAM, nfs3::VERSION, 0), &[]);
-    third.send_record(&null);
-    third.stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    let mut byte = [0];
-    let waiting = third.stream.peek(&mut byte).unwrap_err();
-    assert_eq!(waiting.kind(), std::io::ErrorKind::WouldBlock);
-    first.null();
-    drop(first);
-    third.stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    assert!(third.receive_record().is_some());
-    second.null();
-}
-
-#[test]
-fn peers_that_trickle_hold_up_nobody() {
+fn slow_peers_delay_no_other_client() {
     let fixture = Fixture::with_settings("memory = \"8MiB\"");
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
@@ -85,7 +64,7 @@ fn a_client_that_takes_no_replies_cannot_ask_on() {
     }
     // Some wait in the sockets' buffers; 230 MB of replies do not.
     assert!(last < calls / 2, "{last} of {calls} calls were taken");
-    // Whoever reads on is served on.
+    // A client that continues to read is served.
     for _ in 0..calls {
         client.receive_record().unwrap();
     }
@@ -232,6 +211,56 @@ fn eight_readers_that_take_no_replies() {
 }
 
 #[test]
+fn unread_listings_stay_within_the_budget() {
+    in_own_process("limits::a_hundred_listers_that_take_no_replies");
+}
+
+#[test]
+#[ignore = "run by unread_listings_stay_within_the_budget"]
+fn a_hundred_listers_that_take_no_replies() {
+    let fixture = Fixture::with_settings("memory = \"16MiB\"");
+    // Replies of a megabyte each, where the listing is not cut short because it takes too long.
+    for i in 0..4000 {
+        std::fs::write(fixture.exported(&format!("{i:05}-{}", "n".repeat(240))), "").unwrap();
+    }
+    let (mut client, root) = fixture.mounted();
+    assert!(client.readdir(root, 0, 1 << 20).unwrap().bytes > 1 << 18);
+    let (verifier, count) = (CookieVerifier::default(), 1 << 20);
+    let readdir = encoded(&ReaddirArgs { dir: root, cookie: 0, verifier, count });
+    let readdirplus = encoded(&ReaddirplusArgs {
+        dir: root,
+        cookie: 0,
+        verifier,
+        dir_count: count,
+        max_count: count,
+    });
+    let calls = [(Procedure::Readdir, readdir), (Procedure::Readdirplus, readdirplus)];
+    let before = peak_memory();
+    let greedy: Vec<Client> = calls
+        .iter()
+        .cycle()
+        .take(100)
+        .map(|(procedure, args)| {
+            let mut client = fixture.client();
+            for _ in 0..16 {
+                let xid = client.xid();
+                let target = (nfs3::PROGRAM, nfs3::VERSION, procedure.code());
+                let call = client.encode(xid, target, args);
+                client.send_record(&call);
+            }
+            client
+        })
+        .collect();
+    let began = Instant::now();
+    assert!(!client.readdir(root, 0, 1 << 16).unwrap().names.is_empty());
+    assert!(began.elapsed() < Duration::from_secs(15), "waited {:?}", began.elapsed());
+    client.getattr(root).unwrap();
+    let grown = peak_memory() - before;
+    assert!(grown < BUDGET + BESIDE, "grown by {} MiB", grown / MIB);
+    drop(greedy);
+}
+
+#[test]
 fn writers_that_send_by_the_byte_do_not_hold_up_others() {
     let fixture = Fixture::with_settings("memory = \"16MiB\"");
     let (mut client, root) = fixture.mounted();
@@ -300,4 +329,60 @@ fn five_thousand_files_with_1024_descriptors() {
     }
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
     assert!(open < 900, "{open} descriptors are open");
+}
+
+#[test]
+fn flush_without_a_descriptor_left_is_no_failed_flush() {
+    in_own_process("limits::setattr_with_no_descriptor_left");
+}
+
+#[test]
+#[ignore = "run by flush_without_a_descriptor_left_is_no_failed_flush"]
+fn setattr_with_no_descriptor_left() {
+    let mut fixture =
+        Fixture::with("[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"");
+    let (mut client, root) = fixture.mounted();
+    client.create(root, "f");
+    let witness = client.create(root, "witness");
+    // The server has no descriptor of the file but the one that finding it opens.
+    fixture.restart();
+    let mut client = fixture.client();
+    let verifier = ok(client.write(witness, 0, b"unstable")).verifier;
+    let file = client.find(root, "f");
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+    let done = client.setattr(file, mode(0o600));
+    setrlimit(Resource::Nofile, limit).unwrap();
+    ok(done);
+    assert_eq!(ok(client.commit(witness)).verifier, verifier);
+}
+
+#[test]
+fn many_small_files_in_the_window_need_few_descriptors() {
+    in_own_process("limits::small_files_past_the_cache_with_256_descriptors");
+}
+
+#[test]
+#[ignore = "run by many_small_files_in_the_window_need_few_descriptors"]
+fn small_files_past_the_cache_with_256_descriptors() {
+    let limit = Some(256);
+    setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+    for mode in ["dontcache", "direct"] {
+        let fixture = Fixture::in_modes("max_connections = 16", mode, mode);
+        let write_files = |writer: u32| {
+            let (mut client, root) = fixture.mounted();
+            for i in 0..100 {
+                // Each call succeeds: none is answered with JUKEBOX.
+                let file = client.create(root, &format!("{writer}-{i}"));
+                assert_eq!(ok(client.write(file, 0, b"data")).count, 4);
+            }
+        };
+        thread::scope(|scope| {
+            for writer in 0..4 {
+                let write_files = &write_files;
+                scope.spawn(move || write_files(writer));
+            }
+        });
+        assert!(fixture.figure("window_files") <= 32);
+    }
 }

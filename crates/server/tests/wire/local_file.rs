@@ -57,8 +57,8 @@ impl LocalFile {
         self.0.set_len(len).unwrap();
     }
 
-    /// Writes the file to the disk and takes it out of the page cache. The kernel leaves there what
-    /// somebody still holds for a moment, as another processor that has just read it.
+    /// Writes the file to the disk and takes it out of the page cache. The kernel leaves pages that
+    /// are still referenced, as by another processor that has just read them.
     pub(crate) fn forget(&self) {
         fsync(&self.0).unwrap();
         for _ in 0..FORGET_TIMES_MAX {
@@ -71,9 +71,18 @@ impl LocalFile {
         // A file system in memory keeps it; the tests that mind ask for a disk.
     }
 
-    /// What of the file is in the page cache.
+    /// Makes the kernel cache what is read through this descriptor and nothing beside it.
+    pub(crate) fn forbid_read_ahead(&self) {
+        fadvise(&self.0, 0, None, Advice::Random).unwrap();
+    }
+
+    /// The parts of the file in the page cache.
     pub(crate) fn residency(&self) -> Residency {
-        let range = ByteRange::new(0, self.len()).unwrap();
+        self.residency_of(ByteRange::new(0, self.len()).unwrap())
+    }
+
+    /// The parts of a range of the file in the page cache.
+    pub(crate) fn residency_of(&self, range: ByteRange) -> Residency {
         io::resident_ranges(self.0.as_fd(), range).unwrap().expect("the file is ours")
     }
 
@@ -83,13 +92,13 @@ impl LocalFile {
     }
 
     /// Whether the kernel took all pages of a range out of the page cache by itself: it remembers
-    /// those, and not the ones that somebody dropped or wrote past.
+    /// those, and not the ones that a program dropped or wrote past.
     pub(crate) fn was_reclaimed(&self, range: ByteRange) -> bool {
         let state = io::cache_state(self.0.as_fd(), range).unwrap();
         state.is_some_and(|state| state.evicted == state.pages)
     }
 
-    /// Whether the file takes direct I/O on a disk; says why a test is skipped.
+    /// Whether the file supports direct I/O on a disk; prints why a test is skipped.
     pub(crate) fn is_on_disk(&self, test: &str) -> bool {
         let on_disk = io::dio_align(self.0.as_fd()).unwrap().is_some();
         if !on_disk {
@@ -99,7 +108,7 @@ impl LocalFile {
     }
 }
 
-/// Bytes that tell their offset, and the file or writer by its `seed`.
+/// Bytes that encode their offset, and the file or writer by its `seed`.
 pub(crate) fn content(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     let first = offset / 8;
     let words = first..(offset + len as u64).div_ceil(8);

@@ -9,6 +9,7 @@ mod fixture;
 mod local_file;
 
 mod concurrency;
+mod connections;
 mod durability;
 mod exports;
 mod handles;
@@ -23,7 +24,9 @@ mod read_ahead;
 mod readdir;
 mod retransmission;
 mod rpc;
+mod shared_tree;
 mod splice;
+mod stamps;
 mod unprivileged;
 mod wcc;
 mod write_window;

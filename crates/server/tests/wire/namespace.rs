@@ -2,6 +2,8 @@
 //! and the attributes that come with them.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use proto::nfs3::*;
 
@@ -165,6 +167,58 @@ fn exclusive_create_knows_its_own_work_by_all_eight_bytes() {
     assert_eq!(refusal(client.create_how(root, b"f", how)), Status::Exist, "it is in use now");
     client.mkdir(root, "d");
     assert_eq!(refusal(client.create_how(root, b"d", how)), Status::Exist);
+}
+
+#[test]
+fn exclusive_create_shows_no_name_without_its_verifier() {
+    use std::os::unix::fs::MetadataExt;
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::WRONLY;
+    let mode = rustix::fs::Mode::RUSR;
+    if let Err(error) = rustix::fs::open(fixture.exported(""), flags, mode) {
+        eprintln!("exclusive_create_shows_no_name_without_its_verifier skipped: {error}");
+        return;
+    }
+    let paths: Vec<_> = (0..200).map(|i| fixture.exported(&format!("f{i}"))).collect();
+    let watcher = std::thread::spawn(move || {
+        let seen = |path| {
+            loop {
+                match std::fs::metadata(path) {
+                    Ok(metadata) => return (metadata.atime(), metadata.mtime()),
+                    Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
+                }
+            }
+        };
+        paths.iter().all(|path| seen(path) == (0x0102_0304, 0x0506_0708))
+    });
+    let how = CreateHow::Exclusive([1, 2, 3, 4, 5, 6, 7, 8]);
+    for i in 0..200 {
+        ok(client.create_how(root, format!("f{i}").as_bytes(), how));
+    }
+    assert!(watcher.join().unwrap(), "a name was there before its verifier");
+}
+
+#[test]
+fn a_creation_that_fails_leaves_nothing() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    // Larger than ext4 supports, which it reports only when the existing file is given its length.
+    let too_large = size(1 << 62);
+    if client.create_how(root, b"probe", CreateHow::Guarded(too_large)).is_ok() {
+        return eprintln!("skipped: files on this file system can have any length");
+    }
+    for how in [CreateHow::Guarded(too_large), CreateHow::Unchecked(too_large)] {
+        assert_eq!(refusal(client.create_how(root, b"f", how)), Status::Fbig);
+        assert_eq!(refusal(client.lookup(root, b"f")), Status::Noent);
+    }
+    // An existing file is not removed.
+    let file = client.create(root, "f");
+    ok(client.write(file, 0, b"data"));
+    let cut = CreateHow::Unchecked(too_large);
+    assert_eq!(refusal(client.create_how(root, b"f", cut)), Status::Fbig);
+    assert_eq!(client.find(root, "f"), file);
+    assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
 }
 
 #[test]
@@ -383,7 +437,7 @@ fn the_guard_of_setattr_must_be_the_ctime() {
 }
 
 #[test]
-fn access_tells_directories_from_files() {
+fn access_distinguishes_directories_from_files() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
@@ -495,4 +549,26 @@ fn deep_trees_keep_their_handles() {
     let made = (0..60).fold(root, |dir, i| client.mkdir(dir, &format!("d{i}")));
     assert_eq!(chain(&mut client), made);
     client.create(made, "leaf");
+}
+
+#[test]
+fn lookup_beside_renames_over_a_name_always_finds_it() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let (is_over, stops) = (AtomicBool::new(false), Duration::from_millis(700));
+    client.create(root, "name");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut renaming = fixture.client();
+            let started = Instant::now();
+            while started.elapsed() < stops {
+                renaming.create(root, "new");
+                ok(renaming.rename((root, b"new"), (root, b"name")));
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        while !is_over.load(Ordering::Acquire) {
+            ok(client.lookup(root, b"name"));
+        }
+    });
 }

@@ -1,6 +1,8 @@
 //! READs in sequence are answered from what was read ahead, and never with anything that the file
 //! does not hold any more.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -8,18 +10,18 @@ use proto::nfs3::*;
 use spillway_server::counters::Counter;
 
 use crate::client::{Client, ok, size};
-use crate::fixture::{Fixture, in_modes, set_mode};
+use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
 use crate::local_file::{LocalFile, Mapping, assert_same, content, settle};
 
 const MIB: u64 = 1 << 20;
 /// The modes that always read ahead by themselves.
 const AHEAD: [&str; 2] = ["dontcache", "direct"];
-/// Those that may: in `auto` the kernel often does where the page cache may grow.
+/// Modes in which it may be: in `auto` the kernel often does where the page cache may grow.
 const MAY_BE_AHEAD: [&str; 3] = ["dontcache", "direct", "auto"];
 const FILE_BYTES: usize = (6 << 20) + 1000;
 const TRANSFER: u32 = 47_008;
 
-/// What the files hold at first.
+/// The initial content of the files.
 fn whole() -> &'static [u8] {
     static WHOLE: OnceLock<Vec<u8>> = OnceLock::new();
     WHOLE.get_or_init(|| content(1, 0, FILE_BYTES))
@@ -118,7 +120,7 @@ fn stream(client: &mut Client, file: FileHandle, expected: &[u8], part: std::ops
     }
 }
 
-/// What others can do to a file of which a part has been read ahead.
+/// A change by another writer of a file of which a part has been read ahead.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     /// WRITE by another client.
@@ -240,7 +242,7 @@ fn see_change(fixture: &Fixture, mode: &str, victim: &mut Victim, place: u64) {
     let file = client.find(root, &victim.name);
     let ahead = fixture.counter(Counter::ReadsFromReadAhead);
     stream(&mut client, file, &victim.expected, 0..place - 100_000);
-    // What is dirty is kept only if a direct READ has written it.
+    // A chunk of dirty pages is kept only if a direct READ has written them.
     let is_kept = AHEAD.contains(&mode) && !matches!(victim.change, Change::StoreToDirty);
     if is_kept && victim.local.is_on_disk("reading ahead") {
         let what = victim.change;
@@ -286,5 +288,149 @@ fn changes_while_chunks_are_on_their_way_are_seen() {
             expected[place..place + data.len()].copy_from_slice(&data);
             stream(&mut client, file, &expected, 2 * u64::from(TRANSFER)..expected.len() as u64);
         }
+    }
+}
+
+/// Exports of `$DIR/export/MODE` as `/MODE`, with READs in that mode.
+fn export_for_each_mode() -> String {
+    let export = |mode: &str| {
+        format!(
+            "[[export]]\npath = \"$DIR/export/{mode}\"\nname = \"/{mode}\"\nsquash = \"none\"\n\
+             sync = false\nio_cache_read = \"{mode}\"\n"
+        )
+    };
+    MAY_BE_AHEAD.iter().map(|mode| export(mode)).collect()
+}
+
+/// Fills a directory for each mode with a file `f`.
+fn make_files(export: &Path) -> Vec<LocalFile> {
+    let make = |mode: &&str| {
+        let dir = export.join(mode);
+        std::fs::create_dir(&dir).unwrap();
+        let local = LocalFile::create(&dir.join("f"), whole());
+        local.forget();
+        local
+    };
+    MAY_BE_AHEAD.iter().map(make).collect()
+}
+
+/// A mounted ext4 on a device of its own, whose writes can be made slow.
+struct SlowDisk {
+    /// Major and minor number.
+    device: String,
+    _mount: Mounted,
+}
+
+impl SlowDisk {
+    /// Bytes per second that the device takes, for everybody (cgroups version 1); 0 for no limit.
+    const LIMIT: &str = "/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device";
+
+    fn new(dir: &Path) -> Option<Self> {
+        let (image, export) = (dir.join("image"), dir.join("export"));
+        std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        if !Path::new(Self::LIMIT).exists() || !run("mkfs.ext4", &["-q", image.to_str().unwrap()]) {
+            return None;
+        }
+        let mount = Mounted::image(&image, &export)?;
+        let device = rustix::fs::stat(&export).unwrap().st_dev;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        Some(Self { device: format!("{major}:{minor}"), _mount: mount })
+    }
+
+    fn limit_writes(&self, bytes_per_second: u64) {
+        std::fs::write(Self::LIMIT, format!("{} {bytes_per_second}", self.device)).unwrap();
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        self.limit_writes(0);
+    }
+}
+
+/// The kernel renews the change time when a write begins, and these take longer than any time after
+/// which a version could count as settled.
+#[test]
+fn write_that_was_finished_is_seen_however_long_it_took() {
+    let test = "write_that_was_finished_is_seen_however_long_it_took";
+    if !is_root(test) {
+        return;
+    }
+    let (mut disk, mut files) = (None, Vec::new());
+    let fixture = Fixture::prepared(&export_for_each_mode(), |dir| {
+        disk = SlowDisk::new(dir);
+        files = make_files(&dir.join("export"));
+    });
+    let Some(disk) = disk else { return eprintln!("{test} skipped: no slow disk can be made") };
+    settle();
+    rustix::fs::sync();
+    // A MiB for each mode takes three seconds.
+    disk.limit_writes(1 << 20);
+    let place = 2 * MIB;
+    let input = fixture.path("new");
+    std::fs::write(&input, vec![0xee; 1 << 20]).unwrap();
+    let write = |mode: &&str| {
+        let (input, output) = (input.display(), fixture.exported(mode).join("f"));
+        let (input, output) = (format!("if={input}"), format!("of={}", output.display()));
+        let how = ["bs=1M", "seek=2", "oflag=direct", "conv=notrunc", "status=none"];
+        Command::new("dd").args([&input, &output]).args(how).spawn().unwrap()
+    };
+    let writes: Vec<_> = MAY_BE_AHEAD.iter().map(write).collect();
+    // They are at work, and their change times have settled.
+    std::thread::sleep(Duration::from_millis(1500));
+    let mut client = fixture.client();
+    let opened = MAY_BE_AHEAD.map(|mode| {
+        let root = client.mnt(&format!("/{mode}"));
+        let file = client.find(root, "f");
+        stream(&mut client, file, whole(), 0..place - 100_000);
+        file
+    });
+    assert!(fixture.counter(Counter::ReadsFromReadAhead) > 0, "the test tests nothing");
+    for mut write in writes {
+        assert!(write.wait().unwrap().success());
+    }
+    for (file, mode) in opened.into_iter().zip(MAY_BE_AHEAD) {
+        let read = client.read(file, place, 1 << 20).unwrap();
+        assert_same(&read.data, &vec![0xee; 1 << 20], mode);
+    }
+    drop(files);
+    drop(fixture);
+    drop(disk);
+}
+
+/// The kernel notes no change time for these stores.
+#[test]
+fn store_through_a_mapping_on_tmpfs_is_seen() {
+    let test = "store_through_a_mapping_on_tmpfs_is_seen";
+    if !is_root(test) {
+        return;
+    }
+    let mut mount = None;
+    let fixture = Fixture::prepared(&export_for_each_mode(), |dir| {
+        mount = Mounted::tmpfs(&dir.join("export"), 32 << 10);
+        make_files(&dir.join("export"));
+    });
+    if mount.is_none() {
+        return eprintln!("{test} skipped: nothing can be mounted here");
+    }
+    let place = 2 * MIB;
+    let mut client = fixture.client();
+    let mapped = MAY_BE_AHEAD.map(|mode| {
+        let mut mapping = Mapping::of(&fixture.exported(mode).join("f"), FILE_BYTES as u64)?;
+        let at = usize::try_from(place).unwrap();
+        mapping.store(place, &whole()[at..at + 1000]);
+        Some(mapping)
+    });
+    settle();
+    for (mapping, mode) in mapped.into_iter().zip(MAY_BE_AHEAD) {
+        let Some(mut mapping) = mapping else { return };
+        let root = client.mnt(&format!("/{mode}"));
+        let file = client.find(root, "f");
+        stream(&mut client, file, whole(), 0..place - 100_000);
+        // Time for read-ahead to complete.
+        std::thread::sleep(Duration::from_millis(20));
+        mapping.store(place, &NEW);
+        let read = client.read(file, place, 100).unwrap();
+        assert_same(&read.data, &NEW, mode);
     }
 }

@@ -1,10 +1,12 @@
 //! A call that is sent again is answered again and done once (RFC 1813 §4.5).
 
+use std::net::Ipv4Addr;
+
 use proto::nfs3::{self, *};
 use proto::xdr::{Encode, decode_all};
 use spillway_server::counters::Counter;
 
-use crate::client::{Client, Ids, encoded, in_fragments, mode, ok, split};
+use crate::client::{Client, Ids, encoded, in_fragments, mode, ok, refusal, split};
 use crate::fixture::{Fixture, is_root};
 
 /// A record of a call that can be sent many times.
@@ -19,48 +21,55 @@ fn send(client: &mut Client, record: &[u8]) -> Vec<u8> {
     client.receive_record().expect("a reply")
 }
 
-/// Sends a call, again, and again on a new connection.
+/// Sends a call, again, and again over a new connection from the same port.
 #[track_caller]
-fn thrice(fixture: &Fixture, client: &mut Client, record: &[u8]) -> Vec<u8> {
-    let first = send(client, record);
-    assert_eq!(send(client, record), first, "again");
-    assert_eq!(send(&mut fixture.client(), record), first, "on a new connection");
+fn thrice(fixture: &Fixture, client: &mut Option<Client>, record: &[u8]) -> Vec<u8> {
+    let mut connected = client.take().unwrap();
+    let first = send(&mut connected, record);
+    assert_eq!(send(&mut connected, record), first, "again");
+    let mut connected = connected.reconnected(fixture.address());
+    assert_eq!(send(&mut connected, record), first, "over a new connection");
+    *client = Some(connected);
     split(&first).1
 }
 
 #[test]
 fn every_change_is_done_once_and_answered_alike() {
     let fixture = Fixture::new();
-    let (mut client, root) = fixture.mounted();
+    let mut client = Client::connect_reusable(fixture.address());
+    let root = client.mnt("/export");
+    let mut client = Some(client);
     let op = |name| DirOp { dir: root, name };
     let attributes = mode(0o600);
     let how = CreateHow::Guarded(attributes);
-    let create = call(&mut client, Procedure::Create, &CreateArgs { where_: op(b"f"), how });
+    let create =
+        call(client.as_mut().unwrap(), Procedure::Create, &CreateArgs { where_: op(b"f"), how });
     let made: CreatedReply = decode_all(&thrice(&fixture, &mut client, &create)).unwrap();
     let file = ok(made).object.unwrap();
     let args = MkdirArgs { where_: op(b"d"), attributes };
-    let mkdir = call(&mut client, Procedure::Mkdir, &args);
+    let mkdir = call(client.as_mut().unwrap(), Procedure::Mkdir, &args);
     ok(decode_all::<CreatedReply>(&thrice(&fixture, &mut client, &mkdir)).unwrap());
     let args = SymlinkArgs { where_: op(b"l"), attributes, target: b"t" };
-    let symlink = call(&mut client, Procedure::Symlink, &args);
+    let symlink = call(client.as_mut().unwrap(), Procedure::Symlink, &args);
     ok(decode_all::<CreatedReply>(&thrice(&fixture, &mut client, &symlink)).unwrap());
     let args = MknodArgs { where_: op(b"p"), what: MknodData::Fifo(attributes) };
-    let mknod = call(&mut client, Procedure::Mknod, &args);
+    let mknod = call(client.as_mut().unwrap(), Procedure::Mknod, &args);
     ok(decode_all::<CreatedReply>(&thrice(&fixture, &mut client, &mknod)).unwrap());
     let args = LinkArgs { file, link: op(b"g") };
-    let link = call(&mut client, Procedure::Link, &args);
+    let link = call(client.as_mut().unwrap(), Procedure::Link, &args);
     ok(decode_all::<LinkReply>(&thrice(&fixture, &mut client, &link)).unwrap());
     let args = RenameArgs { from: op(b"g"), to: op(b"h") };
-    let rename = call(&mut client, Procedure::Rename, &args);
+    let rename = call(client.as_mut().unwrap(), Procedure::Rename, &args);
     ok(decode_all::<RenameReply>(&thrice(&fixture, &mut client, &rename)).unwrap());
-    let remove = call(&mut client, Procedure::Remove, &RemoveArgs { object: op(b"h") });
+    let remove =
+        call(client.as_mut().unwrap(), Procedure::Remove, &RemoveArgs { object: op(b"h") });
     ok(decode_all::<RemovedReply>(&thrice(&fixture, &mut client, &remove)).unwrap());
-    let rmdir = call(&mut client, Procedure::Rmdir, &RmdirArgs { object: op(b"d") });
+    let rmdir = call(client.as_mut().unwrap(), Procedure::Rmdir, &RmdirArgs { object: op(b"d") });
     ok(decode_all::<RemovedReply>(&thrice(&fixture, &mut client, &rmdir)).unwrap());
     // The guard no longer fits after the first time.
-    let guard = Some(client.getattr(file).unwrap().ctime);
+    let guard = Some(client.as_mut().unwrap().getattr(file).unwrap().ctime);
     let args = SetattrArgs { object: file, new_attributes: mode(0o640), guard };
-    let setattr = call(&mut client, Procedure::Setattr, &args);
+    let setattr = call(client.as_mut().unwrap(), Procedure::Setattr, &args);
     ok(decode_all::<SetattrReply>(&thrice(&fixture, &mut client, &setattr)).unwrap());
     assert_eq!(fixture.counter(Counter::Replays), 2 * 9);
 }
@@ -149,4 +158,58 @@ fn copies_that_come_during_the_call_are_dropped_or_answered_alike() {
         }
     }
     client.null();
+}
+
+#[test]
+fn another_process_with_the_same_call_is_not_answered_with_an_old_reply() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let how = CreateHow::Guarded(mode(0o600));
+    let args = CreateArgs { where_: DirOp { dir: root, name: b"lock" }, how };
+    let create = call(&mut client, Procedure::Create, &args);
+    let result = |reply: Vec<u8>| decode_all::<CreatedReply>(&split(&reply).1).unwrap();
+    ok(result(send(&mut client, &create)));
+    // Its reply was read, so its TCP has it, or will have acknowledged it soon.
+    drop(client);
+    let mut other = fixture.client();
+    assert_eq!(refusal(result(send(&mut other, &create))), Status::Exist);
+    ok(other.remove(root, b"lock"));
+    ok(result(send(&mut fixture.client(), &create)));
+    assert!(fixture.exported("lock").exists());
+    assert_eq!(fixture.counter(Counter::Replays), 0);
+}
+
+#[test]
+fn calls_that_no_export_admits_leave_the_replies_of_others() {
+    let fixture = Fixture::with(
+        r#"
+        [[export]]
+        path = "$DIR/export"
+        name = "/export"
+        sync = false
+        [[export.client]]
+        hosts = ["127.0.0.1"]
+        squash = "none"
+        "#,
+    );
+    let (mut client, root) = fixture.mounted();
+    let object = DirOp { dir: root, name: b"f" };
+    let remove = call(&mut client, Procedure::Remove, &RemoveArgs { object });
+    let refused = send(&mut client, &remove);
+    client.create(root, "f");
+    let mut stranger = Client::connect_from(Ipv4Addr::new(127, 0, 0, 2), fixture.address());
+    for _ in 0..90 {
+        let calls = |_| {
+            let remove = call(&mut stranger, Procedure::Remove, &RemoveArgs { object });
+            in_fragments(&remove, &[])
+        };
+        let calls: Vec<u8> = (0..100).flat_map(calls).collect();
+        stranger.send_bytes(&calls);
+        for _ in 0..100 {
+            let reply = stranger.receive_record().unwrap();
+            let result = decode_all::<RemovedReply>(&split(&reply).1).unwrap();
+            assert_eq!(refusal(result), Status::Acces);
+        }
+    }
+    assert_eq!(send(&mut client, &remove), refused);
 }

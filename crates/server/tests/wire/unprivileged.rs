@@ -30,10 +30,10 @@ fn an_ordinary_user_can_serve() {
     }
 }
 
-/// Nobody is the user whom the server becomes to find out whether it can become anyone.
+/// The server acts as the anonymous user to detect whether it can change its identity.
 #[test]
-fn nobody_can_serve() {
-    if is_root("nobody_can_serve") {
+fn the_anonymous_user_can_serve() {
+    if is_root("the_anonymous_user_can_serve") {
         run_as(65_534);
     }
 }

@@ -9,7 +9,7 @@ use proto::nfs3::*;
 use crate::client::{Client, mode, ok, size};
 use crate::fixture::Fixture;
 
-/// What a client remembers of one object.
+/// A client's cached attributes of one object.
 struct Seen(WccAttributes);
 
 impl Seen {
@@ -42,7 +42,7 @@ fn changes_of_a_file_chain_together() {
         seen.follow(&ok(client.setattr(file, mode(bits))).wcc);
         seen.follow(&ok(client.setattr(file, size(round * 3000 + 5000))).wcc);
     }
-    assert_eq!(Seen::of(&mut client, file).0, seen.0, "GETATTR tells the same");
+    assert_eq!(Seen::of(&mut client, file).0, seen.0, "GETATTR returns the same");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_commit_claims_no_write_that_falls_into_it() {
         }
     });
     let WccData { before, after } = ok(client.commit(file)).wcc;
-    assert_eq!(before, after.as_ref().map(WccAttributes::from), "nobody writes any more");
+    assert_eq!(before, after.as_ref().map(WccAttributes::from), "all writers have ended");
 }
 
 #[test]
@@ -156,6 +156,6 @@ fn concurrent_writes_of_two_clients_chain_as_a_whole() {
         wccs.iter().map(|wcc| WccAttributes::from(&wcc.after.unwrap())).collect();
     states.push(first);
     for wcc in &wccs {
-        assert!(states.contains(&wcc.before.unwrap()), "{wcc:?} starts from a state nobody left");
+        assert!(states.contains(&wcc.before.unwrap()), "{wcc:?} starts from an unknown state");
     }
 }

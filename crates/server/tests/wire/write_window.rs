@@ -18,7 +18,7 @@ const TINY_WINDOW: &str = "window = \"8MiB\"\nmax_transfer = \"2MiB\"\nmemory = 
 const WRITE: (u32, u32, u32) = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write as u32);
 
 /// A disk that can be made to stand still: a file system in a file of another one, which can be
-/// frozen. What the window begins to write then waits, as on a disk that is too slow.
+/// frozen. The window's write-back then waits, as on a slow disk.
 struct StoppableDisk {
     below: std::path::PathBuf,
     _mounts: [Mounted; 2],
@@ -93,7 +93,7 @@ fn at_the_bound_writers_wait_and_none_fails() {
             let in_window = fixture.figure("window_bytes");
             assert!(in_window <= 8 << 20, "{in_window} bytes in a window of 8 MiB");
             assert!(written.load(Ordering::Relaxed) <= 8, "more was taken than the window holds");
-            // Nobody else is held up: other calls, and WRITEs of other modes.
+            // Other calls, and WRITEs of other modes, are not delayed.
             assert!(client.getattr(files[0]).is_ok());
             fixture.reload(&in_modes(TINY_WINDOW, "auto", "buffered"));
             ok(client.write(other, 0, &content(2, 0, 4000)));
@@ -208,8 +208,8 @@ fn what_is_cut_off_leaves_the_window_at_once() {
 }
 
 #[test]
-fn errors_of_the_window_are_told_once_and_change_the_verifier() {
-    if !is_root("errors_of_the_window_are_told_once_and_change_the_verifier") {
+fn errors_of_the_window_are_reported_once_and_change_the_verifier() {
+    if !is_root("errors_of_the_window_are_reported_once_and_change_the_verifier") {
         return;
     }
     for (mode, len, commits) in [
@@ -228,7 +228,7 @@ fn errors_of_the_window_are_told_once_and_change_the_verifier() {
         let mut verifiers = Vec::new();
         let mut refused = 0;
         for offset in (0..4 * MIB).step_by(len) {
-            // What goes past the page cache meets the disk at once.
+            // A direct WRITE reaches the disk at once.
             match client.write(file, offset as u64, &vec![7; len]) {
                 Ok(done) => verifiers.push(done.verifier),
                 Err(failure) => {
@@ -254,6 +254,6 @@ fn errors_of_the_window_are_told_once_and_change_the_verifier() {
         assert!(matches!(status, Status::Io | Status::Nospc), "{what}: {status:?}");
         let done = ok(client.commit(file));
         assert_ne!(done.verifier, verifier, "{what}");
-        assert_eq!(ok(client.commit(file)).verifier, done.verifier, "{what}: told twice");
+        assert_eq!(ok(client.commit(file)).verifier, done.verifier, "{what}: reported twice");
     }
 }

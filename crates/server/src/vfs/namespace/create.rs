@@ -1,20 +1,23 @@
 //! CREATE, MKDIR, SYMLINK and MKNOD: the operations that make an object.
 //!
-//! What the kernel sets while it makes one stands as the kernel gave it; the rest of what the client
-//! wants is set in a second step, by the same job, and flushed as the object's own.
+//! Attributes that the kernel sets at creation stay as they are; the others that the client
+//! requests are set in a second step, by the same job, and flushed as the object's own. If that
+//! step fails, the object is removed again: a call that fails leaves nothing behind. An exclusive
+//! CREATE gives the file its name last, so that a killed server leaves none without its verifier.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, linkat, openat};
 use rustix::io::Errno;
 
 use super::{Opened, find_child, new_component, open_child};
-use crate::open_files::OpenFile;
-use crate::vfs::attr::apply;
+use crate::fs::proc_path;
+use crate::inode_cache::Inode;
+use crate::vfs::attr::{apply, set_owner};
 use crate::vfs::{
-    Answer, AttributeChange, Attributes, Caller, Found, Object, SetTime, Status, Timestamp, Vfs,
-    Wcc, attributes_of,
+    Answer, AttributeChange, Caller, Found, LiveAttributes, Object, SetTime, Status, Timestamp,
+    Vfs, Wcc, attributes_and_birth_at, attributes_of, attributes_of_linked_or_not,
 };
 
 /// How CREATE treats a name that exists (RFC 1813 §3.3.8, `createmode3`).
@@ -38,7 +41,7 @@ impl CreateMode {
     }
 }
 
-/// What MKDIR, SYMLINK and MKNOD make.
+/// The kind of object that MKDIR, SYMLINK or MKNOD makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NodeKind {
     /// A directory.
@@ -69,7 +72,7 @@ impl Vfs {
             Ok(name) => name,
             Err(status) => return self.refuse_change(dir, status).await,
         };
-        let job = move |directory: &OpenFile| create_file(directory, &name, mode);
+        let job = move |directory: &Inode| create_file(directory, &name, mode);
         let answer = self.change_directory(caller, dir, job).await;
         let (directory, made) = match answer.result {
             Ok(done) => done,
@@ -85,9 +88,9 @@ impl Vfs {
                 (found, size)
             }
         };
-        // An existing file is cut as by SETATTR, with its own turn and permission check.
+        // An existing file is cut as by SETATTR, with its own lock and permission check.
         if let Some(size) = size {
-            let object = Object { handle: found.handle, ..dir.clone() };
+            let object = dir.found(found.handle);
             let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
             let cut = self.setattr(caller, &object, change, None).await;
             if let Err(status) = cut.result {
@@ -111,7 +114,7 @@ impl Vfs {
             Ok(name) => name,
             Err(status) => return self.refuse_change(dir, status).await,
         };
-        let job = move |directory: &OpenFile| make_child(directory, &name, &kind, change);
+        let job = move |directory: &Inode| make_child(directory, &name, &kind, change);
         let answer = self.change_directory(caller, dir, job).await;
         let result = match answer.result {
             Ok((directory, new)) => self.keep_new(&directory, new, dir.sync).await,
@@ -122,7 +125,7 @@ impl Vfs {
 
     /// Keeps a new object open. The directory's flush has covered its entry; what was set in a
     /// second step is the object's own.
-    async fn keep_new(&self, directory: &OpenFile, new: New, sync: bool) -> Result<Found, Status> {
+    async fn keep_new(&self, directory: &Inode, new: New, sync: bool) -> Result<Found, Status> {
         let file = self.keep(directory, &new.found, new.fd).await;
         if new.changed_since {
             self.settle(&file, sync).await?;
@@ -146,40 +149,140 @@ enum Made {
 }
 
 /// CREATE as the identity of this thread. A name that exists is tried second: creating needs no
-/// look first, and a client that creates what exists needs no permission on the directory.
-fn create_file(directory: &OpenFile, name: &CStr, how: CreateMode) -> Result<Made, Status> {
+/// lookup first, and CREATE of an existing file needs no permission on the directory.
+fn create_file(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made, Status> {
     let change = how.change();
+    match how {
+        CreateMode::Exclusive(_) => match create_unnamed(directory, name, &change)? {
+            Exclusive::Made(new) => return Ok(Made::New(new)),
+            Exclusive::NameExists => return take_existing(directory, name, how),
+            Exclusive::Unsupported => {}
+        },
+        CreateMode::Unchecked(_) | CreateMode::Guarded(_) => {}
+    }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(change.mode.unwrap_or(0) & 0o7777);
     match openat(directory.fd(), name, flags, mode) {
-        Ok(fd) => adopt_new_file(directory, name, fd, &change),
+        Ok(fd) => adopt_new_file(directory, name, fd, &change).map(Made::New),
         Err(Errno::EXIST) => take_existing(directory, name, how),
         Err(errno) => Err(errno.into()),
     }
 }
 
+enum Exclusive {
+    Made(New),
+    NameExists,
+    /// The file system has no files without a name, or gives them none.
+    Unsupported,
+}
+
+/// Creates a file without a name, stores the verifier in its times and links it to its name. A
+/// repeated call finds the name with the verifier or not at all, whenever the server was killed.
+///
+/// The name is looked up first: on a lock file that exists, a file without a name would be made and
+/// freed in vain at each attempt.
+fn create_unnamed(
+    directory: &Inode,
+    name: &CStr,
+    change: &AttributeChange,
+) -> Result<Exclusive, Status> {
+    match find_child(directory, name) {
+        Ok(_) => return Ok(Exclusive::NameExists),
+        Err(Status::NoEntry) => {}
+        Err(status) => return Err(status),
+    }
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(change.mode.unwrap_or(0) & 0o7777);
+    let writer = match openat(directory.fd(), c".", flags, mode) {
+        Ok(writer) => writer,
+        Err(Errno::OPNOTSUPP | Errno::ISDIR) => return Ok(Exclusive::Unsupported),
+        Err(errno) => return Err(errno.into()),
+    };
+    let rest = left_to_set(change, &attributes_of_linked_or_not(&writer)?);
+    apply(writer.as_fd(), &rest)?;
+    // As for LINK: linkat() of a descriptor needs a privilege, the magic link does not.
+    let (from, follow) = (proc_path(writer.as_fd()), AtFlags::SYMLINK_FOLLOW);
+    match linkat(CWD, from, directory.fd(), name, follow) {
+        Ok(()) => {}
+        Err(Errno::EXIST) => return Ok(Exclusive::NameExists),
+        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Exclusive::Unsupported),
+        Err(errno) => return Err(errno.into()),
+    }
+    let named = adopt_new_file(directory, name, writer, &AttributeChange::default())?;
+    Ok(Exclusive::Made(New { changed_since: true, ..named }))
+}
+
 fn adopt_new_file(
-    directory: &OpenFile,
+    directory: &Inode,
     name: &CStr,
     writer: OwnedFd,
     change: &AttributeChange,
-) -> Result<Made, Status> {
-    let mut attributes = attributes_of(&writer)?;
-    let rest = left_to_set(change, &attributes);
-    let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
-    let changed_since = rest != AttributeChange::default();
-    if changed_since {
-        if let Some(size) = rest.size {
-            rustix::fs::ftruncate(&writer, size)?;
+) -> Result<New, Status> {
+    let finish = || {
+        let made = attributes_of(&writer)?;
+        let rest = left_to_set(change, &made);
+        let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
+        let attributes = set_rest(writer.as_fd(), &rest, made)?;
+        Ok((Found::new(directory, handle, attributes), rest != AttributeChange::default()))
+    };
+    match finish() {
+        Ok((found, changed_since)) => {
+            Ok(New { found, fd: Opened::Writable(writer), changed_since })
         }
-        apply(writer.as_fd(), &rest)?;
-        attributes = attributes_of(&writer)?;
+        Err(status) => {
+            remove_new(directory, name, writer.as_fd(), AtFlags::empty());
+            Err(status)
+        }
     }
-    let found = Found { handle, attributes };
-    Ok(Made::New(New { found, fd: Opened::Writable(writer), changed_since }))
 }
 
-fn take_existing(directory: &OpenFile, name: &CStr, how: CreateMode) -> Result<Made, Status> {
+/// Sets what creating an object has left, and returns its attributes then.
+///
+/// An owner or group that the caller may not give is left as the kernel chose it, as the Linux
+/// server does: some clients send both with every creation, macOS with the group of the directory.
+fn set_rest(
+    fd: BorrowedFd<'_>,
+    rest: &AttributeChange,
+    made: LiveAttributes,
+) -> Result<LiveAttributes, Status> {
+    if *rest == AttributeChange::default() {
+        return Ok(made);
+    }
+    if let Some(size) = rest.size {
+        rustix::fs::ftruncate(fd, size)?;
+    }
+    let mut given = set_owner(fd, rest.uid, rest.gid);
+    if given.is_err_and(is_not_given) && rest.uid.is_some() && rest.gid.is_some() {
+        given = set_owner(fd, None, rest.gid);
+    }
+    match given {
+        Err(errno) if !is_not_given(errno) => return Err(errno.into()),
+        Ok(()) | Err(_) => {}
+    }
+    apply(fd, &AttributeChange { uid: None, gid: None, ..*rest })?;
+    attributes_of(fd)
+}
+
+/// Whether an owner or group is refused: to this caller, or because the server's user name space or
+/// the mount has no such id.
+fn is_not_given(errno: Errno) -> bool {
+    matches!(errno, Errno::PERM | Errno::INVAL | Errno::OVERFLOW)
+}
+
+/// Removes an object that was made by a call that fails now, if the name is still its own. The
+/// directory's lock keeps other calls from the name; a local program may take it between the two
+/// steps here.
+fn remove_new(directory: &Inode, name: &CStr, made: BorrowedFd<'_>, flags: AtFlags) {
+    let inode = |attributes: LiveAttributes| (attributes.device, attributes.fileid);
+    let named = attributes_and_birth_at(directory.fd(), name).map(|(named, _)| inode(named));
+    let is_named = named.is_ok() && named == attributes_of(made).map(inode);
+    if is_named && let Err(errno) = rustix::fs::unlinkat(directory.fd(), name, flags) {
+        let export = directory.root().id;
+        tracing::debug!(export, %errno, "a call that failed left its object");
+    }
+}
+
+fn take_existing(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made, Status> {
     let (found, fd) = find_child(directory, name)?;
     match how {
         CreateMode::Guarded(_) => Err(Status::Exists),
@@ -212,7 +315,7 @@ fn exclusive_change(verifier: [u8; 8]) -> AttributeChange {
     }
 }
 
-fn verifier_in(attributes: &Attributes) -> Option<[u8; 8]> {
+fn verifier_in(attributes: &LiveAttributes) -> Option<[u8; 8]> {
     let mut verifier = [0; 8];
     let seconds = |time: Timestamp| i32::try_from(time.seconds).ok().map(i32::to_be_bytes);
     verifier[..4].copy_from_slice(&seconds(attributes.atime)?);
@@ -221,13 +324,32 @@ fn verifier_in(attributes: &Attributes) -> Option<[u8; 8]> {
 }
 
 fn make_child(
-    directory: &OpenFile,
+    directory: &Inode,
     name: &CStr,
     kind: &NodeKind,
     change: AttributeChange,
 ) -> Result<New, Status> {
-    let at = directory.fd();
-    let mode = Mode::from_raw_mode(change.mode.unwrap_or(0) & 0o7777);
+    make_entry(directory.fd(), name, kind, change.mode.unwrap_or(0))?;
+    let (mut found, fd) = open_child(directory, name)?;
+    let rest = match kind {
+        NodeKind::Symlink(_) => AttributeChange::default(),
+        _ => AttributeChange { size: None, ..left_to_set(&change, &found.attributes) },
+    };
+    match set_rest(fd.as_fd(), &rest, *found.attributes) {
+        Ok(attributes) => found = Found::new(directory, found.handle, attributes),
+        Err(status) => {
+            let is_directory = matches!(kind, NodeKind::Directory);
+            let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            remove_new(directory, name, fd.as_fd(), flags);
+            return Err(status);
+        }
+    }
+    let changed_since = rest != AttributeChange::default();
+    Ok(New { found, fd: Opened::PathOnly(fd), changed_since })
+}
+
+fn make_entry(at: BorrowedFd<'_>, name: &CStr, kind: &NodeKind, mode: u32) -> Result<(), Status> {
+    let mode = Mode::from_raw_mode(mode & 0o7777);
     let device = rustix::fs::makedev;
     match kind {
         NodeKind::Directory => rustix::fs::mkdirat(at, name, mode)?,
@@ -244,21 +366,14 @@ fn make_child(
         NodeKind::Socket => rustix::fs::mknodat(at, name, FileType::Socket, mode, 0)?,
         NodeKind::Fifo => rustix::fs::mknodat(at, name, FileType::Fifo, mode, 0)?,
     }
-    let (mut found, fd) = open_child(directory, name)?;
-    let rest = AttributeChange { size: None, ..left_to_set(&change, &found.attributes) };
-    let changed_since = rest != AttributeChange::default() && !matches!(kind, NodeKind::Symlink(_));
-    if changed_since {
-        apply(fd.as_fd(), &rest)?;
-        found.attributes = attributes_of(&fd)?;
-    }
-    Ok(New { found, fd: Opened::PathOnly(fd), changed_since })
+    Ok(())
 }
 
-/// What creating an object has not set yet. The permission bits stand as the kernel gave them:
-/// a default access control list, a set-group-id directory and the caller's rights have had their
-/// say. Only special bits are left: those that mkdir() does not take, and those of a file that
-/// setting its owner or its length clears.
-fn left_to_set(change: &AttributeChange, made: &Attributes) -> AttributeChange {
+/// The attributes that creation has not set yet. The permission bits stay as the kernel set them by
+/// the default access control list, the set-group-id directory and the caller's rights. Only
+/// special bits are left: those that mkdir() does not take, and those of a file that setting its
+/// owner or its length clears.
+fn left_to_set(change: &AttributeChange, made: &LiveAttributes) -> AttributeChange {
     let uid = change.uid.filter(|uid| *uid != made.uid);
     let gid = change.gid.filter(|gid| *gid != made.gid);
     let special = change.mode.unwrap_or(0) & 0o7000;

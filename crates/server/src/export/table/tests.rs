@@ -164,7 +164,7 @@ fn a_rule_may_ask_for_a_privileged_port_and_is_not_skipped_for_lack_of_one() {
     ];
     assert!(export.admit(&peer("10.0.0.1:1023"), Flavor::Sys).is_ok());
     let answer = export.admit(&peer("10.0.0.1:1024"), Flavor::Sys);
-    assert_eq!(answer, Err(Denied::InsecurePort { port: 1024 }));
+    assert_eq!(answer, Err(Denied::InsecurePort { port: 1024, rule: 0 }));
     assert!(export.admit(&peer("10.0.0.2:1024"), Flavor::Sys).is_ok());
 }
 
@@ -239,7 +239,7 @@ fn hosts_are_shown_as_written() {
 }
 
 #[test]
-fn a_reload_is_told_in_one_line() {
+fn a_reload_is_summarised_in_one_line() {
     let old = table(&["/a", "/b", "/c"]);
     let mut changed = export("/c", 3);
     changed.rules[0].access.read_only = true;

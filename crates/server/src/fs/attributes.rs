@@ -1,10 +1,17 @@
-//! What the kernel says of an object: one `statx`, in a form that every protocol version can take.
+//! The attributes of an object: one `statx`, in a form that every protocol version can use. Replies
+//! take `Attributes`, which only the lock of an inode makes of it.
 
 use std::os::fd::AsFd;
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, StatxTimestamp, statx};
 
+use io::{ChangeClock, Moment, Stamp, StampTime};
+
 use super::Status;
+
+/// Counts the changes that this process has ended. One for all inodes, because a name is looked up
+/// before its inode is known.
+pub(crate) static CLOCK: ChangeClock = ChangeClock::new();
 
 /// A point in time as the file system keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,9 +22,11 @@ pub(crate) struct Timestamp {
     pub(crate) nanoseconds: u32,
 }
 
-/// The attributes of an object at one moment.
+/// The attributes of an object as the kernel shows them. While a change is at work they may have the
+/// times that the change leaves behind, and the size of the moment: good for decisions, not for
+/// replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Attributes {
+pub(crate) struct LiveAttributes {
     /// Regular file, directory, …
     pub(crate) file_type: FileType,
     /// Permission bits with set-user-id, set-group-id and sticky: the low 12 bits of `st_mode`.
@@ -46,12 +55,28 @@ pub(crate) struct Attributes {
     pub(crate) ctime: Timestamp,
     /// Another file system is mounted here, whose root this is.
     pub(crate) is_mount_root: bool,
+    /// Programs map its medium itself, past the page cache (`STATX_ATTR_DAX`).
+    pub(crate) is_dax: bool,
+    /// A moment before they were read.
+    pub(crate) since: Moment,
 }
 
-impl Attributes {
+impl LiveAttributes {
     /// Whether the object is a directory.
     pub(crate) fn is_directory(&self) -> bool {
         self.file_type == FileType::Directory
+    }
+
+    /// The attributes by which a client detects a change.
+    pub(crate) fn stamp(&self) -> Stamp {
+        let time = |time: Timestamp| (time.seconds, time.nanoseconds);
+        Stamp { size: self.size, mtime: time(self.mtime), ctime: time(self.ctime) }
+    }
+
+    /// The same with another stamp.
+    pub(crate) fn with_stamp(self, stamp: Stamp) -> Self {
+        let time = |(seconds, nanoseconds): StampTime| Timestamp { seconds, nanoseconds };
+        Self { size: stamp.size, mtime: time(stamp.mtime), ctime: time(stamp.ctime), ..self }
     }
 
     /// Whether the object is a regular file, the only kind that READ and WRITE take.
@@ -64,15 +89,16 @@ impl Attributes {
 ///
 /// # Errors
 /// As `statx`; `Stale` when the last link is gone, for no client can reach such an object again.
-pub(crate) fn attributes_of(fd: impl AsFd) -> Result<Attributes, Status> {
+pub(crate) fn attributes_of(fd: impl AsFd) -> Result<LiveAttributes, Status> {
     let attributes = attributes_of_linked_or_not(fd)?;
     if attributes.nlink == 0 { Err(Status::Stale) } else { Ok(attributes) }
 }
 
 /// As [`attributes_of`], but an object without a name left is an answer too.
-pub(crate) fn attributes_of_linked_or_not(fd: impl AsFd) -> Result<Attributes, Status> {
+pub(crate) fn attributes_of_linked_or_not(fd: impl AsFd) -> Result<LiveAttributes, Status> {
+    let since = CLOCK.now();
     let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
-    Ok(from_statx(&stat))
+    Ok(from_statx(&stat, since))
 }
 
 /// The attributes of `name` in `directory` and, where the file system keeps it, when the inode was
@@ -83,15 +109,33 @@ pub(crate) fn attributes_of_linked_or_not(fd: impl AsFd) -> Result<Attributes, S
 pub(crate) fn attributes_and_birth_at(
     directory: impl AsFd,
     name: &std::ffi::CStr,
-) -> Result<(Attributes, Option<Timestamp>), Status> {
+) -> Result<(LiveAttributes, Option<Timestamp>), Status> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let since = CLOCK.now();
     let stat = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
-    let has_birth = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
-    Ok((from_statx(&stat), has_birth.then(|| timestamp(stat.stx_btime))))
+    Ok((from_statx(&stat, since), birth(&stat)))
 }
 
-fn from_statx(stat: &Statx) -> Attributes {
-    Attributes {
+/// The attributes of an open descriptor (`O_PATH` ones too), with or without a name left, and when
+/// the inode was made, where the file system keeps it.
+///
+/// # Errors
+/// As `statx`.
+pub(crate) fn attributes_and_birth_of(
+    fd: impl AsFd,
+) -> Result<(LiveAttributes, Option<Timestamp>), Status> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let since = CLOCK.now();
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
+    Ok((from_statx(&stat, since), birth(&stat)))
+}
+
+fn birth(stat: &Statx) -> Option<Timestamp> {
+    (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| timestamp(stat.stx_btime))
+}
+
+fn from_statx(stat: &Statx, since: Moment) -> LiveAttributes {
+    LiveAttributes {
         file_type: FileType::from_raw_mode(u32::from(stat.stx_mode)),
         mode: u32::from(stat.stx_mode) & 0o7777,
         nlink: stat.stx_nlink,
@@ -107,6 +151,8 @@ fn from_statx(stat: &Statx) -> Attributes {
         mtime: timestamp(stat.stx_mtime),
         ctime: timestamp(stat.stx_ctime),
         is_mount_root: stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+        is_dax: stat.stx_attributes.contains(StatxAttributes::DAX),
+        since,
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -14,23 +15,64 @@ use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::vfs::{Status, Timestamp};
+use crate::fs::{Status, Timestamp};
+use crate::memory_plan::KERNEL_BUFFER_BYTES;
 
-/// Bytes of one `getdents64` call.
-const KERNEL_BUFFER_BYTES: usize = 32 * 1024;
 /// Listings of one directory that are kept going side by side.
 const STREAMS_MAX: usize = 4;
-/// Listings that a server keeps going: a descriptor and up to `KERNEL_BUFFER_BYTES` of names each.
-pub(crate) const LISTINGS_MAX: usize = 256;
 
 /// A name as the kernel lists it.
-pub(crate) struct KernelEntry {
+#[derive(Clone, Copy)]
+pub(crate) struct KernelEntry<'a> {
     /// Inode number.
     pub(crate) fileid: u64,
     /// The name.
-    pub(crate) name: Box<CStr>,
+    pub(crate) name: &'a CStr,
     /// The kernel's offset after this entry.
     pub(crate) cookie: u64,
+}
+
+/// Entries read from the kernel and not yet taken.
+#[derive(Default)]
+struct Ahead {
+    /// Their names and those already taken, each with its NUL.
+    names: Vec<u8>,
+    entries: VecDeque<AheadEntry>,
+}
+
+struct AheadEntry {
+    fileid: u64,
+    cookie: u64,
+    /// Where its name lies.
+    name: Range<usize>,
+}
+
+impl Ahead {
+    fn push(&mut self, fileid: u64, name: &CStr, cookie: u64) {
+        let start = self.names.len();
+        self.names.extend_from_slice(name.to_bytes_with_nul());
+        self.entries.push_back(AheadEntry { fileid, cookie, name: start..self.names.len() });
+    }
+
+    fn first(&self) -> Option<KernelEntry<'_>> {
+        let AheadEntry { fileid, cookie, name } = self.entries.front()?;
+        let name = CStr::from_bytes_with_nul(&self.names[name.clone()]).expect("it has its NUL");
+        Some(KernelEntry { fileid: *fileid, name, cookie: *cookie })
+    }
+
+    /// Forgets the first entry and returns its cookie.
+    fn pop(&mut self) -> Option<u64> {
+        self.entries.pop_front().map(|entry| entry.cookie)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.names.clear();
+        self.entries.clear();
+    }
 }
 
 /// A listing in progress.
@@ -38,29 +80,32 @@ pub(crate) struct DirectoryStream {
     fd: OwnedFd,
     /// The cookie of the last entry that was taken.
     position: u64,
-    /// Read from the kernel and not yet taken.
-    ahead: VecDeque<KernelEntry>,
-    /// The directory's ctime when `ahead` was read.
+    ahead: Ahead,
+    /// The directory's ctime before `ahead` was read.
     changed: Timestamp,
     at_end: bool,
-    /// One of the server's [`LISTINGS_MAX`], for a listing that waits for its next call.
+    /// One of the server's places for listings that wait for their next call.
     place: Option<OwnedSemaphorePermit>,
 }
 
 impl DirectoryStream {
     /// A listing that continues after `cookie`, 0 for the first entry. `changed` is the directory's
-    /// ctime as it is now.
+    /// ctime, read before.
     ///
     /// # Errors
     /// `BadCookie` when the file system does not know such an offset.
     pub(crate) fn at(fd: OwnedFd, cookie: u64, changed: Timestamp) -> Result<Self, Status> {
-        let ahead = VecDeque::new();
+        let ahead = Ahead::default();
         let mut stream = Self { fd, position: cookie, ahead, changed, at_end: false, place: None };
         stream.restart(cookie, changed)?;
         Ok(stream)
     }
 
-    fn restart(&mut self, cookie: u64, changed: Timestamp) -> Result<(), Status> {
+    /// Reads the names anew, from `cookie` on.
+    ///
+    /// # Errors
+    /// As [`Self::at`].
+    pub(crate) fn restart(&mut self, cookie: u64, changed: Timestamp) -> Result<(), Status> {
         match rustix::fs::seek(&self.fd, SeekFrom::Start(cookie)) {
             Ok(_) => {}
             Err(Errno::INVAL | Errno::OVERFLOW) => return Err(Status::BadCookie),
@@ -77,21 +122,22 @@ impl DirectoryStream {
     ///
     /// # Errors
     /// The disk's.
-    pub(crate) fn peek(&mut self) -> Result<Option<(&KernelEntry, BorrowedFd<'_>)>, Status> {
+    pub(crate) fn peek(&mut self) -> Result<Option<(KernelEntry<'_>, BorrowedFd<'_>)>, Status> {
         if self.ahead.is_empty() && !self.at_end {
             self.read_ahead()?;
         }
-        Ok(self.ahead.front().map(|entry| (entry, self.fd.as_fd())))
+        Ok(self.ahead.first().map(|entry| (entry, self.fd.as_fd())))
     }
 
-    /// Takes the entry that [`Self::peek`] has shown.
-    pub(crate) fn next(&mut self) -> Option<KernelEntry> {
-        let entry = self.ahead.pop_front()?;
-        self.position = entry.cookie;
-        Some(entry)
+    /// Moves behind the entry that [`Self::peek`] has shown.
+    pub(crate) fn advance(&mut self) {
+        if let Some(cookie) = self.ahead.pop() {
+            self.position = cookie;
+        }
     }
 
     fn read_ahead(&mut self) -> Result<(), Status> {
+        self.ahead.clear();
         let mut buffer = Vec::with_capacity(KERNEL_BUFFER_BYTES);
         let mut names = RawDir::new(&self.fd, buffer.spare_capacity_mut());
         loop {
@@ -100,11 +146,7 @@ impl DirectoryStream {
                 return Ok(());
             };
             let entry = entry?;
-            self.ahead.push_back(KernelEntry {
-                fileid: entry.ino(),
-                name: entry.file_name().into(),
-                cookie: entry.next_entry_cookie(),
-            });
+            self.ahead.push(entry.ino(), entry.file_name(), entry.next_entry_cookie());
             if names.is_buffer_empty() {
                 return Ok(());
             }
@@ -152,7 +194,7 @@ impl DirectoryStreams {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vfs::attributes_of;
+    use crate::fs::attributes_of;
     use rustix::fs::{CWD, Mode, OFlags, openat};
     use std::path::Path;
 
@@ -172,16 +214,17 @@ mod tests {
         let (fd, changed) = directory(dir.path());
         let mut whole = DirectoryStream::at(fd, 0, changed).unwrap();
         let mut all = Vec::new();
-        while whole.peek().unwrap().is_some() {
-            all.push(whole.next().unwrap());
+        while let Some((entry, _)) = whole.peek().unwrap() {
+            all.push((entry.cookie, entry.name.to_owned()));
+            whole.advance();
         }
         assert_eq!(all.len(), 3002);
         for start in [0, 1, 700, 3000] {
             let (fd, changed) = directory(dir.path());
-            let mut part = DirectoryStream::at(fd, all[start].cookie, changed).unwrap();
-            for expected in &all[start + 1..] {
-                assert_eq!(part.peek().unwrap().unwrap().0.name, expected.name);
-                part.next().unwrap();
+            let mut part = DirectoryStream::at(fd, all[start].0, changed).unwrap();
+            for (_, expected) in &all[start + 1..] {
+                assert_eq!(part.peek().unwrap().unwrap().0.name, expected.as_c_str());
+                part.advance();
             }
             assert!(part.peek().unwrap().is_none());
         }

@@ -1,29 +1,33 @@
 //! Kernel handles of inodes that were listed before.
 //!
-//! READDIRPLUS shows attributes and handle of each name. The attributes have to be asked for each
-//! time; a handle never changes, and asking for it costs the kernel as much as the attributes.
+//! READDIRPLUS shows attributes and handle of each name. The attributes must be read each time; a
+//! handle never changes, and reading it costs the kernel as much as the attributes.
 //!
-//! What makes a remembered handle the right one: an inode number is used again, but two inodes of
+//! A remembered handle is the right one because an inode number is used again, but two inodes of
 //! one number differ in birth time, if the first was [`SETTLED_AFTER`] old while it still lived.
-//! Only such inodes are remembered. Should the clock be set back to the nanosecond at which an inode
-//! of the same number was born, the handle is one that the kernel refuses as stale, because the
-//! generation of the inode is in it; and a handle that was refused is forgotten.
+//! Only such inodes are remembered. Should the clock be set back to the nanosecond at which an
+//! inode of the same number was born, the handle is one that the kernel refuses as stale, because
+//! the generation of the inode is in it; and a handle that was refused is forgotten.
 //!
 //! The table is set-associative: an inode can be in one of [`WAYS`] slots, and when they are taken
 //! it takes the place of another. Nothing is allocated for an inode, and the whole has a bound:
 //! [`BYTES_MAX`] for all exports, of which a server that lists nothing allocates nothing.
 
+mod by_name;
+
 use std::num::NonZeroU8;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use io::KernelHandle;
 
-use crate::vfs::Timestamp;
+use crate::export::ExportRoot;
+use crate::fs::Timestamp;
+use crate::memory_plan::HANDLE_CACHE_BYTES_MAX;
 
-/// The age from which an inode's birth time tells it from all later ones of its number. File
-/// systems stamp with a clock that moves in steps of at most 10 ms (CONFIG_HZ=100), so what is born
-/// after a moment has a stamp less than that before it; the rest is margin for a clock that is
+/// The age from which an inode's birth time distinguishes it from all later ones of its number.
+/// File systems stamp with a clock that moves in steps of at most 10 ms (CONFIG_HZ=100), so what is
+/// born after a moment has a stamp less than that before it; the rest is margin for a clock that is
 /// being slewed.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
@@ -40,25 +44,31 @@ const RUN_INODES: u64 = 64;
 const SHORT_BYTES_MAX: usize = 20;
 /// Memory of a table that is in full use: 7.5 MiB for 163,840 inodes.
 const BYTES_MAX: usize = SHARDS * SETS * WAYS * size_of::<Option<Slot>>();
-const _: () = assert!(BYTES_MAX == 7_864_320, "as ARCHITECTURE.md says");
+const _: () = assert!(BYTES_MAX == HANDLE_CACHE_BYTES_MAX, "as planned");
 
 /// An inode number of one export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InodeNumber {
+struct InodeNumber {
     /// The number that the export's root has alone in the life of the server.
-    pub(crate) root: u64,
+    root: u64,
     /// The number on its file system.
-    pub(crate) fileid: u64,
+    fileid: u64,
+}
+
+impl InodeNumber {
+    fn new(root: &ExportRoot, fileid: u64) -> Self {
+        Self { root: root.serial(), fileid }
+    }
 }
 
 /// When an inode was made, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BirthTime(i64);
+struct BirthTime(i64);
 
 impl BirthTime {
-    /// The birth time in a form that tells inodes apart; `None` for a whole second, which may come
-    /// from a file system that keeps no more, and for one that no clock of today shows.
-    pub(crate) fn new(time: Timestamp) -> Option<Self> {
+    /// The birth time in a form that distinguishes inodes; `None` for a whole second, which may
+    /// come from a file system with that resolution, and for an implausible one.
+    fn new(time: Timestamp) -> Option<Self> {
         if time.nanoseconds == 0 {
             return None;
         }
@@ -67,7 +77,7 @@ impl BirthTime {
     }
 
     /// Whether no inode made after `now` has the same birth time.
-    pub(crate) fn is_settled(self, now: SystemTime) -> bool {
+    fn is_settled(self, now: SystemTime) -> bool {
         let born = u64::try_from(self.0).ok().map(Duration::from_nanos);
         let born = born.and_then(|since| UNIX_EPOCH.checked_add(since));
         let age = born.and_then(|born| now.duration_since(born).ok());
@@ -76,11 +86,11 @@ impl BirthTime {
 }
 
 /// The table of handles, for all exports of a server.
-pub(crate) struct KnownHandles {
+pub(crate) struct HandleCache {
     shards: [Mutex<Shard>; SHARDS],
 }
 
-impl KnownHandles {
+impl HandleCache {
     /// An empty table, without memory yet.
     pub(crate) fn new() -> Self {
         Self { shards: std::array::from_fn(|_| Mutex::default()) }
@@ -88,7 +98,7 @@ impl KnownHandles {
 
     /// The handle of the inode that had this number when it was remembered. It is the handle of the
     /// one that has the number now if that has the same birth time.
-    pub(crate) fn find(&self, inode: InodeNumber) -> Option<(BirthTime, KernelHandle)> {
+    fn find(&self, inode: InodeNumber) -> Option<(BirthTime, KernelHandle)> {
         let place = Place::of(inode);
         let mut shard = self.lock(place);
         let slot = shard.set(place).iter().flatten().find(|slot| slot.inode == inode)?;
@@ -97,7 +107,7 @@ impl KnownHandles {
 
     /// Remembers the handle of an inode whose birth time is settled, instead of an earlier one of
     /// its number. A handle that is longer than local file systems have is left out.
-    pub(crate) fn remember(&self, inode: InodeNumber, birth: BirthTime, handle: &KernelHandle) {
+    fn remember(&self, inode: InodeNumber, birth: BirthTime, handle: &KernelHandle) {
         let Some(handle) = ShortHandle::new(handle) else { return };
         let place = Place::of(inode);
         let mut shard = self.lock(place);
@@ -105,7 +115,7 @@ impl KnownHandles {
     }
 
     /// Forgets a handle that the kernel does not open any more.
-    pub(crate) fn forget(&self, inode: InodeNumber, handle: &KernelHandle) {
+    fn forget(&self, inode: InodeNumber, handle: &KernelHandle) {
         let place = Place::of(inode);
         let mut shard = self.lock(place);
         for slot in shard.set(place) {
@@ -115,7 +125,7 @@ impl KnownHandles {
     }
 
     fn lock(&self, place: Place) -> MutexGuard<'_, Shard> {
-        self.shards[place.shard].lock().expect("no code panics while it holds a shard")
+        self.shards[place.shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -241,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn birth_times_that_tell_nothing_are_none() {
+    fn ambiguous_birth_times_are_none() {
         let table = [
             (time(1_000, 0), false),
             (time(1_000, 1), true),
@@ -263,7 +273,7 @@ mod tests {
         let table =
             [(1, 8, true), (0x81, 12, true), (0x4d, 20, true), (1, 21, false), (-1, 20, false)];
         for (kind, len, kept) in table {
-            let (known, handle) = (KnownHandles::new(), handle(kind, 99, len));
+            let (known, handle) = (HandleCache::new(), handle(kind, 99, len));
             known.remember(inode(1), BIRTH, &handle);
             let found = known.find(inode(1));
             assert_eq!(found, kept.then_some((BIRTH, handle)), "kind {kind}, {len} bytes");
@@ -272,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_later_inode_takes_the_place_of_the_earlier_one() {
-        let known = KnownHandles::new();
+        let known = HandleCache::new();
         let (first, second) = (handle(1, 1, 8), handle(1, 2, 8));
         let later = BirthTime(BIRTH.0 + 1);
         known.remember(inode(5), BIRTH, &first);
@@ -287,8 +297,8 @@ mod tests {
 
     #[test]
     fn memory_comes_with_the_first_inode_and_stays_within_its_bound() {
-        let known = KnownHandles::new();
-        let bytes = |known: &KnownHandles| {
+        let known = HandleCache::new();
+        let bytes = |known: &HandleCache| {
             let slots = known.shards.iter().map(|shard| shard.lock().unwrap().slots.capacity());
             slots.sum::<usize>() * size_of::<Option<Slot>>()
         };
@@ -304,7 +314,7 @@ mod tests {
 
     /// How many of these inodes a second listing finds.
     fn found_again(fileids: impl Iterator<Item = u64> + Clone) -> usize {
-        let known = KnownHandles::new();
+        let known = HandleCache::new();
         let list = || {
             let mut found = 0;
             for fileid in fileids.clone() {
@@ -356,7 +366,7 @@ mod tests {
         /// one of another number, and nothing after it was forgotten.
         #[test]
         fn finds_the_last_or_nothing(steps in steps()) {
-            let known = KnownHandles::new();
+            let known = HandleCache::new();
             let mut last = HashMap::new();
             for step in steps {
                 match step {

@@ -1,8 +1,9 @@
-//! Who may use which directory tree, and as whom: the export table and its one gate.
+//! The export table: who may use which directory tree, and as whom.
 //!
 //! [`ExportTable`] is an immutable snapshot. A reload builds a second one and swaps it in whole, so
 //! a request sees either the old policy or the new one, never a mixture. Every operation of every
-//! program, MOUNT included, passes [`Export::admit`]; there is no other way to an [`Access`].
+//! program, MOUNT included, passes [`Export::admit`], because the server has no other way to an object
+//! (`exports`).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -114,11 +115,11 @@ pub struct Conflict {
     pub first: usize,
     /// Index of the export that repeats it.
     pub second: usize,
-    /// What the two have in common.
+    /// The property that the two have in common.
     pub shared: Shared,
 }
 
-/// What two exports have in common although each needs its own.
+/// A property that two exports share although each needs its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shared {
     /// The name clients mount.
@@ -132,7 +133,8 @@ pub enum Shared {
 pub struct Export {
     /// Carried in every file handle of this export: a changed id makes all of them stale.
     pub id: u32,
-    /// What clients mount: absolute and normalised, so no trailing slash except for `/` itself.
+    /// The name that clients mount: absolute and normalised, so no trailing slash except for `/`
+    /// itself.
     pub name: String,
     /// The directory served, absolute and without symbolic links.
     pub path: PathBuf,
@@ -154,11 +156,11 @@ impl Export {
     pub fn admit(&self, peer: &Peer, flavor: Flavor) -> Result<Access, Denied> {
         // A socket bound to `::` reports IPv4 peers as `::ffff:a.b.c.d`.
         let address = peer.address.ip().to_canonical();
-        let rule =
-            self.rules.iter().find(|rule| rule.applies_to(address)).ok_or(Denied::NotAllowed)?;
-        let port = peer.address.port();
+        let place = self.rules.iter().position(|rule| rule.applies_to(address));
+        let place = place.ok_or(Denied::NotAllowed)?;
+        let (rule, port) = (&self.rules[place], peer.address.port());
         if rule.access.require_privileged_port && port >= PRIVILEGED_PORTS_END {
-            return Err(Denied::InsecurePort { port });
+            return Err(Denied::InsecurePort { port, rule: place });
         }
         Ok(match flavor {
             Flavor::None => Access { squash: Squash::All, ..rule.access },
@@ -183,7 +185,7 @@ impl Export {
 pub struct Rule {
     /// The rule applies to a peer that any of these names.
     pub hosts: Vec<HostSpec>,
-    /// What those peers may do.
+    /// The rights of those peers.
     pub access: Access,
 }
 
@@ -273,17 +275,23 @@ pub enum Flavor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// No rule of the export names the peer.
-    #[error("no client rule of the export names this address")]
+    #[error("no rule of the export names this client")]
     NotAllowed,
     /// The rule asks for a source port that only a privileged process can bind.
-    #[error("the source port {port} is not below 1024, as the export's secure_ports asks")]
+    #[error(
+        "rule {} of the export wants a source port below 1024 (secure_ports), and the client's is \
+         {port}",
+        rule + 1
+    )]
     InsecurePort {
         /// The port the peer used.
         port: u16,
+        /// The rule that names the peer, by its place among those of the export, from 0.
+        rule: usize,
     },
 }
 
-/// What an admitted peer may do, and as whom.
+/// The rights of an admitted peer, and the user that it acts as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
     /// Refuse every change.

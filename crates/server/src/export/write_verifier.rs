@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::random::random_u64;
+
 /// The write verifier of one export (RFC 1813 §3.3.7, `writeverf3`).
 ///
 /// It is random at start, so that it differs after every restart, and renewed when a flush fails:
@@ -31,24 +33,6 @@ impl WriteVerifier {
     pub(crate) fn renew(&self) {
         self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::SeqCst);
     }
-}
-
-/// Eight bytes from the kernel's random source.
-pub(crate) fn random_u64() -> std::io::Result<u64> {
-    let mut bytes = [0; 8];
-    random_bytes(&mut bytes)?;
-    Ok(u64::from_ne_bytes(bytes))
-}
-
-/// Fills `bytes` from the kernel's random source.
-pub(crate) fn random_bytes(bytes: &mut [u8]) -> std::io::Result<()> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        filled +=
-            rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes[filled..], flags))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

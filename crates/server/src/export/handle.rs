@@ -1,39 +1,47 @@
 //! File handles: the kernel's own, with the export they belong to, under a keyed MAC.
 //!
 //! ```text
-//! 0        1        2            6            10            10+n          18+n
-//! | format | n      | export id  | kernel type | kernel bytes | SipHash-2-4 |
+//! 0        1        2            6          10            14            14+n          22+n
+//! | format | n      | export id  | tree     | kernel type | kernel bytes | SipHash-2-4 |
 //! ```
 //!
 //! A handle is a pure function of the export, the inode and the key: it stays the same over
-//! restarts, renames and hard links, and a client cannot make one that it was not given.
+//! restarts, renames and hard links, and a client cannot make one that it was not given. `tree` is
+//! of the directory that the export led to (`ExportRoot::tree`): on another file system at the same
+//! path another file can have the same kernel handle.
 
 use std::fs;
 use std::hash::Hasher;
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use io::KernelHandle;
 use siphasher::sip::SipHasher24;
 
-use crate::write_verifier::random_bytes;
+use crate::random::random_bytes;
+use crate::state_dir::is_trusted;
 
 /// The longest handle that NFSv3 carries (RFC 1813 §2.4, `NFS3_FHSIZE`).
 pub(crate) const HANDLE_BYTES_MAX: usize = 64;
 
-const FORMAT: u8 = 1;
-const HEAD_BYTES: usize = 10;
+const FORMAT: u8 = 2;
+const HEAD_BYTES: usize = 14;
 const MAC_BYTES: usize = 8;
+const _: () = assert!(HEAD_BYTES + io::KERNEL_HANDLE_BYTES_MAX + MAC_BYTES <= HANDLE_BYTES_MAX);
 /// File name of the key in the state directory.
 const KEY_FILE: &str = "handle-key";
 const KEY_BYTES: usize = 16;
+/// Any access by group and others.
+const SHARED_ACCESS: u32 = 0o077;
 
 /// An authentic handle, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileHandle {
     /// The export it was given out for.
     pub(crate) export_id: u32,
+    /// The directory tree that the export led to then.
+    pub(crate) tree: u32,
     /// The kernel's name for the inode.
     pub(crate) kernel: KernelHandle,
 }
@@ -52,9 +60,11 @@ impl HandleBytes {
     }
 }
 
-/// The length of the wire form of a handle.
-pub(crate) fn sealed_len(kernel: &KernelHandle) -> usize {
-    HEAD_BYTES + kernel.bytes().len() + MAC_BYTES
+/// The export that a handle names, authentic or not: only for choosing the threads that open the
+/// handle.
+pub(crate) fn claimed_export_id(bytes: &[u8]) -> Option<u32> {
+    let id = bytes.get(2..6)?;
+    Some(u32::from_be_bytes(id.try_into().ok()?))
 }
 
 /// The key that handles are sealed with.
@@ -65,12 +75,10 @@ impl HandleKey {
     /// Reads the key from `state_dir`, or makes one there on the first start.
     ///
     /// # Errors
-    /// The directory or file cannot be made or read, or the file is not a key.
+    /// The file cannot be made or read, is not a key, or others can read or write it.
     pub(crate) fn load_or_create(state_dir: &Path) -> Result<Self, HandleKeyError> {
         let path = state_dir.join(KEY_FILE);
         let fail = |error| HandleKeyError::Io { path: path.clone(), error };
-        // The server's umask is 0, and whoever can write to the directory can put a key there.
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(fail)?;
         match fs::File::open(&path) {
             Ok(file) => Self::read(file, &path),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -81,6 +89,7 @@ impl HandleKey {
     }
 
     fn read(file: fs::File, path: &Path) -> Result<Self, HandleKeyError> {
+        check_key_file(&file, path)?;
         let mut bytes = Vec::with_capacity(KEY_BYTES + 1);
         file.take(KEY_BYTES as u64 + 1)
             .read_to_end(&mut bytes)
@@ -111,7 +120,8 @@ impl HandleKey {
         bytes[0] = FORMAT;
         bytes[1] = u8::try_from(kernel.len()).expect("a kernel handle holds at most 40 bytes");
         bytes[2..6].copy_from_slice(&handle.export_id.to_be_bytes());
-        bytes[6..10].copy_from_slice(&handle.kernel.kind().to_be_bytes());
+        bytes[6..10].copy_from_slice(&handle.tree.to_be_bytes());
+        bytes[10..14].copy_from_slice(&handle.kernel.kind().to_be_bytes());
         let end = HEAD_BYTES + kernel.len();
         bytes[HEAD_BYTES..end].copy_from_slice(kernel);
         let mac = self.mac(&bytes[..end]);
@@ -129,9 +139,10 @@ impl HandleKey {
         if !equal_in_constant_time(mac, &self.mac(sealed)) {
             return None;
         }
-        let [_, _, e0, e1, e2, e3, k0, k1, k2, k3] = *head;
+        let [_, _, e0, e1, e2, e3, t0, t1, t2, t3, k0, k1, k2, k3] = *head;
         Some(FileHandle {
             export_id: u32::from_be_bytes([e0, e1, e2, e3]),
+            tree: u32::from_be_bytes([t0, t1, t2, t3]),
             kernel: KernelHandle::from_parts(i32::from_be_bytes([k0, k1, k2, k3]), kernel)?,
         })
     }
@@ -141,6 +152,27 @@ impl HandleKey {
         hasher.write(sealed);
         hasher.finish().to_be_bytes()
     }
+}
+
+/// Refuses a key that another user can know or has chosen: with it they can make a handle of any
+/// file.
+fn check_key_file(file: &fs::File, path: &Path) -> Result<(), HandleKeyError> {
+    let path = path.to_owned();
+    let metadata = match file.metadata() {
+        Ok(metadata) => metadata,
+        Err(error) => return Err(HandleKeyError::Io { path, error }),
+    };
+    if !metadata.is_file() {
+        return Err(HandleKeyError::NotAKey { path });
+    }
+    if !is_trusted(&metadata) {
+        return Err(HandleKeyError::Foreign { path, owner: metadata.uid() });
+    }
+    let mode = metadata.mode() & 0o7777;
+    if mode & SHARED_ACCESS != 0 {
+        return Err(HandleKeyError::Exposed { path, mode });
+    }
+    Ok(())
 }
 
 /// Compares without telling by its duration where the first difference is.
@@ -156,7 +188,7 @@ pub enum HandleKeyError {
     Io {
         /// The key file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The file has the wrong length.
@@ -164,6 +196,29 @@ pub enum HandleKeyError {
     NotAKey {
         /// The key file.
         path: PathBuf,
+    },
+    /// Other users know the key, or can change it.
+    #[error(
+        "the handle key {path} is open to others (mode {mode:04o}), who could make a handle of any \
+         file; run `chmod 600 {path}`, or remove it if they may have read it: a new one is made, and \
+         clients mount again", path = path.display()
+    )]
+    Exposed {
+        /// The key file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Another user has made the file.
+    #[error(
+        "the handle key {path} belongs to user {owner}, who could make a handle of any file; remove \
+         it: a new one is made, and clients mount again", path = path.display()
+    )]
+    Foreign {
+        /// The key file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
     },
 }
 
@@ -175,7 +230,8 @@ mod tests {
 
     fn handle(len: usize) -> FileHandle {
         let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i).unwrap()).collect();
-        FileHandle { export_id: 7, kernel: KernelHandle::from_parts(0x81, &bytes).unwrap() }
+        let kernel = KernelHandle::from_parts(0x81, &bytes).unwrap();
+        FileHandle { export_id: 7, tree: 0x0102_0304, kernel }
     }
 
     #[test]
@@ -207,24 +263,51 @@ mod tests {
     #[test]
     fn only_the_owner_reaches_the_key() {
         let dir = tempfile::tempdir().unwrap();
-        let state_dir = dir.path().join("made/too");
-        HandleKey::load_or_create(&state_dir).unwrap();
-        for made in [dir.path().join("made"), state_dir.clone(), state_dir.join(KEY_FILE)] {
-            let mode = fs::metadata(&made).unwrap().permissions().mode();
-            assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", made.display());
-        }
+        HandleKey::load_or_create(dir.path()).unwrap();
+        let mode = fs::metadata(dir.path().join(KEY_FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
     }
 
     #[test]
     fn the_key_survives_and_a_broken_one_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let first = HandleKey::load_or_create(&dir.path().join("a/b")).unwrap();
-        let again = HandleKey::load_or_create(&dir.path().join("a/b")).unwrap();
+        let first = HandleKey::load_or_create(dir.path()).unwrap();
+        let again = HandleKey::load_or_create(dir.path()).unwrap();
         assert_eq!(first.0, again.0);
         fs::write(dir.path().join(KEY_FILE), b"short").unwrap();
         assert!(matches!(
             HandleKey::load_or_create(dir.path()),
             Err(HandleKeyError::NotAKey { .. })
         ));
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(KEY_FILE);
+        HandleKey::load_or_create(dir.path()).unwrap();
+        for mode in [0o604, 0o640, 0o620] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let Err(error) = HandleKey::load_or_create(dir.path()) else { panic!("{mode:o}") };
+            let error = error.to_string();
+            let mend =
+                format!("(mode {mode:04o}), who could make a handle of any file; run `chmod");
+            assert!(error.contains(&mend) && error.contains(path.to_str().unwrap()), "{error}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
+        HandleKey::load_or_create(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_key_of_another_user_is_refused() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("a_key_of_another_user_is_refused skipped: only root can give a file away");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        HandleKey::load_or_create(dir.path()).unwrap();
+        std::os::unix::fs::chown(dir.path().join(KEY_FILE), Some(1234), None).unwrap();
+        let error = HandleKey::load_or_create(dir.path());
+        assert!(matches!(error, Err(HandleKeyError::Foreign { owner: 1234, .. })));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use io::{BUFFER_ALIGN, CHUNK_BYTES, DioAlign};
 
-/// What a descriptor is for.
+/// The use of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Reading.
@@ -26,11 +26,12 @@ pub(crate) struct DirectFile {
 pub(crate) struct DataDescriptors {
     pub(crate) read: Option<Arc<OwnedFd>>,
     pub(crate) write: Option<Arc<OwnedFd>>,
-    /// For reading without the kernel's read-ahead, which brings in what nobody drops.
+    /// For reading without the kernel's read-ahead, whose pages would not be dropped.
     pub(crate) quiet: Option<Arc<OwnedFd>>,
     direct_read: Option<Arc<OwnedFd>>,
     direct_write: Option<Arc<OwnedFd>>,
-    /// What direct I/O needs, `Some(None)` where there is none, and `None` before it was asked.
+    /// The alignment of direct I/O, `Some(None)` where there is none, and `None` before it was
+    /// read.
     align: Option<Option<DioAlign>>,
 }
 
@@ -50,8 +51,8 @@ impl DataDescriptors {
         self.align?
     }
 
-    /// Notes what the kernel says of direct I/O. What our buffers and chunks are not aligned to is
-    /// as good as none.
+    /// Notes the alignment that the kernel reports. One beyond that of our buffers and chunks
+    /// counts as none.
     pub(crate) fn set_align(&mut self, align: Option<DioAlign>) -> Option<DioAlign> {
         let align = align.filter(|align| {
             let offset_max = align.offset().max(align.read_offset());
@@ -69,8 +70,8 @@ impl DataDescriptors {
         Arc::clone(kept.get_or_insert_with(|| Arc::new(fd)))
     }
 
-    /// The kernel refused what the alignment allows. If it now says otherwise that counts; if not,
-    /// there is no direct I/O for this object.
+    /// The kernel refused a request that fits the alignment. If it now reports another, that
+    /// counts; if not, there is no direct I/O for this object.
     pub(crate) fn refused(&mut self, align: Option<DioAlign>) {
         let old = self.align();
         if self.set_align(align) == old {
@@ -90,7 +91,7 @@ mod tests {
     #[test]
     fn alignments_beyond_our_buffers_are_none() {
         let mut data = DataDescriptors::default();
-        assert!(data.direct(Use::Read).is_none(), "nobody asked yet");
+        assert!(data.direct(Use::Read).is_none(), "not read yet");
         for (given, kept) in [
             (align(512, 512), true),
             (align(4096, 65_536), true),

@@ -1,17 +1,20 @@
 //! The answers that a file operation can end in, free of any protocol version.
 
+use std::fmt;
+
 use rustix::io::Errno;
 
-/// Why a file operation was not done. Each protocol version maps it to its own status, once,
-/// in an exhaustive function; the variants are those that both versions can tell apart.
+/// Why a file operation was not done. Each protocol version maps it to its own status, once, in an
+/// exhaustive function; the variants are those that both versions can distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     /// The caller does not own the object (EPERM).
     NotOwner,
     /// No such name.
     NoEntry,
-    /// The disk failed.
-    Io,
+    /// The disk failed, or the system returned an error that no file operation should end in. The
+    /// log line of the call shows it.
+    Io(Errno),
     /// No such device or address.
     NoDevice,
     /// The caller may not do this (EACCES).
@@ -54,15 +57,50 @@ pub(crate) enum Status {
     TooSmall,
     /// The server broke one of its own rules.
     ServerFault,
+    /// The thread could not assume the caller's identity.
+    Identity(Errno),
     /// The file type cannot be made here.
     BadType,
     /// Try again later.
     Delay,
 }
 
+impl Status {
+    /// True for an error of the server or of the system below it: the operator has to hear of it.
+    pub(crate) fn is_fault(self) -> bool {
+        match self {
+            Self::Io(_) | Self::ServerFault | Self::Identity(_) => true,
+            Self::NotOwner
+            | Self::NoEntry
+            | Self::NoDevice
+            | Self::Access
+            | Self::Exists
+            | Self::CrossDevice
+            | Self::NotDirectory
+            | Self::IsDirectory
+            | Self::Invalid
+            | Self::TooLarge
+            | Self::NoSpace
+            | Self::ReadOnly
+            | Self::TooManyLinks
+            | Self::NameTooLong
+            | Self::NotEmpty
+            | Self::Quota
+            | Self::Stale
+            | Self::BadHandle
+            | Self::NotSync
+            | Self::BadCookie
+            | Self::NotSupported
+            | Self::TooSmall
+            | Self::BadType
+            | Self::Delay => false,
+        }
+    }
+}
+
 impl From<Errno> for Status {
-    /// Sorts the kernel's error numbers. What no file operation should return is `Io`, like a disk
-    /// that fails: the client must see an error. The number goes no further, so it is logged here.
+    /// Maps the kernel's error numbers. A number that no file operation should return is `Io`, like
+    /// that of a failing disk: the client must see an error.
     fn from(errno: Errno) -> Self {
         match errno {
             Errno::PERM => Self::NotOwner,
@@ -89,10 +127,30 @@ impl From<Errno> for Status {
             Errno::TXTBSY => Self::Access,
             // Out of descriptors or memory, or a lease being recalled: true for now only.
             Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::BUSY => Self::Delay,
-            _ => {
-                tracing::warn!(%errno, "a file operation failed");
-                Self::Io
+            Errno::IO => Self::Io(errno),
+            // Numbers of other subsystems, and those that a mistake of the server's own brings
+            // (EBADF, EFAULT).
+            unexpected => Self::Io(unexpected),
+        }
+    }
+}
+
+impl Status {
+    /// A job did not run because its thread could not act as the user that it was for.
+    pub(crate) fn no_identity(error: &std::io::Error) -> Self {
+        Errno::from_io_error(error).map_or(Self::ServerFault, Self::Identity)
+    }
+}
+
+impl fmt::Display for Status {
+    /// For the log: the system's text for an errno, otherwise the name of the variant.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(errno) => errno.fmt(f),
+            Self::Identity(errno) => {
+                write!(f, "a thread cannot assume the caller's identity: {errno}")
             }
+            status => fmt::Debug::fmt(status, f),
         }
     }
 }
@@ -115,7 +173,8 @@ mod tests {
         let cases = [
             (Errno::NOSPC, Status::NoSpace),
             (Errno::DQUOT, Status::Quota),
-            (Errno::IO, Status::Io),
+            (Errno::IO, Status::Io(Errno::IO)),
+            (Errno::BADF, Status::Io(Errno::BADF)),
             (Errno::STALE, Status::Stale),
             (Errno::ROFS, Status::ReadOnly),
             (Errno::MFILE, Status::Delay),
@@ -124,5 +183,17 @@ mod tests {
             assert_eq!(Status::from(errno), status, "{errno:?}");
             assert_eq!(Status::from(std::io::Error::from(errno)), status, "{errno:?}");
         }
+    }
+
+    #[test]
+    fn only_errors_of_the_system_are_faults() {
+        for errno in [Errno::IO, Errno::BADF, Errno::FAULT, Errno::PROTO] {
+            assert!(Status::from(errno).is_fault(), "{errno:?}");
+        }
+        for errno in [Errno::NOSPC, Errno::STALE, Errno::ACCESS, Errno::MFILE, Errno::NOENT] {
+            assert!(!Status::from(errno).is_fault(), "{errno:?}");
+        }
+        let short = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+        assert!(Status::from(short).is_fault());
     }
 }

@@ -1,0 +1,166 @@
+//! A call from its first bytes to its arguments. Its header is decoded once, on the thread of the
+//! connection, and travels with the call from there on.
+
+use proto::nfs3::{self, WriteScan};
+use proto::oncrpc::{
+    self, AcceptStat, CREDENTIAL_AT, CallError, CallHeader, Gids, call_header_len, call_target,
+    decode_call,
+};
+use proto::xdr::Reader;
+
+use crate::payload::WriteData;
+use crate::procedures::{Operation, Procedure, Programs};
+use crate::receive::{Layout, Record};
+
+/// Where in the head the host name of an AUTH_SYS credential is: behind its stamp and its length.
+const MACHINE_NAME_AT: usize = CREDENTIAL_AT + 8;
+
+/// A call whose header is decoded.
+pub(crate) struct Call {
+    /// The message without the payload.
+    head: Vec<u8>,
+    /// Where in `head` the arguments begin.
+    arguments_at: usize,
+    /// Transaction id.
+    pub(crate) xid: u32,
+    pub(crate) program: u32,
+    pub(crate) version: u32,
+    /// The number of the procedure.
+    pub(crate) code: u32,
+    /// Its row in the table, or the answer to a call of what is not served.
+    pub(crate) procedure: Result<&'static Procedure, AcceptStat>,
+    pub(crate) credential: Credential,
+    /// The arguments of a WRITE without its data.
+    pub(crate) write: Option<nfs3::WriteHead>,
+    /// The data of a WRITE; `None` if there is none, or more than the server takes.
+    pub(crate) payload: Option<WriteData>,
+    /// Bytes that followed the arguments.
+    pub(crate) trailing_bytes: u64,
+}
+
+/// What the call's credential states, without the bytes that it borrows from the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Credential {
+    /// AUTH_NONE.
+    None,
+    /// AUTH_SYS.
+    Sys(AuthSys),
+    /// A flavor that is not interpreted.
+    Other { flavor: u32 },
+}
+
+/// `authsys_parms` without the stamp (RFC 5531 appendix A).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AuthSys {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) gids: Gids,
+    machine_name_bytes: usize,
+}
+
+impl Call {
+    /// The arguments as they were received, without the payload.
+    pub(crate) fn arguments(&self) -> &[u8] {
+        &self.head[self.arguments_at..]
+    }
+
+    /// The host name of an AUTH_SYS credential.
+    pub(crate) fn machine_name(&self) -> Option<&[u8]> {
+        match &self.credential {
+            Credential::Sys(sys) => Some(&self.head[MACHINE_NAME_AT..][..sys.machine_name_bytes]),
+            Credential::None | Credential::Other { .. } => None,
+        }
+    }
+
+    /// The procedure if it is one of NFS version 3.
+    pub(crate) fn nfs3(&self) -> Option<nfs3::Procedure> {
+        match self.procedure.ok()?.operation {
+            Operation::Nfs3(procedure) => Some(procedure),
+            Operation::Mount3(_) | Operation::Portmap(_) | Operation::Rpcbind(_) => None,
+        }
+    }
+}
+
+/// A call that is being received: finds its payload, and keeps what it decodes for that.
+pub(crate) struct Incoming {
+    programs: Programs,
+    /// Set when the first words are there.
+    procedure: Option<Result<&'static Procedure, AcceptStat>>,
+    write: Option<nfs3::WriteHead>,
+}
+
+impl Incoming {
+    /// Of a connection to a port where `programs` answer.
+    pub(crate) fn new(programs: Programs) -> Self {
+        Self { programs, procedure: None, write: None }
+    }
+
+    /// How the record goes on behind the bytes in `head`, which are at least [`CREDENTIAL_AT`].
+    pub(crate) fn layout(&mut self, head: &[u8]) -> Layout {
+        let find = || {
+            let (program, version, code) = call_target(head).unwrap_or_default();
+            self.programs.find(program, version, code)
+        };
+        let procedure = *self.procedure.get_or_insert_with(find);
+        let Some(scan) = procedure.ok().and_then(|row| row.scan_payload) else {
+            return Layout::Head;
+        };
+        let arguments_at = call_header_len(head);
+        let Some(arguments) = head.get(arguments_at..) else {
+            return Layout::HeadUntil(arguments_at);
+        };
+        match scan(arguments) {
+            WriteScan::Needs(len) => Layout::HeadUntil(arguments_at + len),
+            WriteScan::Head(write) => {
+                self.write = Some(write);
+                Layout::Payload { len: write.data_len, offset: write.offset }
+            }
+            WriteScan::Malformed(_) => Layout::Head,
+        }
+    }
+
+    /// The WRITE whose data comes next.
+    pub(crate) fn write(&self) -> Option<&nfs3::WriteHead> {
+        self.write.as_ref()
+    }
+
+    /// Decodes the header of the whole record.
+    ///
+    /// # Errors
+    /// It is no call, or one to be denied.
+    pub(crate) fn finish(self, record: Record) -> Result<Call, CallError> {
+        let Record { head, payload, trailing_bytes } = record;
+        let mut reader = Reader::new(&head);
+        let CallHeader { xid, program, version, procedure: code, credential, .. } =
+            decode_call(&mut reader)?;
+        let credential = match credential {
+            oncrpc::Credential::None => Credential::None,
+            oncrpc::Credential::Sys(sys) => Credential::Sys(AuthSys {
+                uid: sys.uid,
+                gid: sys.gid,
+                gids: sys.gids,
+                machine_name_bytes: sys.machine_name.len(),
+            }),
+            oncrpc::Credential::Other { flavor, .. } => Credential::Other { flavor },
+        };
+        let arguments_at = reader.position();
+        let find = || self.programs.find(program, version, code);
+        let procedure = self.procedure.unwrap_or_else(find);
+        Ok(Call {
+            head,
+            arguments_at,
+            xid,
+            program,
+            version,
+            code,
+            procedure,
+            credential,
+            write: self.write,
+            payload,
+            trailing_bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+use proptest::prelude::*;
+use proto::nfs3::{FileHandle, GetattrArgs, Procedure as P, StableHow, WriteArgs};
+use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids};
+use proto::xdr::{Encode, Writer};
+use proto::{mount3, portmap};
+
+use super::*;
+use crate::dispatch;
+use crate::procedures::Thread;
+
+const NFS: (u32, u32) = (nfs3::PROGRAM, nfs3::VERSION);
+
+fn call((program, version): (u32, u32), code: u32, args: &impl Encode) -> Vec<u8> {
+    let gids = Gids::new(&[1, 2, 3]).unwrap();
+    let sys = AuthSys { stamp: 5, machine_name: b"client", uid: 1, gid: 2, gids };
+    let credential = Credential::Sys(sys);
+    let mut w = Writer::new();
+    CallHeader { xid: 7, program, version, procedure: code, credential, verifier_flavor: 0 }
+        .encode(&mut w);
+    args.encode(&mut w);
+    w.into_vec()
+}
+
+/// A call whose arguments are those of a WRITE, whatever its program and version, and the length of
+/// its head.
+fn write_call(version: (u32, u32)) -> (Vec<u8>, usize) {
+    let file = FileHandle::new(&[9; 30]).unwrap();
+    let args =
+        WriteArgs { file, offset: 5, count: 13, stable: StableHow::Unstable, data: &[7; 13] };
+    let call = call(version, P::Write.code(), &args);
+    let head_bytes = call.len() - 16;
+    (call, head_bytes)
+}
+
+fn received(head: Vec<u8>) -> Call {
+    let mut incoming = Incoming::new(Programs::Files);
+    incoming.layout(&head);
+    incoming.finish(Record { head, payload: None, trailing_bytes: 0 }).unwrap()
+}
+
+#[test]
+fn a_write_head_is_found_from_as_much_of_it_as_is_there() {
+    let (call, whole) = write_call(NFS);
+    let mut incoming = Incoming::new(Programs::Files);
+    let mut before = 0;
+    for len in CREDENTIAL_AT..whole {
+        let Layout::HeadUntil(shown) = incoming.layout(&call[..len]) else {
+            panic!("{len} bytes are no head");
+        };
+        assert!(shown >= before && shown <= whole, "{len} bytes: {shown}");
+        assert!(shown > len, "more follows {len} bytes");
+        before = shown;
+    }
+    let payload = Layout::Payload { len: 13, offset: 5 };
+    assert_eq!(incoming.layout(&call[..whole]), payload);
+    let head = call[..whole].to_vec();
+    let call = incoming.finish(Record { head, payload: None, trailing_bytes: 0 }).unwrap();
+    let write = call.write.expect("decoded once");
+    assert_eq!((write.file.as_bytes(), write.offset, write.count), (&[9; 30][..], 5, 13));
+}
+
+#[test]
+fn arguments_of_a_write_that_cannot_be_decoded_have_no_payload() {
+    let (call, whole) = write_call(NFS);
+    let head = &call[..whole];
+    let change = |at: usize, value: u32| {
+        let mut head = head.to_vec();
+        head[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        Incoming::new(Programs::Files).layout(&head)
+    };
+    let handle_len_at = call_header_len(head);
+    assert_eq!(change(handle_len_at, 65), Layout::Head);
+    assert_eq!(change(handle_len_at, u32::MAX), Layout::Head);
+    assert_eq!(change(whole - 4, 12), Layout::Head, "count and data differ");
+    assert_eq!(change(whole - 8, 3), Layout::Head, "no such stable_how");
+    // A credential over its bound: refused when the header is decoded.
+    assert_eq!(change(CREDENTIAL_AT - 4, 401), Layout::Head);
+}
+
+#[test]
+fn versions_that_are_not_served_are_never_taken_for_served_ones() {
+    let others = [
+        (nfs3::PROGRAM, 2),
+        (nfs3::PROGRAM, 4),
+        (nfs3::PROGRAM, u32::MAX),
+        (mount3::PROGRAM, 4),
+        (portmap::PROGRAM, 3),
+    ];
+    for version in others {
+        for code in 0..30 {
+            let call = call(version, code, &GetattrArgs { object: FileHandle::new(&[1]).unwrap() });
+            let call = received(call);
+            assert!(call.procedure.is_err() && call.nfs3().is_none(), "{version:?} {code}");
+            assert_eq!(dispatch::thread(&call, true), Thread::Connection, "{version:?} {code}");
+        }
+        let (call, _) = write_call(version);
+        assert_eq!(Incoming::new(Programs::Files).layout(&call), Layout::Head, "{version:?}");
+        assert!(received(call).write.is_none());
+    }
+}
+
+#[test]
+fn the_header_is_kept_with_the_call() {
+    let handle = FileHandle::new(&[9; 33]).unwrap();
+    let call = received(call(NFS, P::Getattr.code(), &GetattrArgs { object: handle }));
+    assert_eq!((call.xid, call.program, call.version, call.code), (7, nfs3::PROGRAM, 3, 1));
+    assert_eq!(call.machine_name(), Some(&b"client"[..]));
+    let super::Credential::Sys(sys) = &call.credential else { panic!("AUTH_SYS") };
+    assert_eq!((sys.uid, sys.gid, &*sys.gids), (1, 2, &[1, 2, 3][..]));
+    assert_eq!(call.arguments().len(), 4 + 36);
+    assert_eq!(call.nfs3(), Some(P::Getattr));
+}
+
+#[test]
+fn a_handle_is_found_in_whole_arguments_only() {
+    let handle = [9; 33];
+    let mut w = Writer::new();
+    GetattrArgs { object: FileHandle::new(&handle).unwrap() }.encode(&mut w);
+    let arguments = w.into_vec();
+    let found = |arguments| crate::nfs3::first_handle(P::Getattr, arguments);
+    assert_eq!(found(&arguments), Some(&handle[..]));
+    for len in 0..arguments.len() - 3 {
+        assert_eq!(found(&arguments[..len]), None, "{len} bytes");
+    }
+    assert_eq!(crate::nfs3::first_handle(P::Null, &arguments), None);
+    assert_eq!(found(&[0xff; 40]), None);
+}
+
+#[test]
+fn a_read_begins_by_its_length() {
+    let read = |count| {
+        let file = FileHandle::new(&[1]).unwrap();
+        received(call(NFS, P::Read.code(), &nfs3::ReadArgs { file, offset: 0, count }))
+    };
+    let small = 64 * 1024;
+    assert_eq!(dispatch::thread(&read(small), false), Thread::ConnectionFirst);
+    assert_eq!(dispatch::thread(&read(small + 1), false), Thread::Data);
+    assert_eq!(dispatch::thread(&read(small + 1), true), Thread::ConnectionFirst);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_have_a_bounded_head(bytes in proptest::collection::vec(any::<u8>(), 32..200)) {
+        let mut incoming = Incoming::new(Programs::Files);
+        if let Layout::HeadUntil(len) = incoming.layout(&bytes) {
+            prop_assert!(len > bytes.len() && len < 2048);
+        }
+        let _ = incoming.finish(Record { head: bytes, payload: None, trailing_bytes: 0 });
+    }
+
+    #[test]
+    fn any_arguments_of_a_write_have_a_bounded_head(
+        arguments in proptest::collection::vec(any::<u8>(), 0..100),
+    ) {
+        let head = [call(NFS, P::Write.code(), &()), arguments].concat();
+        if let Layout::HeadUntil(len) = Incoming::new(Programs::Files).layout(&head) {
+            prop_assert!(len > head.len() && len < 2048);
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! The open connections: how many there may be, and which one makes room for a new one.
+//!
+//! There are limits for all connections, for those of one peer address, and for those of strangers,
+//! that is of peers that no export admits. At a limit a new connection takes the place of an idle
+//! one, which loses nothing: an NFSv3 client connects again with its next call. A connection is idle
+//! while it has no call at work, no reply to send and no unread bytes in its socket. A peer at its
+//! own limit loses any idle connection; at the limit for all, a connection has to be idle for
+//! [`IDLE_MIN`], so that one just accepted, or one between two calls, stays open.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::counters::{Counter, Counters};
+use crate::delivery::Link;
+
+/// One peer may have this part of all connections, ...
+const PEER_PART: usize = 4;
+/// ... and at least so many.
+const PEER_MIN: usize = 256;
+/// All strangers together may have this part of all connections, ...
+const STRANGERS_PART: usize = 16;
+/// ... and at least so many.
+const STRANGERS_MIN: usize = 16;
+/// Calls of all connections at work at a time, about: with many connections open, each takes fewer
+/// calls at a time. It bounds the small replies that peers leave unread.
+pub(crate) const CALLS_MAX: usize = 32 * 1024;
+/// Calls that a connection may have at work however many connections are open.
+pub(crate) const CALLS_MIN: usize = 2;
+/// How long a new connection waits for an evicted one to end before another is evicted.
+const EVICTION_MAX: Duration = Duration::from_millis(100);
+/// How long a connection has to be idle to be evicted at the limit for all.
+const IDLE_MIN: Duration = Duration::from_millis(100);
+/// Sockets examined for unread bytes in one search for a connection to evict.
+const SOCKETS_EXAMINED_MAX: usize = 16;
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limits {
+    all: usize,
+    peer: usize,
+    strangers: usize,
+}
+
+impl Limits {
+    fn new(all: usize) -> Self {
+        let part = |part: usize, least: usize| (all / part).max(least).min(all);
+        Self {
+            all,
+            peer: part(PEER_PART, PEER_MIN),
+            strangers: part(STRANGERS_PART, STRANGERS_MIN),
+        }
+    }
+}
+
+/// Connections that compete for one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    Peer(IpAddr),
+    Strangers,
+    All,
+}
+
+/// All open connections of a server.
+pub(crate) struct Connections {
+    limits: Limits,
+    /// The calls of one connection that may be at work at a time.
+    calls_max: usize,
+    counters: Arc<Counters>,
+    began: Instant,
+    /// The value of [`State::open`], readable without the lock.
+    open: AtomicUsize,
+    state: Mutex<State>,
+    /// Notified when a connection has ended.
+    ended: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// Connections that were not evicted.
+    peers: HashMap<IpAddr, Vec<Arc<Activity>>>,
+    /// Of these, the strangers'.
+    strangers: usize,
+    /// Connections that have not ended, evicted or not.
+    open: usize,
+}
+
+/// The activity of a connection, for its eviction.
+pub(crate) struct Activity {
+    peer: IpAddr,
+    is_stranger: bool,
+    /// One permit for each call that may begin. The connection holds one while it receives a call.
+    slots: Arc<Semaphore>,
+    slots_max: usize,
+    began: Instant,
+    /// Microseconds from `began` to when the connection last began to wait for bytes of its peer; 0
+    /// while it does not.
+    waits_since: AtomicU64,
+    /// The socket; empty until the connection's task begins.
+    link: OnceLock<Arc<Link>>,
+    evicted: Notify,
+}
+
+/// The place of an open connection; dropping it makes room for another.
+pub(crate) struct Place {
+    connections: Arc<Connections>,
+    pub(crate) activity: Arc<Activity>,
+}
+
+enum Entry {
+    Admitted(Arc<Activity>),
+    /// An evicted connection, or any other, has to end first.
+    Full,
+    /// The limit is the peer's own, or that of strangers, and none of its connections is idle.
+    Refused(Scope),
+}
+
+impl Activity {
+    /// Notes that the connection waits for bytes of its peer from `now` on.
+    pub(crate) fn waits(&self, now: Instant) {
+        self.waits_since.store(micros_between(self.began, now).max(1), Ordering::Relaxed);
+    }
+
+    /// Sets the socket of the connection.
+    pub(crate) fn begins(&self, link: &Arc<Link>) {
+        self.link.get_or_init(|| Arc::clone(link));
+    }
+
+    /// Notes that the connection does not wait for its peer.
+    pub(crate) fn works(&self) {
+        self.waits_since.store(0, Ordering::Relaxed);
+    }
+
+    /// The peer's identity where threads are shared among clients.
+    pub(crate) fn client(&self) -> io::ClientId {
+        match self.peer {
+            IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(address) => address.to_bits(),
+        }
+    }
+
+    /// Waits for the slot of the next call, while all but `withheld` are in use.
+    pub(crate) async fn slot(&self, withheld: usize) -> OwnedSemaphorePermit {
+        let wanted = u32::try_from(1 + withheld).expect("fewer than the slots of a connection");
+        let slots = Arc::clone(&self.slots).acquire_many_owned(wanted).await;
+        let mut slots = slots.expect("the semaphore stays open");
+        drop(slots.split(withheld));
+        slots
+    }
+
+    /// Whether the call that holds a slot is the only one.
+    pub(crate) fn has_one_call(&self) -> bool {
+        self.slots.available_permits() + 1 == self.slots_max
+    }
+
+    /// Resolves when no call is at work any more.
+    pub(crate) async fn calls_ended(&self) {
+        let all = u32::try_from(self.slots_max).expect("at most 128");
+        drop(self.slots.acquire_many(all).await);
+    }
+
+    /// Resolves when the connection has to end to make room.
+    pub(crate) async fn evicted(&self) {
+        self.evicted.notified().await;
+    }
+
+    /// Since when it is idle; `None` while it is not.
+    fn idle_since(&self) -> Option<u64> {
+        let since = self.waits_since.load(Ordering::Relaxed);
+        let calls_at_work = self.slots.available_permits() + 1 < self.slots_max;
+        (since > 0 && !calls_at_work).then_some(since)
+    }
+
+    /// Whether the socket holds bytes that its thread has not received yet. If so, the connection,
+    /// idle since `since`, is idle no more.
+    fn has_unread_bytes(&self, since: u64) -> bool {
+        let unread = self.link.get().is_some_and(|link| link.unread_bytes() > 0);
+        if unread {
+            // Its thread may have received them meanwhile, and wait again.
+            let _ =
+                self.waits_since.compare_exchange(since, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        unread
+    }
+}
+
+/// Microseconds from one time to a later one.
+fn micros_between(earlier: Instant, later: Instant) -> u64 {
+    u64::try_from((later - earlier).as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Connections {
+    /// No connections yet, and at most `connections_max`; each may have `calls_max` calls at work.
+    pub(crate) fn new(
+        connections_max: usize,
+        calls_max: usize,
+        counters: Arc<Counters>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            limits: Limits::new(connections_max),
+            calls_max,
+            counters,
+            began: Instant::now(),
+            open: AtomicUsize::new(0),
+            state: Mutex::default(),
+            ended: Notify::new(),
+        })
+    }
+
+    /// Connections open now.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// The slots that each connection has to leave unused now, because many are open.
+    pub(crate) fn slots_withheld(&self) -> usize {
+        let share = (CALLS_MAX / self.open().max(1)).max(CALLS_MIN);
+        self.calls_max.saturating_sub(share)
+    }
+
+    /// A place for a new connection, made by evicting an idle one where a limit is reached. Waits
+    /// while all places are taken and none is idle. `None` refuses the connection.
+    pub(crate) async fn enter(
+        self: &Arc<Self>,
+        address: SocketAddr,
+        is_stranger: bool,
+    ) -> Option<Place> {
+        let peer = address.ip().to_canonical();
+        loop {
+            let ended = self.ended.notified();
+            match self.try_enter(peer, is_stranger) {
+                Entry::Admitted(activity) => {
+                    return Some(Place { connections: Arc::clone(self), activity });
+                }
+                Entry::Refused(limit) => {
+                    self.counters.add(Counter::ConnectionsRefused, 1);
+                    tracing::warn!(client = %address, ?limit, "connection refused: too many");
+                    return None;
+                }
+                Entry::Full => {}
+            }
+            // The search is repeated in either case.
+            let _ = tokio::time::timeout(EVICTION_MAX, ended).await;
+        }
+    }
+
+    fn try_enter(&self, peer: IpAddr, is_stranger: bool) -> Entry {
+        let mut state = self.lock();
+        while let Some(scope) = self.limit_reached(&state, peer, is_stranger) {
+            match (state.evict(scope, self.idle_before(scope)), scope) {
+                (Some(evicted), _) => {
+                    self.counters.add(Counter::ConnectionsEvicted, 1);
+                    tracing::warn!(client = %peer, limit = ?scope, %evicted, "idle connection closed");
+                    if scope == Scope::All {
+                        return Entry::Full;
+                    }
+                }
+                (None, Scope::All) if !is_stranger => return Entry::Full,
+                (None, scope) => return Entry::Refused(scope),
+            }
+        }
+        let activity = Arc::new(Activity {
+            peer,
+            is_stranger,
+            slots: Arc::new(Semaphore::new(self.calls_max)),
+            slots_max: self.calls_max,
+            began: self.began,
+            waits_since: AtomicU64::new(0),
+            link: OnceLock::new(),
+            evicted: Notify::new(),
+        });
+        activity.waits(Instant::now());
+        state.peers.entry(peer).or_default().push(Arc::clone(&activity));
+        state.strangers += usize::from(is_stranger);
+        state.open += 1;
+        self.open.store(state.open, Ordering::Relaxed);
+        Entry::Admitted(activity)
+    }
+
+    fn limit_reached(&self, state: &State, peer: IpAddr, is_stranger: bool) -> Option<Scope> {
+        let of_peer = state.peers.get(&peer).map_or(0, Vec::len);
+        // A part that is the whole is no limit of its own: the peer waits as all others do.
+        if of_peer >= self.limits.peer && self.limits.peer < self.limits.all {
+            Some(Scope::Peer(peer))
+        } else if is_stranger && state.strangers >= self.limits.strangers {
+            Some(Scope::Strangers)
+        } else if state.open >= self.limits.all {
+            Some(Scope::All)
+        } else {
+            None
+        }
+    }
+
+    /// Evicts an idle connection of anybody; for when the process has no descriptor left.
+    pub(crate) fn evict_one(&self) {
+        if self.lock().evict(Scope::All, self.idle_before(Scope::All)).is_some() {
+            self.counters.add(Counter::ConnectionsEvicted, 1);
+        }
+    }
+
+    /// The time, in microseconds from `began`, before which a connection has to be idle to be
+    /// evicted at a limit.
+    fn idle_before(&self, scope: Scope) -> u64 {
+        match scope {
+            Scope::Peer(_) | Scope::Strangers => u64::MAX,
+            Scope::All => {
+                let idle_min = u64::try_from(IDLE_MIN.as_micros()).expect("a short time");
+                micros_between(self.began, Instant::now()).saturating_sub(idle_min)
+            }
+        }
+    }
+
+    /// Resolves when no connection is open.
+    pub(crate) async fn all_ended(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if self.lock().open == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Evicts the idle connection that its peer misses least, if one of `scope` was idle before
+    /// `idle_before`: a stranger's first, then one of the peer with the most connections, then the
+    /// longest idle. Returns its peer.
+    fn evict(&mut self, scope: Scope, idle_before: u64) -> Option<IpAddr> {
+        for _ in 0..SOCKETS_EXAMINED_MAX {
+            let (victim, since) = self.idlest(scope, idle_before)?;
+            if victim.has_unread_bytes(since) {
+                continue;
+            }
+            let victim = Arc::clone(victim);
+            self.remove(&victim);
+            victim.evicted.notify_one();
+            return Some(victim.peer);
+        }
+        None
+    }
+
+    /// See [`evict`](Self::evict); with it, since when it is idle.
+    fn idlest(&self, scope: Scope, idle_before: u64) -> Option<(&Arc<Activity>, u64)> {
+        self.peers
+            .values()
+            .flat_map(|list| list.iter().map(|activity| (list.len(), activity)))
+            .filter(|(_, activity)| match scope {
+                Scope::Peer(peer) => activity.peer == peer,
+                Scope::Strangers => activity.is_stranger,
+                // Unread bytes of one that has not begun cannot be seen.
+                Scope::All => activity.link.get().is_some(),
+            })
+            .filter_map(|(of_peer, activity)| Some((of_peer, activity, activity.idle_since()?)))
+            .filter(|(_, _, since)| *since <= idle_before)
+            .max_by_key(|(of_peer, activity, since)| {
+                (activity.is_stranger, *of_peer, std::cmp::Reverse(*since))
+            })
+            .map(|(_, activity, since)| (activity, since))
+    }
+
+    /// Removes a connection from those that count for a limit, unless it was evicted before.
+    fn remove(&mut self, activity: &Arc<Activity>) {
+        let Some(list) = self.peers.get_mut(&activity.peer) else { return };
+        let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, activity)) else { return };
+        list.swap_remove(at);
+        if list.is_empty() {
+            self.peers.remove(&activity.peer);
+        }
+        self.strangers -= usize::from(activity.is_stranger);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let connections = &self.connections;
+        {
+            let mut state = connections.lock();
+            state.remove(&self.activity);
+            state.open -= 1;
+            connections.open.store(state.open, Ordering::Relaxed);
+        }
+        connections.ended.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests;

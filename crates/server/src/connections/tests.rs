@@ -1,0 +1,212 @@
+use std::io::Write;
+use std::net::Ipv4Addr;
+
+use tokio::net::tcp::OwnedWriteHalf;
+
+use super::*;
+
+const CALLS: usize = 4;
+
+fn connections(all: usize) -> Arc<Connections> {
+    Connections::new(all, CALLS, Arc::new(Counters::default()))
+}
+
+fn address(last: u8) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::new(192, 0, 2, last), 700))
+}
+
+/// Enters and ends what is evicted for it at once, as the tasks of connections do.
+async fn enter(
+    connections: &Arc<Connections>,
+    places: &mut Vec<Place>,
+    address: SocketAddr,
+    is_stranger: bool,
+) -> bool {
+    let entering = connections.enter(address, is_stranger);
+    let mut entering = std::pin::pin!(entering);
+    let began = Instant::now();
+    let place = loop {
+        let step = Duration::from_millis(5);
+        if let Ok(place) = tokio::time::timeout(step, entering.as_mut()).await {
+            break place;
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "nothing is evicted, all places are taken"
+        );
+        let state = connections.lock();
+        let kept: Vec<_> = state.peers.values().flatten().cloned().collect();
+        drop(state);
+        places.retain(|place| kept.iter().any(|other| Arc::ptr_eq(other, &place.activity)));
+    };
+    let entered = place.is_some();
+    if let Some(place) = place {
+        place.activity.begins(&Link::test("192.0.2.1:700"));
+        places.push(place);
+    }
+    entered
+}
+
+/// A server's connection and its client's end.
+async fn connected(listener: &tokio::net::TcpListener) -> (std::net::TcpStream, OwnedWriteHalf) {
+    let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, _) = listener.accept().await.unwrap();
+    let (reader, writer) = server.into_split();
+    // The reader goes, the socket stays.
+    drop(reader);
+    (client, writer)
+}
+
+#[test]
+fn limits_are_parts_of_all_connections() {
+    assert_eq!(Limits::new(16384), Limits { all: 16384, peer: 4096, strangers: 1024 });
+    assert_eq!(Limits::new(1024), Limits { all: 1024, peer: 256, strangers: 64 });
+    assert_eq!(Limits::new(64), Limits { all: 64, peer: 64, strangers: 16 });
+    assert_eq!(Limits::new(2), Limits { all: 2, peer: 2, strangers: 2 });
+}
+
+#[tokio::test]
+async fn longest_idle_connection_of_the_same_peer_makes_room() {
+    let connections = connections(1024);
+    let mut places = Vec::new();
+    for _ in 0..256 {
+        assert!(enter(&connections, &mut places, address(1), false).await);
+        tokio::time::sleep(Duration::from_micros(10)).await;
+    }
+    assert!(enter(&connections, &mut places, address(2), false).await);
+    let first = Arc::clone(&places[0].activity);
+    assert!(enter(&connections, &mut places, address(1), false).await);
+    tokio::time::timeout(Duration::from_secs(5), first.evicted()).await.unwrap();
+    assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
+}
+
+#[tokio::test]
+async fn busy_connections_are_not_evicted() {
+    let connections = connections(2);
+    let mut places = Vec::new();
+    for peer in 1..=2 {
+        assert!(enter(&connections, &mut places, address(peer), false).await);
+    }
+    let slots = Arc::clone(&places[0].activity.slots);
+    // One for the call at work, one for the call to be received next.
+    let calls = slots.acquire_many(2).await.unwrap();
+    places[1].activity.works();
+    assert!(!enter(&connections, &mut places, address(3), true).await, "a stranger does not wait");
+    let waiting = connections.enter(address(3), false);
+    assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
+    drop(calls);
+    let place = tokio::time::timeout(Duration::from_secs(5), async {
+        let evicted = places[0].activity.clone();
+        let (place, ()) = tokio::join!(connections.enter(address(3), false), async {
+            evicted.evicted().await;
+            places.remove(0);
+        });
+        place
+    });
+    assert!(place.await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn strangers_make_room_first_and_then_the_peer_with_most_connections() {
+    let connections = connections(20);
+    let mut places = Vec::new();
+    for _ in 0..12 {
+        assert!(enter(&connections, &mut places, address(1), false).await);
+    }
+    for peer in 2..=7 {
+        assert!(enter(&connections, &mut places, address(peer), false).await);
+    }
+    for peer in 8..=9 {
+        assert!(enter(&connections, &mut places, address(peer), true).await);
+    }
+    let count = |places: &[Place], peer| {
+        let ip = address(peer).ip();
+        places.iter().filter(|place| place.activity.peer == ip).count()
+    };
+    for _ in 0..2 {
+        assert!(enter(&connections, &mut places, address(10), false).await);
+    }
+    assert_eq!(count(&places, 8) + count(&places, 9), 0);
+    for _ in 0..3 {
+        assert!(enter(&connections, &mut places, address(11), false).await);
+    }
+    assert_eq!(count(&places, 1), 9);
+    assert_eq!(places.len(), 20);
+}
+
+#[tokio::test]
+async fn all_strangers_share_one_limit() {
+    let connections = connections(1024);
+    let mut places = Vec::new();
+    for peer in 0..200 {
+        assert!(enter(&connections, &mut places, address(peer), true).await);
+    }
+    assert_eq!(connections.lock().strangers, 64);
+    places.clear();
+    assert_eq!(connections.open(), 0);
+    connections.all_ended().await;
+}
+
+#[test]
+fn many_connections_share_the_calls() {
+    let connections = connections(CALLS_MAX);
+    assert_eq!(connections.slots_withheld(), 0);
+    connections.open.store(CALLS_MAX / 3, Ordering::Relaxed);
+    assert_eq!(connections.slots_withheld(), CALLS - 3);
+    connections.open.store(CALLS_MAX, Ordering::Relaxed);
+    assert_eq!(connections.slots_withheld(), CALLS - CALLS_MIN);
+}
+
+#[tokio::test]
+async fn connection_with_unread_bytes_is_not_evicted() {
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let connections = connections(2);
+    let mut places = Vec::new();
+    let mut sockets = Vec::new();
+    for _ in 0..2 {
+        let (client, writer) = connected(&listener).await;
+        let writer = Arc::new(writer);
+        let place = connections.enter(client.local_addr().unwrap(), false).await.unwrap();
+        place.activity.begins(&Arc::new(Link::new(client.local_addr().unwrap(), &writer)));
+        places.push(place);
+        sockets.push((client, writer));
+    }
+    let [first, second] = [0, 1].map(|i| Arc::clone(&places[i].activity));
+    (&sockets[0].0).write_all(b"call").unwrap();
+    let link = first.link.get().unwrap();
+    while link.unread_bytes() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(enter(&connections, &mut places, address(3), false).await);
+    assert!(places.iter().any(|place| Arc::ptr_eq(&place.activity, &first)));
+    assert!(!places.iter().any(|place| Arc::ptr_eq(&place.activity, &second)));
+}
+
+#[tokio::test]
+async fn connection_just_accepted_is_not_evicted() {
+    let connections = connections(1);
+    let place = connections.enter(address(1), false).await.unwrap();
+    place.activity.begins(&Link::test("192.0.2.1:700"));
+    // Accepted only now, however slowly this test runs.
+    place.activity.waits(Instant::now() + IDLE_MIN);
+    assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));
+    assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
+    place.activity.waits(Instant::now());
+    tokio::time::sleep(IDLE_MIN).await;
+    assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));
+    assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
+}
+
+#[tokio::test]
+async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
+    let connections = connections(2);
+    let mut places = Vec::new();
+    for _ in 0..2 {
+        assert!(enter(&connections, &mut places, address(1), false).await);
+        places.last().unwrap().activity.works();
+    }
+    assert!(matches!(connections.try_enter(address(1).ip(), false), Entry::Full));
+    places.pop();
+    assert!(enter(&connections, &mut places, address(1), false).await);
+    assert_eq!(connections.counters.value(Counter::ConnectionsRefused), 0);
+}

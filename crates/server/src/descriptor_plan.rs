@@ -1,0 +1,75 @@
+//! The descriptors of a server's process by their holders.
+
+/// Descriptors for directory walks, logs, and the rest of the process.
+const RESERVED: usize = 512;
+/// Connections take at most this part of the descriptors.
+const SOCKETS_PART: usize = 4;
+/// The window takes at most this part of the descriptors, but not fewer than so many.
+const WINDOW_PART: usize = 8;
+const WINDOW_FILES_MIN: usize = 16;
+/// Listings that a server keeps open between two calls.
+const LISTINGS: usize = 256;
+/// Pipes for spliced replies, each with two descriptors. One is in use from the reading of the data
+/// until the socket has taken it; with that many slow peers, the data of others is copied.
+const PIPES: usize = 16;
+/// Descriptors of open files, however few there are: two objects in each part of the cache.
+const FILES_MIN: usize = 64;
+
+/// Numbers of descriptors; of pipes, which take two each, the number of pipes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DescriptorPlan {
+    /// One for each connection. Held by its task.
+    pub(crate) sockets: usize,
+    /// One for each file with data in the window. Held by `WriteBehindFile`.
+    pub(crate) window_files: usize,
+    /// One for each listing that waits for its next call. Held by `DirectoryStream`.
+    pub(crate) listings: usize,
+    /// Two for each. Held by `PipePool`, and by the reply whose data is in the pipe.
+    pub(crate) pipes: usize,
+    /// One to five for each object. Held by the `InodeCache`.
+    pub(crate) files: usize,
+}
+
+impl DescriptorPlan {
+    /// Divides the `limit` of a process that is to serve `connections_max` connections, with at most
+    /// `window_files_max` files in the window.
+    pub(crate) fn new(limit: usize, connections_max: usize, window_files_max: usize) -> Self {
+        let others = Self {
+            sockets: connections_max.min(limit / SOCKETS_PART).max(1),
+            window_files: (limit / WINDOW_PART).clamp(WINDOW_FILES_MIN, window_files_max),
+            listings: LISTINGS,
+            pipes: PIPES,
+            files: 0,
+        };
+        let plan = Self { files: limit.saturating_sub(others.sum()).max(FILES_MIN), ..others };
+        assert!(plan.sum() <= limit.max(others.sum() + FILES_MIN), "{plan:?} of {limit}");
+        plan
+    }
+
+    /// All of them, with what is reserved.
+    fn sum(&self) -> usize {
+        let Self { sockets, window_files, listings, pipes, files } = self;
+        RESERVED + sockets + window_files + listings + 2 * pipes + files
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_descriptors_of_a_process_are_divided_without_rest() {
+        let plan = DescriptorPlan::new(524_288, 16_384, 16_384);
+        assert_eq!((plan.sockets, plan.window_files), (16_384, 16_384));
+        assert_eq!(plan.sum(), 524_288);
+    }
+
+    #[test]
+    fn few_descriptors_leave_some_for_each_holder() {
+        for limit in [0, 256, 1024, 4096] {
+            let plan = DescriptorPlan::new(limit, 16_384, 16_384);
+            assert!(plan.sockets >= 1 && plan.sockets <= (limit / SOCKETS_PART).max(1), "{plan:?}");
+            assert!(plan.window_files >= WINDOW_FILES_MIN && plan.files >= FILES_MIN, "{plan:?}");
+        }
+    }
+}

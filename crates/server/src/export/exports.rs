@@ -1,0 +1,190 @@
+//! The exports that are served now, with their directories, and the gate to the objects in them.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use io::{IoPolicy, KernelHandle};
+
+use super::table::{Access, Denied, Export, ExportTable, Flavor, Peer};
+use super::{ExportRoot, FileHandle, FileSystems};
+use crate::fs::Status;
+
+/// One generation of the configuration: policy, and the directory behind each export.
+pub(crate) struct Exports {
+    pub(crate) table: Arc<ExportTable>,
+    file_systems: Arc<FileSystems>,
+    roots: HashMap<u32, (PathBuf, Arc<ExportRoot>)>,
+}
+
+/// An export's directory that cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve {} as {name}: {error}", path.display())]
+pub struct ExportError {
+    /// The name clients would mount.
+    pub name: String,
+    /// The directory.
+    pub path: PathBuf,
+    /// What the system said.
+    pub error: std::io::Error,
+}
+
+impl Exports {
+    /// Opens the directories of `table`. One that an earlier generation has open under the same id
+    /// and path is taken over if it still is the directory at that path, and so is the state of file
+    /// systems.
+    ///
+    /// # Errors
+    /// The first directory that cannot be served, or is not there any more.
+    pub(crate) fn open(
+        table: Arc<ExportTable>,
+        earlier: Option<&Self>,
+    ) -> Result<Self, ExportError> {
+        let file_systems =
+            earlier.map_or_else(Arc::default, |earlier| Arc::clone(&earlier.file_systems));
+        let mut roots = HashMap::new();
+        for export in table.iter() {
+            let known = earlier
+                .and_then(|earlier| earlier.roots.get(&export.id))
+                .filter(|(path, _)| *path == export.path);
+            let root = open_root(export, &file_systems)?;
+            let root = match known {
+                Some((_, known)) if known.is_same_directory(&root) => Arc::clone(known),
+                Some(_) | None => {
+                    warn_of_fallback(export, &root);
+                    Arc::new(root)
+                }
+            };
+            roots.insert(export.id, (export.path.clone(), root));
+        }
+        for export in table.iter() {
+            roots[&export.id].1.set_name(&export.name);
+        }
+        Ok(Self { table, file_systems, roots })
+    }
+
+    /// Gives up the directories of an earlier generation that this one does not serve. Returns what
+    /// to say of those whose path leads to another directory now.
+    pub(crate) fn replace(&self, earlier: &Self) -> Vec<String> {
+        let mut replaced = Vec::new();
+        for (id, (path, root)) in &earlier.roots {
+            let now = self.roots.get(id);
+            if now.is_some_and(|(_, now)| Arc::ptr_eq(now, root)) {
+                continue;
+            }
+            root.retire();
+            if now.is_some_and(|(now, _)| now == path)
+                && let Some(export) = self.table.by_id(*id)
+            {
+                let export = &export.name;
+                tracing::info!(
+                    export,
+                    path = %path.display(),
+                    "this path leads to another directory now, which is served instead of the one \
+                     before"
+                );
+                replaced.push(format!("another directory behind {export}"));
+            }
+        }
+        replaced
+    }
+
+    /// The gate: every operation of every program comes through here.
+    ///
+    /// # Errors
+    /// [`Denied`] for a peer that the export does not admit.
+    pub(crate) fn admit<'a>(
+        &'a self,
+        export: &'a Export,
+        peer: &Peer,
+        flavor: Flavor,
+    ) -> Result<Admitted<'a>, Denied> {
+        let access = export.admit(peer, flavor)?;
+        Ok(Admitted { export, root: self.root(export), access })
+    }
+
+    /// The root of an export of this generation.
+    pub(crate) fn root(&self, export: &Export) -> &Arc<ExportRoot> {
+        &self.roots[&export.id].1
+    }
+}
+
+/// A peer that passed the gate of an export. Only [`Exports::admit`] makes one, and an [`Object`]
+/// comes from it alone: no operation reaches an object past the gate.
+pub(crate) struct Admitted<'a> {
+    export: &'a Export,
+    root: &'a Arc<ExportRoot>,
+    access: Access,
+}
+
+impl Admitted<'_> {
+    /// What the peer may do, and as whom.
+    pub(crate) fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// The root of the export.
+    pub(crate) fn root(&self) -> Object {
+        self.below(self.root.handle)
+    }
+
+    /// The object behind an authentic handle.
+    ///
+    /// # Errors
+    /// `Stale` if the handle belongs to another directory that was exported under the same id.
+    pub(crate) fn object(&self, handle: &FileHandle) -> Result<Object, Status> {
+        if handle.tree == self.root.tree {
+            Ok(self.below(handle.kernel))
+        } else {
+            Err(Status::Stale)
+        }
+    }
+
+    fn below(&self, handle: KernelHandle) -> Object {
+        let Export { sync, policy, .. } = *self.export;
+        Object { root: Arc::clone(self.root), handle, sync, policy }
+    }
+}
+
+/// An object that an authentic handle of a served export names, to a peer that the export admits.
+#[derive(Clone)]
+pub(crate) struct Object {
+    root: Arc<ExportRoot>,
+    handle: KernelHandle,
+    /// Metadata operations are durable before they are answered.
+    pub(crate) sync: bool,
+    /// How READs and WRITEs treat the page cache.
+    pub(crate) policy: IoPolicy,
+}
+
+impl Object {
+    /// The export's root.
+    pub(crate) fn root(&self) -> &Arc<ExportRoot> {
+        &self.root
+    }
+
+    /// The kernel's handle.
+    pub(crate) fn handle(&self) -> &KernelHandle {
+        &self.handle
+    }
+
+    /// Another object of the same export, which an operation on this one found.
+    pub(crate) fn found(&self, handle: KernelHandle) -> Self {
+        Self { handle, ..self.clone() }
+    }
+}
+
+fn open_root(export: &Export, file_systems: &FileSystems) -> Result<ExportRoot, ExportError> {
+    let error = |error| ExportError { name: export.name.clone(), path: export.path.clone(), error };
+    ExportRoot::open_path(export.id, &export.path, file_systems).map_err(error)
+}
+
+fn warn_of_fallback(export: &Export, root: &ExportRoot) {
+    if !root.opens_by_handle() {
+        tracing::warn!(
+            export = export.name,
+            "file handles cannot be opened here (CAP_DAC_READ_SEARCH is missing, or the file \
+             system has none): serving by remembered paths"
+        );
+    }
+}

@@ -1,0 +1,85 @@
+//! What the server keeps of a regular file: once for all exports, and for each export.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use io::{RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile};
+
+use super::DataDescriptors;
+
+/// The state of a regular file, which all exports share.
+pub(crate) struct FileState {
+    /// Keeps cached and direct I/O on the same pages apart.
+    pub(crate) ranges: Arc<RangeLock>,
+    /// Readers in sequence, and what is read ahead for them.
+    pub(crate) read_ahead: ReadAhead,
+    /// The parts read past the page cache.
+    pub(crate) read_history: ReadHistory,
+    /// Bytes that READs have left in the page cache since it was opened.
+    kept_bytes: AtomicU64,
+    /// Its part of the write-behind window.
+    pub(super) window: OnceLock<Arc<WriteBehindFile>>,
+    /// Writers in sequence.
+    writers: Mutex<Streams>,
+}
+
+/// A regular file in one export.
+pub(super) struct File {
+    pub(super) state: Arc<FileState>,
+    descriptors: Mutex<DataDescriptors>,
+}
+
+impl Default for FileState {
+    fn default() -> Self {
+        Self {
+            ranges: RangeLock::new(),
+            read_ahead: ReadAhead::default(),
+            read_history: ReadHistory::default(),
+            kept_bytes: AtomicU64::new(0),
+            window: OnceLock::new(),
+            writers: Mutex::default(),
+        }
+    }
+}
+
+impl FileState {
+    /// About how much of it READs have left in the page cache.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.kept_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a READ leaves so many bytes in the page cache.
+    pub(crate) fn note_kept(&self, bytes: u64) {
+        self.kept_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Its view of the server's window.
+    pub(crate) fn window(&self, window: &WriteBehind) -> Arc<WriteBehindFile> {
+        Arc::clone(self.window.get_or_init(|| window.file()))
+    }
+
+    /// Notes a WRITE; returns how many bytes were written in sequence with it, 0 for none.
+    pub(crate) fn note_writer(&self, range: io::ByteRange) -> u64 {
+        let stream = self.writers.lock().unwrap_or_else(PoisonError::into_inner).note(range);
+        if stream.is_sequential() { stream.bytes() } else { 0 }
+    }
+}
+
+impl File {
+    /// A file with no descriptor open for its data.
+    pub(super) fn new(state: &Arc<FileState>) -> Self {
+        Self { state: Arc::clone(state), descriptors: Mutex::default() }
+    }
+
+    /// The descriptors for its data.
+    pub(super) fn descriptors(&self) -> MutexGuard<'_, DataDescriptors> {
+        self.descriptors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A descriptor that can read, if one is open.
+    pub(super) fn any_reader(&self) -> Option<Arc<OwnedFd>> {
+        let descriptors = self.descriptors();
+        descriptors.read.clone().or_else(|| descriptors.write.clone())
+    }
+}

@@ -1,0 +1,94 @@
+//! Making the changes of an object durable.
+
+use std::sync::Arc;
+
+use io::Engine;
+
+use super::Inode;
+use crate::fs::Status;
+
+/// The scope of a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flush {
+    /// The data, and what is needed to read it back (`fdatasync`).
+    Data,
+    /// The data and all attributes (`fsync`).
+    All,
+}
+
+impl Inode {
+    /// Makes every change counted so far durable. Callers that come while a flush runs share the
+    /// next one; where nothing is dirty, nothing is flushed.
+    ///
+    /// # Errors
+    /// The disk's error, once. The file system's write verifier is then another one, because the
+    /// kernel forgets which pages it could not write.
+    pub(crate) async fn flush(
+        self: &Arc<Self>,
+        engine: &Engine,
+        what: Flush,
+    ) -> Result<(), Status> {
+        let wanted = self.state.changes();
+        let mut flushed = self.state.flushed.lock().await;
+        let done = match what {
+            Flush::Data => flushed.data.max(flushed.all),
+            Flush::All => flushed.all,
+        };
+        if done >= wanted {
+            return Ok(());
+        }
+        let covered = self.state.changes();
+        let file = Arc::clone(self);
+        let result = engine.data(move || file.flush_now(what)).await;
+        if let Err(status) = result {
+            // The status goes to the caller, who logs it.
+            let (export, path) = (self.root.name(), self.shown_path().unwrap_or_default());
+            tracing::info!(export, path, "a flush failed: the write verifier changes");
+            self.state.note_failure();
+            return Err(status);
+        }
+        match what {
+            Flush::Data => flushed.data = covered,
+            Flush::All => {
+                flushed.all = covered;
+                self.state.note_durable(covered);
+            }
+        }
+        Ok(())
+    }
+
+    /// A flush that no client asked for. Its error has changed the verifier, by which clients
+    /// detect the loss.
+    pub(super) async fn flush_before_leaving(self: &Arc<Self>, engine: &Engine) {
+        if let Err(status) = self.flush(engine, Flush::All).await {
+            self.log_loss(status);
+        }
+    }
+
+    /// Logs that a flush failed for which no line of a call is logged.
+    pub(crate) fn log_loss(&self, status: Status) {
+        let (export, path) = (self.root.name(), self.shown_path().unwrap_or_default());
+        tracing::error!(export, path, error = %status, "a flush failed: unstable data is lost");
+    }
+
+    /// Flushes on this thread, which may block. An object that cannot be opened (for want of a
+    /// permission or of a descriptor, or because of its type) is flushed with its whole file system,
+    /// which takes no other descriptor than the root's. So an error is always that of a flush, and
+    /// means that data may be lost.
+    fn flush_now(&self, what: Flush) -> Result<(), Status> {
+        let flushed = match (self.descriptor_for_flush(), what) {
+            (Some(fd), Flush::Data) => rustix::fs::fdatasync(&*fd),
+            (Some(fd), Flush::All) => rustix::fs::fsync(&*fd),
+            (None, _) => rustix::fs::syncfs(self.root.directory()),
+        };
+        // The window waits for write-back on the same descriptor, which takes the error from it.
+        // Taken also when the flush has failed: both are reported now, or the next flush would fail
+        // for an error that its caller has got already.
+        let written_behind = self.state.take_window_error();
+        flushed?;
+        match written_behind {
+            None => Ok(()),
+            Some(error) => Err(error.into()),
+        }
+    }
+}

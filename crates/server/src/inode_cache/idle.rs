@@ -1,0 +1,197 @@
+//! Giving up objects that were not used for a while.
+//!
+//! The tick advances the clock and lists what is idle. It calls nothing that can wait for a disk, so
+//! no disk stops it. Flushes and closes run in tasks of their own, one per device at a time: a slow
+//! disk delays only the objects that lie on it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use io::Engine;
+
+use super::busy_devices::{Claim, Device};
+use super::table::lock;
+use super::{Inode, InodeCache, InodeKey};
+
+/// Ticks after which an unused object that can be written is given up. A tick is a second.
+const WRITABLE_IDLE_TICKS: u64 = 5;
+/// Ticks after which any unused object is given up.
+const IDLE_TICKS: u64 = 30;
+
+/// Idle objects of one device. There is one per device at a time.
+pub(crate) struct IdleInodes {
+    /// At most as many as the table has objects.
+    keys: Vec<InodeKey>,
+    claim: Claim,
+}
+
+impl InodeCache {
+    /// Advances the clock, drops chunks that were not used or are outdated, and returns what is idle
+    /// on each device whose last such list was worked off. To be called once a second; does not
+    /// block.
+    #[must_use]
+    pub(crate) fn tick(&self) -> Vec<IdleInodes> {
+        let now = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut idle: HashMap<Device, Vec<InodeKey>> = HashMap::new();
+        for shard in &self.shards {
+            for file in lock(shard).files.values() {
+                if let Ok(data) = file.file() {
+                    data.state.read_ahead.trim(Instant::now());
+                }
+                if is_idle(file, now) {
+                    idle.entry(file.root.device()).or_default().push(file.key());
+                }
+            }
+        }
+        let claimed = |(device, keys)| Some(IdleInodes { keys, claim: self.busy.claim(device)? });
+        idle.into_iter().filter_map(claimed).collect()
+    }
+
+    /// Flushes and closes what [`Self::tick`] found idle, unless it was used since. Waits for the
+    /// disk.
+    pub(crate) async fn give_up(&self, idle: IdleInodes, engine: &Engine) {
+        self.close_idle(&idle.keys, engine).await;
+        for key in &idle.keys {
+            let file = self.shard(key).files.get(key).cloned();
+            if let Some(file) = file.filter(|file| file.is_dirty()) {
+                file.flush_before_leaving(engine).await;
+            }
+        }
+        self.close_idle(&idle.keys, engine).await;
+        drop(idle.claim);
+    }
+
+    /// Closes those of the objects that are idle still and have nothing to be flushed. The last close
+    /// of a file may wait for the disk, and so runs on a data thread.
+    async fn close_idle(&self, keys: &[InodeKey], engine: &Engine) {
+        let now = self.ticks.load(Ordering::Relaxed);
+        let leave = |key| {
+            let mut shard = self.shard(key);
+            let leaves =
+                shard.files.get(key).is_some_and(|file| is_idle(file, now) && !file.is_dirty());
+            if leaves { shard.files.swap_remove(key) } else { None }
+        };
+        let leaving: Vec<_> = keys.iter().filter_map(leave).collect();
+        if !leaving.is_empty() {
+            engine.data(move || drop(leaving)).await;
+        }
+    }
+}
+
+/// Whether it was not used for long. Under the shard's lock no new reference can be taken, so an
+/// unused one stays unused.
+fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
+    let idle = now.saturating_sub(file.used_at_tick.load(Ordering::Relaxed));
+    let ticks_max = if file.is_writable() { WRITABLE_IDLE_TICKS } else { IDLE_TICKS };
+    (idle > ticks_max || file.root.is_retired()) && Arc::strong_count(file) == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use io::EngineConfig;
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::export::{ExportRoot, FileSystems};
+    use crate::fs::attributes_of;
+
+    /// An export with a file and a directory, both open and not used.
+    struct Export {
+        dir: TempDir,
+        file: InodeKey,
+        directory: InodeKey,
+    }
+
+    impl Export {
+        fn in_directory(files: &InodeCache, id: u32, parent: &Path) -> Self {
+            let dir = tempfile::tempdir_in(parent).unwrap();
+            let root =
+                Arc::new(ExportRoot::open_path(id, dir.path(), &FileSystems::default()).unwrap());
+            let [file, directory] = [dir.path().join("f"), dir.path().join("d")];
+            std::fs::write(&file, "data").unwrap();
+            std::fs::create_dir(&directory).unwrap();
+            let [file, directory] = [file, directory].map(|path| open(files, &root, &path));
+            Self { dir, file, directory }
+        }
+
+        fn device(&self) -> Device {
+            attributes_of(std::fs::File::open(self.dir.path()).unwrap()).unwrap().device
+        }
+    }
+
+    fn open(files: &InodeCache, root: &Arc<ExportRoot>, path: &Path) -> InodeKey {
+        let fd = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let handle = root.identify(fd.as_fd()).unwrap();
+        let file_type = attributes_of(&fd).unwrap().file_type;
+        files.add(Arc::clone(root), handle, file_type, fd).key()
+    }
+
+    fn engine(data_threads: usize) -> Arc<Engine> {
+        Arc::new(Engine::new(EngineConfig { data_threads, metadata_threads: 1, queue_max: 16 }))
+    }
+
+    #[tokio::test]
+    async fn slow_flush_does_not_stop_the_tick_the_place_check_or_another_device() {
+        let files = Arc::new(InodeCache::new(1000));
+        let memory = Path::new("/dev/shm");
+        if !memory.exists() {
+            return eprintln!("skipped: no /dev/shm");
+        }
+        let slow = Export::in_directory(&files, 1, &std::env::temp_dir());
+        let quick = Export::in_directory(&files, 2, memory);
+        if slow.device() == quick.device() {
+            return eprintln!("skipped: /dev/shm is no device of its own");
+        }
+        // The only data thread of this engine waits, as in a flush on a disk that does not answer.
+        let (stuck_engine, engine) = (engine(1), engine(1));
+        let (release, blocked) = mpsc::channel::<()>();
+        assert!(stuck_engine.leave_to_data(move || assert!(blocked.recv().is_err())));
+        files.find(&slow.file).unwrap().note_change();
+        let directory = files.find(&quick.directory).unwrap();
+
+        let mut flushes = Vec::new();
+        for _ in 0..=2 * IDLE_TICKS {
+            for idle in files.tick() {
+                if idle.claim.device == slow.device() {
+                    let (files, engine) = (Arc::clone(&files), Arc::clone(&stuck_engine));
+                    let give_up = async move { files.give_up(idle, &engine).await };
+                    flushes.push(tokio::spawn(give_up));
+                    tokio::task::yield_now().await;
+                } else {
+                    files.give_up(idle, &engine).await;
+                }
+            }
+        }
+        assert_eq!(flushes.len(), 1, "one list per device at a time");
+        assert!(!flushes[0].is_finished());
+        assert!(files.find(&quick.file).is_none(), "the other device's idle file is closed");
+        directory.placed_at_secs.store(u64::MAX, Ordering::Relaxed);
+        assert!(files.place_is_due(&directory));
+
+        drop(release);
+        flushes.remove(0).await.unwrap();
+        assert!(files.find(&slow.file).is_none());
+        assert!(files.find(&slow.directory).is_none());
+    }
+
+    #[tokio::test]
+    async fn file_used_since_the_tick_stays_open() {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = Export::in_directory(&files, 1, &std::env::temp_dir());
+        let idle: Vec<_> = (0..=IDLE_TICKS).flat_map(|_| files.tick()).collect();
+        assert_eq!(idle.len(), 1);
+        assert!(files.find(&export.file).is_some());
+        for idle in idle {
+            files.give_up(idle, &engine).await;
+        }
+        assert!(files.find(&export.file).is_some());
+        assert!(files.find(&export.directory).is_none());
+    }
+}

@@ -1,0 +1,189 @@
+//! An object that is kept open in one export.
+
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use io::KernelHandle;
+use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
+use rustix::io::Errno;
+
+use super::file::File;
+use super::state::{InodeState, InodeStates};
+use super::{Attributes, DirectoryStreams};
+use crate::export::ExportRoot;
+use crate::fs::{Status, attributes_of, proc_path};
+
+/// The key of an object in the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct InodeKey {
+    /// Where its export's root is in memory, which stays the root's alone while the object is open:
+    /// a reload may give the same export id to another directory.
+    root: usize,
+    handle: KernelHandle,
+}
+
+impl InodeKey {
+    /// The key of the object with this handle in an export.
+    pub(crate) fn new(root: &Arc<ExportRoot>, handle: KernelHandle) -> Self {
+        Self { root: Arc::as_ptr(root).addr(), handle }
+    }
+}
+
+/// An object that is kept open in one export. It can be used as its [`InodeState`], which all
+/// exports share.
+pub(crate) struct Inode {
+    // Constant.
+    pub(super) root: Arc<ExportRoot>,
+    pub(super) handle: KernelHandle,
+    pub(super) file_type: FileType,
+    pub(super) base: Arc<OwnedFd>,
+    pub(super) state: Arc<InodeState>,
+
+    pub(super) contents: Contents,
+
+    // Atomic.
+    pub(super) referenced: AtomicBool,
+    pub(super) used_at_tick: AtomicU64,
+    /// When a directory was last known to lie below the export, in seconds of the table's clock.
+    pub(super) placed_at_secs: AtomicU64,
+}
+
+/// What an object has by its type.
+pub(super) enum Contents {
+    File(File),
+    Directory(Directory),
+    /// Symbolic links, pipes, sockets and devices: nothing but their attributes.
+    Other,
+}
+
+/// A directory in one export.
+#[derive(Default)]
+pub(super) struct Directory {
+    streams: Mutex<DirectoryStreams>,
+    /// Opened when it is first flushed.
+    pub(super) reader: OnceLock<Arc<OwnedFd>>,
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        self.root.note_closed(&self.handle, self.base.as_fd());
+    }
+}
+
+impl Deref for Inode {
+    type Target = InodeState;
+
+    fn deref(&self) -> &InodeState {
+        &self.state
+    }
+}
+
+impl Inode {
+    /// An object known by a descriptor, which may be an `O_PATH` one.
+    pub(super) fn new(
+        states: &Arc<InodeStates>,
+        root: Arc<ExportRoot>,
+        handle: KernelHandle,
+        file_type: FileType,
+        base: OwnedFd,
+    ) -> Self {
+        root.note_open(&handle, base.as_fd());
+        let state = states.state(&root.file_system, handle, file_type);
+        let contents = match (file_type, &state.file) {
+            (_, Some(file)) => Contents::File(File::new(file)),
+            (FileType::Directory, None) => Contents::Directory(Directory::default()),
+            (_, None) => Contents::Other,
+        };
+        Self {
+            state,
+            root,
+            handle,
+            file_type,
+            base: Arc::new(base),
+            contents,
+            referenced: AtomicBool::new(true),
+            used_at_tick: AtomicU64::new(0),
+            placed_at_secs: AtomicU64::new(0),
+        }
+    }
+
+    /// The export it belongs to.
+    pub(crate) fn root(&self) -> &Arc<ExportRoot> {
+        &self.root
+    }
+
+    /// The kernel's handle.
+    pub(crate) fn handle(&self) -> &KernelHandle {
+        &self.handle
+    }
+
+    /// Regular file, directory, …
+    pub(crate) fn file_type(&self) -> FileType {
+        self.file_type
+    }
+
+    /// Its attributes now, for a reply. May block.
+    ///
+    /// # Errors
+    /// As [`attributes_of`].
+    pub(crate) fn attributes(&self) -> Result<Attributes, Status> {
+        Ok(self.state.lock.attributes(attributes_of(self.fd())?))
+    }
+
+    /// A descriptor good for attributes and as the start of a path, not for data.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.base.as_fd()
+    }
+
+    /// What a regular file has.
+    ///
+    /// # Errors
+    /// `IsDirectory`, or `Invalid` for any other type.
+    pub(super) fn file(&self) -> Result<&File, Status> {
+        match &self.contents {
+            Contents::File(file) => Ok(file),
+            Contents::Directory(_) => Err(Status::IsDirectory),
+            Contents::Other => Err(Status::Invalid),
+        }
+    }
+
+    /// A descriptor of its own for listing a directory, as the identity of this thread.
+    ///
+    /// # Errors
+    /// As [`Self::open_reader`].
+    pub(crate) fn open_stream(&self) -> Result<OwnedFd, Status> {
+        self.reopen(OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
+    /// A directory's listings in progress.
+    ///
+    /// # Errors
+    /// `NotDirectory`.
+    pub(crate) fn streams(&self) -> Result<MutexGuard<'_, DirectoryStreams>, Status> {
+        let Contents::Directory(directory) = &self.contents else {
+            return Err(Status::NotDirectory);
+        };
+        Ok(directory.streams.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn reopen(&self, flags: OFlags) -> Result<OwnedFd, Status> {
+        Ok(self.reopen_raw(flags)?)
+    }
+
+    pub(super) fn reopen_raw(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        openat(CWD, proc_path(self.fd()), flags | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Where it is now, in printable characters, for messages.
+    pub(crate) fn shown_path(&self) -> Option<String> {
+        let path = io::path_of(self.fd())?;
+        Some(path.as_os_str().as_encoded_bytes().escape_ascii().to_string())
+    }
+
+    /// Its key in the cache.
+    pub(crate) fn key(&self) -> InodeKey {
+        InodeKey::new(&self.root, self.handle)
+    }
+}

@@ -1,0 +1,310 @@
+//! The lock of an inode, under which it is changed, and the attributes that replies may have of it.
+//!
+//! A client keeps its cache if the attributes that it knows are those before its own change (RFC
+//! 1813 §2.6, `wcc_data`). So nearly every change has the inode to itself from reading the
+//! attributes before it to reading those after it. All others see the stamp from before it for that
+//! long ([`io::ChangeStamps`]).
+//!
+//! WRITEs past the page cache would pay the disk's latency one after the other that way, which is
+//! all they are slower by. They share the inode instead. Each takes effect at its end: the
+//! attributes before it are those after the one that ended before it, and the replies form a chain
+//! without a gap. A change by a local process during a WRITE cannot be distinguished from it, also
+//! when the WRITE has the inode to itself.
+//!
+//! LINK, RENAME and REMOVE change the link count and the ctime of an object whose lock they do not
+//! take. A WRITE at work then may claim that ctime. No client loses by it: what it has cached of the
+//! data is right, and the link count comes with every reply as it is now.
+
+use std::cell::Cell;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use io::{ChangeStamps, Stamp};
+use rustix::fs::AtFlags;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+
+use crate::fs::{CLOCK, LiveAttributes, Status, attributes_of};
+
+/// The attributes of an object as a reply may have them: size and times never claim a change that
+/// the data may not show yet. All else is as it was when they were read. Only the lock of an inode
+/// makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attributes(LiveAttributes);
+
+impl Attributes {
+    /// The attributes of an inode that no export has open, so that no change is at work.
+    pub(super) fn of_unlocked(live: LiveAttributes) -> Self {
+        Self(live)
+    }
+
+    fn with(live: LiveAttributes, stamp: Stamp) -> Self {
+        Self(live.with_stamp(stamp))
+    }
+}
+
+impl Deref for Attributes {
+    type Target = LiveAttributes;
+
+    fn deref(&self) -> &LiveAttributes {
+        &self.0
+    }
+}
+
+/// Attributes of an object before and after a change to it (RFC 1813 §2.6, `wcc_data`). Both are of
+/// the same change: no other operation of this server came between.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wcc {
+    /// Before the operation.
+    pub(crate) before: Option<Attributes>,
+    /// After it.
+    pub(crate) after: Option<Attributes>,
+}
+
+/// The lock of one inode, taken in the order of arrival. Waiting blocks no thread.
+#[derive(Default)]
+pub(crate) struct InodeLock {
+    order: Arc<RwLock<()>>,
+    stamps: Arc<ChangeStamps>,
+}
+
+/// An inode to oneself, until it is dropped.
+pub(crate) struct Alone {
+    stamps: Arc<ChangeStamps>,
+    has_begun: bool,
+    _order: OwnedRwLockWriteGuard<()>,
+}
+
+impl InodeLock {
+    /// Locks the inode for one change alone.
+    pub(crate) async fn alone(&self) -> Alone {
+        let order = Arc::clone(&self.order).write_owned().await;
+        Alone { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order }
+    }
+
+    /// Begins a change that shares the inode with others begun by this method. `look` reads the
+    /// attributes, at once.
+    ///
+    /// # Errors
+    /// The errors of `look`.
+    pub(crate) async fn share(
+        &self,
+        look: impl FnOnce() -> Result<LiveAttributes, Status>,
+    ) -> Result<Change, Status> {
+        let order = Arc::clone(&self.order).read_owned().await;
+        let (live, shown) = self.stamps.begin_shared(look, LiveAttributes::stamp)?;
+        let shared = Shared { stamps: Arc::clone(&self.stamps), is_over: false, _order: order };
+        Ok(Change { before: Attributes::with(live, shown), held: Held::Shared(shared) })
+    }
+
+    /// The attributes for a reply, of those that were read.
+    pub(crate) fn attributes(&self, live: LiveAttributes) -> Attributes {
+        Attributes::with(live, self.stamps.seen(live.stamp(), live.since))
+    }
+
+    /// Whether both are of one inode.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.order, &other.order)
+    }
+
+    /// Something to put the locks of several inodes in an order.
+    pub(crate) fn rank(&self) -> usize {
+        Arc::as_ptr(&self.order).addr()
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // Before the next change may begin.
+        if self.has_begun {
+            self.stamps.end(&CLOCK);
+        }
+    }
+}
+
+/// A change at work, with the attributes at its beginning.
+pub(crate) struct Change {
+    before: Attributes,
+    held: Held,
+}
+
+enum Held {
+    Alone(#[expect(dead_code, reason = "held until the change is over")] Alone),
+    Shared(Shared),
+}
+
+/// A part in an inode that is shared.
+struct Shared {
+    stamps: Arc<ChangeStamps>,
+    is_over: bool,
+    _order: OwnedRwLockReadGuard<()>,
+}
+
+impl Change {
+    /// Begins a change of an inode that the caller has to itself, with the attributes read since.
+    pub(crate) fn begin(mut alone: Alone, before: LiveAttributes) -> Self {
+        alone.stamps.begin_alone(before.stamp());
+        alone.has_begun = true;
+        Self { before: Attributes(before), held: Held::Alone(alone) }
+    }
+
+    /// The attributes at its beginning, by which it is decided who may, and with which a refusal is
+    /// answered.
+    pub(crate) fn before(&self) -> &Attributes {
+        &self.before
+    }
+
+    /// The reply of a change that was refused: nothing has changed.
+    pub(crate) fn refused(&self) -> Wcc {
+        Wcc { before: Some(self.before), after: Some(self.before) }
+    }
+
+    /// Ends the change, all of which is done. `fd` is the object's, `O_PATH` or not. Returns the
+    /// attributes before the change and after it. May block where `statx` does.
+    pub(crate) fn end(self, fd: BorrowedFd<'_>) -> Wcc {
+        self.end_by(fd, || attributes_of(fd))
+    }
+
+    /// The same, with attributes that `look` reads.
+    pub(crate) fn end_by(
+        self,
+        fd: BorrowedFd<'_>,
+        look: impl Fn() -> Result<LiveAttributes, Status>,
+    ) -> Wcc {
+        match self.held {
+            Held::Alone(_) => Wcc { before: Some(self.before), after: look().ok().map(Attributes) },
+            Held::Shared(shared) => shared.end(self.before, fd, look),
+        }
+    }
+}
+
+impl Shared {
+    fn end(
+        mut self,
+        begun: Attributes,
+        fd: BorrowedFd<'_>,
+        look: impl Fn() -> Result<LiveAttributes, Status>,
+    ) -> Wcc {
+        let live = Cell::new(None);
+        let look = || {
+            live.set(look().ok());
+            live.get().as_ref().map(LiveAttributes::stamp)
+        };
+        self.is_over = true;
+        let pair = self.stamps.end_shared(&CLOCK, look, || renew_ctime(fd));
+        // A client that gets only the attributes after takes every change since its last GETATTR
+        // for its own.
+        match (pair, live.get()) {
+            (Some((before, after)), Some(live)) => Wcc {
+                before: Some(Attributes::with(*begun, before)),
+                after: Some(Attributes::with(live, after)),
+            },
+            _ => Wcc::default(),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.stamps.end(&CLOCK);
+        }
+    }
+}
+
+/// Has the kernel renew an object's ctime and nothing else. Any writer may; set-id bits are cleared,
+/// as by a write of anybody but root.
+fn renew_ctime(fd: BorrowedFd<'_>) {
+    if let Err(error) = rustix::fs::chownat(fd, c"", None, None, AtFlags::EMPTY_PATH) {
+        tracing::debug!(%error, "a ctime could not be renewed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn file() -> File {
+        File::open("/proc/self/exe").unwrap()
+    }
+
+    /// Attributes with this size and a ctime to match, of an object that has a name.
+    fn look(size: u32) -> Result<LiveAttributes, Status> {
+        let named = attributes_of(file()).unwrap();
+        let time = (5, size * 1000);
+        Ok(named.with_stamp(Stamp { size: size.into(), mtime: time, ctime: time }))
+    }
+
+    async fn share(lock: &InodeLock, size: u32) -> Change {
+        lock.share(|| look(size)).await.unwrap_or_else(|_| panic!("a look that succeeds"))
+    }
+
+    fn end(change: Change, size: u32) -> (Stamp, Stamp) {
+        let wcc = change.end_by(file().as_fd(), || look(size));
+        (wcc.before.unwrap().stamp(), wcc.after.unwrap().stamp())
+    }
+
+    fn seen(lock: &InodeLock, size: u32) -> Stamp {
+        lock.attributes(look(size).unwrap()).stamp()
+    }
+
+    #[tokio::test]
+    async fn sharers_reply_with_a_chain() {
+        let lock = InodeLock::default();
+        let first = look(1).unwrap().stamp();
+        let (a, b, c) = (share(&lock, 1).await, share(&lock, 9).await, share(&lock, 9).await);
+        assert_eq!(b.before().stamp(), first, "nothing has ended");
+        let (before, after_b) = end(b, 9);
+        assert_eq!((before, after_b.size), (first, 9));
+        let d = share(&lock, 10).await;
+        assert_eq!(d.before().stamp(), after_b);
+        let (before, after_a) = end(a, 10);
+        assert_eq!(before, after_b);
+        drop(c);
+        assert_eq!(seen(&lock, 10), after_a);
+        assert_eq!(end(d, 11), (after_a, look(11).unwrap().stamp()));
+        assert_eq!(seen(&lock, 11), look(11).unwrap().stamp());
+    }
+
+    #[tokio::test]
+    async fn one_alone_waits_for_the_sharers_and_they_for_it() {
+        let lock = InodeLock::default();
+        let sharer = share(&lock, 1).await;
+        let wait = Duration::from_millis(20);
+        assert!(tokio::time::timeout(wait, lock.alone()).await.is_err());
+        drop(sharer);
+        let alone = Change::begin(lock.alone().await, look(7).unwrap());
+        assert!(tokio::time::timeout(wait, lock.share(|| look(1))).await.is_err());
+        assert_eq!(seen(&lock, 8), look(7).unwrap().stamp(), "it is at work");
+        assert_eq!(end(alone, 8), (look(7).unwrap().stamp(), look(8).unwrap().stamp()));
+        assert_eq!(share(&lock, 9).await.before().stamp(), look(9).unwrap().stamp());
+    }
+
+    #[tokio::test]
+    async fn a_change_that_is_dropped_hides_nothing_any_more() {
+        let lock = InodeLock::default();
+        drop(Change::begin(lock.alone().await, look(1).unwrap()));
+        assert_eq!(seen(&lock, 2), look(2).unwrap().stamp());
+        drop(share(&lock, 2).await);
+        assert!(lock.share(|| Err(Status::Stale)).await.is_err());
+        assert_eq!(seen(&lock, 3), look(3).unwrap().stamp());
+        drop(lock.alone().await);
+        assert_eq!(seen(&lock, 4), look(4).unwrap().stamp());
+    }
+
+    #[test]
+    fn the_ctime_of_a_file_can_be_renewed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::create(dir.path().join("f")).unwrap();
+        let before = attributes_of(&file).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        renew_ctime(file.as_fd());
+        let after = attributes_of(&file).unwrap();
+        assert!(after.ctime > before.ctime);
+        assert_eq!((after.mtime, after.size), (before.mtime, before.size));
+    }
+}

@@ -1,0 +1,36 @@
+//! The inode cache: objects and their descriptors, kept open between requests.
+//!
+//! Purposes: NFSv3 has no OPEN and no CLOSE, and opening a file for each READ or WRITE costs more
+//! than the I/O itself; and the state of a file between requests (unflushed data, changes in
+//! progress) needs one place.
+//!
+//! Bounds: at most `files_max` objects, most of them with one or two descriptors; a directory being
+//! listed has a few more, which are counted apart (`DescriptorPlan::listings`). Unused objects are
+//! given up (`idle`): soon where a descriptor can write, because the kernel refuses to execute a
+//! file that is open for writing. An object with unflushed data is flushed before it leaves; one in
+//! use does not leave at all, so that there is never a second one of it.
+
+mod busy_devices;
+mod data_descriptors;
+mod directory;
+mod file;
+mod flush;
+mod handle_cache;
+mod idle;
+mod inode;
+mod inode_lock;
+mod permitted;
+mod state;
+mod table;
+mod unlinked;
+
+pub(crate) use data_descriptors::{DataDescriptors, DirectFile};
+pub(crate) use directory::{DirectoryStream, DirectoryStreams, KernelEntry};
+pub(crate) use flush::Flush;
+pub(crate) use handle_cache::HandleCache;
+pub(crate) use idle::IdleInodes;
+pub(crate) use inode::{Inode, InodeKey};
+pub(crate) use inode_lock::{Alone, Attributes, Change, InodeLock, Wcc};
+pub(crate) use permitted::{DataUse, Permitted, Reading, Writing, kernel_allows};
+pub(crate) use table::InodeCache;
+pub(crate) use unlinked::UnusedInodes;

@@ -1,0 +1,402 @@
+//! Permission to use the data of a file, and its descriptors, which only a [`Permitted`] caller
+//! gets.
+//!
+//! Namespace operations run as the caller, and the kernel decides. READ and WRITE go through
+//! descriptors that the server opened, so they are decided here, each time anew from the inode as it
+//! is now: a chown or chmod on the server fences at once. Mode bits alone do not show what an access
+//! control list grants; where there is one, the kernel is asked.
+//!
+//! A descriptor open for writing makes a program impossible to execute (`ETXTBSY`), so one must not
+//! be opened for a caller who is then refused.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, MutexGuard};
+
+use io::Engine;
+use rustix::fs::{Access, Advice, OFlags, fgetxattr_query, getxattr_query};
+use rustix::io::Errno;
+
+use super::Inode;
+use super::data_descriptors::{DataDescriptors, DirectFile, Use};
+use super::file::{File, FileState};
+use super::inode::Contents;
+use crate::fs::{Caller, LiveAttributes, Status, proc_path};
+
+/// The extended attribute that holds a POSIX access control list.
+const ACCESS_LIST: &std::ffi::CStr = c"system.posix_acl_access";
+
+/// A use of data: reading or writing.
+pub(crate) trait DataUse: Send + 'static {
+    /// The same as a value.
+    const USE: Use;
+}
+
+/// READ.
+pub(crate) enum Reading {}
+
+/// WRITE, COMMIT, and setting the length.
+pub(crate) enum Writing {}
+
+impl DataUse for Reading {
+    const USE: Use = Use::Read;
+}
+
+impl DataUse for Writing {
+    const USE: Use = Use::Write;
+}
+
+/// A regular file that a caller may use for `U`. Only [`Self::check`] makes one, and descriptors
+/// for data are opened and given out through it alone.
+pub(crate) struct Permitted<U> {
+    file: Arc<Inode>,
+    wanted: PhantomData<fn() -> U>,
+}
+
+impl<U> Permitted<U> {
+    fn new(file: &Arc<Inode>) -> Self {
+        Self { file: Arc::clone(file), wanted: PhantomData }
+    }
+
+    /// The state of the file, which all exports share.
+    pub(crate) fn data(&self) -> &FileState {
+        &self.regular().state
+    }
+
+    fn regular(&self) -> &File {
+        self.file.file().expect("only a regular file is permitted")
+    }
+
+    fn descriptors(&self) -> MutexGuard<'_, DataDescriptors> {
+        self.regular().descriptors()
+    }
+}
+
+impl<U> Clone for Permitted<U> {
+    fn clone(&self) -> Self {
+        Self::new(&self.file)
+    }
+}
+
+impl<U> Deref for Permitted<U> {
+    type Target = Arc<Inode>;
+
+    fn deref(&self) -> &Arc<Inode> {
+        &self.file
+    }
+}
+
+/// The verdict of the mode bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Allowed,
+    Denied,
+    /// The bits of a class that an access control list may widen or narrow.
+    UnlessList(bool),
+}
+
+impl<U: DataUse> Permitted<U> {
+    /// Permits `caller` to read or write the data of a file with these attributes now. The owner
+    /// always may: a client checks the mode when it opens the file, and goes on writing after a
+    /// chmod that would forbid a second open.
+    ///
+    /// # Errors
+    /// `Access`; `IsDirectory` or `Invalid` for what has no data; `ReadOnly` for writing to an export
+    /// that the caller may only read.
+    pub(crate) async fn check(
+        caller: &Caller,
+        file: &Arc<Inode>,
+        attributes: &LiveAttributes,
+        engine: &Engine,
+    ) -> Result<Self, Status> {
+        if U::USE == Use::Write {
+            caller.may_change()?;
+        }
+        file.file()?;
+        let allowed = match by_mode(caller, attributes, U::USE) {
+            Verdict::Allowed => true,
+            Verdict::Denied => false,
+            Verdict::UnlessList(allowed) if !file.has_access_list() => allowed,
+            Verdict::UnlessList(_) => {
+                let file = Arc::clone(file);
+                let job = move || {
+                    Ok(match U::USE {
+                        Use::Read => {
+                            kernel_allows(&file, Access::READ_OK)?
+                                || kernel_allows(&file, Access::EXEC_OK)?
+                        }
+                        Use::Write => kernel_allows(&file, Access::WRITE_OK)?,
+                    })
+                };
+                let answer = engine.metadata(caller.identity.clone(), job).await;
+                answer.unwrap_or_else(|error| Err(Status::no_identity(&error)))?
+            }
+        };
+        if allowed { Ok(Self::new(file)) } else { Err(Status::Access) }
+    }
+}
+
+impl Permitted<Reading> {
+    /// The descriptor for reading, if one is open.
+    pub(crate) fn reader(&self) -> Option<Arc<OwnedFd>> {
+        self.regular().any_reader()
+    }
+
+    /// Opens the object for reading. To be called with the server's own identity, where blocking
+    /// is allowed.
+    ///
+    /// # Errors
+    /// `Access` where the server's own user may not, `Delay` without a descriptor left, `Io`.
+    pub(crate) fn open_reader(&self) -> Result<Arc<OwnedFd>, Status> {
+        self.open_for_reading().expect("only a regular file is permitted")
+    }
+
+    /// The descriptor for reading just what is asked for, if it is open.
+    pub(crate) fn quiet_reader(&self) -> Option<Arc<OwnedFd>> {
+        self.descriptors().quiet.clone()
+    }
+
+    /// Opens the object for reading without the kernel's read-ahead. All else as
+    /// [`Self::open_reader`].
+    ///
+    /// # Errors
+    /// As [`Self::open_reader`].
+    pub(crate) fn open_quiet_reader(&self) -> Result<Arc<OwnedFd>, Status> {
+        let fd = Arc::new(self.reopen(OFlags::RDONLY | OFlags::NONBLOCK)?);
+        rustix::fs::fadvise(&*fd, 0, None, Advice::Random)?;
+        Ok(self.descriptors().quiet.get_or_insert(fd).clone())
+    }
+}
+
+impl Permitted<Writing> {
+    /// The descriptor for writing, if one is open.
+    pub(crate) fn writer(&self) -> Option<Arc<OwnedFd>> {
+        self.descriptors().write.clone()
+    }
+
+    /// Opens the object for reading and writing. To be called with the server's own identity, where
+    /// blocking is allowed.
+    ///
+    /// # Errors
+    /// As [`Permitted::open_reader`], and `ReadOnly` of the file system.
+    pub(crate) fn open_writer(&self) -> Result<Arc<OwnedFd>, Status> {
+        let fd = Arc::new(self.reopen(OFlags::RDWR | OFlags::NONBLOCK)?);
+        Ok(self.descriptors().write.get_or_insert(fd).clone())
+    }
+}
+
+impl<U: DataUse> Permitted<U> {
+    /// The state of direct I/O: the descriptor, `Some(None)` where it is not possible, and `None`
+    /// before [`Self::open_direct`].
+    pub(crate) fn direct(&self) -> Option<Option<DirectFile>> {
+        self.descriptors().direct(U::USE)
+    }
+
+    /// Opens the object for direct I/O, if that is possible. To be called with the server's own
+    /// identity, where blocking is allowed.
+    ///
+    /// # Errors
+    /// As [`Permitted::open_reader`], and for [`Writing`] as [`Permitted::open_writer`].
+    pub(crate) fn open_direct(&self) -> Result<Option<DirectFile>, Status> {
+        let known = self.descriptors().align();
+        let found = match known {
+            Some(align) => Some(align),
+            None => io::dio_align(self.fd())?,
+        };
+        let Some(align) = self.descriptors().set_align(found) else { return Ok(None) };
+        let access = match U::USE {
+            Use::Read => OFlags::RDONLY,
+            Use::Write => OFlags::RDWR,
+        };
+        match self.reopen_raw(access | OFlags::NONBLOCK | OFlags::DIRECT) {
+            Ok(fd) => {
+                let fd = self.descriptors().keep_direct(U::USE, fd);
+                Ok(Some(DirectFile { fd, align }))
+            }
+            // The inode's alignment does not hold for the file system above it.
+            Err(Errno::INVAL) => {
+                self.descriptors().set_align(None);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Inode {
+    /// Whether direct writes are known to be possible, with a descriptor open for them.
+    pub(crate) fn has_direct_writer(&self) -> bool {
+        let direct = self.file().map(|file| file.descriptors().direct(Use::Write));
+        matches!(direct, Ok(Some(Some(_))))
+    }
+
+    /// Notes that the kernel refused a direct request that fits the alignment it reported. Returns
+    /// whether that ended direct I/O for this file.
+    pub(crate) fn direct_refused(&self) -> bool {
+        let Ok(file) = self.file() else { return false };
+        let align = io::dio_align(self.fd()).unwrap_or(None);
+        let mut descriptors = file.descriptors();
+        descriptors.refused(align);
+        descriptors.align().is_none()
+    }
+
+    /// Whether it has a POSIX access control list beyond its mode bits. The kernel keeps the answer
+    /// with the inode. Opens nothing.
+    pub(crate) fn has_access_list(&self) -> bool {
+        let found = match self.any_reader() {
+            Some(fd) => fgetxattr_query(&*fd, ACCESS_LIST),
+            // An `O_PATH` descriptor is refused by fgetxattr.
+            None => getxattr_query(proc_path(self.fd()), ACCESS_LIST),
+        };
+        match found {
+            Ok(len) => len > 0,
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => false,
+            // Unreadable: assume one.
+            Err(_) => true,
+        }
+    }
+
+    /// A descriptor to flush through: one that is open, or a new one for reading. `None` where there
+    /// can be none now.
+    pub(super) fn descriptor_for_flush(&self) -> Option<Arc<OwnedFd>> {
+        let writer = self.file().ok().and_then(|file| file.descriptors().write.clone());
+        if let Some(fd) = writer.or_else(|| self.any_reader()) {
+            return Some(fd);
+        }
+        let opened = self.open_for_reading()?;
+        opened.inspect_err(|status| tracing::debug!(?status, "not opened to be flushed")).ok()
+    }
+
+    /// Opens the descriptor that a flush takes. To be called with the server's own identity, where
+    /// blocking is allowed.
+    ///
+    /// # Errors
+    /// As [`Permitted::open_reader`]. The flush can do without.
+    pub(crate) fn open_for_flush(&self) -> Result<(), Status> {
+        self.open_for_reading().unwrap_or(Err(Status::Invalid)).map(drop)
+    }
+
+    /// Whether [`Self::open_for_flush`] is to be called before a flush.
+    pub(crate) fn needs_descriptor_for_flush(&self) -> bool {
+        let can_be_opened = !matches!(self.contents, Contents::Other);
+        self.is_dirty() && can_be_opened && self.any_reader().is_none()
+    }
+
+    /// Whether a descriptor is open for writing.
+    pub(super) fn is_writable(&self) -> bool {
+        self.file().is_ok_and(|file| file.descriptors().write.is_some())
+    }
+
+    fn any_reader(&self) -> Option<Arc<OwnedFd>> {
+        match &self.contents {
+            Contents::File(file) => file.any_reader(),
+            Contents::Directory(directory) => directory.reader.get().cloned(),
+            Contents::Other => None,
+        }
+    }
+
+    /// Opens a file or a directory for reading; `None` for what cannot be opened to be read or
+    /// flushed.
+    fn open_for_reading(&self) -> Option<Result<Arc<OwnedFd>, Status>> {
+        let reopen = |flags| self.reopen(flags).map(Arc::new);
+        match &self.contents {
+            Contents::File(file) => Some(
+                reopen(OFlags::RDONLY | OFlags::NONBLOCK)
+                    .map(|fd| file.descriptors().read.get_or_insert(fd).clone()),
+            ),
+            Contents::Directory(directory) => Some(
+                reopen(OFlags::RDONLY | OFlags::DIRECTORY)
+                    .map(|fd| directory.reader.get_or_init(|| fd).clone()),
+            ),
+            Contents::Other => None,
+        }
+    }
+}
+
+/// Decides from owner, group and mode. Execute permission also permits reading, because a client
+/// pages a program in with READ (RFC 1813 §4.4).
+fn by_mode(caller: &Caller, attributes: &LiveAttributes, wanted: Use) -> Verdict {
+    if caller.uid == 0 || caller.uid == attributes.uid {
+        return Verdict::Allowed;
+    }
+    let in_group = caller.gid == attributes.gid || caller.groups.contains(&attributes.gid);
+    let class = if in_group { attributes.mode >> 3 } else { attributes.mode } & 7;
+    let needed = match wanted {
+        Use::Read => 0o5,
+        Use::Write => 0o2,
+    };
+    let allowed = class & needed != 0;
+    // With no permission in the group bits, which are then the list's mask, and none for others,
+    // no list can grant anything.
+    if attributes.mode & 0o077 == 0 { Verdict::Denied } else { Verdict::UnlessList(allowed) }
+}
+
+/// Asks the kernel, as the identity of this thread.
+///
+/// # Errors
+/// Any other than a refusal: a disk that fails denies no caller access.
+pub(crate) fn kernel_allows(file: &Inode, wanted: Access) -> Result<bool, Status> {
+    match io::check_access(file.fd(), wanted).map_err(Status::from) {
+        Ok(()) => Ok(true),
+        Err(Status::Access | Status::NotOwner | Status::ReadOnly) => Ok(false),
+        Err(status) => Err(status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use io::Identity;
+    use rustix::fs::FileType;
+
+    use super::*;
+    use crate::fs::Timestamp;
+
+    fn caller(uid: u32, gid: u32, groups: &[u32]) -> Caller {
+        let groups: Arc<[u32]> = groups.into();
+        Caller { uid, gid, groups, read_only: false, identity: Identity::Server }
+    }
+
+    fn file(mode: u32) -> LiveAttributes {
+        let zero = Timestamp { seconds: 0, nanoseconds: 0 };
+        LiveAttributes {
+            file_type: FileType::RegularFile,
+            mode,
+            nlink: 1,
+            uid: 10,
+            gid: 20,
+            size: 0,
+            used: 0,
+            rdev: (0, 0),
+            device: (0, 0),
+            fileid: 1,
+            atime: zero,
+            mtime: zero,
+            ctime: zero,
+            is_mount_root: false,
+            is_dax: false,
+            since: io::Moment::default(),
+        }
+    }
+
+    #[test]
+    fn mode_bits_decide_by_class() {
+        use Verdict::{Allowed, Denied, UnlessList};
+        let (read, write) = (Use::Read, Use::Write);
+        let cases = [
+            (caller(0, 0, &[]), 0o000, write, Allowed),
+            (caller(10, 1, &[]), 0o000, write, Allowed),
+            (caller(11, 20, &[]), 0o640, read, UnlessList(true)),
+            (caller(11, 20, &[]), 0o640, write, UnlessList(false)),
+            (caller(11, 1, &[5, 20]), 0o660, write, UnlessList(true)),
+            (caller(11, 1, &[]), 0o604, read, UnlessList(true)),
+            (caller(11, 1, &[]), 0o711, read, UnlessList(true)),
+            (caller(11, 1, &[]), 0o600, read, Denied),
+            // The group class hides the class of others.
+            (caller(11, 20, &[]), 0o606, write, UnlessList(false)),
+        ];
+        for (caller, mode, wanted, verdict) in cases {
+            assert_eq!(by_mode(&caller, &file(mode), wanted), verdict, "{mode:o} {wanted:?}");
+        }
+    }
+}

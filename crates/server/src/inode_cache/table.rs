@@ -1,0 +1,235 @@
+//! The table of open objects, and which of them make room for others.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use indexmap::IndexMap;
+use io::{DeviceNumber, Engine, KernelHandle};
+use rustix::fs::FileType;
+
+use super::busy_devices::BusyDevices;
+use super::state::InodeStates;
+use super::{Flush, Inode, InodeKey};
+use crate::export::ExportRoot;
+use crate::fs::Status;
+
+/// Locks that the table is spread over.
+const SHARDS: usize = 16;
+/// Entries that one search for a victim examines.
+const VICTIM_SEARCH_MAX: usize = 64;
+
+/// The table of open objects.
+pub(crate) struct InodeCache {
+    pub(super) shards: [Mutex<Shard>; SHARDS],
+    states: Arc<InodeStates>,
+    shard_files_max: usize,
+    hasher: std::hash::RandomState,
+    began: Instant,
+    /// Counts seconds, for what need not be exact: reading it costs nothing.
+    pub(super) ticks: AtomicU64,
+    pub(super) busy: BusyDevices,
+    pub(super) sweeping: BusyDevices,
+}
+
+#[derive(Default)]
+pub(super) struct Shard {
+    pub(super) files: IndexMap<InodeKey, Arc<Inode>>,
+    /// Where the search for the next victim starts (CLOCK).
+    hand: usize,
+}
+
+impl InodeCache {
+    /// A table that uses at most about `descriptors_max` descriptors.
+    pub(crate) fn new(descriptors_max: usize) -> Self {
+        // An object read or written both ways has a base and two more.
+        let files_max = descriptors_max / 3;
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            states: InodeStates::new(),
+            shard_files_max: (files_max / SHARDS).max(1),
+            hasher: std::hash::RandomState::new(),
+            began: Instant::now(),
+            ticks: AtomicU64::new(0),
+            busy: BusyDevices::default(),
+            sweeping: BusyDevices::default(),
+        }
+    }
+
+    /// The object, if it is open.
+    pub(crate) fn find(&self, key: &InodeKey) -> Option<Arc<Inode>> {
+        let file = self.shard(key).files.get(key).cloned()?;
+        self.touch(&file);
+        Some(file)
+    }
+
+    /// Adds an object known by a descriptor, which may be an `O_PATH` one, or returns the one that
+    /// another request added first.
+    pub(crate) fn add(
+        &self,
+        root: Arc<ExportRoot>,
+        handle: KernelHandle,
+        file_type: FileType,
+        base: OwnedFd,
+    ) -> Arc<Inode> {
+        self.insert(Inode::new(&self.states, root, handle, file_type, base))
+    }
+
+    /// Adds a regular file known by the descriptor that created it, open for reading and writing.
+    pub(crate) fn add_created(
+        &self,
+        root: Arc<ExportRoot>,
+        handle: KernelHandle,
+        fd: OwnedFd,
+    ) -> Arc<Inode> {
+        let file = Inode::new(&self.states, root, handle, FileType::RegularFile, fd);
+        if let Ok(data) = file.file() {
+            data.descriptors().write = Some(Arc::clone(&file.base));
+        }
+        self.insert(file)
+    }
+
+    fn insert(&self, file: Inode) -> Arc<Inode> {
+        let key = file.key();
+        file.placed_at_secs.store(self.began.elapsed().as_secs(), Ordering::Relaxed);
+        let mut shard = self.shard(&key);
+        let file = Arc::clone(shard.files.entry(key).or_insert_with(|| Arc::new(file)));
+        drop(shard);
+        self.touch(&file);
+        file
+    }
+
+    /// Whether a directory was not yet checked in this second: it may have been moved out of its
+    /// export. Returns `true` to one caller only. The clock is the kernel's, not the tick, so that
+    /// nothing which delays the tick delays this.
+    pub(crate) fn place_is_due(&self, file: &Inode) -> bool {
+        if file.file_type != FileType::Directory || file.handle == file.root.handle {
+            return false;
+        }
+        let now = self.began.elapsed().as_secs();
+        file.placed_at_secs.swap(now, Ordering::Relaxed) != now
+    }
+
+    /// Gives an object up that no client can reach any more.
+    pub(crate) fn forget(&self, key: &InodeKey) {
+        drop(self.take(key));
+    }
+
+    /// As [`Self::forget`], for the caller to see to what is left of it.
+    pub(crate) fn take(&self, key: &InodeKey) -> Option<Arc<Inode>> {
+        self.shard(key).files.swap_remove(key)
+    }
+
+    /// Makes room for `key`, an object on `device`, before it is opened. The common case takes one
+    /// lock; where all objects of the shard have unflushed data, it waits for flushes of those on the
+    /// same device. Those on others may not be waited for; where there are only such, the shard
+    /// exceeds its bound until they are flushed.
+    pub(crate) async fn make_room(&self, key: &InodeKey, device: DeviceNumber, engine: &Engine) {
+        for _ in 0..VICTIM_SEARCH_MAX {
+            let victim = {
+                let mut shard = self.shard(key);
+                if shard.files.len() < self.shard_files_max {
+                    return;
+                }
+                shard.victim(Some(device))
+            };
+            match victim {
+                Victim::Removed(file) => drop(file),
+                Victim::Dirty(file) => file.flush_before_leaving(engine).await,
+                Victim::None => return,
+            }
+        }
+    }
+
+    /// Gives up a part of all objects, after the kernel has run out of descriptors.
+    pub(crate) async fn shrink(&self, engine: &Engine) {
+        for shard in &self.shards {
+            for _ in 0..VICTIM_SEARCH_MAX {
+                let victim = lock(shard).victim(None);
+                match victim {
+                    Victim::Removed(file) => drop(file),
+                    Victim::Dirty(file) => file.flush_before_leaving(engine).await,
+                    Victim::None => break,
+                }
+            }
+        }
+    }
+
+    /// Flushes everything, at the end of the server.
+    ///
+    /// # Errors
+    /// The first failure; the rest is flushed all the same.
+    pub(crate) async fn flush_all(&self, engine: &Engine) -> Result<(), Status> {
+        let mut outcome = Ok(());
+        for shard in &self.shards {
+            let files: Vec<_> = lock(shard).files.values().cloned().collect();
+            for file in files {
+                if file.is_dirty()
+                    && let Err(status) = file.flush(engine, Flush::All).await
+                {
+                    file.log_loss(status);
+                    outcome = Err(status);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Closes everything that no call uses, at the end of the server: what it holds of the server may
+    /// outlive it for a moment, and deleted files are not to wait for that. May block.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let inodes = std::mem::take(&mut lock(shard).files);
+            drop(inodes);
+        }
+    }
+
+    fn touch(&self, file: &Inode) {
+        file.referenced.store(true, Ordering::Relaxed);
+        file.used_at_tick.store(self.ticks.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    pub(super) fn shard(&self, key: &InodeKey) -> MutexGuard<'_, Shard> {
+        use std::hash::BuildHasher;
+        let hash = self.hasher.hash_one(key);
+        lock(&self.shards[usize::try_from(hash % SHARDS as u64).expect("below 16")])
+    }
+}
+
+enum Victim {
+    Removed(Arc<Inode>),
+    Dirty(Arc<Inode>),
+    None,
+}
+
+impl Shard {
+    /// Advances the hand to an object that was not used since the hand last passed it. Dirty ones
+    /// are only named, for their flush must come first, and only those of `device` if there is one.
+    fn victim(&mut self, device: Option<DeviceNumber>) -> Victim {
+        let mut dirty = None;
+        for _ in 0..VICTIM_SEARCH_MAX.max(self.files.len() * 2).min(4 * VICTIM_SEARCH_MAX) {
+            if self.files.is_empty() {
+                return Victim::None;
+            }
+            self.hand %= self.files.len();
+            let file = &self.files[self.hand];
+            if file.referenced.swap(false, Ordering::Relaxed) || Arc::strong_count(file) > 1 {
+                self.hand += 1;
+            } else if file.is_dirty() {
+                if device.is_none_or(|device| device == file.root.device()) {
+                    dirty.get_or_insert_with(|| Arc::clone(file));
+                }
+                self.hand += 1;
+            } else {
+                let (_, file) = self.files.swap_remove_index(self.hand).expect("in bounds");
+                return Victim::Removed(file);
+            }
+        }
+        dirty.map_or(Victim::None, Victim::Dirty)
+    }
+}
+
+pub(super) fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,98 @@
+//! A call on its way through the programs, and what becomes of it.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use proto::oncrpc::{AcceptStat, RejectStat};
+use proto::xdr::DecodeError;
+
+use crate::delivery::Receipt;
+use crate::export;
+use crate::fs::Status;
+use crate::payload::Payload;
+use crate::procedures::Programs;
+use crate::reply_cache::Replay;
+use crate::service::Service;
+
+/// The other end of a connection, and the programs that answer there.
+#[derive(Clone, Copy)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    pub(crate) programs: Programs,
+}
+
+/// A call whose program and procedure are known, with its credential.
+pub(crate) struct Request<'a> {
+    pub(crate) service: &'a Arc<Service>,
+    pub(crate) xid: u32,
+    pub(crate) peer: export::Peer,
+    pub(crate) flavor: export::Flavor,
+    pub(crate) credential: Option<export::Credential<'a>>,
+    /// The fault that the call ends in.
+    pub(crate) fault: Fault,
+}
+
+/// The first [fault](Status::is_fault) of a call.
+#[derive(Default)]
+pub(crate) struct Fault(OnceLock<Status>);
+
+impl Fault {
+    /// Notes the status of a call if it is a fault.
+    pub(crate) fn note(&self, status: Status) {
+        if status.is_fault() {
+            self.0.get_or_init(|| status);
+        }
+    }
+
+    pub(crate) fn status(&self) -> Option<Status> {
+        self.0.get().copied()
+    }
+}
+
+/// Why a call is not answered with results.
+pub(crate) enum Refusal {
+    /// Refused at the door.
+    Denied(RejectStat),
+    /// Accepted and not executed.
+    NotExecuted(AcceptStat),
+}
+
+/// The outcome of a call that was not refused.
+pub(crate) enum Handled {
+    /// It was executed. Its results stand in the reply's head, the data of a READ comes behind them;
+    /// the receipt is that of a stored reply.
+    Executed { payload: Option<Payload>, receipt: Option<Arc<Receipt>> },
+    /// It repeats a call that was executed.
+    Repeated(Replay),
+    /// It repeats a call of the same connection that is at work.
+    Duplicate,
+}
+
+impl Handled {
+    /// An executed call whose reply is not stored.
+    pub(crate) const fn executed(payload: Option<Payload>) -> Self {
+        Self::Executed { payload, receipt: None }
+    }
+}
+
+impl From<DecodeError> for Refusal {
+    fn from(error: DecodeError) -> Self {
+        tracing::debug!(%error, "arguments that cannot be decoded");
+        Self::NotExecuted(AcceptStat::GarbageArgs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_fault_of_a_call_is_noted() {
+        let fault = Fault::default();
+        fault.note(Status::NoEntry);
+        assert_eq!(fault.status(), None);
+        fault.note(Status::Io(rustix::io::Errno::IO));
+        fault.note(Status::ServerFault);
+        assert_eq!(fault.status(), Some(Status::Io(rustix::io::Errno::IO)));
+    }
+}

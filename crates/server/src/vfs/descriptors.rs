@@ -1,0 +1,83 @@
+//! The descriptors that data is read and written through, opened when they are first needed.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use io::Identity;
+
+use super::Vfs;
+use crate::counters::Counter;
+use crate::fs::Status;
+use crate::inode_cache::{DataUse, DirectFile, Inode, Permitted, Reading, Writing};
+
+impl Vfs {
+    /// Notes that the kernel refused direct I/O that fits the reported alignment.
+    pub(super) fn note_refused(&self, file: &Arc<Inode>) {
+        self.counters.add(Counter::DirectRefused, 1);
+        if file.direct_refused() {
+            file.root().io_support.note_no_direct(|| file.root().name());
+        }
+    }
+
+    /// The descriptor for reading.
+    pub(super) async fn reader(&self, file: &Permitted<Reading>) -> Result<Arc<OwnedFd>, Status> {
+        match file.reader() {
+            Some(reader) => Ok(reader),
+            None => self.reopen(file, Permitted::open_reader).await,
+        }
+    }
+
+    /// The descriptor for reading without the kernel's read-ahead.
+    pub(super) async fn quiet_reader(
+        &self,
+        file: &Permitted<Reading>,
+    ) -> Result<Arc<OwnedFd>, Status> {
+        match file.quiet_reader() {
+            Some(reader) => Ok(reader),
+            None => self.reopen(file, Permitted::open_quiet_reader).await,
+        }
+    }
+
+    /// The descriptor for writing.
+    pub(super) async fn writer(&self, file: &Permitted<Writing>) -> Result<Arc<OwnedFd>, Status> {
+        match file.writer() {
+            Some(writer) => Ok(writer),
+            None => self.reopen(file, Permitted::open_writer).await,
+        }
+    }
+
+    /// The descriptor that passes by the page cache, if there can be one.
+    pub(super) async fn direct<U: DataUse>(
+        &self,
+        file: &Permitted<U>,
+    ) -> Result<Option<DirectFile>, Status> {
+        match file.direct() {
+            Some(known) => Ok(known),
+            None => self.reopen(file, Permitted::open_direct).await,
+        }
+    }
+
+    /// The same, and notes it where direct I/O is missing.
+    pub(super) async fn direct_or_note<U: DataUse>(
+        &self,
+        file: &Permitted<U>,
+    ) -> Result<Option<DirectFile>, Status> {
+        let direct = self.direct(file).await?;
+        if direct.is_none() {
+            file.root().io_support.note_no_direct(|| file.root().name());
+        }
+        Ok(direct)
+    }
+
+    async fn reopen<U: DataUse, T: Send + 'static>(
+        &self,
+        file: &Permitted<U>,
+        open: fn(&Permitted<U>) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        self.with_descriptors(|| {
+            let file = file.clone();
+            self.engine.metadata(Identity::Server, move || open(&file))
+        })
+        .await
+    }
+}

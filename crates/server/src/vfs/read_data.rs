@@ -1,0 +1,286 @@
+//! The data of one READ on its way out of the file: what is acquired before it, and its system calls.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use io::{Buffer, ByteRange, FileVersion, RangeGuard, RangeUse, Share, WidenedRead};
+use rustix::io::Errno;
+
+use super::Vfs;
+use super::io_plan::CachedWhy;
+use crate::counters::Counter;
+use crate::fs::Status;
+use crate::inode_cache::{Attributes, DirectFile, Inode, Permitted, Reading};
+use crate::payload::Payload;
+use crate::trace::{CallId, Event};
+
+/// A READ at work, with all that was found out before the data is touched.
+pub(super) struct Read<'a> {
+    pub(super) file: &'a Permitted<Reading>,
+    pub(super) reader: Arc<OwnedFd>,
+    pub(super) call: CallId,
+    /// Not empty, and inside the file as it was.
+    pub(super) range: ByteRange,
+    pub(super) attributes: Attributes,
+    /// The version of the file when this READ began.
+    pub(super) version: FileVersion,
+}
+
+impl Read<'_> {
+    /// Bytes to read.
+    pub(super) fn len(&self) -> usize {
+        usize::try_from(self.range.len()).expect("at most transfer_bytes_max")
+    }
+}
+
+/// Data of the file, all that was asked for unless the file was cut meanwhile.
+pub(super) struct Fetched(pub(super) Option<Payload>);
+
+impl Fetched {
+    pub(super) fn new(buffer: Buffer, start: usize, len: usize) -> Self {
+        Self((len > 0).then(|| Payload::new(buffer, start, len)))
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.0.as_ref().map_or(0, Payload::len) as u64
+    }
+}
+
+/// Where the data of a READ comes from, with the descriptor that this takes.
+#[derive(Clone)]
+pub(super) enum Source {
+    /// Through the page cache, where it stays.
+    Cache(CachedWhy),
+    /// Through the page cache, which is left as it was.
+    DropBehind,
+    /// Past the page cache.
+    Direct(DirectFile),
+}
+
+impl Source {
+    pub(super) fn counter(&self) -> Counter {
+        match self {
+            Self::Cache(why) => why.counter(),
+            Self::DropBehind => Counter::ReadsDontcache,
+            Self::Direct(_) => Counter::ReadsDirect,
+        }
+    }
+}
+
+/// What the page cache had of a range: so many bytes from the start, which are in the buffer.
+pub(super) struct Partly(pub(super) Buffer, pub(super) usize);
+
+/// A READ through the page cache that may go ahead, with its buffer and its pages.
+struct CachedRead {
+    file: Arc<Inode>,
+    reader: Arc<OwnedFd>,
+    range: ByteRange,
+    buffer: Buffer,
+    /// Bytes of the range that are in the buffer.
+    had: usize,
+    /// Drop what reading brings into the page cache.
+    drops_behind: bool,
+    /// Keeps direct I/O off these pages until it is done.
+    pages: RangeGuard,
+}
+
+/// A READ past the page cache that may go ahead.
+struct DirectRead {
+    direct: DirectFile,
+    widened: WidenedRead,
+    buffer: Buffer,
+    /// Keeps I/O through the page cache off these pages until it is done.
+    pages: RangeGuard,
+}
+
+enum DirectOutcome {
+    Done(Fetched),
+    /// Less than was asked for. A file system may deliver less although the file goes on; a client
+    /// would take a short READ for the end.
+    Short,
+    /// The kernel refused what fits the alignment that it has reported.
+    Refused,
+}
+
+impl Vfs {
+    /// Reads the range from `source`, but for what the page cache had, on a data thread. Short only
+    /// if the file was cut meanwhile.
+    pub(super) async fn fetch_from(
+        &self,
+        read: &Read<'_>,
+        source: Source,
+        tried: Option<Partly>,
+    ) -> Result<Fetched, Status> {
+        match source {
+            Source::Cache(_) => {
+                let Partly(buffer, had) = match tried {
+                    Some(tried) => tried,
+                    None => Partly(self.take_buffer(read.len()).await?, 0),
+                };
+                let job = self.acquire_cached(read, buffer, had).await;
+                self.on_data_thread(move || job.perform()).await
+            }
+            Source::DropBehind => {
+                // A call that waits for memory must hold none, or two calls could wait for each other.
+                drop(tried);
+                self.fetch_and_drop(read).await
+            }
+            Source::Direct(direct) => {
+                drop(tried);
+                if let Some(job) = self.acquire_direct(read, direct).await? {
+                    match self.on_data_thread(move || job.perform()).await? {
+                        DirectOutcome::Done(done) => return Ok(done),
+                        DirectOutcome::Short => {}
+                        DirectOutcome::Refused => self.note_refused(read.file),
+                    }
+                }
+                self.fetch_and_drop(read).await
+            }
+        }
+    }
+
+    async fn fetch_and_drop(&self, read: &Read<'_>) -> Result<Fetched, Status> {
+        let job = self.acquire_dropped_behind(read).await?;
+        self.on_data_thread(move || job.perform()).await
+    }
+
+    async fn acquire_cached(&self, read: &Read<'_>, buffer: Buffer, had: usize) -> CachedRead {
+        self.emit_vector(read);
+        CachedRead {
+            pages: read.file.data().ranges.lock(read.range, RangeUse::Cached).await,
+            file: Arc::clone(read.file),
+            reader: Arc::clone(&read.reader),
+            range: read.range,
+            buffer,
+            had,
+            drops_behind: false,
+        }
+    }
+
+    async fn acquire_dropped_behind(&self, read: &Read<'_>) -> Result<CachedRead, Status> {
+        let reader = self.quiet_reader(read.file).await?;
+        self.emit_vector(read);
+        let buffer = self.take_buffer(read.len()).await?;
+        Ok(CachedRead {
+            pages: read.file.data().ranges.lock(read.range, RangeUse::Cached).await,
+            file: Arc::clone(read.file),
+            reader,
+            range: read.range,
+            buffer,
+            had: 0,
+            drops_behind: true,
+        })
+    }
+
+    /// `None` for a range that cannot be widened to the alignment: at the largest file offset, or
+    /// where no buffer holds the largest transfer, widened to sectors beyond a page.
+    async fn acquire_direct(
+        &self,
+        read: &Read<'_>,
+        direct: DirectFile,
+    ) -> Result<Option<DirectRead>, Status> {
+        let fits = |len: u64| len <= self.buffers.len_max() as u64;
+        let Some(widened) =
+            direct.align.widen_read(read.range).filter(|widened| fits(widened.range().len()))
+        else {
+            return Ok(None);
+        };
+        let (offset, len) = (read.range.offset(), read.range.len());
+        self.tracer.emit(Event::ReadVectorDio, read.call, offset, len, format_args!("{widened}"));
+        self.tracer.emit(Event::ReadDirect, read.call, offset, len, format_args!(""));
+        if widened.range() != read.range {
+            self.counters.add(Counter::ReadsWidened, 1);
+        }
+        let len = usize::try_from(widened.range().len()).expect("a transfer and two extras");
+        let buffer = self.take_buffer(len).await?;
+        let pages = read.file.data().ranges.lock(widened.range(), RangeUse::Direct).await;
+        Ok(Some(DirectRead { direct, widened, buffer, pages }))
+    }
+
+    /// Runs what blocks on the disk, moving the whole call to a data thread if it can.
+    pub(super) async fn on_data_thread<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        self.counters.add(Counter::ReadsQueued, 1);
+        self.engine.ask_for_data_thread().await;
+        self.engine.data(job).await
+    }
+
+    /// A buffer within the share of the client whose call is at work.
+    ///
+    /// # Errors
+    /// [`Status::ServerFault`] when there are no buffers as large.
+    pub(super) async fn take_buffer(&self, len: usize) -> Result<Buffer, Status> {
+        let taken = self.buffers.take(Share::current_client(), len).await;
+        taken.map_err(|_| Status::ServerFault)
+    }
+
+    pub(super) fn emit_vector(&self, read: &Read<'_>) {
+        let (offset, len) = (read.range.offset(), read.range.len());
+        self.tracer.emit(Event::ReadVector, read.call, offset, len, format_args!(""));
+    }
+}
+
+impl CachedRead {
+    /// Reads the rest of the range. A short read happens only when the file was cut meanwhile.
+    fn perform(self) -> Result<Fetched, Status> {
+        let Self { file, reader, range, mut buffer, had, drops_behind, pages } = self;
+        let wanted = usize::try_from(range.len()).expect("at most transfer_bytes_max");
+        let rest = &mut buffer.as_mut_slice()[had..wanted];
+        let got = if drops_behind {
+            read_and_drop(&file, &reader, rest, range)?
+        } else {
+            io::read_at(reader.as_fd(), rest, range.offset() + had as u64)?
+        };
+        drop(pages);
+        Ok(Fetched::new(buffer, 0, had + got))
+    }
+}
+
+impl DirectRead {
+    fn perform(self) -> Result<DirectOutcome, Status> {
+        let Self { direct, widened, mut buffer, pages } = self;
+        let got = match io::read_direct(direct.fd.as_fd(), buffer.as_mut_slice(), &widened) {
+            Ok(got) => got,
+            // Neither the client's fault nor the disk's.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
+                return Ok(DirectOutcome::Refused);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        drop(pages);
+        let asked_of = widened.asked_of(got as u64);
+        if asked_of < widened.asked().len() {
+            return Ok(DirectOutcome::Short);
+        }
+        let len = usize::try_from(asked_of).expect("less than it got");
+        let start = usize::try_from(widened.start_extra).expect("less than an alignment");
+        Ok(DirectOutcome::Done(Fetched::new(buffer, start, len)))
+    }
+}
+
+/// Reads through the page cache on this thread and drops what was not in it before.
+pub(super) fn read_and_drop(
+    file: &Inode,
+    reader: &OwnedFd,
+    slice: &mut [u8],
+    range: ByteRange,
+) -> Result<usize, Status> {
+    let support = &file.root().io_support;
+    if support.drops_behind() {
+        match io::read_dontcache(reader.as_fd(), slice, range.offset())? {
+            Some(len) => return Ok(len),
+            None => support.note_no_drop_behind(|| file.root().name()),
+        }
+    }
+    let before = io::resident_ranges(reader.as_fd(), range)?;
+    let len = io::read_at(reader.as_fd(), slice, range.offset())?;
+    // Where the kernel does not report what was cached before, nothing is dropped.
+    if let Some(before) = before {
+        for others in before.absent_in(range) {
+            io::drop_clean(reader.as_fd(), others)?;
+        }
+    }
+    Ok(len)
+}

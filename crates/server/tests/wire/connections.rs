@@ -1,0 +1,163 @@
+//! Idle connections: what they cost, and that they lock out no other client.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use proto::nfs3;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use spillway_server::counters::Counter;
+
+use crate::client::Client;
+use crate::fixture::Fixture;
+use crate::limits::in_own_process;
+
+/// Admits every loopback address but 127.0.0.66.
+const NETWORK: &str = r#"
+    [[export]]
+    path = "$DIR/export"
+    name = "/export"
+    squash = "none"
+    [[export.client]]
+    hosts = ["127.0.0.0/26"]
+"#;
+const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 66);
+const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
+
+fn loopback(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(127, 0, 0, last)
+}
+
+/// Connects and calls NULL, in a time in which no user notices a delay.
+#[track_caller]
+fn is_answered_at_once(fixture: &Fixture, source: Ipv4Addr) -> Client {
+    let began = Instant::now();
+    let mut client = Client::connect_from(source, fixture.address());
+    client.null();
+    assert!(began.elapsed() < ANSWERED_WITHIN, "answered after {:?}", began.elapsed());
+    client
+}
+
+/// Waits until the server has so many connections open, or fewer.
+#[track_caller]
+fn open_connections_fall_to(fixture: &Fixture, most: u64) {
+    let began = Instant::now();
+    while fixture.figure("connections_open") > most {
+        assert!(began.elapsed() < Duration::from_secs(20), "they stay open");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn idle_connection_makes_room_beyond_the_limit() {
+    let fixture = Fixture::with(&format!("max_connections = 2\n{NETWORK}"));
+    let idle: Vec<Client> = [1, 2].map(|last| is_answered_at_once(&fixture, loopback(last))).into();
+    let mut third = is_answered_at_once(&fixture, loopback(3));
+    third.null();
+    assert_eq!(fixture.counter(Counter::ConnectionsEvicted), 1);
+    assert_eq!(fixture.figure("connections_open"), 2);
+    drop(idle);
+}
+
+#[test]
+fn connection_with_an_unread_reply_is_not_evicted() {
+    let fixture = Fixture::with_settings("max_connections = 2");
+    let (mut busy, root) = fixture.mounted();
+    let file = busy.create(root, "f");
+    busy.write(file, 0, &vec![1; 1 << 20]).unwrap();
+    // More replies than the sockets take.
+    let args = crate::client::encoded(&nfs3::ReadArgs { file, offset: 0, count: 1 << 20 });
+    let read = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Read.code());
+    let calls = 24;
+    for _ in 0..calls {
+        let xid = busy.xid();
+        let call = busy.encode(xid, read, &args);
+        busy.send_record(&call);
+    }
+    for _ in 0..8 {
+        is_answered_at_once(&fixture, loopback(1));
+    }
+    for _ in 0..calls {
+        busy.receive_record().unwrap();
+    }
+    busy.null();
+}
+
+#[test]
+fn idle_strangers_lock_out_no_client() {
+    let fixture = Fixture::with(&format!("max_connections = 1024\n{NETWORK}"));
+    let mut first = is_answered_at_once(&fixture, loopback(1));
+    let strangers: Vec<Client> =
+        (0..1100).map(|_| Client::connect_from(STRANGER, fixture.address())).collect();
+    // The connections accepted last: a stranger can still call the server.
+    is_answered_at_once(&fixture, STRANGER);
+    open_connections_fall_to(&fixture, 1 + 1024 / 16 + 1);
+    is_answered_at_once(&fixture, loopback(2));
+    first.null();
+    drop(strangers);
+}
+
+#[test]
+fn idle_connections_of_one_peer_lock_out_no_client() {
+    let fixture = Fixture::with(&format!("max_connections = 1024\n{NETWORK}"));
+    let mut first = is_answered_at_once(&fixture, loopback(1));
+    let idle: Vec<Client> = (0..5)
+        .cycle()
+        .take(1100)
+        .map(|i| Client::connect_from(loopback(2 + i), fixture.address()))
+        .collect();
+    for last in 10..20 {
+        is_answered_at_once(&fixture, loopback(last));
+    }
+    open_connections_fall_to(&fixture, 1024);
+    // It is the longest idle of all, and its peer has no other.
+    first.null();
+    drop(idle);
+}
+
+#[test]
+fn ten_thousand_idle_connections_cost_less_than_300_mib() {
+    in_own_process("connections::ten_thousand_idle_connections");
+}
+
+/// Resident memory of this process, in bytes.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+#[ignore = "run by ten_thousand_idle_connections_cost_less_than_300_mib"]
+fn ten_thousand_idle_connections() {
+    // Both ends of each connection are in this process, and the server uses a quarter of them.
+    let wanted = Some(65_536);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: wanted, maximum: wanted }).is_ok();
+    let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let count = if raised { 10_000 } else { limit / 4 - 100 };
+    let fixture = Fixture::with(NETWORK);
+    let mut first = is_answered_at_once(&fixture, loopback(1));
+    let before = resident_bytes();
+    let mut idle: Vec<Client> = (0..count)
+        .map(|i| {
+            let last = u8::try_from(2 + i % 8).unwrap();
+            let mut client = Client::connect_from(loopback(last), fixture.address());
+            client.null();
+            client
+        })
+        .collect();
+    assert_eq!(fixture.figure("connections_open"), count + 1);
+    let grown = resident_bytes() - before;
+    println!("{count} connections: {} bytes each", grown / count);
+    assert!(grown / count < (300 << 20) / 10_000, "{} bytes each", grown / count);
+    is_answered_at_once(&fixture, loopback(20));
+    is_answered_at_once(&fixture, STRANGER);
+    // Nor does an incomplete record cost much.
+    for client in &mut idle {
+        client.send_bytes(&[0x80, 0, 0]);
+    }
+    first.null();
+    let grown = resident_bytes() - before;
+    println!("with 3 bytes of a record: {} bytes each", grown / count);
+    assert!(grown / count < (300 << 20) / 10_000, "{} bytes each", grown / count);
+    assert_eq!(fixture.counter(Counter::ConnectionsEvicted), 0);
+}

@@ -1,0 +1,260 @@
+//! Replies during a change: data that a client caches under an object's final stamp must be the
+//! object's final data. A stamp is size, mtime and ctime, by which clients detect a change.
+
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proto::nfs3::*;
+
+use crate::client::{Client, ok};
+use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
+
+const MIB: usize = 1024 * 1024;
+/// Bytes of each WRITE, the longest that the server takes.
+const WRITE_BYTES: usize = 4 * MIB;
+/// Bytes at the end of a WRITE that readers check: they change last.
+const SAMPLE_BYTES: u32 = 4096;
+const LARGE_TRANSFERS: &str = "max_transfer = \"4MiB\"";
+
+/// A stamp from a reply, and what was read after it was taken.
+type Seen = (WccAttributes, u8);
+
+fn stamp(attributes: &Attributes) -> WccAttributes {
+    WccAttributes::from(attributes)
+}
+
+/// A file `f` that writers change, each a part of its own, and a reader checks.
+struct Watched<'a> {
+    fixture: &'a Fixture,
+    root: FileHandle,
+    file: FileHandle,
+    writers: usize,
+}
+
+impl<'a> Watched<'a> {
+    fn new(fixture: &'a Fixture, writers: usize) -> Self {
+        let (mut client, root) = fixture.mounted();
+        let file = client.create(root, "f");
+        for part in 0..writers {
+            ok(client.write(file, (part * WRITE_BYTES) as u64, &vec![0; WRITE_BYTES]));
+        }
+        Self { fixture, root, file, writers }
+    }
+
+    /// The last byte of a part.
+    fn sample(&self, client: &mut Client, part: usize) -> (Option<Attributes>, u8) {
+        let offset = (part + 1) * WRITE_BYTES - SAMPLE_BYTES as usize;
+        let read = client.read(self.file, offset as u64, SAMPLE_BYTES).unwrap();
+        assert_eq!(read.data.len(), SAMPLE_BYTES as usize);
+        (read.attributes, *read.data.last().unwrap())
+    }
+
+    /// Each way to get attributes of the file once, with a READ of `part` after it.
+    fn look(&self, client: &mut Client, part: usize) -> Vec<Seen> {
+        let mut stamps = vec![stamp(&client.getattr(self.file).unwrap())];
+        let mut seen = Vec::new();
+        let (attributes, byte) = self.sample(client, part);
+        seen.extend(attributes.map(|attributes| (stamp(&attributes), byte)));
+        stamps.extend(ok(client.access(self.file, 1)).attributes.as_ref().map(stamp));
+        stamps.extend(ok(client.lookup(self.root, b"f")).object_attributes.as_ref().map(stamp));
+        let page = client.readdirplus(self.root, 0, (8192, 8192)).unwrap();
+        let entry = page.names.iter().find(|entry| entry.name == b"f").unwrap();
+        stamps.extend(entry.attributes.as_ref().map(stamp));
+        let (_, byte) = self.sample(client, part);
+        seen.extend(stamps.into_iter().map(|stamp| (stamp, byte)));
+        seen
+    }
+
+    /// All writers write `value` at once, and a reader checks until they have ended.
+    fn round(&self, value: u8) {
+        let is_over = AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..self.writers)
+                .map(|part| {
+                    let data = vec![value; WRITE_BYTES];
+                    let offset = (part * WRITE_BYTES) as u64;
+                    let mut client = self.fixture.client();
+                    scope.spawn(move || ok(client.write(self.file, offset, &data)))
+                })
+                .collect();
+            let readers: Vec<_> = (0..self.writers)
+                .map(|part| {
+                    let mut client = self.fixture.client();
+                    let is_over = &is_over;
+                    scope.spawn(move || {
+                        let mut seen = Vec::new();
+                        while !is_over.load(Ordering::Acquire) {
+                            seen.extend(self.look(&mut client, part));
+                        }
+                        seen
+                    })
+                })
+                .collect();
+            let written: Vec<_> =
+                writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+            is_over.store(true, Ordering::Release);
+            drop(written);
+            readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
+        });
+        let mut client = self.fixture.client();
+        let last = stamp(&client.getattr(self.file).unwrap());
+        for (stamp, byte) in seen {
+            assert!(stamp != last || byte == value, "{byte} under the stamp of {value}");
+        }
+    }
+}
+
+fn no_reply_has_the_last_stamp_with_older_data(fixture: &Fixture, writers: usize, rounds: u8) {
+    let watched = Watched::new(fixture, writers);
+    (1..=rounds).for_each(|value| watched.round(value));
+}
+
+#[test]
+fn replies_during_a_write_through_the_page_cache_do_not_have_its_stamp() {
+    for mode in ["auto", "buffered"] {
+        let fixture = Fixture::in_modes(LARGE_TRANSFERS, mode, mode);
+        no_reply_has_the_last_stamp_with_older_data(&fixture, 1, 25);
+    }
+}
+
+#[test]
+fn replies_during_writes_past_the_page_cache_do_not_have_their_stamp() {
+    let fixture = Fixture::in_modes(LARGE_TRANSFERS, "direct", "direct");
+    no_reply_has_the_last_stamp_with_older_data(&fixture, 2, 12);
+}
+
+/// Mounts an empty XFS over the exported directory.
+fn mount_xfs(dir: &Path) -> Option<Mounted> {
+    let (image, export) = (dir.join("xfs"), dir.join("export"));
+    std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+    if !run("mkfs.xfs", &["-q", image.to_str().unwrap()]) {
+        return None;
+    }
+    let mounted = Mounted::image(&image, &export)?;
+    set_mode(&export, 0o777);
+    Some(mounted)
+}
+
+#[test]
+fn replies_during_writes_on_xfs_do_not_have_their_stamp() {
+    if !is_root("replies_during_writes_on_xfs_do_not_have_their_stamp") {
+        return;
+    }
+    for (mode, writers) in [("auto", 1), ("direct", 2)] {
+        let mut mounted = None;
+        let config = in_modes(LARGE_TRANSFERS, mode, mode);
+        let fixture = Fixture::prepared(&config, |dir| mounted = mount_xfs(dir));
+        if mounted.is_some() {
+            no_reply_has_the_last_stamp_with_older_data(&fixture, writers, 8);
+        }
+        drop(fixture);
+    }
+}
+
+/// A client that keeps what it has cached as long as RFC 1813 §2.6 lets it.
+struct CachingClient {
+    client: Client,
+    known: WccAttributes,
+    /// A byte of each part.
+    bytes: [u8; 2],
+}
+
+impl CachingClient {
+    fn new(fixture: &Fixture, file: FileHandle, part_bytes: usize) -> Self {
+        let mut client = fixture.client();
+        let (known, bytes) = Self::read(&mut client, file, part_bytes);
+        Self { client, known, bytes }
+    }
+
+    fn read(client: &mut Client, file: FileHandle, part_bytes: usize) -> (WccAttributes, [u8; 2]) {
+        let first = stamp(&client.getattr(file).unwrap());
+        let bytes = [1, 2].map(|parts| {
+            let last = (parts * part_bytes - 1) as u64;
+            client.read(file, last, 1).unwrap().data[0]
+        });
+        (first, bytes)
+    }
+
+    fn write(&mut self, file: FileHandle, part: usize, data: &[u8]) {
+        let written = ok(self.client.write(file, (part * data.len()) as u64, data));
+        match (written.wcc.before, written.wcc.after) {
+            (Some(before), Some(after)) if before == self.known => {
+                self.known = stamp(&after);
+                self.bytes[part] = data[0];
+            }
+            _ => (self.known, self.bytes) = Self::read(&mut self.client, file, data.len()),
+        }
+    }
+}
+
+/// Two clients write one half of a file each, at once. A client with the last stamp then has the
+/// last data.
+fn a_client_that_trusts_its_pairs_keeps_no_stale_bytes(mode: &str, part_bytes: usize, rounds: u8) {
+    let fixture = Fixture::in_modes("", mode, mode);
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    ok(client.write(file, 0, &vec![0; part_bytes]));
+    ok(client.write(file, part_bytes as u64, &vec![0; part_bytes]));
+    let mut clients = [(); 2].map(|()| CachingClient::new(&fixture, file, part_bytes));
+    let barrier = Barrier::new(clients.len());
+    for value in 1..=rounds {
+        let data = vec![value; part_bytes];
+        std::thread::scope(|scope| {
+            for (part, client) in clients.iter_mut().enumerate() {
+                let (barrier, data) = (&barrier, &data);
+                scope.spawn(move || {
+                    barrier.wait();
+                    client.write(file, part, data);
+                });
+            }
+        });
+        let last = stamp(&client.getattr(file).unwrap());
+        let knowing = clients.iter().filter(|client| client.known == last).count();
+        assert!(knowing > 0, "{mode}: the one whose WRITE ended last has its stamp");
+        for client in &clients {
+            let is_stale = client.known == last && client.bytes != [value; 2];
+            assert!(!is_stale, "{mode}: {:?} under the stamp of {value}", client.bytes);
+        }
+        // All are up to date for the next round, as if each had opened the file.
+        for client in &mut clients {
+            (client.known, client.bytes) =
+                CachingClient::read(&mut client.client, file, part_bytes);
+        }
+    }
+}
+
+#[test]
+fn no_pair_of_a_write_covers_another_clients_write() {
+    a_client_that_trusts_its_pairs_keeps_no_stale_bytes("direct", MIB, 120);
+    a_client_that_trusts_its_pairs_keeps_no_stale_bytes("auto", 64 * 1024, 120);
+}
+
+#[test]
+fn a_directory_without_a_name_does_not_have_the_stamp_of_its_creation() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    for round in 0..150 {
+        let name = format!("f{round}");
+        let is_over = AtomicBool::new(false);
+        let mut missed = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                fixture.client().create(dir, &name);
+                is_over.store(true, Ordering::Release);
+            });
+            while !is_over.load(Ordering::Acquire) {
+                if let Err(failure) = client.lookup(dir, name.as_bytes()) {
+                    missed.extend(failure.body.as_ref().map(stamp));
+                }
+                let page = client.readdir(dir, 0, 64 * 1024).unwrap();
+                if page.names.iter().all(|entry| entry.name != name.as_bytes()) {
+                    missed.extend(page.attributes.as_ref().map(stamp));
+                }
+            }
+        });
+        let last = stamp(&client.getattr(dir).unwrap());
+        assert!(!missed.contains(&last), "{name} was missing under the last stamp");
+    }
+}
