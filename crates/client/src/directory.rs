@@ -4,52 +4,55 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::directory_cache::{ListingRequest, ListingSource, PageSlice, Reader};
-use crate::file_system::FileSystem;
+use crate::cache::directory::{ListingRequest, ListingSource, PageSlice, Reader};
 use crate::inode::Inode;
 use crate::nfs3::{Listing, Nfs3};
 
-/// A directory that is being listed: what one `opendir` gives.
+/// An open directory, as from `opendir`.
 ///
-/// Its position is the cookie of the last entry that was taken, which the caller keeps. Several may
-/// read from one, each at its own place.
+/// The caller holds the position, the cookie of the last entry it has read. Several tasks can read
+/// from one directory at different positions.
 pub struct Directory {
-    file_system: FileSystem,
+    nfs: Nfs3,
     inode: Arc<Inode>,
     reader: Reader<ListingCalls>,
 }
 
 impl Directory {
-    pub(crate) fn new(file_system: FileSystem, inode: Arc<Inode>) -> Result<Self> {
-        let calls = ListingCalls { nfs: file_system.nfs().clone(), inode: Arc::clone(&inode) };
-        let reader = inode.listing()?.open(calls, Some(inode.state_of_listing()));
-        Ok(Self { file_system, inode, reader })
+    /// Opens `inode` as the user of `nfs`.
+    ///
+    /// # Errors
+    /// `NOTDIR` for other types than a directory.
+    pub(crate) fn new(nfs: &Nfs3, inode: Arc<Inode>) -> Result<Self> {
+        let calls = ListingCalls { nfs: nfs.clone(), inode: Arc::clone(&inode) };
+        let reader = inode.listing()?.open(calls, Some(inode.change_stamp()));
+        Ok(Self { nfs: nfs.clone(), inode, reader })
     }
 
-    /// The directory.
+    /// The inode.
     #[must_use]
     pub fn inode(&self) -> &Arc<Inode> {
         &self.inode
     }
 
-    /// Entries behind `cookie`: 0 for the first, or that of any entry. There are none only at the
-    /// end. `.` and `..` are among them where the server lists them.
+    /// The entries behind `cookie`: 0 or the cookie of any entry. None only at the end. Includes
+    /// `.` and `..` if the server lists them.
     ///
     /// # Errors
-    /// What the server says to READDIR or READDIRPLUS, RFC 1813 §3.3.16 and §3.3.17.
+    /// Those of READDIR and READDIRPLUS, RFC 1813 §3.3.16 and §3.3.17.
     pub async fn entries_after(&self, cookie: u64) -> Result<PageSlice> {
         self.reader.entries_after(cookie).await
     }
 
-    /// Begins anew: what the directory holds from now on will be seen.
+    /// `rewinddir`: the listing shows the directory as it is from now on.
     ///
     /// # Errors
-    /// What the server says to GETATTR when the attributes have expired.
+    /// Those of GETATTR, if the attributes have expired.
     pub async fn rewind(&self) -> Result<()> {
         if self.inode.fresh_attributes().is_none() {
-            self.file_system.revalidate(&self.inode).await?;
+            self.inode.revalidate(&self.nfs).await?;
         }
-        self.reader.rewind(Some(self.inode.state_of_listing()));
+        self.reader.rewind(Some(self.inode.change_stamp()));
         Ok(())
     }
 }
@@ -60,7 +63,7 @@ impl fmt::Debug for Directory {
     }
 }
 
-/// READDIR and READDIRPLUS of one directory as one user.
+/// READDIR and READDIRPLUS of one directory as one user. Updates the inode from the replies.
 #[derive(Clone)]
 struct ListingCalls {
     nfs: Nfs3,
@@ -72,7 +75,7 @@ impl ListingSource for ListingCalls {
         let ListingRequest { cookie, verifier, plus, bytes_max } = request;
         let (dir, sent) = (self.inode.handle(), self.inode.sent());
         let listing = if plus {
-            // The bound on names alone is the same: all of a reply may be names.
+            // `dircount` is the same as `maxcount`: all of a reply may be names.
             self.nfs.readdirplus(dir, cookie, verifier, bytes_max, bytes_max).await?
         } else {
             self.nfs.readdir(dir, cookie, verifier, bytes_max).await?

@@ -1,4 +1,4 @@
-//! What can go wrong with an operation, sorted by whose fault it is.
+//! The errors of operations, sorted by their cause.
 
 use std::sync::Arc;
 
@@ -8,63 +8,77 @@ use proto::oncrpc::{AcceptStat, RejectStat};
 use proto::xdr::DecodeError;
 use rustix::io::Errno;
 
-/// What an operation of the client returns.
+/// The result of an operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an operation failed. Cloned where several wait for one call.
+/// Why an operation failed. Cloned if several tasks wait for one call.
 #[derive(thiserror::Error, Clone, Debug)]
 pub enum Error {
-    /// The server carried the procedure out and refused.
+    /// The server returned a status other than NFS3_OK.
     #[error("{}: {}", procedure.name(), status_text(*status))]
     Nfs {
-        /// What was asked for.
+        /// The procedure.
         procedure: Procedure,
-        /// Its answer.
+        /// The status.
         status: Status,
     },
-    /// The server does not let this client mount the path.
+    /// The server refuses the mount.
     #[error("{}", errno_text(errno_of_mount(*status)))]
     Mount {
-        /// Its answer.
+        /// The status.
         status: MountStatus,
     },
-    /// The server accepted the call and could not carry it out: no such program, version or
-    /// procedure, or arguments it does not understand.
-    #[error("the server cannot do this call: {0:?}")]
+    /// The server accepted the call and could not execute it: unknown program, version or
+    /// procedure, or malformed arguments.
+    #[error("the server cannot execute the call: {0:?}")]
     Accept(AcceptStat),
     /// The server refuses calls with this credential or RPC version.
     #[error("the server refuses the call: {0:?}")]
     Reject(RejectStat),
-    /// The server's bytes are not what the protocol says they should be.
+    /// The header of a reply violates RFC 5531 §9.
     #[error("the server's reply is malformed: {0}")]
     Decode(#[from] DecodeError),
-    /// No connection, or it broke and a soft mount gives up.
+    /// The results of a procedure violate the protocol.
+    #[error("the server's reply to {procedure} is malformed: {error}")]
+    Malformed {
+        /// The RFC's name of the procedure.
+        procedure: &'static str,
+        /// The invalid item.
+        error: DecodeError,
+    },
+    /// There is no connection, or it broke on a soft mount.
     #[error("{what}: {source}")]
     Connection {
-        /// What was tried, with the address.
+        /// The attempt, with the address.
         what: String,
         /// Why it failed.
         source: Arc<std::io::Error>,
     },
-    /// A soft mount got no reply in its time.
+    /// A soft mount got no reply in time.
     #[error("no reply from {server}")]
     TimedOut {
         /// The server's address.
         server: String,
     },
-    /// The server restarted, or said so, each time before it had committed the data.
-    #[error("the server lost the data that it had accepted {times} times")]
+    /// The cookies of a listing loop, so that it would never end.
+    #[error("readdir loop: the listing comes back to cookie {cookie}")]
+    ListingLoop {
+        /// The repeated cookie.
+        cookie: u64,
+    },
+    /// The write verifier changed each time before the data was committed.
+    #[error("the server lost uncommitted data {times} times")]
     Forgetful {
-        /// How often it was sent.
+        /// How often the data was lost.
         times: u32,
     },
-    /// The caller asks for what cannot be; nothing was sent.
+    /// The arguments are invalid; no call was sent.
     #[error("{}", errno_text(*.0))]
     Refused(Errno),
 }
 
 impl Error {
-    /// The error number that a system call would have failed with.
+    /// The errno of a corresponding system call.
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
@@ -72,21 +86,44 @@ impl Error {
             Self::Mount { status } => errno_of_mount(*status),
             Self::Accept(_) => Errno::OPNOTSUPP,
             Self::Reject(_) => Errno::ACCESS,
-            Self::Decode(_) | Self::Forgetful { .. } => Errno::IO,
+            Self::Decode(_) | Self::Malformed { .. } | Self::Forgetful { .. } => Errno::IO,
             Self::Connection { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
             Self::TimedOut { .. } => Errno::TIMEDOUT,
+            Self::ListingLoop { .. } => Errno::LOOP,
             Self::Refused(errno) => *errno,
         }
     }
 
-    /// Whether the server said `status`.
+    /// Adds the procedure to the error of a malformed reply.
+    pub(crate) fn in_reply_to(self, procedure: &'static str) -> Self {
+        match self {
+            Self::Decode(error) => Self::Malformed { procedure, error },
+            other => other,
+        }
+    }
+
+    /// Whether the server returned `status`.
     #[must_use]
     pub fn is(&self, status: Status) -> bool {
         matches!(self, Self::Nfs { status: answer, .. } if *answer == status)
     }
 }
 
-/// The error number for `nfsstat3`, RFC 1813 §2.6.
+impl From<rpc::client::Error> for Error {
+    fn from(error: rpc::client::Error) -> Self {
+        use rpc::client::Error as E;
+        match error {
+            E::Accept(stat) => Self::Accept(stat),
+            E::Reject(stat) => Self::Reject(stat),
+            E::Decode(error) => Self::Decode(error),
+            E::Connection { what, source } => Self::Connection { what, source },
+            E::TimedOut { server } => Self::TimedOut { server },
+            E::TooLong(_) => Self::Refused(Errno::INVAL),
+        }
+    }
+}
+
+/// The errno for `nfsstat3`, RFC 1813 §2.6.
 const fn errno_of_status(status: Status) -> Errno {
     match status {
         Status::Perm => Errno::PERM,
@@ -116,7 +153,7 @@ const fn errno_of_status(status: Status) -> Errno {
     }
 }
 
-/// The error number for `mountstat3`, RFC 1813 §5.1.5.
+/// The errno for `mountstat3`, RFC 1813 §5.1.5.
 const fn errno_of_mount(status: MountStatus) -> Errno {
     match status {
         MountStatus::Perm => Errno::PERM,
@@ -130,12 +167,12 @@ const fn errno_of_mount(status: MountStatus) -> Errno {
     }
 }
 
-/// The words of the system for the error number that `status` becomes.
+/// The system's text for the errno of `status`.
 fn status_text(status: Status) -> String {
     errno_text(errno_of_status(status))
 }
 
-/// What the C library says of an error number, without the number behind it.
+/// The C library's text for an errno, without the number.
 #[must_use]
 pub fn errno_text(errno: Errno) -> String {
     let text = std::io::Error::from(errno).to_string();

@@ -1,8 +1,8 @@
-//! Which part of a URL's path is the export.
+//! Finds the export in the path of a URL.
 //!
-//! `nfs://host/a/b/c` names a file, and only the server knows whether `/a` or `/a/b` is what can be
-//! mounted, below which the rest is looked up name by name. Mounting `/a/b/c` itself would often
-//! work, but not for a file, and then nothing could be done with its name in `/a/b`.
+//! In `nfs://host/a/b/c` only the server knows whether `/a` or `/a/b` is the export, below which
+//! the rest is looked up name by name. MNT of `/a/b/c` itself often succeeds, but not for a file,
+//! and it does not give access to the name in `/a/b`.
 
 use std::sync::Arc;
 
@@ -11,26 +11,26 @@ use proto::mount3::MountStatus;
 use crate::mount3::{Mount3, Mounted};
 use crate::{Error, Identity, MountOptions, NfsUrl, Result};
 
-/// A mounted export and where it is on the server.
+/// A mounted export and its path on the server.
 #[derive(Clone, Debug)]
 pub struct Holding {
-    /// Its file system, and its root.
+    /// Its calls and its root.
     pub mounted: Mounted,
-    /// What was mounted: the URL's path or the beginning of it, up to a slash.
+    /// The mounted path: the URL's path or a prefix of it up to a slash.
     pub export: Vec<u8>,
 }
 
-/// Mounts the export that holds what `url` names.
+/// Mounts the export that contains the object of `url`.
 ///
-/// That is the longest path of the server's list of exports (EXPORT, RFC 1813 §5.2.5) that the URL's
-/// begins with; what is said to its mounting counts, so that an export which is refused is not
-/// entered from above. Where no listed path fits, as with servers that keep their list to
-/// themselves, the whole path is tried and then, name by name, what is above it. With `keep_name`
-/// the whole path comes last: the caller means to look its last name up, to remove it, say.
+/// That is the longest path in the server's list of exports (EXPORT, RFC 1813 §5.2.5) that is a
+/// prefix of the URL's path. Its refusal is final, so that a refused export is not entered from
+/// above. If no listed path matches, as with servers that do not return a list, the whole path is
+/// tried and then its parents. With `keep_name` the whole path is tried last, for a caller that
+/// will look up its last name, to remove it for instance.
 ///
 /// # Errors
-/// Those of [`crate::mount3::mount`]. When no part of the path can be mounted, the refusal of the
-/// first that was tried, or that access is denied if this was an answer.
+/// Those of [`crate::mount3::mount`]. If no part of the path can be mounted, MNT3ERR_ACCES if it
+/// was returned for any, otherwise the status for the first.
 pub async fn mount_holding(
     url: &NfsUrl,
     keep_name: bool,
@@ -69,7 +69,7 @@ async fn mount(
     Ok(Holding { mounted, export: url.path })
 }
 
-/// Whether another path of the same server may be accepted.
+/// Whether the server may accept another path.
 fn is_about_the_path(status: MountStatus) -> bool {
     match status {
         MountStatus::Noent
@@ -82,7 +82,7 @@ fn is_about_the_path(status: MountStatus) -> bool {
     }
 }
 
-/// The longest of `exports` that is `path` or above it.
+/// The longest of `exports` that is `path` or a parent of it.
 fn longest<'a>(exports: impl Iterator<Item = &'a [u8]>, path: &[u8]) -> Option<&'a [u8]> {
     exports.filter(|export| holds(export, path)).max_by_key(|export| export.len())
 }
@@ -92,7 +92,7 @@ fn holds(export: &[u8], path: &[u8]) -> bool {
     path.strip_prefix(export).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
-/// What can be mounted of `path`, each as long as it may be, in the order in which it is tried.
+/// The prefixes of `path` that may be exports, in the order in which they are tried.
 fn prefixes(path: &[u8], keep_name: bool) -> Vec<&[u8]> {
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
     let path = &path[..end];
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_export_counts_by_whole_names() {
+    fn the_longest_export_is_found_by_whole_names() {
         let exports: [&[u8]; 4] = [b"/", b"/srv", b"/srv/data/", b"/srv/database"];
         for (path, expected) in [
             (&b"/srv/data/x"[..], Some(&b"/srv/data/"[..])),

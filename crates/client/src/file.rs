@@ -9,32 +9,30 @@ use proto::nfs3::{ACCESS_EXTEND, ACCESS_MODIFY, ACCESS_READ};
 use tokio::runtime::Handle;
 
 use crate::Result;
-use crate::file_system::FileSystem;
-use crate::inode::{Aside, Inode};
-use crate::read_ahead::ReadAhead;
-use crate::read_calls::ReadCalls;
-use crate::trace::Event;
-use crate::write_back::{ReadMark, WriteBack, Writer};
-use crate::write_calls::WriteCalls;
+use crate::cache::read_ahead::{Purpose, ReadAhead, ReadSource};
+use crate::cache::write_back::{ReadMark, WriteBack, Writer};
+use crate::inode::{Inode, SillyRename, WriteCalls};
+use crate::nfs3::{Nfs3, ReadData};
+use crate::trace::{Event, Tracer};
 
-/// What a file is opened for.
+/// How a file is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {
-    /// To be read.
+    /// For reading.
     pub read: bool,
-    /// To be written.
+    /// For writing.
     pub write: bool,
-    /// Its data goes, as with `O_TRUNC`.
+    /// Truncates the file, as `O_TRUNC`.
     pub truncate: bool,
     /// A write returns when the data is on stable storage, as with `O_SYNC`.
     pub sync: bool,
-    /// Reads are answered by the server, and a write returns when the server has the data, as with
+    /// A read always makes a READ call, and a write returns after the reply to its WRITE, as with
     /// `O_DIRECT`.
     pub direct: bool,
 }
 
 impl OpenFlags {
-    /// The permissions that this takes.
+    /// The permissions needed, a sum of `ACCESS_*`.
     pub(crate) fn wanted(self) -> u32 {
         let read = if self.read { ACCESS_READ } else { 0 };
         let write = if self.write || self.truncate { ACCESS_MODIFY | ACCESS_EXTEND } else { 0 };
@@ -42,68 +40,62 @@ impl OpenFlags {
     }
 }
 
-/// An open regular file. What it is told of failed writes, others that have it open are told too,
-/// each once.
+/// An open regular file. A write error is reported to each open file of the inode once.
 ///
-/// [`close`](Self::close) it when it was written to: dropping it loses nothing, but nobody is told
-/// of errors then.
+/// [`close`](Self::close) a file after writing: drop loses no data, but reports no errors.
 pub struct File {
-    file_system: FileSystem,
     inode: Arc<Inode>,
     flags: OpenFlags,
     writer: Writer<WriteCalls>,
     read_ahead: ReadAhead<ReadCalls>,
-    /// What was read ahead is good for this epoch of the inode's data.
+    /// The epoch of the inode's data for which the read-ahead is valid.
     epoch: AtomicU64,
     keep_cache: bool,
     is_closed: bool,
 }
 
 impl File {
-    pub(crate) fn new(
-        file_system: FileSystem,
-        inode: Arc<Inode>,
-        flags: OpenFlags,
-    ) -> Result<Self> {
-        let calls = WriteCalls::new(file_system.nfs().clone(), &inode);
-        let writer = inode.written()?.open(calls);
-        let table = file_system.table();
-        let tracer = Arc::clone(table.tracer());
-        let reads = ReadCalls::new(file_system.nfs().clone(), Arc::clone(&inode), tracer);
-        let (read_ahead, epoch) = (table.read_ahead(reads), AtomicU64::new(inode.data_epoch()));
+    /// Opens `inode` as the user of `nfs`.
+    ///
+    /// # Errors
+    /// `ISDIR` for a directory, `INVAL` for other types than a regular file.
+    pub(crate) fn new(nfs: &Nfs3, inode: Arc<Inode>, flags: OpenFlags) -> Result<Self> {
+        let writer = inode.written()?.open(WriteCalls::new(nfs.clone(), &inode));
+        let reads = ReadCalls { nfs: nfs.clone(), inode: Arc::clone(&inode) };
+        let read_ahead = inode.superblock().read_ahead(reads);
+        let epoch = AtomicU64::new(inode.data_epoch());
         let keep_cache = inode.opened();
         let detail = format_args!("kept={}", u8::from(keep_cache));
-        file_system.tracer().emit(Event::OpenFile, inode.object(), 0, 0, detail);
-        let is_closed = false;
-        Ok(Self { file_system, inode, flags, writer, read_ahead, epoch, keep_cache, is_closed })
+        tracer(&inode).emit(Event::OpenFile, inode.object(), 0, 0, detail);
+        Ok(Self { inode, flags, writer, read_ahead, epoch, keep_cache, is_closed: false })
     }
 
-    /// The file.
+    /// The inode.
     #[must_use]
     pub fn inode(&self) -> &Arc<Inode> {
         &self.inode
     }
 
-    /// What it was opened for.
+    /// How it was opened.
     #[must_use]
     pub fn flags(&self) -> OpenFlags {
         self.flags
     }
 
-    /// Whether what the caller cached of the file's data before it was opened is still believed:
-    /// nobody else has changed it since.
+    /// Whether data of the file that the caller cached before this open is still valid: no other
+    /// client has changed it.
     #[must_use]
     pub fn keep_cache(&self) -> bool {
         self.keep_cache
     }
 
-    /// The data at `offset`: `len` bytes of it, fewer only at the end of the file. What was written
-    /// through this mount is in it, whether it was sent or not.
+    /// Reads `len` bytes at `offset`, fewer only at the end of the file. Includes data written
+    /// through this mount, sent or not.
     ///
     /// # Errors
-    /// What the server says to READ, RFC 1813 §3.3.6.
+    /// Those of READ, RFC 1813 §3.3.6.
     pub async fn read_at(&self, offset: u64, len: usize) -> Result<Bytes> {
-        self.file_system.tracer().emit(
+        tracer(&self.inode).emit(
             Event::ReadEnter,
             self.inode.object(),
             offset,
@@ -123,7 +115,7 @@ impl File {
             }
         }
         let data = self.read_from_server(offset, len).await?;
-        // A write that began and ended meanwhile may be seen or not.
+        // The result may include a write that began and ended meanwhile, or not.
         if was_clean && written.is_clean() {
             return Ok(data);
         }
@@ -131,7 +123,7 @@ impl File {
         Ok(overlaid(&mark, offset, len, &data, end))
     }
 
-    /// `len`, or what is left of it before the end of the file, if it is known where that is.
+    /// `len`, limited by the end of the file if that is known.
     fn len_within_file(&self, offset: u64, len: usize) -> usize {
         match self.inode.fresh_attributes() {
             Some(attributes) => {
@@ -148,16 +140,16 @@ impl File {
             self.read_ahead.invalidate();
             self.epoch.store(epoch, Ordering::Release);
         }
-        // Nothing is fetched ahead of the end of the file, which a direct read is said to be at.
+        // A size of 0 disables read-ahead for direct reads.
         let size = if self.flags.direct { 0 } else { self.inode.attributes().size };
         self.read_ahead.read(offset, len, size).await
     }
 
-    /// Writes `data` at `offset`: takes a copy of it and returns, unless the file or the mount is
-    /// `sync`.
+    /// Writes a copy of `data` at `offset`. Makes no call, unless the file or the mount is `sync`
+    /// or the file `direct`.
     ///
     /// # Errors
-    /// That of an earlier write which this file was not told of; nothing is written then.
+    /// The error of an earlier write that was not reported to this file; nothing is written then.
     pub async fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         let written = self.inode.written()?;
         self.inode.data_changed();
@@ -165,11 +157,12 @@ impl File {
         self.settle_write(written).await
     }
 
-    /// As [`write_at`](Self::write_at), but where `data` is just what a WRITE carries it is held
-    /// and not copied, until it is on stable storage. So it should be no part of larger memory.
+    /// Like [`write_at`](Self::write_at), but `data` is referenced until it is on stable storage,
+    /// and not copied, if it is the payload of one WRITE. It should not be a part of a larger
+    /// allocation.
     ///
     /// # Errors
-    /// As [`write_at`](Self::write_at).
+    /// Those of [`write_at`](Self::write_at).
     pub async fn write_bytes_at(&self, offset: u64, data: &Bytes) -> Result<()> {
         let written = self.inode.written()?;
         self.inode.data_changed();
@@ -177,7 +170,7 @@ impl File {
         self.settle_write(written).await
     }
 
-    /// Waits for what has been written as far as the file was opened to.
+    /// Waits after a write as the flags require.
     async fn settle_write(&self, written: &WriteBack<WriteCalls>) -> Result<()> {
         if self.flags.sync {
             written.sync(&self.writer).await
@@ -188,47 +181,42 @@ impl File {
         }
     }
 
-    /// Waits until the server has all that was written to the file so far on stable storage.
+    /// Waits until all data written to the file so far is on the server's stable storage.
     ///
     /// # Errors
-    /// Data was lost that was written since the file was opened, and this file was not told.
+    /// Data written since the file was opened was lost, and this was not reported to this file.
     pub async fn sync(&self) -> Result<()> {
         self.inode.written()?.sync(&self.writer).await
     }
 
-    /// Syncs and closes the file. The last one to close a file that was removed meanwhile removes
-    /// what a silly rename left of it.
+    /// Syncs and closes the file. The last close of a removed file removes its silly rename.
     ///
     /// # Errors
-    /// Those of [`sync`](Self::sync). The file is closed all the same.
+    /// Those of [`sync`](Self::sync). The file is closed in any case.
     pub async fn close(mut self) -> Result<()> {
         let synced = self.sync().await;
-        if let Some(aside) = self.release() {
-            remove(aside).await;
+        if let Some(silly_rename) = self.release() {
+            remove(Arc::clone(&self.inode), silly_rename).await;
         }
         synced
     }
 
-    /// Counts it as closed, once.
-    fn release(&mut self) -> Option<Aside> {
+    /// Counts the close, once.
+    fn release(&mut self) -> Option<SillyRename> {
         if std::mem::replace(&mut self.is_closed, true) {
             return None;
         }
-        self.file_system.tracer().emit(
-            Event::CloseFile,
-            self.inode.object(),
-            0,
-            0,
-            format_args!(""),
-        );
+        tracer(&self.inode).emit(Event::CloseFile, self.inode.object(), 0, 0, format_args!(""));
         self.inode.closed()
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
-        let (Some(aside), Ok(runtime)) = (self.release(), Handle::try_current()) else { return };
-        runtime.spawn(remove(aside));
+        let (Some(silly_rename), Ok(runtime)) = (self.release(), Handle::try_current()) else {
+            return;
+        };
+        runtime.spawn(remove(Arc::clone(&self.inode), silly_rename));
     }
 }
 
@@ -241,19 +229,61 @@ impl fmt::Debug for File {
     }
 }
 
-/// Removes what a silly rename left. If that fails, the name stays, and the server's cleaning of
-/// such names removes it one day.
-async fn remove(Aside { file_system, dir, name }: Aside) {
-    if let Err(error) = file_system.remove(&dir, &name).await {
-        tracing::warn!("cannot remove {}: {error}", name.escape_ascii());
+/// Removes a silly rename, unless the file was opened again.
+async fn remove(inode: Arc<Inode>, silly_rename: SillyRename) {
+    if let Some(silly_rename) = inode.remove_when_closed(silly_rename) {
+        silly_rename.remove().await;
     }
 }
 
-/// `data`, which the server has at `offset`, with what was held over it. `len` bytes were asked for;
-/// what was held ends at `end`.
+fn tracer(inode: &Inode) -> &Tracer {
+    inode.superblock().tracer()
+}
+
+/// READ of one file as one user. Updates the inode from the replies.
+#[derive(Clone, Debug)]
+struct ReadCalls {
+    nfs: Nfs3,
+    inode: Arc<Inode>,
+}
+
+impl ReadSource for ReadCalls {
+    async fn read(&self, offset: u64, count: u32, purpose: Purpose) -> Result<ReadData> {
+        let sent = self.inode.sent();
+        let read = self.nfs.read(self.inode.handle(), offset, count);
+        let event = match purpose {
+            Purpose::Asked => Event::ReadCall,
+            Purpose::Ahead => Event::ReadAhead,
+        };
+        let object = self.inode.object();
+        tracer(&self.inode).emit(event, object, offset, count.into(), format_args!(""));
+        let read = read.await;
+        match &read {
+            Ok(ReadData { attributes, eof, data }) => {
+                self.inode.note(attributes.as_ref(), sent);
+                let (len, eof) = (data.len() as u64, u8::from(*eof));
+                tracer(&self.inode).emit(
+                    Event::ReadReply,
+                    object,
+                    offset,
+                    len,
+                    format_args!("eof={eof}"),
+                );
+            }
+            Err(error) => {
+                let detail = format_args!("error={error}");
+                tracer(&self.inode).emit(Event::ReadReply, object, offset, 0, detail);
+            }
+        }
+        read
+    }
+}
+
+/// The server's `data` at `offset` with the held data copied over it. `len` bytes were requested;
+/// the held data ends at `end`.
 fn overlaid(mark: &ReadMark<WriteCalls>, offset: u64, len: usize, data: &Bytes, end: u64) -> Bytes {
     let held = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX).min(len);
-    // Between the server's end of the file and held data behind it is a hole.
+    // A hole between the server's end of file and held data reads as zeros.
     let mut overlaid = BytesMut::zeroed(held.max(data.len()));
     overlaid[..data.len()].copy_from_slice(data);
     mark.overlay(offset, &mut overlaid);

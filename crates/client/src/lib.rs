@@ -1,8 +1,8 @@
 //! An NFS version 3 client in user space: typed calls, a file API with write-back and cached
 //! listings above them, and a FUSE mount.
 //!
-//! [`FileSystem`] mounts an export of any server and works on its objects; [`File`] and
-//! [`Directory`] are open ones. The calls themselves are methods of [`Nfs3`], without any cache.
+//! [`FileSystem`] mounts an export of any server and operates on its objects; [`File`] and
+//! [`Directory`] are open objects. [`Nfs3`] has the calls themselves, without caches.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -30,7 +30,7 @@
 //! let inode = file_system.create(&root, b"greeting", 0o644, true).await?;
 //! let file = file_system.open_created(&inode, OpenFlags { write: true, ..Default::default() })?;
 //! file.write_at(0, b"hello").await?;
-//! // All of it is on the server's disk, or this says what was lost.
+//! // All data is on the server's stable storage, or this returns the error.
 //! file.close().await?;
 //!
 //! let file = file_system.open(&inode, OpenFlags { read: true, ..Default::default() }).await?;
@@ -44,39 +44,33 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod attribute_cache;
-pub mod change;
-pub mod directory;
-pub mod directory_cache;
+mod cache;
+mod directory;
 pub mod error;
 pub mod export;
-pub mod file;
-pub mod file_system;
-pub mod identity;
-pub mod inode;
-mod inode_table;
+mod file;
+mod file_system;
+mod identity;
+mod inode;
+mod listing_progress;
 pub mod mount;
 pub mod mount3;
 pub mod mount_options;
 pub mod nfs3;
 pub mod nfs_url;
-pub mod options;
+mod options;
 pub mod portmap;
-pub mod read_ahead;
-mod read_calls;
-pub mod rpc;
 pub mod trace;
-pub mod write_back;
-mod write_calls;
 
+pub use cache::directory::{Entry, PageSlice};
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use file::{File, OpenFlags};
 pub use file_system::FileSystem;
 pub use identity::Identity;
 pub use inode::Inode;
+pub use listing_progress::ListingProgress;
 pub use mount_options::{FuseOptions, MountRequest};
 pub use nfs_url::NfsUrl;
 pub use nfs3::Nfs3;
 pub use options::{MountOptions, Recovery, UseReaddirplus};
-pub use write_back::{KeptBudget, WriteBack, WriteBackConfig, WriteBudget};

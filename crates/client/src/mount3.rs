@@ -1,5 +1,5 @@
-//! MOUNT version 3 (RFC 1813 Appendix I) and all that comes before the first call of NFS: finding
-//! the ports, the root handle, and a flavor of authentication.
+//! MOUNT version 3 (RFC 1813 Appendix I): finds the ports of the services, the root handle and the
+//! authentication flavor.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -12,36 +12,35 @@ use proto::mount3::{
 };
 use proto::nfs3::{self, FileHandle};
 use proto::oncrpc::{FLAVOR_NONE, FLAVOR_SYS};
-use proto::xdr::{Decode, Encode, Reader};
+use proto::xdr::{DecodeError, Encode, decode_all};
+use rpc::client::{Route, Rpc, RpcOptions, Target};
 use rustix::io::Errno;
 
-use crate::nfs3::{Flavor, Nfs3, machine_name, sys_credential};
-use crate::rpc::{Route, Rpc, RpcOptions, Target};
+use crate::nfs3::{Flavor, Nfs3, check_handle, machine_name, sys_credential};
 use crate::{Error, Identity, MountOptions, NfsUrl, Recovery, Result, portmap};
 
-/// Where NFS is when nobody says otherwise.
+/// The default port of NFS.
 pub const NFS_PORT: u16 = 2049;
-/// A MOUNT call is not waited for longer at a time, however patient the mount is.
+/// Maximum timeout of a MOUNT call, also with a larger `timeo`.
 const TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
 /// A mounted directory.
 #[derive(Clone, Debug)]
 pub struct Mounted {
-    /// Calls to its file system.
+    /// The calls to its NFS service.
     pub nfs: Nfs3,
-    /// The directory.
+    /// The handle of the directory.
     pub root: FileHandle,
 }
 
-/// Mounts the directory that `url` names: finds the server and its services, asks for the root
-/// handle, and connects as `identity` or who the URL says.
+/// Mounts the directory of `url`: finds the services, fetches the root handle, and connects as
+/// `identity`, or as the user in the URL.
 ///
-/// A port in the URL comes before one in the options.
+/// A port in the URL overrides the one in the options.
 ///
 /// # Errors
-/// [`Error::Mount`] when the server refuses the path; [`Error::Connection`] names host and port
-/// that cannot be reached, or says that the server wants an authentication that is not spoken here;
-/// and those of [`Rpc::call`].
+/// [`Error::Mount`] if the server refuses the path; [`Error::Connection`] if it cannot be reached,
+/// or requires an unsupported authentication flavor; and those of [`Rpc::call`].
 pub async fn mount(
     url: &NfsUrl,
     options: &MountOptions,
@@ -52,21 +51,21 @@ pub async fn mount(
     service.mount(url, options, &identity).await
 }
 
-/// A line of EXPORT.
+/// An entry of EXPORT.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportEntry {
     /// The exported directory.
     pub directory: Vec<u8>,
-    /// Who may mount it, as hosts, networks or netgroups; everybody when empty.
+    /// The hosts, networks or netgroups that may mount it; all if empty.
     pub groups: Vec<Vec<u8>>,
 }
 
-/// A line of DUMP: what a client said that it mounted.
+/// An entry of DUMP: a mount that a client has reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
     /// The client.
     pub hostname: Vec<u8>,
-    /// What it mounted.
+    /// The mounted directory.
     pub directory: Vec<u8>,
 }
 
@@ -76,17 +75,16 @@ pub struct Mount3 {
     rpc: Rpc,
     identity: Arc<Identity>,
     machine_name: Arc<[u8]>,
-    /// Where the server's NFS service is.
+    /// The address of the server's NFS service.
     nfs_address: SocketAddr,
 }
 
 impl Mount3 {
-    /// Finds the MOUNT service of the host in `url`: on the port that URL or options give, on that
-    /// of NFS, where Spillway answers it, or where the portmapper says.
+    /// Finds the MOUNT service of the host in `url`: on the port in the URL or the options, on the
+    /// NFS port, as Spillway serves it, or on the port that the portmapper returns.
     ///
     /// # Errors
-    /// [`Error::Connection`] names host and port that cannot be reached, or the service that the
-    /// portmapper does not know.
+    /// [`Error::Connection`] if the host cannot be reached, or the service is not registered.
     pub async fn find(
         url: &NfsUrl,
         options: &MountOptions,
@@ -112,7 +110,7 @@ impl Mount3 {
         let connect = async |address| {
             let rpc = Rpc::connect(address, &rpc_options(options))
                 .await
-                .map_err(|error| named(error, url, address))?;
+                .map_err(|error| named(error.into(), url, address))?;
             let (identity, machine_name) = (Arc::clone(identity), machine_name());
             Ok(Self { rpc, identity, machine_name, nfs_address })
         };
@@ -123,7 +121,7 @@ impl Mount3 {
         let Err(refusal) = on_nfs_port.null().await else { return Ok(on_nfs_port) };
         match portmap::port_of(host.ip(), PROGRAM, VERSION).await {
             Ok(Some(port)) => connect(with_port(host, port)).await,
-            // Most servers say no; one that was silent has more to say than its portmapper.
+            // Most servers refuse it. The error of a silent one is better than the portmapper's.
             _ if !matches!(refusal, Error::Accept(_)) => Err(named(refusal, url, nfs_address)),
             Ok(None) => {
                 let text = "neither its NFS port nor its portmapper knows a MOUNT service";
@@ -133,13 +131,13 @@ impl Mount3 {
         }
     }
 
-    /// Where the server's NFS service is.
+    /// The address of the server's NFS service.
     #[must_use]
     pub fn nfs_address(&self) -> SocketAddr {
         self.nfs_address
     }
 
-    /// Mounts the directory that `url` names, as [`mount`] does, through this service of its host.
+    /// Mounts the directory of `url`, as [`mount`] does, through this service of its host.
     ///
     /// # Errors
     /// Those of [`mount`].
@@ -158,69 +156,85 @@ impl Mount3 {
         Ok(Mounted { nfs, root })
     }
 
-    /// NULL, RFC 1813 §5.2.0: whether the service answers.
+    /// NULL, RFC 1813 §5.2.0.
     ///
     /// # Errors
     /// Those of [`Rpc::call`].
     pub async fn null(&self) -> Result<()> {
-        self.call(Procedure::Null, &()).await.map(drop)
+        self.call(Procedure::Null, &(), |results| decode_all(results)).await
     }
 
     /// MNT, RFC 1813 §5.2.1: the handle of a directory and the flavors that can be used with it,
     /// best first.
     ///
     /// # Errors
-    /// [`Error::Mount`] when the server refuses, [`Error::Refused`] with `NAMETOOLONG` when the
-    /// path is longer than the protocol allows, and those of [`Rpc::call`].
+    /// [`Error::Mount`] if the server refuses, [`Error::Refused`] with `NAMETOOLONG` if the path is
+    /// longer than the protocol allows, and those of [`Rpc::call`].
     pub async fn mnt(&self, path: &[u8]) -> Result<(FileHandle, Vec<u32>)> {
-        let results = self.call(Procedure::Mnt, &directory(path)?).await?;
-        match MountReply::decode(&mut Reader::new(&results))? {
-            Ok(ok) => Ok((ok.file_handle, ok.auth_flavors.iter().collect())),
+        let directory = directory(path)?;
+        let reply = self.call(Procedure::Mnt, &directory, |results| {
+            let reply = decode_all::<MountReply<'_>>(results)?;
+            check_handle(reply.as_ref().ok().map(|ok| ok.file_handle))?;
+            Ok(reply.map(|ok| (ok.file_handle, ok.auth_flavors.iter().collect())))
+        });
+        match reply.await? {
+            Ok(root_and_flavors) => Ok(root_and_flavors),
             Err(status) => Err(Error::Mount { status }),
         }
     }
 
-    /// UMNT, RFC 1813 §5.2.3: tells the server's list that the directory is no longer used.
+    /// UMNT, RFC 1813 §5.2.3: removes the mount from the server's list.
     ///
     /// # Errors
     /// Those of [`Self::mnt`], without a refusal.
     pub async fn umnt(&self, path: &[u8]) -> Result<()> {
-        self.call(Procedure::Umnt, &directory(path)?).await.map(drop)
+        self.call(Procedure::Umnt, &directory(path)?, |results| decode_all(results)).await
     }
 
-    /// EXPORT, RFC 1813 §5.2.5: what can be mounted.
+    /// EXPORT, RFC 1813 §5.2.5: the list of exports.
     ///
     /// # Errors
     /// Those of [`Rpc::call`].
     pub async fn export(&self) -> Result<Vec<ExportEntry>> {
-        let results = self.call(Procedure::Export, &()).await?;
-        let list = ExportList::decode(&mut Reader::new(&results))?;
-        let entries = list.iter().map(|node| ExportEntry {
-            directory: node.directory.to_vec(),
-            groups: node.groups.iter().map(|group| group.name.to_vec()).collect(),
+        let list = self.call(Procedure::Export, &(), |results| {
+            let list = decode_all::<ExportList<'_>>(results)?;
+            let entries = list.iter().map(|node| ExportEntry {
+                directory: node.directory.to_vec(),
+                groups: node.groups.iter().map(|group| group.name.to_vec()).collect(),
+            });
+            Ok(entries.collect())
         });
-        Ok(entries.collect())
+        list.await
     }
 
-    /// DUMP, RFC 1813 §5.2.2: who mounted what, as far as clients said.
+    /// DUMP, RFC 1813 §5.2.2: the mounts that clients have reported.
     ///
     /// # Errors
     /// Those of [`Rpc::call`].
     pub async fn dump(&self) -> Result<Vec<MountEntry>> {
-        let results = self.call(Procedure::Dump, &()).await?;
-        let list = MountList::decode(&mut Reader::new(&results))?;
-        let entries = list.iter().map(|entry| MountEntry {
-            hostname: entry.hostname.to_vec(),
-            directory: entry.directory.to_vec(),
+        let list = self.call(Procedure::Dump, &(), |results| {
+            let list = decode_all::<MountList<'_>>(results)?;
+            let entries = list.iter().map(|entry| MountEntry {
+                hostname: entry.hostname.to_vec(),
+                directory: entry.directory.to_vec(),
+            });
+            Ok(entries.collect())
         });
-        Ok(entries.collect())
+        list.await
     }
 
-    async fn call(&self, procedure: Procedure, arguments: &dyn Encode) -> Result<Bytes> {
-        let procedure = procedure.code();
-        let target = Target { program: PROGRAM, version: VERSION, procedure };
+    /// Makes a call and decodes its results with `read`.
+    async fn call<O>(
+        &self,
+        procedure: Procedure,
+        arguments: &dyn Encode,
+        read: impl FnOnce(&[u8]) -> std::result::Result<O, DecodeError>,
+    ) -> Result<O> {
+        let target = Target { program: PROGRAM, version: VERSION, procedure: procedure.code() };
         let credential = sys_credential(&self.identity, &self.machine_name);
-        self.rpc.call(Route::Any, target, &credential, arguments, Bytes::new())?.await
+        let call = self.rpc.call(Route::Any, target, &credential, arguments, Bytes::new())?;
+        let results = call.await.map_err(Error::from).and_then(|results| Ok(read(&results)?));
+        results.map_err(|error| error.in_reply_to(procedure.name()))
     }
 }
 
@@ -231,13 +245,13 @@ fn directory(path: &[u8]) -> Result<DirectoryArgs<'_>> {
     Ok(DirectoryArgs { directory: path })
 }
 
-/// Whoever the URL names instead of `identity`.
+/// `identity`, with the user and group in the URL.
 fn identity_for(url: &NfsUrl, identity: &Arc<Identity>) -> Arc<Identity> {
     let (uid, gid) = (url.uid.unwrap_or(identity.uid), url.gid.unwrap_or(identity.gid));
     if (uid, gid) == (identity.uid, identity.gid) {
         return Arc::clone(identity);
     }
-    // The groups are those of somebody else.
+    // The groups are those of another user.
     Arc::new(Identity { uid, gid, groups: Vec::new() })
 }
 
@@ -249,7 +263,7 @@ async fn resolve(url: &NfsUrl) -> Result<Vec<SocketAddr>> {
 async fn nfs_address(host: SocketAddr, url: &NfsUrl, options: &MountOptions) -> SocketAddr {
     let port = match url.port.or(options.port) {
         Some(port) => port,
-        // Without a portmapper, or with one that does not know, it is where it nearly always is.
+        // Without a portmapper, or if NFS is not registered, the default port is used.
         None => match portmap::port_of(host.ip(), nfs3::PROGRAM, nfs3::VERSION).await {
             Ok(Some(port)) => port,
             Ok(None) | Err(_) => NFS_PORT,
@@ -263,13 +277,13 @@ fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address
 }
 
-/// MOUNT is asked by somebody who waits: it fails rather than trying for ever.
+/// The options for MOUNT calls, which fail rather than being retried for ever.
 fn rpc_options(options: &MountOptions) -> RpcOptions {
     let timeout = options.timeout.min(TIMEOUT_MAX);
-    RpcOptions { connections: 1, timeout, recovery: Recovery::Soft, ..options.into() }
+    RpcOptions { connections: 1, timeout, recovery: Recovery::Soft, ..options.rpc() }
 }
 
-/// AUTH_SYS if the server takes it, or does not say; AUTH_NONE if it takes only that.
+/// AUTH_SYS if the server accepts it, or returns no list; AUTH_NONE if it accepts only that.
 fn choose_flavor(url: &NfsUrl, flavors: &[u32]) -> Result<Flavor> {
     if flavors.is_empty() || flavors.contains(&FLAVOR_SYS) {
         return Ok(Flavor::Sys);
@@ -283,7 +297,7 @@ fn choose_flavor(url: &NfsUrl, flavors: &[u32]) -> Result<Flavor> {
     Err(Error::Connection { what, source: Arc::new(io::Error::new(ErrorKind::Unsupported, text)) })
 }
 
-/// Names the host as the user did, beside the address that was tried.
+/// Adds the host name in the URL to an error that names the address.
 fn named(error: Error, url: &NfsUrl, address: SocketAddr) -> Error {
     match error {
         Error::Connection { source, .. } => {
@@ -295,6 +309,7 @@ fn named(error: Error, url: &NfsUrl, address: SocketAddr) -> Error {
 }
 
 fn unreachable(url: &NfsUrl, source: io::Error) -> Error {
-    let what = format!("cannot reach {}", url.bracketed_host());
+    let port = url.port.map_or_else(String::new, |port| format!(":{port}"));
+    let what = format!("cannot reach {}{port}", url.bracketed_host());
     Error::Connection { what, source: Arc::new(source) }
 }

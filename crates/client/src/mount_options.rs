@@ -1,51 +1,51 @@
-//! The options of `spillway mount -o`, in the names of nfs(5) and of mount.fuse(8).
+//! The options of `spillway mount -o`, with the names of nfs(5) and mount.fuse(8).
 
 use std::str::FromStr;
 use std::time::Duration;
 
 use crate::options::{MountOptions, NCONNECT_MAX, Recovery, UseReaddirplus};
 
-/// What `-o` asks for: how the client talks to the server, and how the kernel treats the mount.
+/// The options of a mount: for the client and for the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountRequest {
-    /// For the client.
+    /// Options of the client.
     pub nfs: MountOptions,
-    /// For the kernel.
+    /// Options of the kernel.
     pub fuse: FuseOptions,
 }
 
-/// How the kernel treats a mount.
+/// The options of a FUSE mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FuseOptions {
-    /// `allow_other`: users other than the one who mounts may use the mount.
+    /// `allow_other`: other users may use the mount.
     pub allow_other: bool,
-    /// `default_permissions`: the kernel looks at the permission bits before the server does.
+    /// `default_permissions`: the kernel checks the permission bits first.
     pub default_permissions: bool,
-    /// `auto_unmount`: unmount also when this process is killed. Goes with `allow_other` only.
+    /// `auto_unmount`: unmount also when this process is killed. Requires `allow_other`.
     pub auto_unmount: bool,
-    /// `fsname`: what mount(8) shows as the source.
+    /// `fsname`: the source that mount(8) shows.
     pub fs_name: Option<String>,
     /// `max_read`: bytes of a READ of the kernel at most.
     pub max_read: Option<u32>,
     /// `lookupcache`.
     pub lookup_cache: LookupCache,
-    /// `dev`, `suid`, `noexec` and their opposites, the last one of each pair.
+    /// `dev`, `suid`, `exec` and their opposites; the last one of each pair counts.
     pub flags: MountFlags,
 }
 
-/// Which answers to a LOOKUP the kernel remembers.
+/// Which results of LOOKUP the kernel caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LookupCache {
-    /// Both kinds.
+    /// Existing and absent names.
     #[default]
     All,
-    /// That a name exists; not that it does not.
+    /// Existing names.
     Positive,
-    /// Neither.
+    /// None.
     None,
 }
 
-/// What the kernel honours on the files of a mount.
+/// What the kernel allows on the files of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountFlags {
     /// Device files.
@@ -57,13 +57,13 @@ pub struct MountFlags {
 }
 
 impl Default for MountFlags {
-    /// As every FUSE mount: programs, and neither set-id bits nor devices.
+    /// As for every FUSE mount: programs, but neither set-id bits nor devices.
     fn default() -> Self {
         Self { dev: false, suid: false, exec: true }
     }
 }
 
-/// An option that is not understood, or has a value that it cannot have.
+/// An unknown option, or one with an invalid value.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error("option {option}: {why}")]
 pub struct OptionError {
@@ -74,7 +74,7 @@ pub struct OptionError {
 impl FromStr for MountRequest {
     type Err = OptionError;
 
-    /// Reads a list separated by commas; a later option overrides an earlier one.
+    /// Parses a list separated by commas. A later option overrides an earlier one.
     fn from_str(list: &str) -> Result<Self, OptionError> {
         let mut request = Self::default();
         request.apply(list)?;
@@ -83,10 +83,10 @@ impl FromStr for MountRequest {
 }
 
 impl MountRequest {
-    /// Adds the options of `list`, as if it stood behind what was read before.
+    /// Adds the options of `list` behind those parsed before.
     ///
     /// # Errors
-    /// Names the first option that is not understood or not possible.
+    /// Names the first unknown or invalid option.
     pub fn apply(&mut self, list: &str) -> Result<(), OptionError> {
         for text in list.split(',').filter(|text| !text.is_empty()) {
             let option = Named::split(text);
@@ -262,8 +262,7 @@ impl<'a> Named<'a> {
         })
     }
 
-    /// Whether it asks for what is so anyway, or is none of our business: what mount(8) and fstab
-    /// put into the list for themselves.
+    /// Whether the option has no effect here: it is the default, or for mount(8) and fstab.
     fn ignored(self) -> bool {
         match (self.name, self.value) {
             ("vers" | "nfsvers" | "mountvers", Some("3"))
@@ -290,7 +289,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// Accepted and without effect. Access times are the server's affair, whatever is said of them.
+/// Accepted without effect. The server maintains access times.
 const IGNORED: &[&str] = &[
     "atime",
     "noatime",
@@ -319,7 +318,7 @@ const IGNORED: &[&str] = &[
     "_netdev",
 ];
 
-/// Tenths of a second: an hour.
+/// In tenths of a second: an hour.
 const TIMEO_MAX: u64 = 36_000;
 
 const RETRANS_MAX: u32 = 1000;
@@ -330,7 +329,7 @@ const ATTRIBUTE_SECONDS_MAX: u64 = 86_400;
 /// The smallest `rsize` and `wsize` of nfs(5).
 const TRANSFER_BYTES_MIN: u32 = 1024;
 
-/// What the kernel reads at least.
+/// The minimum of the kernel.
 const PAGE_BYTES: u32 = 4096;
 
 #[cfg(test)]
@@ -346,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_means_the_defaults() {
+    fn an_empty_list_gives_the_defaults() {
         assert_eq!(parsed(""), MountRequest::default());
         assert_eq!(parsed(",,defaults,"), MountRequest::default());
     }
@@ -409,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn noac_believes_nothing_and_delays_nothing() {
+    fn noac_disables_attribute_cache_and_delayed_writes() {
         let nfs = parsed("noac").nfs;
         assert!(nfs.sync);
         assert_eq!(nfs.file_attributes_max, Duration::ZERO);
@@ -430,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fstab_says_for_others_is_accepted() {
+    fn options_of_fstab_for_others_are_accepted() {
         let list = "vers=3,nfsvers=3,proto=tcp,mountproto=tcp,nolock,noatime,relatime,_netdev,\
              nofail,x-systemd.automount,x-a.b=c,comment=mine,sec=sys";
         assert_eq!(parsed(list), MountRequest::default());
@@ -460,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn transfer_sizes_are_rounded_as_nfs_5_says() {
+    fn transfer_sizes_are_rounded_as_in_nfs_5() {
         assert_eq!(parsed("wsize=70000").nfs.wsize, Some(69632));
     }
 }

@@ -1,4 +1,4 @@
-//! `nfs://host[:port]/path`, and `host:/path` as mount(8) writes it.
+//! `nfs://host[:port]/path`, and `host:/path` as in mount(8).
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -6,16 +6,16 @@ use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
-/// What in a path has to be escaped: what ends it or is read as something else.
+/// The characters of a path that have to be escaped.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'?');
-/// What begins a URL.
+/// The scheme of a URL.
 const SCHEME: &str = "nfs://";
 
 /// A directory or file of a server.
 ///
-/// Behind a `?` stand options, parted by `&`, those of libnfs that have a meaning here:
-/// `version=3`, `nfsport=`, `mountport=`, `uid=` and `gid=`. Any other is an error, because leaving
-/// out what somebody asked for is worse. A `#` is a character like others.
+/// Options follow a `?`, separated by `&`. These of libnfs are supported: `version=3`, `nfsport=`,
+/// `mountport=`, `uid=` and `gid=`. Any other is an error rather than ignored. `#` is an ordinary
+/// character.
 ///
 /// ```
 /// use spillway_client::NfsUrl;
@@ -28,11 +28,11 @@ const SCHEME: &str = "nfs://";
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsUrl {
-    /// A name or an address; an IPv6 address without its brackets.
+    /// A name or an address; an IPv6 address without brackets.
     pub host: String,
     /// TCP port of the NFS service.
     pub port: Option<u16>,
-    /// Absolute, as bytes: names on a server are not text. No NUL in it.
+    /// Absolute, in bytes, without NUL. Names on a server need not be UTF-8.
     pub path: Vec<u8>,
     /// `mountport`: TCP port of the MOUNT service.
     pub mount_port: Option<u16>,
@@ -42,7 +42,7 @@ pub struct NfsUrl {
     pub gid: Option<u32>,
 }
 
-/// Why a text names nothing on a server, as a sentence for who wrote it.
+/// Why a text is not a URL or a mount source. The message is for the user.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub enum UrlError {
     /// Another scheme, or none.
@@ -51,45 +51,45 @@ pub enum UrlError {
     /// Not `host:/path`.
     #[error("a source has the form host:/path")]
     Source,
-    /// Empty, or not text, or brackets around what is no IPv6 address.
-    #[error("`{host}` is no host")]
+    /// Empty, not UTF-8, or an invalid IPv6 address in brackets.
+    #[error("invalid host `{host}`")]
     Host {
-        /// What stands in its place.
+        /// The invalid host.
         host: String,
     },
-    /// A number that is none or out of its range.
-    #[error("`{value}` is no value of {what}")]
+    /// Not a number, or out of range.
+    #[error("invalid {what} `{value}`")]
     Number {
         /// `port` or the option.
         what: String,
-        /// What stands in its place.
+        /// The invalid text.
         value: String,
     },
-    /// A port in front of the path and another behind it.
+    /// A port before the path and another one in the options.
     #[error("the port is given twice")]
     TwoPorts,
-    /// The protocol cannot carry it and no file has it.
+    /// No file name contains NUL.
     #[error("a path has no NUL byte")]
     Nul,
-    /// An option with another name, or no value.
-    #[error("`{option}` is no option of a URL; there are version, nfsport, mountport, uid, gid")]
+    /// An unknown option, or one without value.
+    #[error("unknown option `{option}`; a URL has version, nfsport, mountport, uid, gid")]
     Option {
-        /// All of it.
+        /// The whole option.
         option: String,
     },
     /// `version` is not 3.
-    #[error("NFS version {version} is not spoken here, 3 is")]
+    #[error("NFS version {version} is not supported, only 3")]
     Version {
-        /// What was asked for.
+        /// The requested version.
         version: String,
     },
 }
 
 impl NfsUrl {
-    /// Reads `host:/path` or `[ipv6]:/path`, in which nothing is escaped.
+    /// Parses `host:/path` or `[ipv6]:/path`, without escapes.
     ///
     /// # Errors
-    /// There is no colon in front of a slash, or no host in front of the colon.
+    /// There is no colon before a slash, or no host before the colon.
     pub fn from_mount_source(source: &[u8]) -> Result<Self, UrlError> {
         let colon = source.windows(2).position(|two| two == b":/").ok_or(UrlError::Source)?;
         let (host, path) = (&source[..colon], &source[colon + 1..]);
@@ -120,7 +120,7 @@ impl NfsUrl {
         Ok(())
     }
 
-    /// The host as it stands in front of a port.
+    /// The host as written before a port.
     pub(crate) fn bracketed_host(&self) -> String {
         if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
     }
@@ -133,7 +133,7 @@ impl FromStr for NfsUrl {
         let rest = text.strip_prefix(SCHEME).ok_or(UrlError::Scheme)?;
         let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        // The colon in front of a port stands behind those of an IPv6 address.
+        // The colon of a port follows those of an IPv6 address.
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.contains(']') => (host, Some(parse_port("port", port)?)),
             _ => (authority, None),
@@ -148,7 +148,7 @@ impl FromStr for NfsUrl {
     }
 }
 
-/// The URL again, so that it reads back as the same.
+/// Formats the URL so that it parses to the same value.
 impl fmt::Display for NfsUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{SCHEME}{}", self.bracketed_host())?;
@@ -171,7 +171,7 @@ fn parse_host(text: &str) -> Result<String, UrlError> {
     let refused = || UrlError::Host { host: text.to_owned() };
     if let Some(rest) = text.strip_prefix('[') {
         let address = rest.strip_suffix(']').ok_or_else(refused)?;
-        // A scope, as in fe80::1%eth0, is the resolver's matter.
+        // A scope, as in fe80::1%eth0, is left to the resolver.
         let unscoped = address.split_once('%').map_or(address, |(address, _)| address);
         unscoped.parse::<Ipv6Addr>().map_err(|_| refused())?;
         return Ok(address.to_owned());
@@ -190,7 +190,7 @@ fn parse_port(what: &str, value: &str) -> Result<u16, UrlError> {
     }
 }
 
-/// Digits alone: `from_str` would also take a plus sign.
+/// Parses digits alone: `from_str` accepts a plus sign too.
 fn parse_number<T: FromStr>(what: &str, value: &str) -> Result<T, UrlError> {
     let digits = value.bytes().all(|byte| byte.is_ascii_digit());
     let number = digits.then(|| value.parse().ok()).flatten();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_read_and_written() {
+    fn urls_are_parsed_and_formatted() {
         let table = [
             ("nfs://filer/export", url("filer", None, b"/export")),
             ("nfs://filer", url("filer", None, b"/")),
@@ -217,7 +217,7 @@ mod tests {
             ("nfs://[fe80::1]/a", url("fe80::1", None, b"/a")),
             ("nfs://[fe80::1%eth0]:65535/a", url("fe80::1%eth0", Some(65535), b"/a")),
             ("nfs://filer/a%20b%2Fc%3f%ff%25", url("filer", None, b"/a b/c?\xff%")),
-            // What is no escape stands for itself.
+            // An incomplete escape is not decoded.
             ("nfs://filer/100%", url("filer", None, b"/100%")),
             ("nfs://filer/a:b@c#d", url("filer", None, b"/a:b@c#d")),
             ("nfs://filer/a?version=3&nfsport=2050", url("filer", Some(2050), b"/a")),
@@ -238,27 +238,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_is_refused_in_a_sentence() {
+    fn an_invalid_url_is_rejected_with_a_reason() {
         let table = [
             ("http://filer/a", "a URL begins with nfs://"),
             ("filer:/a", "a URL begins with nfs://"),
-            ("nfs:///a", "`` is no host"),
-            ("nfs://:2049/a", "`` is no host"),
-            ("nfs://user@filer/a", "`user@filer` is no host"),
-            ("nfs://fe80::1/a", "`fe80:` is no host"),
-            ("nfs://[fe80::1/a", "`[fe80:` is no host"),
-            ("nfs://[filer]/a", "`[filer]` is no host"),
-            ("nfs://filer:0/a", "`0` is no value of port"),
-            ("nfs://filer:65536/a", "`65536` is no value of port"),
-            ("nfs://filer:+1/a", "`+1` is no value of port"),
-            ("nfs://filer:/a", "`` is no value of port"),
+            ("nfs:///a", "invalid host ``"),
+            ("nfs://:2049/a", "invalid host ``"),
+            ("nfs://user@filer/a", "invalid host `user@filer`"),
+            ("nfs://fe80::1/a", "invalid host `fe80:`"),
+            ("nfs://[fe80::1/a", "invalid host `[fe80:`"),
+            ("nfs://[filer]/a", "invalid host `[filer]`"),
+            ("nfs://filer:0/a", "invalid port `0`"),
+            ("nfs://filer:65536/a", "invalid port `65536`"),
+            ("nfs://filer:+1/a", "invalid port `+1`"),
+            ("nfs://filer:/a", "invalid port ``"),
             ("nfs://filer/a%00b", "a path has no NUL byte"),
             ("nfs://filer:1/a?nfsport=2", "the port is given twice"),
-            ("nfs://filer/a?uid=root", "`root` is no value of uid"),
-            ("nfs://filer/a?version=4", "NFS version 4 is not spoken here, 3 is"),
+            ("nfs://filer/a?uid=root", "invalid uid `root`"),
+            ("nfs://filer/a?version=4", "NFS version 4 is not supported, only 3"),
             (
                 "nfs://filer/a?readahead=1",
-                "`readahead=1` is no option of a URL; there are version, nfsport, mountport, uid, \
+                "unknown option `readahead=1`; a URL has version, nfsport, mountport, uid, \
                  gid",
             ),
         ];
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_of_mount_are_read_as_they_stand() {
+    fn mount_sources_are_parsed_without_escapes() {
         let read = NfsUrl::from_mount_source;
         assert_eq!(read(b"filer:/a%20\xff"), Ok(url("filer", None, b"/a%20\xff")));
         assert_eq!(read(b"[::1]:/"), Ok(url("::1", None, b"/")));

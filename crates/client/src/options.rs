@@ -1,58 +1,74 @@
-//! How a mount behaves, in the names and with the defaults of nfs(5).
+//! Mount options, with the names and defaults of nfs(5).
 
 use std::time::Duration;
 
-/// How a file system is mounted. [`Default`] gives what nfs(5) gives for `proto=tcp`.
+pub(crate) use rpc::client::CONNECTIONS_MAX as NCONNECT_MAX;
+pub use rpc::client::Recovery;
+use rpc::client::RpcOptions;
+
+/// The options of a mount. [`Default`] is that of nfs(5) for `proto=tcp`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// `port`: TCP port of the NFS service; asked of the portmapper when absent, and 2049 when that
-    /// does not answer.
+    /// `port`: TCP port of the NFS service. If absent, that of the portmapper, or 2049 if that does
+    /// not reply.
     pub port: Option<u16>,
-    /// `mountport`: TCP port of the MOUNT service; looked for on the NFS port and then asked of the
-    /// portmapper when absent.
+    /// `mountport`: TCP port of the MOUNT service. If absent, the NFS port is tried, then that of
+    /// the portmapper.
     pub mount_port: Option<u16>,
     /// `nconnect`: TCP connections, 1 to [`NCONNECT_MAX`].
     pub nconnect: usize,
     /// `resvport`: call from a port below 1024 where that is permitted. Falls back to any port.
     pub reserved_port: bool,
-    /// `rsize`: bytes of a READ at most; the server's limit when absent or larger than it.
+    /// `rsize`: bytes of a READ at most. The server's limit if absent or larger than that.
     pub rsize: Option<u32>,
-    /// `wsize`: bytes of a WRITE at most; the server's limit when absent or larger than it.
+    /// `wsize`: bytes of a WRITE at most. The server's limit if absent or larger than that.
     pub wsize: Option<u32>,
-    /// `timeo`: how long a reply may take until the call is sent again, at first.
+    /// `timeo`: time without a reply until the first retransmission.
     pub timeout: Duration,
-    /// `retrans`: how often a call is sent again until it fails ([`Recovery::Soft`]) or is
-    /// reported (`Hard`).
+    /// `retrans`: retransmissions until a call fails ([`Recovery::Soft`]) or is reported (`Hard`).
     pub retransmissions: u32,
     /// `hard`, `soft`.
     pub recovery: Recovery,
-    /// `acregmin`: how long attributes of a file are believed at least.
+    /// `acregmin`: minimum timeout of the attributes of a file.
     pub file_attributes_min: Duration,
-    /// `acregmax`: how long attributes of a file that does not change are believed at most.
+    /// `acregmax`: maximum timeout of the attributes of a file.
     pub file_attributes_max: Duration,
-    /// `acdirmin`.
+    /// `acdirmin`: minimum timeout of the attributes of a directory.
     pub dir_attributes_min: Duration,
-    /// `acdirmax`.
+    /// `acdirmax`: maximum timeout of the attributes of a directory.
     pub dir_attributes_max: Duration,
-    /// `cto`: ask for the attributes of a file whenever it is opened.
+    /// `cto`: fetch the attributes of a file at each open.
     pub close_to_open: bool,
     /// `ro`.
     pub read_only: bool,
-    /// `sync`: a write returns when the server has the data on stable storage.
+    /// `sync`: a write returns when the data is on the server's stable storage.
     pub sync: bool,
     /// `rdirplus=force`, `nordirplus`.
     pub readdirplus: UseReaddirplus,
-    /// Bytes of written data that all files together hold until the server has committed them.
+    /// Bytes of uncommitted written data of all files.
     pub write_back_bytes: usize,
-    /// Bytes of data that was written in parts of pages, which all files together keep for readers
-    /// after the server has committed it.
+    /// Bytes of committed data of all files that was written in parts of pages and is kept for
+    /// later reads.
     pub kept_bytes: usize,
-    /// WRITE calls of one file that await their reply at once.
+    /// WRITE calls in flight for one file.
     pub writes_in_flight: usize,
-    /// Bytes of directory listings kept.
+    /// Bytes of all cached directory listings.
     pub listing_bytes: usize,
-    /// Bytes that all files together hold of data fetched before it was asked for.
+    /// Bytes of data read ahead of all files.
     pub read_ahead_bytes: usize,
+}
+
+impl MountOptions {
+    /// How the calls of the mount reach the server.
+    pub(crate) fn rpc(&self) -> RpcOptions {
+        RpcOptions {
+            connections: self.nconnect,
+            timeout: self.timeout,
+            retransmissions: self.retransmissions,
+            recovery: self.recovery,
+            reserved_port: self.reserved_port,
+        }
+    }
 }
 
 impl Default for MountOptions {
@@ -84,25 +100,13 @@ impl Default for MountOptions {
     }
 }
 
-/// What happens to a call that the server does not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recovery {
-    /// It is sent again for ever.
-    Hard,
-    /// It fails with [`crate::Error::TimedOut`] after the retransmissions.
-    Soft,
-}
-
-/// When a listing asks for attributes and handles of its entries.
+/// When READDIRPLUS is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UseReaddirplus {
-    /// Where they turn out to be wanted, directory by directory.
+    /// In directories whose entries are looked up.
     Learned,
     /// Always.
     Always,
     /// Never.
     Never,
 }
-
-/// Connections of a mount at most, as in the Linux kernel's client.
-pub const NCONNECT_MAX: usize = 16;

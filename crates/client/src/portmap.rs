@@ -9,16 +9,16 @@ use proto::portmap::{
     Address, Mapping, PORT, PROGRAM, PROTOCOL_TCP, PortmapProcedure, RpcbEntry, RpcbindProcedure,
     VERSION_PORTMAP, VERSION_RPCBIND_3, parse_universal_address,
 };
-use proto::xdr::{Decode, Reader};
+use proto::xdr::decode_all;
+use rpc::client::{Route, Rpc, RpcOptions, Target};
 
-use crate::rpc::{Route, Rpc, RpcOptions, Target};
-use crate::{Recovery, Result};
+use crate::{Error, Recovery, Result};
 
-/// How long the portmapper may take. Where a firewall swallows what is sent to it, this passes
-/// before the usual port is tried.
+/// Time limit for the portmapper. If a firewall drops the packets, the default port is tried after
+/// this.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Asks the portmapper of `host` for the TCP port of a program; `None` when it knows of none.
+/// The TCP port of a program, from the portmapper of `host`; `None` if it is not registered.
 ///
 /// # Errors
 /// Those of [`Rpc::connect`] and [`Rpc::call`]: many hosts have no portmapper.
@@ -26,10 +26,10 @@ pub async fn port_of(host: IpAddr, program: u32, version: u32) -> Result<Option<
     port_from(SocketAddr::new(host, PORT), program, version).await
 }
 
-/// As [`port_of`], where the portmapper listens on another address.
+/// Like [`port_of`], for a portmapper at another address.
 ///
 /// # Errors
-/// As of [`port_of`].
+/// Those of [`port_of`].
 pub async fn port_from(mapper: SocketAddr, program: u32, version: u32) -> Result<Option<u16>> {
     let options = RpcOptions {
         connections: 1,
@@ -39,7 +39,7 @@ pub async fn port_from(mapper: SocketAddr, program: u32, version: u32) -> Result
         reserved_port: false,
     };
     let rpc = Rpc::connect(mapper, &options).await?;
-    // Version 2 has no word for IPv6, and rpcbind does not speak it there.
+    // Version 2 has no IPv6, and rpcbind does not serve it there.
     let port = match mapper {
         SocketAddr::V4(_) => getport(&rpc, program, version).await?,
         SocketAddr::V6(_) => getaddr(&rpc, program, version).await?,
@@ -53,15 +53,18 @@ async fn getport(rpc: &Rpc, program: u32, version: u32) -> Result<Option<u16>> {
     let target = Target { program: PROGRAM, version: VERSION_PORTMAP, procedure };
     let asked = Mapping { program, version, protocol: PROTOCOL_TCP, port: 0 };
     let results = rpc.call(Route::Any, target, &Credential::None, &asked, Bytes::new())?.await?;
-    Ok(u16::try_from(Reader::new(&results).u32("port")?).ok())
+    let port = decode_all::<u32>(&results)
+        .map_err(|error| Error::from(error).in_reply_to(PortmapProcedure::Getport.name()))?;
+    Ok(u16::try_from(port).ok())
 }
 
-/// GETADDR of version 3, RFC 1833 §2.2.1. Of the address it gives, only the port matters.
+/// GETADDR of version 3, RFC 1833 §2.2.1. Only the port of the result is used.
 async fn getaddr(rpc: &Rpc, program: u32, version: u32) -> Result<Option<u16>> {
     let procedure = RpcbindProcedure::Getaddr.code();
     let target = Target { program: PROGRAM, version: VERSION_RPCBIND_3, procedure };
     let asked = RpcbEntry { program, version, netid: b"tcp6", address: b"", owner: b"" };
     let results = rpc.call(Route::Any, target, &Credential::None, &asked, Bytes::new())?.await?;
-    let answer = Address::decode(&mut Reader::new(&results))?;
+    let answer = decode_all::<Address<'_>>(&results)
+        .map_err(|error| Error::from(error).in_reply_to(RpcbindProcedure::Getaddr.name()))?;
     Ok(parse_universal_address(answer.address).map(|address| address.port()))
 }

@@ -1,10 +1,9 @@
-//! Trace events: what the client does with one file or directory, step by step, as lines on
-//! standard error.
+//! Trace events: the operations of the client on a file or directory, as lines on standard error.
 //!
-//! A line is `NAME: fileid=N fh_hash=0x… offset=N len=N DETAIL`, the server's with the number of
-//! the file in place of that of the call. Names are those of the Linux NFS client's trace points
-//! where it has one, less their prefix `nfs_`; the details are described at each event. While no
-//! event is on an event costs one relaxed load.
+//! A line is `NAME: fileid=N fh_hash=0x… offset=N len=N DETAIL`, as the server's with the file id
+//! in place of the xid. The names are those of the Linux NFS client's trace points where it has
+//! one, without the prefix `nfs_`; the details are documented at each event. While no event is
+//! enabled, an event costs one relaxed load.
 //!
 //! ```
 //! use spillway_client::trace::{Event, Object, Tracer};
@@ -24,21 +23,19 @@ pub use ::trace::handle_hash;
 use proto::nfs3::FileHandle;
 
 ::trace::events! {
-    /// A program asks for names of a directory: `offset` is the cookie to continue from, `len` the
-    /// bytes it has room for.
+    /// A program reads a directory: `offset` is the cookie to continue from.
     ReaddirEnter => "readdir_enter",
-    /// It has them: `offset` is the cookie to continue from next, `len` the number of names;
-    /// `page=` the index of the last page used, `eof=`.
+    /// It gets entries: `offset` is the cookie to continue from next, `len` the number of names;
+    /// `page=` the index of the page, `eof=`.
     ReaddirExit => "readdir_exit",
-    /// A page of names was in the cache: `offset` is the cookie it begins behind, `len` the number
-    /// of names; `page=` its index.
+    /// A page is cached: `offset` is the cookie behind which it begins, `len` the number of names.
     ReaddirCacheHit => "readdir_cache_hit",
-    /// READDIR or READDIRPLUS is sent: `offset` is the cookie, `len` the bytes wanted; `plus=`.
+    /// READDIR or READDIRPLUS is sent: `offset` is the cookie, `len` the count; `plus=`.
     ReaddirCall => "readdir_call",
     /// Its reply: `offset` is the cookie, `len` the number of names; `eof=`, or `error=`.
     ReaddirReply => "readdir_reply",
-    /// A cached listing is no longer believed: `offset` is the cookie from which on, `len` the
-    /// number of names; `why=`.
+    /// A cached page or listing is invalidated: `offset` is the cookie behind which the page
+    /// begins, `len` the number of names; `why=`.
     ReaddirInvalidate => "readdir_invalidate",
     /// A directory is opened.
     Opendir => "opendir",
@@ -50,20 +47,20 @@ use proto::nfs3::FileHandle;
     FsyncDir => "fsync_dir",
     /// LOOKUP is sent, for a name in the directory: `name=`.
     LookupCall => "lookup_call",
-    /// A name is found, or known to be absent, without asking the server: `name=`, `found=`.
+    /// A name is found in a listing, without a call: `name=`.
     LookupCached => "lookup_cached",
     /// GETATTR is sent.
     GetattrCall => "getattr_call",
     /// SETATTR is sent.
     SetattrCall => "setattr_call",
-    /// A file is opened: `kept=1` when what is cached of it is still believed, else `kept=0`.
+    /// A file is opened: `kept=1` if its cached data is still valid, otherwise `kept=0`.
     OpenFile => "open_file",
     /// A file is closed.
     CloseFile => "close_file",
-    /// What is cached of an object is dropped because somebody else changed it: `from=` and `to=`
-    /// are the change stamps.
+    /// The caches of an object are dropped after a foreign change: `from=` and `to=` are the change
+    /// stamps.
     CacheInvalidate => "cache_invalidate",
-    /// A change turns out to be this client's own: `from=` and `to=` are the change stamps.
+    /// A change is this client's own: `from=` and `to=` are the change stamps.
     OwnChange => "own_change",
     /// A program writes.
     WriteEnter => "write_enter",
@@ -71,7 +68,7 @@ use proto::nfs3::FileHandle;
     WriteCall => "write_call",
     /// Its reply: `committed=`, or `error=`.
     WriteReply => "write_reply",
-    /// Data goes to the server again because its write verifier changed.
+    /// Data is sent again because the write verifier has changed.
     WriteResend => "write_resend",
     /// COMMIT is sent.
     CommitCall => "commit_call",
@@ -79,9 +76,9 @@ use proto::nfs3::FileHandle;
     CommitReply => "commit_reply",
     /// A program reads.
     ReadEnter => "read_enter",
-    /// READ is sent for a program that waits.
+    /// READ is sent for a waiting program.
     ReadCall => "read_call",
-    /// READ is sent before a program asks.
+    /// READ is sent for read-ahead.
     ReadAhead => "read_ahead",
     /// The reply of either: `len` bytes; `eof=`, or `error=`.
     ReadReply => "read_reply",
@@ -89,17 +86,17 @@ use proto::nfs3::FileHandle;
 
 /// A set of the client's events.
 pub type Events = ::trace::Events<Event>;
-/// A text that names no event of the client.
+/// The error for the name of an unknown event.
 pub type NoSuchEvent = ::trace::NoSuchEvent<Event>;
-/// Prints the events that are on. The subject of each is an [`Object`].
+/// Prints the enabled events. The subject of each is an [`Object`].
 pub type Tracer = ::trace::Tracer<Event>;
 
-/// Which file or directory an event is about. Its handle is hashed only for an event that is on.
+/// The subject of an event. The handle is hashed only for an enabled event.
 #[derive(Clone, Copy, Debug)]
 pub struct Object<'a> {
-    /// Its number within the file system.
+    /// The file id.
     pub fileid: u64,
-    /// Its handle.
+    /// The file handle.
     pub handle: &'a FileHandle,
 }
 

@@ -1,5 +1,7 @@
 //! GETATTR, SETATTR, ACCESS and STATFS.
 
+use std::time::Instant;
+
 use proto::nfs3::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
     SetAttributes, SetTime, Time,
@@ -7,7 +9,7 @@ use proto::nfs3::{
 use rustix::io::Errno;
 
 use super::namespace::MODE_BITS;
-use super::operations::{Node, Operations, Outcome, Refusal, attributes_ttl};
+use super::operations::{Node, Operations, Outcome, Refusal};
 use super::reply::Answer;
 use super::request::{Head, Setattr, When};
 use crate::file_system::FileSystem;
@@ -16,14 +18,15 @@ impl Operations {
     pub(super) async fn getattr(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
         let caller = self.as_caller(head);
-        let mut attributes = caller.attributes(&node.inode).await?;
+        caller.attributes(&node.inode).await?;
         if !self.links_are_known(&node) {
-            attributes = caller.revalidate(&node.inode).await?;
+            caller.revalidate(&node.inode).await?;
         }
-        self.drop_stale_pages(head.node, &node).await;
-        node.tell(&attributes);
-        let ttl = attributes_ttl(&node.inode);
-        Ok(Answer::attributes(&self.stat(&attributes), ttl))
+        // A program that sees a change by fstat(2) reads the new data through the same descriptor.
+        let size = node.inode.attributes().size;
+        self.drop_stale_pages(head.node, &node, |view| view.can_drop_pages(size, Instant::now()))
+            .await;
+        Ok(self.attributes(&node))
     }
 
     pub(super) async fn setattr(&self, head: &Head, set: &Setattr) -> Outcome {
@@ -37,18 +40,21 @@ impl Operations {
             mtime: set_time(set.mtime),
         };
         let caller = self.as_caller(head);
+        // truncate(2) by path, for which the kernel checks no permission here and SETATTR would let an
+        // owner pass. ftruncate(2) was checked when its file was opened.
+        if set.size.is_some() && set.fh.is_none() {
+            may(&caller, &node, ACCESS_MODIFY | ACCESS_EXTEND).await?;
+        }
         let was_open = node.is_dir() && !self.must_ask(&node.inode);
-        let attributes = if wanted == SetAttributes::default() {
-            caller.attributes(&node.inode).await?
+        if wanted == SetAttributes::default() {
+            caller.attributes(&node.inode).await?;
         } else {
-            caller.set_attributes(&node.inode, wanted).await?
-        };
+            caller.set_attributes(&node.inode, wanted).await?;
+        }
         if was_open && self.must_ask(&node.inode) {
             self.forget_names(head.node, &node.inode);
         }
-        node.tell(&attributes);
-        let ttl = attributes_ttl(&node.inode);
-        Ok(Answer::attributes(&self.stat(&attributes), ttl))
+        Ok(self.attributes(&node))
     }
 
     /// access(2) and chdir(2): the server decides.
@@ -83,7 +89,7 @@ pub(super) async fn may(caller: &FileSystem, node: &Node, wanted: u32) -> Result
         Some(granted) => granted,
         None => {
             let granted = caller.access(&node.inode, ACCESS_ALL).await?;
-            // The reply tells the ctime too. Another one says that the file changed, perhaps since.
+            // The reply has the ctime too. A different one shows a change, perhaps a later one.
             if node.inode.attributes().ctime == ctime {
                 node.grants.learn(identity, ctime, granted);
             }
@@ -128,7 +134,7 @@ fn set_time(when: Option<When>) -> SetTime {
     }
 }
 
-/// Everything that ACCESS tells.
+/// All bits of ACCESS.
 const ACCESS_ALL: u32 =
     ACCESS_READ | ACCESS_LOOKUP | ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_DELETE | ACCESS_EXECUTE;
 

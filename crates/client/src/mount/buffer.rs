@@ -1,4 +1,4 @@
-//! The memory in which messages of the kernel arrive.
+//! Receive buffers for messages of the kernel.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// Buffers of one size, used again: memory fresh from the system costs a page fault for each 4 KiB.
+/// Buffers of one size. They are reused, because new memory costs a page fault for each 4 KiB.
 #[derive(Debug)]
 pub(super) struct BufferPool {
     buffer_bytes: usize,
@@ -14,12 +14,12 @@ pub(super) struct BufferPool {
 }
 
 impl BufferPool {
-    /// One that hands out empty buffers with room for `buffer_bytes`.
+    /// A pool of buffers with capacity `buffer_bytes`.
     pub(super) fn new(buffer_bytes: usize) -> Arc<Self> {
         Arc::new(Self { buffer_bytes, idle: Mutex::default() })
     }
 
-    /// An empty buffer, a used one if there is one.
+    /// An empty buffer, reused if possible.
     pub(super) fn take(self: &Arc<Self>) -> Buffer {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let bytes = idle.unwrap_or_else(|| Vec::with_capacity(self.buffer_bytes));
@@ -27,7 +27,7 @@ impl BufferPool {
     }
 }
 
-/// A buffer that goes back to its pool when it is dropped.
+/// A buffer, returned to its pool on drop.
 #[derive(Debug)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
@@ -35,7 +35,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Emptied, to be filled within its capacity.
+    /// Empties it, to be filled up to its capacity.
     pub(super) fn clear(&mut self) -> &mut Vec<u8> {
         self.bytes.clear();
         &mut self.bytes
@@ -67,16 +67,13 @@ impl Drop for Buffer {
     }
 }
 
-/// The data of a WRITE, where it arrived.
+/// The data of a WRITE, in the receive buffer if it is large.
 #[derive(PartialEq, Eq)]
 pub(super) struct Payload(Bytes);
 
 impl Payload {
-    /// The bytes `range` of `buffer`. Small ones are copied, so that requests that wait hold about
-    /// as much memory as they have data; the buffer stays with the caller then.
-    ///
-    /// # Errors
-    /// `None`: the buffer is not that long.
+    /// The bytes `range` of `buffer`, or `None` if the buffer is shorter. Small data is copied and
+    /// leaves the buffer with the caller, so that waiting requests hold about as much memory as data.
     pub(super) fn cut(buffer: &mut Option<Buffer>, range: Range<usize>) -> Option<Self> {
         let data = buffer.as_deref()?.get(range.clone())?;
         if data.len() <= COPIED_BYTES_MAX {
@@ -85,7 +82,7 @@ impl Payload {
         Some(Self(Bytes::from_owner(buffer.take()?).slice(range)))
     }
 
-    /// The bytes; the buffer is used again when the last of them is let go of.
+    /// The bytes. The buffer is reused after the last reference is dropped.
     pub(super) fn bytes(&self) -> &Bytes {
         &self.0
     }
@@ -97,7 +94,7 @@ impl fmt::Debug for Payload {
     }
 }
 
-/// Buffers kept for the next message: as many as the kernel sends ahead of answers.
+/// Idle buffers that are kept: as many as the kernel sends requests ahead of replies.
 const IDLE_BUFFERS_MAX: usize = 24;
 
 const COPIED_BYTES_MAX: usize = 64 << 10;
@@ -113,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_used_again() {
+    fn a_buffer_is_reused() {
         let pool = BufferPool::new(1 << 20);
         let first = filled(&pool, 10).as_ptr();
         let again = pool.take();
@@ -122,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn idle_buffers_are_bounded() {
         let pool = BufferPool::new(64);
         let many: Vec<_> = (0..2 * IDLE_BUFFERS_MAX).map(|_| pool.take()).collect();
         drop(many);
@@ -130,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn large_data_stays_where_it_came_and_small_data_does_not() {
+    fn large_data_stays_in_the_buffer_and_small_data_is_copied() {
         let pool = BufferPool::new(1 << 20);
         let mut large = Some(filled(&pool, COPIED_BYTES_MAX + 81));
         let payload = Payload::cut(&mut large, 80..COPIED_BYTES_MAX + 81).unwrap();
@@ -144,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_did_not_come_is_none() {
+    fn missing_data_is_none() {
         let pool = BufferPool::new(128);
         assert!(Payload::cut(&mut Some(filled(&pool, 90)), 80..91).is_none());
         assert!(Payload::cut(&mut Some(filled(&pool, 70)), 80..90).is_none());

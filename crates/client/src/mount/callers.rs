@@ -1,4 +1,4 @@
-//! Who asks: the identity behind a request of the kernel, and whether it still waits.
+//! The callers of the kernel's requests: their identity, and whether they were killed.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use super::request::Head;
 use crate::identity::Identity;
 
-/// Finds out the groups of callers, of which a request names only the first, and remembers them
-/// for [`BELIEVED_FOR`].
+/// Reads the groups of callers, of which a request has only the first, and caches them for
+/// [`BELIEVED_FOR`].
 #[derive(Debug, Default)]
 pub(super) struct Callers {
     known: Mutex<HashMap<Caller, (Instant, Arc<Identity>)>>,
 }
 
-/// A thread that changes its user or group is another caller at once; one that only changes its
-/// supplementary groups becomes one when what is known of it expires.
+/// A change of a thread's user or group counts at once; a change of its supplementary groups alone
+/// counts when the cached ones expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Caller {
     pid: u32,
@@ -25,8 +25,8 @@ struct Caller {
 }
 
 impl Callers {
-    /// The identity for which a request is carried out. A caller without a visible process, in a
-    /// foreign process namespace for one, has no supplementary groups.
+    /// The identity for a request. A caller without a visible process, as in a foreign PID namespace,
+    /// has no supplementary groups.
     pub(super) fn identity(&self, head: &Head) -> Arc<Identity> {
         let caller = Caller { pid: head.pid, uid: head.uid, gid: head.gid };
         if let Some((since, identity)) = self.known().get(&caller)
@@ -52,14 +52,13 @@ impl Callers {
     }
 }
 
-/// Whether the thread `pid` is dying or dead, so that nobody waits for what it asked for. A fatal
-/// signal shows as SIGKILL that is pending, whichever signal it was. Of a thread that is not seen
-/// nothing is known, and it waits on.
+/// Whether the thread `pid` is dying or dead, so that its request need not be completed. A fatal
+/// signal shows as pending SIGKILL, whichever signal it was. An invisible thread counts as alive.
 pub(super) fn is_killed(pid: u32) -> bool {
     pid != 0 && status(pid).is_none_or(|status| kill_is_pending(&status))
 }
 
-/// `/proc/PID/status`; `None` where there is no such process, or none that we see.
+/// `/proc/PID/status`; `None` if there is no such process, or it is not visible.
 fn status(pid: u32) -> Option<String> {
     if pid == 0 {
         return None;
@@ -84,11 +83,11 @@ fn kill_is_pending(status: &str) -> bool {
         .any(|pending| pending & SIGKILL_BIT != 0)
 }
 
-/// Short, because groups may be dropped on purpose; long enough for a program that opens one file
-/// after the other.
+/// Short, because a process may drop groups on purpose; long enough for a program that opens many
+/// files.
 const BELIEVED_FOR: Duration = Duration::from_secs(1);
 
-/// Callers remembered at most.
+/// Maximum of cached callers.
 const KNOWN_MAX: usize = 1024;
 
 const SIGKILL_BIT: u64 = 1 << (9 - 1);
@@ -101,7 +100,7 @@ mod tests {
         Groups:\t4 24 4294967294 \nSigPnd:\t0000000000000000\nShdPnd:\t0000000000004002\n";
 
     #[test]
-    fn groups_are_those_of_the_status() {
+    fn groups_are_read_from_the_status() {
         assert_eq!(groups(STATUS), [4, 24, u32::MAX - 1]);
         assert_eq!(groups("Groups:\t\n"), []);
         assert_eq!(groups(""), []);

@@ -1,10 +1,12 @@
 //! OPEN, CREATE, READ, WRITE, FLUSH, FSYNC and RELEASE.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use proto::nfs3::{ACCESS_EXECUTE, SetAttributes};
 use rustix::io::Errno;
+use tokio::runtime::Handle;
 
 use super::namespace::MODE_BITS;
 use super::operations::{OpenFile, Operations, Outcome, Refusal};
@@ -23,9 +25,14 @@ impl Operations {
     pub(super) async fn open(&self, head: &Head, flags: u32) -> Outcome {
         let node = self.node(head.node)?;
         let file = open_as(&self.as_caller(head), &node.inode, flags).await?;
-        self.refresh_attributes(head.node, &node, &node.inode.attributes());
-        let reply_flags = reply_flags(&file, flags);
-        let open = OpenFile { file, node: head.node };
+        // Pages go before the reply and not during the GETATTR of the read that follows, see
+        // `kernel_view`. An open that truncates keeps them from going, and has a size of its own.
+        if flags & O_TRUNC == 0 {
+            node.pages_dropped().await;
+        }
+        let keeps_pages = self.prepare_open(head.node, &node, file.keep_cache());
+        let reply_flags = reply_flags(&file, flags, keeps_pages);
+        let open = OpenFile { file, keeps_pages };
         Ok(Answer::opened(self.files.insert(open), reply_flags))
     }
 
@@ -42,15 +49,16 @@ impl Operations {
         let exclusive = flags & O_EXCL != 0;
         let inode = caller.create(&dir.inode, name, mode & MODE_BITS, exclusive).await?;
         if flags & O_TRUNC != 0 && inode.attributes().size > 0 {
-            // Somebody else has created it since the kernel looked.
+            // Another client has created it since the kernel's LOOKUP.
             let empty = SetAttributes { size: Some(0), ..SetAttributes::default() };
             caller.set_attributes(&inode, empty).await?;
         }
         let file = caller.open_created(&inode, open_flags(flags))?;
-        let attributes = inode.attributes();
-        let entry = self.entry(&dir.inode, &inode, &attributes);
-        let reply_flags = reply_flags(&file, flags);
-        let open = OpenFile { file, node: entry.node };
+        let entry = self.entry(&dir.inode, &inode);
+        let node = self.node(entry.node)?;
+        let keeps_pages = node.view().open(file.keep_cache(), Instant::now());
+        let reply_flags = reply_flags(&file, flags, keeps_pages);
+        let open = OpenFile { file, keeps_pages };
         Ok(Answer::created(&entry, self.files.insert(open), reply_flags))
     }
 
@@ -99,14 +107,12 @@ impl Operations {
         outcome
     }
 
-    /// An open that nobody got was told that what is cached is outdated, and the kernel was not.
-    pub(super) async fn reconsider_pages(&self, fh: u64) {
+    /// The kernel did not take the reply to an OPEN that had it drop the pages of the file.
+    pub(super) fn reconsider_pages(self: &Arc<Self>, fh: u64) {
         if let Some(open) = self.files.get(fh)
-            && !open.file.keep_cache()
-            && let Some(node) = self.nodes.get(open.node)
+            && !open.keeps_pages
         {
-            node.note_stale_pages();
-            self.drop_stale_pages(open.node, &node).await;
+            self.changed_by_others(open.file.inode().handle(), &Handle::current());
         }
     }
 
@@ -155,11 +161,11 @@ fn open_flags(flags: u32) -> OpenFlags {
 }
 
 /// What the page cache may do with the file from now on.
-fn reply_flags(file: &File, flags: u32) -> u32 {
+fn reply_flags(file: &File, flags: u32, keeps_pages: bool) -> u32 {
     let direct =
         if flags & O_DIRECT != 0 { OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES } else { 0 };
-    let kept = if file.keep_cache() { OPEN_KEEP_CACHE } else { 0 };
-    // There is nothing to tell who only reads when it closes.
+    let kept = if keeps_pages { OPEN_KEEP_CACHE } else { 0 };
+    // A file opened for reading alone has no errors to report.
     let quiet = if file.flags().write { 0 } else { OPEN_NO_FLUSH };
     direct | kept | quiet
 }

@@ -1,4 +1,4 @@
-//! What the server lets users do with a file, as long as that is believed.
+//! The access cache of a file.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,8 +7,8 @@ use proto::nfs3::Time;
 
 use crate::identity::Identity;
 
-/// Answers to ACCESS for one file. Each holds for the user that asked, until the file's ctime
-/// changes, by which a change of its owner, mode or access list shows.
+/// Results of ACCESS for one file. Each is valid for its user until the file's ctime changes, as it
+/// does with owner, mode and access list.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     newest_first: Mutex<VecDeque<Grant>>,
@@ -22,14 +22,14 @@ struct Grant {
 }
 
 impl Grants {
-    /// What was granted to `identity` while the file had this `ctime`: a sum of `ACCESS_*`.
+    /// The access granted to `identity` while the file had this `ctime`: a sum of `ACCESS_*`.
     pub(super) fn find(&self, identity: &Identity, ctime: Time) -> Option<u32> {
         let grants = self.newest_first.lock().unwrap_or_else(PoisonError::into_inner);
         let found = grants.iter().find(|grant| *grant.identity == *identity)?;
         (found.ctime == ctime).then_some(found.access)
     }
 
-    /// Remembers an answer, in place of an older one for the same user.
+    /// Adds a result, in place of an older one for the same user.
     pub(super) fn learn(&self, identity: &Arc<Identity>, ctime: Time, access: u32) {
         let mut grants = self.newest_first.lock().unwrap_or_else(PoisonError::into_inner);
         grants.retain(|grant| grant.identity != *identity);
@@ -38,7 +38,7 @@ impl Grants {
     }
 }
 
-/// Users of a file that are remembered.
+/// Maximum of users of a file.
 const USERS_MAX: usize = 8;
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_file_is_asked_for_again() {
+    fn a_grant_ends_with_a_change_of_the_file() {
         let grants = Grants::default();
         grants.learn(&user(1, &[]), BEFORE, 0x1F);
         assert_eq!(grants.find(&user(1, &[]), AFTER), None);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_user_is_forgotten_first() {
+    fn the_oldest_user_is_evicted_first() {
         let grants = Grants::default();
         let users: Vec<_> = (0..10).map(|uid| user(uid, &[])).collect();
         for user in &users {

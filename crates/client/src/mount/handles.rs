@@ -1,9 +1,9 @@
-//! The numbers under which the kernel knows open files and directories.
+//! The file handles (`fh`) of the kernel for open files and directories.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is open, by the number that the kernel gives with each use. No number is given twice.
+/// Open objects by `fh`. No number is reused.
 #[derive(Debug)]
 pub(super) struct Handles<T> {
     table: Mutex<Table<T>>,
@@ -22,7 +22,7 @@ impl<T> Default for Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// Gives `opened` a number.
+    /// Adds `opened`, and returns its `fh`.
     pub(super) fn insert(&self, opened: T) -> u64 {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let fh = table.next;
@@ -31,17 +31,17 @@ impl<T> Handles<T> {
         fh
     }
 
-    /// What `fh` stands for.
+    /// The open object of `fh`.
     pub(super) fn get(&self, fh: u64) -> Option<Arc<T>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).open.get(&fh).cloned()
     }
 
-    /// Takes it out; uses that are under way go on.
+    /// Removes it. Operations in progress continue.
     pub(super) fn remove(&self, fh: u64) -> Option<Arc<T>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&fh)
     }
 
-    /// Takes out everything that is open.
+    /// Removes and returns all open objects.
     pub(super) fn take_all(&self) -> Vec<Arc<T>> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.open.drain().map(|(_, opened)| opened).collect()
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_leads_to_what_was_opened_until_it_is_taken_out() {
+    fn a_number_refers_to_its_object_until_it_is_removed() {
         let handles = Handles::default();
         let (one, two) = (handles.insert("one"), handles.insert("two"));
         assert_eq!(handles.get(one).as_deref(), Some(&"one"));

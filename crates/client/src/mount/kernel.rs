@@ -1,13 +1,16 @@
 //! Mounting, and what is agreed with the kernel then.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use fuser::{Config, Filesystem, InitFlags, KernelConfig, MountOption, Notifier, Request};
+use fuser::{Config, Filesystem, INodeNo, InitFlags, KernelConfig, MountOption, Request};
 use fuser::{SessionACL, SessionUnmounter};
 use rustix::io::Errno;
 use tracing::debug;
@@ -16,14 +19,14 @@ use crate::error::errno_text;
 use crate::mount_options::FuseOptions;
 use crate::options::{MountOptions, UseReaddirplus};
 
-/// A mounted file system whose kernel waits for somebody to answer.
+/// A mounted file system whose requests have to be answered.
 pub(super) struct Kernel {
     /// Unmounts when it is dropped.
     session: fuser::Session<Agreement>,
     dir: PathBuf,
 }
 
-/// Why the file system cannot be mounted on a directory; a sentence for whoever asked.
+/// Why the file system cannot be mounted on a directory. The message is for the user.
 #[derive(thiserror::Error, Debug)]
 pub enum MountError {
     /// The directory is none, or not to be had.
@@ -46,7 +49,7 @@ pub enum MountError {
     /// There is no FUSE on this machine, or not for us.
     #[error("/dev/fuse: {source}")]
     Device {
-        /// What opening it says.
+        /// The error of opening it.
         source: io::Error,
     },
     /// The option goes only with another one.
@@ -94,9 +97,9 @@ impl Kernel {
         self.session.as_fd().try_clone_to_owned()
     }
 
-    /// How to tell the kernel of changes.
-    pub(super) fn notifier(&self) -> Notifier {
-        self.session.notifier()
+    /// How to notify the kernel of changes.
+    pub(super) fn notifier(&self) -> io::Result<Notifier> {
+        Ok(Notifier { fuser: self.session.notifier(), device: Arc::new(self.device()?) })
     }
 
     /// How to unmount, from any thread.
@@ -108,11 +111,45 @@ impl Kernel {
         &self.dir
     }
 
-    /// Lets go of a file system that somebody else has unmounted. fuser takes a device without a
+    /// Lets go of a file system that another process has unmounted. fuser takes a device without a
     /// mount for a mounted one, and when it is dropped it would unmount what is mounted on the
     /// directory by then.
     pub(super) fn leave(self) {
         std::mem::forget(self.session);
+    }
+}
+
+/// Notifies the kernel of changes.
+#[derive(Clone, Debug)]
+pub(super) struct Notifier {
+    fuser: fuser::Notifier,
+    device: Arc<OwnedFd>,
+}
+
+impl Notifier {
+    /// Drops the attributes of `node`, and its pages from `offset` on; none where that is negative.
+    /// Waits for requests that hold these pages.
+    pub(super) fn invalidate(&self, node: u64, offset: i64) -> io::Result<()> {
+        self.fuser.inval_inode(INodeNo(node), offset, 0)
+    }
+
+    /// Drops the name `name` of the directory `dir`. Waits for requests that hold the directory.
+    pub(super) fn invalidate_name(&self, dir: u64, name: &[u8]) -> io::Result<()> {
+        self.fuser.inval_entry(INodeNo(dir), OsStr::from_bytes(name))
+    }
+
+    /// Makes the kernel look up each name again before it is used. Waits for nothing, so a request
+    /// may do it.
+    ///
+    /// # Errors
+    /// `EINVAL` before Linux 6.16.
+    pub(super) fn outdate_all_names(&self) -> io::Result<()> {
+        let mut notice = [0; NOTICE_BYTES as usize];
+        notice[..4].copy_from_slice(&NOTICE_BYTES.to_ne_bytes());
+        notice[4..8].copy_from_slice(&FUSE_NOTIFY_INC_EPOCH.to_ne_bytes());
+        // The rest is the number of a request, which a notice has none of.
+        rustix::io::write(&*self.device, &notice)?;
+        Ok(())
     }
 }
 
@@ -147,7 +184,7 @@ impl Unmounter {
 
 /// Lets the kernel read ahead `bytes` at a time in `dir`, where we may say so: its own default of
 /// 128 KiB makes eight requests of what the server gives in one. Asks for the attributes of the
-/// root, so that somebody must be answering. Blocks.
+/// root, so that requests must be answered. Blocks.
 pub(super) fn widen_read_ahead(dir: &Path, bytes: u32) {
     let widen = || {
         let device = fs::metadata(dir)?.dev();
@@ -262,7 +299,9 @@ impl Filesystem for Agreement {
 impl Agreement {
     /// Not among these: `WRITEBACK_CACHE`, because write-back is done here, in file order and with
     /// its errors reported; `AUTO_INVAL_DATA`, because the kernel would take our own changes for
-    /// foreign ones and drop the pages just written; remote locks, which hold on this machine.
+    /// foreign ones and drop the pages just written; `EXPLICIT_INVAL_DATA`, without which the kernel
+    /// drops a file's pages when it learns another size, of which own changes are none; remote locks,
+    /// which hold on this machine.
     fn wanted(&self, capabilities: InitFlags) -> InitFlags {
         let mut flags = InitFlags::FUSE_ASYNC_READ
             | InitFlags::FUSE_BIG_WRITES
@@ -271,7 +310,6 @@ impl Agreement {
             | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
             | InitFlags::FUSE_CACHE_SYMLINKS
-            | InitFlags::FUSE_EXPLICIT_INVAL_DATA
             | InitFlags::FUSE_NO_EXPORT_SUPPORT;
         match self.readdirplus {
             UseReaddirplus::Learned => {
@@ -291,10 +329,16 @@ impl Agreement {
     }
 }
 
+/// `struct fuse_out_header` of the kernel: its length, a code, the number of a request.
+const NOTICE_BYTES: u32 = 16;
+
+/// A code of `enum fuse_notify_code`, which fuser does not have.
+const FUSE_NOTIFY_INC_EPOCH: u32 = 8;
+
 /// Bytes of a READ or WRITE of the kernel at most, which is what it takes by default.
 pub(super) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Requests of the kernel that nobody waits for, above all for reading ahead, at most.
+/// Maximum of background requests of the kernel, mainly read-ahead.
 const BACKGROUND_MAX: u16 = 64;
 
 #[cfg(test)]
@@ -336,6 +380,7 @@ mod tests {
         for never in [
             InitFlags::FUSE_WRITEBACK_CACHE,
             InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
             InitFlags::FUSE_POSIX_LOCKS,
             InitFlags::FUSE_FLOCK_LOCKS,
         ] {
@@ -346,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_none_is_told_by_its_name() {
+    fn the_error_names_a_path_that_is_no_directory() {
         let sentence = |path: &str| check(Path::new(path)).unwrap_err().to_string();
         assert_eq!(sentence("/nonexistent/x"), "/nonexistent/x: No such file or directory");
         assert_eq!(sentence("/dev/null"), "/dev/null: Not a directory");

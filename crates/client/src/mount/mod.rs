@@ -1,10 +1,10 @@
 //! The FUSE mount: a [`FileSystem`] as a directory of this machine.
 //!
-//! The kernel keeps pages and names, and asks us for the rest: `request` says what it may ask,
-//! `reply` what it is told, `session` carries the conversation on, and `operations` and its
-//! neighbours turn one into the other. Of fuser we use the mounting and the agreement with the
-//! kernel; its requests and replies have no room for a type of file that is not known, for numbers
-//! of files that are not those of the kernel, and for callers that are killed.
+//! The kernel caches pages and names, and sends requests for the rest: `request` decodes requests,
+//! `reply` encodes replies, `session` reads and writes them, and `operations` and the modules beside
+//! it execute them. Of fuser only mounting and the negotiation with the kernel are used: its requests
+//! and replies do not support unknown file types, file ids other than the kernel's node numbers, and
+//! callers that are killed.
 
 mod attr;
 mod buffer;
@@ -13,6 +13,7 @@ mod file;
 mod grants;
 mod handles;
 mod kernel;
+mod kernel_view;
 mod namespace;
 mod nodes;
 mod operations;
@@ -44,7 +45,7 @@ pub struct Mount {
     file_system: FileSystem,
     operations: Arc<Operations>,
     unmounter: Unmounter,
-    /// One for each thread that serves; it says how it ended.
+    /// The outcome of each serving thread.
     served: Vec<Served>,
     /// None once the file system is unmounted.
     kernel: Option<Kernel>,
@@ -56,7 +57,7 @@ impl Mount {
     /// To be called in a Tokio runtime of several threads.
     ///
     /// # Errors
-    /// [`MountError`] says what stands in the way.
+    /// [`MountError`] with the reason.
     pub async fn new(
         file_system: FileSystem,
         source: &str,
@@ -78,16 +79,16 @@ impl Mount {
         Ok(Self { file_system, operations, unmounter, served, kernel: Some(kernel), dir })
     }
 
-    /// Where it is mounted; absolute.
+    /// The mount point, as an absolute path.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Waits until somebody has unmounted the file system.
+    /// Waits until the file system is unmounted.
     ///
     /// # Errors
-    /// The kernel broke the conversation off.
+    /// The kernel aborted the connection.
     pub async fn ended(&mut self) -> io::Result<()> {
         let mut outcome = Ok(());
         for served in &mut self.served {
@@ -102,20 +103,19 @@ impl Mount {
         outcome
     }
 
-    /// Sends everything that was written to the server and has it committed, so that the file
-    /// system may be unmounted.
+    /// Sends and commits all written data, so that the file system may be unmounted.
     ///
     /// # Errors
-    /// Of the first file whose data the server does not take.
+    /// The error of the first file whose data was lost.
     pub async fn sync(&self) -> Result<()> {
         self.file_system.sync().await
     }
 
-    /// Closes what the kernel had not closed yet when it went, which a mount in use is full of, and
-    /// sends everything to the server.
+    /// Closes the files that the kernel had open when a mount in use was unmounted, and sends and
+    /// commits all written data.
     ///
     /// # Errors
-    /// As [`sync`](Self::sync).
+    /// Those of [`sync`](Self::sync).
     pub async fn finish(&self) -> Result<()> {
         let closed = self.operations.close_all().await;
         self.sync().await.and(closed)
@@ -136,7 +136,7 @@ impl fmt::Debug for Mount {
     }
 }
 
-/// What the options and the server say about answers.
+/// The rules of replies, from the options and the server.
 async fn rules(file_system: &FileSystem, fuse: &FuseOptions) -> Rules {
     let block_bytes = file_system.info().wtmax.clamp(BLOCK_BYTES_MIN, REQUEST_BYTES_MAX);
     let limits = file_system.nfs().pathconf(file_system.root().handle()).await;
@@ -148,18 +148,18 @@ async fn rules(file_system: &FileSystem, fuse: &FuseOptions) -> Rules {
     }
 }
 
-/// How a thread that serves ended.
+/// The outcome of a serving thread.
 type Served = oneshot::Receiver<io::Result<()>>;
 
-/// Begins to serve the mount on threads of their own.
+/// Starts the serving threads of the mount.
 fn serve_all(kernel: &Kernel, operations: &Arc<Operations>) -> io::Result<Vec<Served>> {
     let runtime = Handle::current();
-    operations.notify_through(kernel.notifier());
+    operations.notify_through(kernel.notifier()?);
     let listener = Arc::downgrade(operations);
     let listening_on = runtime.clone();
-    operations.file_system.on_foreign_change(move |inode| {
+    operations.file_system.on_foreign_change(move |handle| {
         if let Some(operations) = listener.upgrade() {
-            operations.changed_by_others(inode, &listening_on);
+            operations.changed_by_others(handle, &listening_on);
         }
     });
     let write_bytes_max = usize::try_from(REQUEST_BYTES_MAX).expect("1 MiB");
@@ -168,7 +168,7 @@ fn serve_all(kernel: &Kernel, operations: &Arc<Operations>) -> io::Result<Vec<Se
         let session = Arc::clone(&session);
         let (sender, receiver) = oneshot::channel();
         thread::Builder::new().name(format!("fuse-{number}")).spawn(move || {
-            // Nobody listens once the mount is dropped.
+            // The receiver is dropped with the mount.
             let _ = sender.send(session.serve());
         })?;
         Ok(receiver)
@@ -176,12 +176,12 @@ fn serve_all(kernel: &Kernel, operations: &Arc<Operations>) -> io::Result<Vec<Se
     (0..SERVING_THREADS).map(serve).collect()
 }
 
-/// Threads that read requests. What waits for the server is on none of them, so that two are as
-/// good as many: one reads while another copies data.
+/// Threads that read requests. They do not wait for the server, so two are enough: one reads while
+/// the other copies data.
 const SERVING_THREADS: usize = 2;
 
-/// `st_blksize` at least.
+/// Minimum of `st_blksize`.
 const BLOCK_BYTES_MIN: u32 = 4096;
 
-/// Bytes of a name at most where the server does not say.
+/// Maximum bytes of a name, if the server does not return it.
 const NAME_BYTES_USUAL: u32 = 255;

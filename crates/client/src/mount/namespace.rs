@@ -33,8 +33,8 @@ impl Operations {
 
     /// The answer that a name in `dir` leads to `inode`.
     async fn found(&self, caller: &FileSystem, dir: &Inode, inode: &Arc<Inode>) -> Outcome {
-        let attributes = caller.attributes(inode).await?;
-        Ok(Answer::entry(&self.entry(dir, inode, &attributes)))
+        caller.attributes(inode).await?;
+        Ok(Answer::entry(&self.entry(dir, inode)))
     }
 
     pub(super) async fn readlink(&self, head: &Head) -> Outcome {

@@ -1,4 +1,4 @@
-//! The numbers under which the kernel knows files.
+//! The node numbers of the kernel.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,11 +8,10 @@ use proto::nfs3::FileHandle;
 /// The root of a mount, `FUSE_ROOT_ID`.
 pub(super) const ROOT: u64 = 1;
 
-/// Node numbers and what is kept for each, as long as the kernel counts a lookup of it.
+/// Node numbers and their values, as long as the kernel counts a lookup of the node.
 ///
-/// A file has one number, whatever names lead to it. A number is never given to a second file, so
-/// that a request that is on its way while its node is forgotten finds nothing rather than another
-/// file; the generation that the kernel could compare is not needed.
+/// A file has one number for all its names. A number is never reused, so that a request in progress
+/// while its node is forgotten finds no node rather than another file; generations are not needed.
 #[derive(Debug)]
 pub(super) struct Nodes<T> {
     table: Mutex<Table<T>>,
@@ -33,7 +32,7 @@ struct Node<T> {
 }
 
 impl<T> Nodes<T> {
-    /// Holds the root alone, which the kernel never forgets.
+    /// A table with the root alone, which the kernel never forgets.
     pub(super) fn new(handle: FileHandle, root: T) -> Self {
         let node = Node { handle, kept: Arc::new(root), lookups: 1 };
         let table = Table {
@@ -44,8 +43,8 @@ impl<T> Nodes<T> {
         Self { table: Mutex::new(table) }
     }
 
-    /// Counts a lookup of the file with `handle`; `make` makes what is kept for a new one. To be
-    /// called right before the kernel is told the number.
+    /// Counts a lookup of the file with `handle`; `make` returns the value of a new one. To be
+    /// called immediately before the number is sent to the kernel.
     pub(super) fn count_lookup(
         &self,
         handle: FileHandle,
@@ -65,19 +64,19 @@ impl<T> Nodes<T> {
         (number, kept)
     }
 
-    /// What is kept for `number`.
+    /// The value of `number`.
     pub(super) fn get(&self, number: u64) -> Option<Arc<T>> {
         self.lock().by_number.get(&number).map(|node| Arc::clone(&node.kept))
     }
 
-    /// The number and what is kept for the file with `handle`, if the kernel knows it.
+    /// The number and value of the file with `handle`, if the kernel has it.
     pub(super) fn find(&self, handle: FileHandle) -> Option<(u64, Arc<T>)> {
         let table = self.lock();
         let number = *table.by_handle.get(&handle)?;
         Some((number, Arc::clone(&table.by_number.get(&number)?.kept)))
     }
 
-    /// Takes `lookups` off the count, and the node away with the last of them.
+    /// Subtracts `lookups` from the count, and removes the node with the last one.
     pub(super) fn forget(&self, number: u64, lookups: u64) {
         if number == ROOT {
             return;
@@ -92,7 +91,7 @@ impl<T> Nodes<T> {
         if let Some(node) = &node {
             table.by_handle.remove(&node.handle);
         }
-        // What is kept may do much when it goes; not under the lock.
+        // Dropped without the lock: the drop of the value may take long.
         drop(table);
         drop(node);
     }
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_one_number_whatever_leads_to_it() {
+    fn a_file_has_one_number_for_all_its_names() {
         let nodes = nodes();
         let (first, _) = nodes.count_lookup(handle(1), || "file");
         let (again, kept) = nodes.count_lookup(handle(1), || panic!("already kept"));
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_goes_with_its_last_lookup() {
+    fn a_node_is_removed_with_its_last_lookup() {
         let nodes = nodes();
         let (number, _) = nodes.count_lookup(handle(1), || "file");
         nodes.count_lookup(handle(1), || "file");
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_is_used_twice() {
+    fn no_number_is_reused() {
         let nodes = nodes();
         let (first, _) = nodes.count_lookup(handle(1), || "file");
         nodes.forget(first, 1);

@@ -1,14 +1,11 @@
 //! The operations of a mounted file system: what a request of the kernel means to a
 //! [`FileSystem`].
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use fuser::{INodeNo, Notifier};
-use proto::nfs3::{Attributes, FileType};
+use proto::nfs3::{Attributes, FileHandle, FileType};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tracing::debug;
@@ -16,6 +13,8 @@ use tracing::debug;
 use super::callers::Callers;
 use super::grants::Grants;
 use super::handles::Handles;
+use super::kernel::Notifier;
+use super::kernel_view::{KernelView, SETTLING};
 use super::nodes::Nodes;
 use super::reply::{Answer, Entry, Granted, Stat};
 use super::request::{Head, Operation};
@@ -43,10 +42,10 @@ pub(super) struct Operations {
 /// What the options of the mount mean to its operations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
-    /// Several users share what the kernel remembers, and it does not look at permissions.
+    /// Several users share the kernel's caches, and it does not check permissions.
     pub(super) ask_before_search: bool,
     pub(super) lookup_cache: LookupCache,
-    /// Bytes that programs are told to read and write at a time; a power of two.
+    /// `st_blksize`; a power of two.
     pub(super) block_bytes: u32,
     /// Bytes of a name at most.
     pub(super) name_max: u32,
@@ -55,20 +54,18 @@ pub(super) struct Rules {
 /// A file that the kernel knows.
 pub(super) struct Node {
     pub(super) inode: Arc<Inode>,
-    /// The attributes that the kernel was told last.
-    told: Mutex<Option<Attributes>>,
+    view: Mutex<KernelView>,
     pub(super) grants: Grants,
     /// As many names had gone when the attributes were asked for.
     names_removed: AtomicU64,
-    /// Somebody else has changed the file since its pages were dropped.
-    pages_are_stale: AtomicBool,
     dropping_pages: tokio::sync::Mutex<()>,
 }
 
 /// A file that is open.
 pub(super) struct OpenFile {
     pub(super) file: File,
-    pub(super) node: u64,
+    /// Whether the kernel was to keep the pages that it had.
+    pub(super) keeps_pages: bool,
 }
 
 /// Why a request is not carried out.
@@ -82,7 +79,7 @@ impl From<Errno> for Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        // Why no connection came about is of no use to who uses a file, and not expected there.
+        // Programs do not expect the errors of a connection from files.
         Self(if matches!(error, Error::Connection { .. }) { Errno::IO } else { error.errno() })
     }
 }
@@ -107,7 +104,7 @@ impl Operations {
         }
     }
 
-    /// Says how the kernel is told that something changed.
+    /// Sets how the kernel is notified of changes.
     pub(super) fn notify_through(&self, notifier: Notifier) {
         // A second one would be for the same mount.
         let _ = self.notifier.set(notifier);
@@ -167,7 +164,7 @@ impl Operations {
     }
 
     /// Takes back what the kernel did not take.
-    pub(super) async fn take_back(&self, granted: Granted) {
+    pub(super) async fn take_back(self: &Arc<Self>, granted: Granted) {
         for node in granted.nodes {
             self.nodes.forget(node, 1);
         }
@@ -175,7 +172,7 @@ impl Operations {
             self.dirs.remove(fh);
         }
         if let Some(fh) = granted.file {
-            self.reconsider_pages(fh).await;
+            self.reconsider_pages(fh);
         }
         if let Some(fh) = granted.file
             && let Err(Refusal(error)) = self.release(fh).await
@@ -198,25 +195,26 @@ impl Operations {
         &self.rules
     }
 
-    pub(super) fn stat<'a>(&self, attributes: &'a Attributes) -> Stat<'a> {
+    /// The answer with the attributes of `node`.
+    pub(super) fn attributes(&self, node: &Node) -> Answer {
+        let (attributes, ttl) = node.attributes_for_reply();
+        Answer::attributes(&self.stat(attributes), ttl)
+    }
+
+    fn stat(&self, attributes: Attributes) -> Stat {
         Stat { attributes, block_bytes: self.rules.block_bytes }
     }
 
     /// The answer that a name in `dir` leads to `inode`, for which a lookup is counted.
-    pub(super) fn entry<'a>(
-        &self,
-        dir: &Inode,
-        inode: &Arc<Inode>,
-        attributes: &'a Attributes,
-    ) -> Entry<'a> {
+    pub(super) fn entry(&self, dir: &Inode, inode: &Arc<Inode>) -> Entry {
         let (number, node) =
             self.nodes.count_lookup(inode.handle(), || Node::new(Arc::clone(inode)));
-        node.tell(attributes);
+        let (attributes, attributes_ttl) = node.attributes_for_reply();
         Entry {
             node: number,
             stat: self.stat(attributes),
             name_ttl: self.name_ttl(dir),
-            attributes_ttl: attributes_ttl(inode),
+            attributes_ttl,
         }
     }
 
@@ -239,14 +237,19 @@ impl Operations {
     }
 
     /// Makes the kernel ask again for each name in the directory `number`, which is searched by
-    /// leave from now on. That waits for the request that changed it, so it is done beside it.
+    /// permission from now on: the change of its mode is not answered before that.
+    ///
+    /// Kernels before Linux 6.16 drop a name only when the request that changed the directory is
+    /// over. There it is done beside it, and names are found without permission for a moment.
     pub(super) fn forget_names(&self, number: u64, dir: &Inode) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
+        if notifier.outdate_all_names().is_ok() {
+            return;
+        }
         let names = dir.names();
         tokio::task::spawn_blocking(move || {
             for name in names {
-                if let Err(error) = notifier.inval_entry(INodeNo(number), OsStr::from_bytes(&name))
-                {
+                if let Err(error) = notifier.invalidate_name(number, &name) {
                     debug!(%error, "a name of the kernel not invalidated");
                 }
             }
@@ -269,41 +272,64 @@ impl Operations {
         node.names_removed.swap(removed, Ordering::AcqRel) == removed
     }
 
-    /// Makes the kernel ask for the attributes of `number` again, unless it has been told these.
+    /// Prepares the reply to an OPEN: the kernel asks for the attributes of `number` before it uses
+    /// them, if it knows others. Returns whether it may keep its pages; `is_unchanged` if no other
+    /// client has changed the file since the last OPEN.
+    ///
     /// Takes no lock that a request could hold, so that requests may do it.
-    pub(super) fn refresh_attributes(&self, number: u64, node: &Node, attributes: &Attributes) {
-        if node.was_told(attributes) {
-            return;
-        }
-        if let Some(notifier) = self.notifier.get()
-            && let Err(error) = notifier.inval_inode(INodeNo(number), -1, 0)
+    pub(super) fn prepare_open(&self, number: u64, node: &Node, is_unchanged: bool) -> bool {
+        let (keeps_pages, believes_others) = {
+            let mut view = node.view();
+            let believes_others = view.believes_others(&node.inode.attributes());
+            if believes_others {
+                view.discard_attributes();
+            }
+            (view.open(is_unchanged, Instant::now()), believes_others)
+        };
+        if believes_others
+            && let Some(notifier) = self.notifier.get()
+            && let Err(error) = notifier.invalidate(number, -1)
         {
             debug!(%error, "attributes of the kernel not invalidated");
         }
+        keeps_pages
     }
 
-    /// Somebody else has changed an open file: its pages go as soon as may be, and before anybody is
-    /// told its new length, behind which the last page would read as zeros.
-    pub(super) fn changed_by_others(self: &Arc<Self>, inode: &Inode, runtime: &Handle) {
-        let Some((number, node)) = self.nodes.find(inode.handle()) else { return };
-        node.note_stale_pages();
-        let operations = Arc::clone(self);
-        runtime.spawn(async move { operations.drop_stale_pages(number, &node).await });
-    }
-
-    /// Takes the contents of the file away from the page cache, if they are known to be outdated.
-    /// Waits for requests that read or write them, so that it is never done by one of those.
-    pub(super) async fn drop_stale_pages(&self, number: u64, node: &Node) {
-        if !node.pages_are_stale.load(Ordering::Acquire) && node.dropping_pages.try_lock().is_ok() {
+    /// Another client has changed an open file: its pages go, by the next OPEN or else soon.
+    pub(super) fn changed_by_others(self: &Arc<Self>, handle: FileHandle, runtime: &Handle) {
+        let Some((number, node)) = self.nodes.find(handle) else { return };
+        if !node.view().note_stale_pages(Instant::now()) {
             return;
         }
+        let operations = Arc::downgrade(self);
+        runtime.spawn(async move {
+            tokio::time::sleep(SETTLING).await;
+            let Some(operations) = operations.upgrade() else { return };
+            let Some(node) = operations.nodes.get(number) else { return };
+            operations
+                .drop_stale_pages(number, &node, |view| view.is_drop_due(Instant::now()))
+                .await;
+        });
+    }
+
+    /// Takes the contents of the file away from the page cache, if they are known to be outdated and
+    /// `is_permitted`. Waits for requests that read or write them, so that it is never done by one of
+    /// those.
+    pub(super) async fn drop_stale_pages(
+        &self,
+        number: u64,
+        node: &Node,
+        is_permitted: impl FnOnce(&KernelView) -> bool,
+    ) {
         let _only = node.dropping_pages.lock().await;
-        if !node.pages_are_stale.swap(false, Ordering::AcqRel) {
-            return;
+        {
+            let mut view = node.view();
+            if !is_permitted(&view) || !view.take_stale_pages() {
+                return;
+            }
         }
         let Some(notifier) = self.notifier.get().cloned() else { return };
-        let dropped =
-            tokio::task::spawn_blocking(move || notifier.inval_inode(INodeNo(number), 0, 0));
+        let dropped = tokio::task::spawn_blocking(move || notifier.invalidate(number, 0));
         if let Ok(Err(error)) = dropped.await {
             debug!(%error, "page cache not invalidated");
         }
@@ -314,27 +340,29 @@ impl Node {
     fn new(inode: Arc<Inode>) -> Self {
         Self {
             inode,
-            told: Mutex::default(),
+            view: Mutex::default(),
             grants: Grants::default(),
             names_removed: AtomicU64::new(0),
-            pages_are_stale: AtomicBool::new(false),
             dropping_pages: tokio::sync::Mutex::default(),
         }
     }
 
-    /// Notes that the kernel gets to know `attributes`.
-    pub(super) fn tell(&self, attributes: &Attributes) {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(*attributes);
+    /// The attributes as they are known now, and for how long the kernel may believe them.
+    fn attributes_for_reply(&self) -> (Attributes, Duration) {
+        // Under the lock, so that an OPEN whose call shows later ones knows what it has to replace.
+        let mut view = self.view();
+        let (attributes, ttl) = (self.inode.attributes(), attributes_ttl(&self.inode));
+        view.learn(&attributes, ttl);
+        (attributes, ttl)
     }
 
-    fn was_told(&self, attributes: &Attributes) -> bool {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.as_ref() == Some(attributes)
+    /// Waits until pages that are being dropped are gone.
+    pub(super) async fn pages_dropped(&self) {
+        drop(self.dropping_pages.lock().await);
     }
 
-    /// Notes that somebody else has changed the file since its pages were dropped.
-    pub(super) fn note_stale_pages(&self) {
-        self.pages_are_stale.store(true, Ordering::Release);
+    pub(super) fn view(&self) -> MutexGuard<'_, KernelView> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn is_dir(&self) -> bool {
@@ -344,13 +372,18 @@ impl Node {
 
 /// How long the kernel may believe the attributes of `inode`. Not at all while data is on its way
 /// to the server, which will change them: the next to ask waits for it, as with the kernel's NFS
-/// client.
-pub(super) fn attributes_ttl(inode: &Inode) -> Duration {
+/// client. Nor while others change the file, so that an OPEN that finds a change does not have to
+/// discard what the kernel knows, and with that replies that the reads of other programs wait for.
+fn attributes_ttl(inode: &Inode) -> Duration {
+    let is_shared = inode.since_foreign_change().is_some_and(|since| since < SHARED_FOR);
     match inode.written() {
-        Ok(written) if !written.is_clean() => Duration::ZERO,
+        Ok(written) if is_shared || !written.is_clean() => Duration::ZERO,
         _ => inode.attributes_ttl(),
     }
 }
+
+/// A file that another client has changed is expected to be changed again for so long.
+const SHARED_FOR: Duration = Duration::from_secs(10);
 
 /// The execute bits of owner, group and all others.
 const SEARCH_BY_ALL: u32 = 0o111;

@@ -9,7 +9,7 @@ use super::attr::may;
 use super::operations::{Node, Operations, Outcome, Refusal};
 use super::reply::{Answer, Dirent, Dirents};
 use super::request::Head;
-use crate::directory_cache;
+use crate::cache::directory;
 use crate::inode::Inode;
 
 impl Operations {
@@ -64,14 +64,13 @@ impl Operations {
         &self,
         listing: &mut Dirents,
         dir: &Node,
-        name: &directory_cache::Entry<'_>,
+        name: &directory::Entry<'_>,
         inode: Option<Arc<Inode>>,
     ) {
         match inode {
             // The kernel has the directory and its parent already, under other numbers.
             Some(inode) if !matches!(name.name, b"." | b"..") => {
-                let attributes = inode.attributes();
-                let entry = self.entry(&dir.inode, &inode, &attributes);
+                let entry = self.entry(&dir.inode, &inode);
                 listing.add_plus(&dirent(name), Some(&entry));
             }
             _ => listing.add_plus(&dirent(name), None),
@@ -79,7 +78,7 @@ impl Operations {
     }
 }
 
-fn dirent<'a>(name: &directory_cache::Entry<'a>) -> Dirent<'a> {
+fn dirent<'a>(name: &directory::Entry<'a>) -> Dirent<'a> {
     Dirent {
         fileid: name.fileid,
         cookie: name.cookie,

@@ -1,4 +1,4 @@
-//! What the kernel is told: the answers on `/dev/fuse`, encoded (`linux/fuse.h`).
+//! Replies on `/dev/fuse` (`linux/fuse.h`).
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl Answer {
     }
 
     /// What a name leads to.
-    pub(super) fn entry(entry: &Entry<'_>) -> Self {
+    pub(super) fn entry(entry: &Entry) -> Self {
         let mut fields = Vec::with_capacity(ENTRY_BYTES);
         entry.encode(&mut fields);
         let granted = Granted { nodes: vec![entry.node], ..Granted::default() };
@@ -77,7 +77,7 @@ impl Answer {
     }
 
     /// What a file is like; to be believed for `ttl`.
-    pub(super) fn attributes(stat: &Stat<'_>, ttl: Duration) -> Self {
+    pub(super) fn attributes(stat: &Stat, ttl: Duration) -> Self {
         let mut fields = Vec::with_capacity(16 + STAT_BYTES);
         put_u64(&mut fields, ttl.as_secs());
         put_u32(&mut fields, ttl.subsec_nanos());
@@ -99,7 +99,7 @@ impl Answer {
     }
 
     /// A new file, open.
-    pub(super) fn created(entry: &Entry<'_>, fh: u64, open_flags: u32) -> Self {
+    pub(super) fn created(entry: &Entry, fh: u64, open_flags: u32) -> Self {
         let mut fields = Vec::with_capacity(ENTRY_BYTES + 16);
         entry.encode(&mut fields);
         fields.extend(open_fields(fh, open_flags));
@@ -169,17 +169,17 @@ impl Answer {
 }
 
 /// `struct fuse_entry_out`.
-pub(super) struct Entry<'a> {
+pub(super) struct Entry {
     /// Never used for another file, so that there is but one generation.
     pub(super) node: u64,
-    pub(super) stat: Stat<'a>,
+    pub(super) stat: Stat,
     /// How long the name is believed to lead here.
     pub(super) name_ttl: Duration,
     /// How long the attributes are believed.
     pub(super) attributes_ttl: Duration,
 }
 
-impl Entry<'_> {
+impl Entry {
     fn encode(&self, fields: &mut Vec<u8>) {
         put_u64(fields, self.node);
         put_u64(fields, 0);
@@ -192,13 +192,13 @@ impl Entry<'_> {
 }
 
 /// `struct fuse_attr`.
-pub(super) struct Stat<'a> {
-    pub(super) attributes: &'a Attributes,
-    /// A power of two: what programs are told to read and write at a time.
+pub(super) struct Stat {
+    pub(super) attributes: Attributes,
+    /// `st_blksize`; a power of two.
     pub(super) block_bytes: u32,
 }
 
-impl Stat<'_> {
+impl Stat {
     fn encode(&self, fields: &mut Vec<u8>) {
         let attributes = self.attributes;
         let times = [attributes.atime, attributes.mtime, attributes.ctime];
@@ -269,7 +269,7 @@ impl Dirents {
 
     /// Adds a name and what it leads to, which counts as a lookup of it. Without an entry the name
     /// stands alone, and the kernel asks when it wants to know more.
-    pub(super) fn add_plus(&mut self, dirent: &Dirent<'_>, entry: Option<&Entry<'_>>) {
+    pub(super) fn add_plus(&mut self, dirent: &Dirent<'_>, entry: Option<&Entry>) {
         match entry {
             Some(entry) => {
                 entry.encode(&mut self.bytes);
@@ -384,10 +384,10 @@ mod tests {
         ctime: Time { seconds: u32::MAX, nseconds: u32::MAX },
     };
 
-    fn entry(node: u64) -> Entry<'static> {
+    fn entry(node: u64) -> Entry {
         Entry {
             node,
-            stat: Stat { attributes: &ATTRIBUTES, block_bytes: 1 << 20 },
+            stat: Stat { attributes: ATTRIBUTES, block_bytes: 1 << 20 },
             name_ttl: Duration::from_millis(1500),
             attributes_ttl: Duration::from_secs(3),
         }

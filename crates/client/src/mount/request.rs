@@ -1,8 +1,7 @@
-//! What the kernel asks: the messages of `/dev/fuse`, decoded (`linux/fuse.h`, protocol 7.31 and
-//! later).
+//! Decodes the requests on `/dev/fuse` (`linux/fuse.h`, protocol 7.31 and later).
 //!
-//! The kernel is trusted to mean what it says, not to be of the version that this was written for:
-//! a message that is too short is an error, and more than is known at its end is ignored.
+//! The kernel is trusted, but may be of another version: a message that is too short is an error, and
+//! unknown trailing fields are ignored.
 
 use std::fmt;
 
@@ -11,27 +10,27 @@ use super::buffer::Payload;
 /// The head of each message, `struct fuse_in_header`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Which operation, see [`Operation`].
+    /// The operation, see [`Operation`].
     opcode: u32,
-    /// Names the request in the answer.
+    /// Identifies the request in the reply.
     pub(super) unique: u64,
-    /// The file it is about.
+    /// The node number of the file.
     pub(super) node: u64,
     /// File system user id of the caller.
     pub(super) uid: u32,
     /// File system group id of the caller.
     pub(super) gid: u32,
-    /// The calling thread; 0 where it is in no process namespace that we see.
+    /// The calling thread; 0 if it is not in a visible PID namespace.
     pub(super) pid: u32,
 }
 
-/// What is to be done, with its arguments.
+/// A request with its arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Lookup {
         name: Name,
     },
-    /// No answer; nor to `BatchForget` and `Interrupt`.
+    /// Has no reply, as `BatchForget` and `Interrupt`.
     Forget {
         lookups: u64,
     },
@@ -117,13 +116,13 @@ pub(super) enum Operation {
     Interrupt {
         unique: u64,
     },
-    /// The last one of a mount.
+    /// The last request of a mount.
     Destroy,
-    /// What NFS version 3 has nothing for, or this kernel knows and we do not.
+    /// Unsupported by NFS version 3, or unknown.
     Unknown,
 }
 
-/// Arguments of SETATTR: what to set, the fields of `struct fuse_setattr_in` that are valid.
+/// Arguments of SETATTR: the valid fields of `struct fuse_setattr_in`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Setattr {
     pub(super) mode: Option<u32>,
@@ -132,14 +131,14 @@ pub(super) struct Setattr {
     pub(super) size: Option<u64>,
     pub(super) atime: Option<When>,
     pub(super) mtime: Option<When>,
-    /// The open file through which it is done.
+    /// The open file that is used.
     pub(super) fh: Option<u64>,
 }
 
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// By the clock of whoever keeps it.
+    /// By the clock of the server.
     Now,
     /// Since 1970; seconds may be negative.
     At { seconds: i64, nseconds: u32 },
@@ -155,12 +154,12 @@ impl fmt::Debug for Name {
     }
 }
 
-/// A message that ends before its fields do.
+/// A message that is shorter than its fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Truncated;
 
 impl Head {
-    /// Reads the head, which stands in the first [`HEAD_BYTES`] bytes.
+    /// Decodes the head, the first [`HEAD_BYTES`] bytes.
     pub(super) fn decode(message: &[u8]) -> Result<Self, Truncated> {
         let mut fields = Fields(message);
         let _len = fields.u32()?;
@@ -170,12 +169,12 @@ impl Head {
         Ok(Self { opcode, unique, node, uid, gid, pid })
     }
 
-    /// Whether `data` of the message is large and to be left in the buffer in which it came.
+    /// Whether the message has data to be left in the receive buffer.
     pub(super) fn is_write(&self) -> bool {
         self.opcode == opcode::WRITE
     }
 
-    /// Reads the arguments behind the head; not those of a WRITE.
+    /// Decodes the arguments behind the head, except those of a WRITE.
     pub(super) fn operation(&self, message: &[u8]) -> Result<Operation, Truncated> {
         let mut fields = Fields(message.get(HEAD_BYTES..).ok_or(Truncated)?);
         match self.opcode {
@@ -269,7 +268,7 @@ impl WriteHead {
     }
 }
 
-/// What is left of a message.
+/// The rest of a message.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -328,13 +327,13 @@ impl Fields<'_> {
 /// Bytes of `struct fuse_in_header`.
 pub(super) const HEAD_BYTES: usize = 40;
 
-/// Bytes in front of the data of a WRITE.
+/// Bytes before the data of a WRITE.
 pub(super) const WRITE_HEAD_BYTES: usize = HEAD_BYTES + 40;
 
-/// `FUSE_WRITE_KILL_SUIDGID`: the writer may not keep set-id bits alive.
+/// `FUSE_WRITE_KILL_SUIDGID`: the write clears set-id bits.
 pub(super) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
-/// `enum fuse_opcode`, as far as NFS version 3 can serve it.
+/// `enum fuse_opcode`, as far as NFS version 3 supports it.
 mod opcode {
     pub(super) const LOOKUP: u32 = 1;
     pub(super) const FORGET: u32 = 2;
@@ -368,7 +367,7 @@ mod opcode {
     pub(super) const RENAME2: u32 = 45;
 }
 
-/// `FATTR_*`: which fields of a SETATTR count.
+/// `FATTR_*`: which fields of a SETATTR are valid.
 mod valid_bit {
     pub(super) const MODE: u32 = 1 << 0;
     pub(super) const UID: u32 = 1 << 1;
@@ -412,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_says_who_asks_about_what() {
+    fn the_head_has_the_node_and_the_caller() {
         let head = Head::decode(&message(opcode::GETATTR, &[&[0; 16]])).unwrap();
         let expected =
             Head { opcode: opcode::GETATTR, unique: 77, node: 5, uid: 1000, gid: 100, pid: 4321 };
@@ -420,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn names_end_at_their_nul() {
+    fn names_end_at_nul() {
         let rename = message(
             opcode::RENAME2,
             &[&9_u64.to_ne_bytes(), &1_u32.to_ne_bytes(), &[0; 4], b"from\0to\0"],
@@ -436,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn only_valid_fields_of_setattr_count() {
+    fn only_valid_fields_of_setattr_are_decoded() {
         let fields: Vec<u8> = [0x1A8_u32, 0]
             .iter()
             .flat_map(|field| field.to_ne_bytes())
@@ -474,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn no_prefix_of_a_message_is_a_message() {
+    fn a_truncated_message_is_an_error() {
         let create = message(opcode::CREATE, &[&[1; 16], b"new\0"]);
         assert!(matches!(decoded(&create), Ok(Operation::Create { .. })));
         for len in 0..create.len() {
@@ -483,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_no_error() {
+    fn an_unknown_operation_is_no_error() {
         for opcode in [opcode::MKNOD + 1000, 21, 22, 46, 47, 51, 52] {
             assert_eq!(decoded(&message(opcode, &[&[0; 64]])), Ok(Operation::Unknown));
         }

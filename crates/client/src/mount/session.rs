@@ -1,5 +1,4 @@
-//! The conversation with the kernel: requests are read, carried out at once or as tasks, and
-//! answered.
+//! Reads the kernel's requests, executes them at once or as tasks, and sends the replies.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,13 +20,13 @@ use super::operations::Operations;
 use super::reply::Answer;
 use super::request::{HEAD_BYTES, Head, Operation, Truncated, WRITE_HEAD_BYTES, WriteHead};
 
-/// One mount's conversation.
+/// The session of one mount.
 pub(super) struct Session {
     device: OwnedFd,
     operations: Arc<Operations>,
     runtime: Handle,
     buffers: Arc<BufferPool>,
-    /// Requests that wait for the server, by the number that the kernel gave them.
+    /// Requests that wait for the server, by their `unique`.
     waiting: Mutex<HashMap<u64, Waiting>>,
 }
 
@@ -41,38 +40,38 @@ struct Waiting {
 type Work = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 impl Session {
-    /// A conversation on `device`, whose kernel writes at most `write_bytes_max` at once.
+    /// A session on `device`, whose kernel writes at most `write_bytes_max` at once.
     pub(super) fn new(
         device: OwnedFd,
         operations: Arc<Operations>,
         runtime: Handle,
         write_bytes_max: usize,
     ) -> Arc<Self> {
-        // The kernel insists on room for the largest WRITE in every read.
+        // The kernel requires room for the largest WRITE in every read.
         let buffers = BufferPool::new(WRITE_HEAD_BYTES + write_bytes_max);
         Arc::new(Self { device, operations, runtime, buffers, waiting: Mutex::default() })
     }
 
-    /// Serves until the file system is unmounted. Several threads may do so together.
+    /// Serves until the file system is unmounted. Several threads may serve one session.
     ///
     /// # Errors
-    /// The device broke, or says what cannot be understood.
+    /// The device failed, or a request is malformed.
     pub(super) fn serve(self: &Arc<Self>) -> io::Result<()> {
         let _runtime = self.runtime.enter();
-        let ended = self.converse();
-        // Nobody waits for these any more, and on a hard mount they might wait for ever.
+        let ended = self.run_loop();
+        // These have no caller any more, and on a hard mount they might wait for ever.
         for (_, waiting) in self.waiting().drain() {
             waiting.task.abort();
         }
         ended
     }
 
-    fn converse(self: &Arc<Self>) -> io::Result<()> {
+    fn run_loop(self: &Arc<Self>) -> io::Result<()> {
         loop {
             let mut buffer = self.buffers.take();
             match rustix::io::read(&self.device, spare_capacity(buffer.clear())) {
                 Ok(_) => {}
-                // A request that was taken back before it was read, and signals.
+                // The request was aborted before it was read; signals.
                 Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => continue,
                 // Unmounted; or aborted, with `umount -f` or through sysfs.
                 Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
@@ -106,17 +105,17 @@ impl Session {
         }
     }
 
-    /// Carries out what can be done without waiting here and now, which saves two changes of
-    /// thread; the rest goes on as a task.
+    /// Executes a request on this thread as far as it goes without waiting, which saves two context
+    /// switches. The rest runs as a task.
     fn run(self: &Arc<Self>, head: &Head, operation: Operation) {
         let mut work: Work = Box::pin(Arc::clone(&self.operations).perform(*head, operation));
-        // Whatever wakes this waker in vain: the task polls again, with one that is heard.
+        // Wakeups of this waker are lost, so the task polls again with its own.
         if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return self.send(head.unique, answer);
         }
         let unique = head.unique;
         let session = Arc::clone(self);
-        // The task removes itself, so it must not end before it is there.
+        // The task removes itself, so it must not end before it is inserted.
         let mut waiting = self.waiting();
         let task = self.runtime.spawn(async move {
             let answer = work.await;
@@ -130,15 +129,14 @@ impl Session {
     }
 
     /// The caller of request `unique` got a signal. Only one that kills it ends the request, as
-    /// with the kernel's NFS client: programs do not expect EINTR from files. The kernel tells of
-    /// the first signal alone, so the caller is watched from then on.
+    /// with the kernel's NFS client: programs do not expect EINTR from files. The kernel reports
+    /// only the first signal, so the caller is checked from then on.
     fn interrupt(self: &Arc<Self>, head: &Head, unique: u64) {
         let session = Arc::clone(self);
         let interrupt = head.unique;
         self.runtime.spawn(async move {
             let Some(pid) = session.waiting().get(&unique).map(|waiting| waiting.pid) else {
-                // Answered already; or another thread has only just read it, and then the kernel
-                // asks again.
+                // Answered already; or another thread has just read it, and then the kernel retries.
                 tokio::time::sleep(INTERRUPT_RETRY).await;
                 return session.send(interrupt, Answer::error(Errno::AGAIN));
             };
@@ -162,7 +160,7 @@ impl Session {
     fn send(&self, unique: u64, answer: Answer) {
         let sent = answer.send(unique, |parts| rustix::io::writev(&self.device, parts));
         if let Err(errno) = sent {
-            // The caller was killed or the mount is gone: nobody takes what was handed over.
+            // The caller was killed or the file system unmounted: the reply was not accepted.
             if !matches!(errno, Errno::NOENT | Errno::NODEV) {
                 warn!(%errno, "the kernel refuses an answer");
             }
@@ -182,7 +180,7 @@ impl Session {
     }
 }
 
-/// Reads the operation out of `buffer`, which it keeps only for large data.
+/// Decodes the operation from `buffer`, which it keeps only for large data.
 fn decode(head: &Head, buffer: Buffer) -> Result<Operation, Truncated> {
     if !head.is_write() {
         return head.operation(&buffer);
@@ -198,8 +196,8 @@ fn malformed(Truncated: Truncated) -> io::Error {
     io::Error::other(format!("a message on /dev/fuse is shorter than its {HEAD_BYTES} byte head"))
 }
 
-/// How often is looked whether a caller that got some signal was killed.
+/// How often a caller that got a signal is checked for being killed.
 const KILLED_POLL: Duration = Duration::from_millis(200);
 
-/// What a thread needs at most to register a request that it has read.
+/// Maximum time that a thread needs to register a request that it has read.
 const INTERRUPT_RETRY: Duration = Duration::from_millis(5);

@@ -4,17 +4,16 @@ use proto::nfs3::{
     AccessArgs, AccessOk, Attributes, FileHandle, GetattrArgs, GetattrOk, Procedure, SetAttributes,
     SetattrArgs, SetattrOk, Time, WccData,
 };
+use rpc::client::Route;
 
 use super::{Nfs3, pinned};
 use crate::Result;
-use crate::rpc::Route;
 
 impl Nfs3 {
     /// GETATTR, RFC 1813 §3.3.1.
     ///
     /// # Errors
-    /// The server's status, and those of [`Rpc::call`](crate::rpc::Rpc::call), as of all calls
-    /// here.
+    /// The server's status, and those of [`Rpc::call`](rpc::client::Rpc::call), as for all calls.
     pub fn getattr(
         &self,
         object: FileHandle,
@@ -24,22 +23,21 @@ impl Nfs3 {
         async move { Ok(reply.await?.attributes) }
     }
 
-    /// SETATTR, RFC 1813 §3.3.2. With a `guard`, only a file whose ctime it is is changed.
+    /// SETATTR, RFC 1813 §3.3.2. With a `guard`, only if it is the ctime of the file.
     ///
     /// # Errors
-    /// The server's status: NFS3ERR_NOT_SYNC when the guard does not match.
+    /// The server's status: NFS3ERR_NOT_SYNC if the guard does not match.
     pub fn setattr(
         &self,
         object: FileHandle,
         new_attributes: SetAttributes,
         guard: Option<Time>,
-    ) -> impl Future<Output = Result<WccData>> + Send + use<> {
+    ) -> impl Future<Output = Result<SetattrOk>> + Send + use<> {
         let args = SetattrArgs { object, new_attributes, guard };
-        let reply = self.ask::<SetattrOk, WccData>(Procedure::Setattr, pinned(object), &args);
-        async move { Ok(reply.await?.wcc) }
+        self.ask::<SetattrOk, WccData>(Procedure::Setattr, pinned(object), &args)
     }
 
-    /// ACCESS, RFC 1813 §3.3.4: which of the `ACCESS_*` bits in `wanted` the caller has.
+    /// ACCESS, RFC 1813 §3.3.4: the granted subset of `wanted`, a sum of `ACCESS_*`.
     ///
     /// # Errors
     /// The server's status.

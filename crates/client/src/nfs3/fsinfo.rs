@@ -4,10 +4,10 @@ use proto::nfs3::{
     Attributes, FileHandle, FsinfoArgs, FsinfoOk, FsstatArgs, FsstatOk, PathconfArgs, PathconfOk,
     Procedure,
 };
+use rpc::client::Route;
 
 use super::Nfs3;
 use crate::Result;
-use crate::rpc::Route;
 
 impl Nfs3 {
     /// FSSTAT, RFC 1813 §3.3.18.
@@ -21,7 +21,7 @@ impl Nfs3 {
         self.ask::<_, Option<Attributes>>(Procedure::Fsstat, Route::Any, &FsstatArgs { fsroot })
     }
 
-    /// FSINFO, RFC 1813 §3.3.19. What it says is the server's wish; the caller bounds it.
+    /// FSINFO, RFC 1813 §3.3.19. The caller bounds the server's values.
     ///
     /// # Errors
     /// The server's status.

@@ -1,11 +1,11 @@
-//! The procedures of NFS version 3 (RFC 1813 §3.3) as typed calls. The files part them by subject.
+//! The procedures of NFS version 3 (RFC 1813 §3.3) as typed calls, one file per subject.
 //!
-//! A method hands its call over when it is called, before the future it returns is polled: calls
-//! that go over one connection are sent in the order of the program text. The future owns all it
-//! needs, and dropping it forgets the call. Data and names are slices of the received record.
+//! A method queues its call when it is called, before its future is polled: the calls of one
+//! connection are sent in the order of the program text. The future owns all it needs, and dropping
+//! it drops the call. Data and names are slices of the received record.
 //!
-//! WRITE, COMMIT and SETATTR of one file always go over the same connection. A call that the server
-//! answers with NFS3ERR_JUKEBOX is made anew after a pause.
+//! WRITE, COMMIT and SETATTR of one file always use the same connection. After NFS3ERR_JUKEBOX a
+//! call is made again with a new xid after a pause.
 //!
 //! ```
 //! # use std::{path::Path, sync::Arc};
@@ -36,12 +36,12 @@
 //!     Some(handle) => handle,
 //!     None => nfs.lookup(root, b"greeting").await?.object,
 //! };
-//! // Both are on their way before the first is answered.
+//! // Both are in flight before the first reply.
 //! let hello = nfs.write(file, 0, "hello, ".into(), StableHow::Unstable);
 //! let world = nfs.write(file, 7, "world".into(), StableHow::Unstable);
 //! let (hello, world) = tokio::try_join!(hello, world)?;
 //! let committed = nfs.commit(file, 0, 0).await?;
-//! // Otherwise the server has forgotten data in between, and it has to be written again.
+//! // Otherwise the server has lost data, which has to be written again.
 //! assert!([hello.verifier, world.verifier] == [committed.verifier; 2]);
 //!
 //! let read = nfs.read(file, 0, 100).await?;
@@ -65,19 +65,19 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use proto::nfs3::{FileHandle, PROGRAM, Procedure, Reply, Status, VERSION};
 use proto::oncrpc::{AuthSys, Credential, GIDS_MAX, Gids, MACHINE_NAME_BYTES_MAX};
-use proto::xdr::{Decode, DecodeError, Encode, Reader};
+use proto::xdr::{Decode, DecodeError, Encode, decode_all};
+use rpc::client::{self, Call, Route, Rpc, RpcOptions};
 
 pub use namespace::Target;
 pub use read::ReadData;
 pub use readdir::{Listing, Name};
 
-use crate::rpc::{self, Route, Rpc};
 use crate::{Error, Identity, MountOptions, Recovery, Result};
 
-/// How the server is told who calls.
+/// The authentication flavor of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavor {
-    /// AUTH_NONE: not at all.
+    /// AUTH_NONE.
     None,
     /// AUTH_SYS.
     Sys,
@@ -103,18 +103,18 @@ impl Nfs3 {
         identity: &Arc<Identity>,
         options: &MountOptions,
     ) -> Result<Self> {
-        let rpc = Rpc::connect(address, &options.into()).await?;
+        let rpc = Rpc::connect(address, &options.rpc()).await?;
         let identity = Arc::clone(identity);
         Ok(Self { rpc, flavor, identity, machine_name: machine_name() })
     }
 
-    /// The same service, called as another user.
+    /// The calls of another user to the same service.
     #[must_use]
     pub fn as_user(&self, identity: &Arc<Identity>) -> Self {
         Self { identity: Arc::clone(identity), ..self.clone() }
     }
 
-    /// Who calls.
+    /// The user.
     #[must_use]
     pub fn identity(&self) -> &Arc<Identity> {
         &self.identity
@@ -126,16 +126,20 @@ impl Nfs3 {
         self.rpc.address()
     }
 
-    /// NULL, RFC 1813 §3.3.0: whether the service answers.
+    /// NULL, RFC 1813 §3.3.0.
     ///
     /// # Errors
     /// Those of [`Rpc::call`].
     pub fn null(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let call = self.hand_over(Procedure::Null, Route::Any, &(), Bytes::new());
-        async move { call?.await.map(drop) }
+        async move {
+            let results = call?.await;
+            let decoded = results.and_then(|results| Ok(decode::<()>(&results)?));
+            decoded.map_err(|error| Error::from(error).in_reply_to(Procedure::Null.name()))
+        }
     }
 
-    /// A call whose results own what they hold.
+    /// A call with owned results.
     fn ask<O, F>(
         &self,
         procedure: Procedure,
@@ -151,7 +155,7 @@ impl Nfs3 {
         })
     }
 
-    /// A call whose results `read` makes of the bytes behind the reply's header.
+    /// A call whose results `read` decodes from the bytes behind the reply's header.
     fn ask_with<O: Send, R: ReadResults<O>>(
         &self,
         procedure: Procedure,
@@ -165,8 +169,9 @@ impl Nfs3 {
         async move {
             let mut call = call?;
             loop {
-                let results = (&mut call).await?;
-                let status = match read(&results)? {
+                let reply =
+                    (&mut call).await.map_err(Error::from).and_then(|results| Ok(read(&results)?));
+                let status = match reply.map_err(|error| error.in_reply_to(procedure.name()))? {
                     Ok(results) => return Ok(results),
                     Err(status) => status,
                 };
@@ -184,10 +189,10 @@ impl Nfs3 {
         route: Route,
         arguments: &dyn Encode,
         payload: Bytes,
-    ) -> Result<rpc::Call> {
+    ) -> Result<Call> {
         let procedure = procedure.code();
-        let target = rpc::Target { program: PROGRAM, version: VERSION, procedure };
-        self.rpc.call(route, target, &self.credential(), arguments, payload)
+        let target = client::Target { program: PROGRAM, version: VERSION, procedure };
+        Ok(self.rpc.call(route, target, &self.credential(), arguments, payload)?)
     }
 
     fn credential(&self) -> Credential<'_> {
@@ -198,7 +203,7 @@ impl Nfs3 {
     }
 }
 
-/// What makes results of a reply: the outer error is a malformed one.
+/// Decodes the results of a reply. The outer error is that of a malformed reply.
 trait ReadResults<O>:
     Fn(&Bytes) -> std::result::Result<std::result::Result<O, Status>, DecodeError> + Send
 {
@@ -209,16 +214,16 @@ impl<O, R> ReadResults<O> for R where
 {
 }
 
-/// The pauses of a call that a server answers with NFS3ERR_JUKEBOX: not now. The Linux client
-/// pauses for 5 s; most servers are ready sooner.
+/// The pauses of a call after NFS3ERR_JUKEBOX. The Linux client pauses for 5 s; most servers are
+/// ready sooner.
 struct Delays {
     next: Duration,
-    /// A soft mount gives up then.
+    /// When a soft mount gives up.
     until: Option<Instant>,
 }
 
 impl Delays {
-    fn new(options: &rpc::RpcOptions) -> Self {
+    fn new(options: &RpcOptions) -> Self {
         let until = match options.recovery {
             Recovery::Hard => None,
             Recovery::Soft => Some(Instant::now() + options.patience()),
@@ -226,7 +231,7 @@ impl Delays {
         Self { next: JUKEBOX_PAUSE_MIN, until }
     }
 
-    /// Pauses. `false`, at once, when it is time to give up.
+    /// Pauses. Returns `false` at once if the call has to fail.
     async fn wait(&mut self) -> bool {
         let pause = self.next;
         if self.until.is_some_and(|until| Instant::now() + pause > until) {
@@ -238,19 +243,31 @@ impl Delays {
     }
 }
 
-/// Reads results. What trails behind them is left alone, as other clients do.
+/// Decodes results, which must end with the record: trailing bytes show that server and client
+/// disagree about the layout, so that no field can be trusted.
 fn decode<'a, T: Decode<'a>>(results: &'a Bytes) -> std::result::Result<T, DecodeError> {
-    T::decode(&mut Reader::new(results))
+    decode_all(results)
 }
 
-/// The connection for what changes a file's data and length, so that a server gets it in order.
+/// Rejects the empty handle. RFC 2055 defines it for calls; in a reply it identifies no file, and
+/// all files with it would share one inode.
+pub(crate) fn check_handle(handle: Option<FileHandle>) -> std::result::Result<(), DecodeError> {
+    match handle {
+        Some(handle) if handle.as_bytes().is_empty() => {
+            Err(DecodeError { what: "nfs_fh3", at_byte: 0 })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The connection for calls that change a file's data and length, so that they arrive in order.
 fn pinned(file: FileHandle) -> Route {
     let mut hasher = DefaultHasher::new();
     file.hash(&mut hasher);
     Route::Pinned(hasher.finish())
 }
 
-/// The AUTH_SYS credential; groups beyond the first 16 do not fit.
+/// The AUTH_SYS credential, with the first 16 groups.
 pub(crate) fn sys_credential<'a>(identity: &Identity, machine_name: &'a [u8]) -> Credential<'a> {
     let groups = &identity.groups[..identity.groups.len().min(GIDS_MAX)];
     let gids = Gids::new(groups).expect("at most 16 groups");
@@ -258,7 +275,7 @@ pub(crate) fn sys_credential<'a>(identity: &Identity, machine_name: &'a [u8]) ->
     Credential::Sys(AuthSys { stamp: 0, machine_name, uid, gid, gids })
 }
 
-/// The name of this host, cut to what AUTH_SYS carries.
+/// The name of this host, limited to the length in AUTH_SYS.
 pub(crate) fn machine_name() -> Arc<[u8]> {
     let system = rustix::system::uname();
     let name = system.nodename().to_bytes();

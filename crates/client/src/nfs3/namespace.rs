@@ -1,28 +1,28 @@
 //! LOOKUP, READLINK, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK: RFC 1813
 //! §3.3.3, §3.3.5 and §3.3.8 to §3.3.15.
 //!
-//! Names are any bytes; what a file system accepts is the server's question. One that is longer
-//! than the protocol's description here allows comes back as GARBAGE_ARGS or NFS3ERR_NAMETOOLONG.
+//! Names are any bytes, and the server decides which it accepts. A server rejects a name that is
+//! too long with GARBAGE_ARGS or NFS3ERR_NAMETOOLONG.
 
 use bytes::Bytes;
 use proto::nfs3::{
     Attributes, CreateArgs, CreateHow, CreatedOk, DirOp, FileHandle, LinkArgs, LinkFailure, LinkOk,
-    LookupArgs, LookupOk, MkdirArgs, MknodArgs, MknodData, Procedure, ReadlinkArgs, ReadlinkReply,
-    RemoveArgs, RemovedOk, RenameArgs, RenameFailure, RenameOk, RmdirArgs, SetAttributes,
-    SymlinkArgs, WccData,
+    LookupArgs, LookupOk, LookupReply, MkdirArgs, MknodArgs, MknodData, Procedure, ReadlinkArgs,
+    ReadlinkReply, RemoveArgs, RemovedOk, RenameArgs, RenameFailure, RenameOk, Reply, RmdirArgs,
+    SetAttributes, SymlinkArgs, WccData,
 };
 use proto::xdr::Encode;
+use rpc::client::Route;
 
-use super::{Nfs3, decode};
+use super::{Nfs3, check_handle, decode};
 use crate::Result;
-use crate::rpc::Route;
 
 /// Result of READLINK.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The link as it is.
+    /// The attributes of the link.
     pub attributes: Option<Attributes>,
-    /// Where it points, as a slice of the record that brought it.
+    /// The target, as a slice of the received record.
     pub target: Bytes,
 }
 
@@ -30,20 +30,24 @@ impl Nfs3 {
     /// LOOKUP, RFC 1813 §3.3.3.
     ///
     /// # Errors
-    /// The server's status: NFS3ERR_NOENT when there is no such name.
+    /// The server's status: NFS3ERR_NOENT if there is no such name.
     pub fn lookup(
         &self,
         dir: FileHandle,
         name: &[u8],
     ) -> impl Future<Output = Result<LookupOk>> + Send + use<> {
         let args = LookupArgs { what: DirOp { dir, name } };
-        self.ask::<_, Option<Attributes>>(Procedure::Lookup, Route::Any, &args)
+        self.ask_with(Procedure::Lookup, Route::Any, &args, Bytes::new(), |results| {
+            let reply = decode::<LookupReply>(results)?;
+            check_handle(reply.as_ref().ok().map(|ok| ok.object))?;
+            Ok(reply.map_err(|failure| failure.status))
+        })
     }
 
     /// READLINK, RFC 1813 §3.3.5.
     ///
     /// # Errors
-    /// The server's status: NFS3ERR_INVAL when it is no symbolic link.
+    /// The server's status: NFS3ERR_INVAL if it is not a symbolic link.
     pub fn readlink(
         &self,
         symlink: FileHandle,
@@ -113,7 +117,7 @@ impl Nfs3 {
         self.make(Procedure::Mknod, &MknodArgs { where_: DirOp { dir, name }, what })
     }
 
-    /// REMOVE, RFC 1813 §3.3.12. Returns the directory on both sides of the change.
+    /// REMOVE, RFC 1813 §3.3.12. Returns the `wcc_data` of the directory.
     ///
     /// # Errors
     /// The server's status.
@@ -121,24 +125,22 @@ impl Nfs3 {
         &self,
         dir: FileHandle,
         name: &[u8],
-    ) -> impl Future<Output = Result<WccData>> + Send + use<> {
+    ) -> impl Future<Output = Result<RemovedOk>> + Send + use<> {
         let args = RemoveArgs { object: DirOp { dir, name } };
-        let reply = self.ask::<RemovedOk, WccData>(Procedure::Remove, Route::Any, &args);
-        async move { Ok(reply.await?.dir_wcc) }
+        self.ask::<RemovedOk, WccData>(Procedure::Remove, Route::Any, &args)
     }
 
-    /// RMDIR, RFC 1813 §3.3.13. Returns the directory on both sides of the change.
+    /// RMDIR, RFC 1813 §3.3.13. Returns the `wcc_data` of the directory.
     ///
     /// # Errors
-    /// The server's status: NFS3ERR_NOTEMPTY when there is something in it.
+    /// The server's status: NFS3ERR_NOTEMPTY if it has entries.
     pub fn rmdir(
         &self,
         dir: FileHandle,
         name: &[u8],
-    ) -> impl Future<Output = Result<WccData>> + Send + use<> {
+    ) -> impl Future<Output = Result<RemovedOk>> + Send + use<> {
         let args = RmdirArgs { object: DirOp { dir, name } };
-        let reply = self.ask::<RemovedOk, WccData>(Procedure::Rmdir, Route::Any, &args);
-        async move { Ok(reply.await?.dir_wcc) }
+        self.ask::<RemovedOk, WccData>(Procedure::Rmdir, Route::Any, &args)
     }
 
     /// RENAME, RFC 1813 §3.3.14.
@@ -171,12 +173,16 @@ impl Nfs3 {
         self.ask::<_, LinkFailure>(Procedure::Link, Route::Any, &args)
     }
 
-    /// The four that create something have one layout of results.
+    /// The four creating procedures have the same results.
     fn make(
         &self,
         procedure: Procedure,
         arguments: &dyn Encode,
     ) -> impl Future<Output = Result<CreatedOk>> + Send + use<> {
-        self.ask::<_, WccData>(procedure, Route::Any, arguments)
+        self.ask_with(procedure, Route::Any, arguments, Bytes::new(), |results| {
+            let reply = decode::<Reply<CreatedOk, WccData>>(results)?;
+            check_handle(reply.as_ref().ok().and_then(|ok| ok.object))?;
+            Ok(reply.map_err(|failure| failure.status))
+        })
     }
 }

@@ -3,19 +3,19 @@
 use bytes::Bytes;
 use proto::nfs3::{Attributes, FileHandle, Procedure, ReadArgs, ReadReply};
 use proto::xdr::DecodeError;
+use rpc::client::Route;
 
 use super::{Nfs3, decode};
 use crate::Result;
-use crate::rpc::Route;
 
 /// Result of READ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadData {
-    /// The file as it is.
+    /// The attributes of the file.
     pub attributes: Option<Attributes>,
-    /// Whether the last of the data is the last of the file.
+    /// Whether the data ends at the end of the file.
     pub eof: bool,
-    /// At most as many bytes as were asked for, as a slice of the record that brought them.
+    /// At most `count` bytes, as a slice of the received record.
     pub data: Bytes,
 }
 
@@ -24,8 +24,8 @@ impl Nfs3 {
     /// before the end of the file.
     ///
     /// # Errors
-    /// The server's status, and [`Error::Decode`](crate::Error::Decode) when it sends more than was
-    /// asked for.
+    /// The server's status, and [`Error::Malformed`](crate::Error::Malformed) if the reply has more
+    /// than `count` bytes.
     pub fn read(
         &self,
         file: FileHandle,

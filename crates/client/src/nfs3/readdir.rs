@@ -6,47 +6,47 @@ use proto::nfs3::{
     ReaddirplusReply,
 };
 use proto::xdr::DecodeError;
+use rpc::client::Route;
 
-use super::{Nfs3, decode};
+use super::{Nfs3, check_handle, decode};
 use crate::Result;
-use crate::rpc::Route;
 
 /// Result of READDIR and READDIRPLUS: a part of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// The directory as it is.
+    /// The attributes of the directory.
     pub dir_attributes: Option<Attributes>,
-    /// To be sent back with any of the cookies.
+    /// To be sent with any of the cookies.
     pub verifier: CookieVerifier,
     /// The entries, in the server's order.
     pub names: Vec<Name>,
-    /// Whether the last entry of the directory is among them.
+    /// Whether the directory ends behind the entries.
     pub eof: bool,
 }
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// The file's number.
+    /// The file id.
     pub fileid: u64,
-    /// Not empty, without slash and NUL; may be `.` or `..`. A slice of the record that brought it,
-    /// which lives as long.
+    /// Not empty, without slash and NUL; may be `.` or `..`. A slice of the received record, which
+    /// it keeps allocated.
     pub name: Bytes,
-    /// Where the entry after this one is found.
+    /// The position behind this entry.
     pub cookie: u64,
-    /// The file as it is, if the server says so.
+    /// The attributes, if the server returned them.
     pub attributes: Option<Attributes>,
-    /// Its handle, if the server says so.
+    /// The handle, if the server returned it.
     pub handle: Option<FileHandle>,
 }
 
 impl Nfs3 {
-    /// READDIR, RFC 1813 §3.3.16: entries from `cookie` on, 0 for the first or that of the last one
-    /// received, in a reply of at most `count` bytes.
+    /// READDIR, RFC 1813 §3.3.16: the entries behind `cookie`, 0 for the first one, in a reply of
+    /// at most `count` bytes.
     ///
     /// # Errors
     /// The server's status: NFS3ERR_BAD_COOKIE, NFS3ERR_TOOSMALL and others;
-    /// [`Error::Decode`](crate::Error::Decode) also when a name could not be that of a file.
+    /// [`Error::Malformed`](crate::Error::Malformed) also for an invalid name.
     pub fn readdir(
         &self,
         dir: FileHandle,
@@ -72,12 +72,12 @@ impl Nfs3 {
         })
     }
 
-    /// READDIRPLUS, RFC 1813 §3.3.17: as [`Self::readdir`], with attributes and handles where the
-    /// server has them. `dir_count` bounds the bytes of file numbers, names and cookies,
-    /// `max_count` those of the reply.
+    /// READDIRPLUS, RFC 1813 §3.3.17: like [`Self::readdir`], with the attributes and handles that
+    /// the server returns. `dir_count` bounds the bytes of file ids, names and cookies, `max_count`
+    /// those of the reply.
     ///
     /// # Errors
-    /// As of [`Self::readdir`], and NFS3ERR_NOTSUPP from servers that do not have it.
+    /// Those of [`Self::readdir`], and NFS3ERR_NOTSUPP.
     pub fn readdirplus(
         &self,
         dir: FileHandle,
@@ -97,6 +97,7 @@ impl Nfs3 {
                 let (fileid, cookie) = (entry.fileid, entry.cookie);
                 let name = checked_name(results, entry.name)?;
                 let (attributes, handle) = (entry.attributes, entry.handle);
+                check_handle(handle)?;
                 Ok(Name { fileid, name, cookie, attributes, handle })
             });
             let names = names.collect::<std::result::Result<_, DecodeError>>()?;
@@ -106,8 +107,8 @@ impl Nfs3 {
     }
 }
 
-/// A name as a slice of the record. One with a slash would lead out of the directory into which a
-/// program copies, so it is not let through.
+/// A name as a slice of the record. Rejects a slash: it would lead out of the directory into which
+/// a program copies.
 fn checked_name(record: &Bytes, name: &[u8]) -> std::result::Result<Bytes, DecodeError> {
     if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
         let at_byte = name.as_ptr().addr() - record.as_ptr().addr();

@@ -11,15 +11,15 @@ use super::{Nfs3, decode, pinned};
 use crate::{Error, Result};
 
 impl Nfs3 {
-    /// WRITE, RFC 1813 §3.3.7. The data goes to the socket from where it lies, and is held until
-    /// the reply has come or the future is dropped.
+    /// WRITE, RFC 1813 §3.3.7. The data is sent without a copy, and referenced until the reply or
+    /// until the future is dropped.
     ///
-    /// The server may write less than all of it, but never nothing of something; what is left is
-    /// the caller's to write. `committed` in the result may say less than `stable` asked for.
+    /// The server may write only a part of the data, at least one byte; the caller writes the rest.
+    /// `committed` in the result may be less than `stable`.
     ///
     /// # Errors
-    /// The server's status; [`Error::Decode`] when it claims to have written nothing or more than
-    /// it got; [`Error::Refused`] with `INVAL` when the data does not fit into a record.
+    /// The server's status; [`Error::Malformed`] if `count` in the reply is 0 or more than was
+    /// sent; [`Error::Refused`] with `INVAL` if the data does not fit in a record.
     pub fn write(
         &self,
         file: FileHandle,
@@ -27,7 +27,7 @@ impl Nfs3 {
         data: Bytes,
         stable: StableHow,
     ) -> impl Future<Output = Result<WriteOk>> + Send + use<> {
-        // A longer record than this is refused below.
+        // A longer record is rejected below.
         let count = u32::try_from(data.len()).map_err(|_| Error::Refused(Errno::INVAL));
         let reply =
             count.map(|count| {
@@ -44,8 +44,7 @@ impl Nfs3 {
         async move { reply?.await }
     }
 
-    /// COMMIT, RFC 1813 §3.3.21: `count` bytes from `offset` on, to the end of the file when
-    /// `count` is 0.
+    /// COMMIT, RFC 1813 §3.3.21: `count` bytes from `offset` on; 0 is up to the end of the file.
     ///
     /// # Errors
     /// The server's status.

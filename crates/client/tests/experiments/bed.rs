@@ -23,7 +23,7 @@ const CONFIG: &str = r#"
     sync = false
 "#;
 
-/// What an experiment stands on.
+/// The server, relay and options of an experiment.
 pub(crate) struct Bed {
     /// In this process.
     own: Option<(Server, TempDir)>,
@@ -128,7 +128,7 @@ async fn mount(url: &NfsUrl, options: &MountOptions) -> FileSystem {
     FileSystem::mount(url, &root, options, Arc::default()).await.unwrap()
 }
 
-/// What the root directory has under this name.
+/// The object of this name in the root directory.
 pub(crate) async fn lookup(file_system: &FileSystem, name: &str) -> Arc<Inode> {
     file_system.lookup(&file_system.root(), name.as_bytes()).await.unwrap()
 }

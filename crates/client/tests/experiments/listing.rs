@@ -41,7 +41,7 @@ fn believing(attributes: Duration, readdirplus: UseReaddirplus) -> MountOptions 
     MountOptions { dir_attributes_min, dir_attributes_max, readdirplus, rsize, ..options() }
 }
 
-/// The number in front tells entries apart.
+/// The number in front distinguishes entries.
 fn name(number: usize) -> String {
     format!("{number:0>8}{:x<1$}", "", NAME_BYTES - 8)
 }
@@ -53,13 +53,13 @@ fn number(name: &[u8]) -> Option<usize> {
 /// A program that lists.
 #[derive(Clone, Copy, Default)]
 struct Program {
-    /// What it does with each buffer of entries takes so long.
+    /// Pause after each buffer of entries.
     pause: Duration,
-    /// It looks at every entry, as `ls -l`.
-    looks: bool,
+    /// Whether it stats every entry, as `ls -l`.
+    stats: bool,
 }
 
-/// What it saw.
+/// The result of a listing.
 struct Listed {
     numbers: Vec<usize>,
     /// Entries of the longest page.
@@ -69,7 +69,7 @@ struct Listed {
 
 impl Program {
     /// Slow enough that attributes expire on the way.
-    const SLOW: Self = Self { pause: Duration::from_millis(3), looks: false };
+    const SLOW: Self = Self { pause: Duration::from_millis(3), stats: false };
 
     async fn list(self, file_system: &FileSystem, dir: &Arc<Inode>) -> Listed {
         let begun = Instant::now();
@@ -85,8 +85,8 @@ impl Program {
             for entry in page.iter().take(BUFFER_ENTRIES) {
                 cookie = entry.cookie;
                 numbers.extend(number(entry.name));
-                if self.looks && number(entry.name).is_some() {
-                    self.look(file_system, dir, entry.name, entry.fileid).await;
+                if self.stats && number(entry.name).is_some() {
+                    self.stat(file_system, dir, entry.name, entry.fileid).await;
                 }
             }
             if !self.pause.is_zero() {
@@ -95,7 +95,7 @@ impl Program {
         }
     }
 
-    async fn look(self, file_system: &FileSystem, dir: &Arc<Inode>, name: &[u8], fileid: u64) {
+    async fn stat(self, file_system: &FileSystem, dir: &Arc<Inode>, name: &[u8], fileid: u64) {
         let inode = file_system.lookup(dir, name).await.unwrap();
         let attributes = file_system.attributes(&inode).await.unwrap();
         assert_eq!(attributes.fileid, fileid);
@@ -137,7 +137,7 @@ impl Listed {
 const HEAD: &str =
     "                       listers  entries READDIRs from_start LOOKUPs GETATTRs     secs";
 
-/// Another client that changes the directory until it is told to end.
+/// Another client that changes the directory until it is stopped.
 struct Other {
     end: Arc<AtomicBool>,
     task: JoinHandle<usize>,
@@ -189,7 +189,7 @@ impl Other {
 }
 
 /// The number of the `nth` entry that is removed: a step through them all that no number of entries
-/// has a factor in common with, unless somebody chooses it so.
+/// has a factor in common with, unless it is chosen so.
 fn removed(nth: usize, entries: usize) -> usize {
     (nth * 7919 + 17) % entries
 }
@@ -293,30 +293,30 @@ async fn four_listers_take_few_more_calls_than_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_looks_at_every_entry_does_not_ask_for_each() {
+async fn ls_l_sends_no_getattr_per_entry() {
     let entries = entries_of_all();
     let bed = large(entries).await;
     println!("{HEAD}");
-    let looking = Program { looks: true, ..Program::SLOW };
-    // What is listed is looked at sooner than attributes expire, on a busy machine too.
+    let ls_l = Program { stats: true, ..Program::SLOW };
+    // Entries are statted before attributes expire, also on a busy machine.
     let options = believing(Duration::from_secs(1), UseReaddirplus::Learned);
-    let (listed, seen) = list(&bed, "large", &options, looking).await;
-    listed.print("idle, looks", 1, &seen);
+    let (listed, seen) = list(&bed, "large", &options, ls_l).await;
+    listed.print("idle, ls -l", 1, &seen);
     listed.assert_exact(0..entries);
     assert_eq!(seen.from_start, 1);
     assert_few_others(&listed, &seen);
 
     let adding = Other::new(&bed, Does::Add, entries).await;
-    let (listed, seen) = list(&bed, "large", &options, looking).await;
+    let (listed, seen) = list(&bed, "large", &options, ls_l).await;
     let added = adding.ended().await;
-    listed.print(&format!("{added} added, looks"), 1, &seen);
+    listed.print(&format!("{added} added, ls -l"), 1, &seen);
     listed.assert_exact(0..entries);
     assert_eq!(seen.from_start, 1);
     assert_few_others(&listed, &seen);
 }
 
-/// Besides the listing only what it takes to learn that attributes are wanted, and to see now and
-/// then that the directory is still what it was.
+/// Besides the listing only the calls that sample whether attributes are needed, and those that
+/// revalidate the directory.
 fn assert_few_others(listed: &Listed, seen: &Seen) {
     let (others, bound) = (seen.others(), 64 + listed.numbers.len() / 100);
     assert!(others <= bound, "{others} calls beside the listing, where {bound} are enough");

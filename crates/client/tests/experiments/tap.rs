@@ -1,11 +1,12 @@
-//! A relay that notes the calls that pass through it: what a client asked, of whatever server.
+//! A relay that records the calls from a client to any server.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use proto::nfs3::{FileHandle, PROGRAM, Procedure, ReaddirArgs, ReaddirplusArgs, WriteArgs};
-use proto::oncrpc::{CallHeader, RecordMark, decode_call};
+use proto::oncrpc::{CallHeader, decode_call};
 use proto::xdr::{Decode, Reader};
+use rpc::record;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -75,7 +76,7 @@ impl Seen {
         self.procedures.len() - self.readdirs()
     }
 
-    /// WRITEs that begin before what was sent of their file already.
+    /// WRITEs that begin before the end of an earlier one of the same file.
     pub(crate) fn late_writes(&self) -> usize {
         let mut ends = std::collections::HashMap::new();
         let is_late = |(file, offset, len): &&(FileHandle, u64, u32)| {
@@ -114,20 +115,13 @@ async fn relay(
     mut to: impl AsyncWriteExt + Unpin,
     seen: Arc<Mutex<Seen>>,
 ) {
-    let mut mark = [0; MARK_BYTES];
-    while from.read_exact(&mut mark).await.is_ok() {
-        let RecordMark { last, len } = RecordMark::from_bytes(mark);
-        assert!(last, "the client sends a call in one piece");
-        let mut record = vec![0; MARK_BYTES + usize::try_from(len).unwrap()];
-        record[..MARK_BYTES].copy_from_slice(&mark);
-        if from.read_exact(&mut record[MARK_BYTES..]).await.is_err() {
-            break;
-        }
-        seen.lock().unwrap().note(&record[MARK_BYTES..]);
-        if to.write_all(&record).await.is_err() {
+    while let Ok(call) = record::read(&mut from, CALL_BYTES_MAX).await {
+        seen.lock().unwrap().note(&call);
+        if to.write_all(&record::in_fragments(&call, &[])).await.is_err() {
             break;
         }
     }
 }
 
-const MARK_BYTES: usize = 4;
+/// More than any call of these tests.
+const CALL_BYTES_MAX: usize = 64 << 20;

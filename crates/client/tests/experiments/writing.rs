@@ -17,7 +17,7 @@ const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 const IN_FLIGHT: [usize; 5] = [1, 2, 4, 20, 64];
 const MIB: usize = 1 << 20;
 
-/// What is written.
+/// The data to write.
 #[derive(Clone, Copy)]
 struct Load {
     record_bytes: usize,
@@ -77,15 +77,15 @@ fn assert_in_order(bed: &Bed, seen: &Seen, file_system: &FileSystem, load: Load,
     }
 }
 
-/// Opened again, the file is still what its writer has of it, and so far nothing was read.
+/// Opened again, the file keeps the cache of its writer, and no READ was sent so far.
 async fn assert_kept(bed: &Bed, file_system: &FileSystem, inode: &Arc<Inode>) {
     let file = file_system.open(inode, READ).await.unwrap();
-    assert!(file.keep_cache(), "nobody else was at it");
+    assert!(file.keep_cache(), "no other client has changed it");
     file.close().await.unwrap();
     assert_eq!(bed.seen().count(Procedure::Read), 0);
 }
 
-/// Another client reads what was written.
+/// Another client reads the data.
 async fn assert_holds(bed: &Bed, name: &str, load: Load) {
     let file_system = bed.mount_elsewhere().await;
     let inode = crate::bed::lookup(&file_system, name).await;

@@ -5,19 +5,21 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proto::nfs3::{
-    Attributes, CookieVerifier, Entry, Failure, FileHandle, FileType, GetattrOk, GetattrReply,
-    ReadOk, ReadReply, ReaddirOk, ReaddirReply, StableHow, Status, Time, WccData, WriteOk,
-    WriteReply, WriteVerifier,
+    Attributes, CookieVerifier, CreatedOk, CreatedReply, Entry, EntryPlus, Failure, FileHandle,
+    FileType, GetattrOk, GetattrReply, LookupOk, LookupReply, ReadOk, ReadReply, ReaddirOk,
+    ReaddirReply, ReaddirplusOk, ReaddirplusReply, SetAttributes, StableHow, Status, Time, WccData,
+    WriteOk, WriteReply, WriteVerifier,
 };
 use proto::xdr::{Encode, List, Writer};
+use rpc::client::RpcOptions;
 use spillway_client::nfs3::Flavor;
-use spillway_client::rpc::RpcOptions;
 use spillway_client::{Error, MountOptions, Nfs3, Recovery};
+use tokio::io::AsyncWriteExt as _;
 use tracing::field::{Field, Visit};
 use tracing::span;
 
 use crate::fixture::root_user;
-use crate::peer::{Connected, Peer, Received, answered, ask, hard, within};
+use crate::peer::{Connected, Peer, Received, answered, ask, hard, reply, within};
 
 async fn connected(options: &MountOptions) -> (Peer, Nfs3, Connected) {
     let peer = Peer::new().await;
@@ -87,7 +89,7 @@ async fn a_call_that_is_not_answered_now_is_made_anew() {
 }
 
 #[tokio::test]
-async fn a_soft_mount_is_not_told_for_ever_to_wait() {
+async fn a_soft_mount_gives_up_after_repeated_jukebox() {
     let timeout = Duration::from_millis(200);
     let options =
         MountOptions { timeout, retransmissions: 1, recovery: Recovery::Soft, ..options() };
@@ -105,7 +107,7 @@ async fn a_soft_mount_is_not_told_for_ever_to_wait() {
     }
 }
 
-/// What a call says to a reply with these results.
+/// The error of a call for a reply with these results.
 async fn refused<T: std::fmt::Debug>(
     call: impl Future<Output = Result<T, Error>>,
     connected: &mut Connected,
@@ -117,7 +119,7 @@ async fn refused<T: std::fmt::Debug>(
     };
     let (result, ()) = tokio::join!(within(call), answer);
     match result.unwrap_err() {
-        Error::Decode(error) => error.what,
+        Error::Malformed { error, .. } => error.what,
         other => panic!("{other}"),
     }
 }
@@ -160,10 +162,44 @@ async fn results_that_end_early_or_late() {
     for len in [0, 3, 4, 40, whole.len() - 1] {
         refused(nfs.getattr(some_file()), &mut connected, &whole[..len]).await;
     }
+    let longer = [&whole[..], b"more"].concat();
+    let what = refused(nfs.getattr(some_file()), &mut connected, &longer).await;
+    assert_eq!(what, "end of record");
+    assert_eq!(refused(nfs.null(), &mut connected, b"more").await, "end of record");
+}
+
+#[tokio::test]
+async fn a_malformed_reply_is_reported_with_the_name_of_its_procedure() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
     let call = tokio::spawn(nfs.getattr(some_file()));
     let received = connected.receive().await;
-    connected.answer(&received, &[&whole[..], b"more"].concat()).await;
-    assert_eq!(within(call).await.unwrap().unwrap(), attributes());
+    connected.answer(&received, b"").await;
+    let message = within(call).await.unwrap().unwrap_err().to_string();
+    let expected = "the server's reply to GETATTR is malformed: cannot decode nfsstat3 at byte 0";
+    assert_eq!(message, expected);
+}
+
+#[tokio::test]
+async fn handle_without_bytes_is_refused() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
+    let (dir, object) = (some_file(), FileHandle::new(b"").unwrap());
+    let found = LookupOk { object, object_attributes: None, dir_attributes: None };
+    let found = encoded(&LookupReply::Ok(found));
+    assert_eq!(refused(nfs.lookup(dir, b"name"), &mut connected, &found).await, "nfs_fh3");
+
+    let dir_wcc = WccData::default();
+    let made = CreatedOk { object: Some(object), attributes: None, dir_wcc };
+    let made = encoded(&CreatedReply::Ok(made));
+    let mkdir = nfs.mkdir(dir, b"name", SetAttributes::default());
+    assert_eq!(refused(mkdir, &mut connected, &made).await, "nfs_fh3");
+
+    let (fileid, name, cookie) = (1, &b"name"[..], 1);
+    let names = [EntryPlus { fileid, name, cookie, attributes: None, handle: Some(object) }];
+    let (verifier, entries) = (CookieVerifier::default(), List::from(names.as_slice()));
+    let page = ReaddirplusOk { dir_attributes: None, verifier, entries, eof: true };
+    let page = encoded(&ReaddirplusReply::Ok(page));
+    let list = nfs.readdirplus(dir, 0, verifier, 4096, 4096);
+    assert_eq!(refused(list, &mut connected, &page).await, "nfs_fh3");
 }
 
 #[tokio::test]
@@ -192,12 +228,24 @@ async fn a_server_that_does_not_respond_is_reported_once_and_when_it_does() {
         assert_eq!(connected.try_receive().await, None);
         connected = peer.accept().await;
     }
-    for _ in &calls {
-        let received = connected.receive().await;
-        connected.echo(&received).await;
-    }
-    for (number, call) in (1..).zip(calls) {
-        assert_eq!(answered(call).await.unwrap(), number);
+    let mut calls = (1..).zip(calls).map(|(number, call)| (number, Box::pin(answered(call))));
+    let (mut one, mut other) = (calls.next().unwrap(), calls.next().unwrap());
+    let serve = async {
+        loop {
+            // A reply that was held up for longer than the timeout is sent again.
+            while let Some(received) = connected.try_receive().await {
+                let reply = reply(received.xid, &received.arguments[..4]);
+                // The client may have given the connection up meanwhile.
+                drop(connected.stream.write_all(&reply).await);
+            }
+            connected = peer.accept().await;
+        }
+    };
+    tokio::select! {
+        (first, second) = async { tokio::join!(&mut one.1, &mut other.1) } => {
+            assert_eq!((first.unwrap(), second.unwrap()), (one.0, other.0));
+        }
+        () = serve => unreachable!("it goes on"),
     }
     let address = peer.address();
     let expected = [

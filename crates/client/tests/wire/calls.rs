@@ -80,7 +80,7 @@ async fn attributes_are_read_and_set() {
         mtime: SetTime::ToClientTime(mtime),
         ..SetAttributes::default()
     };
-    let wcc = nfs.setattr(file, set, Some(before.ctime)).await.unwrap();
+    let wcc = nfs.setattr(file, set, Some(before.ctime)).await.unwrap().wcc;
     let after = wcc.after.unwrap();
     assert_eq!((after.mode, after.size, after.mtime), (0o755, 12, mtime));
     let guarded = nfs.setattr(file, with_mode(0), Some(Time::default())).await;
@@ -109,7 +109,7 @@ async fn names_are_made_found_moved_and_removed() {
     nfs.rename(root, b"exclusive", dir, b"moved\xff").await.unwrap();
     assert_eq!(nfs.lookup(dir, b"moved\xff").await.unwrap().object, made);
     assert_status(nfs.rmdir(root, b"dir").await, Status::Notempty);
-    assert!(nfs.remove(dir, b"moved\xff").await.unwrap().after.is_some());
+    assert!(nfs.remove(dir, b"moved\xff").await.unwrap().dir_wcc.after.is_some());
     nfs.remove(dir, b"link").await.unwrap();
     nfs.rmdir(root, b"dir").await.unwrap();
     assert_status(nfs.lookup(root, b"dir").await, Status::Noent);
@@ -212,13 +212,13 @@ async fn a_call_is_made_for_its_user() {
     groups.swap(15, 16);
     assert_status(user(44, &groups).read(file, 0, 1).await, Status::Acces);
     let (user, options) = (root_user(), options());
-    let nobody = Nfs3::connect(fixture.address(), Flavor::None, &user, &options).await.unwrap();
-    nobody.getattr(file).await.unwrap();
-    assert_status(nobody.read(file, 0, 1).await, Status::Acces);
+    let anonymous = Nfs3::connect(fixture.address(), Flavor::None, &user, &options).await.unwrap();
+    anonymous.getattr(file).await.unwrap();
+    assert_status(anonymous.read(file, 0, 1).await, Status::Acces);
 }
 
 #[tokio::test]
-async fn the_url_says_who_calls() {
+async fn calls_are_made_as_the_user_in_the_url() {
     let fixture = Fixture::new().await;
     let mut url = fixture.url();
     (url.uid, url.gid) = (Some(7), Some(8));
@@ -254,7 +254,7 @@ async fn mounts_are_listed_and_refused() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_named_with_its_port() {
-    // Bound and not listening: nobody else gets it meanwhile.
+    // Bound and not listening, so that no other process gets it meanwhile.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = socket.local_addr().unwrap().port();

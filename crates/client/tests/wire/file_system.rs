@@ -1,4 +1,4 @@
-//! The operations of a mounted export, and what stays cached of its files.
+//! The operations of a mounted export, and the caches of its files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,7 +37,7 @@ fn is_absent<T>(outcome: Result<T>) -> bool {
 }
 
 #[tokio::test]
-async fn what_was_written_is_read_before_and_after_it_is_sent() {
+async fn written_data_is_read_before_and_after_it_is_sent() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;
     let root = file_system.root();
@@ -48,7 +48,7 @@ async fn what_was_written_is_read_before_and_after_it_is_sent() {
     file.write_at(0, b"first").await.unwrap();
     let expected = b"first\0\0\0\0\0later";
     assert_eq!(file.read_at(0, 100).await.unwrap(), expected[..]);
-    assert_eq!(inode.attributes().size, 15, "the length counts what was not sent");
+    assert_eq!(inode.attributes().size, 15, "the size includes unsent data");
     file.sync().await.unwrap();
     assert_eq!(fs::read(fixture.exported("file")).unwrap(), expected);
     // Behind the server's end, so that the hole between is the client's to make.
@@ -77,13 +77,13 @@ async fn a_write_beyond_one_write_call_arrives_whole() {
 }
 
 #[tokio::test]
-async fn own_writes_keep_the_cache_and_those_of_others_do_not() {
+async fn own_writes_keep_the_cache_and_foreign_writes_drop_it() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;
     let inode = written(&file_system, "file", &[7; 100_000]).await;
 
     let again = file_system.open(&inode, WRITE).await.unwrap();
-    assert!(again.keep_cache(), "nobody else was at it");
+    assert!(again.keep_cache(), "no other client has changed it");
     again.write_at(50, b"mine").await.unwrap();
     let now = SetTime::ToClientTime(Time { seconds: 1_000_000, nseconds: 5 });
     let new = SetAttributes { mtime: now, mode: Some(0o600), ..SetAttributes::default() };
@@ -96,7 +96,32 @@ async fn own_writes_keep_the_cache_and_those_of_others_do_not() {
     let changed = file_system.open(&inode, READ).await.unwrap();
     assert!(!changed.keep_cache());
     assert_eq!(changed.read_at(0, 100).await.unwrap(), b"theirs"[..]);
-    assert!(file_system.open(&inode, READ).await.unwrap().keep_cache(), "it was told once");
+    assert!(
+        file_system.open(&inode, READ).await.unwrap().keep_cache(),
+        "a foreign change is reported once"
+    );
+}
+
+#[tokio::test]
+async fn an_own_link_does_not_hide_a_foreign_write() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let inode = written(&file_system, "file", b"before").await;
+    let file = file_system.open(&inode, READ).await.unwrap();
+    assert_eq!(file.read_at(0, 100).await.unwrap(), b"before"[..]);
+    file.close().await.unwrap();
+
+    file_system.link(&inode, &root, b"second").await.unwrap();
+    let unchanged = file_system.open(&inode, READ).await.unwrap();
+    assert!(unchanged.keep_cache(), "the link alone changes no data");
+    unchanged.close().await.unwrap();
+
+    fs::write(fixture.exported("file"), b"behind").unwrap();
+    file_system.link(&inode, &root, b"third").await.unwrap();
+    let changed = file_system.open(&inode, READ).await.unwrap();
+    assert!(!changed.keep_cache(), "the data from before the foreign write is dropped");
+    assert_eq!(changed.read_at(0, 100).await.unwrap(), b"behind"[..]);
 }
 
 #[tokio::test]
@@ -116,7 +141,7 @@ async fn an_open_file_outlives_its_names() {
 }
 
 #[tokio::test]
-async fn a_file_that_another_replaces_is_read_on() {
+async fn an_open_file_replaced_by_rename_is_still_read() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;
     let root = file_system.root();
@@ -178,7 +203,7 @@ async fn a_cut_file_stays_cut() {
 }
 
 #[tokio::test]
-async fn what_changes_a_directory_shows_in_its_names() {
+async fn changes_of_a_directory_show_in_its_names() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;
     let root = file_system.root();
@@ -215,7 +240,7 @@ async fn what_changes_a_directory_shows_in_its_names() {
 }
 
 #[tokio::test]
-async fn what_was_read_ahead_is_not_older_than_a_change() {
+async fn data_read_ahead_is_not_older_than_a_change() {
     let fixture = Fixture::new().await;
     let sizes = MountOptions { rsize: Some(4096), ..options() };
     let file_system = mount_with(&fixture, &sizes).await;
@@ -239,14 +264,14 @@ async fn what_was_read_ahead_is_not_older_than_a_change() {
 }
 
 #[tokio::test]
-async fn what_was_read_ahead_of_an_unsent_write_is_not_served_after_it() {
+async fn data_read_ahead_before_a_write_is_not_returned_after_it() {
     let fixture = Fixture::new().await;
     let sizes = MountOptions { rsize: Some(4096), ..options() };
     let file_system = mount_with(&fixture, &sizes).await;
     let inode = written(&file_system, "file", &[1; 100_000]).await;
     let file = file_system.open(&inode, WRITE).await.unwrap();
     file.write_at(50_000, &[2; 100]).await.unwrap();
-    // The stream fetches the server's old data beyond what it reads.
+    // Read-ahead fetches the server's old data behind the read.
     for offset in (0..49_152).step_by(4096) {
         assert_eq!(file.read_at(offset, 4096).await.unwrap(), [1; 4096][..]);
     }
@@ -270,7 +295,7 @@ async fn a_new_name_keeps_the_cache() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_not_there_is_forgotten() {
+async fn an_absent_name_is_dropped() {
     let fixture = Fixture::new().await;
     let always = MountOptions { readdirplus: UseReaddirplus::Always, ..options() };
     let file_system = mount_with(&fixture, &always).await;
@@ -285,7 +310,7 @@ async fn a_name_that_is_not_there_is_forgotten() {
 }
 
 #[tokio::test]
-async fn what_was_written_in_small_pieces_is_read_back_without_a_call() {
+async fn data_written_in_small_pieces_is_read_back_without_a_call() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;
     let root = file_system.root();
@@ -302,7 +327,7 @@ async fn what_was_written_in_small_pieces_is_read_back_without_a_call() {
     assert_eq!(file.read_at(65_536, 65_536).await.unwrap(), [7; 34_564][..]);
     assert_eq!(fixture.figure("read_bytes"), 0);
 
-    // Over what is kept, first unsent and then committed; and cut off.
+    // Over kept data, first unsent and then committed; and truncated.
     file.write_at(50, &[8; 4096]).await.unwrap();
     assert_eq!(file.read_at(0, 51).await.unwrap()[49..], [7, 8]);
     file.sync().await.unwrap();
@@ -325,8 +350,8 @@ async fn permissions_are_those_of_the_user() {
     let inode = written(&file_system, "secret", b"data").await;
     let private = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
     file_system.set_attributes(&inode, private).await.unwrap();
-    let somebody = spillway_client::Identity { uid: 1234, gid: 1234, groups: Vec::new() };
-    let theirs = file_system.as_user(&Arc::new(somebody));
+    let other = spillway_client::Identity { uid: 1234, gid: 1234, groups: Vec::new() };
+    let theirs = file_system.as_user(&Arc::new(other));
     // Servers of other tests in this process may have made the umask 0.
     let mode = fs::Permissions::from_mode(0o755);
     fs::set_permissions(fixture.exported(""), mode).unwrap();

@@ -20,7 +20,7 @@ const TRUSTING: &str = r#"
     sync = false
 "#;
 
-/// A running server. `export` in its directory is what it serves.
+/// A running server, which exports the directory `export`.
 pub(crate) struct Fixture {
     dir: TempDir,
     /// Serves until the runtime of the test ends.

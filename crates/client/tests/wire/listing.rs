@@ -1,4 +1,4 @@
-//! Large directories: how often the server is asked, and what comes of it.
+//! Large directories: the number of calls, and the entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -64,7 +64,7 @@ fn name(nth: usize) -> String {
     format!("file{nth:06}")
 }
 
-/// Lists as a program does that looks at `lookups` entries of each buffer, and returns how often
+/// Lists like a program that stats `lookups` entries of each buffer, and returns how often
 /// each name came.
 async fn list(file_system: &FileSystem, dir: &Arc<Inode>, lookups: usize) -> BTreeMap<String, u32> {
     let directory = file_system.open_dir(dir).await.unwrap();
@@ -89,13 +89,13 @@ async fn list(file_system: &FileSystem, dir: &Arc<Inode>, lookups: usize) -> BTr
 }
 
 fn assert_holds_once(listed: &BTreeMap<String, u32>, names: impl IntoIterator<Item = String>) {
-    assert!(listed.values().all(|times| *times == 1), "nothing comes twice");
+    assert!(listed.values().all(|times| *times == 1), "no entry twice");
     for name in names {
         assert!(listed.contains_key(&name), "{name} is missing");
     }
 }
 
-/// Does something again and again on another thread until dropped.
+/// Repeats an action on another thread until dropped.
 struct Meanwhile {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -126,7 +126,7 @@ impl Drop for Meanwhile {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_changes_costs_what_one_that_does_not() {
+async fn listing_a_changing_directory_makes_no_extra_calls() {
     let large = LargeDirectory::new().await;
     let options = impatient(UseReaddirplus::Never);
     let (file_system, dir) = large.mount(&options).await;
@@ -137,7 +137,7 @@ async fn a_directory_that_changes_costs_what_one_that_does_not() {
     let (again, calls, _) = large.calls_of(list(&file_system, &dir, 0)).await;
     assert_eq!((again, calls), (listed, 0), "nothing has changed");
 
-    // Names come.
+    // Names are added.
     let path = large.path.clone();
     let adding = Meanwhile::new(move |nth| {
         File::create(path.join(format!("new{nth}"))).unwrap();
@@ -149,7 +149,7 @@ async fn a_directory_that_changes_costs_what_one_that_does_not() {
     let added = listed.len() - ENTRIES;
     assert!(busy <= idle + 2 + u64::try_from(added / 500).unwrap(), "{idle} and {busy}");
 
-    // Names go.
+    // Names are removed.
     let path = large.path.clone();
     let removing = Meanwhile::new(move |nth| {
         fs::remove_file(path.join(name(nth))).unwrap();
@@ -163,7 +163,7 @@ async fn a_directory_that_changes_costs_what_one_that_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn four_listers_of_a_busy_directory_make_hardly_more_calls_than_one() {
+async fn four_readers_of_a_busy_directory_make_hardly_more_calls_than_one() {
     let large = LargeDirectory::new().await;
     let (file_system, dir) = large.mount(&impatient(UseReaddirplus::Never)).await;
     let (_, alone, _) = large.calls_of(list(&file_system, &dir, 0)).await;
@@ -186,14 +186,14 @@ async fn four_listers_of_a_busy_directory_make_hardly_more_calls_than_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_listing_brings_the_attributes_that_are_asked_for() {
+async fn a_long_listing_fetches_the_attributes_that_are_needed() {
     let large = LargeDirectory::new().await;
     let (file_system, dir) = large.mount(&options()).await;
     let before = large.fixture.figure("calls");
     let (listed, readdirs, begun) = large.calls_of(list(&file_system, &dir, BUFFER_ENTRIES)).await;
     assert_holds_once(&listed, (0..ENTRIES).map(name));
     let others = large.fixture.figure("calls") - before - readdirs;
-    // A sample, and the page ahead of it without attributes, from which a few are looked up.
+    // A sample, and the page fetched ahead by READDIR, from which a few entries are looked up.
     assert!(others <= 50, "{others} calls beside {readdirs} READDIRs");
     assert_eq!(begun, 1);
 
@@ -205,7 +205,7 @@ async fn a_long_listing_brings_the_attributes_that_are_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_this_client_changes_is_listed_at_once() {
+async fn own_changes_are_listed_at_once() {
     let large = LargeDirectory::new().await;
     let (file_system, dir) = large.mount(&options()).await;
     let mut names: BTreeSet<_> = list(&file_system, &dir, 0).await.into_keys().collect();

@@ -1,9 +1,9 @@
 //! Calls on a server whose replies get lost on the way, and that must not run twice.
 
 use std::fs;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use proto::nfs3::{CreateHow, FileHandle, SetAttributes, StableHow, Status};
 use spillway_client::nfs3::Flavor;
 use spillway_client::{MountOptions, Nfs3, mount3};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::fixture::{Fixture, options, root_user};
 use crate::peer::within;
@@ -24,16 +24,24 @@ struct LossyWay {
 }
 
 impl LossyWay {
-    /// Each connection carries as many bytes of replies as `lifetimes` says.
-    async fn to(server: SocketAddr, lifetimes: impl Fn() -> usize + Send + 'static) -> Self {
+    /// Carries [`CONNECTIONS`] connections at a time, from `source` to the server. Each carries as
+    /// many bytes of replies as in `lifetimes`.
+    async fn to(
+        server: SocketAddr,
+        source: Ipv4Addr,
+        lifetimes: impl Fn() -> usize + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let losses = Arc::new(AtomicUsize::new(0));
         let ahead = Arc::clone(&losses);
+        let ports = Ports::new(source).await;
         tokio::spawn(async move {
             loop {
-                let (client, _) = listener.accept().await.unwrap();
-                tokio::spawn(carry(client, server, Arc::clone(&ahead), lifetimes()));
+                let (client, peer) = listener.accept().await.unwrap();
+                let slot = Arc::clone(&ports).acquire(peer.port()).await;
+                let (ahead, lifetime) = (Arc::clone(&ahead), lifetimes());
+                tokio::spawn(async move { carry(client, server, slot, &ahead, lifetime).await });
             }
         });
         Self { address, losses }
@@ -49,16 +57,93 @@ impl LossyWay {
     }
 }
 
+/// Connections of the client at a time.
+const CONNECTIONS: usize = 2;
+
+/// The ports towards the server, as a NAT maps them: a connection of the client that is made again
+/// comes to the server from the port that it had, by which the server recognises a retransmission.
+/// The client's own port can be taken by another process while the client reconnects, so a new
+/// client port takes over the mapping of a connection that has ended.
+struct Ports {
+    source: Ipv4Addr,
+    slots: Mutex<[PortSlot; CONNECTIONS]>,
+}
+
+#[derive(Clone, Copy)]
+struct PortSlot {
+    client_port: u16,
+    server_port: u16,
+    is_free: bool,
+}
+
+impl Ports {
+    async fn new(source: Ipv4Addr) -> Arc<Self> {
+        let mut slots = [PortSlot { client_port: 0, server_port: 0, is_free: true }; CONNECTIONS];
+        let listeners = [(); CONNECTIONS].map(|()| std::net::TcpListener::bind((source, 0)));
+        for (slot, listener) in slots.iter_mut().zip(listeners) {
+            slot.server_port = listener.unwrap().local_addr().unwrap().port();
+        }
+        Arc::new(Self { source, slots: Mutex::new(slots) })
+    }
+
+    async fn acquire(self: Arc<Self>, client_port: u16) -> AcquiredPort {
+        loop {
+            if let Some(index) = self.try_acquire(client_port) {
+                return AcquiredPort { ports: self, index };
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn try_acquire(&self, client_port: u16) -> Option<usize> {
+        let mut slots = self.slots.lock().unwrap();
+        let index = slots
+            .iter()
+            .position(|slot| slot.client_port == client_port)
+            .or_else(|| slots.iter().position(|slot| slot.is_free))?;
+        let slot = &mut slots[index];
+        slot.client_port = client_port;
+        std::mem::replace(&mut slot.is_free, false).then_some(index)
+    }
+}
+
+/// A port that one connection to the server has.
+struct AcquiredPort {
+    ports: Arc<Ports>,
+    index: usize,
+}
+
+impl AcquiredPort {
+    /// Connects to the server. The reset at the end frees the port at once.
+    async fn connect(&self, server: SocketAddr) -> TcpStream {
+        let port = self.ports.slots.lock().unwrap()[self.index].server_port;
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind((self.ports.source, port).into()).unwrap();
+        let stream = socket.connect(server).await.unwrap();
+        stream.set_zero_linger().unwrap();
+        stream
+    }
+}
+
+impl Drop for AcquiredPort {
+    fn drop(&mut self) {
+        self.ports.slots.lock().unwrap()[self.index].is_free = true;
+    }
+}
+
 /// Carries bytes between both ends until a reply is to be lost: it is received whole, so that the
 /// server has sent it, and goes no further; or until it has carried `lifetime` bytes of replies,
 /// the last of them in the middle of anything.
 async fn carry(
     mut client: TcpStream,
     server: SocketAddr,
-    losses: Arc<AtomicUsize>,
+    port: AcquiredPort,
+    losses: &AtomicUsize,
     mut lifetime: usize,
 ) {
-    let mut server = TcpStream::connect(server).await.unwrap();
+    // Dropped before the port, and both before the client reads that its connection has ended.
+    let mut server = port.connect(server).await;
     let (mut calls, mut replies) = (vec![0; 1 << 16], vec![0; 1 << 16]);
     while lifetime > 0 {
         tokio::select! {
@@ -87,7 +172,7 @@ async fn carry(
 
 async fn over_lossy_way(fixture: &Fixture) -> (LossyWay, Nfs3, FileHandle) {
     let root = mount3::mount(&fixture.url(), &options(), &root_user()).await.unwrap().root;
-    let way = LossyWay::to(fixture.address(), || usize::MAX).await;
+    let way = LossyWay::to(fixture.address(), Ipv4Addr::new(127, 0, 0, 9), || usize::MAX).await;
     let options = MountOptions { nconnect: 2, ..options() };
     let nfs = Nfs3::connect(way.address, Flavor::Sys, &root_user(), &options).await.unwrap();
     (way, nfs, root)
@@ -140,7 +225,7 @@ async fn what_was_done_once_is_answered_as_done() {
     for gone in ["removed", "from", "dir"] {
         assert!(!fixture.exported(gone).exists(), "{gone}");
     }
-    // A call of one's own that has truly nothing to remove says so.
+    // A new REMOVE of an absent name is an error.
     assert!(nfs.remove(root, b"removed").await.unwrap_err().is(Status::Noent));
 }
 
@@ -152,9 +237,8 @@ async fn nothing_is_lost_or_done_twice_over_connections_that_keep_breaking() {
     let counter = Arc::clone(&connections);
     // Enough for ten to a hundred replies.
     let lifetimes = move || 2000 + counter.fetch_add(1, Ordering::Relaxed) * 7773 % 18_000;
-    let way = LossyWay::to(fixture.address(), lifetimes).await;
-    // A call that is sent again while the server is at it is dropped there, and its reply goes to
-    // the connection that is no more: it is asked for once more after the timeout.
+    let way = LossyWay::to(fixture.address(), Ipv4Addr::new(127, 0, 0, 10), lifetimes).await;
+    // A reply that is lost with its connection is asked for once more after the timeout.
     let timeout = Duration::from_millis(400);
     let options = MountOptions { nconnect: 2, timeout, ..options() };
     let nfs = Nfs3::connect(way.address, Flavor::Sys, &root_user(), &options).await.unwrap();

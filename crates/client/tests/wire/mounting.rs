@@ -98,7 +98,7 @@ async fn a_server_that_wants_what_is_not_spoken_is_refused_in_words() {
     );
 }
 
-/// Answers a call with what is not a success.
+/// Answers a call with an error.
 async fn refuse(connected: &mut Connected, xid: u32, stat: AcceptStat) {
     let reply = encoded(&ReplyHeader::Accepted { xid, stat });
     let mark = 0x8000_0000 | u32::try_from(reply.len()).unwrap();
@@ -106,7 +106,7 @@ async fn refuse(connected: &mut Connected, xid: u32, stat: AcceptStat) {
 }
 
 #[tokio::test]
-async fn mount_is_looked_for_on_the_nfs_port_first_and_elsewhere_when_it_is_not_there() {
+async fn mount_is_tried_on_the_nfs_port_first_and_then_by_the_portmapper() {
     let peer = Peer::new().await;
     let url: NfsUrl = format!("nfs://{}/export", peer.address()).parse().unwrap();
     let (options, user) = (options(), root_user());
@@ -132,7 +132,7 @@ async fn mount_is_looked_for_on_the_nfs_port_first_and_elsewhere_when_it_is_not_
 #[tokio::test]
 async fn a_mount_service_that_is_not_there_is_named_with_its_port() {
     let nfs = Peer::new().await;
-    // Bound and not listening: nobody else gets it meanwhile.
+    // Bound and not listening, so that no other process gets it meanwhile.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = socket.local_addr().unwrap().port();

@@ -1,18 +1,22 @@
-//! A peer that does what a test says with each call.
+//! A peer whose handling of each call a test defines.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use proto::oncrpc::{CallHeader, Credential, RecordMark, decode_call, encode_success};
+use proto::oncrpc::{CallHeader, Credential, decode_call, encode_success};
 use proto::xdr::{Reader, Writer};
-use spillway_client::rpc::{Call, Route, Rpc, RpcOptions, Target};
+use rpc::client::{Call, Route, Rpc, RpcOptions, Target};
+use rpc::record;
 use spillway_client::{Recovery, Result};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
 /// Generous: the machine may be busy, and a passing test never waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// More than any call of these tests.
+const CALL_BYTES_MAX: usize = 64 << 20;
 
 /// Something to connect to.
 pub(crate) struct Peer {
@@ -82,12 +86,7 @@ impl Received {
 impl Connected {
     /// The next call; `None` when the client has closed the connection.
     pub(crate) async fn try_receive(&mut self) -> Option<Received> {
-        let mut mark = [0; 4];
-        within(self.stream.read_exact(&mut mark)).await.ok()?;
-        let mark = RecordMark::from_bytes(mark);
-        assert!(mark.last);
-        let mut record = vec![0; usize::try_from(mark.len).unwrap()];
-        within(self.stream.read_exact(&mut record)).await.ok()?;
+        let record = within(record::read(&mut self.stream, CALL_BYTES_MAX)).await.ok()?;
         let mut r = Reader::new(&record);
         let CallHeader { xid, program, procedure, credential, .. } = decode_call(&mut r).unwrap();
         let (flavor, arguments) = (credential.flavor(), record[r.position()..].to_vec());
@@ -133,13 +132,9 @@ impl Connected {
 /// A successful reply with its mark.
 pub(crate) fn reply(xid: u32, results: &[u8]) -> Vec<u8> {
     let mut w = Writer::new();
-    w.u32(0);
     encode_success(&mut w, xid);
-    let mut record = w.into_vec();
-    record.extend(results);
-    let len = u32::try_from(record.len() - 4).unwrap();
-    record[..4].copy_from_slice(&RecordMark { last: true, len }.to_bytes());
-    record
+    // Not padded: results may be cut anywhere.
+    record::in_fragments(&[w.as_slice(), results].concat(), &[])
 }
 
 /// Calls with a number for an argument, and opaque data behind it.

@@ -1,0 +1,218 @@
+//! Which cached pages are valid, and for which use.
+//!
+//! Time is counted in events of the directory: opens, calls and changes. A page is as old as its
+//! call. A reader that was opened before that call is shown the page in any case. For other uses
+//! the events since the call decide:
+//!
+//! | event | shown to later readers | handles, looked up by name |
+//! | --- | --- | --- |
+//! | none | if its change stamp is the reader's | used |
+//! | own change of a name | no | used, except for this name |
+//! | own changes of more than [`CHANGED_NAMES_MAX`] names | no | not used |
+//! | a reply with another change stamp | if its change stamp is the reader's | used for [`ListingConfig::names_believed`] |
+//! | [`Validity::invalidate`] | no | used for [`ListingConfig::names_believed`] |
+//!
+//! [`ListingConfig::names_believed`]: super::ListingConfig::names_believed
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::page::Page;
+use crate::cache::change::Change;
+
+/// See the module. A page is "up to" an event if its call was sent before it.
+#[derive(Debug, Default)]
+pub(super) struct Validity {
+    /// Number of events so far.
+    clock: u64,
+    /// The latest known change stamp of the directory.
+    stamp: Option<Change>,
+    /// Pages up to here are not shown to readers that were opened later.
+    stale_until: u64,
+    /// Handles in pages up to here are not used.
+    names_stale_until: u64,
+    /// Handles in pages up to here are used for a limited time.
+    names_doubtful_until: u64,
+    /// Names changed by this client, at most [`CHANGED_NAMES_MAX`]: their handles in pages up to
+    /// here are not used.
+    changed_names: HashMap<Box<[u8]>, u64>,
+}
+
+/// What a reader may be shown.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View {
+    /// When it was opened or rewound: all pages fetched later are new enough for it.
+    opened: u64,
+    /// The change stamp of the directory at that time: older pages must have the same.
+    stamp: Option<Change>,
+}
+
+impl Validity {
+    /// Counts an event.
+    pub(super) fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// The latest known change stamp.
+    pub(super) fn stamp(&self) -> Option<Change> {
+        self.stamp
+    }
+
+    /// The view of a reader that is opened or rewound now. `stamp` is the current change stamp, if
+    /// it is known. Also returns whether it is another than before.
+    pub(super) fn view(&mut self, stamp: Option<Change>) -> (View, bool) {
+        let opened = self.tick();
+        let is_changed = stamp.is_some_and(|stamp| self.note_stamp(stamp, opened));
+        (View { opened, stamp }, is_changed)
+    }
+
+    /// Notes the change stamp in the reply to a call; handles fetched up to `until` may be outdated
+    /// if it is another than before. Returns whether it is.
+    pub(super) fn note_stamp(&mut self, stamp: Change, until: u64) -> bool {
+        let known = self.stamp.replace(stamp);
+        let is_changed = known.is_some_and(|known| known != stamp);
+        if is_changed {
+            self.names_doubtful_until = self.names_doubtful_until.max(until);
+        }
+        is_changed
+    }
+
+    /// Another client has changed the directory.
+    pub(super) fn invalidate(&mut self) {
+        let now = self.tick();
+        (self.stale_until, self.names_doubtful_until) = (now, now);
+    }
+
+    /// This client has changed `name`; `after` is the change stamp, if no other client changed the
+    /// directory too.
+    pub(super) fn note_own_change(&mut self, name: &[u8], after: Option<Change>) {
+        let now = self.tick();
+        self.stale_until = now;
+        if self.changed_names.len() == CHANGED_NAMES_MAX {
+            self.changed_names.clear();
+            self.names_stale_until = now;
+        }
+        self.changed_names.insert(name.into(), now);
+        self.stamp = after.or(self.stamp);
+    }
+
+    /// Whether a reader may be shown `page`.
+    pub(super) fn suits(&self, page: &Page, view: View) -> bool {
+        page.issued > view.opened || self.is_unchanged(page, view.stamp)
+    }
+
+    /// Whether `page` can still be of use once no reader is open.
+    pub(super) fn is_reusable(&self, page: &Page) -> bool {
+        let names_stale_until = self.names_stale_until.max(self.names_doubtful_until);
+        self.is_unchanged(page, self.stamp) || (page.plus && page.issued > names_stale_until)
+    }
+
+    fn is_unchanged(&self, page: &Page, stamp: Option<Change>) -> bool {
+        page.issued > self.stale_until && page.stamp.is_some() && page.stamp == stamp
+    }
+
+    /// Tests whether the handle of `name` in a page may be used at `now`.
+    pub(super) fn handles_of(
+        &self,
+        name: &[u8],
+        now: Instant,
+        names_believed: Duration,
+    ) -> impl Fn(&Page) -> bool {
+        let changed_at = self.changed_names.get(name).copied().unwrap_or_default();
+        let stale_until = changed_at.max(self.names_stale_until);
+        let doubtful_until = self.names_doubtful_until;
+        move |page| {
+            page.issued > stale_until
+                && (page.issued > doubtful_until
+                    || now.saturating_duration_since(page.fetched_at) < names_believed)
+        }
+    }
+}
+
+/// Names changed by this client that are remembered one by one.
+pub(super) const CHANGED_NAMES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use proto::nfs3::{CookieVerifier, Time};
+
+    use super::super::page::Provenance;
+    use super::*;
+    use crate::nfs3::Listing;
+
+    const BELIEVED: Duration = Duration::from_secs(1);
+
+    fn stamp(seconds: u32) -> Change {
+        let time = Time { seconds, nseconds: 0 };
+        Change { size: 0, mtime: time, ctime: time }
+    }
+
+    /// An empty page whose call is sent now, and finds the directory unchanged.
+    fn page(validity: &mut Validity) -> Page {
+        let verifier = CookieVerifier::default();
+        let listing = Listing { dir_attributes: None, verifier, names: Vec::new(), eof: true };
+        let provenance = Provenance {
+            start_cookie: 0,
+            plus: true,
+            stamp: validity.stamp(),
+            issued: validity.tick(),
+            fetched_at: Instant::now(),
+        };
+        Page::new(&listing, provenance).unwrap()
+    }
+
+    /// Whether `page` is shown to a reader opened now, and whether the handle of `name` in it is
+    /// used at once and after `BELIEVED`.
+    fn uses(validity: &mut Validity, page: &Page, name: &[u8]) -> [bool; 3] {
+        let (view, _) = validity.view(validity.stamp());
+        let used_at = |at| validity.handles_of(name, at, BELIEVED)(page);
+        let at_once = used_at(page.fetched_at);
+        [validity.suits(page, view), at_once, used_at(page.fetched_at + BELIEVED)]
+    }
+
+    #[test]
+    fn pages_are_valid_as_in_the_table() {
+        type Event = fn(&mut Validity);
+        let events: [(Event, [bool; 3], [bool; 3]); 6] = [
+            (|_| (), [true; 3], [true; 3]),
+            (|v| v.note_own_change(b"own", None), [false; 3], [false, true, true]),
+            (
+                |v| {
+                    for number in 0..=CHANGED_NAMES_MAX {
+                        v.note_own_change(format!("{number}").as_bytes(), None);
+                    }
+                },
+                [false; 3],
+                [false; 3],
+            ),
+            (
+                |v| {
+                    v.view(Some(stamp(2)));
+                },
+                [false, true, false],
+                [false, true, false],
+            ),
+            (
+                |v| {
+                    v.view(Some(stamp(2)));
+                    v.view(Some(stamp(1)));
+                },
+                [true, true, false],
+                [true, true, false],
+            ),
+            (Validity::invalidate, [false, true, false], [false, true, false]),
+        ];
+        for (number, (event, own, other)) in events.into_iter().enumerate() {
+            let mut validity = Validity::default();
+            let (view, _) = validity.view(Some(stamp(1)));
+            let page = page(&mut validity);
+            event(&mut validity);
+            assert!(validity.suits(&page, view), "{number}: a reader opened before the call");
+            assert_eq!(uses(&mut validity, &page, b"own"), own, "{number}");
+            assert_eq!(uses(&mut validity, &page, b"other"), other, "{number}");
+        }
+    }
+}

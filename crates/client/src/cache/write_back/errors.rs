@@ -1,0 +1,92 @@
+//! Errors of WRITE and COMMIT, until they are reported.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+
+/// The latest error of a file.
+#[derive(Default)]
+pub(super) struct Errors {
+    latest: Option<Error>,
+    /// Number of errors so far.
+    count: u64,
+    /// Whether the latest error was reported to any open file.
+    is_reported: bool,
+}
+
+/// The number of errors when the latest one was reported to an open file.
+#[derive(Debug)]
+pub(super) struct ErrorCursor(AtomicU64);
+
+impl Errors {
+    pub(super) fn record(&mut self, error: Error) {
+        self.latest = Some(error);
+        self.count += 1;
+        self.is_reported = false;
+    }
+
+    /// For a file opened now, to which later errors are reported, and the latest one if it was
+    /// reported to none, so that no error is lost between a close and an open.
+    pub(super) fn cursor(&self) -> ErrorCursor {
+        let unreported = self.latest.is_some() && !self.is_reported;
+        ErrorCursor(AtomicU64::new(self.count - u64::from(unreported)))
+    }
+
+    /// Returns the latest error, once for each cursor.
+    #[inline]
+    pub(super) fn check(&mut self, cursor: &ErrorCursor) -> Result<()> {
+        if cursor.0.load(Ordering::Relaxed) == self.count {
+            return Ok(());
+        }
+        cursor.0.store(self.count, Ordering::Relaxed);
+        self.is_reported = true;
+        self.latest.clone().map_or(Ok(()), Err)
+    }
+
+    /// Returns the latest error if it was reported to none.
+    pub(super) fn check_unreported(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.is_reported, true) {
+            return Ok(());
+        }
+        self.latest.clone().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::nfs3::{Procedure, Status};
+
+    use super::*;
+
+    fn error(status: Status) -> Error {
+        Error::Nfs { procedure: Procedure::Write, status }
+    }
+
+    #[test]
+    fn each_open_file_is_reported_once() {
+        let mut errors = Errors::default();
+        let [first, second] = [errors.cursor(), errors.cursor()];
+        assert!(errors.check(&first).is_ok());
+        errors.record(error(Status::Io));
+        errors.record(error(Status::Nospc));
+        assert!(errors.check(&first).unwrap_err().is(Status::Nospc));
+        assert!(errors.check(&first).is_ok());
+        let late = errors.cursor();
+        assert!(errors.check(&late).is_ok(), "it was opened after the error was reported");
+        assert!(errors.check(&second).unwrap_err().is(Status::Nospc));
+        assert!(errors.check(&second).is_ok());
+        assert!(errors.check_unreported().is_ok());
+    }
+
+    #[test]
+    fn an_unreported_error_is_left_for_the_next_open() {
+        let mut errors = Errors::default();
+        errors.record(error(Status::Dquot));
+        let next = errors.cursor();
+        assert!(errors.check(&next).unwrap_err().is(Status::Dquot));
+        errors.record(error(Status::Io));
+        assert!(errors.check_unreported().unwrap_err().is(Status::Io));
+        assert!(errors.check_unreported().is_ok());
+        assert!(errors.check(&next).is_err(), "the open file gets each error");
+    }
+}

@@ -1,0 +1,69 @@
+//! GETATTR, SETATTR and ACCESS of a mounted file system.
+
+use std::sync::Arc;
+
+use proto::nfs3::{Attributes, SetAttributes};
+
+use super::FileSystem;
+use crate::Result;
+use crate::cache::change::Evidence;
+use crate::inode::Inode;
+use crate::trace::Event;
+
+impl FileSystem {
+    /// The attributes of an object, by GETATTR if the cached ones have expired. Written data is
+    /// sent first, so that times and size are those of the server.
+    ///
+    /// # Errors
+    /// Those of GETATTR. Write errors are left for the open files.
+    pub async fn attributes(&self, inode: &Arc<Inode>) -> Result<Attributes> {
+        inode.send_written().await;
+        match inode.fresh_attributes() {
+            Some(attributes) => Ok(attributes),
+            None => self.revalidate(inode).await,
+        }
+    }
+
+    /// GETATTR, RFC 1813 §3.3.1.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn revalidate(&self, inode: &Arc<Inode>) -> Result<Attributes> {
+        inode.revalidate(&self.nfs).await
+    }
+
+    /// SETATTR, RFC 1813 §3.3.2. Data written earlier is sent first, so that it does not change the
+    /// times that are set here.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn set_attributes(
+        &self,
+        inode: &Arc<Inode>,
+        new: SetAttributes,
+    ) -> Result<Attributes> {
+        inode.send_written().await;
+        self.tracer().emit(Event::SetattrCall, inode.object(), 0, 0, format_args!(""));
+        let change = inode.begin_change();
+        let set = self.nfs.setattr(inode.handle(), new, None).await?;
+        change.finish(&Evidence::of_setattr(&set));
+        if let Some(size) = new.size {
+            inode.cut_written(size).await;
+        }
+        match set.wcc.after {
+            Some(_) => Ok(inode.attributes()),
+            None => self.revalidate(inode).await,
+        }
+    }
+
+    /// ACCESS, RFC 1813 §3.3.4. Returns the granted subset of `wanted`, a sum of `ACCESS_*`.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn access(&self, inode: &Arc<Inode>, wanted: u32) -> Result<u32> {
+        let sent = inode.sent();
+        let granted = self.nfs.access(inode.handle(), wanted).await?;
+        inode.note(granted.attributes.as_ref(), sent);
+        Ok(granted.access)
+    }
+}

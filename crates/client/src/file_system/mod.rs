@@ -1,0 +1,227 @@
+//! A mounted export and the operations on its objects.
+//!
+//! The operations take and return inodes. The attributes of every object in a reply update its
+//! inode.
+
+mod attr;
+mod namespace;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use proto::nfs3::{Attributes, FileHandle, FsinfoOk, FsstatOk, SetAttributes};
+use rustix::io::Errno;
+
+use crate::cache::directory::Entry;
+use crate::directory::Directory;
+use crate::file::{File, OpenFlags};
+use crate::inode::{Inode, InodeTable, Sent, Superblock};
+use crate::nfs3::Nfs3;
+use crate::trace::Tracer;
+use crate::{Error, Identity, MountOptions, NfsUrl, Result, mount3};
+
+/// A mounted export, used as one user. Clones share everything but the user.
+#[derive(Clone, Debug)]
+pub struct FileSystem {
+    nfs: Nfs3,
+    shared: Arc<MountedExport>,
+}
+
+/// What all users of the mount share.
+#[derive(Debug)]
+struct MountedExport {
+    inodes: Arc<InodeTable>,
+    root: Arc<Inode>,
+    info: FsinfoOk,
+    /// Silly renames so far, part of the next name.
+    silly_renames: AtomicU32,
+}
+
+impl FileSystem {
+    /// Mounts the export that `url` names, as `identity`.
+    ///
+    /// # Errors
+    /// The server cannot be reached or refuses the mount, or FSINFO or GETATTR of the root fails.
+    pub async fn mount(
+        url: &NfsUrl,
+        identity: &Arc<Identity>,
+        options: &MountOptions,
+        tracer: Arc<Tracer>,
+    ) -> Result<Self> {
+        let mounted = mount3::mount(url, options, identity).await?;
+        Self::over(mounted.nfs, mounted.root, options, tracer).await
+    }
+
+    /// The file system whose root directory has the handle `root`.
+    ///
+    /// # Errors
+    /// FSINFO or GETATTR of the root fails.
+    pub async fn over(
+        nfs: Nfs3,
+        root: FileHandle,
+        options: &MountOptions,
+        tracer: Arc<Tracer>,
+    ) -> Result<Self> {
+        let info = within_options(nfs.fsinfo(root).await?, options);
+        let inodes = InodeTable::new(Superblock::new(options.clone(), &info, tracer));
+        let sent = Sent::now();
+        let attributes = nfs.getattr(root).await?;
+        let root = inodes.inode(root, &attributes, sent);
+        let shared = MountedExport { inodes, root, info, silly_renames: AtomicU32::new(0) };
+        Ok(Self { nfs, shared: Arc::new(shared) })
+    }
+
+    /// The same file system for another user.
+    #[must_use]
+    pub fn as_user(&self, identity: &Arc<Identity>) -> Self {
+        Self { nfs: self.nfs.as_user(identity), shared: Arc::clone(&self.shared) }
+    }
+
+    /// The root directory of the mount.
+    #[must_use]
+    pub fn root(&self) -> Arc<Inode> {
+        Arc::clone(&self.shared.root)
+    }
+
+    /// FSINFO of the server, with the sizes limited by the options.
+    #[must_use]
+    pub fn info(&self) -> &FsinfoOk {
+        &self.shared.info
+    }
+
+    /// The mount options.
+    #[must_use]
+    pub fn options(&self) -> &MountOptions {
+        self.superblock().options()
+    }
+
+    /// The tracer of the mount.
+    #[must_use]
+    pub fn tracer(&self) -> &Tracer {
+        self.superblock().tracer()
+    }
+
+    /// Calls `listener` with the handle of each open file that another client has changed. Only the
+    /// first listener counts.
+    pub fn on_foreign_change(&self, listener: impl Fn(FileHandle) + Send + Sync + 'static) {
+        self.superblock().on_foreign_change(Box::new(listener));
+    }
+
+    /// The object of an entry of a listing fetched `age` ago, if the entry has handle and
+    /// attributes. Makes no call.
+    pub(crate) fn listed(&self, entry: &Entry<'_>, age: Duration) -> Option<Arc<Inode>> {
+        let sent = Sent::At(Instant::now().checked_sub(age)?);
+        Some(self.shared.inodes.inode(entry.handle?, entry.attributes?, sent))
+    }
+
+    /// The inode of `handle`, by GETATTR if the reply had no attributes.
+    async fn inode(
+        &self,
+        handle: FileHandle,
+        attributes: Option<Attributes>,
+        sent: Sent,
+    ) -> Result<Arc<Inode>> {
+        let attributes = match attributes {
+            Some(attributes) => attributes,
+            None => self.nfs.getattr(handle).await?,
+        };
+        Ok(self.shared.inodes.inode(handle, &attributes, sent))
+    }
+
+    /// Opens a regular file. ACCESS checks the permissions that `flags` need and, with `cto`,
+    /// revalidates the cache.
+    ///
+    /// # Errors
+    /// `ACCES`; `ISDIR` and `INVAL` for other types; those of the calls.
+    pub async fn open(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<File> {
+        inode.written()?;
+        self.check_open(inode, flags).await?;
+        if flags.truncate {
+            let new = SetAttributes { size: Some(0), ..SetAttributes::default() };
+            self.set_attributes(inode, new).await?;
+        }
+        File::new(&self.nfs, Arc::clone(inode), flags)
+    }
+
+    /// Opens the file that [`create`](Self::create) has returned, whatever its mode is. Makes no
+    /// call.
+    ///
+    /// # Errors
+    /// `ISDIR` and `INVAL` for other types than a regular file.
+    pub fn open_created(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<File> {
+        inode.written()?;
+        File::new(&self.nfs, Arc::clone(inode), flags)
+    }
+
+    /// ACCESS returns both the permissions and the current attributes.
+    async fn check_open(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<()> {
+        let wanted = flags.wanted();
+        let sent = inode.sent();
+        let granted = self.nfs.access(inode.handle(), wanted).await?;
+        inode.note(granted.attributes.as_ref(), sent);
+        if granted.access & wanted != wanted {
+            return Err(Error::Refused(Errno::ACCESS));
+        }
+        if granted.attributes.is_none() && self.options().close_to_open {
+            self.revalidate(inode).await?;
+        }
+        Ok(())
+    }
+
+    /// Opens a directory for listing.
+    ///
+    /// # Errors
+    /// `NOTDIR` for other types; those of GETATTR if the attributes have expired.
+    pub async fn open_dir(&self, inode: &Arc<Inode>) -> Result<Directory> {
+        inode.listing()?;
+        if inode.fresh_attributes().is_none() {
+            self.revalidate(inode).await?;
+        }
+        Directory::new(&self.nfs, Arc::clone(inode))
+    }
+
+    /// FSSTAT, RFC 1813 §3.3.18.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn statfs(&self) -> Result<FsstatOk> {
+        self.nfs.fsstat(self.shared.root.handle()).await
+    }
+
+    /// Sends and commits the written data of all files.
+    ///
+    /// # Errors
+    /// The first error. All files are tried.
+    pub async fn sync(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        for inode in self.shared.inodes.all() {
+            outcome = outcome.and(inode.settle().await);
+        }
+        outcome
+    }
+
+    fn superblock(&self) -> &Superblock {
+        self.shared.inodes.superblock()
+    }
+
+    pub(crate) fn nfs(&self) -> &Nfs3 {
+        &self.nfs
+    }
+}
+
+/// The server's sizes, limited by the options and to at least [`TRANSFER_BYTES_MIN`].
+fn within_options(info: FsinfoOk, options: &MountOptions) -> FsinfoOk {
+    let within = |max: u32, option: Option<u32>| {
+        option.map_or(max, |option| option.min(max)).clamp(TRANSFER_BYTES_MIN, TRANSFER_BYTES_MAX)
+    };
+    let (rtmax, wtmax) = (within(info.rtmax, options.rsize), within(info.wtmax, options.wsize));
+    let dtpref = info.dtpref.clamp(TRANSFER_BYTES_MIN, TRANSFER_BYTES_MAX);
+    FsinfoOk { rtmax, wtmax, dtpref, ..info }
+}
+
+/// The smallest READ or WRITE, as in the Linux client.
+const TRANSFER_BYTES_MIN: u32 = 1024;
+
+/// The largest READ or WRITE, the maximum of Spillway's server.
+const TRANSFER_BYTES_MAX: u32 = 4 << 20;

@@ -1,0 +1,303 @@
+//! The names of a mounted file system: LOOKUP, READLINK, and the calls that create, remove and
+//! rename.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use bytes::Bytes;
+use proto::nfs3::{CreateHow, CreatedOk, MknodData, SetAttributes, SetTime, Status};
+
+use super::FileSystem;
+use crate::Result;
+use crate::cache::change::Evidence;
+use crate::inode::{Inode, Sent, SillyRename, remove, silly_name};
+use crate::nfs3::Nfs3;
+use crate::trace::Event;
+
+impl FileSystem {
+    /// LOOKUP, RFC 1813 §3.3.3, of a name other than `.` and `..`. No call is made if a valid
+    /// listing has the name.
+    ///
+    /// # Errors
+    /// Those of the call, [`Status::Noent`] for one.
+    pub async fn lookup(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Arc<Inode>> {
+        if let Some(inode) = self.lookup_cached(dir, name).await? {
+            return Ok(inode);
+        }
+        self.trace_name(Event::LookupCall, dir, name);
+        let (sent, dir_sent) = (Sent::now(), dir.sent());
+        let found = self.nfs.lookup(dir.handle(), name).await?;
+        dir.note(found.dir_attributes.as_ref(), dir_sent);
+        let inode = self.inode(found.object, found.object_attributes, sent).await?;
+        dir.name_found(name, &inode);
+        Ok(inode)
+    }
+
+    /// The object under `name` from a cached listing, if the directory has not changed since.
+    async fn lookup_cached(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
+        let Some(mut listed) = dir.listed(name) else { return Ok(None) };
+        if dir.fresh_attributes().is_none() {
+            // One GETATTR for all names of the listing; LOOKUP would be one call for each.
+            self.revalidate(dir).await?;
+            match dir.listed(name) {
+                Some(again) => listed = again,
+                None => return Ok(None),
+            }
+        }
+        let (handle, attributes, sent) = listed;
+        self.trace_name(Event::LookupCached, dir, name);
+        let inode = self.shared.inodes.inode(handle, &attributes, sent);
+        dir.name_found(name, &inode);
+        Ok(Some(inode))
+    }
+
+    /// READLINK, RFC 1813 §3.3.5.
+    ///
+    /// # Errors
+    /// Those of the call, [`Status::Inval`] if `inode` is not a symbolic link.
+    pub async fn read_link(&self, inode: &Arc<Inode>) -> Result<Bytes> {
+        let sent = inode.sent();
+        let link = self.nfs.readlink(inode.handle()).await?;
+        inode.note(link.attributes.as_ref(), sent);
+        Ok(link.target)
+    }
+
+    /// CREATE, RFC 1813 §3.3.8. Returns an existing regular file as it is, unless `exclusive`.
+    ///
+    /// # Errors
+    /// Those of the call, [`Status::Exist`] if `exclusive` and the name exists.
+    pub async fn create(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+    ) -> Result<Arc<Inode>> {
+        let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        if !exclusive {
+            return self.create_how(dir, name, CreateHow::Unchecked(attributes)).await;
+        }
+        let how = CreateHow::Exclusive(create_verifier());
+        let inode = match self.create_how(dir, name, how).await {
+            // Exclusive creation is optional (RFC 1813 §3.3.8). With GUARDED, a retransmission can
+            // fail with NFS3ERR_EXIST after a lost reply.
+            Err(error) if error.is(Status::Notsupp) => {
+                return self.create_how(dir, name, CreateHow::Guarded(attributes)).await;
+            }
+            created => created?,
+        };
+        // The server has stored the verifier in place of attributes, usually in the times.
+        let now = SetTime::ToServerTime;
+        let new = SetAttributes { atime: now, mtime: now, ..attributes };
+        self.set_attributes(&inode, new).await?;
+        Ok(inode)
+    }
+
+    async fn create_how(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        how: CreateHow,
+    ) -> Result<Arc<Inode>> {
+        self.create_with(dir, name, |nfs| nfs.create(dir.handle(), name, how)).await
+    }
+
+    /// MKDIR, RFC 1813 §3.3.9.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn make_dir(&self, dir: &Arc<Inode>, name: &[u8], mode: u32) -> Result<Arc<Inode>> {
+        let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        self.create_with(dir, name, |nfs| nfs.mkdir(dir.handle(), name, attributes)).await
+    }
+
+    /// SYMLINK, RFC 1813 §3.3.10.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn symlink(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Arc<Inode>> {
+        let attributes = SetAttributes { mode: Some(0o777), ..SetAttributes::default() };
+        self.create_with(dir, name, |nfs| nfs.symlink(dir.handle(), name, target, attributes)).await
+    }
+
+    /// MKNOD, RFC 1813 §3.3.11: creates a device, pipe or socket.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn make_node(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        what: MknodData,
+    ) -> Result<Arc<Inode>> {
+        self.create_with(dir, name, |nfs| nfs.mknod(dir.handle(), name, what)).await
+    }
+
+    /// Makes a call that creates `name`, and returns the new object. LOOKUP follows if the reply
+    /// has no handle, which is optional.
+    async fn create_with<C: Future<Output = Result<CreatedOk>>>(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        call: impl FnOnce(&Nfs3) -> C,
+    ) -> Result<Arc<Inode>> {
+        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
+        let created = call(&self.nfs).await?;
+        change.finish(&Evidence::of_created_dir(&created));
+        let Some(handle) = created.object else { return self.lookup(dir, name).await };
+        let inode = self.inode(handle, created.attributes, sent).await?;
+        dir.name_found(name, &inode);
+        Ok(inode)
+    }
+
+    /// REMOVE, RFC 1813 §3.3.12. The last name of a file that is open through this mount is renamed
+    /// instead, and removed by the last close ("silly rename"), so that reads and writes still
+    /// work.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub async fn remove(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        if self.silly_rename(dir, name).await? {
+            return Ok(());
+        }
+        remove(&self.nfs, dir, name).await
+    }
+
+    /// RMDIR, RFC 1813 §3.3.13.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn remove_dir(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        let change = dir.begin_name_change(name);
+        let removed = self.nfs.rmdir(dir.handle(), name).await?;
+        change.finish(&Evidence::of_removed_dir(&removed));
+        Ok(())
+    }
+
+    /// RENAME, RFC 1813 §3.3.14. An open file whose last name is replaced gets a silly rename
+    /// first, as in [`remove`](Self::remove).
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub async fn rename(
+        &self,
+        from_dir: &Arc<Inode>,
+        from: &[u8],
+        to_dir: &Arc<Inode>,
+        to: &[u8],
+    ) -> Result<()> {
+        if self.superblock().has_open_files() && !self.is_same(from_dir, from, to_dir, to).await? {
+            match self.silly_rename(to_dir, to).await {
+                Ok(_) => {}
+                // There is nothing to replace.
+                Err(error) if error.is(Status::Noent) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.rename_only(from_dir, from, to_dir, to).await
+    }
+
+    /// Whether both names refer to one file: RENAME does nothing then, and the file keeps its
+    /// names.
+    async fn is_same(
+        &self,
+        from_dir: &Arc<Inode>,
+        from: &[u8],
+        to_dir: &Arc<Inode>,
+        to: &[u8],
+    ) -> Result<bool> {
+        let from = self.child(from_dir, from).await?;
+        match self.child(to_dir, to).await {
+            Ok(to) => Ok(Arc::ptr_eq(&from, &to)),
+            Err(error) if error.is(Status::Noent) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn rename_only(
+        &self,
+        from_dir: &Arc<Inode>,
+        from: &[u8],
+        to_dir: &Arc<Inode>,
+        to: &[u8],
+    ) -> Result<()> {
+        let (from_change, of_file) =
+            (from_dir.begin_name_change(from), from_dir.begin_child_change(from));
+        let is_one_dir = Arc::ptr_eq(from_dir, to_dir);
+        let to_change = match is_one_dir {
+            true => to_dir.begin_other_name_change(to),
+            false => to_dir.begin_name_change(to),
+        };
+        let renamed = self.nfs.rename(from_dir.handle(), from, to_dir.handle(), to).await?;
+        let after = from_change.finish(&Evidence::of_rename_from_dir(&renamed));
+        if is_one_dir {
+            to_change.finish_in(after);
+        } else {
+            to_change.finish(&Evidence::of_rename_to_dir(&renamed));
+        }
+        if let Some(of_file) = of_file {
+            to_dir.name_found(to, of_file.inode());
+            of_file.finish(&Evidence::of_renamed_file(&renamed));
+        }
+        Ok(())
+    }
+
+    /// The object that `name` in `dir` was last known to refer to, otherwise by LOOKUP.
+    async fn child(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Arc<Inode>> {
+        match dir.child(name) {
+            Some(child) => Ok(child),
+            None => self.lookup(dir, name).await,
+        }
+    }
+
+    /// Renames the file under `name` to a silly name, if it is open and this is its last name.
+    /// Returns whether it did.
+    async fn silly_rename(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<bool> {
+        if !self.superblock().has_open_files() {
+            return Ok(false);
+        }
+        let inode = self.child(dir, name).await?;
+        if !inode.is_open() || inode.attributes().nlink > 1 {
+            return Ok(false);
+        }
+        let number = self.shared.silly_renames.fetch_add(1, Ordering::Relaxed);
+        let silly_name = Bytes::from(silly_name(inode.fileid(), number));
+        self.rename_only(dir, name, dir, &silly_name).await?;
+        let renamed = SillyRename::new(self.nfs.clone(), Arc::clone(dir), silly_name.clone());
+        if inode.remove_when_closed(renamed).is_some() {
+            // The file was closed meanwhile.
+            remove(&self.nfs, dir, &silly_name).await?;
+        }
+        Ok(true)
+    }
+
+    /// LINK, RFC 1813 §3.3.15.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn link(&self, inode: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        let (change, of_file) = (dir.begin_name_change(name), inode.begin_change());
+        let linked = self.nfs.link(inode.handle(), dir.handle(), name).await?;
+        change.finish(&Evidence::of_link_dir(&linked));
+        of_file.finish(&Evidence::of_linked_file(&linked));
+        Ok(())
+    }
+
+    fn trace_name(&self, event: Event, dir: &Inode, name: &[u8]) {
+        let detail = format_args!("name={}", name.escape_ascii());
+        self.tracer().emit(event, dir.object(), 0, 0, detail);
+    }
+}
+
+/// A verifier for exclusive creation that no other CREATE has used, by which the server detects a
+/// retransmission.
+fn create_verifier() -> [u8; 8] {
+    RandomState::new().hash_one(Instant::now()).to_be_bytes()
+}

@@ -1,0 +1,498 @@
+//! The objects of a mount: their handles, attributes and caches.
+//!
+//! All users and all names of an object share its inode. Every reply with attributes of an object
+//! updates its inode, which decides whether its caches are still valid.
+//!
+//! An inode refers to its mount ([`superblock`]) and to the table that it is in, never to the file
+//! system above it. The modules of `inode` refer to each other: a file's write-back makes its calls
+//! through [`write_calls`], which update the inode that owns the write-back.
+
+mod own_change;
+mod silly_rename;
+mod superblock;
+mod table;
+mod write_calls;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proto::nfs3::{Attributes, FileHandle, FileType};
+use rustix::io::Errno;
+
+pub(crate) use silly_rename::{SillyRename, remove, silly_name};
+pub(crate) use superblock::Superblock;
+pub(crate) use table::InodeTable;
+pub(crate) use write_calls::WriteCalls;
+
+use crate::cache::attributes::{self, AttributeCache};
+use crate::cache::change::{Attribution, Change, ChangeText, ChangeTracker, Moment};
+use crate::cache::directory::{DirectoryCache, Found};
+use crate::cache::write_back::WriteBack;
+use crate::nfs3::Nfs3;
+use crate::trace::{Event, Object};
+use crate::{Error, Result};
+
+/// An object of the server.
+pub struct Inode {
+    handle: FileHandle,
+    fileid: u64,
+    file_type: FileType,
+    known: Mutex<Known>,
+    contents: Contents,
+    table: Arc<InodeTable>,
+}
+
+/// The object as replies show it.
+struct Known {
+    attributes: AttributeCache,
+    tracker: ChangeTracker,
+    /// Time of the last event: a reply, or the beginning of an own change.
+    disturbed_at: Instant,
+}
+
+/// The caches beside the attributes.
+enum Contents {
+    File(FileContents),
+    Directory(DirectoryContents),
+    Other,
+}
+
+struct DirectoryContents {
+    listing: Arc<DirectoryCache>,
+    /// Objects by the names under which they were found. A hint, which the server has not confirmed
+    /// since.
+    children: Mutex<HashMap<Bytes, Weak<Inode>>>,
+}
+
+struct FileContents {
+    written: WriteBack<WriteCalls>,
+    opens: Mutex<Opens>,
+    /// Counts the changes that make data read before them outdated.
+    data_epoch: AtomicU64,
+}
+
+#[derive(Default)]
+struct Opens {
+    /// Open files.
+    count: usize,
+    /// Another client has changed the file since it was last opened.
+    changed: bool,
+    /// When that was last noticed.
+    changed_at: Option<Instant>,
+    /// To be removed by the last close.
+    silly_rename: Option<SillyRename>,
+}
+
+/// When a call was sent, for the attributes in its reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sent {
+    /// At this time. The object was not known yet, as with LOOKUP.
+    At(Instant),
+    /// At this place in the order of the object's events.
+    InOrder(Moment, attributes::Sent),
+}
+
+impl Sent {
+    /// For a call to be sent now, for an object that is not known yet.
+    pub(crate) fn now() -> Self {
+        Self::At(Instant::now())
+    }
+
+    fn at(self) -> Instant {
+        match self {
+            Self::At(at) => at,
+            Self::InOrder(_, sent) => sent.at(),
+        }
+    }
+}
+
+impl Known {
+    /// For a call to be sent now.
+    fn sending(&mut self) -> (Moment, attributes::Sent) {
+        (self.tracker.moment(), self.attributes.sending(Instant::now()))
+    }
+
+    /// The place of a call in the order of the object's events. A call sent at a time comes after
+    /// all events if it was sent later than the last, otherwise before all.
+    fn in_order(&mut self, sent: Sent) -> (Moment, attributes::Sent) {
+        match sent {
+            Sent::InOrder(moment, sent) => (moment, sent),
+            Sent::At(at) if at > self.disturbed_at => {
+                (self.tracker.moment(), self.attributes.sending(at))
+            }
+            Sent::At(at) => (Moment::BEFORE_ALL, attributes::Sent::before_all(at)),
+        }
+    }
+}
+
+impl Inode {
+    pub(crate) fn new(
+        handle: FileHandle,
+        attributes: &Attributes,
+        sent: Sent,
+        table: &Arc<InodeTable>,
+    ) -> Self {
+        let (fileid, file_type) = (attributes.fileid, attributes.file_type);
+        let contents = match file_type {
+            FileType::Regular => Contents::File(FileContents {
+                written: table.superblock().write_back(fileid, handle),
+                opens: Mutex::default(),
+                data_epoch: AtomicU64::new(0),
+            }),
+            FileType::Directory => Contents::Directory(DirectoryContents {
+                listing: table.superblock().listing(fileid, handle),
+                children: Mutex::default(),
+            }),
+            _ => Contents::Other,
+        };
+        let known = Known {
+            attributes: AttributeCache::new(
+                attributes,
+                table.superblock().options().into(),
+                sent.at(),
+            ),
+            tracker: ChangeTracker::new(attributes),
+            disturbed_at: Instant::now(),
+        };
+        let (known, table) = (Mutex::new(known), Arc::clone(table));
+        Self { handle, fileid, file_type, known, contents, table }
+    }
+
+    /// The file handle.
+    #[must_use]
+    pub fn handle(&self) -> FileHandle {
+        self.handle
+    }
+
+    /// The file id, unique within the server's file system.
+    #[must_use]
+    pub fn fileid(&self) -> u64 {
+        self.fileid
+    }
+
+    /// The file type.
+    #[must_use]
+    pub fn file_type(&self) -> FileType {
+        self.file_type
+    }
+
+    /// The subject of its trace events.
+    #[must_use]
+    pub fn object(&self) -> Object<'_> {
+        Object { fileid: self.fileid, handle: &self.handle }
+    }
+
+    /// The latest known attributes, even if they have expired. The size includes written data that
+    /// was not sent yet.
+    #[must_use]
+    pub fn attributes(&self) -> Attributes {
+        let attributes = *self.known().attributes.latest();
+        self.with_written(attributes)
+    }
+
+    /// The attributes, unless they have expired.
+    pub(crate) fn fresh_attributes(&self) -> Option<Attributes> {
+        let attributes = *self.known().attributes.fresh(Instant::now())?;
+        Some(self.with_written(attributes))
+    }
+
+    /// Time until the attributes expire.
+    #[must_use]
+    pub fn attributes_ttl(&self) -> Duration {
+        self.known().attributes.fresh_for(Instant::now())
+    }
+
+    fn with_written(&self, attributes: Attributes) -> Attributes {
+        let end = self.file().ok().and_then(|file| file.written.end());
+        Attributes { size: attributes.size.max(end.unwrap_or(0)), ..attributes }
+    }
+
+    /// Makes the attributes expire.
+    pub(crate) fn expire(&self) {
+        self.known().attributes.expire();
+    }
+
+    /// To be taken before a call is sent whose reply has attributes of this object.
+    pub(crate) fn sent(&self) -> Sent {
+        let (moment, sent) = self.known().sending();
+        Sent::InOrder(moment, sent)
+    }
+
+    /// GETATTR, RFC 1813 §3.3.1.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub(crate) async fn revalidate(&self, nfs: &Nfs3) -> Result<Attributes> {
+        self.superblock().tracer().emit(Event::GetattrCall, self.object(), 0, 0, format_args!(""));
+        let sent = self.sent();
+        let attributes = nfs.getattr(self.handle).await?;
+        self.note(Some(&attributes), sent);
+        Ok(self.attributes())
+    }
+
+    /// Updates the inode from the reply to a call that changes nothing; `sent` was taken before the
+    /// call.
+    pub(crate) fn note(&self, attributes: Option<&Attributes>, sent: Sent) {
+        if self.observe(attributes, sent) == Attribution::Foreign {
+            self.drop_cached();
+        }
+    }
+
+    /// Like [`note`](Self::note), for READDIR and READDIRPLUS of this directory. The directory cache
+    /// takes the change stamp from the same reply, and invalidates its older pages itself.
+    pub(crate) fn note_listing(&self, attributes: Option<&Attributes>, sent: Sent) {
+        let _ = self.observe(attributes, sent);
+    }
+
+    fn observe(&self, attributes: Option<&Attributes>, sent: Sent) -> Attribution {
+        let Some(attributes) = attributes else { return Attribution::Undecided };
+        let (attribution, from, to) = {
+            let mut known = self.known();
+            let from = known.tracker.known();
+            let (moment, sent) = known.in_order(sent);
+            let attribution = known.tracker.observe(attributes, moment);
+            if !known.tracker.is_past(attributes) {
+                known.attributes.learn(attributes, sent);
+            }
+            known.disturbed_at = Instant::now();
+            (attribution, from, known.tracker.known())
+        };
+        self.trace(attribution, from, to);
+        attribution
+    }
+
+    /// Traces a change, and drops the caches if it was foreign.
+    fn apply(&self, attribution: Attribution, from: Change, to: Change) {
+        self.trace(attribution, from, to);
+        if attribution == Attribution::Foreign {
+            self.drop_cached();
+        }
+    }
+
+    fn trace(&self, attribution: Attribution, from: Change, to: Change) {
+        let event = match attribution {
+            Attribution::Unchanged | Attribution::Undecided => return,
+            Attribution::Own => Event::OwnChange,
+            Attribution::Foreign => Event::CacheInvalidate,
+        };
+        let detail = format_args!("from={} to={}", ChangeText(from), ChangeText(to));
+        self.superblock().tracer().emit(event, self.object(), 0, 0, detail);
+    }
+
+    /// Drops the caches after a foreign change.
+    fn drop_cached(&self) {
+        match &self.contents {
+            Contents::File(file) => {
+                file.data_epoch.fetch_add(1, Ordering::AcqRel);
+                file.written.forget_kept();
+                let is_open = {
+                    let mut opens = lock(&file.opens);
+                    (opens.changed, opens.changed_at) = (true, Some(Instant::now()));
+                    opens.count > 0
+                };
+                if is_open {
+                    self.superblock().report_foreign_change(self.handle);
+                }
+            }
+            Contents::Directory(directory) => directory.listing.invalidate("foreign change"),
+            Contents::Other => {}
+        }
+    }
+
+    /// Waits until the server has replied to the WRITEs of all data written so far. Write errors are
+    /// left for the open files.
+    pub(crate) async fn send_written(&self) {
+        if let Contents::File(file) = &self.contents {
+            file.written.drain().await;
+        }
+    }
+
+    /// Drops written data beyond `size`, after the server has truncated the file.
+    pub(crate) async fn cut_written(&self, size: u64) {
+        if let Contents::File(file) = &self.contents {
+            file.data_epoch.fetch_add(1, Ordering::AcqRel);
+            file.written.truncate(size).await;
+        }
+    }
+
+    /// Waits until the server has committed all data written so far.
+    ///
+    /// # Errors
+    /// Data was lost, and no open file has collected the error.
+    pub(crate) async fn settle(&self) -> Result<()> {
+        match &self.contents {
+            Contents::File(file) => file.written.settle().await,
+            Contents::Directory(_) | Contents::Other => Ok(()),
+        }
+    }
+
+    /// The write-back cache of a regular file.
+    ///
+    /// # Errors
+    /// `ISDIR` for a directory, `INVAL` for other types.
+    pub(crate) fn written(&self) -> Result<&WriteBack<WriteCalls>> {
+        self.file().map(|file| &file.written)
+    }
+
+    /// The directory cache.
+    ///
+    /// # Errors
+    /// `NOTDIR` for other types.
+    pub(crate) fn listing(&self) -> Result<&Arc<DirectoryCache>> {
+        match &self.contents {
+            Contents::Directory(directory) => Ok(&directory.listing),
+            Contents::File(_) | Contents::Other => Err(Error::Refused(Errno::NOTDIR)),
+        }
+    }
+
+    /// The latest known change stamp.
+    pub(crate) fn change_stamp(&self) -> Change {
+        self.known().attributes.latest().into()
+    }
+
+    /// Notes that this client has changed `name` in the directory. `after` is the directory's change
+    /// stamp, or `None` if another client changed it too.
+    fn name_changed(&self, name: &[u8], after: Option<Change>) {
+        if let Contents::Directory(DirectoryContents { listing, children }) = &self.contents {
+            listing.note_own_change(name, after);
+            lock(children).remove(name);
+        }
+    }
+
+    /// Notes that `name` in the directory refers to `child`.
+    pub(crate) fn name_found(&self, name: &[u8], child: &Arc<Self>) {
+        let Contents::Directory(DirectoryContents { children, .. }) = &self.contents else {
+            return;
+        };
+        let mut children = lock(children);
+        if children.len() == children.capacity() {
+            children.retain(|_, child| child.strong_count() > 0);
+        }
+        children.insert(Bytes::copy_from_slice(name), Arc::downgrade(child));
+    }
+
+    /// The object that `name` in the directory was last known to refer to, if it is referenced.
+    pub(crate) fn child(&self, name: &[u8]) -> Option<Arc<Self>> {
+        let Contents::Directory(DirectoryContents { children, .. }) = &self.contents else {
+            return None;
+        };
+        lock(children).get(name)?.upgrade()
+    }
+
+    /// The names in the directory that were looked up.
+    pub(crate) fn names(&self) -> Vec<Bytes> {
+        match &self.contents {
+            Contents::Directory(DirectoryContents { children, .. }) => {
+                lock(children).keys().cloned().collect()
+            }
+            Contents::File(_) | Contents::Other => Vec::new(),
+        }
+    }
+
+    /// The handle and attributes of `name` from a cached listing, and when they were fetched.
+    pub(crate) fn listed(&self, name: &[u8]) -> Option<(FileHandle, Attributes, Sent)> {
+        let Contents::Directory(directory) = &self.contents else { return None };
+        let Found { handle, attributes, age } = directory.listing.lookup(name)?;
+        let at = Instant::now().checked_sub(age)?;
+        Some((handle, attributes?, Sent::At(at)))
+    }
+
+    /// The current epoch of the file's data: data read in an earlier epoch is outdated.
+    pub(crate) fn data_epoch(&self) -> u64 {
+        self.file().map_or(0, |file| file.data_epoch.load(Ordering::Acquire))
+    }
+
+    /// Begins a new epoch of data: this client has written, and data read ahead may lack it.
+    pub(crate) fn data_changed(&self) {
+        if let Contents::File(file) = &self.contents {
+            file.data_epoch.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Drops the caches because a WRITE or COMMIT failed: they may show data that is lost.
+    pub(crate) fn data_lost(&self) {
+        self.expire();
+        self.drop_cached();
+    }
+
+    /// The time since another client's change of this file was last noticed.
+    pub(crate) fn since_foreign_change(&self) -> Option<Duration> {
+        let changed_at = lock(&self.file().ok()?.opens).changed_at;
+        changed_at.map(|at| at.elapsed())
+    }
+
+    /// Whether the file is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.file().is_ok_and(|file| lock(&file.opens).count > 0)
+    }
+
+    /// Counts an open. Returns whether data cached since the last open is still valid.
+    pub(crate) fn opened(&self) -> bool {
+        let Ok(file) = self.file() else { return false };
+        let mut opens = lock(&file.opens);
+        opens.count += 1;
+        self.superblock().file_opened();
+        !std::mem::take(&mut opens.changed)
+    }
+
+    /// Counts a close. The last one returns the silly rename that is to be removed.
+    pub(crate) fn closed(&self) -> Option<SillyRename> {
+        let file = self.file().ok()?;
+        let mut opens = lock(&file.opens);
+        opens.count -= 1;
+        self.superblock().file_closed();
+        if opens.count == 0 { opens.silly_rename.take() } else { None }
+    }
+
+    /// Leaves the removal of a silly rename to the last close. Returns it if the file is not open.
+    pub(crate) fn remove_when_closed(&self, silly_rename: SillyRename) -> Option<SillyRename> {
+        let Ok(file) = self.file() else { return Some(silly_rename) };
+        let mut opens = lock(&file.opens);
+        if opens.count == 0 {
+            return Some(silly_rename);
+        }
+        opens.silly_rename = Some(silly_rename);
+        None
+    }
+
+    /// What the inodes of the mount share.
+    pub(crate) fn superblock(&self) -> &Superblock {
+        self.table.superblock()
+    }
+
+    fn file(&self) -> Result<&FileContents> {
+        match &self.contents {
+            Contents::File(file) => Ok(file),
+            Contents::Directory(_) => Err(Error::Refused(Errno::ISDIR)),
+            Contents::Other => Err(Error::Refused(Errno::INVAL)),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        self.table.forget(&self.handle);
+    }
+}
+
+impl fmt::Debug for Inode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inode")
+            .field("fileid", &self.fileid)
+            .field("file_type", &self.file_type)
+            .field("handle", &self.handle)
+            .finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,109 @@
+//! Own modifying calls in flight, as their inodes see them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Attribution, Inode};
+use crate::cache::attributes;
+use crate::cache::change::{Change, Evidence, OwnCall};
+
+/// A modifying call of this client in flight. Dropped without [`finish`](Self::finish), it counts
+/// as a call without a reply: its effect will be taken for a foreign change.
+#[derive(Debug)]
+pub(crate) struct OwnChange {
+    inode: Arc<Inode>,
+    call: OwnCall,
+    sent: attributes::Sent,
+}
+
+impl OwnChange {
+    /// The object that the call changes.
+    pub(crate) fn inode(&self) -> &Arc<Inode> {
+        &self.inode
+    }
+
+    /// Updates the inode from the reply. Returns the change stamp of the object, unless another
+    /// client changed it too.
+    pub(crate) fn finish(self, evidence: &Evidence) -> Option<Change> {
+        let Self { inode, call, sent } = self;
+        let (attribution, from, to) = {
+            let mut known = inode.known();
+            let from = known.tracker.known();
+            let attribution = known.tracker.finish(call, evidence);
+            match evidence.attributes() {
+                Some(after) if known.tracker.is_past(after) => {}
+                Some(after) => {
+                    known.attributes.learn(after, sent);
+                }
+                None => known.attributes.expire(),
+            }
+            known.disturbed_at = Instant::now();
+            (attribution, from, known.tracker.known())
+        };
+        inode.apply(attribution, from, to);
+        matches!(attribution, Attribution::Own | Attribution::Unchanged).then_some(to)
+    }
+}
+
+/// A call in flight that changes a name of a directory. Dropped without `finish`, the call failed
+/// or has no reply, and what the name refers to is unknown.
+#[derive(Debug)]
+pub(crate) struct NameChange<'a> {
+    dir: &'a Inode,
+    name: &'a [u8],
+    /// The change of the directory; `None` for the second name of one RENAME.
+    change: Option<OwnChange>,
+    is_answered: bool,
+}
+
+impl NameChange<'_> {
+    /// Updates the directory from the reply. Returns its change stamp, unless another client
+    /// changed it too.
+    pub(crate) fn finish(mut self, evidence: &Evidence) -> Option<Change> {
+        let after = self.change.take().and_then(|change| change.finish(evidence));
+        self.finish_in(after);
+        after
+    }
+
+    /// Like [`finish`](Self::finish), with the change stamp that the first name of the call has
+    /// returned.
+    pub(crate) fn finish_in(mut self, after: Option<Change>) {
+        self.dir.name_changed(self.name, after);
+        self.is_answered = true;
+    }
+}
+
+impl Drop for NameChange<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.dir.name_changed(self.name, None);
+        }
+    }
+}
+
+impl Inode {
+    /// To be called before a call is sent that changes this object.
+    pub(crate) fn begin_change(self: &Arc<Self>) -> OwnChange {
+        let mut known = self.known();
+        let (call, sent) = (known.tracker.begin(), known.attributes.sending(Instant::now()));
+        known.disturbed_at = Instant::now();
+        OwnChange { inode: Arc::clone(self), call, sent }
+    }
+
+    /// To be called before a call is sent that changes `name` in this directory.
+    pub(crate) fn begin_name_change<'a>(self: &'a Arc<Self>, name: &'a [u8]) -> NameChange<'a> {
+        NameChange { dir: self, name, change: Some(self.begin_change()), is_answered: false }
+    }
+
+    /// Like [`begin_name_change`](Self::begin_name_change), for the second name of a RENAME within
+    /// one directory.
+    pub(crate) fn begin_other_name_change<'a>(&'a self, name: &'a [u8]) -> NameChange<'a> {
+        NameChange { dir: self, name, change: None, is_answered: false }
+    }
+
+    /// The change of the object that `name` is known to refer to, by a call that moves or removes
+    /// the name.
+    pub(crate) fn begin_child_change(&self, name: &[u8]) -> Option<OwnChange> {
+        self.child(name).map(|child| child.begin_change())
+    }
+}

@@ -1,0 +1,180 @@
+//! What the kernel holds of one file: attributes that it believes, and pages.
+//!
+//! `FUSE_NOTIFY_INVAL_INODE` makes the kernel discard the reply to each GETATTR of that inode that is
+//! under way (`fi->attr_version`, fs/fuse/inode.c). A read beyond the size that the kernel knows begins
+//! with such a GETATTR, and without its reply ends at the old size. So after an OPEN, which promises
+//! the size that the file has by then, no such notification may come before the read. Nor is one
+//! needed soon:
+//!
+//! - The kernel drops all pages itself when an OPEN is answered without `FOPEN_KEEP_CACHE`, and when
+//!   attributes in a reply have another size.
+//! - It asks for attributes itself if those that it has were not to be believed for any time.
+//!
+//! This knows no time and makes no call.
+
+use std::time::{Duration, Instant};
+
+use proto::nfs3::Attributes;
+
+/// What the kernel holds of one file, as far as replies and notifications show it.
+#[derive(Debug, Default)]
+pub(super) struct KernelView {
+    /// The attributes of the last reply, unless a notification has discarded them.
+    attributes: Option<Attributes>,
+    /// Whether that reply gave them a time in which the kernel does not ask again.
+    is_believed: bool,
+    /// Another client has changed the file since then, and its pages were not dropped.
+    stale_since: Option<Instant>,
+    opened_at: Option<Instant>,
+    /// The last reply to an OPEN that makes the kernel drop pages.
+    dropped_at: Option<Instant>,
+}
+
+impl KernelView {
+    /// Attributes go to the kernel, which believes them for `ttl`.
+    pub(super) fn learn(&mut self, attributes: &Attributes, ttl: Duration) {
+        (self.attributes, self.is_believed) = (Some(*attributes), !ttl.is_zero());
+    }
+
+    /// Whether the kernel believes other attributes than these.
+    pub(super) fn believes_others(&self, attributes: &Attributes) -> bool {
+        self.is_believed && self.attributes.as_ref() != Some(attributes)
+    }
+
+    /// A notification makes the kernel ask for attributes, and discards replies that are under way.
+    pub(super) fn discard_attributes(&mut self) {
+        (self.attributes, self.is_believed) = (None, false);
+    }
+
+    /// Another client has changed the file. Returns whether its pages were not stale before.
+    pub(super) fn note_stale_pages(&mut self, now: Instant) -> bool {
+        let newly = self.stale_since.is_none();
+        self.stale_since.get_or_insert(now);
+        newly
+    }
+
+    /// An OPEN is about to be answered; `is_unchanged` if no other client has changed the file since
+    /// the one before. Returns whether the kernel may keep its pages. It may not while it perhaps has
+    /// not acted yet on a reply that made it drop them.
+    pub(super) fn open(&mut self, is_unchanged: bool, now: Instant) -> bool {
+        self.opened_at = Some(now);
+        let is_dropping = self.dropped_at.is_some_and(|at| now < at + SETTLING);
+        if self.stale_since.take().is_some() || !is_unchanged {
+            self.dropped_at = Some(now);
+            return false;
+        }
+        !is_dropping
+    }
+
+    /// Whether stale pages can be dropped before the reply to a GETATTR that has `size`: the kernel
+    /// discards that reply, so it must know the size, and no read may still wait for one.
+    pub(super) fn can_drop_pages(&self, size: u64, now: Instant) -> bool {
+        let is_settled = self.opened_at.is_none_or(|at| now >= at + SETTLING);
+        is_settled && self.attributes.is_some_and(|known| known.size == size)
+    }
+
+    /// Whether pages have been stale for [`SETTLING`], so that no OPEN was answered since.
+    pub(super) fn is_drop_due(&self, now: Instant) -> bool {
+        self.stale_since.is_some_and(|since| now >= since + SETTLING)
+    }
+
+    /// Takes the task to drop stale pages, by a notification, from everybody else.
+    pub(super) fn take_stale_pages(&mut self) -> bool {
+        let were_stale = self.stale_since.take().is_some();
+        if were_stale {
+            self.discard_attributes();
+        }
+        were_stale
+    }
+}
+
+/// What a program needs at most from open(2) to the end of the first GETATTR of a read(2).
+pub(super) const SETTLING: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use proto::nfs3::{DeviceSpec, FileType, Time};
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(3);
+
+    fn attributes(size: u64) -> Attributes {
+        let time = Time { seconds: 1, nseconds: 0 };
+        Attributes {
+            file_type: FileType::Regular,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            size,
+            used: size,
+            rdev: DeviceSpec { major: 0, minor: 0 },
+            fsid: 1,
+            fileid: 1,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        }
+    }
+
+    #[test]
+    fn only_believed_attributes_have_to_be_replaced() {
+        let mut view = KernelView::default();
+        assert!(!view.believes_others(&attributes(1)));
+        view.learn(&attributes(1), TTL);
+        assert!(!view.believes_others(&attributes(1)));
+        assert!(view.believes_others(&attributes(2)));
+        view.learn(&attributes(1), Duration::ZERO);
+        assert!(!view.believes_others(&attributes(2)));
+        view.learn(&attributes(1), TTL);
+        view.discard_attributes();
+        assert!(!view.believes_others(&attributes(2)));
+    }
+
+    #[test]
+    fn open_takes_over_the_drop_of_stale_pages() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        assert!(view.note_stale_pages(start));
+        assert!(!view.note_stale_pages(start));
+        assert!(!view.open(true, start));
+        assert!(!view.is_drop_due(start + SETTLING));
+    }
+
+    #[test]
+    fn pages_are_kept_once_an_earlier_open_has_dropped_them() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        assert!(view.open(true, start));
+        assert!(!view.open(false, start));
+        assert!(!view.open(true, start + SETTLING / 2));
+        assert!(view.open(true, start + SETTLING));
+    }
+
+    #[test]
+    fn pages_are_dropped_a_while_after_the_last_open() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        let later = start + SETTLING / 2;
+        assert!(view.note_stale_pages(start));
+        assert!(!view.open(true, later));
+        assert!(view.note_stale_pages(later));
+        assert!(!view.is_drop_due(start + SETTLING));
+        assert!(view.is_drop_due(later + SETTLING));
+        assert!(view.take_stale_pages());
+        assert!(!view.take_stale_pages());
+    }
+
+    #[test]
+    fn getattr_drops_pages_only_if_the_kernel_can_miss_its_reply() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        assert!(!view.can_drop_pages(1, start));
+        view.learn(&attributes(1), Duration::ZERO);
+        assert!(view.can_drop_pages(1, start));
+        assert!(!view.can_drop_pages(2, start));
+        view.open(true, start);
+        assert!(!view.can_drop_pages(1, start));
+        assert!(view.can_drop_pages(1, start + SETTLING));
+        view.note_stale_pages(start);
+        view.take_stale_pages();
+        assert!(!view.can_drop_pages(1, start + SETTLING));
+    }
+}
