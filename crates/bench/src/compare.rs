@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::figure::{Better, Figure};
 use crate::numeral::{parameters, plain, rounded, size_about, wrapped};
 use crate::record::Run;
-use crate::recorded::{Case, Parameters, Recorded, RecordedRun};
+use crate::results::{Case, Parameters, Results, RunResults};
 use crate::statistics::{Comparison, Evidence, ROUNDS_MIN, Summary};
 use crate::table::COLUMNS;
 
@@ -132,8 +132,8 @@ impl Contrast {
 /// Compares as the arguments say, and writes what came out.
 ///
 /// # Errors
-/// `Misuse` if a file or subject is not there, and those of [`Recorded::read`]; `Machine` if `out`
-/// takes no more.
+/// `Misuse` if a subject is not there, and those of [`Results::read`]; `Stdout` if `out` takes no
+/// more.
 pub fn run(args: &Args, out: &mut impl Write) -> Result<()> {
     let mut text = Text::default();
     let base = Side::read(&args.base)?;
@@ -142,13 +142,13 @@ pub fn run(args: &Args, out: &mut impl Write) -> Result<()> {
         Some(other) => compare_sides(base, Side::read(other)?, &mut text)?,
     }
     text.close();
-    out.write_all(text.lines.as_bytes()).map_err(Error::machine("cannot write the comparison"))
+    out.write_all(text.lines.as_bytes()).and_then(|()| out.flush()).map_err(Error::Stdout)
 }
 
 /// A file of records, and the subject of it that is meant.
 struct Side {
     name: String,
-    recorded: Recorded,
+    results: Results,
     subject: Option<String>,
 }
 
@@ -157,11 +157,11 @@ impl Side {
         let (file, subject) = match argument.rsplit_once(':') {
             _ if Path::new(argument).exists() => (argument, None),
             Some((file, subject)) if Path::new(file).exists() => (file, Some(subject)),
-            _ => return Err(Error::Misuse(format!("there is no file of records {argument}"))),
+            // Reading it returns the reason.
+            _ => (argument, None),
         };
-        let recorded = Recorded::read(&[file])?;
-        let subjects: BTreeSet<&str> =
-            recorded.runs.iter().flat_map(RecordedRun::subjects).collect();
+        let results = Results::read(&[file])?;
+        let subjects: BTreeSet<&str> = results.runs.iter().flat_map(RunResults::subjects).collect();
         if let Some(wanted) = subject
             && !subjects.contains(wanted)
         {
@@ -171,18 +171,18 @@ impl Side {
                 there.join(", ")
             )));
         }
-        Ok(Self { name: argument.into(), recorded, subject: subject.map(Into::into) })
+        Ok(Self { name: argument.into(), results, subject: subject.map(Into::into) })
     }
 
     /// The subjects of all runs.
     fn subjects(&self) -> BTreeSet<&str> {
-        self.recorded.runs.iter().flat_map(RecordedRun::subjects).collect()
+        self.results.runs.iter().flat_map(RunResults::subjects).collect()
     }
 
     /// Its cases with all their parameters, those of the same load in several runs in one.
     fn loads(&self) -> Vec<Load> {
         let mut loads: Vec<Load> = Vec::new();
-        for run in &self.recorded.runs {
+        for run in &self.results.runs {
             for phase in run.phases.iter().filter(|phase| !phase.is_calibration()) {
                 for case in &phase.cases {
                     if self.subject.as_ref().is_some_and(|wanted| *wanted != case.subject) {
@@ -247,12 +247,12 @@ fn compare_sides(mut base: Side, mut other: Side, text: &mut Text) -> Result<()>
     name_the_missing(&base, &mut other)?;
     name_the_missing(&other, &mut base)?;
     let named = base.subject.is_some();
-    for remark in base.recorded.remarks.iter().chain(&other.recorded.remarks) {
+    for remark in base.results.remarks.iter().chain(&other.results.remarks) {
         text.paragraph(&format!("Note: {remark}"));
     }
     text.paragraph(&format!("Base: {}", plain(&base.name)));
     text.paragraph(&format!("Other: {}", plain(&other.name)));
-    for difference in differences(&base.recorded, &other.recorded) {
+    for difference in differences(&base.results, &other.results) {
         text.paragraph(&format!("!! The circumstances differ: {}", plain(&difference)));
     }
     let (base_loads, other_loads) = (base.loads(), other.loads());
@@ -293,12 +293,12 @@ fn name_the_missing(one: &Side, other: &mut Side) -> Result<()> {
 
 /// Compares the subjects of each run with the one that is named, or else the first.
 fn compare_subjects(side: &Side, text: &mut Text) {
-    for remark in &side.recorded.remarks {
+    for remark in &side.results.remarks {
         text.paragraph(&format!("Note: {remark}"));
     }
-    let all = Side { subject: None, recorded: side.recorded.clone(), name: side.name.clone() };
+    let all = Side { subject: None, results: side.results.clone(), name: side.name.clone() };
     let subjects: Vec<String> = side
-        .recorded
+        .results
         .runs
         .first()
         .map(|run| run.subjects().into_iter().map(Into::into).collect())
@@ -326,8 +326,8 @@ fn compare_subjects(side: &Side, text: &mut Text) {
 type Tell = fn(&Run) -> String;
 
 /// What differs between the circumstances of two files, in words.
-fn differences(base: &Recorded, other: &Recorded) -> Vec<String> {
-    let told: [(&str, Tell); 10] = [
+fn differences(base: &Results, other: &Results) -> Vec<String> {
+    let circumstances: [(&str, Tell); 10] = [
         ("kernel", |run| run.kernel.clone()),
         ("processor", |run| run.cpu.clone()),
         ("processors", |run| run.cores.to_string()),
@@ -342,7 +342,7 @@ fn differences(base: &Recorded, other: &Recorded) -> Vec<String> {
         ("limit of memory", |run| run.memory_limit_bytes.map_or("none".into(), size_about)),
         ("cache", |run| run.cache.clone()),
     ];
-    let values = |of: &Recorded, tell: Tell| -> BTreeSet<String> {
+    let values = |of: &Results, tell: Tell| -> BTreeSet<String> {
         of.runs.iter().map(|run| tell(&run.run)).collect()
     };
     let list = |set: BTreeSet<String>| {
@@ -350,7 +350,8 @@ fn differences(base: &Recorded, other: &Recorded) -> Vec<String> {
             set.into_iter().map(|one| if one.is_empty() { "none".into() } else { one }).collect();
         words.join(" / ")
     };
-    told.into_iter()
+    circumstances
+        .into_iter()
         .filter_map(|(name, tell)| {
             let (a, b) = (values(base, tell), values(other, tell));
             (a != b).then(|| format!("{name}: {}, but {} in the other", list(a), list(b)))

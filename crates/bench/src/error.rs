@@ -5,10 +5,10 @@ use std::io;
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It was not asked for properly.
+    /// The arguments make no sense.
     #[error("{0}")]
     Misuse(String),
-    /// This machine cannot do it, or not for this user.
+    /// This machine, or this user, cannot do it.
     #[error("{what}")]
     Machine {
         /// What was tried.
@@ -17,6 +17,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The output could not be written to stdout.
+    #[error("write error")]
+    Stdout(#[source] io::Error),
     /// A program that is needed is missing or failed; with its last words.
     #[error("{0}")]
     Program(String),
@@ -32,7 +35,7 @@ pub enum Error {
         #[source]
         source: client::Error,
     },
-    /// The user wanted no more of it.
+    /// The user asked to stop.
     #[error("interrupted; what was measured until then is kept")]
     Interrupted,
     /// A file of records is not one.

@@ -9,7 +9,7 @@ pub enum Better {
     Higher,
     /// As times and costs.
     Lower,
-    /// It tells a circumstance.
+    /// A circumstance.
     Neither,
 }
 
@@ -36,6 +36,13 @@ macro_rules! figures {
             #[must_use]
             pub const fn unit(self) -> &'static str {
                 match self { $(Self::$name => $unit,)* }
+            }
+
+            /// Title and unit: `throughput, MiB/s`.
+            #[must_use]
+            pub fn with_unit(self) -> String {
+                let parts = [self.title(), self.unit()].map(str::to_owned);
+                parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
             }
 
             /// Which way is better.

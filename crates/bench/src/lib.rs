@@ -1,8 +1,8 @@
-//! Experiments on NFS servers and file systems that anybody can repeat: `spillway bench`.
+//! Repeatable experiments on NFS servers and file systems: `spillway bench`.
 //!
 //! An experiment puts loads on subjects (servers or I/O modes) in turns, watches processes, caches
-//! and devices meanwhile, and leaves records ([`record`]). All that is shown, tables, reports and
-//! comparisons, is made from records alone.
+//! and devices meanwhile, and leaves records ([`record`]). Tables, reports and comparisons are
+//! made from records alone.
 #![forbid(unsafe_code)]
 
 pub mod compare;
@@ -13,11 +13,10 @@ pub mod load;
 pub mod null_server;
 pub mod numeral;
 mod options;
+mod output;
 pub mod record;
-mod record_stream;
-pub mod recorded;
-mod recording;
 pub mod report;
+pub mod results;
 pub mod rig;
 #[cfg(test)]
 mod samples;
@@ -37,9 +36,9 @@ use clap::{Args, Subcommand};
 
 pub use error::{Error, Result};
 use experiments::servers::{self, OnServers};
-use experiments::{io as reads_and_writes, readdir, threads, uncached, writeback};
+use experiments::{clients, io as reads_and_writes, names, readdir, threads, uncached, writeback};
 use options::TargetOptions;
-use recording::{OutputOptions, Recording};
+use output::{Output, OutputOptions};
 use stage::SurroundingsOptions;
 use stop::Stop;
 
@@ -59,9 +58,14 @@ pub enum Command {
     /// READ or WRITE with few and with many calls in flight, on one connection and on several, and
     /// one client beside another with many connections
     Threads(Box<threads::Options>),
+    /// CREATE, LOOKUP and REMOVE on a few connections, one call in flight on each
+    Names(Box<OnServers<names::Options>>),
+    /// Write, read and copy files by programs that others wrote: fio's nfs engine and nfs-cp of
+    /// libnfs, and by spillway cp
+    Clients(Box<OnServers<clients::Options>>),
     /// Make pages, plots and tables of files of records
     Report(report::Args),
-    /// Tell what differs significantly between two files of records, or between what one compares
+    /// Report significant differences between two files of records, or between the subjects of one
     Compare(compare::Args),
     /// Serve nothing, at once: what a load costs beside this server is the load's own cost
     #[command(hide = true)]
@@ -76,6 +80,8 @@ impl Command {
             Self::Readdir(options) => Some((&options.surroundings, &options.target)),
             Self::Writeback(options) => Some((&options.surroundings, &options.target)),
             Self::Threads(options) => Some((&options.surroundings, &options.target)),
+            Self::Names(options) => Some((&options.surroundings, &options.target)),
+            Self::Clients(options) => Some((&options.surroundings, &options.target)),
             Self::Uncached(_) | Self::Report(_) | Self::Compare(_) | Self::NullServer => None,
         }
     }
@@ -99,7 +105,7 @@ pub fn run(command: &Command, program: &Path, arguments: Vec<OsString>) -> Resul
     if let Some((surroundings, targets)) = command.surroundings()
         && let Some(status) = stage::in_network_link(surroundings, targets, program, &arguments)?
     {
-        // It has told what there was to tell.
+        // It has reported everything.
         std::process::exit(status.code().unwrap_or(1));
     }
     match command {
@@ -108,6 +114,8 @@ pub fn run(command: &Command, program: &Path, arguments: Vec<OsString>) -> Resul
         Command::Readdir(options) => servers::run(options, program, words()),
         Command::Writeback(options) => servers::run(options, program, words()),
         Command::Threads(options) => threads::run(options, program, words()),
+        Command::Names(options) => servers::run(options, program, words()),
+        Command::Clients(options) => servers::run(options, program, words()),
         Command::Report(options) => report::run(options, &mut io::stdout().lock()),
         Command::Compare(options) => compare::run(options, &mut io::stdout().lock()),
         Command::NullServer => serve_nothing(),
@@ -122,7 +130,7 @@ fn run_uncached(
 ) -> Result<()> {
     let again = uncached::in_memory_group(&options.own, program, arguments.iter().cloned())?;
     if let Some(status) = again {
-        // It has told what there was to tell.
+        // It has reported everything.
         std::process::exit(status.code().unwrap_or(1));
     }
     let stop = Stop::on_signals()?;
@@ -130,13 +138,13 @@ fn run_uncached(
     options.own.describe(&mut run)?;
     run.file_system = rig::FileSystem::described(&options.own.directory)?;
     run.note.clone_from(&options.output.note);
-    let mut recording = Recording::start(&options.output, run)?;
-    let done = uncached::run(&options.own, &stop, &mut |measurement| recording.add(measurement));
-    recording.finish()?;
+    let mut output = Output::start(&options.output, run)?;
+    let done = uncached::run(&options.own, &stop, &mut |measurement| output.add(measurement));
+    output.finish()?;
     done
 }
 
-/// Says where it listens, and serves until it is killed or whoever started it is gone.
+/// Prints its address, and serves until it is killed or its parent ends.
 fn serve_nothing() -> Result<()> {
     let failed = || Error::machine("the server that does nothing");
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed())?;
@@ -144,9 +152,26 @@ fn serve_nothing() -> Result<()> {
     let mut stdout = io::stdout();
     writeln!(stdout, "{address}").and_then(|()| stdout.flush()).map_err(failed())?;
     std::thread::spawn(|| {
-        // Its stdin is a pipe that nobody writes to: it ends with the process at the other end.
+        // Its stdin is a pipe without data, which ends with the parent.
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         std::process::exit(0);
     });
     null_server::serve(&listener).map_err(failed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_each_experiment_have_different_names() {
+        use clap::CommandFactory as _;
+
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(subcommand)]
+            _command: Command,
+        }
+        Line::command().debug_assert();
+    }
 }

@@ -3,7 +3,7 @@
 //!
 //! Every path can be mounted, every name that is looked up is a directory, and every file is there,
 //! is [`FILE_BYTES`] long and takes all that is written, which is thrown away. What is read has no
-//! meaning. It is no server to leave running where strangers can reach it: it trusts everybody, and
+//! meaning. It must not run where strangers can reach it: it trusts all clients, and
 //! takes as many connections as come.
 
 use std::io;
@@ -21,9 +21,10 @@ use proto::nfs3::{
 };
 use proto::oncrpc::{AcceptStat, CallHeader, FLAVOR_SYS, ReplyHeader, decode_call, encode_success};
 use proto::xdr::{Decode, DecodeError, Encode, List, Reader, Writer, encode_list, padded};
+use rpc::blocking::{COPIED_BYTES_MAX, RecordStream};
 
 use crate::load::IO_BYTES_MAX;
-use crate::record_stream::{COPIED_BYTES_MAX, RecordStream, send_unpaced};
+use crate::load::send_unpaced;
 
 /// The length of each file.
 pub const FILE_BYTES: u64 = 1 << 40;
@@ -56,7 +57,7 @@ fn serve_one(stream: TcpStream, data: &[u8]) -> io::Result<()> {
         if !stream.has_received() {
             stream.flush()?;
         }
-        if !stream.next()? {
+        if !stream.next_record()? {
             return Ok(());
         }
         let call = stream.decode(Call::decode)?.map_err(|_| io::ErrorKind::InvalidData)?;

@@ -1,4 +1,4 @@
-//! Numbers and names as people read them.
+//! Numbers and names for readers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -120,6 +120,12 @@ pub fn wrapped(text: &str, indent: &str, columns: usize) -> String {
         }
     }
     out
+}
+
+/// Bytes in MiB.
+#[must_use]
+pub const fn mib(bytes: u64) -> f64 {
+    as_f64(bytes) / as_f64(MIB)
 }
 
 /// A count as a figure.

@@ -42,8 +42,8 @@ pub struct Run {
     pub file_system: String,
     /// What stands between client and server: `loopback`, `netem, delay 5 ms`.
     pub network: String,
-    /// How TCP here decides what may be sent, where a socket does not say: `bbr`, `cubic`. Empty where
-    /// that was not looked at.
+    /// How TCP here decides what may be sent, where a socket does not say: `bbr`, `cubic`. Empty
+    /// where that is unknown.
     #[serde(default)]
     pub congestion_control: String,
     /// How the device was slowed down; empty if it was not.
@@ -56,7 +56,7 @@ pub struct Run {
     pub subjects: BTreeMap<String, String>,
     /// What was asked for and could not be done on this machine, in sentences.
     pub left_out: Vec<String>,
-    /// What the user had to say about it.
+    /// The user's remark.
     pub note: String,
 }
 
@@ -91,7 +91,7 @@ pub struct Measurement {
     /// Cost of an entry by its position in the listing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<Position>,
-    /// What the server counted meanwhile, where it tells; without what stayed 0.
+    /// What the server counted meanwhile, if it reports; without counters that stayed 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, u64>,
     /// The first of the errors, if there were any.

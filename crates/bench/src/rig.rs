@@ -5,6 +5,7 @@
 //! is dropped, and also if this process is killed ([`undo`]).
 
 mod device;
+mod file_system;
 mod limits;
 mod machine;
 mod memory_group;
@@ -21,8 +22,9 @@ mod undo;
 mod work_directory;
 
 pub use device::{BlockDevice, DeviceBytes};
+pub use file_system::FileSystem;
 pub use limits::{DeviceLimits, NetworkLimits};
-pub use machine::{FileSystem, begin_run};
+pub use machine::begin_run;
 pub use memory_group::{MemoryGroup, PageCache};
 pub use network_link::{NetworkLink, NetworkNamespace};
 pub use page_cache::{CachedFiles, cached_files, drop_caches};

@@ -1,6 +1,7 @@
-//! Where an experiment takes place: directories, file systems made for it, and the way to servers.
+//! The stage of an experiment: directories, file systems made for it, and the network to servers.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -16,10 +17,9 @@ use crate::load::TIMEOUT;
 use crate::options::TargetOptions;
 use crate::record::Run;
 use crate::rig::{
-    DeviceLimits, FileSystem, MemoryGroup, NetworkLimits, NetworkLink, NetworkNamespace, Relay,
-    ScratchDisk, ScratchKind, Throttle, WorkDirectory,
+    DeviceLimits, MemoryGroup, NetworkLimits, NetworkLink, NetworkNamespace, Relay, ScratchDisk,
+    ScratchKind, Throttle, WorkDirectory,
 };
-use crate::subject::{Running, Subject};
 use crate::{Error, Result, successor};
 
 /// File systems made for the run, slow devices and slow networks.
@@ -51,7 +51,7 @@ pub(crate) struct Stage {
     runtime: Runtime,
 }
 
-/// Where files lie.
+/// The place of the files.
 enum Place {
     /// A file system of its own.
     Disk(ScratchDisk),
@@ -70,7 +70,7 @@ impl Place {
 
 /// Carries a command with a slow network out in name spaces of its own, if this kernel has them and
 /// all servers are ours to start there: by `program`, which is this one, with the same `arguments`
-/// and one more. `None` if the way to go on is here, through a relay or as it is.
+/// and one more. `None` if the command is to run here, through a relay or on the network as it is.
 ///
 /// # Errors
 /// [`Error::Program`]: `ip` or `tc` refused.
@@ -90,7 +90,9 @@ pub(crate) fn in_network_link(
     let link = match NetworkLink::create(&options.network) {
         Ok(link) => link,
         // This kernel has no netem.
-        Err(Error::Misuse(_)) => return Ok(None),
+        Err(Error::Machine { source, .. }) if source.kind() == ErrorKind::Unsupported => {
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
     let prefix = link.client_namespace().prefix();
@@ -109,8 +111,8 @@ pub(crate) struct Relays {
     _mount: Relay,
 }
 
-/// A directory of a subject that is reached by calls.
-pub(crate) struct Export {
+/// A directory of a server, and a connection for calls to it.
+pub(crate) struct MountedDirectory {
     /// Calls to its server.
     pub(crate) nfs: Nfs3,
     /// Where files are made.
@@ -118,10 +120,10 @@ pub(crate) struct Export {
 }
 
 impl Stage {
-    /// Sets the stage that was asked for.
+    /// Prepares the stage.
     ///
     /// # Errors
-    /// [`Error::Machine`]: this machine, or this user, cannot have it.
+    /// [`Error::Machine`]: the runtime cannot be started.
     pub(crate) fn set(options: &SurroundingsOptions, run: &mut Run) -> Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Error::machine("cannot wait for the network"))?;
@@ -193,31 +195,10 @@ impl Stage {
         self.namespace.as_ref()
     }
 
-    /// Tells in the record what the stage is, and who is on it.
+    /// Starts relays to a server if the network is to be slow and is not: the URL to mount then.
     ///
     /// # Errors
-    /// [`Error::Machine`]: a directory cannot be looked at.
-    pub(crate) fn describe(&self, subjects: &[Subject], run: &mut Run) -> Result<()> {
-        let mut systems = Vec::new();
-        for subject in subjects {
-            run.subjects.insert(subject.name.clone(), subject.described());
-            let Some(files) = subject.files() else { continue };
-            // The subject's own directory may not be there yet.
-            let there = files.ancestors().find(|path| path.exists());
-            let system = FileSystem::described(there.unwrap_or(files))?;
-            if !systems.contains(&system) {
-                systems.push(system);
-            }
-        }
-        run.file_system = systems.join("; ");
-        Ok(())
-    }
-
-    /// Makes the way to a server as slow as was asked for, where the network is not: what is to be
-    /// mounted then.
-    ///
-    /// # Errors
-    /// [`Error::Call`]: the server is not there. [`Error::Machine`]: no port is to be had.
+    /// [`Error::Call`]: the server does not answer. [`Error::Machine`]: no port is available.
     pub(crate) fn relays(&self, url: &NfsUrl) -> Result<Option<Relays>> {
         if self.options.network.is_none() || self.namespace.is_some() {
             return Ok(None);
@@ -242,54 +223,54 @@ impl Stage {
         self.runtime.block_on(future)
     }
 
-    /// Mounts a subject, and makes a directory in it if it is somebody else's.
+    /// Mounts a server for an experiment: the root of the export if we started the server, else a
+    /// directory of ours in it.
     ///
     /// # Errors
-    /// [`Error::Call`]: it does not let us.
-    pub(crate) fn mount(&self, running: &Running) -> Result<Export> {
-        let export = self.mount_url(&running.url)?;
-        if running.is_ours() {
-            return Ok(export);
+    /// [`Error::Call`]: the server refuses.
+    pub(crate) fn mount(&self, url: &NfsUrl, is_ours: bool) -> Result<MountedDirectory> {
+        let root = self.mount_url(url)?;
+        if is_ours {
+            return Ok(root);
         }
-        let Export { nfs, directory } = export;
-        let name = DIRECTORY;
+        let MountedDirectory { nfs, directory } = root;
         let directory = self.block_on(async {
             let attributes = SetAttributes { mode: Some(0o755), ..SetAttributes::default() };
-            match nfs.mkdir(directory, name, attributes).await {
+            match nfs.mkdir(directory, DIRECTORY, attributes).await {
                 Err(error) if !error.is(Status::Exist) => Err(error),
-                Ok(_) | Err(_) => Ok(nfs.lookup(directory, name).await?.object),
+                Ok(_) | Err(_) => Ok(nfs.lookup(directory, DIRECTORY).await?.object),
             }
         });
         let directory = directory.map_err(Error::call("cannot make a directory on the server"))?;
-        Ok(Export { nfs, directory })
+        Ok(MountedDirectory { nfs, directory })
     }
 
-    /// Mounts what a URL names.
+    /// Mounts the export of a URL.
     ///
     /// # Errors
-    /// [`Error::Call`]: the server is not there, or does not let us.
-    pub(crate) fn mount_url(&self, url: &NfsUrl) -> Result<Export> {
+    /// [`Error::Call`]: the server does not answer, or refuses.
+    pub(crate) fn mount_url(&self, url: &NfsUrl) -> Result<MountedDirectory> {
         let me = Arc::new(Identity::of_process());
-        // Nobody hears Ctrl-C meanwhile.
+        // Ctrl-C is not noticed meanwhile.
         let options = MountOptions { timeout: CALL_TIMEOUT, ..mount_options() };
         let mounted = self.block_on(mount3::mount(url, &options, &me));
         let mounted = mounted.map_err(Error::call(format!("cannot mount {url}")))?;
-        Ok(Export { nfs: mounted.nfs, directory: mounted.root })
+        Ok(MountedDirectory { nfs: mounted.nfs, directory: mounted.root })
     }
 
-    /// Takes the directory away that was made on somebody else's server.
+    /// Removes the directory that was made on a given server.
     ///
     /// # Errors
     /// [`Error::Call`]: it is not empty, or the server is gone.
     pub(crate) fn remove_directory(&self, url: &NfsUrl) -> Result<()> {
-        let Export { nfs, directory } = self.mount_url(url)?;
+        let MountedDirectory { nfs, directory } = self.mount_url(url)?;
         let removed = self.block_on(nfs.rmdir(directory, DIRECTORY));
         removed.map(drop).map_err(Error::call("cannot remove our directory from the server"))
     }
 }
 
-/// The client's own, but that a call fails when the server has not answered for as long as a load
-/// waits: a server that is gone ends the experiment.
+/// The client's defaults, but a call fails after the timeout of a load: a dead server ends the
+/// experiment.
 pub(crate) fn mount_options() -> MountOptions {
     MountOptions {
         timeout: TIMEOUT,
@@ -299,7 +280,7 @@ pub(crate) fn mount_options() -> MountOptions {
     }
 }
 
-/// How long a server may take for what is done around loads: a few calls on names.
+/// The time limit of the calls on names before and after loads.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// On servers that others have started.
+/// Our directory on servers that we did not start.
 const DIRECTORY: &[u8] = b"spillway-bench";

@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(Summary::of(&[7.0]).and_then(|one| one.relative_spread()), None);
     }
 
-    /// R: `t.test(extra ~ group, data = sleep, paired = TRUE)` says -4.0621, 9 degrees, and
+    /// R: `t.test(extra ~ group, data = sleep, paired = TRUE)` gives -4.0621, 9 degrees, and
     /// -2.4598858 to -0.7001142; unpaired -1.8608, 17.776, and -3.3654832 to 0.2054832.
     #[test]
     fn students_own_example_comes_out() {

@@ -1,4 +1,4 @@
-//! An orderly end before the time: servers are stopped, mounts and groups undone, records kept.
+//! An orderly early end: servers are stopped, mounts and groups undone, records kept.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{Error, Result};
 
-/// Whether the user wants no more of it. Clones are one.
+/// The user's request to stop. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
@@ -17,7 +17,7 @@ impl Stop {
     /// Set by the first SIGINT or SIGTERM; the second ends the process at once, as it is.
     ///
     /// # Errors
-    /// [`Error::Machine`]: the signals cannot be had.
+    /// [`Error::Machine`]: the signals cannot be handled.
     pub fn on_signals() -> Result<Self> {
         let stop = Self::default();
         let runtime = runtime::Builder::new_current_thread()
@@ -44,13 +44,13 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Whether it is time to end.
+    /// Whether the user asked to stop.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// For between two measurements.
+    /// For use between two measurements.
     ///
     /// # Errors
     /// [`Error::Interrupted`].
@@ -59,5 +59,5 @@ impl Stop {
     }
 }
 
-/// What a shell says of a program that SIGINT ended.
+/// A shell's exit status for a program that SIGINT ended.
 const INTERRUPTED: i32 = 128 + 2;

@@ -1,4 +1,5 @@
-//! What is measured: servers of our own in their modes and builds, and servers of others.
+//! The subjects of an experiment: servers that it starts, in their modes and builds, and servers
+//! that run already.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,17 +12,18 @@ use io::IoMode;
 
 use crate::load::{Observed, Watch};
 use crate::options::{Named, Place, TargetOptions};
+use crate::record::Run;
 use crate::rig::{
-    BlockDevice, CachedFiles, NetworkLink, ServerOptions, ServerProcess, Throttle, Watched,
-    cached_files,
+    BlockDevice, CachedFiles, FileSystem, NetworkLink, ServerOptions, ServerProcess, Throttle,
+    Watched, cached_files,
 };
 use crate::stage::{Relays, Stage};
 use crate::{Error, Result};
 
-/// One of the things that an experiment compares.
+/// A subject of an experiment.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
-    /// As the records call it.
+    /// Its name in the records.
     pub(crate) name: String,
     what: What,
 }
@@ -30,7 +32,7 @@ pub(crate) struct Subject {
 enum What {
     /// A server that is started for each measurement.
     Own(Own),
-    /// A server that somebody else has started.
+    /// A server that runs already.
     Given { url: NfsUrl, pid: Option<u32>, files: Option<PathBuf> },
 }
 
@@ -45,8 +47,8 @@ struct Own {
 }
 
 impl Subject {
-    /// All that was asked for: each directory in each mode and build, and each URL. `program` is
-    /// this program; `place` turns a directory that was given into the one that is worked in.
+    /// The subjects of the options: each directory in each mode and build, and each URL. `program`
+    /// is this program; `place` makes the working directory in a given one.
     ///
     /// # Errors
     /// [`Error::Misuse`]: two have one name, or an option names none of them. Those of `place`.
@@ -79,7 +81,7 @@ impl Subject {
         Self { name, what: What::Given { url: url.clone(), pid, files } }
     }
 
-    /// What it is, in words for the record.
+    /// Its description for the record.
     #[must_use]
     pub(crate) fn described(&self) -> String {
         match &self.what {
@@ -95,13 +97,13 @@ impl Subject {
         }
     }
 
-    /// Whether somebody else started it.
+    /// Whether it ran already.
     #[must_use]
     pub(crate) fn is_given(&self) -> bool {
         matches!(self.what, What::Given { .. })
     }
 
-    /// Where its files are on this machine, if they are and it was told.
+    /// The directory of its files on this machine, if it is known.
     #[must_use]
     pub(crate) fn files(&self) -> Option<&Path> {
         match &self.what {
@@ -134,6 +136,26 @@ impl Subject {
         }
         Ok(running)
     }
+}
+
+/// Writes the subjects, and the file systems of their files, to the record of the run.
+///
+/// # Errors
+/// [`Error::Machine`]: a directory cannot be examined.
+pub(crate) fn describe(subjects: &[Subject], run: &mut Run) -> Result<()> {
+    let mut systems = Vec::new();
+    for subject in subjects {
+        run.subjects.insert(subject.name.clone(), subject.described());
+        let Some(files) = subject.files() else { continue };
+        // The subject's own directory may not be there yet.
+        let there = files.ancestors().find(|path| path.exists());
+        let system = FileSystem::described(there.unwrap_or(files))?;
+        if !systems.contains(&system) {
+            systems.push(system);
+        }
+    }
+    run.file_system = systems.join("; ");
+    Ok(())
 }
 
 impl Own {
@@ -221,15 +243,15 @@ fn check_names(subjects: &[Subject], options: &TargetOptions) -> Result<()> {
     Ok(())
 }
 
-/// What was said of the one with this name.
+/// The value with this name.
 fn of<'a, T>(name: &str, list: &'a [Named<T>]) -> Option<&'a T> {
     list.iter().find(|named| named.name.as_deref() == Some(name)).map(|named| &named.value)
 }
 
-/// A subject that answers.
+/// A running subject.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// What is mounted.
+    /// The URL to mount.
     pub(crate) url: NfsUrl,
     /// Dropped before the server, so that it sees its clients leave.
     relays: Option<Relays>,
@@ -259,15 +281,15 @@ impl Running {
         self.device.as_ref()
     }
 
-    /// What its files occupy of the page cache, if it is known where they are.
+    /// The page cache of its files, if their place is known.
     ///
     /// # Errors
-    /// [`Error::Machine`]: they cannot be looked at.
+    /// [`Error::Machine`]: they cannot be examined.
     pub(crate) fn cached(&self) -> Result<Option<CachedFiles>> {
         self.files.as_deref().map(cached_files).transpose()
     }
 
-    /// What it has counted since its start; nothing if it is not ours.
+    /// Its counters since its start; none if it is not ours.
     ///
     /// # Errors
     /// [`Error::Server`]: it died, or does not answer.
@@ -275,7 +297,7 @@ impl Running {
         self.server.as_ref().map_or_else(|| Ok(BTreeMap::new()), ServerProcess::counters)
     }
 
-    /// Somebody who looks at it during a load.
+    /// An observer during a load.
     #[must_use]
     pub(crate) fn watch(&self) -> Watch<'_> {
         let look = || {
@@ -290,7 +312,7 @@ impl Running {
         Watch { observe: Box::new(look), progress: Box::new(|_| {}) }
     }
 
-    /// Why a call to it failed, if that is what `error` says: its death, if it is ours and died.
+    /// The cause of a failed call: the death of the server, if it is ours and died.
     #[must_use]
     pub(crate) fn cause_of(&self, error: Error) -> Error {
         let (Error::Call { .. }, Some(server)) = (&error, &self.server) else { return error };
@@ -308,7 +330,7 @@ impl Running {
     /// Ends it, if it is ours.
     ///
     /// # Errors
-    /// [`Error::Server`]: it had died, or failed at its end.
+    /// [`Error::Server`]: it died before, or failed at its end.
     pub(crate) fn stop(self) -> Result<()> {
         drop(self.relays);
         self.server.map_or(Ok(()), ServerProcess::stop)
@@ -317,7 +339,7 @@ impl Running {
 
 /// How long a process may take to end once it has closed its connections.
 const END_MAX: Duration = Duration::from_millis(100);
-/// How results call our server where there is nothing else to tell it from.
+/// The name of our server if it is the only subject.
 const OURS: &str = "spillway";
 
 #[cfg(test)]

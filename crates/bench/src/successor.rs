@@ -20,17 +20,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 pub(crate) fn carry_out(mut command: Command) -> Result<ExitStatus> {
     let stop = Stop::on_signals()?;
     let program = command.get_program().to_string_lossy().into_owned();
-    // Ctrl-C is for us, who pass it on: twice would end it at once.
+    // Ctrl-C is for this process, which passes it on: a second one would end it at once.
     let child = command.process_group(0).spawn();
     let mut child = child.map_err(Error::machine(format!("cannot run {program}")))?;
-    let mut is_told = false;
+    let mut is_passed_on = false;
     loop {
         let ended = child.try_wait().map_err(Error::machine("waiting for the experiment"))?;
         if let Some(status) = ended {
             return Ok(status);
         }
-        if stop.is_wanted() && !is_told {
-            is_told = true;
+        if stop.is_wanted() && !is_passed_on {
+            is_passed_on = true;
             tell(&child);
         }
         thread::sleep(LOOK_EVERY);

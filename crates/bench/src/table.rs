@@ -1,11 +1,11 @@
-//! The tables that a terminal shows at the end of a run.
+//! The tables of a terminal.
 
 use std::io::{self, Write};
 
 use crate::figure::Figure;
 use crate::numeral::{parameters, plain, rounded, size_about, wrapped};
 use crate::record::Run;
-use crate::recorded::{Case, Phase, Recorded, RecordedRun};
+use crate::results::{Case, Phase, Results, RunResults};
 use crate::statistics::Summary;
 
 /// Columns that a table tries to stay within.
@@ -78,18 +78,18 @@ const BLOCKS: [&[Figure]; 5] = [
 /// Writes all runs: circumstances, a block of rows for each phase, and what was left out.
 ///
 /// # Errors
-/// What `out` says.
-pub fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
-    for remark in &recorded.remarks {
+/// Those of `out`.
+pub fn write(results: &Results, out: &mut impl Write) -> io::Result<()> {
+    for remark in &results.remarks {
         paragraph(out, &format!("Note: {remark}"))?;
     }
-    for run in &recorded.runs {
+    for run in &results.runs {
         write_run(run, out)?;
     }
     Ok(())
 }
 
-/// The circumstances of a run, in sentences for people.
+/// The circumstances of a run, in sentences.
 #[must_use]
 pub fn circumstances(run: &Run) -> Vec<String> {
     let known =
@@ -149,7 +149,7 @@ pub fn label(case: &Case) -> String {
     parts.join(", ")
 }
 
-fn write_run(run: &RecordedRun, out: &mut impl Write) -> io::Result<()> {
+fn write_run(run: &RunResults, out: &mut impl Write) -> io::Result<()> {
     writeln!(out)?;
     for line in circumstances(&run.run) {
         paragraph(out, &line)?;
@@ -212,7 +212,7 @@ fn write_block(phase: &Phase, figures: &[Figure], out: &mut impl Write) -> io::R
     if part.is_empty() { Ok(()) } else { write_part(&labels, widest, &part, out) }
 }
 
-/// Counts of faults that are 0 everywhere are not worth a column: a fault is told aloud.
+/// Counts of faults that are 0 everywhere are not worth a column: a fault has a line of its own.
 fn is_dull(phase: &Phase, figure: Figure) -> bool {
     let fault = matches!(figure, Figure::WrongBytes | Figure::Errors | Figure::WrongEntries);
     fault && phase.cases.iter().all(Case::is_sound)
@@ -220,7 +220,7 @@ fn is_dull(phase: &Phase, figure: Figure) -> bool {
 
 fn column(phase: &Phase, figure: Figure) -> Column {
     let summaries: Vec<_> = phase.cases.iter().map(|case| case.summary(figure)).collect();
-    // Latencies of a column are all told in the same unit.
+    // All latencies of a column have the same unit.
     let millis =
         figure.unit() == "us" && summaries.iter().flatten().all(|summary| summary.median >= 1000.0);
     let (unit, scale) = if millis { ("ms", 1e-3) } else { (figure.unit(), 1.0) };
@@ -258,7 +258,7 @@ fn row_label(case: &Case) -> String {
     if label.chars().count() <= LABEL_MAX {
         return format!("{mark}{label}");
     }
-    // The end of it tells the settings apart, the beginning the subjects.
+    // Settings differ at the end, subjects at the beginning.
     let chars: Vec<char> = label.chars().collect();
     let (head, tail) = (&chars[..LABEL_MAX / 2], &chars[chars.len() - LABEL_MAX / 2 + 1..]);
     format!("{mark}{}~{}", head.iter().collect::<String>(), tail.iter().collect::<String>())
@@ -303,9 +303,9 @@ mod tests {
     use crate::record::Record;
     use crate::samples::{loads, records, run, sweep};
 
-    fn shown(recorded: &Recorded) -> String {
+    fn shown(results: &Results) -> String {
         let mut out = Vec::new();
-        write(recorded, &mut out).expect("memory takes everything");
+        write(results, &mut out).expect("memory takes everything");
         String::from_utf8(out).expect("text")
     }
 
@@ -315,7 +315,7 @@ mod tests {
         for (one, rate) in all.iter_mut().zip([100.0, 7.0, 140.0, 8.0, 120.0, 9.0]) {
             one.figures.insert(Figure::MibPerSec, rate);
         }
-        let text = shown(&Recorded::group(&records("r", all)));
+        let text = shown(&Results::group(&records("r", all)));
         let row = |subject: &str| {
             text.lines().find(|line| line.trim_start().starts_with(subject)).expect("a row")
         };
@@ -335,7 +335,7 @@ mod tests {
                 one.figures.entry(*figure).or_insert(123_456_789.0);
             }
         }
-        let text = shown(&Recorded::group(&records("r", all)));
+        let text = shown(&Results::group(&records("r", all)));
         for line in text.lines() {
             assert!(line.chars().count() <= COLUMNS, "{line}");
         }
@@ -352,7 +352,7 @@ mod tests {
         for one in all.iter_mut().filter(|one| one.subject == "good") {
             one.figures.insert(Figure::GeneratorToServer, 0.26);
         }
-        let text = shown(&Recorded::group(&records("r", all)));
+        let text = shown(&Results::group(&records("r", all)));
         assert!(text.contains("\n!! bad: round 2: 512 bytes were wrong"), "{text}");
         assert!(text.contains("\n!! bad  "), "{text}");
         assert!(text.contains("!! good: the generator took 0.260 of"), "{text}");
@@ -360,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn circumstances_and_what_was_left_out_are_told() {
-        let told = Run {
+    fn circumstances_and_omissions_are_shown() {
+        let run = Run {
             memory_limit_bytes: Some(256 << 20),
             left_out: vec!["The device was not slowed down: no cgroup.".into()],
             note: "a \u{1b}[31mred note".into(),
             ..run("r")
         };
-        let text = shown(&Recorded::group(&[Record::Run(told)]));
+        let text = shown(&Results::group(&[Record::Run(run)]));
         for words in [
             "Linux 9.9.9",
             "2 x Imaginary 9000",

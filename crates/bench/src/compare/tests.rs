@@ -23,7 +23,7 @@ fn row<'a>(text: &'a str, title: &str) -> &'a str {
 }
 
 #[test]
-fn a_slower_server_is_told_as_slower() {
+fn a_slower_server_is_reported_as_slower() {
     let directory = TempDir::new().expect("a directory");
     let base = file(&directory, "a", &records("a", loads("read", &["server"], 5)));
     let mut slow = loads("read", &["server"], 5);
@@ -98,7 +98,7 @@ fn two_rounds_are_too_few() {
 }
 
 #[test]
-fn what_is_on_one_side_only_and_other_circumstances_are_told() {
+fn one_sided_loads_and_other_circumstances_are_reported() {
     let directory = TempDir::new().expect("a directory");
     let mut all = loads("read", &["server"], 3);
     all.extend(loads("write", &["server"], 3));

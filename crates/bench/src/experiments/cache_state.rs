@@ -17,7 +17,7 @@ pub(super) enum CacheState {
 }
 
 impl CacheState {
-    /// Cold where that can be had.
+    /// Cold for root, who alone may drop caches.
     pub(super) fn default_here() -> Self {
         if rustix::process::geteuid().is_root() { Self::Cold } else { Self::Found }
     }

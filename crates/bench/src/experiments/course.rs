@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::figure::Figure;
+use crate::numeral::mib;
 use crate::record::Second;
 
 /// Seconds that are shorter say nothing about a rate.
@@ -24,12 +25,6 @@ pub(super) fn note(seconds: &[Second], figures: &mut BTreeMap<Figure, f64>) {
             figures.insert(Figure::LastToFirst, last / first);
         }
     }
-}
-
-/// Bytes as MiB.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
-pub(super) fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 /// Seconds for so many bytes as seconds for each GiB.
@@ -56,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_sags_is_told_from_a_flat_one() {
+    fn a_sagging_run_differs_from_a_flat_one() {
         let flat = noted(&[100; 8]);
         assert_eq!(flat[&Figure::LastToFirst], 1.0);
         assert_eq!(flat[&Figure::LowestMibPerSec], 100.0);

@@ -24,7 +24,7 @@ pub(crate) struct Export<'a> {
     pub(super) watched: Option<&'a Watched>,
     /// What the server has counted.
     pub(super) counters: Counters<'a>,
-    /// Whether the user wants no more of it.
+    /// The user's request to stop.
     pub(super) stop: Stop,
 }
 
@@ -95,12 +95,12 @@ impl Export<'_> {
     }
 }
 
-/// What the client's part of an experiment runs on. The one who calls is a thread of its own, as a
+/// The runtime of the client's part of an experiment. The caller is a thread of its own, as a
 /// program beside the client's is.
 pub(super) fn runtime() -> Result<Runtime> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.map_err(Error::machine("cannot start threads"))
 }
 
-/// How soon it is noticed that no more is wanted, or that the server is gone.
+/// How soon a request to stop, or the end of the server, is noticed.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

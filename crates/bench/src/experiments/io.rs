@@ -13,20 +13,20 @@ use proto::nfs3::StableHow;
 use server::config::ByteSize;
 
 use super::cache_state::CacheState;
-use super::course::mib;
 use super::load_meter::LoadMeter;
 use crate::figure::Figure;
 use crate::load::{
     self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Watch, create_files,
     remove_files,
 };
+use crate::numeral::mib;
 use crate::options::TargetOptions;
+use crate::output::{Output, OutputOptions};
 use crate::record::{CALIBRATION, Measurement};
-use crate::recording::{OutputOptions, Recording};
 use crate::rig::begin_run;
-use crate::stage::{Export, Stage, SurroundingsOptions};
+use crate::stage::{MountedDirectory, Stage, SurroundingsOptions};
 use crate::stop::Stop;
-use crate::subject::{Running, Subject};
+use crate::subject::{self, Running, Subject};
 use crate::{Error, Result};
 use calibration::NullServer;
 use phase::{Files, Phase, Sizes};
@@ -135,8 +135,8 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     run.cache = cache.described().to_owned();
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
     run.note.clone_from(&options.output.note);
-    stage.describe(&subjects, &mut run)?;
-    let recording = Recording::start(&options.output, run)?;
+    subject::describe(&subjects, &mut run)?;
+    let output = Output::start(&options.output, run)?;
     let mut experiment = Experiment {
         options,
         sizes,
@@ -144,13 +144,13 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
         stop,
         stage,
         pool: Pool::fill(),
-        recording,
+        output,
         generation: 0,
     };
     let mut trials: Vec<_> = subjects.into_iter().map(Trial::new).collect();
     let done = experiment.all_rounds(&mut trials, program);
     let tidied = trials.iter().try_for_each(|trial| experiment.tidy(trial));
-    experiment.recording.finish()?;
+    experiment.output.finish()?;
     done.and(tidied)
 }
 
@@ -161,7 +161,7 @@ struct Experiment<'a> {
     stop: Stop,
     stage: Stage,
     pool: Pool,
-    recording: Recording,
+    output: Output,
     /// Of the data written last.
     generation: u32,
 }
@@ -209,11 +209,11 @@ impl Experiment<'_> {
                     self.stop.check()?;
                     let trial = &mut trials[at];
                     let name = trial.subject.name.clone();
-                    self.recording.doing(format!("round {round}: {} of {name}", phase.name()));
+                    self.output.doing(format!("round {round}: {} of {name}", phase.name()));
                     let mut measurement = self.measure(phase, trial)?;
                     compare_costs(alone_us, &mut measurement.figures);
                     let subject = name;
-                    self.recording.add(Measurement { round, order, subject, ..measurement })?;
+                    self.output.add(Measurement { round, order, subject, ..measurement })?;
                 }
             }
         }
@@ -235,12 +235,12 @@ impl Experiment<'_> {
         trial: &mut Trial,
         running: &Running,
     ) -> Result<Measurement> {
-        let export = self.stage.mount(running)?;
+        let export = self.stage.mount(&running.url, running.is_ours())?;
         let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
         let made = trial.made(phase.files());
         if made.files.is_empty() && !phase.is_new() {
             self.find_files(phase.maker(), made, &export)?;
-            self.put(phase.maker(), made, &service, &mut Watch::nobody())?;
+            self.put(phase.maker(), made, &service, &mut Watch::none())?;
         }
         self.find_files(phase, made, &export)?;
         self.prepare_cache(phase, made, &service)?;
@@ -272,7 +272,7 @@ impl Experiment<'_> {
 
     /// Makes the files that a phase begins with, or finds those that it goes on with: a server that
     /// was started anew may call them differently.
-    fn find_files(&self, phase: Phase, made: &mut Made, export: &Export) -> Result<()> {
+    fn find_files(&self, phase: Phase, made: &mut Made, export: &MountedDirectory) -> Result<()> {
         let names = names(phase.files(), self.options.ranks);
         if phase.is_new() {
             let created = create_files(&export.nfs, export.directory, names);
@@ -290,7 +290,7 @@ impl Experiment<'_> {
     fn prepare_cache(&mut self, phase: Phase, made: &mut Made, service: &Service) -> Result<()> {
         self.cache.prepare()?;
         if self.cache == CacheState::Warm && phase.direction() == Direction::Read {
-            self.put(phase, made, service, &mut Watch::nobody())?;
+            self.put(phase, made, service, &mut Watch::none())?;
         }
         Ok(())
     }
@@ -338,7 +338,7 @@ impl Experiment<'_> {
         phase: Phase,
         measurement: &mut Measurement,
     ) -> Result<()> {
-        self.recording.doing(format!("comparing what {} wrote", phase.name()));
+        self.output.doing(format!("comparing what {} wrote", phase.name()));
         let (bytes, depth) = (self.sizes.easy_bytes.min(service.read_bytes_max), VERIFY_DEPTH);
         let files = &mut made.files;
         let read = load::verify_all(&self.pool, service, files, bytes, depth, &self.stop)?;
@@ -353,11 +353,11 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    /// What the load costs by itself: against a server that does nothing. Returns its processor time
-    /// for each call, in microseconds.
+    /// What the load costs by itself: against a server that does nothing. Returns its processor
+    /// time for each call, in microseconds.
     fn calibrate(&mut self, phase: Phase, round: u32, program: &Path) -> Result<Option<f64>> {
         self.stop.check()?;
-        self.recording.doing(format!("round {round}: {} of no server", phase.name()));
+        self.output.doing(format!("round {round}: {} of no server", phase.name()));
         let server = NullServer::start(program)?;
         let export = self.stage.mount_url(server.url())?;
         let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
@@ -366,12 +366,12 @@ impl Experiment<'_> {
         made.operations_by_rank =
             vec![phase.operations(&self.sizes); usize::from(self.options.ranks)];
         let mut measurement = self.measurement(phase);
-        let outcome = self.put(phase, &mut made, &service, &mut Watch::nobody())?;
+        let outcome = self.put(phase, &mut made, &service, &mut Watch::none())?;
         self.stop.check()?;
         outcome.fill(&mut measurement);
         let us = measurement.figures.get(&Figure::GeneratorUsPerOperation).copied();
         let (subject, phase) = (phase.name(), CALIBRATION.to_owned());
-        self.recording.add(Measurement { phase, subject, round, order: 1, ..measurement })?;
+        self.output.add(Measurement { phase, subject, round, order: 1, ..measurement })?;
         Ok(us)
     }
 
@@ -381,7 +381,7 @@ impl Experiment<'_> {
             return Ok(());
         }
         let running = trial.subject.start(&self.stage)?;
-        let export = self.stage.mount(&running)?;
+        let export = self.stage.mount(&running.url, running.is_ours())?;
         let names = names(Files::Own, self.options.ranks).chain(names(Files::Shared, 1));
         self.stage.block_on(remove_files(&export.nfs, export.directory, names))?;
         self.stage.remove_directory(&running.url)

@@ -1,15 +1,17 @@
-//! What a load costs a subject: processor time, memory, page cache, device, from two looks at it.
+//! The cost of a load for a subject: processor time, memory, page cache and device, measured before
+//! and after.
 
-use super::course::{mib, secs_per_gib};
+use super::course::secs_per_gib;
 use super::meter::Meter;
 use crate::Result;
 use crate::figure::Figure;
 use crate::numeral::as_f64;
+use crate::numeral::mib;
 use crate::record::Measurement;
 use crate::rig::{DeviceBytes, machine_cpu_secs};
 use crate::subject::Running;
 
-/// A subject before the load.
+/// The measurement before the load.
 pub(super) struct LoadMeter<'a> {
     running: &'a Running,
     cached_at_start_bytes: Option<u64>,
@@ -19,11 +21,11 @@ pub(super) struct LoadMeter<'a> {
 }
 
 impl<'a> LoadMeter<'a> {
-    /// Looks at everything that can be looked at.
+    /// Takes the first measurement.
     ///
     /// # Errors
     /// [`crate::Error::Server`]: it is gone. [`crate::Error::Machine`]: its files or device cannot
-    /// be looked at.
+    /// be examined.
     pub(super) fn start(running: &'a Running) -> Result<Self> {
         let files = running.cached()?;
         Ok(Self {
@@ -91,7 +93,7 @@ impl<'a> LoadMeter<'a> {
         let cache = caches.chain(look.page_cache_bytes).max();
         let dirty = seconds.iter().filter_map(|second| second.dirty_bytes);
         let dirty = dirty.chain(look.dirty_bytes).max();
-        // Of one second, which is as near to one moment as is looked.
+        // Of one second, the shortest interval that is observed.
         let held = seconds.iter().filter_map(|second| {
             Some(second.page_cache_bytes?.saturating_add(second.server_rss_bytes?))
         });

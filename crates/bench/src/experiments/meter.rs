@@ -1,15 +1,15 @@
-//! What a server and this process spend between two looks: processor time, memory, and what the
-//! server counts.
+//! What a server and this process spend between two moments: processor time, memory, and the
+//! server's counters.
 
 use std::collections::BTreeMap;
 
 use crate::Result;
 use crate::rig::{CpuSecs, CpuTime, Watched};
 
-/// Asks a server for what it has counted since its start; nothing if it does not tell.
+/// Asks a server for its counters since its start; none if it has none.
 pub(super) type Counters<'a> = Box<dyn Fn() -> Result<BTreeMap<String, u64>> + 'a>;
 
-/// They, before what is measured.
+/// The measurement before the work.
 pub(super) struct Meter<'a> {
     watched: Option<&'a Watched>,
     count: Counters<'a>,
@@ -18,7 +18,7 @@ pub(super) struct Meter<'a> {
     server: Option<CpuTime>,
 }
 
-/// What they have spent.
+/// The differences after the work.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spent {
     /// Processor time of the server, if its process is known.
@@ -32,10 +32,10 @@ pub(super) struct Spent {
 }
 
 impl<'a> Meter<'a> {
-    /// Looks for the first time.
+    /// Takes the first measurement.
     ///
     /// # Errors
-    /// [`crate::Error::Server`]: it is gone.
+    /// [`crate::Error::Server`]: it has ended.
     pub(super) fn start(watched: Option<&'a Watched>, count: Counters<'a>) -> Result<Self> {
         // Where it may not be begun anew, the maximum is that since the server's start.
         drop(watched.map(Watched::forget_rss_max));
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_that_grew_are_told() {
+    fn counters_that_grew_are_returned() {
         let map = |pairs: &[(&str, u64)]| {
             pairs.iter().map(|&(name, value)| (name.to_owned(), value)).collect()
         };

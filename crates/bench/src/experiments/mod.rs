@@ -1,11 +1,13 @@
 //! The experiments, each with its options.
 
 mod cache_state;
+pub mod clients;
 mod course;
 mod export;
 pub mod io;
 mod load_meter;
 mod meter;
+pub mod names;
 pub mod readdir;
 mod scratch_directory;
 pub mod servers;

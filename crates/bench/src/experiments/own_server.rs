@@ -79,7 +79,7 @@ impl OwnServer {
     }
 }
 
-/// Ends when either side goes away, which the other is told.
+/// Ends when either side closes, and closes the other.
 fn relay(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
     use std::io::{Read as _, Write as _};
     to.set_nodelay(true).unwrap();

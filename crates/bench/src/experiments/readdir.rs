@@ -1,7 +1,8 @@
-//! `spillway bench readdir`: a large directory listed while nothing happens and while another client
-//! adds and removes entries, by bare calls and by Spillway's own client.
+//! `spillway bench readdir`: a large directory listed while nothing happens and while another
+//! client adds and removes entries, by bare calls and by Spillway's own client.
 
 mod changer;
+mod changes;
 mod entries;
 mod listing;
 
@@ -19,7 +20,8 @@ use super::servers;
 use crate::figure::Figure;
 use crate::record::{Measurement, Run};
 use crate::{Error, Result};
-use changer::{Change, Changer};
+use changer::Changer;
+use changes::Change;
 use entries::wrong_entries;
 use listing::{Listed, Pause};
 
@@ -109,7 +111,7 @@ impl servers::Experiment for Options {
         for change in self.changes() {
             let every = self.change_interval;
             let (name, what) = match change {
-                None => ("idle", "nobody changes the directory".to_owned()),
+                None => ("idle", "the directory does not change".to_owned()),
                 Some(Change::Add) => {
                     ("adding", format!("another client adds a file each {every:?}"))
                 }
@@ -128,8 +130,8 @@ impl servers::Experiment for Options {
         self.rounds
     }
 
-    /// Fills a directory at `export` and lists it in turns. The order of each of the `rounds` follows
-    /// from its number.
+    /// Fills a directory at `export` and lists it in turns. The order of each of the `rounds`
+    /// follows from its number.
     fn carry_out(
         &self,
         rounds: RangeInclusive<u32>,

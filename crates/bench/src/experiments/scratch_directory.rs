@@ -22,8 +22,8 @@ const CALLS_IN_FLIGHT: usize = 32;
 const NAMES_BYTES: u32 = 64 << 10;
 
 impl ScratchDirectory {
-    /// Makes one for an experiment of this name, has `work` done in it, and removes it with all that
-    /// is in it, also after an error, unless it is to be kept.
+    /// Makes one for an experiment of this name, has `work` done in it, and removes it with all
+    /// that is in it, also after an error, unless it is to be kept.
     pub(super) fn lend(
         export: &Export<'_>,
         experiment: &str,
@@ -58,6 +58,11 @@ impl ScratchDirectory {
     /// In the root of the export.
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Calls over the connection that made it.
+    pub(super) fn calls(&self) -> &Nfs3 {
+        &self.nfs
     }
 
     /// Its handle.

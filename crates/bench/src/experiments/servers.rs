@@ -9,12 +9,12 @@ use clap::Args;
 use super::export::Export;
 use crate::Result;
 use crate::options::TargetOptions;
+use crate::output::{Output, OutputOptions};
 use crate::record::{Measurement, Run};
-use crate::recording::{OutputOptions, Recording};
 use crate::rig::begin_run;
 use crate::stage::{Stage, SurroundingsOptions};
 use crate::stop::Stop;
-use crate::subject::Subject;
+use crate::subject::{self, Subject};
 
 /// The options of such an experiment, `T` its own.
 #[derive(Args, Clone, Debug)]
@@ -71,13 +71,13 @@ pub(crate) fn run<T: Experiment>(
     let mut run = begin_run(T::NAME, arguments)?;
     let mut stage = Stage::set(&options.surroundings, &mut run)?;
     let subjects = Subject::all(&options.target, program, |directory| stage.place(directory))?;
-    stage.describe(&subjects, &mut run)?;
+    subject::describe(&subjects, &mut run)?;
     options.own.describe(&mut run)?;
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
     run.note.clone_from(&options.output.note);
-    let mut recording = Recording::start(&options.output, run)?;
-    let done = all_rounds(options, &stage, &subjects, &stop, &mut recording);
-    recording.finish()?;
+    let mut output = Output::start(&options.output, run)?;
+    let done = all_rounds(options, &stage, &subjects, &stop, &mut output);
+    output.finish()?;
     done
 }
 
@@ -86,23 +86,23 @@ fn all_rounds<T: Experiment>(
     stage: &Stage,
     subjects: &[Subject],
     stop: &Stop,
-    recording: &mut Recording,
+    output: &mut Output,
 ) -> Result<()> {
     let (experiment, rounds) = (&options.own, 1..=options.own.rounds());
     if let [subject] = subjects {
-        recording.doing(T::NAME);
+        output.doing(T::NAME);
         return once(experiment, rounds, stage, subject, String::new(), stop, &mut |measurement| {
-            recording.add(measurement)?;
+            output.add(measurement)?;
             stop.check()
         });
     }
     for round in rounds {
         for at in super::turned(subjects.len(), round) {
             let subject = &subjects[at];
-            recording.doing(format!("{} on {}, round {round}", T::NAME, subject.name));
+            output.doing(format!("{} on {}, round {round}", T::NAME, subject.name));
             let name = subject.name.clone();
             once(experiment, round..=round, stage, subject, name, stop, &mut |measurement| {
-                recording.add(measurement)?;
+                output.add(measurement)?;
                 stop.check()
             })?;
         }

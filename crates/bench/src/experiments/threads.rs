@@ -1,5 +1,5 @@
-//! How a server bears many: rate and latency by the number of calls in flight and of connections,
-//! and what is left for one client beside another that has many.
+//! Throughput and latency versus concurrency: by calls in flight and by connections, and for one
+//! client beside another with many connections.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::load::{
     Watch, create_files, remove_files,
 };
 use crate::options::TargetOptions;
+use crate::output::{Output, OutputOptions};
 use crate::record::Measurement;
-use crate::recording::{OutputOptions, Recording};
 use crate::rig::begin_run;
-use crate::stage::{Export, Stage, SurroundingsOptions};
+use crate::stage::{MountedDirectory, Stage, SurroundingsOptions};
 use crate::stop::Stop;
-use crate::subject::{Running, Subject};
+use crate::subject::{self, Running, Subject};
 use crate::{Error, Result};
 
 /// `spillway bench threads`.
@@ -96,12 +96,12 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     options.cache.described().clone_into(&mut run.cache);
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
     run.note.clone_from(&options.output.note);
-    stage.describe(&subjects, &mut run)?;
-    let recording = Recording::start(&options.output, run)?;
+    subject::describe(&subjects, &mut run)?;
+    let output = Output::start(&options.output, run)?;
     let pool = Pool::fill();
-    let mut experiment = Experiment { options, stop, stage, pool, recording, generation: 0 };
+    let mut experiment = Experiment { options, stop, stage, pool, output, generation: 0 };
     let done = experiment.all_rounds(&subjects);
-    experiment.recording.finish()?;
+    experiment.output.finish()?;
     done
 }
 
@@ -110,7 +110,7 @@ struct Experiment<'a> {
     stop: Stop,
     stage: Stage,
     pool: Pool,
-    recording: Recording,
+    output: Output,
     /// Of the data written last.
     generation: u32,
 }
@@ -119,7 +119,7 @@ struct Experiment<'a> {
 struct Trial<'a> {
     name: &'a str,
     running: Running,
-    export: Export,
+    export: MountedDirectory,
     service: Service,
     /// One for each connection there may be, and one for the client beside them.
     files: Vec<LoadFile>,
@@ -139,7 +139,7 @@ impl Experiment<'_> {
             let mut trials = Vec::new();
             for subject in subjects {
                 self.stop.check()?;
-                self.recording.doing(format!("round {round}: files for {}", subject.name));
+                self.output.doing(format!("round {round}: files for {}", subject.name));
                 trials.push(self.prepare(subject)?);
             }
             let done = self.one_round(round, &mut trials);
@@ -172,7 +172,7 @@ impl Experiment<'_> {
     }
 
     fn add(&mut self, measurement: Measurement, subject: &str) -> Result<()> {
-        self.recording.add(Measurement { subject: subject.to_owned(), ..measurement })
+        self.output.add(Measurement { subject: subject.to_owned(), ..measurement })
     }
 
     /// All numbers of threads, with each number of connections that they can be parted among.
@@ -187,7 +187,7 @@ impl Experiment<'_> {
     /// Starts a subject and writes its files.
     fn prepare<'a>(&mut self, subject: &'a Subject) -> Result<Trial<'a>> {
         let running = subject.start(&self.stage)?;
-        let export = self.stage.mount(&running)?;
+        let export = self.stage.mount(&running.url, running.is_ours())?;
         let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
         let created = create_files(&export.nfs, export.directory, self.names());
         let files = self.stage.block_on(created)?;
@@ -203,7 +203,7 @@ impl Experiment<'_> {
         };
         let load = Load { time_max: None, ..load };
         let (service, files) = (&trial.service, &mut trial.files);
-        let written = load::run(&self.pool, &load, service, files, &mut Watch::nobody())?;
+        let written = load::run(&self.pool, &load, service, files, &mut Watch::none())?;
         match written.first_error {
             Some(error) => Err(Error::Server(format!("{} cannot be filled: {error}", trial.name))),
             None => Ok(trial),
@@ -255,7 +255,7 @@ impl Experiment<'_> {
 
     fn measure(&mut self, point: Point, trial: &mut Trial<'_>) -> Result<Measurement> {
         let Point { threads, connections } = point;
-        self.recording.doing(format!("{threads} on {connections}: {}", trial.name));
+        self.output.doing(format!("{threads} on {connections}: {}", trial.name));
         let load = self.next_load(connections, threads / connections);
         self.warm_up(trial)?;
         let mut measurement = self.measurement(&self.phase(), &load);
@@ -277,7 +277,7 @@ impl Experiment<'_> {
 
     /// One client alone, and then beside another that has many connections.
     fn fairness(&mut self, trial: &mut Trial<'_>) -> Result<[Measurement; 3]> {
-        self.recording.doing(format!("one client beside another: {}", trial.name));
+        self.output.doing(format!("one client beside another: {}", trial.name));
         self.warm_up(trial)?;
         let one = self.next_load(1, FAIRNESS_DEPTH);
         let others = self.next_load(OTHERS, FAIRNESS_DEPTH);

@@ -15,8 +15,9 @@ use ::io::{WriteBehindConfig, write_dontcache};
 use clap::ValueEnum;
 use server::config::ByteSize;
 
-use super::course::{self, mib, secs_per_gib};
+use super::course::{self, secs_per_gib};
 use crate::figure::Figure;
+use crate::numeral::mib;
 use crate::record::{Measurement, Run, Second};
 use crate::rig::{MemoryGroup, WorkDirectory};
 use crate::stop::Stop;

@@ -10,11 +10,12 @@ use std::ops::RangeInclusive;
 use server::config::ByteSize;
 use tokio::runtime::Runtime;
 
-use super::course::{mib, secs_per_gib};
+use super::course::secs_per_gib;
 use super::export::Export;
 use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
+use crate::numeral::{as_f64, mib};
 use crate::record::{Measurement, Run};
 use crate::{Error, Result};
 use written::{Written, verify, write};
@@ -46,7 +47,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub wsize: Option<ByteSize>,
 
-    /// How often each file is written, with the numbers of workers in alternating order [default: 3]
+    /// How often each file is written, with the numbers of workers in alternating order [default:
+    /// 3]
     #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
@@ -63,7 +65,7 @@ const WSIZE_BYTES: RangeInclusive<u64> = 1 << 10..=4 << 20;
 impl servers::Experiment for Options {
     const NAME: &str = "writeback";
 
-    /// Notes what is done about caches. What is compared is told by the parameters.
+    /// Notes what is done about caches. The parameters name what is compared.
     fn describe(&self, run: &mut Run) -> Result<()> {
         self.check()?;
         "each measurement writes a new file through a new mount".clone_into(&mut run.cache);
@@ -152,21 +154,21 @@ impl Experiment<'_> {
         let mut measurement = self.measurement(record_bytes, workers, written);
         if let Some(wrong_bytes) = wrong_bytes {
             measurement.figures.insert(Figure::VerifiedMib, mib(self.options.size.0));
-            measurement.figures.insert(Figure::WrongBytes, count(wrong_bytes));
+            measurement.figures.insert(Figure::WrongBytes, as_f64(wrong_bytes));
         }
         Ok(measurement)
     }
 
     fn measurement(&self, record_bytes: NonZeroU32, workers: u16, written: Written) -> Measurement {
         let (bytes, secs) = (self.options.size.0, written.took.as_secs_f64());
-        let records = count(bytes.div_ceil(record_bytes.get().into()));
+        let records = as_f64(bytes.div_ceil(record_bytes.get().into()));
         let mut figures: BTreeMap<_, _> = [
             (Figure::MibPerSec, mib(bytes) / secs),
             (Figure::OperationsPerSec, records / secs),
             (Figure::Secs, secs),
-            (Figure::Calls, count(written.seen.writes)),
-            (Figure::CallKib, mib(written.seen.bytes) * 1024.0 / count(written.seen.writes)),
-            (Figure::OutOfOrder, count(written.seen.out_of_order)),
+            (Figure::Calls, as_f64(written.seen.writes)),
+            (Figure::CallKib, mib(written.seen.bytes) * 1024.0 / as_f64(written.seen.writes)),
+            (Figure::OutOfOrder, as_f64(written.seen.out_of_order)),
             (Figure::GeneratorSecsPerGib, secs_per_gib(written.spent.own.total(), bytes)),
         ]
         .into();
@@ -196,11 +198,6 @@ impl Experiment<'_> {
             ..Measurement::default()
         }
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn count(n: u64) -> f64 {
-    n as f64
 }
 
 #[cfg(test)]

@@ -8,8 +8,7 @@ use proto::nfs3::{
 };
 use proto::oncrpc::{AcceptStat, AuthSys, CallHeader, Credential, ReplyHeader};
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer};
-
-use crate::record_stream::RecordStream;
+use rpc::blocking::RecordStream;
 
 /// A reply: the call that it answers, and the results or a header that says why there are none.
 pub(super) type Answer<T> = (u32, Result<T, ReplyHeader>);

@@ -3,13 +3,12 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout, set_tcp_congestion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
-
-use crate::record_stream::send_unpaced;
 
 /// Ports from which a server that checks them takes calls: below 665 well-known services live.
 const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 665..=1023;
@@ -41,7 +40,7 @@ fn from_port(
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
     if let Some(port) = port {
         // A connection of an earlier phase may have the port for a minute yet (TIME_WAIT); whether
-        // it is in the way, connecting tells.
+        // it is in the way, connecting fails.
         set_socket_reuseaddr(&socket, true)?;
         bind(&socket, &SocketAddr::new(any, port))?;
     }
@@ -49,7 +48,15 @@ fn from_port(
     Ok(socket.into())
 }
 
-/// What connecting says when the socket's timeout for sending is over.
+/// Has a socket that is not connected yet, or those that it will accept, send as fast as the peer
+/// takes it (`TCP_CONGESTION`, tcp(7)). Where the system's choice is bbr, the timers that pace what
+/// is sent double the cost of a large WRITE on loopback: the load's cost, not the server's. Reno is
+/// in every kernel.
+pub(crate) fn send_unpaced(socket: impl AsFd) -> Result<(), Errno> {
+    set_tcp_congestion(socket, "reno")
+}
+
+/// The error of connecting when the socket's timeout for sending is over.
 fn timed_out(errno: Errno) -> io::Error {
     match errno {
         Errno::INPROGRESS | Errno::AGAIN => ErrorKind::TimedOut.into(),

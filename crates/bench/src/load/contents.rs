@@ -59,7 +59,7 @@ impl Contents {
     }
 
     /// Notes what a phase did: transfers that were written in `generation`, or that failed, so that
-    /// nobody knows what is there.
+    /// the content is unknown.
     pub(super) fn note(
         &mut self,
         generation: u32,

@@ -7,7 +7,7 @@ use super::{LoadFile, Service};
 use crate::{Error, Result};
 
 impl Service {
-    /// The service that `nfs` calls, as who it calls, with the limits of the file system of `root`.
+    /// The service that `nfs` calls, with its identity and the limits of the file system of `root`.
     ///
     /// # Errors
     /// [`Error::Call`]: FSINFO failed.

@@ -15,18 +15,21 @@ mod pool;
 mod rank;
 mod watch;
 
+pub(crate) use connect::send_unpaced;
+
 #[cfg(test)]
 mod tests;
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use client::Identity;
 use proto::nfs3::{FileHandle, StableHow};
 use proto::oncrpc::{AuthSys, GIDS_MAX, Gids};
+use rpc::blocking::RecordStream;
 use rustix::process::nice;
 
 pub use contents::Contents;
@@ -41,7 +44,6 @@ use plan::Plan;
 use rank::{Progress, Rank, RankOutcome};
 use watch::Series;
 
-use crate::record_stream::RecordStream;
 use crate::stop::Stop;
 use crate::{Error, Result};
 
@@ -52,9 +54,9 @@ pub const DEPTH_MAX: usize = 256;
 /// How long a server may take to answer a call.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How far ranks stand back behind a server that they share processors with, as nice(2) counts: they
-/// do not interrupt it, and find several replies at once when it pauses, which costs both of them
-/// less. With 10 a rank beside other busy programs still gets a tenth of what they get.
+/// How far ranks stand back behind a server that they share processors with, as nice(2) counts:
+/// they do not interrupt it, and find several replies at once when it pauses, which costs both of
+/// them less. With 10 a rank beside other busy programs still gets a tenth of what they get.
 const NICE: i32 = 10;
 
 /// An NFS service and how it is called.
@@ -117,14 +119,15 @@ pub struct Load {
     pub io_bytes: u32,
     /// After this time no operation is begun.
     pub time_max: Option<Duration>,
-    /// Once this is wanted no operation is begun either.
+    /// No operation begins after this is set.
     pub stop: Stop,
     /// Of READs.
     pub verify: Verify,
-    /// How durable WRITEs are wanted. What is written unstable is committed at each rank's end,
+    /// The `stable` of the WRITEs. Each rank commits its unstable data at its end,
     /// within the time of the load.
     pub stable: StableHow,
-    /// Decides about the data that is written: overwriting with another is told from not writing.
+    /// Decides about the data that is written: overwritten data differs from data that was not
+    /// written.
     pub generation: u32,
     /// How long the server may take for a call, mostly [`TIMEOUT`]; for COMMIT, fifteen times as
     /// long.
@@ -160,7 +163,7 @@ pub fn run(
 /// Carries loads out that begin at one moment, and notes in the files what they wrote. Returns an
 /// outcome for each.
 ///
-/// A call that fails, data that is wrong and a connection that breaks are told in the outcome.
+/// A call that fails, data that is wrong and a connection that breaks are reported in the outcome.
 ///
 /// # Errors
 /// [`Error::Misuse`] when a load is not possible, with this server or these files;
@@ -221,7 +224,7 @@ pub fn verify_all(
         generation: 0,
         timeout: TIMEOUT,
     };
-    run(pool, &load, service, files, &mut Watch::nobody())
+    run(pool, &load, service, files, &mut Watch::none())
 }
 
 fn plan(load: &Load) -> Plan<'_> {
@@ -317,12 +320,12 @@ fn carry_out<'a>(
     watch: &mut Watch<'_>,
 ) -> Result<(Instant, Vec<Vec<RankOutcome>>, Vec<Series>)> {
     let failed = || Error::machine("cannot start a thread for each connection");
-    // Nobody begins before all are there; without a beginning all go home.
+    // No rank begins before all are connected; if one fails, all end.
     let gate = Mutex::new(());
     let started = OnceLock::new();
     thread::scope(|scope| {
         let (ended, ends) = mpsc::channel();
-        let closed = gate.lock().expect("nobody panics with it");
+        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
         let mut threads = Vec::new();
         for ((group, rank), stream) in ranks {
             let (ended, gate, started) = (ended.clone(), &gate, &started);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use crate::figure::Figure;
+use crate::numeral::{as_f64, mib};
 use crate::record::{LatencyBucket, Measurement, Second};
 
 /// Buckets of the latencies that are recorded grow by this factor, from a microsecond on.
@@ -78,12 +79,12 @@ impl Outcome {
         (rates.len() > 1 && fastest > 0.0).then_some(slowest / fastest)
     }
 
-    /// Puts figures, latencies and seconds in a measurement. What cannot be told of so short or so
-    /// small a load is left out.
+    /// Puts figures, latencies and seconds in a measurement. Figures that so short or so small
+    /// a load cannot have are left out.
     pub fn fill(&self, measurement: &mut Measurement) {
         let figures = &mut measurement.figures;
         let secs = self.time.as_secs_f64();
-        let operations = number(self.operations);
+        let operations = as_f64(self.operations);
         figures.insert(Figure::MibPerSec, self.mib_per_sec());
         figures.insert(Figure::OperationsPerSec, operations / secs.max(f64::MIN_POSITIVE));
         figures.insert(Figure::Secs, secs);
@@ -112,8 +113,8 @@ impl Outcome {
             figures.insert(Figure::GeneratorUsPerOperation, cpu_secs * 1e6 / operations);
         }
         figures.insert(Figure::VerifiedMib, mib(self.verified_bytes));
-        figures.insert(Figure::WrongBytes, number(self.wrong_bytes));
-        figures.insert(Figure::Errors, number(self.errors));
+        figures.insert(Figure::WrongBytes, as_f64(self.wrong_bytes));
+        figures.insert(Figure::Errors, as_f64(self.errors));
         measurement.latency = self.latency_buckets();
         measurement.seconds.clone_from(&self.seconds);
         measurement.first_error = self.first_trouble();
@@ -129,8 +130,8 @@ impl Outcome {
         self.first_error.clone().or_else(wrong)
     }
 
-    /// Rates of the whole seconds in which data was moved: what follows the last WRITE is told as
-    /// the time of COMMIT.
+    /// Rates of the whole seconds in which data was moved: the time after the last WRITE is
+    /// reported as that of COMMIT.
     fn whole_second_rates(&self) -> Vec<f64> {
         let data_secs = (self.time - self.commit_time).as_secs_f64();
         let whole = |second: &&Second| second.secs > 0.9 && second.at_secs <= data_secs;
@@ -157,17 +158,8 @@ fn last_to_first(rates: &[f64]) -> Option<f64> {
     (quarter > 0 && first > 0.0).then_some(last / first)
 }
 
-fn mib(bytes: u64) -> f64 {
-    number(bytes) / f64::from(1 << 20)
-}
-
 fn us(ns: u64) -> f64 {
-    number(ns) / 1e3
-}
-
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn number(number: u64) -> f64 {
-    number as f64
+    as_f64(ns) / 1e3
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use proto::nfs3::{
 };
 use proto::oncrpc::{AuthSys, ReplyHeader};
 use proto::xdr::DecodeError;
+use rpc::blocking::{COPIED_BYTES_MAX, RecordStream};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::call::{self, ReadHead, ReadReplyHead};
@@ -17,7 +18,6 @@ use super::contents::Comparison;
 use super::plan::{Direction, Plan, Transfer};
 use super::pool::{Pool, Unit, mix};
 use super::{Load, LoadFile, Verify};
-use crate::record_stream::{COPIED_BYTES_MAX, RecordStream};
 
 /// Failed operations of a rank until it gives up.
 pub(super) const ERRORS_MAX: u64 = 16;
@@ -29,12 +29,12 @@ const SAMPLED: u64 = 64;
 const COMMIT_PATIENCE: u32 = 15;
 /// The pause before a call is made anew that was answered with NFS3ERR_JUKEBOX.
 const JUKEBOX_PAUSE: Duration = Duration::from_millis(100);
-/// Latencies are told apart from a microsecond to an hour, in nanoseconds.
+/// The range of latencies, in nanoseconds: from a microsecond to an hour.
 const LATENCY_NS: (u64, u64) = (1_000, 3_600_000_000_000);
 /// The number of a call's slot lies in the low bits of its transaction id.
 const SLOT_BITS: u32 = 8;
 
-/// How far a rank is, for who watches.
+/// The progress of a rank, for an observer.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Progress {
@@ -58,7 +58,7 @@ pub(super) struct Rank<'a> {
 pub(super) struct RankOutcome {
     /// Operations that were begun: the first so many of the plan.
     pub(super) begun: u64,
-    /// Of these, operations of which nobody knows how much was done.
+    /// Of these, operations whose extent is unknown.
     pub(super) failed: Vec<u64>,
     pub(super) operations: u64,
     pub(super) bytes: u64,
@@ -270,7 +270,7 @@ impl<'a> Work<'a> {
     }
 
     fn receive(&mut self) -> Result<(), Broken> {
-        if !self.stream.next()? {
+        if !self.stream.next_record()? {
             return Err(Broken("the server closed the connection".into()));
         }
         match self.rank.load.direction {
@@ -474,7 +474,7 @@ impl<'a> Work<'a> {
         let wanted = self.xid(0);
         call::queue_commit(&mut self.stream, &self.rank.caller, wanted, file);
         self.stream.flush()?;
-        if !self.stream.next()? {
+        if !self.stream.next_record()? {
             return Err(Broken("the server closed the connection before it had committed".into()));
         }
         let (xid, answer) = call::reply::<CommitReply>(&mut self.stream)??;

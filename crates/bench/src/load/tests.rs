@@ -12,8 +12,9 @@ use proto::nfs3::{
     CommitOk, CommitReply, Failure, FileType, Procedure, ReadArgs, ReadOk, ReadReply,
     SetAttributes, Status, WccData, WriteArgs, WriteOk, WriteReply, WriteVerifier,
 };
-use proto::oncrpc::{RecordMark, decode_call, encode_success};
+use proto::oncrpc::{decode_call, encode_success};
 use proto::xdr::{Decode, Encode, Reader, Writer};
+use rpc::record;
 use server::Server;
 use server::config::{Config, Overrides};
 use tempfile::TempDir;
@@ -58,7 +59,7 @@ fn read_load(pattern: Pattern, operations_by_rank: &[u64], io_bytes: u32) -> Loa
 }
 
 fn put(load: &Load, service: &Service, files: &mut [LoadFile]) -> Outcome {
-    run(pool(), load, service, files, &mut Watch::nobody()).unwrap()
+    run(pool(), load, service, files, &mut Watch::none()).unwrap()
 }
 
 fn verify(service: &Service, files: &mut [LoadFile]) -> Outcome {
@@ -283,7 +284,7 @@ fn a_shared_file_is_on_the_disk_as_planned_and_wrong_bytes_are_counted() {
 }
 
 #[test]
-fn overwritten_units_are_told_from_those_that_were_not() {
+fn overwritten_units_are_distinguished_from_others() {
     let real = Real::start();
     let mut files = real.create(2);
     put(&write_load(Pattern::EasySequential, &[4; 2], 40_960), &real.service, &mut files);
@@ -336,10 +337,10 @@ fn groups_have_outcomes_of_their_own() {
     let (mut one, mut many) = (null_files(1), null_files(4));
     let small = write_load(Pattern::EasySequential, &[20], 4096);
     let large = read_load(Pattern::EasySequential, &[10; 4], 100_000);
-    let mut told = 0;
+    let mut reported = 0;
     let mut watch = Watch {
         observe: Box::new(|| Observed { server_rss_bytes: Some(7), ..Observed::default() }),
-        progress: Box::new(|bytes| told = bytes),
+        progress: Box::new(|bytes| reported = bytes),
     };
     let mut groups = [
         Group { load: &small, service: &service, files: &mut one },
@@ -351,7 +352,7 @@ fn groups_have_outcomes_of_their_own() {
     assert_eq!((outcomes[0].by_rank.len(), outcomes[1].by_rank.len()), (1, 4));
     assert_eq!(outcomes[1].seconds[0].server_rss_bytes, Some(7));
     drop(watch);
-    assert!(told <= 20 * 4096 + 40 * 100_000);
+    assert!(reported <= 20 * 4096 + 40 * 100_000);
 }
 
 #[test]
@@ -401,7 +402,7 @@ fn connections_that_break_and_servers_that_do_not_answer_are_errors() {
         stream.read_exact(&mut [0; 100]).unwrap();
         while stream.write_all(&[0; 4096]).is_ok() {}
     });
-    let says_much = misbehaving(|mut stream| {
+    let reports_much = misbehaving(|mut stream| {
         stream.read_exact(&mut [0; 100]).unwrap();
         stream.write_all(&[0xff; 4096]).unwrap();
         while stream.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {}
@@ -411,7 +412,7 @@ fn connections_that_break_and_servers_that_do_not_answer_are_errors() {
         (&silent, 300, "does not answer"),
         (&babbles, 20_000, "malformed"),
         (&floods, 20_000, "longer than anything"),
-        (&says_much, 20_000, "longer than anything"),
+        (&reports_much, 20_000, "longer than anything"),
     ] {
         let load = read_load(Pattern::EasySequential, &[5; 2], 4096);
         let load = Load { timeout: Duration::from_millis(timeout_ms), ..load };
@@ -422,11 +423,14 @@ fn connections_that_break_and_servers_that_do_not_answer_are_errors() {
     }
     let refuses = service("127.0.0.1:1".parse().unwrap());
     let load = read_load(Pattern::EasySequential, &[5], 4096);
-    let error = run(pool(), &load, &refuses, &mut null_files(1), &mut Watch::nobody());
+    let error = run(pool(), &load, &refuses, &mut null_files(1), &mut Watch::none());
     assert!(
         error.unwrap_err().to_string().starts_with("cannot connect to the server at 127.0.0.1:1: ")
     );
 }
+
+/// More than any record of these tests.
+const RECORD_BYTES_MAX: usize = 64 << 20;
 
 /// Passes calls on to a server, and its replies back in fragments of these sizes, in turns.
 fn in_fragments(server: SocketAddr, sizes: &'static [usize]) -> Service {
@@ -438,22 +442,13 @@ fn in_fragments(server: SocketAddr, sizes: &'static [usize]) -> Service {
             to.shutdown(std::net::Shutdown::Both)
         });
         let (mut from, mut to) = (upstream, client);
-        let mut mark = [0; 4];
-        while from.read_exact(&mut mark).is_ok() {
-            let len = usize::try_from(RecordMark::from_bytes(mark).len).unwrap();
-            let mut record = vec![0; len];
-            from.read_exact(&mut record).unwrap();
-            let (mut rest, mut sizes) = (&record[..], sizes.iter().cycle());
-            let mut out = Vec::new();
-            while !rest.is_empty() {
-                let (fragment, behind) = rest.split_at(rest.len().min(*sizes.next().unwrap()));
-                let len = u32::try_from(fragment.len()).unwrap();
-                let mark = RecordMark { last: behind.is_empty(), len };
-                out.extend_from_slice(&mark.to_bytes());
-                out.extend_from_slice(fragment);
-                rest = behind;
-            }
-            to.write_all(&out).unwrap();
+        while let Some(message) = record::read_blocking(&mut from, RECORD_BYTES_MAX).unwrap() {
+            let ends = sizes.iter().cycle().scan(0, |end, size| {
+                *end += size;
+                Some(*end)
+            });
+            let cuts: Vec<usize> = ends.take_while(|end| *end < message.len()).collect();
+            to.write_all(&record::in_fragments(&message, &cuts)).unwrap();
         }
     })
 }
@@ -486,21 +481,16 @@ fn scripted(
     script: impl Fn(Procedure, &mut Reader<'_>, u32, &mut Writer) + Send + Sync + 'static,
 ) -> Service {
     misbehaving(move |mut stream| {
-        let mut mark = [0; 4];
         let mut calls = 0;
-        while stream.read_exact(&mut mark).is_ok() {
-            let mut record = vec![0; usize::try_from(RecordMark::from_bytes(mark).len).unwrap()];
-            stream.read_exact(&mut record).unwrap();
-            let mut reader = Reader::new(&record);
+        while let Some(call) = record::read_blocking(&mut stream, RECORD_BYTES_MAX).unwrap() {
+            let mut reader = Reader::new(&call);
             let header = decode_call(&mut reader).unwrap();
-            let mut reply = Writer::from_vec(vec![0; 4]);
-            encode_success(&mut reply, header.xid);
             let procedure = Procedure::from_code(header.procedure).unwrap();
-            script(procedure, &mut reader, calls, &mut reply);
+            let reply = record::encode(|w| {
+                encode_success(w, header.xid);
+                script(procedure, &mut reader, calls, w);
+            });
             calls += 1;
-            let mut reply = reply.into_vec();
-            let len = u32::try_from(reply.len() - 4).unwrap();
-            reply[..4].copy_from_slice(&RecordMark { last: true, len }.to_bytes());
             stream.write_all(&reply).unwrap();
         }
     })
@@ -658,7 +648,7 @@ fn impossible_loads_are_refused() {
         (Load { pattern: Pattern::Random { units: 0, seed: 0 }, ..load }, "at least one transfer"),
     ];
     for (load, words) in table {
-        let error = run(pool(), &load, &service, &mut null_files(2), &mut Watch::nobody());
+        let error = run(pool(), &load, &service, &mut null_files(2), &mut Watch::none());
         let text = error.unwrap_err().to_string();
         assert!(text.contains(words), "{text}");
     }

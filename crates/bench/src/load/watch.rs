@@ -8,7 +8,7 @@ use crate::record::Second;
 
 /// The period of looking.
 const PERIOD: Duration = Duration::from_millis(100);
-/// The length of what is recorded.
+/// The length of what is results.
 const SECOND: Duration = Duration::from_secs(1);
 
 /// What is seen at one moment, where it can be.
@@ -22,18 +22,18 @@ pub struct Observed {
     pub dirty_bytes: Option<u64>,
 }
 
-/// Who looks on while a load is at work, ten times a second.
+/// An observer of a running load, ten times a second.
 pub struct Watch<'a> {
-    /// Looks at the server. Of each second the most is recorded.
+    /// Looks at the server. Of each second the most is results.
     pub observe: Box<dyn FnMut() -> Observed + 'a>,
-    /// Is told how many bytes all groups have done so far.
+    /// Is given the bytes that all groups have done so far.
     pub progress: Box<dyn FnMut(u64) + 'a>,
 }
 
 impl Watch<'_> {
-    /// Nobody.
+    /// No observer.
     #[must_use]
-    pub fn nobody() -> Self {
+    pub fn none() -> Self {
         Self { observe: Box::new(Observed::default), progress: Box::new(|_| {}) }
     }
 }
@@ -92,7 +92,7 @@ impl Series {
     }
 }
 
-/// Looks on until all ranks have told by `ends` that they ended; each tells its group.
+/// Observes until all ranks have reported their end to `ends`, each with its group.
 pub(super) fn until_ended(
     ends: &Receiver<usize>,
     progress: &[Vec<Progress>],

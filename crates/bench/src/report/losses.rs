@@ -1,9 +1,9 @@
-//! What is significantly worse than something else in the same run: what a report says first.
+//! Figures that are significantly worse than others of the same run: the beginning of a report.
 
 use crate::compare::{Contrast, Verdict};
 use crate::figure::Figure;
 use crate::numeral::{parameters, rounded};
-use crate::recorded::{Case, Phase, Recorded, RecordedRun};
+use crate::results::{Case, Phase, Results, RunResults};
 use crate::statistics::Evidence;
 
 /// A figure in which one subject is worse than another.
@@ -15,9 +15,9 @@ pub(crate) struct Loss {
     setting: String,
     /// Other settings in which it is worse too.
     others: usize,
-    /// Who is worse.
+    /// The subject that is worse.
     pub(crate) subject: String,
-    /// Who is better.
+    /// The subject that is better.
     pub(crate) against: String,
     /// Whether one of the two made errors, so that its figures say little.
     pub(crate) is_doubtful: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Losses {
     pub(crate) behind_others: Vec<Loss>,
     /// Comparisons that were made.
     pub(crate) compared: usize,
-    /// Of these, with too few rounds to tell.
+    /// Of these, with too few rounds for a verdict.
     pub(crate) too_few: usize,
 }
 
@@ -53,9 +53,9 @@ const BETWEEN_OTHERS: [Figure; 9] = [
 
 impl Losses {
     /// Of all runs; `peers` are the subjects that the others are measured by.
-    pub(crate) fn of(recorded: &Recorded, peers: &[String]) -> Self {
+    pub(crate) fn of(results: &Results, peers: &[String]) -> Self {
         let mut found = Self::default();
-        for run in &recorded.runs {
+        for run in &results.runs {
             for phase in run.phases.iter().filter(|phase| !phase.is_calibration()) {
                 found.add(run, phase, peers);
             }
@@ -65,7 +65,7 @@ impl Losses {
         found
     }
 
-    fn add(&mut self, run: &RecordedRun, phase: &Phase, peers: &[String]) {
+    fn add(&mut self, run: &RunResults, phase: &Phase, peers: &[String]) {
         let is_peer = |case: &Case| peers.contains(&case.subject);
         for case in phase.cases.iter().filter(|case| !is_peer(case)) {
             let others = phase
@@ -73,7 +73,7 @@ impl Losses {
                 .iter()
                 .filter(|other| other.setting == case.setting && other.subject != case.subject);
             let others: Vec<_> = others.collect();
-            for figure in Figure::ALL.iter().filter(|figure| tells_of_subject(case, **figure)) {
+            for figure in Figure::ALL.iter().filter(|figure| is_of_its_own(case, **figure)) {
                 for peer in others.iter().filter(|other| is_peer(other)) {
                     let loss = self.compare(run, phase, *figure, case, peer);
                     self.behind_peers.extend(loss);
@@ -90,7 +90,7 @@ impl Losses {
 
     fn compare(
         &mut self,
-        run: &RecordedRun,
+        run: &RunResults,
         phase: &Phase,
         figure: Figure,
         case: &Case,
@@ -138,19 +138,10 @@ impl Loss {
             if factor.is_finite() { format!("x {}", rounded(factor)) } else { "from 0".into() };
         if self.is_doubtful { format!("{much}, with errors") } else { much }
     }
-
-    /// The figure with its unit.
-    pub(crate) fn figure(&self) -> String {
-        let figure = self.contrast.figure;
-        match figure.unit() {
-            "" => figure.title().into(),
-            unit => format!("{}, {unit}", figure.title()),
-        }
-    }
 }
 
 /// Experiment and phase.
-fn phase_of(run: &RecordedRun, phase: &Phase) -> String {
+fn phase_of(run: &RunResults, phase: &Phase) -> String {
     let title = run.title();
     let parts = [phase.name.as_str(), &title];
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -191,9 +182,8 @@ fn best<'a>(cases: impl Iterator<Item = &'a Case>, figure: Figure) -> Option<&'a
         .map(|(_, case)| case)
 }
 
-/// Whether a figure says something that others do not say already: no rate or time that is another
-/// one in other words.
-fn tells_of_subject(case: &Case, figure: Figure) -> bool {
+/// Whether a figure is more than another one in other words, as a time is of a rate.
+fn is_of_its_own(case: &Case, figure: Figure) -> bool {
     let has = |figure| case.median(figure).is_some();
     match figure {
         Figure::OperationsPerSec => !has(Figure::MibPerSec),
@@ -214,7 +204,7 @@ mod tests {
     fn losses(rounds: u32, peers: &[&str]) -> Losses {
         let all = loads("read", &["ours", "peer", "other"], rounds);
         let peers: Vec<String> = peers.iter().map(|peer| (*peer).into()).collect();
-        Losses::of(&Recorded::group(&records("r", all)), &peers)
+        Losses::of(&Results::group(&records("r", all)), &peers)
     }
 
     fn names(losses: &[Loss]) -> Vec<(&str, &str, Figure)> {

@@ -17,7 +17,7 @@ fn evil() -> Vec<Record> {
     let mut all = loads(EVIL, &[EVIL, "b"], 3);
     all[0].first_error = Some(EVIL.into());
     all[0].parameters.insert(EVIL.into(), 1);
-    let told = Run {
+    let run = Run {
         id: EVIL.into(),
         experiment: EVIL.into(),
         note: EVIL.into(),
@@ -27,11 +27,11 @@ fn evil() -> Vec<Record> {
         ..sample_run("r")
     };
     let of_run = |one| Record::Measurement(Measurement { run: EVIL.into(), ..one });
-    std::iter::once(Record::Run(told)).chain(all.into_iter().map(of_run)).collect()
+    std::iter::once(Record::Run(run)).chain(all.into_iter().map(of_run)).collect()
 }
 
 fn html(records: &[Record]) -> String {
-    page(&Recorded::group(records), &[])
+    page(&Results::group(records), &[])
 }
 
 /// The elements of a page, which has to be XML.
@@ -43,7 +43,7 @@ fn elements(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_page_is_whole_and_needs_nothing_else() {
+fn the_page_is_xml_and_needs_no_other_files() {
     let page = html(&everything());
     let found = elements(&page);
     assert!(found.iter().filter(|name| *name == "svg").count() > 10);
@@ -55,18 +55,20 @@ fn the_page_is_whole_and_needs_nothing_else() {
     }
     let ids = page.matches(" id=\"").count();
     assert_eq!(ids, 3, "one for each phase, and none in the drawings");
-    for words in ["Linux 9.9.9", "xfs, /dev/imaginary", "What is worse, first", "io 1 MiB"] {
+    for words in
+        ["Linux 9.9.9", "xfs, /dev/imaginary", "What is worse, first", "io 1 MiB", "href=\"#p3\""]
+    {
         assert!(page.contains(words), "{words}");
     }
 }
 
 #[test]
-fn what_records_say_is_never_markup() {
+fn text_of_records_is_never_markup() {
     let page = html(&evil());
     let found = elements(&page);
     assert!(!found.iter().any(|name| name == "script"));
     assert!(page.contains("&lt;script&gt;") && !page.contains('\u{1b}'));
-    let markdown = markdown(&Recorded::group(&evil()), &[]);
+    let markdown = markdown(&Results::group(&evil()), &[]);
     assert!(!markdown.contains('\u{1b}'));
     // What stands between backquotes is text, and the arguments stand there.
     let prose: String = markdown.split('`').step_by(2).collect();
@@ -75,7 +77,7 @@ fn what_records_say_is_never_markup() {
 }
 
 #[test]
-fn pages_of_nothing_and_of_little_are_whole() {
+fn pages_of_no_and_of_few_records_are_xml() {
     elements(&html(&[]));
     elements(&html(&[Record::Run(sample_run("r"))]));
     let alone = html(&records("r", loads("write", &["alone"], 1)));
@@ -92,20 +94,22 @@ fn the_median_of_the_rounds_is_on_the_page() {
         one.figures.insert(Figure::MibPerSec, rate);
     }
     let page = html(&records("r", all));
-    assert!(page.contains("<td>272 (100 to 999)</td>"), "all figures");
-    assert!(page.contains("<td>314; 271; 999; 100; 272</td>"), "the plot's table");
-    assert!(page.contains(">272</text>"), "the plot");
+    assert!(page.contains("<td>272 (331 %)</td>"), "the table");
+    assert!(page.contains("\n272\n</text>"), "the plot");
 }
 
 #[test]
-fn markdown_tells_losses_first_and_keeps_its_columns() {
-    let recorded = Recorded::group(&everything());
-    let text = markdown(&recorded, &["ours".into()]);
-    assert!(text.starts_with("## What we lose, first\n"), "{text}");
+fn markdown_has_the_losses_first_and_keeps_its_columns() {
+    let results = Results::group(&everything());
+    let text = markdown(&results, &["ours".into()]);
+    let losses = text.find("\n## What is worse, first\n").expect("losses");
+    let runs = text.find("\n## io, xfs, 2026").expect("a run");
+    assert!(losses < runs);
     assert!(text.contains("| write; io, xfs | peer | throughput, MiB/s |"), "{text}");
     let row = text.lines().find(|line| line.starts_with("| throughput, MiB/s |"));
     // 408, 416, 404 and 200, 204, 208: half of it, by the cube root of 1.01.
-    assert!(row.expect("a row").ends_with("**x 0.498** |"), "{row:?}");
+    assert!(row.expect("a row").ends_with("x 0.498** |"), "{row:?}");
+    assert!(text.contains("\n| write, MiB/s | 408 (0.450) | **204 (0.850)** |"), "{text}");
     assert!(text.contains("With clients 16:"), "{text}");
     for line in text.lines().filter(|line| !line.starts_with('|')) {
         assert!(line.chars().count() <= 100, "{line}");
@@ -141,9 +145,13 @@ fn files_are_written_as_asked() {
     let page = fs::read_to_string(path("r.html")).expect("a page");
     let drawings = fs::read_dir(path("svg")).expect("a directory").count();
     assert_eq!(drawings, page.matches("<svg ").count());
-    assert!(fs::read_to_string(path("r.md")).expect("Markdown").contains("Nothing against peer."));
+    assert!(
+        fs::read_to_string(path("r.md"))
+            .expect("Markdown")
+            .contains("Nothing is significantly worse than peer.")
+    );
 
-    args.peer = vec!["nobody".into()];
+    args.peer = vec!["unknown".into()];
     assert!(matches!(run(&args, &mut out), Err(Error::Misuse(_))));
     let terminal = Args { html: None, svg: None, markdown: None, peer: Vec::new(), ..args };
     run(&terminal, &mut out).expect("written");

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use super::machine::FileSystem;
+use super::file_system::FileSystem;
 use crate::{Error, Result};
 
 /// The unit of `/sys/dev/block/*/stat`, whatever the device's own.
@@ -94,7 +94,7 @@ impl BlockDevice {
     }
 
     /// What it moved since boot. The difference of two moments is what it moved in between, for
-    /// everybody who uses it, and as far as it is finished.
+    /// all its users, without I/O that is not finished.
     ///
     /// # Errors
     /// [`Error::Machine`]: it is gone.
@@ -103,6 +103,20 @@ impl BlockDevice {
         let what = || Error::machine(format!("counters of {}", self.name));
         let text = fs::read_to_string(file).map_err(what())?;
         moved(&text).ok_or_else(|| what()(std::io::ErrorKind::InvalidData.into()))
+    }
+}
+
+impl FileSystem {
+    /// File system and device under `directory`, as records tell them: `xfs, /dev/loop0`.
+    ///
+    /// # Errors
+    /// [`Error::Machine`]: the directory is missing, or `/proc` is.
+    pub fn described(directory: &Path) -> Result<String> {
+        let system = Self::of(directory)?;
+        Ok(match BlockDevice::under(directory)? {
+            Some(device) => format!("{}, {}", system.kind, device.name),
+            None => system.kind,
+        })
     }
 }
 

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_told_in_words() {
+    fn limits_are_shown_in_words() {
         let mut limits = NetworkLimits::default();
         assert!(limits.is_none());
         assert_eq!(limits.to_string(), "");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_told_likewise() {
+    fn limits_of_a_device_are_shown_in_words() {
         let limits = DeviceLimits {
             rate: "10MiB/s".parse().ok(),
             operations_per_sec: Some(500),

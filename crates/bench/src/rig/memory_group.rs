@@ -51,8 +51,8 @@ pub struct PageCache {
 }
 
 impl MemoryGroup {
-    /// Makes a group below our own; with version 2 of cgroups, below the root. `name` tells those
-    /// of this process apart.
+    /// Makes a group below our own; with version 2 of cgroups, below the root. `name` distinguishes
+    /// those of this process apart.
     ///
     /// # Errors
     /// [`Error::Machine`]: no memory controller, or no right to make groups.
@@ -97,10 +97,10 @@ impl MemoryGroup {
     }
 
     /// The group that this process is in, also if it is the root; `None` without a controller. What
-    /// it holds is also others': only how that changes tells something.
+    /// it holds is also others': only its changes have a meaning.
     ///
     /// # Errors
-    /// [`Error::Machine`]: `/proc` is not to be had.
+    /// [`Error::Machine`]: `/proc` is not readable.
     pub fn own() -> Result<Option<Self>> {
         let location = Location::of("self")?;
         Ok(location.map(|Location { path, version, .. }| Self { path, version, _undo: None }))
@@ -141,7 +141,7 @@ impl MemoryGroup {
     /// The file of the I/O controller with the limits of the group.
     ///
     /// # Errors
-    /// [`Error::Machine`]: version 1, where write-back is nobody's, or no such controller.
+    /// [`Error::Machine`]: version 1, which charges write-back to no group, or no such controller.
     pub(super) fn io_limits(&self) -> Result<PathBuf> {
         let why = "I/O can be bounded only in groups of version 2 with the controller `io`";
         let refused = || Error::machine(why);
@@ -281,7 +281,7 @@ mod tests {
             Ok(group) => group,
             Err(error) => return println!("skipped: {error}"),
         };
-        // It goes on only when it has been looked at, or its stdin is closed.
+        // It continues only after it was measured, or when its stdin is closed.
         let script = "dd if=/dev/zero of=\"$0/file\" bs=1M count=64 2>/dev/null; read -r word";
         let mut child = group
             .command("sh")

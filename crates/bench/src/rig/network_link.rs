@@ -2,6 +2,7 @@
 //! and rate (`veth` and `netem`).
 
 use std::ffi::OsString;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::limits::NetworkLimits;
@@ -9,7 +10,7 @@ use super::program;
 use super::undo::Undo;
 use crate::{Error, Result};
 
-/// Nobody else is in these name spaces, so any address is free.
+/// No other host is in these name spaces, so any address is free.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const INTERFACE: &str = "bench0";
@@ -39,7 +40,7 @@ impl NetworkNamespace {
         Self { name: name.into() }
     }
 
-    /// As `ip netns list` tells it.
+    /// As in `ip netns list`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -70,7 +71,7 @@ impl NetworkLink {
     /// When the queue of the link is full, packets are lost.
     ///
     /// # Errors
-    /// [`Error::Misuse`]: this kernel has no netem. [`Error::Program`]: `ip` or `tc` is missing, or
+    /// [`Error::Machine`]: this kernel has no netem. [`Error::Program`]: `ip` or `tc` is missing, or
     /// refused, mostly because only root may.
     pub fn create(limits: &NetworkLimits) -> Result<Self> {
         let named = |side: &str| NetworkNamespace {
@@ -117,16 +118,18 @@ fn slow_down(namespace: &NetworkNamespace, limits: &NetworkLimits) -> Result<()>
     let words: Vec<String> = add.map(str::to_owned).into_iter().chain(netem(limits)).collect();
     match program::run("tc", &words) {
         Ok(_) => Ok(()),
-        Err(Error::Program(words)) if is_unknown(&words) => Err(Error::Misuse(
-            "this kernel cannot delay packets: it has no `netem` (CONFIG_NET_SCH_NETEM, module \
-                 sch_netem); the relay can slow the connections down instead"
-                .to_owned(),
-        )),
+        Err(Error::Program(words)) if is_unknown(&words) => Err(Error::Machine {
+            what:
+                "this kernel cannot delay packets: it has no `netem` (CONFIG_NET_SCH_NETEM, module \
+                   sch_netem); the relay can slow the connections down instead"
+                    .to_owned(),
+            source: io::ErrorKind::Unsupported.into(),
+        }),
         Err(error) => Err(error),
     }
 }
 
-/// Whether `tc` was told that there is no such queue; the second way is that of old kernels.
+/// Whether `tc` reports that there is no such queue; the second way is that of old kernels.
 fn is_unknown(words: &str) -> bool {
     words.contains("qdisc kind is unknown") || words.contains("No such file or directory")
 }
@@ -163,7 +166,7 @@ mod tests {
         NetworkLimits { delay: delay.parse().ok(), rate: rate.parse().ok() }
     }
 
-    /// `None`, and why, where it cannot be had.
+    /// `None`, with the reason printed, if it is not available.
     fn link(limits: &NetworkLimits) -> Option<NetworkLink> {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: only root makes network name spaces");

@@ -11,7 +11,7 @@ use rustix::param::page_size;
 
 use crate::{Error, Result};
 
-/// How many files and directories are looked at.
+/// The most files and directories that are examined.
 const FILES_MAX: u64 = 100_000;
 /// How far below the directory.
 const DEPTH_MAX: usize = 64;
@@ -41,7 +41,7 @@ pub struct CachedFiles {
     pub cached_bytes: Option<u64>,
     /// Of that, dirty or in write-back; `None` if the kernel does not tell (before 6.5).
     pub dirty_bytes: Option<u64>,
-    /// There are more files than are looked at: 100,000, and 64 levels.
+    /// There are more files than are examined: 100,000, and 64 levels.
     pub more: bool,
 }
 

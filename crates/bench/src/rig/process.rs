@@ -83,11 +83,11 @@ fn ticks(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// Processor time of all processes and kernel threads since boot: write-back is nobody's own. Idle
-/// time and waiting for disks do not count; time that a hypervisor took away does not either.
+/// Processor time of all processes and kernel threads since boot: write-back belongs to no process.
+/// Idle time and waiting for disks do not count; time that a hypervisor took away does not either.
 ///
 /// # Errors
-/// [`Error::Machine`]: `/proc/stat` is not to be had.
+/// [`Error::Machine`]: `/proc/stat` is not readable.
 pub fn machine_cpu_secs() -> Result<f64> {
     let stat = fs::read_to_string("/proc/stat").map_err(Error::machine("/proc/stat"))?;
     let ticks = machine_ticks(&stat).ok_or_else(|| {
@@ -137,7 +137,7 @@ pub struct Look {
 }
 
 impl Watched {
-    /// A process that somebody else started.
+    /// A process that another program started.
     ///
     /// # Errors
     /// [`Error::Machine`]: there is no such process.
@@ -157,8 +157,8 @@ impl Watched {
     /// What it holds now.
     ///
     /// # Errors
-    /// [`Error::Server`]: it is gone. [`Error::Machine`]: its group, or directory, cannot be looked
-    /// at.
+    /// [`Error::Server`]: it is gone. [`Error::Machine`]: its group, or directory, cannot be
+    /// examined.
     pub fn look(&self) -> Result<Look> {
         let rss_bytes = self.status_bytes("VmRSS:")?;
         let (page_cache_bytes, dirty_bytes) = match (&self.memory_group, &self.directory) {

@@ -16,7 +16,7 @@ const LAST_WORDS_BYTES_MAX: usize = 800;
 /// [`Error::Program`], with its last words.
 pub(super) fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> Result<String> {
     let mut command = Command::new(program);
-    // A group of its own: Ctrl-C is for us, who then undo what was done so far.
+    // A group of its own: Ctrl-C is for this process, which then undoes the steps so far.
     command.args(arguments).stdin(Stdio::null()).process_group(0);
     let output = command.output().map_err(|error| not_run(program, &error))?;
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_says_which_program_and_why() {
+    fn a_failure_reports_which_program_and_why() {
         assert_eq!(run("echo", &["a b"]).unwrap(), "a b\n");
         let error = run("sh", &["-c", "echo no >&2; exit 3"]).unwrap_err().to_string();
         assert_eq!(error, "sh: exit status: 3: no");

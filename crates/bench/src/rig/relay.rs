@@ -1,9 +1,8 @@
 //! A slow network in this process: a relay between clients and a server, for TCP.
 //!
-//! It needs no rights and no part of the kernel, and works in front of servers elsewhere. Of a real
-//! network it has delay and rate. It has no loss, and it answers for the server when a connection
-//! begins, so that this takes no time. What `tc` and `netem` do is closer to the truth where they
-//! are to be had ([`NetworkLink`](super::NetworkLink)).
+//! It needs no privilege and no kernel module, and works in front of servers elsewhere. It has the
+//! delay and the rate of a real network and no loss, and it accepts a connection before the server
+//! does. netem ([`NetworkLink`](super::NetworkLink)) is closer to a real network.
 
 mod pacer;
 mod pipe;
@@ -11,19 +10,18 @@ mod pipe;
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-use rustix::time::{ClockId, clock_gettime};
 
 use self::pacer::Pacer;
 use self::pipe::Pipe;
 use super::limits::NetworkLimits;
 use crate::{Error, Result};
 
-/// More wait to be accepted. With the bound of a [`Pipe`], this bounds the memory of a relay.
+/// Connections at once; others wait to be accepted. With the bound of a [`Pipe`] it bounds the
+/// memory.
 const CONNECTIONS_MAX: usize = 256;
 /// How long the server may take to accept.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -44,7 +42,7 @@ impl Relay {
     /// direction.
     ///
     /// # Errors
-    /// [`Error::Machine`]: no port or thread to be had.
+    /// [`Error::Machine`]: no port or thread is available.
     pub fn start(server: SocketAddr, limits: &NetworkLimits) -> Result<Self> {
         let what = || Error::machine(format!("a relay to {server}"));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(what())?;
@@ -58,7 +56,6 @@ impl Relay {
             stopping: AtomicBool::new(false),
             connections: Mutex::default(),
             fewer: Condvar::new(),
-            cpu_nanos: AtomicU64::new(0),
         });
         let accepting = Arc::clone(&shared);
         let acceptor = thread::Builder::new()
@@ -74,33 +71,13 @@ impl Relay {
         self.address
     }
 
-    /// Processor time that the relay took of this process so far. It is neither the server's nor
-    /// the load's.
-    #[must_use]
-    pub fn cpu_time(&self) -> Duration {
-        Duration::from_nanos(self.shared.cpu_nanos.load(Ordering::Relaxed))
-    }
-
-    /// Breaks what connections there are and ends.
-    ///
-    /// # Errors
-    /// [`Error::Server`]: it could not be reached for a client. [`Error::Machine`]: a client could
-    /// not be accepted.
-    pub fn stop(mut self) -> Result<()> {
-        self.end();
-        match self.shared.lock().problem.take() {
-            Some(problem) => Err(problem),
-            None => Ok(()),
-        }
-    }
-
     fn end(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         for ends in self.shared.lock().live.values() {
             ends.break_off();
         }
         self.shared.fewer.notify_all();
-        // It looks whether to stop when somebody has connected. Where that fails it has ended.
+        // It checks for the end after each connection. If connecting fails it has ended.
         let _ = TcpStream::connect(self.address);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
@@ -124,7 +101,6 @@ struct Shared {
     connections: Mutex<Connections>,
     /// A connection has ended, or all are to.
     fewer: Condvar,
-    cpu_nanos: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -132,8 +108,6 @@ struct Connections {
     live: HashMap<u64, Arc<Ends>>,
     /// How many there were.
     count: u64,
-    /// The first failure.
-    problem: Option<Error>,
 }
 
 /// The two ends of a connection, and what is between them.
@@ -165,11 +139,6 @@ impl Shared {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    fn failed(&self, problem: Error) {
-        let mut connections = self.lock();
-        connections.problem.get_or_insert(problem);
-    }
-
     /// Accepts until the relay stops, and then waits for the end of all connections.
     fn accept(&self, listener: &TcpListener) {
         thread::scope(|scope| {
@@ -184,10 +153,7 @@ impl Shared {
                         drop(self.fewer.wait_while(self.lock(), full));
                     }
                     Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                    Err(error) => {
-                        self.failed(Error::machine("a connection to the relay")(error));
-                        thread::sleep(ACCEPT_PAUSE);
-                    }
+                    Err(_) => thread::sleep(ACCEPT_PAUSE),
                 }
             }
         });
@@ -199,13 +165,8 @@ impl Shared {
             client.set_nodelay(true)?;
             Ok(server)
         });
-        let server = match connected {
-            Ok(server) => server,
-            Err(error) => {
-                let server = self.server;
-                return self.failed(Error::Server(format!("{server} behind the relay: {error}")));
-            }
-        };
+        // The client sees its connection end.
+        let Ok(server) = connected else { return };
         let (to_server, to_client) = (Pipe::default(), Pipe::default());
         let ends = Arc::new(Ends { client, server, to_server, to_client });
         let number = {
@@ -235,7 +196,6 @@ impl Shared {
 
     /// Reads `from` until its end, as fast as the rate allows.
     fn fill(&self, pipe: &Pipe, mut from: &TcpStream, pacer: &Pacer, ends: &Ends) {
-        let mut meter = CpuMeter::new(&self.cpu_nanos);
         let mut buffer = vec![0; pacer.chunk_bytes()];
         loop {
             let len = match from.read(&mut buffer) {
@@ -246,7 +206,6 @@ impl Shared {
             let departure = pacer.departure(len);
             // No bytes are the end of the stream, which takes its time as well.
             let taken = pipe.push(departure + self.delay, buffer[..len].to_vec());
-            meter.note();
             if !taken {
                 break;
             }
@@ -264,38 +223,16 @@ impl Shared {
 
     /// Writes to `to` what is due, until the end of the stream.
     fn drain(&self, pipe: &Pipe, mut to: &TcpStream, ends: &Ends) {
-        let mut meter = CpuMeter::new(&self.cpu_nanos);
         while let Some(data) = pipe.pop() {
             let written = match data.len() {
                 0 => return drop(to.shutdown(Shutdown::Write)),
                 _ => to.write_all(&data),
             };
-            meter.note();
             if written.is_err() {
                 break;
             }
         }
         ends.break_off();
-    }
-}
-
-/// Adds up the processor time of the relay's threads.
-struct CpuMeter<'a> {
-    sum_nanos: &'a AtomicU64,
-    noted: Duration,
-}
-
-impl<'a> CpuMeter<'a> {
-    fn new(sum_nanos: &'a AtomicU64) -> Self {
-        Self { sum_nanos, noted: Duration::ZERO }
-    }
-
-    fn note(&mut self) {
-        let now = Duration::try_from(clock_gettime(ClockId::ThreadCPUTime));
-        let now = now.expect("a thread's processor time is not below 0");
-        let added = u64::try_from((now - self.noted).as_nanos()).unwrap_or(u64::MAX);
-        self.sum_nanos.fetch_add(added, Ordering::Relaxed);
-        self.noted = now;
     }
 }
 

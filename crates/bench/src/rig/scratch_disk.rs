@@ -147,7 +147,7 @@ impl ScratchDisk {
         &self.files
     }
 
-    /// The device that is mounted: nobody else uses it.
+    /// The device that is mounted; it has no other user.
     #[must_use]
     pub fn device(&self) -> &BlockDevice {
         &self.device
@@ -195,7 +195,7 @@ impl DelayedTable {
         if delay != Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)) {
             return Err(Error::Misuse("a device is delayed by whole milliseconds".to_owned()));
         }
-        // It may be built in, or there already: whether it can be had is what `targets` tells.
+        // It may be built in, or there already: `targets` shows whether it is available.
         let _ = program::run("modprobe", &["dm-delay"]);
         let can_delay = match program::run("dmsetup", &["targets"]) {
             Ok(targets) => targets.lines().any(|line| line.starts_with("delay ")),
@@ -234,7 +234,7 @@ impl DelayedTable {
 
 #[cfg(test)]
 mod tests {
-    use super::super::machine::FileSystem;
+    use super::super::file_system::FileSystem;
     use super::super::memory_group::MemoryGroup;
     use super::super::throttle::Throttle;
     use super::*;
@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    /// `None`, and why, where it cannot be had.
+    /// `None`, with the reason printed, if it is not available.
     fn disk(kind: &str, limits: &DeviceLimits) -> Option<ScratchDisk> {
         match ScratchDisk::create(&kind.parse().unwrap(), Path::new("/var/tmp"), limits) {
             Ok(disk) => Some(disk),

@@ -32,17 +32,17 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 const PIECE_PAUSE: Duration = Duration::from_millis(20);
 /// A server that stops puts everything on the disk first.
 const STOP_MAX: Duration = Duration::from_secs(60);
-/// Of what a server says, how much is kept.
+/// The most of a server's output that is kept.
 const WORDS_BYTES_MAX: usize = 64 << 10;
 
-/// Ends the server if it was told which, and removes the directory `$1`, in which a server that is
+/// Ends the server if it has its number, and removes the directory `$1`, in which a server that is
 /// about to end may make a file yet.
 const KILL: &str = r#"
-[ -z "$told" ] || kill -KILL "$told" 2>/dev/null
+[ -z "$word" ] || kill -KILL "$word" 2>/dev/null
 rm -rf -- "$1" 2>/dev/null || { sleep 1; rm -rf -- "$1"; }"#;
 
-/// Becomes the server once a line comes, and ends if none does: a server that nobody would end when
-/// this process is gone is never there.
+/// Becomes the server once a line comes, and ends if none does: a server that no process would end
+/// when this process is gone is never there.
 const BEGIN: &str = r#"read -r begin && exec "$@" </dev/null"#;
 
 /// What server to start.
@@ -82,7 +82,7 @@ impl ServerOptions<'_> {
         }
     }
 
-    /// The server's configuration: one export, that squashes nobody.
+    /// The server's configuration: one export without squashing.
     fn configuration(&self) -> Result<String> {
         let path = fs::canonicalize(&self.directory)
             .map_err(Error::machine(self.directory.display().to_string()))?;
@@ -137,9 +137,9 @@ fn toml_escaped(text: &str) -> String {
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
-    /// Told to leave the child alone before that is waited for: then its number may become another's.
+    /// Is given no number before the child is waited for: the number may become another's.
     undo: Undo,
-    told: Arc<Told>,
+    words: Arc<Printed>,
     address: SocketAddr,
     watched: Watched,
 }
@@ -149,7 +149,7 @@ impl ServerProcess {
     ///
     /// # Errors
     /// [`Error::Program`] and [`Error::Machine`]: it cannot be started. [`Error::Server`]: it ends,
-    /// or says nothing for 30 s; with its last words.
+    /// or prints nothing for 30 s; with its last words.
     pub fn start(options: &ServerOptions<'_>) -> Result<Self> {
         let state = tempfile::Builder::new()
             .prefix("spillway-bench.")
@@ -162,34 +162,34 @@ impl ServerProcess {
             .map_err(Error::machine(configuration.display().to_string()))?;
         let mut child = options
             .command(&state)
-            // Its words are looked through, and must be those of a server that nobody configured.
+            // Its output is parsed, so it must be that of a server without configuration.
             .env_remove("RUST_LOG")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C is for us, who stop it in order.
+            // Ctrl-C is for this process, which stops it in order.
             .process_group(0)
             .spawn()
             .map_err(|error| program::not_run("sh", &error))?;
         let mut begin = child.stdin.take().expect("it is piped");
         let begun = undo.tell(&child.id().to_string()).and_then(|()| begin.write_all(b"\n"));
-        let told = Arc::new(Told::default());
-        Told::listen(&told, child.stdout.take().expect("it is piped"));
-        Told::listen(&told, child.stderr.take().expect("it is piped"));
+        let printed = Arc::new(Printed::default());
+        Printed::listen(&printed, child.stdout.take().expect("it is piped"));
+        Printed::listen(&printed, child.stderr.take().expect("it is piped"));
         let watched = Watched {
             pid: child.id(),
             memory_group: options.memory_group.clone(),
             directory: Some(options.directory.clone()),
         };
         let address = SocketAddr::new(options.address, 0);
-        let mut server = Self { child, undo, told, address, watched };
+        let mut server = Self { child, undo, words: printed, address, watched };
         begun.map_err(Error::machine("the shell of the server"))?;
         server.address = server.announced_address()?;
         Ok(server)
     }
 
     fn announced_address(&self) -> Result<SocketAddr> {
-        let words = self.told.wait(START_MAX, |words| words.address.is_some() || words.is_over());
+        let words = self.words.wait(START_MAX, |words| words.address.is_some() || words.is_over());
         let address = words.address;
         drop(words);
         address.ok_or_else(|| self.failed("did not start"))
@@ -235,7 +235,7 @@ impl ServerProcess {
     pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
         self.check_alive()?;
         let before = {
-            let mut words = self.told.lock();
+            let mut words = self.words.lock();
             words.figures.clear();
             words.pieces
         };
@@ -243,7 +243,7 @@ impl ServerProcess {
         let mut pieces = before;
         let mut pause = ANSWER_MAX;
         loop {
-            let words = self.told.wait(pause, |words| words.pieces > pieces || words.is_over());
+            let words = self.words.wait(pause, |words| words.pieces > pieces || words.is_over());
             match words.pieces {
                 now if now > pieces => (pieces, pause) = (now, PIECE_PAUSE),
                 _ if pieces > before => return Ok(words.figures.clone()),
@@ -298,7 +298,7 @@ impl ServerProcess {
 
     /// Has only its directory removed, whatever becomes of this process.
     fn leave_to_itself(&mut self) {
-        // A shell that is gone will not kill anybody either.
+        // A shell that has ended kills no process.
         let _ = self.undo.tell("");
     }
 
@@ -310,7 +310,7 @@ impl ServerProcess {
     /// An error with the server's last words.
     fn failed(&self, how: &str) -> Error {
         // They arrive a little after its end.
-        let words = self.told.wait(PIECE_PAUSE, Words::is_over);
+        let words = self.words.wait(PIECE_PAUSE, Words::is_over);
         let last = program::last_words(&words.text);
         let colon = if last.is_empty() { "" } else { ": " };
         Error::Server(format!("the server {how}{colon}{last}"))
@@ -328,7 +328,7 @@ impl Drop for ServerProcess {
 
 /// What a server said so far, and waiting for more.
 #[derive(Debug, Default)]
-struct Told {
+struct Printed {
     words: Mutex<Words>,
     more: Condvar,
 }
@@ -347,24 +347,24 @@ struct Words {
     ended: u8,
 }
 
-impl Told {
+impl Printed {
     /// Reads `stream` to its end, so that the server never waits for us.
-    fn listen(told: &Arc<Self>, mut stream: impl Read + Send + 'static) {
-        let told = Arc::clone(told);
+    fn listen(printed: &Arc<Self>, mut stream: impl Read + Send + 'static) {
+        let printed = Arc::clone(printed);
         thread::spawn(move || {
             let mut piece = vec![0; WORDS_BYTES_MAX];
             let mut begun = Vec::new();
             loop {
                 match stream.read(&mut piece) {
                     Ok(0) => break,
-                    Ok(len) => told.lock().take(&mut begun, &piece[..len]),
+                    Ok(len) => printed.lock().take(&mut begun, &piece[..len]),
                     Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                     Err(_) => break,
                 }
-                told.more.notify_all();
+                printed.more.notify_all();
             }
-            told.lock().ended += 1;
-            told.more.notify_all();
+            printed.lock().ended += 1;
+            printed.more.notify_all();
         });
     }
 

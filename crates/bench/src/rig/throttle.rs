@@ -27,8 +27,8 @@ pub struct Throttle {
 
 impl Throttle {
     /// Applies rate and requests of `limits` to the device under `directory`; its delay is
-    /// [`ScratchDisk`]'s. With version 1 of the controller the limits are for everybody who uses
-    /// the device, since there write-back is nobody's own: so it must be that of `scratch`. With
+    /// [`ScratchDisk`]'s. With version 1 of the controller the limits are for all users of
+    /// the device, which charges write-back to no group: so it must be that of `scratch`. With
     /// version 2 they are for the processes in `group`, and the write-back that they cause.
     ///
     /// # Errors

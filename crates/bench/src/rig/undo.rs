@@ -16,17 +16,17 @@ pub(super) struct Undo {
 }
 
 impl Undo {
-    /// `script` runs with `arguments` as `$1` and following. It has to bear that nothing, or only a
-    /// part, of what it undoes was ever done: make this value first, then do it. What it has to know
-    /// of that may be told it later, with [`Undo::tell`].
+    /// `script` runs with `arguments` as `$1` and following. It must work if nothing, or only a
+    /// part, of what it undoes was ever done: make this value first, then do it. What it has to
+    /// know of that may be given it later, with [`Undo::tell`].
     ///
     /// # Errors
     /// The shell cannot be started.
     pub(super) fn new<S: AsRef<OsStr>>(script: &str, arguments: &[S]) -> Result<Self> {
-        // Our end of the pipe is closed by the kernel if nobody else does. No other child holds
+        // Our end of the pipe is closed by the kernel if no one else does. No other child holds
         // it: it is closed on exec.
         let waiting = format!(
-            "trap '' HUP INT TERM\ntold=\nwhile read -r line; do told=$line; done\n{script}"
+            "trap '' HUP INT TERM\nword=\nwhile read -r line; do word=$line; done\n{script}"
         );
         let shell = Command::new("sh")
             .args(["-c", &waiting, "undo"])
@@ -39,7 +39,7 @@ impl Undo {
         Ok(Self { shell })
     }
 
-    /// Gives the script a word, `$told`; the last one counts.
+    /// Gives the script a word, `$word`; the last one counts.
     ///
     /// # Errors
     /// The shell is gone.
@@ -50,7 +50,7 @@ impl Undo {
 
     /// Leaves all as it is.
     pub(super) fn revoke(mut self) {
-        // It is a child of ours that was not waited for, so nobody else has its number.
+        // It is a child of ours that was not waited for, so no other process has its number.
         let _ = self.shell.kill();
     }
 }
@@ -58,7 +58,7 @@ impl Undo {
 impl Drop for Undo {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
-        // The script has told on stderr what it could not undo; there is nobody else to tell.
+        // The script reports on stderr what it could not undo.
         let _ = self.shell.wait();
     }
 }
@@ -79,9 +79,9 @@ mod tests {
     }
 
     #[test]
-    fn the_script_knows_what_it_was_told_last() {
+    fn the_script_has_the_last_word_it_was_given() {
         let directory = tempfile::tempdir().unwrap();
-        let mut undo = Undo::new("mkdir \"$1/$told\"", &[directory.path()]).unwrap();
+        let mut undo = Undo::new("mkdir \"$1/$word\"", &[directory.path()]).unwrap();
         undo.tell("one").unwrap();
         undo.tell("another").unwrap();
         drop(undo);

@@ -24,7 +24,7 @@ impl WorkDirectory {
         let made = tempfile::Builder::new().prefix("spillway-bench.").tempdir_in(parent);
         let made = made.map_err(|error| {
             let what = format!("cannot make a directory in {}", parent.display());
-            // The error names the new directory, whose name is of no use to anybody.
+            // The error names the new directory, whose name does not help the user.
             Error::machine(what)(error.kind().into())
         })?;
         let undo = Undo::new(REMOVE, &[made.path()])?;

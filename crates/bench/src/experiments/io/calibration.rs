@@ -15,7 +15,7 @@ pub(super) struct NullServer {
 }
 
 impl NullServer {
-    /// Starts `program bench null-server`, which says where it listens.
+    /// Starts `program bench null-server`, which prints its address.
     pub(super) fn start(program: &Path) -> Result<Self> {
         let failed = |what: &str| Error::Program(format!("the server that does nothing {what}"));
         let mut process = Command::new(program)

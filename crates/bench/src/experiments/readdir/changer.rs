@@ -10,51 +10,11 @@ use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::Options;
+use super::changes::{Change, Changes, removed};
 use super::entries;
 use crate::experiments::export::Export;
 use crate::experiments::scratch_directory::ScratchDirectory;
 use crate::{Error, Result};
-
-/// What it does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// Adds files, numbered from those on that are there.
-    Add,
-    /// Removes files, all over the directory.
-    Remove,
-}
-
-/// A sequence of changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Changes {
-    pub(super) change: Change,
-    /// Entries there were before the first.
-    pub(super) entries: u32,
-    /// Which, from 0. Of those while a directory was listed, the first may have been done before
-    /// and the last afterwards.
-    pub(super) times: Range<u32>,
-}
-
-impl Changes {
-    /// The numbers of the entries that the changes `times` were about.
-    pub(super) fn numbers(&self, times: Range<u32>) -> impl Iterator<Item = u32> + use<> {
-        let (change, entries) = (self.change, self.entries);
-        times.map(move |nth| match change {
-            Change::Add => entries + nth,
-            Change::Remove => removed(nth, entries),
-        })
-    }
-}
-
-/// The `nth` to be removed: steps that come by every entry before any comes twice.
-fn removed(nth: u32, entries: u32) -> u32 {
-    let step = STEPS.into_iter().find(|step| !entries.is_multiple_of(*step)).unwrap_or(1);
-    let at = u64::from(nth) * u64::from(step) % u64::from(entries);
-    u32::try_from(at).expect("less than `entries`")
-}
-
-/// Primes; no number of entries is a multiple of all of them.
-const STEPS: [u32; 4] = [7919, 7907, 7901, 7883];
 
 /// The client at work.
 pub(super) struct Changer {
@@ -105,11 +65,11 @@ impl Changer {
     pub(super) async fn next(&self) {
         let mut times = self.times.clone();
         let (begun, _) = self.times();
-        // It fails when the client has ended, of which `stop` tells the reason.
+        // It fails when the client has ended, and `stop` returns the reason.
         let _ = times.wait_for(|(_, done)| *done > begun).await;
     }
 
-    /// Ends it, and tells all that it has done.
+    /// Ends it, and returns its changes.
     ///
     /// # Errors
     /// [`Error::Call`]: a change failed.

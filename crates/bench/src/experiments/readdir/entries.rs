@@ -4,7 +4,7 @@ use client::Nfs3;
 use proto::nfs3::{CreateHow, FileHandle, SetAttributes};
 
 use super::Options;
-use super::changer::{Change, Changes};
+use super::changes::{Change, Changes};
 use crate::experiments::scratch_directory::ScratchDirectory;
 use crate::{Error, Result};
 

@@ -13,13 +13,14 @@ use proto::nfs3::CookieVerifier;
 use server::config::ByteSize;
 
 use super::Options;
-use super::changer::{Changer, Changes};
+use super::changer::Changer;
+use super::changes::Changes;
 use super::entries::number;
-use crate::experiments::course::mib;
 use crate::experiments::export::Export;
 use crate::experiments::meter::Spent;
 use crate::experiments::scratch_directory::ScratchDirectory;
 use crate::figure::Figure;
+use crate::numeral::mib;
 use crate::record::Position;
 use crate::stage::mount_options;
 use crate::{Error, Result};
@@ -347,7 +348,7 @@ impl Listed {
     }
 }
 
-/// Steps in which costs by position are told.
+/// Steps in which costs by position are recorded.
 const POSITIONS: usize = 100;
 
 const LATENCIES: [(Figure, usize); 3] =

@@ -4,7 +4,7 @@ use std::fs;
 use super::*;
 use crate::experiments::own_server::OwnServer;
 use crate::experiments::servers::Experiment as _;
-use changer::Changes;
+use changes::Changes;
 use clap::Parser;
 
 #[derive(Parser)]
@@ -150,7 +150,7 @@ fn wrong_entries_are_counted() {
     assert_eq!(idle(&[0, 1, 3]), 1, "2 is missing");
     assert_eq!(idle(&[0, 1, 1, 1, 2, 3]), 2, "1 comes twice too often");
     assert_eq!(idle(&[0, 1, 2, 3, 4]), 1, "4 was never there");
-    assert_eq!(wrong_entries(&[None, Some(0)], 1, None), 1, "a name of somebody else");
+    assert_eq!(wrong_entries(&[None, Some(0)], 1, None), 1, "a foreign name");
 
     // 4 was added before the listing, 5 and 6 while it was made.
     let added = Changes { change: Change::Add, entries: 4, times: 1..3 };

@@ -112,7 +112,7 @@ fn modes_take_turns_and_leave_nothing_behind() {
 
 /// What the modes are about: with a window nothing stays in the page cache, without one all of it.
 #[test]
-fn what_is_left_in_the_page_cache_tells_the_modes_apart() {
+fn the_page_cache_left_behind_distinguishes_the_modes() {
     let directory = on_disk();
     let options = options(directory.path(), "--files 2 --size 4MiB --no-verify");
     let left = |mode| {

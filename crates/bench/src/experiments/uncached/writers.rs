@@ -34,7 +34,7 @@ pub(super) struct Written {
     pub(super) machine_cpu_secs: f64,
     /// What the device moved, if there is one.
     pub(super) device: Option<DeviceBytes>,
-    /// What the files occupy of the page cache afterwards, if the kernel tells.
+    /// Page cache of the files afterwards, if the kernel reports it.
     pub(super) cached_bytes: Option<u64>,
 }
 
@@ -101,7 +101,7 @@ fn create(options: &Options, directory: &Path) -> io::Result<Vec<WrittenFile>> {
 
 fn join(threads: Vec<thread::ScopedJoinHandle<'_, io::Result<()>>>) -> io::Result<()> {
     let joined = threads.into_iter().map(|thread| thread.join().expect("a writer does not panic"));
-    // All of them are waited for; the first error is told.
+    // All of them are waited for; the first error is returned.
     joined.fold(Ok(()), io::Result::and)
 }
 

@@ -99,7 +99,8 @@ pub(super) async fn write(
         file.write_at(offset, record).await.map_err(|error| refused()(error))?;
         offset += record.len() as u64;
         if nth.is_multiple_of(RECORDS_AT_A_STRETCH) {
-            // Records that only go into a buffer wait for nothing, and nobody would hear the user.
+            // Records that only go into a buffer wait for nothing, so a signal would not be
+            // noticed.
             tokio::task::yield_now().await;
         }
     }

@@ -2,7 +2,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
 
-/// A program that behaves as `script` says instead of serving; `$listen` is its `--listen`.
+/// A program that runs `script` instead of serving; `$listen` is its `--listen`.
 fn stand_in(directory: &Path, script: &str) -> PathBuf {
     let program = directory.join("stand-in");
     let text = format!("#!/bin/sh\nlisten=$5\n{script}\n");
@@ -35,7 +35,7 @@ echo 'export /bench'
 while :; do sleep 0.01; done"#;
 
 #[test]
-fn a_server_tells_its_address_and_counters_and_stops() {
+fn a_server_reports_its_address_and_counters_and_stops() {
     let (_directory, server) = started(SERVES);
     let server = server.unwrap();
     assert_eq!(server.address(), "127.0.0.1:40961".parse().unwrap());
@@ -53,7 +53,7 @@ fn a_server_tells_its_address_and_counters_and_stops() {
 }
 
 #[test]
-fn one_that_does_not_start_says_why() {
+fn one_that_does_not_start_reports_why() {
     let (_directory, server) = started("echo 'error: no such thing' >&2; exit 1");
     let error = server.unwrap_err();
     assert!(matches!(error, Error::Server(_)));
@@ -61,7 +61,7 @@ fn one_that_does_not_start_says_why() {
 }
 
 #[test]
-fn one_that_dies_says_so() {
+fn one_that_dies_reports_so() {
     let (_directory, server) = started(
         "echo 'listening on 127.0.0.1:40961'; echo 'out of luck' >&2; sleep 0.2; kill -KILL $$",
     );
@@ -76,7 +76,7 @@ fn one_that_dies_says_so() {
 }
 
 #[test]
-fn one_that_fails_at_its_end_says_so() {
+fn one_that_fails_at_its_end_reports_so() {
     let script = "trap 'echo lost >&2; exit 3' TERM\necho 'listening on 127.0.0.1:40961'\n\
         while :; do sleep 0.01; done";
     let (_directory, server) = started(script);
@@ -131,7 +131,7 @@ fn odd_directories_are_quoted() {
 }
 
 #[test]
-fn figures_are_told_from_other_lines() {
+fn figures_are_distinguished_from_other_lines() {
     assert_eq!(figure("read_bytes 12"), Some(("read_bytes", 12)));
     for line in ["2026-11-22T06:00:00Z  INFO stopped", "calls", "calls x", " 5", "Calls 5", ""] {
         assert_eq!(figure(line), None, "{line}");

@@ -1,6 +1,6 @@
 use client::nfs3::Name;
-use proto::nfs3::{FileHandle, ReaddirBuilder, ReaddirplusBuilder, ReaddirplusLimits};
-use proto::xdr::Writer;
+use proto::nfs3::{Entry, EntryPlus, FileHandle, ReaddirOk, ReaddirplusOk};
+use proto::xdr::{Encode, List, Writer};
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn listed(parts: &[(usize, u64)]) -> Listed {
 }
 
 #[test]
-fn costs_are_told_by_position() {
+fn costs_are_recorded_by_position() {
     let even = listed(&[(50, 500), (50, 500)]);
     assert_eq!(even.figures().get(&Figure::LastTenthToFirst), None, "half is no tenth");
     assert_eq!(listed(&[(10, 100); 10]).figures()[&Figure::LastTenthToFirst], 1.0);
@@ -68,24 +68,34 @@ fn replies_are_as_long_as_they_are_encoded() {
         handle: handle.map(|bytes| FileHandle::new(bytes).unwrap()),
     };
     let names = vec![entry(b"a", Some(b"12345")), entry(b"four", None), entry(b"fives", Some(b""))];
-    let (verifier, limit) = (CookieVerifier::default(), 1 << 20);
+    let verifier = CookieVerifier::default();
     let listing = Listing { dir_attributes: None, verifier, names, eof: true };
     const STATUS_BYTES: u64 = 4;
 
+    let dir_attributes = None;
+    let entries: Vec<Entry<'_>> = listing
+        .names
+        .iter()
+        .map(|name| Entry { fileid: name.fileid, name: &name.name, cookie: name.cookie })
+        .collect();
     let mut w = Writer::new();
-    let mut builder = ReaddirBuilder::new(&mut w, None, verifier, limit);
-    for Name { fileid, name, cookie, .. } in &listing.names {
-        assert!(builder.push(*fileid, name, *cookie));
-    }
-    builder.finish(true);
+    let entries = List::from(&entries[..]);
+    ReaddirOk { dir_attributes, verifier, entries, eof: true }.encode(&mut w);
     assert_eq!(result_bytes(&listing, false), STATUS_BYTES + w.len() as u64);
 
+    let entries: Vec<EntryPlus<'_>> = listing
+        .names
+        .iter()
+        .map(|Name { fileid, name, cookie, attributes, handle }| EntryPlus {
+            fileid: *fileid,
+            name,
+            cookie: *cookie,
+            attributes: *attributes,
+            handle: *handle,
+        })
+        .collect();
     let mut w = Writer::new();
-    let limits = ReaddirplusLimits { dir_count: limit, max_count: limit };
-    let mut builder = ReaddirplusBuilder::new(&mut w, None, verifier, limits);
-    for Name { fileid, name, cookie, handle, .. } in &listing.names {
-        assert!(builder.push(*fileid, name, *cookie, None, handle.as_ref()));
-    }
-    builder.finish(true);
+    let entries = List::from(&entries[..]);
+    ReaddirplusOk { dir_attributes, verifier, entries, eof: true }.encode(&mut w);
     assert_eq!(result_bytes(&listing, true), STATUS_BYTES + w.len() as u64);
 }

@@ -7,10 +7,10 @@ fn lines(records: &[Record]) -> String {
     records.iter().map(line).collect()
 }
 
-fn read(text: &str) -> Result<Recorded> {
+fn read(text: &str) -> Result<Results> {
     let mut file = tempfile::NamedTempFile::new().expect("a file");
     file.write_all(text.as_bytes()).expect("written");
-    Recorded::read(&[file.path()])
+    Results::read(&[file.path()])
 }
 
 fn fault(text: &str) -> (usize, String) {
@@ -26,7 +26,7 @@ fn what_was_written_is_read_and_grouped() {
     all.extend(loads("read", &["a", "b"], 3));
     let records = records("r", all);
     let found = read(&lines(&records)).expect("whole");
-    assert_eq!(found, Recorded::group(&records));
+    assert_eq!(found, Results::group(&records));
     let [run] = found.runs.as_slice() else { panic!("{found:?}") };
     assert_eq!(run.subjects(), ["b", "a"]);
     let names: Vec<_> = run.phases.iter().map(|phase| phase.name.as_str()).collect();
@@ -45,7 +45,7 @@ fn what_varies_makes_settings_in_order_of_number() {
         one.parameters = [("clients".into(), clients), ("io_bytes".into(), 4096)].into();
         one
     });
-    let found = Recorded::group(&records("r", all.into()));
+    let found = Results::group(&records("r", all.into()));
     let phase = &found.runs[0].phases[0];
     let clients: Vec<_> = phase.settings().iter().map(|at| at["clients"]).collect();
     assert_eq!(clients, [1, 16, 128]);
@@ -62,7 +62,7 @@ fn what_goes_with_the_subject_is_no_setting() {
                 one.parameters.extend(interval_ms.map(|ms| ("interval_ms".to_owned(), ms)));
                 one
             });
-    let found = Recorded::group(&records("r", all.into()));
+    let found = Results::group(&records("r", all.into()));
     let phase = &found.runs[0].phases[0];
     assert_eq!(phase.settings(), [&Parameters::new()]);
     assert_eq!(phase.fixed, Parameters::from([("entries".into(), 100)]));
@@ -72,7 +72,7 @@ fn what_goes_with_the_subject_is_no_setting() {
 }
 
 #[test]
-fn a_line_that_was_cut_off_is_left_out_and_told() {
+fn a_line_that_was_cut_off_is_left_out_and_reported() {
     let whole = lines(&records("r", loads("write", &["a"], 2)));
     let cut = &whole[..whole.len() - 10];
     let found = read(cut).expect("the rest is whole");
@@ -95,16 +95,16 @@ fn what_is_no_record_is_named_by_its_line() {
     let orphan = lines(&[Record::Measurement(measurement("p", "s", 1, &[]))]);
     assert_eq!(fault(&orphan).0, 1);
     assert_eq!(fault("").0, 1);
-    assert!(matches!(Recorded::read(&["/nonexistent"]), Err(Error::Machine { .. })));
+    assert!(matches!(Results::read(&["/nonexistent"]), Err(Error::Machine { .. })));
 }
 
 #[test]
 fn measurements_without_their_run_are_grouped_all_the_same() {
     let orphan = [Record::Measurement(measurement("p", "s", 1, &[]))];
-    let found = Recorded::group(&orphan);
+    let found = Results::group(&orphan);
     assert_eq!(found.runs[0].run.id, "sample");
     assert_eq!(found.runs[0].run.kernel, "");
-    assert_eq!(Recorded::group(&[Record::Run(run("r"))]).runs[0].phases, []);
+    assert_eq!(Results::group(&[Record::Run(run("r"))]).runs[0].phases, []);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn faults_name_the_round_and_the_first_error() {
     all[1].figures.insert(Figure::Errors, 3.0);
     all[1].figures.insert(Figure::WrongBytes, 4096.0);
     all[1].first_error = Some("WRITE: NFS3ERR_IO".into());
-    let found = Recorded::group(&records("r", all));
+    let found = Results::group(&records("r", all));
     let case = &found.runs[0].phases[0].cases[0];
     assert!(!case.is_sound());
     assert_eq!(

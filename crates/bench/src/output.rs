@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::figure::Figure;
 use crate::record::{Measurement, Record, Run};
-use crate::recorded::Recorded;
+use crate::results::Results;
 use crate::{Error, Result, report, table};
 
 /// Where results go.
@@ -44,7 +44,7 @@ impl OutputOptions {
 }
 
 /// The records of one run.
-pub(crate) struct Recording {
+pub(crate) struct Output {
     options: OutputOptions,
     id: String,
     file: Option<Box<dyn Write>>,
@@ -52,7 +52,7 @@ pub(crate) struct Recording {
     bar: ProgressBar,
 }
 
-impl Recording {
+impl Output {
     /// Begins with the run's own record.
     ///
     /// # Errors
@@ -68,50 +68,50 @@ impl Recording {
             }
         };
         let (options, id) = (options.clone(), run.id.clone());
-        let mut recording = Self { options, id, file, records: Vec::new(), bar: bar() };
-        recording.write(Record::Run(run))?;
-        Ok(recording)
+        let mut output = Self { options, id, file, records: Vec::new(), bar: bar() };
+        output.write(Record::Run(run))?;
+        Ok(output)
     }
 
-    /// Adds a measurement, which is given the run's name, and tells of it.
+    /// Adds a measurement, names its run in it, and reports it on stderr.
     ///
     /// # Errors
     /// [`Error::Machine`]: the file cannot be written.
     pub(crate) fn add(&mut self, mut measurement: Measurement) -> Result<()> {
         measurement.run.clone_from(&self.id);
-        self.say(&told(&measurement));
+        self.report(&summary(&measurement));
         self.write(Record::Measurement(measurement))
     }
 
-    /// Says what is being done now, where somebody watches.
+    /// Shows the current work on a terminal.
     pub(crate) fn doing(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
     }
 
     /// A remark on stderr, above the line.
-    pub(crate) fn say(&self, sentence: &str) {
-        // Nobody is left to tell if stderr is closed.
+    pub(crate) fn report(&self, sentence: &str) {
+        // A closed stderr has no reader.
         self.bar.suspend(|| drop(writeln!(io::stderr().lock(), "{sentence}")));
     }
 
     /// Prints the table, and writes page and plots if they were asked for.
     ///
     /// # Errors
-    /// [`Error::Machine`]: a file or stdout cannot be written.
+    /// [`Error::Machine`]: a file cannot be written. [`Error::Stdout`].
     pub(crate) fn finish(self) -> Result<()> {
         self.bar.finish_and_clear();
-        let recorded = Recorded::group(&self.records);
+        let results = Results::group(&self.records);
         if !self.options.is_for_machines() {
             let mut stdout = io::stdout().lock();
-            let written = table::write(&recorded, &mut stdout).and_then(|()| stdout.flush());
-            written.map_err(Error::machine("cannot write to stdout"))?;
+            let written = table::write(&results, &mut stdout).and_then(|()| stdout.flush());
+            written.map_err(Error::Stdout)?;
         }
         if let Some(file) = &self.options.report {
-            let written = fs::write(file, report::page(&recorded, &[]));
+            let written = fs::write(file, report::page(&results, &[]));
             written.map_err(Error::machine(format!("cannot write {}", file.display())))?;
         }
         match &self.options.svg {
-            Some(directory) => report::write_svgs(&recorded, directory),
+            Some(directory) => report::write_svgs(&results, directory),
             None => Ok(()),
         }
     }
@@ -121,7 +121,11 @@ impl Recording {
             let mut line = serde_json::to_string(&record).expect("records are plain data");
             line.push('\n');
             let written = file.write_all(line.as_bytes()).and_then(|()| file.flush());
-            written.map_err(Error::machine("cannot write records"))?;
+            let is_stdout = self.options.is_for_machines();
+            written.map_err(|source| match is_stdout {
+                true => Error::Stdout(source),
+                false => Error::Machine { what: "cannot write records".to_owned(), source },
+            })?;
         }
         self.records.push(record);
         Ok(())
@@ -140,14 +144,14 @@ fn bar() -> ProgressBar {
 }
 
 /// A measurement in a line.
-fn told(measurement: &Measurement) -> String {
+fn summary(measurement: &Measurement) -> String {
     let Measurement { phase, subject, round, parameters, figures, first_error, .. } = measurement;
     let mut line = format!("round {round}: {phase}, {subject}");
     for (name, value) in parameters {
         line += &format!(", {name} {value}");
     }
     line += ":";
-    let shown = TOLD.iter().filter_map(|figure| Some((figure, figures.get(figure)?)));
+    let shown = SHOWN.iter().filter_map(|figure| Some((figure, figures.get(figure)?)));
     for (figure, value) in shown {
         let digits = if value.abs() < 10.0 { 2 } else { 0 };
         line += &format!(" {} {value:.digits$} {}", figure.title(), figure.unit());
@@ -160,8 +164,8 @@ fn told(measurement: &Measurement) -> String {
     }
 }
 
-/// What one line can say.
-const TOLD: [Figure; 5] = [
+/// Figures that fit one line.
+const SHOWN: [Figure; 5] = [
     Figure::MibPerSec,
     Figure::OperationsPerSec,
     Figure::LatencyP99Us,

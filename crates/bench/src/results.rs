@@ -1,5 +1,5 @@
-//! What files of records hold, in the order in which people look at it: runs, phases, and in each
-//! phase a case for each subject and each setting of what varies.
+//! The content of files of records: runs, phases, and in each phase a case for each subject and
+//! each setting of the varied parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,16 +16,16 @@ pub type Parameters = BTreeMap<String, u64>;
 
 /// The runs of one or more files, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Recorded {
+pub struct Results {
     /// The runs.
-    pub runs: Vec<RecordedRun>,
-    /// What a reader must know about the files, in sentences: one was cut off.
+    pub runs: Vec<RunResults>,
+    /// Remarks about the files, in sentences: one was cut off.
     pub remarks: Vec<String>,
 }
 
 /// A run with its measurements.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RecordedRun {
+pub struct RunResults {
     /// Its circumstances.
     pub run: Run,
     /// Its phases, in order of first appearance.
@@ -58,11 +58,11 @@ pub struct Case {
     pub rounds: Vec<Measurement>,
 }
 
-impl Recorded {
+impl Results {
     /// Reads files of records, one after the other.
     ///
     /// A last line without its end is what a run leaves that was killed: it is left out, and a
-    /// remark says so.
+    /// remark reports it.
     ///
     /// # Errors
     /// `Machine` if a file cannot be read, `Record` if a line is not a record, belongs to no run
@@ -104,7 +104,7 @@ impl Recorded {
     #[must_use]
     pub fn subjects(&self) -> Vec<&str> {
         let mut found: Vec<&str> = Vec::new();
-        for subject in self.runs.iter().flat_map(RecordedRun::subjects) {
+        for subject in self.runs.iter().flat_map(RunResults::subjects) {
             if !found.contains(&subject) {
                 found.push(subject);
             }
@@ -112,7 +112,7 @@ impl Recorded {
         found
     }
 
-    /// Groups records. Measurements of a run that is not among them get one that tells nothing.
+    /// Groups records. Measurements of a run that is not among them get an empty one.
     #[must_use]
     pub fn group(records: &[Record]) -> Self {
         let mut runs: Vec<(Run, Vec<&Measurement>)> = Vec::new();
@@ -136,20 +136,20 @@ impl Recorded {
             let mut phases = phases(&all);
             // It is made first, and read last.
             phases.sort_by_key(Phase::is_calibration);
-            RecordedRun { run, phases }
+            RunResults { run, phases }
         });
         Self { runs: grouped.collect(), remarks: Vec::new() }
     }
 }
 
-impl RecordedRun {
-    /// The experiment, and what most tells its runs apart: `io, xfs, 128 MiB of memory`.
+impl RunResults {
+    /// The experiment, and the main differences between its runs: `io, xfs, 128 MiB of memory`.
     #[must_use]
     pub fn title(&self) -> String {
         let Run { experiment, file_system, network, storage, memory_limit_bytes, .. } = &self.run;
         let kind = file_system.split(',').next().unwrap_or_default();
         let limit = memory_limit_bytes.map(|bytes| format!("{} of memory", size_about(bytes)));
-        // The network is told if it is slower than it is by itself.
+        // The network is named if it was slowed down.
         let network = network.split_once(": ").map_or("", |(_, slow)| slow);
         let parts = [experiment, kind, limit.as_deref().unwrap_or_default(), network, storage];
         let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -171,7 +171,7 @@ impl RecordedRun {
 }
 
 impl Phase {
-    /// Whether it tells of the load and not of what was measured.
+    /// Whether it measures the load and not a subject.
     #[must_use]
     pub fn is_calibration(&self) -> bool {
         self.name == CALIBRATION

@@ -1,0 +1,325 @@
+//! `spillway bench clients`: programs that know nothing of this crate as the load. fio's nfs engine
+//! writes and reads through libnfs; libnfs's `nfs-cp` and `spillway cp` copy a file.
+
+mod fio;
+
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use client::NfsUrl;
+use server::config::ByteSize;
+
+use super::cache_state::CacheState;
+use super::course::secs_per_gib;
+use super::export::Export;
+use super::meter::Spent;
+use super::scratch_directory::ScratchDirectory;
+use super::servers;
+use crate::figure::Figure;
+use crate::numeral::mib;
+use crate::record::{Measurement, Run};
+use crate::stop::Stop;
+use crate::{Error, Result};
+use fio::Job;
+
+/// Which programs, how much and how often.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// Programs that make the load [default: fio]
+    #[arg(
+        long = "load",
+        value_name = "PROGRAM[,PROGRAM...]",
+        value_delimiter = ',',
+        default_value = "fio",
+        hide_default_value = true
+    )]
+    loads: Vec<Client>,
+
+    /// Bytes of the file [default: 1GiB]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", hide_default_value = true)]
+    size: ByteSize,
+
+    /// Bytes that each of fio's four connections reads at random, 4 KiB at a time [default: 64MiB]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", hide_default_value = true)]
+    random_size: ByteSize,
+
+    /// How often everything is done [default: 3]
+    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+
+    /// State of the caches before each measurement: cold (dropped), found (written back)
+    /// [default: cold as root, else found]
+    #[arg(long, value_name = "STATE")]
+    cache: Option<CacheState>,
+}
+
+/// A program that makes a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Client {
+    /// fio with its nfs engine, one call in flight on each connection
+    Fio,
+    /// nfs-cp of libnfs
+    NfsCp,
+    /// spillway cp
+    Cp,
+}
+
+/// The transfer size of IOR's hard pattern.
+const HARD_BYTES: u64 = 47_008;
+const EASY_BYTES: u64 = 1 << 20;
+const RANDOM_BYTES: u64 = 4096;
+const RANDOM_JOBS: u16 = 4;
+/// How soon the end of a program is noticed.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+impl servers::Experiment for Options {
+    const NAME: &str = "clients";
+
+    fn describe(&self, run: &mut Run) -> Result<()> {
+        if self.size.0 < EASY_BYTES {
+            return Err(Error::Misuse("--size is at least 1MiB".to_owned()));
+        }
+        self.cache().described().clone_into(&mut run.cache);
+        Ok(())
+    }
+
+    fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    /// Runs the programs on a file in a new directory of `export`.
+    fn carry_out(
+        &self,
+        rounds: RangeInclusive<u32>,
+        export: &Export<'_>,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()> {
+        ScratchDirectory::lend(export, Self::NAME, false, |_, directory| {
+            let experiment = Experiment { options: self, export, directory: directory.name() };
+            for round in rounds {
+                for client in &self.loads {
+                    experiment.round(*client, &mut |measurement| {
+                        record(Measurement { round, order: 1, ..measurement })
+                    })?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Options {
+    fn cache(&self) -> CacheState {
+        self.cache.unwrap_or_else(CacheState::default_here)
+    }
+}
+
+struct Experiment<'a> {
+    options: &'a Options,
+    export: &'a Export<'a>,
+    directory: &'a str,
+}
+
+/// Result of a program: bytes and calls where it counts them, and the time until all was durable.
+struct Done {
+    bytes: u64,
+    operations: Option<u64>,
+    secs: f64,
+    latencies: Vec<(Figure, f64)>,
+}
+
+impl Experiment<'_> {
+    /// All that one program does in a round.
+    fn round(
+        &self,
+        client: Client,
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+    ) -> Result<()> {
+        match client {
+            Client::Fio => {
+                for job in self.jobs() {
+                    let phase = job.phase();
+                    record(self.measure(&phase, "fio", || {
+                        fio::run(&job, &self.libnfs_url(b""), self.directory, &self.export.stop)
+                    })?)?;
+                }
+                Ok(())
+            }
+            Client::NfsCp => self.copies("nfs-cp", Path::new("nfs-cp"), &[], record, |name| {
+                self.libnfs_url(format!("/{}/{name}", self.directory).as_bytes())
+            }),
+            Client::Cp => {
+                let program = std::env::current_exe();
+                let program = program.map_err(Error::machine("cannot find this program"))?;
+                self.copies("spillway cp", &program, &["cp"], record, |name| {
+                    let path = self.path_of(format!("/{}/{name}", self.directory).as_bytes());
+                    NfsUrl { path, ..self.export.url.clone() }.to_string()
+                })
+            }
+        }
+    }
+
+    fn jobs(&self) -> [Job; 5] {
+        let size = |block: u64| self.options.size.0 / block * block;
+        let whole = |operation, block_bytes: u64| {
+            let bytes = size(block_bytes);
+            Job { operation, block_bytes, jobs: 1, file_bytes: bytes, bytes_by_job: bytes }
+        };
+        [
+            whole("write", HARD_BYTES),
+            whole("read", HARD_BYTES),
+            whole("write", EASY_BYTES),
+            whole("read", EASY_BYTES),
+            Job {
+                operation: "randread",
+                block_bytes: RANDOM_BYTES,
+                jobs: RANDOM_JOBS,
+                file_bytes: size(EASY_BYTES),
+                bytes_by_job: self.options.random_size.0,
+            },
+        ]
+    }
+
+    /// A copy to the server, and one of that file back.
+    fn copies(
+        &self,
+        subject: &str,
+        program: &Path,
+        words: &[&str],
+        record: &mut dyn FnMut(Measurement) -> Result<()>,
+        url: impl Fn(&str) -> String,
+    ) -> Result<()> {
+        let in_memory = "cannot make a file in /dev/shm";
+        let local = tempfile::tempdir_in("/dev/shm").map_err(Error::machine(in_memory))?;
+        let (source, back) = (local.path().join("source"), local.path().join("back"));
+        let bytes = self.options.size.0;
+        fill(&source, bytes).map_err(Error::machine(in_memory))?;
+        let remote = PathBuf::from(url("copy"));
+        for (phase, from, to) in [("copy-to", &source, &remote), ("copy-from", &remote, &back)] {
+            let measurement = self.measure(phase, subject, || {
+                let mut command = Command::new(program);
+                command.args(words).args([from, to]);
+                let secs = timed(command, &self.export.stop)?;
+                Ok(Done { bytes, operations: None, secs, latencies: Vec::new() })
+            })?;
+            record(measurement)?;
+        }
+        let same = std::fs::read(&source).and_then(|data| Ok(data == std::fs::read(&back)?));
+        match same.map_err(Error::machine("cannot compare the copies"))? {
+            true => Ok(()),
+            false => Err(Error::Server(format!("{subject} returned other data than it sent"))),
+        }
+    }
+
+    fn measure(
+        &self,
+        phase: &str,
+        subject: &str,
+        program: impl FnOnce() -> Result<Done>,
+    ) -> Result<Measurement> {
+        self.export.stop.check()?;
+        self.options.cache().prepare()?;
+        let meter = self.export.begin()?;
+        let done = program()?;
+        let spent = meter.end()?;
+        let mut figures = done.figures(&spent);
+        figures.extend(done.latencies);
+        Ok(Measurement {
+            phase: phase.to_owned(),
+            subject: self.export.subject(subject),
+            parameters: [("file_bytes".to_owned(), self.options.size.0)].into(),
+            figures: figures.into_iter().collect(),
+            counters: spent.counters,
+            ..Measurement::default()
+        })
+    }
+
+    /// A path below that of the export.
+    fn path_of(&self, below: &[u8]) -> Vec<u8> {
+        let mut path = self.export.url.path.clone();
+        if path.ends_with(b"/") {
+            path.pop();
+        }
+        path.extend_from_slice(below);
+        path
+    }
+
+    /// The URL of a path below the export as libnfs has it.
+    fn libnfs_url(&self, below: &[u8]) -> String {
+        let url = &self.export.url;
+        let bare = NfsUrl {
+            path: self.path_of(below),
+            port: None,
+            mount_port: None,
+            uid: None,
+            gid: None,
+            ..url.clone()
+        };
+        let port = url.port.unwrap_or(NFS_PORT);
+        let mount_port = url.mount_port.unwrap_or(port);
+        format!("{bare}?version=3&nfsport={port}&mountport={mount_port}")
+    }
+}
+
+const NFS_PORT: u16 = 2049;
+
+impl Done {
+    fn figures(&self, spent: &Spent) -> Vec<(Figure, f64)> {
+        let bytes = self.bytes;
+        let mut figures =
+            vec![(Figure::MibPerSec, mib(bytes) / self.secs), (Figure::Secs, self.secs)];
+        if let Some(operations) = self.operations {
+            let operations = crate::numeral::as_f64(operations);
+            figures.push((Figure::OperationsPerSec, operations / self.secs));
+            if let Some(server) = &spent.server {
+                figures.push((Figure::ServerUsPerOperation, server.total() * 1e6 / operations));
+            }
+        }
+        if let Some(server) = &spent.server {
+            figures.push((Figure::ServerUserSecsPerGib, secs_per_gib(server.user, bytes)));
+            figures.push((Figure::ServerSystemSecsPerGib, secs_per_gib(server.system, bytes)));
+        }
+        let rss = spent.server_rss_bytes_max.map(|bytes| (Figure::ServerRssMibMax, mib(bytes)));
+        figures.extend(rss);
+        figures
+    }
+}
+
+/// Runs a program that must succeed; its time.
+fn timed(mut command: Command, stop: &Stop) -> Result<f64> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let began = Instant::now();
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let mut child = child.map_err(|error| Error::Program(format!("{name}: {error}")))?;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(Error::machine("cannot wait for it"))? {
+            break status;
+        }
+        if stop.is_wanted() {
+            // It has ended if it cannot be killed.
+            drop(child.kill());
+            drop(child.wait());
+            return Err(Error::Interrupted);
+        }
+        thread::sleep(LOOK_EVERY);
+    };
+    let secs = began.elapsed().as_secs_f64();
+    if status.success() { Ok(secs) } else { Err(Error::Program(format!("{name}: {status}"))) }
+}
+
+/// Writes bytes of which no 8 are like others.
+fn fill(path: &Path, bytes: u64) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+    for nth in 0..bytes / 8 {
+        file.write_all(&nth.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes())?;
+    }
+    file.flush()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! fio with its nfs engine.
+//!
+//! A job sends COMMIT when it closes the file, after the last I/O that fio times, and fio itself
+//! checks for the end of its jobs ten times a second. So the job processes are watched from here: a
+//! WRITE is durable when the last of them has ended.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::Value;
+
+use super::Done;
+use crate::figure::Figure;
+use crate::stop::Stop;
+use crate::{Error, Result};
+
+/// What fio does with the file.
+pub(super) struct Job {
+    /// As `--rw` has it.
+    pub(super) operation: &'static str,
+    pub(super) block_bytes: u64,
+    /// Processes, each with a connection and one call in flight: the engine can no more.
+    pub(super) jobs: u16,
+    pub(super) file_bytes: u64,
+    pub(super) bytes_by_job: u64,
+}
+
+/// How often new job processes are searched for.
+const SEARCH_EVERY: Duration = Duration::from_millis(5);
+/// The longest wait between two checks of the request to stop.
+const WAIT_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+impl Job {
+    /// The phase: `fio-write-47008`.
+    pub(super) fn phase(&self) -> String {
+        format!("fio-{}-{}", self.operation, self.block_bytes)
+    }
+
+    fn is_write(&self) -> bool {
+        self.operation == "write"
+    }
+}
+
+/// Runs a job in `directory` of the export at `url`. Each size of blocks has its own file; a random
+/// job reads that of the largest blocks.
+pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<Done> {
+    let file = if job.operation == "randread" { super::EASY_BYTES } else { job.block_bytes };
+    let mut command = Command::new("fio");
+    command
+        .args(["--name=job", "--ioengine=nfs", "--iodepth=1", "--group_reporting"])
+        .args(["--output-format=json", "--fallocate=none"])
+        .arg(format!("--nfs_url={url}"))
+        .arg(format!("--filename=/{directory}/data-{file}"))
+        .arg(format!("--rw={}", job.operation))
+        .arg(format!("--bs={}", job.block_bytes))
+        .arg(format!("--size={}", job.file_bytes))
+        .arg(format!("--io_size={}", job.bytes_by_job))
+        .arg(format!("--numjobs={}", job.jobs));
+    let output = tempfile::tempfile().map_err(Error::machine("cannot make a temporary file"))?;
+    let stdout = output.try_clone().map_err(Error::machine("cannot share a file"))?;
+    let child = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).spawn();
+    let mut fio = child.map_err(|error| Error::Program(format!("fio: {error}")))?;
+    let ended = watch(&mut fio, job.jobs, stop);
+    if ended.is_err() {
+        // It has ended if it cannot be killed.
+        drop(fio.kill());
+        drop(fio.wait());
+    }
+    let ended_ms = ended?;
+    let mut text = String::new();
+    let read =
+        std::io::Seek::rewind(&mut &output).and_then(|()| (&output).read_to_string(&mut text));
+    read.map_err(Error::machine("cannot read what fio printed"))?;
+    let report = text.find('{').and_then(|at| serde_json::from_str(&text[at..]).ok());
+    report.as_ref().and_then(|report| done(job, report, ended_ms)).ok_or_else(|| {
+        // fio ends with status 0 where the engine could not even open the file.
+        let words: String = text.chars().take(300).collect();
+        Error::Program(format!("fio moved nothing: {words}"))
+    })
+}
+
+/// Figures of a report; `None` if fio did not do all of the job.
+fn done(job: &Job, report: &Value, ended_ms: f64) -> Option<Done> {
+    let all = report.get("jobs")?.get(0)?;
+    let side = all.get(if job.is_write() { "write" } else { "read" })?;
+    let bytes = side.get("io_bytes")?.as_u64()?;
+    if bytes < job.bytes_by_job * u64::from(job.jobs) {
+        return None;
+    }
+    let secs = match job.is_write() {
+        true => (ended_ms - all.get("job_start")?.as_f64()?) / 1e3,
+        false => side.get("runtime")?.as_f64()? / 1e3,
+    };
+    let percentiles = side.get("clat_ns")?.get("percentile");
+    let latency =
+        |(figure, name): (Figure, &str)| Some((figure, percentiles?.get(name)?.as_f64()? / 1e3));
+    let named = [
+        (Figure::LatencyP50Us, "50.000000"),
+        (Figure::LatencyP95Us, "95.000000"),
+        (Figure::LatencyP99Us, "99.000000"),
+        (Figure::LatencyP999Us, "99.900000"),
+    ];
+    let latencies = named.into_iter().filter_map(latency).collect();
+    Some(Done { bytes, operations: side.get("total_ios")?.as_u64(), secs, latencies })
+}
+
+/// Waits until fio has ended; when the last of its jobs ended, in milliseconds of Unix time.
+fn watch(fio: &mut Child, jobs: u16, stop: &Stop) -> Result<f64> {
+    let mut seen: BTreeMap<u32, Option<OwnedFd>> = BTreeMap::new();
+    let mut ended_ms = 0.0;
+    loop {
+        let status = fio.try_wait().map_err(Error::machine("cannot wait for fio"))?;
+        match status {
+            Some(status) if !status.success() => {
+                return Err(Error::Program(format!("fio: {status}; does it have the nfs engine?")));
+            }
+            Some(_) if seen.len() < usize::from(jobs) => {
+                return Err(Error::Program("fio ended before its jobs were seen".to_owned()));
+            }
+            Some(_) => return Ok(ended_ms),
+            None => stop.check()?,
+        }
+        if seen.len() < usize::from(jobs) {
+            for pid in children(fio.id()) {
+                let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+                let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
+                seen.entry(pid).or_insert_with(|| raw.and_then(open));
+            }
+            thread::sleep(SEARCH_EVERY);
+        } else if seen.values().all(Option::is_none) {
+            thread::sleep(SEARCH_EVERY);
+        }
+        let is_end = wait_for_one(&mut seen)?;
+        if is_end {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            ended_ms = now.as_secs_f64() * 1e3;
+        }
+    }
+}
+
+/// Waits a little for the end of a job, and forgets the descriptors of those that ended.
+fn wait_for_one(seen: &mut BTreeMap<u32, Option<OwnedFd>>) -> Result<bool> {
+    let mut ended = Vec::new();
+    {
+        let open =
+            || seen.iter().filter_map(|(pid, descriptor)| Some((*pid, descriptor.as_ref()?)));
+        let mut polled: Vec<_> =
+            open().map(|(_, descriptor)| PollFd::new(descriptor, PollFlags::IN)).collect();
+        if polled.is_empty() {
+            return Ok(false);
+        }
+        poll(&mut polled, Some(&WAIT_MAX)).map_err(|error| Error::Machine {
+            what: "cannot wait for fio's jobs".to_owned(),
+            source: error.into(),
+        })?;
+        let pids = open().map(|(pid, _)| pid);
+        ended.extend(
+            pids.zip(&polled).filter(|(_, one)| !one.revents().is_empty()).map(|(pid, _)| pid),
+        );
+    }
+    for pid in &ended {
+        seen.insert(*pid, None);
+    }
+    Ok(!ended.is_empty())
+}
+
+/// The processes whose parent is `parent`.
+fn children(parent: u32) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name, in parentheses, may have blanks; state and parent follow it.
+        let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        after_name.split_whitespace().nth(1).and_then(|word| word.parse().ok()) == Some(parent)
+    })
+    .collect()
+}
