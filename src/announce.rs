@@ -1,10 +1,10 @@
-//! What a started server tells its operator: where it listens, and how to mount from there.
+//! The start-up message: the addresses that the server listens on, and how to mount from there.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use server::export_table::{Export, ExportTable, Flavor, Peer};
+use server::export::{Export, ExportTable, Flavor, Peer};
 
 /// Prints `text` to stdout and flushes it: a script may be waiting for it through a pipe.
 pub(crate) fn print(text: &str) -> io::Result<()> {
@@ -29,8 +29,8 @@ pub(crate) fn announcement(addresses: &[SocketAddr], exports: &ExportTable) -> S
     text
 }
 
-/// Writes the two ways to mount `name`. They tell the ports because nothing else does: without the
-/// portmapper a client would not find MOUNT. `nolock` because there is no lock manager.
+/// Writes the two ways to mount `name`. They name the ports: without the portmapper a client would
+/// not find MOUNT. `nolock` because there is no lock manager.
 fn write_mount(text: &mut String, host: SocketAddr, name: &str) -> std::fmt::Result {
     let port = host.port();
     let (proto, host) = match host.ip() {
@@ -107,7 +107,7 @@ const DISCARD_PORT: u16 = 9;
 mod tests {
     use std::path::PathBuf;
 
-    use server::export_table::{Access, HostSpec, Rule};
+    use server::export::{Access, HostSpec, Rule};
 
     use super::*;
 

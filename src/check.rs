@@ -4,18 +4,15 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use server::config::{ByteSize, Config, Overrides};
-use server::export_table::{Access, Export, Rule, Squash};
+use server::export::{Access, Export, Rule, Squash};
 
 use crate::announce::print;
 use crate::cli::{self, CheckOptions};
 
 /// Prints a summary of the file's settings, or its first error.
 pub(crate) fn run(options: &CheckOptions) -> ExitCode {
-    match Config::load(&options.config, &Overrides::default()) {
-        Ok(config) => match print(&summary(&config)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => cli::failed(&error),
-        },
+    match Config::load(options.file(), &Overrides::default()) {
+        Ok(config) => cli::written(print(&summary(&config))),
         Err(error) => cli::refused(&error),
     }
 }
@@ -37,7 +34,7 @@ fn summary(config: &Config) -> String {
     text
 }
 
-/// What was switched from its default, as more of the same sentence.
+/// The settings that differ from their defaults, as the end of the same sentence.
 fn switched(config: &Config) -> String {
     let mut text = String::new();
     if !config.read_ahead() {
@@ -68,7 +65,7 @@ fn rights(access: &Access) -> String {
     let mode = if access.read_only { "read-only" } else { "read-write" };
     let (uid, gid) = (access.anonymous_uid, access.anonymous_gid);
     let squash = match access.squash {
-        Squash::None => "nobody squashed".to_owned(),
+        Squash::None => "no squashing".to_owned(),
         Squash::Root => format!("root squashed to {uid}:{gid}"),
         Squash::All => format!("all squashed to {uid}:{gid}"),
     };

@@ -1,19 +1,21 @@
-//! The command line: flags to typed commands, and how every failure is told.
+//! The command line: flags to typed commands, and the form of every failure.
 //!
-//! Exit status: 0 for success, [`FAILED`] when what was asked for could not be done, [`MISUSED`]
-//! when it was not asked for properly. Each failure is one sentence on stderr.
+//! Exit status: 0 for success, [`FAILED`] for a failure, [`MISUSED`] for a wrong command line. Each
+//! failure is one sentence on stderr.
 
 use std::env;
 use std::error::Error;
 use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
-use clap::{ArgAction, Args, Parser, Subcommand};
-use io::IoMode;
+use ::io::IoMode;
+use clap::error::{ContextKind, ErrorKind};
+use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use server::config::{ByteSize, Config, ConfigError, DirectoryExport, ListenAddress, Overrides};
-use server::trace::Events;
+use server::trace::{Event, Events};
 
 use crate::commands;
 use crate::commands::mount::MountCommand;
@@ -44,7 +46,7 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct ServeOptions {
-    /// The directory to serve, read-write and to this machine only unless --client says otherwise
+    /// The directory to serve, read-write and to this machine only unless --client is given
     #[arg(value_name = "DIR")]
     directory: Option<PathBuf>,
 
@@ -82,13 +84,13 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
 
-    /// How READs treat the page cache: buffered, dontcache, direct or auto; of every export,
-    /// whatever the configuration file says [default: auto]
+    /// How READs use the page cache: buffered, dontcache, direct or auto; overrides the
+    /// configuration file for every export [default: auto]
     #[arg(long, value_name = "MODE")]
     read_mode: Option<IoMode>,
 
-    /// How WRITEs treat the page cache: buffered, dontcache, direct or auto; of every export,
-    /// whatever the configuration file says [default: auto]
+    /// How WRITEs use the page cache: buffered, dontcache, direct or auto; overrides the
+    /// configuration file for every export [default: auto]
     #[arg(long, value_name = "MODE")]
     write_mode: Option<IoMode>,
 
@@ -116,8 +118,9 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 
-    /// Log more: -v each request, -vv each step; RUST_LOG, if set, decides instead [default: life
-    /// cycle and problems only]
+    /// Log more: -v a line for each call, -vv also its steps, with all trace events unless --trace
+    /// is given; RUST_LOG, if set, decides instead of the count [default: life cycle and problems
+    /// only]
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -125,8 +128,18 @@ pub(crate) struct ServeOptions {
 #[derive(Args)]
 pub(crate) struct CheckOptions {
     /// Configuration file to check
+    #[arg(value_name = "FILE", required_unless_present = "config", conflicts_with = "config")]
+    file: Option<PathBuf>,
+
+    /// The same, as `serve` takes it
     #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
+    config: Option<PathBuf>,
+}
+
+impl CheckOptions {
+    pub(crate) fn file(&self) -> &Path {
+        self.file.as_ref().or(self.config.as_ref()).expect("one of the two is required")
+    }
 }
 
 impl ServeOptions {
@@ -157,7 +170,17 @@ impl ServeOptions {
             window: self.window,
             no_read_ahead: self.no_read_ahead,
             no_splice: self.no_splice,
-            trace: (!self.trace.is_empty()).then(|| self.trace.iter().copied().collect()),
+            trace: self.events(),
+        }
+    }
+
+    /// The trace events to print, if the command line selects any: those of `--trace`, else all of
+    /// them for `-vv`, as they are the steps of a call.
+    fn events(&self) -> Option<Events> {
+        match (self.trace.is_empty(), self.verbose) {
+            (false, _) => Some(self.trace.iter().copied().collect()),
+            (true, 0 | 1) => None,
+            (true, _) => Some(Event::ALL.iter().map(|event| Events::from(*event)).collect()),
         }
     }
 }
@@ -167,19 +190,40 @@ impl ServeOptions {
 /// # Errors
 /// The exit status, once help, the version or a complaint has been printed.
 pub(crate) fn parse() -> Result<Command, ExitCode> {
-    Cli::try_parse_from(arguments(env::args_os())).map(|cli| cli.command).map_err(|error| {
-        match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                // Nobody is left to tell if stdout is closed.
-                let _ = error.print();
-                ExitCode::SUCCESS
-            }
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                misused("a command is missing, like serve, mount or cp")
-            }
-            _ => misused(&sentence(&error)),
+    let arguments = arguments(env::args_os());
+    Cli::try_parse_from(&arguments).map(|cli| cli.command).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let printed = error.print().and_then(|()| io::stdout().flush());
+            written(printed)
         }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => misused(&missing(&arguments)),
+        _ => misused(&sentence(&error)),
     })
+}
+
+/// The subcommands that could follow the given commands.
+fn missing(arguments: &[OsString]) -> String {
+    let root = Cli::command();
+    let (path, command) = asked_for(&root, arguments);
+    let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let names: Vec<_> = visible.map(clap::Command::get_name).collect();
+    match (path.split_once(' '), names.split_last()) {
+        (Some((_, path)), Some((last, names))) => {
+            format!("{path}: one of {} or {last} is missing", names.join(", "))
+        }
+        _ => "a command is missing, like serve, mount or cp".to_owned(),
+    }
+}
+
+/// The innermost command that arguments name, and its path from the program's name on.
+fn asked_for<'a>(root: &'a clap::Command, arguments: &[OsString]) -> (String, &'a clap::Command) {
+    let (mut path, mut command) = (root.get_name().to_owned(), root);
+    for argument in arguments.iter().skip(1) {
+        let Some(inner) = command.find_subcommand(argument) else { break };
+        path = format!("{path} {}", inner.get_name());
+        command = inner;
+    }
+    (path, command)
 }
 
 /// The arguments, with the command in its place where the program is called as the helper of
@@ -193,7 +237,8 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Tells why a configuration was refused; a flag at fault is misuse, the file or machine a failure.
+/// Reports why a configuration was refused; a wrong flag is misuse, a wrong file or machine a
+/// failure.
 pub(crate) fn refused(error: &ConfigError) -> ExitCode {
     match error {
         ConfigError::Flag { .. } => misused(&error.to_string()),
@@ -203,7 +248,7 @@ pub(crate) fn refused(error: &ConfigError) -> ExitCode {
     }
 }
 
-/// Tells an error with its causes, each once: many errors repeat their source in their own text.
+/// Reports an error with its causes, each once: many errors repeat their source in their own text.
 pub(crate) fn failed(error: &dyn Error) -> ExitCode {
     let mut sentence = error.to_string();
     let mut cause = error.source();
@@ -214,17 +259,43 @@ pub(crate) fn failed(error: &dyn Error) -> ExitCode {
         }
         cause = error.source();
     }
-    eprintln!("spillway: {sentence}");
+    complain(&sentence);
     ExitCode::from(FAILED)
 }
 
+/// Reports that the command line is wrong, and where its help is.
 pub(crate) fn misused(sentence: &str) -> ExitCode {
-    eprintln!("spillway: {sentence}\nTry `spillway --help`.");
+    let root = Cli::command();
+    let (path, _) = asked_for(&root, &arguments(env::args_os()));
+    complain(&format!("{sentence}\nTry `{path} --help`."));
     ExitCode::from(MISUSED)
 }
 
+/// The exit status once all output was written to stdout, or was not: then as coreutils.
+pub(crate) fn written(output: io::Result<()>) -> ExitCode {
+    match output {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(READER_GONE),
+        Err(error) => {
+            complain(&format!("write error: {}", commands::io_reason(&error)));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn complain(sentence: &str) {
+    // There is no other place to report that stderr takes nothing.
+    let _ = writeln!(io::stderr().lock(), "spillway: {sentence}");
+}
+
 /// The first paragraph of clap's report as one line; the usage that follows is what --help prints.
+/// For a number that cannot be read, the words of the standard library are replaced.
 fn sentence(error: &clap::Error) -> String {
+    if error.source().is_some_and(|source| source.is::<ParseIntError>()) {
+        let of = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+        let (value, argument) = (of(ContextKind::InvalidValue), of(ContextKind::InvalidArg));
+        return format!("invalid value '{value}' for '{argument}': a whole number is expected");
+    }
     let report = error.render().to_string();
     let paragraph = report.split("\n\n").next().unwrap_or_default();
     let line = paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -233,11 +304,12 @@ fn sentence(error: &clap::Error) -> String {
 
 pub(crate) const FAILED: u8 = 1;
 pub(crate) const MISUSED: u8 = 2;
+/// The status that a shell reports for a program that SIGPIPE ended, as it ends coreutils. Rust's
+/// runtime ignores the signal, and so the write fails instead.
+pub(crate) const READER_GONE: u8 = 128 + 13;
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -255,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn each_serve_flag_tells_its_default() {
+    fn the_help_of_each_serve_flag_names_its_default() {
         for arg in Cli::command().find_subcommand("serve").expect("it is defined").get_arguments() {
             let id = arg.get_id().as_str();
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();

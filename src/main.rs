@@ -4,6 +4,7 @@ mod announce;
 mod check;
 mod cli;
 mod commands;
+mod log;
 mod serve;
 
 use std::env;
@@ -30,6 +31,7 @@ fn experiments(experiment: &bench::Command) -> ExitCode {
     match bench::run(experiment, &program, env::args_os().skip(1).collect()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(bench::Error::Misuse(sentence)) => cli::misused(&sentence),
+        Err(bench::Error::Stdout(error)) => cli::written(Err(error)),
         Err(error) => cli::failed(&error),
     }
 }

@@ -1,6 +1,6 @@
 //! `spillway serve`: one server from its start to its last reply.
 
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use sd_notify::NotifyState;
@@ -9,15 +9,15 @@ use server::config::Config;
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 
 use crate::announce::{announcement, print};
 use crate::cli::{self, ServeOptions};
+use crate::log;
 
 /// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only if everything that clients
 /// wrote is on the disk then.
 pub(crate) fn run(options: &ServeOptions) -> ExitCode {
-    if let Err(sentence) = start_tracing(options.verbose) {
+    if let Err(sentence) = log::start(options.verbose) {
         return cli::misused(&sentence);
     }
     let config = match options.load() {
@@ -48,7 +48,11 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
     loop {
         match signals.next().await {
             Request::Reload => reload(&server, &config, options),
-            Request::Figures => print_figures(&server.figures()),
+            Request::Figures => {
+                let mut figures = server.figures();
+                figures.push(("suppressed_log_lines", log::suppressed_lines()));
+                print_figures(&figures);
+            }
             Request::Stop(signal) => {
                 info!(signal, "stopping");
                 break;
@@ -56,7 +60,9 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
         }
     }
     notify(&[NotifyState::Stopping]);
-    if let Err(error) = server.shutdown().await {
+    let stopped = server.shutdown().await;
+    log::report_suppressed();
+    if let Err(error) = stopped {
         return cli::failed(&error);
     }
     info!("stopped");
@@ -68,7 +74,7 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
 fn reload(server: &Server, started: &Config, options: &ServeOptions) {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
-        Err(error) => warn!(%error, "no clock to tell the service manager of the reload"),
+        Err(error) => warn!(%error, "no clock to notify the service manager of the reload"),
     }
     // Blocks on directories and names. This is the main thread, which no request runs on.
     match options.load() {
@@ -91,11 +97,11 @@ fn reload(server: &Server, started: &Config, options: &ServeOptions) {
 /// Prints every figure to stderr, a line `name value` each, all in one piece.
 fn print_figures(figures: &[(&str, u64)]) {
     let text: String = figures.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
-    // Nobody is left to tell if stderr is closed.
+    // A closed stderr leaves no way to report it.
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// What a signal asks for.
+/// The request that a signal makes.
 enum Request {
     Reload,
     /// The counters, and what is held now, on stderr.
@@ -131,32 +137,9 @@ impl Signals {
     }
 }
 
-/// Tells the service manager, if there is one. Serving goes on without it.
+/// Notifies the service manager, if there is one. Serving continues without it.
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "the service manager cannot be told");
+        warn!(%error, "the service manager cannot be notified");
     }
-}
-
-/// Sends events to stderr: those that `RUST_LOG` selects if it is set, else by the count of `-v`.
-/// Has messages go to stderr.
-///
-/// # Errors
-/// A sentence about RUST_LOG.
-pub(crate) fn start_tracing(verbose: u8) -> Result<(), String> {
-    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
-            .map_err(|error| format!("{}: {error}", EnvFilter::DEFAULT_ENV))?,
-        _ => EnvFilter::new(match verbose {
-            0 => "info",
-            1 => "debug",
-            _ => "trace",
-        }),
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .init();
-    Ok(())
 }

@@ -64,7 +64,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
     Ok(())
 }
 
-/// What came of a file, or of standard output: without that there is nothing left to do.
+/// The failure of a file, or of standard output, which ends the command.
 enum Broken {
     Reading(Failure),
     Writing(io::Error),
@@ -97,7 +97,7 @@ async fn copy(session: &mut Session, target: &Target) -> std::result::Result<(),
     let mut reads = Window::new(source.reads_max(chunk_bytes));
     let mut asked = 0;
     loop {
-        // What lies behind the size that the file had is asked for when that is reached.
+        // Data beyond the size that the file had is read when that size is reached.
         while !reads.is_full() && (reads.is_empty() || asked < size) {
             reads.push(source.read(asked, chunk_bytes));
             asked += u64::from(chunk_bytes);

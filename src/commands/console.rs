@@ -1,12 +1,14 @@
-//! What a command tells its user on stderr, and the exit status that follows from it.
+//! A command's messages on stderr, and the exit status that follows from them.
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use indicatif::ProgressBar;
+
+use crate::cli::{FAILED, READER_GONE};
 
 /// One command's complaints. Shared by all that works for it.
 pub(crate) struct Console {
@@ -30,7 +32,7 @@ impl Console {
         }
     }
 
-    /// Tells of a failure. What else was asked for is still tried.
+    /// Reports a failure. The command continues with its other arguments.
     pub(crate) fn fail(&self, sentence: impl Display) {
         self.fail_with(FAILED, sentence);
     }
@@ -41,10 +43,10 @@ impl Console {
         self.remark(sentence);
     }
 
-    /// Tells what is no failure.
+    /// Reports a remark, which is no failure.
     pub(crate) fn remark(&self, sentence: impl Display) {
         let line = format!("{}: {sentence}\n", self.program);
-        // Nobody is left to tell if stderr is closed.
+        // A closed stderr leaves no way to report it.
         self.aside(|| drop(io::stderr().lock().write_all(line.as_bytes())));
     }
 
@@ -70,8 +72,7 @@ impl Console {
         }
     }
 
-    /// The exit status, once the last word on stdout has been told of: `output` is what came of the
-    /// command's own writes.
+    /// The exit status. `output` is the outcome of the command's own writes to stdout.
     pub(crate) fn finish(&self, output: io::Result<()>) -> ExitCode {
         let said = locked(&self.stdout_failure).take().map_or(Ok(()), Err);
         match output.and(said) {
@@ -88,10 +89,5 @@ impl Console {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().expect("no code panics while it holds a part of the console")
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-const FAILED: u8 = 1;
-/// What a shell says of a program that SIGPIPE ended, as it ends coreutils. Rust's runtime ignores
-/// the signal, and so the write fails instead.
-const READER_GONE: u8 = 128 + 13;

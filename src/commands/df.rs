@@ -89,7 +89,8 @@ fn numbers(options: &Options, found: &FsstatOk) -> [String; 4] {
         if options.human_readable { size::human(bytes) } else { bytes.div_ceil(1024).to_string() }
     };
     let used = tbytes.saturating_sub(fbytes);
-    // What only root may use counts as neither, and so the part is that of what a user can have.
+    // Space reserved for root counts as neither, so the percentage is of the space that a user can
+    // have.
     [number(tbytes), number(used), number(abytes), size::percent(used, abytes)]
 }
 
@@ -108,7 +109,7 @@ fn table(rows: &[Row]) -> String {
     lines.collect()
 }
 
-/// What the columns but the last take at least, as in coreutils.
+/// The least widths of the columns but the last, as in coreutils.
 const WIDTHS_MIN: [usize; 5] = [14, 5, 5, 5, 4];
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
     output.finish().await
 }
 
-/// A line for each export: its path, as wide as the longest, and who may mount it.
+/// A line for each export: its path, as wide as the longest, and the hosts that may mount it.
 fn table(exports: &[ExportEntry]) -> Vec<u8> {
     let width = exports.iter().map(|entry| entry.directory.len()).max().unwrap_or(0);
     let mut text = Vec::new();

@@ -16,7 +16,7 @@ pub(crate) enum Failure {
     Local(io::Error),
 }
 
-/// What a step of a command returns.
+/// The result of a step of a command.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
@@ -69,7 +69,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// What the system says of the error, without its number.
+/// The system's text for the error, without its number.
 pub(crate) fn io_reason(error: &io::Error) -> String {
     Errno::from_io_error(error).map_or_else(|| error.to_string(), errno_text)
 }

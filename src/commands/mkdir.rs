@@ -30,7 +30,7 @@ pub(crate) struct Options {
     #[arg(short, long, value_name = "MODE", value_parser = parse_mode)]
     mode: Option<u32>,
 
-    /// Say what was made
+    /// Print each directory that is made
     #[arg(short, long)]
     verbose: bool,
 
@@ -81,8 +81,8 @@ impl Maker<'_> {
         self.make(&remote, parent.handle, &name, self.mode(), self.shown).await
     }
 
-    /// The path with all that leads to it. What is made on the way can be written and searched by
-    /// its owner whatever the umask says, so that the next can be made in it.
+    /// The path with all its parents. A new parent can be written and searched by its owner
+    /// whatever the umask, so that the next can be made in it.
     async fn with_parents(&self, remote: &Remote, url: &NfsUrl, path: &[u8]) {
         let above = url.path.len() - path.len();
         let ends = path.iter().enumerate().filter(|(index, byte)| **byte == b'/' && *index > 0);
@@ -91,7 +91,7 @@ impl Maker<'_> {
                 Shown::url(&NfsUrl { path: url.path[..above + end].to_vec(), ..url.clone() });
             let mode = 0o777 & !umask() | 0o300;
             if let Err(failure) = self.unless_there(remote, &path[..end], mode, &shown).await {
-                // What is there stands in the way of something below it.
+                // The existing file is no directory, so nothing can be made below it.
                 let in_the_way = failure.errno() == Errno::EXIST;
                 let not_dir = Failure::refused(Errno::NOTDIR);
                 return self.complain(&shown, if in_the_way { &not_dir } else { &failure });
@@ -117,7 +117,7 @@ impl Maker<'_> {
         }
         let (parent, name) = remote.resolve_parent(path).await?;
         match self.make(remote, parent.handle, &name, mode, shown).await {
-            // Somebody else made it meanwhile, or a link that leads nowhere has the name.
+            // Another client made it meanwhile, or a dangling link has the name.
             Err(failure) if failure.errno() == Errno::EXIST => {
                 let node = remote.resolve(path, LastLink::Follow).await;
                 if node.is_ok_and(|node| node.is_dir()) { Ok(()) } else { Err(failure) }

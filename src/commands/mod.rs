@@ -1,6 +1,6 @@
-//! What the program does beside serving: files on servers, named by URLs, in the manners of the Unix
-//! commands of the same names.
+//! The commands for files on servers: named by URLs, after the Unix commands of the same names.
 
+mod ancestors;
 mod cat;
 mod console;
 mod cp;
@@ -22,8 +22,10 @@ mod window;
 
 use std::fmt;
 use std::io;
+use std::panic;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use clap::Subcommand;
 use clap::builder::{OsStringValueParser, TypedValueParser as _, ValueParser};
@@ -32,11 +34,15 @@ use tokio::runtime;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::cli::{self, MISUSED};
+use crate::log;
 use console::Console;
+pub(crate) use failure::io_reason;
 use target::Target;
 
 /// A command that works on files of servers.
@@ -54,7 +60,7 @@ pub(crate) enum Command {
     Mkdir(mkdir::Options),
     /// Rename files of a server
     Mv(mv::Options),
-    /// Show all that a server says of files
+    /// Show all attributes that a server returns for files
     Stat(stat::Options),
     /// Show how full the file systems of servers are
     Df(df::Options),
@@ -92,16 +98,33 @@ impl Command {
     }
 }
 
+/// The filter for the client's log: a server that does not respond is a warning, its recovery is
+/// information.
+const REMARKS: &str = "warn,spillway_rpc=info";
+
+/// Enough for walks that are as deep as `ancestors` allows. The system allocates what is used of it.
+const STACK_BYTES: usize = 256 << 20;
+
 /// Lets warnings of the client, as of a server that does not answer, read like the command's own
 /// words; `RUST_LOG` shows more.
 fn start_tracing(console: &Arc<Console>) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(REMARKS));
     let console = Arc::clone(console);
+    remarks(filter, move || Remark(Arc::clone(&console))).init();
+}
+
+/// What writes the client's events. A server that causes many is limited as in the server's log.
+fn remarks<W>(filter: EnvFilter, writer: W) -> impl Subscriber
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(log::stderr_has_colors())
         .event_format(Plain)
-        .with_writer(move || Remark(Arc::clone(&console)))
-        .init();
+        .with_writer(writer)
+        .finish()
+        .with(log::Limited)
 }
 
 /// An event as its message and fields alone.
@@ -136,7 +159,7 @@ impl io::Write for Remark {
     }
 }
 
-/// Carries a command out and tells what went wrong. SIGINT ends it at once, as it ends coreutils.
+/// Carries a command out and reports its failures. SIGINT ends it at once, as it ends coreutils.
 pub(crate) fn run(command: &Command) -> ExitCode {
     let console = Arc::new(Console::new(command.name()));
     start_tracing(&console);
@@ -145,9 +168,19 @@ pub(crate) fn run(command: &Command) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return cli::failed(&error),
     };
-    let output = runtime.block_on(command.carry_out(&console));
+    let carry_out = || runtime.block_on(command.carry_out(&console));
+    let output = thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK_BYTES);
+        Ok::<_, io::Error>(thread.spawn_scoped(scope, carry_out)?.join())
+    });
+    let output = match output {
+        Ok(Ok(output)) => output,
+        Ok(Err(panic)) => panic::resume_unwind(panic),
+        Err(error) => return cli::failed(&error),
+    };
     // A thread that waits for a terminal would be waited for.
     runtime.shutdown_background();
+    log::report_suppressed();
     console.finish(output)
 }
 
@@ -165,4 +198,41 @@ fn umask() -> u32 {
         rustix::process::umask(umask);
         umask.as_raw_mode()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use super::*;
+
+    /// What was written.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(text);
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn server_that_causes_many_remarks_is_limited() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = remarks(EnvFilter::new(REMARKS), move || writer.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..1000 {
+                tracing::warn!(target: "spillway_client::rpc", server = "192.0.2.1:2049", "lost");
+            }
+        });
+        let written = lines.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = String::from_utf8_lossy(&written).matches("lost").count();
+        assert!((1..100).contains(&written), "{written} of 1000 lines");
+    }
 }

@@ -1,10 +1,9 @@
 //! `spillway mount`: an export as a directory of this machine, from the first word with the server
 //! to the last byte at it.
 //!
-//! Without `--foreground` there are two processes. The one that was called starts the other, waits
-//! for it to say that the mount answers, and ends; what goes wrong before is told on its stderr.
-//! The other is this program once more, rather than a fork of it, because threads do not survive a
-//! fork.
+//! Without `--foreground` there are two processes. The first starts the second, waits for its
+//! message that the mount answers, and ends; failures before that are reported on its stderr. The
+//! second is a new process of this program and not a fork, because threads do not survive a fork.
 
 use std::env;
 use std::error::Error;
@@ -28,11 +27,11 @@ use tracing::{info, warn};
 
 use crate::announce::print;
 use crate::cli;
-use crate::serve::start_tracing;
+use crate::log;
 
 #[derive(Args)]
 pub(crate) struct MountCommand {
-    /// What to mount: nfs://HOST[:PORT]/PATH, or HOST:/PATH
+    /// The export to mount: nfs://HOST[:PORT]/PATH, or HOST:/PATH
     #[arg(value_name = "SOURCE")]
     source: OsString,
 
@@ -67,8 +66,8 @@ pub(crate) struct MountCommand {
     _no_mtab: bool,
 }
 
-/// Mounts, and in the foreground serves until somebody unmounts. Returns [`ExitCode::SUCCESS`] only
-/// if the mount answers, or if everything that was written is at the server.
+/// Mounts, and in the foreground serves until it is unmounted. Returns [`ExitCode::SUCCESS`] only
+/// if the mount answers, or if all written data is at the server.
 pub(crate) fn run(command: &MountCommand) -> ExitCode {
     let plan = match Plan::new(command) {
         Ok(plan) => plan,
@@ -78,7 +77,7 @@ pub(crate) fn run(command: &MountCommand) -> ExitCode {
     if !command.foreground && !in_background {
         return start_in_background().unwrap_or_else(|error| cli::failed(&error));
     }
-    if let Err(sentence) = start_tracing(command.verbose) {
+    if let Err(sentence) = log::start(command.verbose) {
         return cli::misused(&sentence);
     }
     let runtime = match runtime::Builder::new_multi_thread().enable_all().build() {
@@ -96,7 +95,7 @@ pub(crate) fn run(command: &MountCommand) -> ExitCode {
     status
 }
 
-/// What the command line asks for, checked.
+/// The checked command line.
 struct Plan {
     source: String,
     url: NfsUrl,
@@ -180,8 +179,8 @@ fn parse_source(source: &OsString) -> Result<NfsUrl, String> {
     parsed.map_err(|error| format!("{text}: {error}"))
 }
 
-/// Serves until the file system is unmounted, by us after a signal or by somebody else, and what
-/// was written is at the server.
+/// Serves until the file system is unmounted, by a signal or by another process, and all written
+/// data is at the server.
 async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
     let ended = tokio::select! {
         ended = mount.ended() => ended,
@@ -243,7 +242,7 @@ fn start_in_background() -> io::Result<ExitCode> {
     if said == MOUNTED {
         return Ok(ExitCode::SUCCESS);
     }
-    // It has told why.
+    // It has reported the reason.
     let status = child.wait()?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(cli::FAILED).into())
 }
@@ -269,9 +268,9 @@ impl Background {
         Ok(Self { null, log })
     }
 
-    /// Leaves the caller's terminal, directory and files, and tells it that the mount answers.
+    /// Leaves the caller's terminal, directory and files, and notifies it that the mount answers.
     fn detach(self) -> io::Result<()> {
-        // The leader of a new session hears no signals of the terminal.
+        // The leader of a new session gets no signals of the terminal.
         rustix::process::setsid()?;
         env::set_current_dir("/")?;
         rustix::stdio::dup2_stderr(&self.log)?;
@@ -308,8 +307,8 @@ impl Signals {
 /// Set in the process that serves in the background.
 const BACKGROUND: &str = "SPILLWAY_MOUNT_IN_BACKGROUND";
 
-/// What it says when the mount answers.
+/// Its message when the mount answers.
 const MOUNTED: &str = "mounted\n";
 
-/// How long a server may keep silent about data that it should have, once nobody uses the mount.
+/// How long the server may take to reply to outstanding WRITEs after the unmount.
 const FINISH_WITHIN: Duration = Duration::from_secs(60);

@@ -15,7 +15,7 @@ use super::target::{Shown, Target};
 /// As coreutils' `mv`, but it never asks, and never copies: what is moved stays in its export.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// What to rename and, at the end, the new name or the directory to move it to, each as
+    /// The files to rename and, last, the new name or the target directory, each as
     /// nfs://HOST[:PORT]/EXPORT/PATH
     #[arg(value_name = "URL", required = true, num_args = 2.., value_parser = super::target_parser())]
     targets: Vec<Target>,
@@ -28,7 +28,7 @@ pub(crate) struct Options {
     #[arg(short, long)]
     force: bool,
 
-    /// Say what was renamed
+    /// Print each file that is renamed
     #[arg(short, long)]
     verbose: bool,
 
@@ -60,7 +60,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
     Ok(())
 }
 
-/// What the last argument leads to.
+/// The target that the last argument names.
 struct Destination {
     remote: Remote,
     path: Vec<u8>,
@@ -146,7 +146,7 @@ impl Mover<'_> {
         Ok(Place { dir: parent.handle, name, shown: to.shown.clone() })
     }
 
-    /// Renames, or says in a sentence why not.
+    /// Renames, or returns the reason as a sentence.
     async fn rename(
         &self,
         remote: &Remote,

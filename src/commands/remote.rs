@@ -6,7 +6,7 @@ use std::sync::Arc;
 use client::export::Holding;
 use client::mount3::Mounted;
 use client::nfs3::{Listing as Page, Name, Nfs3};
-use client::{Error, MountOptions, Result};
+use client::{Error, ListingProgress, MountOptions, Result};
 use proto::nfs3::{Attributes, CookieVerifier, FileHandle, FileType, FsinfoOk, Status};
 use rustix::io::Errno;
 use tokio::task::JoinHandle;
@@ -18,16 +18,16 @@ pub(crate) struct Remote {
     export: Arc<Export>,
 }
 
-/// What stays as it is while an export is mounted.
+/// The constant state of a mounted export.
 struct Export {
     root: FileHandle,
     info: FsinfoOk,
     path: Vec<u8>,
-    /// Bytes of a READ and of a WRITE at most, as far as the options say.
+    /// The most bytes of a READ and of a WRITE, if the options limit them.
     transfers_max: [Option<u32>; 2],
 }
 
-/// A file and what it was when it was last looked at.
+/// A file and its last known attributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
     pub(crate) handle: FileHandle,
@@ -46,7 +46,7 @@ impl Node {
     }
 }
 
-/// What becomes of a symbolic link at the end of a path. Those before it are always followed.
+/// Whether a symbolic link at the end of a path is followed. Earlier ones always are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LastLink {
     Follow,
@@ -66,12 +66,12 @@ impl Remote {
         self.export.root
     }
 
-    /// What was mounted: a path on the server, absolute.
+    /// The mounted path on the server, absolute.
     pub(crate) fn path(&self) -> &[u8] {
         &self.export.path
     }
 
-    /// What the server says that it can do.
+    /// The server's FSINFO.
     pub(crate) fn info(&self) -> &FsinfoOk {
         &self.export.info
     }
@@ -117,7 +117,7 @@ impl Remote {
     /// root of the export, which is all of the server that can be reached.
     ///
     /// # Errors
-    /// What LOOKUP says; `NOTDIR` when something follows that is no directory, also a slash alone;
+    /// The errors of LOOKUP; `NOTDIR` when a name or a slash follows anything but a directory;
     /// `LOOP` past [`LINKS_MAX`] links.
     pub(crate) async fn resolve(&self, path: &[u8], last: LastLink) -> Result<Node> {
         let mut ahead = components(path);
@@ -159,11 +159,11 @@ impl Remote {
         Ok(node)
     }
 
-    /// The directory that holds what a path names, and the name in it.
+    /// The directory of the file that a path names, and the name in it.
     ///
     /// # Errors
     /// Those of [`Remote::resolve`]; `BUSY` when the path ends at the root of the export or with
-    /// dots, which are no names that can be made or taken away.
+    /// dots, which cannot be created or removed.
     pub(crate) async fn resolve_parent(&self, path: &[u8]) -> Result<(Node, Vec<u8>)> {
         let trimmed = without_end_slashes(path);
         let (dir, name) = match trimmed.iter().rposition(|byte| *byte == b'/') {
@@ -189,7 +189,14 @@ impl Remote {
     /// gives them, if `plus`.
     pub(crate) fn list(&self, dir: FileHandle, plus: bool) -> Listing {
         let count = self.info().rtmax.clamp(LISTING_BYTES_MIN, LISTING_BYTES_MAX);
-        let mut listing = Listing { nfs: self.nfs.clone(), dir, count, plus, coming: None };
+        let mut listing = Listing {
+            nfs: self.nfs.clone(),
+            dir,
+            count,
+            plus,
+            progress: ListingProgress::default(),
+            coming: None,
+        };
         listing.ask(0, CookieVerifier::default());
         listing
     }
@@ -201,6 +208,7 @@ pub(crate) struct Listing {
     dir: FileHandle,
     count: u32,
     plus: bool,
+    progress: ListingProgress,
     /// With the cookie and verifier it was asked with; none at the end.
     coming: Option<Coming>,
 }
@@ -224,9 +232,12 @@ impl Listing {
             page => page?,
         };
         match page.names.last() {
-            Some(last) if !page.eof => self.ask(last.cookie, page.verifier),
-            // A page without entries would be asked for for ever.
-            None if !page.eof => return Err(Error::Refused(Errno::IO)),
+            Some(last) if !page.eof => {
+                self.progress.advance(last.cookie)?;
+                self.ask(last.cookie, page.verifier);
+            }
+            // The same page would be asked for again.
+            None if !page.eof => return Err(Error::ListingLoop { cookie }),
             _ => {}
         }
         Ok(Some(page.names))
@@ -245,7 +256,7 @@ impl Listing {
     }
 }
 
-/// What the server offers as far as it is wanted; a server that offers nothing is not believed.
+/// The server's offer, limited by the options; an offer of 0 is ignored.
 fn transfer_bytes(offered: u32, wanted: Option<u32>) -> u32 {
     offered.min(wanted.unwrap_or(u32::MAX)).max(TRANSFER_BYTES_MIN)
 }
@@ -267,11 +278,11 @@ pub(crate) fn without_end_slashes(path: &[u8]) -> &[u8] {
     &path[..end]
 }
 
-/// What every server takes at once.
+/// The transfer size that every server takes.
 const TRANSFER_BYTES_MIN: u32 = 4096;
 /// Symbolic links on the way to a file at most, as in the Linux kernel.
 const LINKS_MAX: usize = 40;
-/// What a page of a listing asks for, where READ's limit would allow less or more.
+/// The bytes requested for a page of a listing, where READ's limit is less or more.
 const LISTING_BYTES_MIN: u32 = 32 << 10;
 const LISTING_BYTES_MAX: u32 = 1 << 20;
 

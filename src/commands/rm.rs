@@ -1,6 +1,7 @@
 //! `spillway rm`: takes files and directories away.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use clap::Args;
@@ -9,6 +10,7 @@ use proto::nfs3::FileHandle;
 use rustix::io::Errno;
 use tokio::task::JoinError;
 
+use super::ancestors::Ancestors;
 use super::console::Console;
 use super::failure::{Failure, Result};
 use super::remote::{LastLink, Node, Remote};
@@ -19,7 +21,7 @@ use super::window::Window;
 /// As coreutils' `rm`, but it never asks.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// What to take away, as nfs://HOST[:PORT]/EXPORT/PATH
+    /// The files to remove, as nfs://HOST[:PORT]/EXPORT/PATH
     #[arg(value_name = "URL", required_unless_present = "force")]
     #[arg(value_parser = super::target_parser())]
     targets: Vec<Target>,
@@ -28,7 +30,7 @@ pub(crate) struct Options {
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
 
-    /// Say nothing of what is not there
+    /// Ignore files that do not exist
     #[arg(short, long)]
     force: bool,
 
@@ -36,7 +38,7 @@ pub(crate) struct Options {
     #[arg(short, long)]
     dir: bool,
 
-    /// Say what was taken away
+    /// Print each file that is removed
     #[arg(short, long)]
     verbose: bool,
 
@@ -46,6 +48,10 @@ pub(crate) struct Options {
 
 /// REMOVE calls of one directory that are under way at once.
 const REMOVES_MAX: usize = 32;
+
+/// Readings of one directory at most, each of which removed something. Where cookies are positions,
+/// each reading finds half of what is left; only a directory that others fill takes more.
+const PASSES_MAX: u32 = 64;
 
 /// Takes away all that was asked for.
 pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
@@ -84,7 +90,8 @@ impl Remover<'_> {
             remote.nfs.remove(place.dir, &place.name).await?;
             self.say("removed", &place.shown);
         } else if self.options.recursive {
-            self.tree(&remote, &place, node.handle).await;
+            let ancestors = Arc::new(Ancestors::root(Some(node.handle), &node.attributes));
+            self.tree(&remote, &place, node.handle, &ancestors).await;
         } else if self.options.dir {
             remote.nfs.rmdir(place.dir, &place.name).await?;
             self.say("removed directory", &place.shown);
@@ -94,15 +101,24 @@ impl Remover<'_> {
         Ok(())
     }
 
-    /// A directory with all that is in it: whether nothing is left. Tells its failures itself, for
-    /// each ends only a part of the work.
-    async fn tree(&self, remote: &Remote, place: &Place, handle: FileHandle) -> bool {
+    /// Removes a directory with all its content; returns whether nothing is left. Reports its
+    /// failures itself, because each ends only a part of the work.
+    async fn tree(
+        &self,
+        remote: &Remote,
+        place: &Place,
+        handle: FileHandle,
+        ancestors: &Arc<Ancestors>,
+    ) -> bool {
+        let mut passes = 0;
         loop {
-            let Emptied { removed, kept } = match self.pass(remote, place, handle).await {
+            passes += 1;
+            let Emptied { removed, kept } = match self.pass(remote, place, handle, ancestors).await
+            {
                 Ok(emptied) => emptied,
                 Err(failure) => return self.complain(&place.shown, &failure),
             };
-            // What keeps the directory from being empty has been told of.
+            // The entries that could not be removed have been reported.
             if kept {
                 return false;
             }
@@ -113,14 +129,20 @@ impl Remover<'_> {
                 }
                 // Some servers' cookies are positions: what is removed behind a reader hides
                 // entries from it. So the directory is read again as long as that finds any.
-                Err(error) if removed && is_not_empty(&error) => {}
+                Err(error) if removed && passes < PASSES_MAX && is_not_empty(&error) => {}
                 Err(error) => return self.complain(&place.shown, &error.into()),
             }
         }
     }
 
     /// Reads a directory once and takes away what it finds.
-    async fn pass(&self, remote: &Remote, place: &Place, handle: FileHandle) -> Result<Emptied> {
+    async fn pass(
+        &self,
+        remote: &Remote,
+        place: &Place,
+        handle: FileHandle,
+        ancestors: &Arc<Ancestors>,
+    ) -> Result<Emptied> {
         let mut listing = remote.list(handle, true);
         let mut removes = Window::new(REMOVES_MAX);
         let mut emptied = Emptied { removed: false, kept: false };
@@ -143,8 +165,16 @@ impl Remover<'_> {
         }
         for (name, found) in dirs {
             let shown = place.shown.join(&name);
-            let below = Place { dir: handle, name, shown };
-            let gone = Box::pin(self.tree(remote, &below, found)).await;
+            let chain = match ancestors.below(Some(found.handle), &found.attributes) {
+                Ok(chain) => chain,
+                Err(why) => {
+                    self.console.fail(format_args!("cannot remove {shown}: {why}"));
+                    emptied.kept = true;
+                    continue;
+                }
+            };
+            let (below, chain) = (Place { dir: handle, name, shown }, Arc::new(chain));
+            let gone = Box::pin(self.tree(remote, &below, found.handle, &chain)).await;
             emptied.removed |= gone;
             emptied.kept |= !gone;
         }
@@ -156,7 +186,7 @@ impl Remover<'_> {
         place: &Place,
         done: std::result::Result<(Bytes, client::Result<Removal>), JoinError>,
         emptied: &mut Emptied,
-        dirs: &mut Vec<(Bytes, FileHandle)>,
+        dirs: &mut Vec<(Bytes, Node)>,
     ) {
         let (name, removal) = done.expect("removing does not panic");
         match removal {
@@ -164,8 +194,8 @@ impl Remover<'_> {
                 emptied.removed = true;
                 self.say("removed", &place.shown.join(&name));
             }
-            Ok(Removal::Directory(handle)) => dirs.push((name, handle)),
-            // Somebody else was faster.
+            Ok(Removal::Directory(node)) => dirs.push((name, node)),
+            // Another client removed it first.
             Err(error) if error.errno() == Errno::NOENT => {}
             Err(error) => {
                 emptied.kept = true;
@@ -180,7 +210,7 @@ impl Remover<'_> {
         }
     }
 
-    /// Tells why a file is still there; returns that it is.
+    /// Reports why a file is still there, and returns that it is.
     fn complain(&self, shown: &Shown, failure: &Failure) -> bool {
         let missing = matches!(failure.errno(), Errno::NOENT | Errno::NOTDIR);
         if !(self.options.force && missing) {
@@ -197,7 +227,7 @@ struct Place {
     shown: Shown,
 }
 
-/// What one reading of a directory did.
+/// The outcome of one reading of a directory.
 struct Emptied {
     /// Something was taken away.
     removed: bool,
@@ -207,7 +237,7 @@ struct Emptied {
 
 enum Removal {
     Done,
-    Directory(FileHandle),
+    Directory(Node),
 }
 
 /// Takes an entry away, unless it is a directory. `node` is what the listing said of it.
@@ -223,7 +253,7 @@ async fn remove(
             None => remote.lookup(dir, &name).await?,
         };
         if node.is_dir() {
-            return Ok(Removal::Directory(node.handle));
+            return Ok(Removal::Directory(node));
         }
         remote.nfs.remove(dir, &name).await.map(|_| Removal::Done)
     };
@@ -232,6 +262,6 @@ async fn remove(
 }
 
 fn is_not_empty(error: &client::Error) -> bool {
-    // POSIX lets a system say either.
+    // POSIX permits either.
     matches!(error.errno(), Errno::NOTEMPTY | Errno::EXIST)
 }

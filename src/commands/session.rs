@@ -11,7 +11,7 @@ use client::{Identity, MountOptions, NfsUrl};
 use super::failure::Result;
 use super::remote::{LastLink, Remote, below};
 
-/// What every command takes.
+/// The options of every command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ConnectOptions {
     /// How to reach the server and what to do when it does not answer, as in nfs(5): soft, timeo=,
@@ -48,8 +48,8 @@ impl Session {
     }
 
     /// The export that holds what `url` names, and the path to it from the export's root. With
-    /// [`LastLink::Keep`] the last name is one to look up, and not mounted where the server does
-    /// not tell what it exports.
+    /// [`LastLink::Keep`] the last name is looked up, and not mounted where the server does not
+    /// list its exports.
     pub(crate) async fn reach(
         &mut self,
         url: &NfsUrl,

@@ -1,4 +1,4 @@
-//! `spillway stat`: all that a server says of files.
+//! `spillway stat`: all attributes that a server returns for files.
 
 use std::fmt::Write as _;
 use std::io;
@@ -65,7 +65,7 @@ struct Subject {
     name: String,
     attributes: Attributes,
     link_target: Option<Vec<u8>>,
-    /// What the server likes to transfer at once.
+    /// The server's preferred transfer size.
     io_bytes: u32,
 }
 
@@ -92,7 +92,7 @@ impl Subject {
     }
 }
 
-/// What the text of a file depends on beside the file.
+/// The format of the output, besides the file.
 struct Form {
     owners: Owners,
     zone: TimeZone,

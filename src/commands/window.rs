@@ -26,7 +26,7 @@ impl<T> Window<T> {
 
     /// Adds what has begun. The caller has seen that there is room.
     pub(crate) fn push(&mut self, future: impl Future<Output = T> + Send + 'static) {
-        assert!(!self.is_full(), "whoever adds makes room before");
+        assert!(!self.is_full(), "the caller makes room before it adds");
         self.pending.push_back(Box::pin(future));
     }
 

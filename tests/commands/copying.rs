@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
 
 use crate::fixture::{
-    Server, assert_same_data, assert_told, bytes_path, feed, pattern, run, spillway, succeeded,
+    Server, assert_exit, assert_same_data, bytes_path, feed, pattern, run, spillway, succeeded,
     text,
 };
 
@@ -179,7 +179,7 @@ fn a_failure_does_not_end_the_copy_of_the_others() {
     let output = run(["cp", "-r", here.to_str().unwrap(), &server.url("")]);
     let there = server.url("here/b");
     let line = format!("spillway cp: cannot overwrite directory '{there}' with non-directory");
-    assert_told(&output, 1, &line);
+    assert_exit(&output, 1, &line);
     assert_same_data(here.join("a"), server.path("here/a"));
     assert_same_data(here.join("c"), server.path("here/c"));
 }
@@ -231,7 +231,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_full_disk_of_the_server_is_told() {
+fn a_full_disk_of_the_server_is_reported() {
     let Some(disk) = SmallDisk::mount() else { return };
     let dir = TempDir::new().unwrap();
     let (big, small) = (dir.path().join("big"), dir.path().join("small"));
@@ -243,18 +243,18 @@ fn a_full_disk_of_the_server_is_told() {
     let output = run(["cp", big, &server.url("d")]);
     let to = server.url("d/big");
     let line = format!("spillway cp: error writing '{to}': No space left on device");
-    assert_told(&output, 1, &line);
+    assert_exit(&output, 1, &line);
     succeeded(run(["rm", &to]));
     succeeded(run(["cp", small, &server.url("d")]));
 }
 
 #[test]
-fn a_full_disk_of_this_machine_is_told() {
+fn a_full_disk_of_this_machine_is_reported() {
     let Some(disk) = SmallDisk::mount() else { return };
     let server = Server::start();
     server.put("big", pattern(24 << 20));
     let to = disk.dir.path().join("big");
     let output = run(["cp", &server.url("big"), to.to_str().unwrap()]);
     let line = format!("spillway cp: error writing '{}': No space left on device", to.display());
-    assert_told(&output, 1, &line);
+    assert_exit(&output, 1, &line);
 }

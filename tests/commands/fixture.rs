@@ -51,7 +51,7 @@ pub(crate) fn succeeded(output: Output) -> String {
 
 /// Expects nothing but one complaint.
 #[track_caller]
-pub(crate) fn assert_told(output: &Output, status: i32, line: &str) {
+pub(crate) fn assert_exit(output: &Output, status: i32, line: &str) {
     assert_eq!(text(&output.stderr), format!("{line}\n"));
     assert_eq!(output.status.code(), Some(status));
     assert_eq!(text(&output.stdout), "");

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use crate::fixture::{Server, assert_same_data, pattern, run, spillway, succeeded, text, wait_for};
+use crate::gate::Gate;
 
 const MIB: u64 = 1 << 20;
 /// What `cp` commits at once.
@@ -22,7 +23,7 @@ fn size(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
-/// Waits until `path` has grown to `bytes`, and not to the end.
+/// Waits until `path` has grown to `bytes`. A [`Gate`] holds the copy before its end meanwhile.
 fn wait_for_size(path: &Path, bytes: u64) {
     wait_for("growth", || (size(path) >= bytes).then_some(()));
 }
@@ -51,7 +52,8 @@ fn a_killed_copy_goes_on_where_it_was() {
     make_older(&here, Duration::from_secs(60));
     let here_text = here.to_str().unwrap();
 
-    let mut up = begin(&["cp", here_text, &server.url("there")]);
+    let gate = Gate::new(&server, 140 * MIB);
+    let mut up = begin(&["cp", here_text, &gate.url("there")]);
     wait_for_size(&there, 120 * MIB);
     up.kill().unwrap();
     up.wait().unwrap();
@@ -77,7 +79,8 @@ fn a_killed_copy_from_a_server_goes_on_where_it_was() {
     server.put("there", pattern(96 << 20));
     make_older(&there, Duration::from_secs(60));
     let here_text = here.to_str().unwrap();
-    let mut down = begin(&["cp", &server.url("there"), here_text]);
+    let gate = Gate::new(&server, 70 * MIB);
+    let mut down = begin(&["cp", &gate.url("there"), here_text]);
     wait_for_size(&here, 50 * MIB);
     down.kill().unwrap();
     down.wait().unwrap();
@@ -119,7 +122,8 @@ fn a_server_that_forgets_is_sent_again_what_it_lost() {
     let mut server = Server::start();
     let (here, there) = (server.beside("here"), server.path("there"));
     fs::write(&here, pattern(160 << 20)).unwrap();
-    let mut up = begin(&["cp", "-o", "timeo=20", here.to_str().unwrap(), &server.url("there")]);
+    let gate = Gate::new(&server, 60 * MIB);
+    let mut up = begin(&["cp", "-o", "timeo=20", here.to_str().unwrap(), &gate.url("there")]);
     wait_for_size(&there, 40 * MIB);
     server.kill();
     assert_eq!(up.try_wait().unwrap(), None, "the server died in the middle");
@@ -131,6 +135,7 @@ fn a_server_that_forgets_is_sent_again_what_it_lost() {
     file.set_len(lost.start).unwrap();
     file.set_len(end).unwrap();
     server.restart();
+    gate.open();
     let output = up.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_same_data(&here, &there);
@@ -174,10 +179,13 @@ fn a_server_that_stays_away_fails_a_soft_copy() {
     let mut server = Server::start();
     let (here, there) = (server.beside("here"), server.path("there"));
     fs::write(&here, pattern(96 << 20)).unwrap();
-    let options = "soft,timeo=2,retrans=1";
-    let url = server.url("there");
+    // A call fails after ten seconds: no server that is alive takes that long under load.
+    let options = "soft,timeo=50,retrans=1";
+    let mut gate = Gate::new(&server, 40 * MIB);
+    let url = gate.url("there");
     let up = begin(&["cp", "-o", options, here.to_str().unwrap(), &url]);
     wait_for_size(&there, 20 * MIB);
+    gate.remove();
     server.kill();
     let output = up.wait_with_output().unwrap();
     let stderr = text(&output.stderr);

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
-use crate::fixture::{Server, assert_told, bytes_path, coreutils, run, spillway, succeeded, text};
+use crate::fixture::{Server, assert_exit, bytes_path, coreutils, run, spillway, succeeded, text};
 
 /// A directory with what listings are about: types, sizes, times, links, hidden names.
 fn furnished() -> Server {
@@ -89,7 +89,7 @@ fn several_arguments_are_files_first_and_then_directories_with_headers() {
 }
 
 #[test]
-fn what_cannot_be_listed_is_told() {
+fn failures_to_list_are_reported() {
     let server = furnished();
     let sentences = [
         ("nope", "No such file or directory"),
@@ -100,13 +100,13 @@ fn what_cannot_be_listed_is_told() {
     for (path, reason) in sentences {
         let url = server.url(path);
         let line = format!("spillway ls: cannot access '{url}': {reason}");
-        assert_told(&run(["ls", &url]), 2, &line);
+        assert_exit(&run(["ls", &url]), 2, &line);
     }
-    // Nobody is let in, root neither where somebody else asks.
+    // Mode 0 excludes every user, and also root when it is squashed.
     fs::set_permissions(server.path("dir"), fs::Permissions::from_mode(0o000)).unwrap();
     let url = server.url("dir?uid=4711&gid=4711");
     let line = format!("spillway ls: cannot open directory '{url}': Permission denied");
-    assert_told(&run(["ls", &url]), 2, &line);
+    assert_exit(&run(["ls", &url]), 2, &line);
     // Below the argument it is a lesser failure, and the rest is listed.
     let output = run(["ls", "-R", &server.url("?uid=4711&gid=4711").replace("/?", "?")]);
     assert!(text(&output.stderr).ends_with("': Permission denied\n"));
@@ -187,12 +187,12 @@ fn a_reader_that_leaves_ends_the_listing_quietly() {
 }
 
 #[test]
-fn a_full_disk_under_stdout_is_told() {
+fn a_full_disk_under_stdout_is_reported() {
     let server = Server::start();
     server.put("a", "");
     let full = File::options().write(true).open("/dev/full").unwrap();
     let output = spillway().args(["ls", &server.url("")]).stdout(full).output().unwrap();
-    assert_told(&output, 1, "spillway ls: write error: No space left on device");
+    assert_exit(&output, 1, "spillway ls: write error: No space left on device");
 }
 
 #[test]

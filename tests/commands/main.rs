@@ -6,6 +6,8 @@
 mod beside_coreutils;
 mod copying;
 mod fixture;
+mod gate;
+mod hostile;
 mod interrupted;
 mod listing;
-mod telling;
+mod output;

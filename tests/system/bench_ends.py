@@ -25,6 +25,7 @@ ENDLESS = {
         "--no-calibration", "--cache", "found",
     ),
     "threads": ("--threads", 2, "--connections", 1, "--seconds", 1, "--rounds", 10000),
+    "names": ("--names", 100, "--rounds", 10000),
     "readdir": ("--entries", 500, "--rounds", 10000),
     "writeback": ("--size", "1MiB", "--record-sizes", "4096", "--rounds", 10000),
     "uncached": ("--files", 2, "--size", "8MiB", "--rounds", 10000),

@@ -7,7 +7,7 @@ from bench_rig import (
     READS, WRITES, Bench, Device, Records, counted, data_bytes, finish, given, last_words, near,
     operations, quick_directory, served_disk, verdicts,
 )  # fmt: skip
-from harness import MIB, Server, case, check, loop_file_system, main, run_ok, scratch_dir
+from harness import MIB, Server, case, check, loop_file_system, main, need, run_ok, scratch_dir
 
 DELAY_MS = 20
 SLOW_NETWORK = ("--net-delay", f"{DELAY_MS}ms")
@@ -79,6 +79,51 @@ def threads_slowed():
         "threads", "random-read", ("throughput MiB/s", "latency p50 us"),
         "--threads", 1, "--connections", 1, "--seconds", 1, "--no-fairness", "--size", "4MiB",
     )  # fmt: skip
+
+
+@case
+def names_counted():
+    """Each name is created, looked up and removed once in each round."""
+    bench = Bench()
+    with quick_directory() as directory:
+        records = bench.run("names", directory, "--connections", 3, "--names", 40, "--rounds", 2)
+    phases = [(one["round"], one["phase"]) for one in records.measurements]
+    expected = [(turn, phase) for turn in (1, 2) for phase in ("create", "lookup", "remove")]
+    check(phases == expected, f"phases {phases}")
+    for one in records.measurements:
+        figures = one["figures"]
+        calls = figures["operations_per_sec"] * figures["secs"]
+        check(near(calls, 120), f"{one['phase']}: {calls} calls, not 120")
+        check(figures["latency_p50_us"] <= figures["latency_max_us"], "latencies")
+
+
+@case
+def clients_of_others():
+    """fio, nfs-cp and spillway cp move all of the data, and nothing is left on the server."""
+    need("fio", "nfs-cp")
+    bench, size = Bench(), 8 * MIB
+    with served_disk() as (server, mount):
+        records = bench.run(
+            "clients", *given(server, mount), "--load", "fio,nfs-cp,cp", "--size", "8MiB",
+            "--random-size", "128KiB", "--rounds", 1, "--cache", "found",
+        )  # fmt: skip
+        left = list(mount.iterdir())
+    check(not left, f"left on the server: {left}")
+    moved = {
+        (one["phase"], one["subject"]): one["figures"]["mib_per_sec"] * one["figures"]["secs"]
+        for one in records.measurements
+    }  # fmt: skip
+    hard = size // 47008 * 47008 / MIB
+    expected = {
+        ("fio-write-47008", "fio"): hard, ("fio-read-47008", "fio"): hard,
+        ("fio-write-1048576", "fio"): 8, ("fio-read-1048576", "fio"): 8,
+        ("fio-randread-4096", "fio"): 0.5,
+        ("copy-to", "nfs-cp"): 8, ("copy-from", "nfs-cp"): 8,
+        ("copy-to", "spillway cp"): 8, ("copy-from", "spillway cp"): 8,
+    }  # fmt: skip
+    check(set(moved) == set(expected), f"measured: {sorted(moved)}")
+    for key, mib in expected.items():
+        check(near(moved[key], mib), f"{key}: {moved[key]} MiB, not {mib}")
 
 
 @case

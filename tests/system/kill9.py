@@ -8,6 +8,7 @@ shows that the server holds no acknowledged stable byte in its own memory only.
 import array
 import itertools
 import os
+import struct
 import threading
 import time
 
@@ -16,6 +17,9 @@ from harness import EXPORT, MIB, Server, case, check, main, scratch_dir
 
 # Sizes that are aligned, small, misaligned and larger than a page but smaller than a large WRITE.
 CHUNK_BYTES = (4096, 100, 47008, MIB, 65536 + 1)
+
+# At each of them about three calls of eight creators are under way.
+KILLS = 25
 
 
 def connect(server):
@@ -78,6 +82,87 @@ def killed_under_load():
             same = content[:size_bytes] == source[:size_bytes]
             check(same, f"round {round_number}: committed data lost")
             server.start()
+
+
+@case
+def exclusive_creates_are_repeated():
+    """CREATE EXCLUSIVE sent again over a killed server succeeds, and so does the SETATTR behind it."""
+    with Server(scratch_dir("export")) as server:
+        stop, failures, repeated = threading.Event(), [], []
+        creators = [
+            threading.Thread(target=create_files, args=(caller, number, failures, repeated))
+            for number, caller in enumerate([Repeating(server, stop) for _ in range(8)])
+        ]
+        for creator in creators:
+            creator.start()
+        try:
+            for turn in range(KILLS):
+                time.sleep(0.03 + 0.0137 * turn % 0.1)
+                server.kill()
+                server.start()
+        finally:
+            stop.set()
+            for creator in creators:
+                creator.join()
+        check(not failures, f"{len(failures)} of {len(repeated)} repeated calls: {failures[:3]}")
+        check(len(repeated) > KILLS / 2, f"only {len(repeated)} calls were repeated")
+
+
+def create_files(caller, number, failures, repeated):
+    """Creates files exclusively, one after the other, and notes the calls that were repeated."""
+    try:
+        for turn in itertools.count():
+            place = nfs3.opaque(caller.root) + nfs3.opaque(b"x%d-%d" % (number, turn))
+            reply = caller.call(nfs3.CREATE, place + struct.pack(">I", 2) + os.urandom(8))
+            results = [("CREATE", reply)]
+            if reply[:4] == bytes(4):
+                handle, _ = nfs3.take_opaque(reply, 8)
+                # sattr3: mode 0644, both times of the server; no guard.
+                new = struct.pack(">IIIIIIII", 1, 0o644, 0, 0, 0, 1, 1, 0)
+                results.append(("SETATTR", caller.call(2, nfs3.opaque(handle) + new)))
+                results.append(("LOOKUP", caller.call(nfs3.LOOKUP, place)))
+            failures += [(name, reply[:4]) for name, reply in results if reply[:4] != bytes(4)]
+            repeated += [turn] * caller.repeated
+            caller.repeated = 0
+    except Stopped:
+        pass
+    except nfs3.NfsError as error:
+        failures.append(("MNT", error.status))
+    finally:
+        caller.close()
+
+
+class Stopped(Exception):
+    """The case is over."""
+
+
+class Repeating:
+    """Sends a call again, with its xid, over a new connection until it is answered."""
+
+    def __init__(self, server, stop):
+        self.server, self.stop, self.client, self.repeated = server, stop, None, 0
+        self.client = connect(server)
+        self.root = self.client.root
+
+    def call(self, procedure, arguments):
+        xid = int.from_bytes(os.urandom(4), "big")
+        for turn in itertools.count():
+            if self.stop.is_set():
+                raise Stopped
+            try:
+                self.client = self.client or connect(self.server)
+                self.client.rpc.xids = iter([xid])
+                reply = self.client.rpc.call(procedure, arguments)
+                self.repeated += turn > 0
+                return reply
+            except OSError:
+                self.close()
+                time.sleep(0.002)
+
+    def close(self):
+        if self.client:
+            self.client.close()
+        self.client = None
 
 
 def pattern(size_bytes):

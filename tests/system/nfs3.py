@@ -50,10 +50,14 @@ def skip_wcc(reply, at):
 
 
 class Rpc:
-    """One TCP connection to one program, one call in flight, AUTH_SYS as root."""
+    """One TCP connection to one program, one call in flight, AUTH_SYS as root.
 
-    def __init__(self, host, port, program, timeout_secs=60):
-        self.socket = socket.create_connection((host, port), timeout=timeout_secs)
+    `source` is the address of this machine that it comes from.
+    """
+
+    def __init__(self, host, port, program, timeout_secs=60, source=""):
+        address = (host, port)
+        self.socket = socket.create_connection(address, timeout_secs, source_address=(source, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.program = program
         self.xids = itertools.count(int.from_bytes(os.urandom(3), "big"))
@@ -63,12 +67,17 @@ class Rpc:
     def close(self):
         self.socket.close()
 
+    def record(self, procedure, arguments, xid=None):
+        """A call as it is sent, with its record mark."""
+        xid = next(self.xids) if xid is None else xid
+        head = struct.pack(">IIIIII", xid, 0, 2, self.program, 3, procedure)
+        message = head + self.auth + arguments
+        return struct.pack(">I", 0x80000000 | len(message)) + message
+
     def call(self, procedure, arguments):
         """Makes one call; returns the reply's procedure-specific results."""
         xid = next(self.xids)
-        head = struct.pack(">IIIIII", xid, 0, 2, self.program, 3, procedure)
-        message = head + self.auth + arguments
-        self.socket.sendall(struct.pack(">I", 0x80000000 | len(message)) + message)
+        self.socket.sendall(self.record(procedure, arguments, xid))
         reply = self._record()
         answered, kind, stat, _flavor, verifier_len = struct.unpack_from(">IIIII", reply)
         if (answered, kind, stat) != (xid, 1, 0):
@@ -102,15 +111,15 @@ class Rpc:
 class Client:
     """The mounted root of an export and the few NFSv3 procedures that the tests need."""
 
-    def __init__(self, host, port, export, mount_port=None, timeout_secs=60):
-        mount = Rpc(host, mount_port or port, PROGRAM_MOUNT, timeout_secs)
+    def __init__(self, host, port, export, mount_port=None, timeout_secs=60, source=""):
+        mount = Rpc(host, mount_port or port, PROGRAM_MOUNT, timeout_secs, source)
         reply = mount.call(1, opaque(export.encode()))
         mount.close()
         (status,) = struct.unpack_from(">I", reply)
         if status != 0:
             raise NfsError("MNT", status)
         self.root, _ = take_opaque(reply, 4)
-        self.rpc = Rpc(host, port, PROGRAM_NFS, timeout_secs)
+        self.rpc = Rpc(host, port, PROGRAM_NFS, timeout_secs, source)
 
     def close(self):
         self.rpc.close()

@@ -1,4 +1,4 @@
-//! Whoever moves the ends of the files: by SETATTR, by `ftruncate`, by WRITEs behind the end.
+//! The worker that moves the ends of the files: by SETATTR, by `ftruncate`, by WRITEs behind the end.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -133,10 +133,10 @@ impl<'a> Cutter<'a> {
         start..end.min(last)
     }
 
-    /// Nobody else changes the length now, so there is but one that is right.
+    /// No other worker changes the length now, so exactly one is right.
     fn check_len(&mut self, file: usize, shape: &OwnedShape<'_>) {
-        let told = self.client.getattr(self.handles[file]).unwrap().size;
-        assert_eq!(told, shape.len(), "length by GETATTR");
+        let reported = self.client.getattr(self.handles[file]).unwrap().size;
+        assert_eq!(reported, shape.len(), "length by GETATTR");
         assert_eq!(self.files[file].metadata().unwrap().len(), shape.len(), "length by stat");
     }
 }

@@ -8,15 +8,15 @@ use proto::nfs3::{FileHandle, StableHow};
 use rustix::fs::{Advice, fadvise, fdatasync};
 
 use crate::client::{Client, ok, size};
+use crate::environment::seed;
 use crate::place::Place;
 use crate::race::first_difference;
 use crate::random::Random;
 use crate::server::{ModePair, Server, mode_pairs};
-use crate::workload::seed;
 
 const FILE_BYTES_MAX: usize = 3 << 20;
-/// As many of the last operations are told with a failure.
-const TOLD_MAX: usize = 25;
+/// The number of last operations that are printed with a failure.
+const PRINTED_MAX: usize = 25;
 
 struct Exerciser {
     /// Operations alternate between two connections, of which none knows what the other did.
@@ -103,7 +103,7 @@ impl Exerciser {
     }
 
     fn note(&mut self, what: String) {
-        if self.last.len() == TOLD_MAX {
+        if self.last.len() == PRINTED_MAX {
             self.last.pop_front();
         }
         self.last.push_back(what);
@@ -192,8 +192,8 @@ impl Exerciser {
 
     fn check_len(&mut self) {
         let file = self.file;
-        let told = self.client().getattr(file).unwrap().size;
-        assert_eq!(told, self.model.len() as u64, "{:?}: {:#?}", self.modes, self.last);
+        let reported = self.client().getattr(file).unwrap().size;
+        assert_eq!(reported, self.model.len() as u64, "{:?}: {:#?}", self.modes, self.last);
     }
 
     fn check_whole(&mut self) {

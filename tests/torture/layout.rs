@@ -39,9 +39,9 @@ pub(crate) struct Layout {
     mapped: Vec<Region>,
     /// Behind the body; their writers also hold `shape`.
     tail: Vec<Region>,
-    /// Held for writing by whoever cuts the file, so that the length is known to somebody.
+    /// Held for writing by the worker that cuts the file, so that it knows the length.
     shape: RwLock<()>,
-    /// What the file's length is whenever nobody is writing.
+    /// The file's length whenever no worker is writing.
     len: AtomicU64,
 }
 
@@ -122,7 +122,7 @@ impl Layout {
         bytes
     }
 
-    /// A region that nobody writes at the moment, for a WRITE or a `pwrite`.
+    /// A region without a writer at the moment, for a WRITE or a `pwrite`.
     pub(crate) fn own_shared(&self, random: &mut Random) -> Option<Owned<'_>> {
         if random.percent(25) {
             let shape = self.shape.try_read().ok()?;
@@ -147,7 +147,7 @@ impl Layout {
         Some(Owned { units: region.units.clone(), layout: self, _owner: owner, _shape: shape })
     }
 
-    /// Waits until nobody writes the tail, and keeps it so.
+    /// Waits until no worker writes the tail, and keeps it so.
     pub(crate) fn own_shape(&self) -> OwnedShape<'_> {
         let shape = self.shape.write().expect("a panic of a writer ends the test");
         OwnedShape { layout: self, _shape: shape }

@@ -127,14 +127,14 @@ impl<'a> NfsWorker<'a> {
             Err(failure) => panic!("READ of {bytes} at {offset}: {:?}", failure.status),
         };
         let len = read.data.len();
-        let told = format_args!("READ of {bytes} at {offset}");
-        self.workload.judge(file, look.check(read.data), told);
+        let described = format_args!("READ of {bytes} at {offset}");
+        self.workload.judge(file, look.check(read.data), described);
         // A READ that met the end of a file that has grown since is short and not at the end; the
         // client asks for the rest. Without a byte it would ask for ever.
         if read.eof || len < bytes {
-            self.workload.judge(file, look.check_eof(len), told);
+            self.workload.judge(file, look.check_eof(len), described);
         }
-        assert!(read.eof || len > 0, "{told}: nothing, and not the end of the file");
+        assert!(read.eof || len > 0, "{described}: nothing, and not the end of the file");
         count(&self.workload.done.nfs_reads);
         len
     }

@@ -136,7 +136,7 @@ impl Oracle {
         self.begin(cut..self.units.len(), |_| Content::Nothing);
     }
 
-    /// As both of these, in an order that nobody knows.
+    /// As both of these, in an unknown order.
     pub(crate) fn begin_writing_and_cutting(&self, written: &Range<usize>, cut: usize) -> Vec<u8> {
         let kept = written.start.min(cut)..written.end.min(cut);
         let mut data = self.begin(kept, |_| Content::Stamp);
@@ -174,7 +174,7 @@ impl Oracle {
     pub(crate) fn look(&self, offset: u64, count: usize) -> Look<'_> {
         let end = offset + count as u64;
         let first = usize::try_from(offset).unwrap().saturating_sub(self.skew) / UNIT_BYTES;
-        // The unit behind the range tells whether the file may end there.
+        // The unit behind the range decides whether the file may end there.
         let last = self.unit_from(end).saturating_add(1).min(self.units.len());
         let first = first.min(last);
         let versions = self.units[first..last]
@@ -336,7 +336,7 @@ impl Look<'_> {
     }
 }
 
-/// What was found in place of a unit, in words if it is somebody's stamp.
+/// The bytes found in place of a unit, in words if they are a stamp.
 fn described(found: &[u8]) -> String {
     if found.iter().all(|byte| *byte == 0) {
         return format!("{} zeros", found.len());
@@ -391,7 +391,7 @@ mod tests {
             self.oracle.acknowledge(units);
         }
 
-        /// Reads all of it at each alignment, and tells the first thing wrong.
+        /// Reads all of it at each alignment, and returns the first wrong unit.
         fn read(&self) -> Result<(), Wrong> {
             self.read_while(|| ())
         }

@@ -15,6 +15,7 @@ pub(crate) struct Place {
     mounted: Option<PathBuf>,
     export: PathBuf,
     may_lack_direct: bool,
+    in_memory: bool,
     _dir: TempDir,
 }
 
@@ -23,13 +24,45 @@ impl Place {
     pub(crate) fn in_directory() -> Self {
         let dir = scratch();
         let export = made(&dir.path().join("export"));
-        Self { mounted: None, export, may_lack_direct: true, _dir: dir }
+        Self { mounted: None, export, may_lack_direct: true, in_memory: false, _dir: dir }
+    }
+
+    /// A directory of a tmpfs; `None`, with the reason printed, where there is none.
+    pub(crate) fn in_memory() -> Option<Self> {
+        match TempDir::new_in("/dev/shm") {
+            Ok(dir) => {
+                let export = made(&dir.path().join("export"));
+                Some(Self {
+                    mounted: None,
+                    export,
+                    may_lack_direct: true,
+                    in_memory: true,
+                    _dir: dir,
+                })
+            }
+            Err(error) => {
+                eprintln!("a test in memory skipped: /dev/shm: {error}");
+                None
+            }
+        }
+    }
+
+    /// Whether stores through a mapping change a file's times: a tmpfs does not see them.
+    pub(crate) fn keeps_times_of_mappings(&self) -> bool {
+        !self.in_memory
+    }
+
+    /// Whether each change of a directory that was looked at gives it another time. A tmpfs gives
+    /// it that of the file whose name came or went, which may be the same for some milliseconds;
+    /// nor does it list names in one order after renames over names (Linux 6.18).
+    pub(crate) fn renews_times_of_directories(&self) -> bool {
+        !self.in_memory
     }
 
     /// A new file system of `kind`; `None`, with the reason printed, where that cannot be had.
     ///
     /// # Panics
-    /// If its mkfs is missing though `CI` says that all programs are installed.
+    /// If its mkfs is missing although `CI` means that all programs are installed.
     pub(crate) fn on(kind: &str, mkfs_options: &[&str]) -> Option<Self> {
         let skipped = |why: &str| eprintln!("a test on {kind} skipped: {why}");
         if !rustix::process::geteuid().is_root() {
@@ -60,7 +93,7 @@ impl Place {
         let export = made(&mount.join("export"));
         // btrfs does direct I/O, but as of Linux 6.18 it does not tell at which alignment.
         let may_lack_direct = kind == "btrfs";
-        Some(Self { mounted: Some(mount), export, may_lack_direct, _dir: dir })
+        Some(Self { mounted: Some(mount), export, may_lack_direct, in_memory: false, _dir: dir })
     }
 
     /// The directory that is served.

@@ -15,10 +15,10 @@ use proto::nfs3::{FileHandle, StableHow};
 use rustix::fs::{Advice, fadvise, fdatasync};
 
 use crate::client::{Client, ok};
+use crate::environment::seed;
 use crate::place::Place;
 use crate::random::{Random, scramble};
 use crate::server::{MODES, ModePair, Server};
-use crate::workload::seed;
 
 const FILE_BYTES: usize = 4 << 20;
 
@@ -150,7 +150,7 @@ fn run(racers: &mut [Racer; 2], local: &File, model: &mut [u8], rounds: &[Round]
             for side in [0, 1] {
                 model[round.place(side)].copy_from_slice(&round.data(side));
             }
-            // With a few bytes of what lies on both sides, which nobody wrote.
+            // With a few unwritten bytes on both sides.
             let seen = round.place(0).start.saturating_sub(700)..round.place(1).end + 700;
             let seen = seen.start..seen.end.min(FILE_BYTES);
             let mut read = Vec::new();

@@ -1,6 +1,5 @@
 //! Everyone at the same files at once, while the modes change.
 
-use std::env;
 use std::fmt;
 use std::fs::{self, File};
 use std::ops::Range;
@@ -15,6 +14,7 @@ use proto::nfs3::WriteVerifier;
 use rustix::fs::{Advice, fadvise, fdatasync};
 
 use crate::cutter::Cutter;
+use crate::environment::{number_from, seed};
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::local_worker::LocalWorker;
@@ -42,7 +42,7 @@ pub(crate) struct Workload {
     pub(crate) journal: Journal,
     pub(crate) done: Tally,
     verifier: Mutex<Option<WriteVerifier>>,
-    /// A file that nobody begins to change; `FILES` for none of them.
+    /// A file that no worker begins to change; `FILES` for none of them.
     quiet: AtomicUsize,
     ending: AtomicBool,
 }
@@ -71,8 +71,8 @@ pub(crate) fn count(what: &AtomicU64) {
     what.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Works on files in `place` for as long as `SPILLWAY_TORTURE_SECS` says, or `default_secs`, and
-/// checks every byte that anyone reads.
+/// Works on files in `place` for `SPILLWAY_TORTURE_SECS`, or `default_secs`, and checks every byte
+/// that any worker reads.
 pub(crate) fn torture(place: &Place, default_secs: u64) {
     let secs = number_from("SPILLWAY_TORTURE_SECS").unwrap_or(default_secs);
     let seed = seed();
@@ -81,21 +81,6 @@ pub(crate) fn torture(place: &Place, default_secs: u64) {
     workload.check_all_in_each_mode();
     println!("{:?}, {switched} of 16 pairs of modes", workload.done);
     workload.finish(place.may_lack_direct());
-}
-
-/// `SPILLWAY_TORTURE_SEED`, or another one each time; printed, since a failure wants it again.
-pub(crate) fn seed() -> u64 {
-    let seed = number_from("SPILLWAY_TORTURE_SEED").unwrap_or_else(|| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        u64::from(now.unwrap().subsec_nanos())
-    });
-    println!("SPILLWAY_TORTURE_SEED={seed}");
-    seed
-}
-
-fn number_from(variable: &str) -> Option<u64> {
-    let text = env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))
 }
 
 /// A length to read or write.
@@ -283,7 +268,7 @@ impl Workload {
         assert_eq!(*first.get_or_insert(verifier), verifier, "another write verifier");
     }
 
-    /// Once nobody writes, every unit has one content, whoever reads it in whatever mode.
+    /// Once no worker writes, every unit has one content for every reader in every mode.
     fn check_all_in_each_mode(&self) {
         let mut reader = NfsWorker::new(self, self.random(300));
         for mode in MODES {
@@ -319,7 +304,7 @@ impl Workload {
     }
 }
 
-/// Ends the work of all when one of them panics, so that the panic is told without delay.
+/// Ends the work of all when one of them panics, so that the panic is reported without delay.
 struct EndOnPanic<'a>(&'a Workload);
 
 impl Drop for EndOnPanic<'_> {

@@ -6,6 +6,7 @@ use proto::nfs3::{Attributes, FileType, StableHow};
 use rustix::io::Errno;
 use tokio::task::JoinSet;
 
+use super::super::ancestors::Ancestors;
 use super::super::console::Console;
 use super::super::failure::{Failure, Result};
 use super::super::remote::LastLink;
@@ -19,7 +20,7 @@ use super::slot::Slot;
 use super::source::{Source, extents};
 use super::transfer::{Broken, Plan, transfer};
 
-/// Copies what it is given, and tells itself what cannot be.
+/// Copies its arguments, and reports each failure itself.
 pub(super) struct Copier {
     shared: Arc<Shared>,
     jobs: JoinSet<()>,
@@ -29,7 +30,7 @@ pub(super) struct Copier {
     dirs: Vec<Made>,
 }
 
-/// What every file's job needs.
+/// The state that every file's job needs.
 struct Shared {
     options: Options,
     console: Arc<Console>,
@@ -40,6 +41,7 @@ struct Shared {
 struct Made {
     from: Entry,
     to: Entry,
+    ancestors: Arc<Ancestors>,
     is_new: bool,
 }
 
@@ -70,7 +72,8 @@ impl Copier {
             return;
         }
         // Of the two only the one on the command line may be a link to a directory.
-        if let Some(made) = self.dir(from, &slot, LastLink::Follow).await {
+        let ancestors = Arc::new(Ancestors::root(from.handle(), &from.attributes));
+        if let Some(made) = self.dir(from, ancestors, &slot, LastLink::Follow).await {
             self.tree(made, slot).await;
         }
     }
@@ -80,8 +83,8 @@ impl Copier {
         while let Some(job) = self.jobs.join_next().await {
             job.expect("copying does not panic");
         }
-        // Those below first: to set the times of a directory needs the right to go through those
-        // above.
+        // Lower directories first: setting the times of a directory needs search permission on
+        // those above.
         while let Some(made) = self.dirs.pop() {
             self.shared.finish_dir(&made).await;
         }
@@ -116,7 +119,7 @@ impl Copier {
         }
     }
 
-    /// What is in a directory, but for what is in those below it: these are returned.
+    /// Copies the content of a directory and returns the directories in it, whose content remains.
     async fn content(&mut self, dir: &Made, slot: &Slot, goal: &Entry) -> Vec<(Made, Slot)> {
         let mut below = Vec::new();
         let shown = &dir.from.shown;
@@ -152,15 +155,32 @@ impl Copier {
                     self.shared.fail(what);
                 } else if !from.is_dir() {
                     self.file(from, slot, dir.is_new).await;
-                } else if let Some(made) = self.dir(from, &slot, LastLink::Keep).await {
+                } else if let Some(made) = self.dir_below(dir, from, &slot).await {
                     below.push((made, slot));
                 }
             }
         }
     }
 
+    /// As [`Copier::dir`], for a directory in `above`, which must not contain itself.
+    async fn dir_below(&mut self, above: &Made, from: Entry, slot: &Slot) -> Option<Made> {
+        match above.ancestors.below(from.handle(), &from.attributes) {
+            Ok(ancestors) => self.dir(from, Arc::new(ancestors), slot, LastLink::Keep).await,
+            Err(why) => {
+                self.shared.fail(format!("cannot copy directory {}: {why}", from.shown));
+                None
+            }
+        }
+    }
+
     /// Makes a directory at `slot`, or takes the one that is there.
-    async fn dir(&mut self, from: Entry, slot: &Slot, last: LastLink) -> Option<Made> {
+    async fn dir(
+        &mut self,
+        from: Entry,
+        ancestors: Arc<Ancestors>,
+        slot: &Slot,
+        last: LastLink,
+    ) -> Option<Made> {
         let shared = &self.shared;
         let to_shown = &slot.shown;
         match slot.look(last).await {
@@ -170,7 +190,7 @@ impl Copier {
                 shared.fail(what);
                 None
             }
-            Ok(Some(to)) if to.is_dir() => Some(Made { from, to, is_new: false }),
+            Ok(Some(to)) if to.is_dir() => Some(Made { from, to, ancestors, is_new: false }),
             Ok(Some(_)) => {
                 let shown = &from.shown;
                 shared.fail(format!(
@@ -192,7 +212,7 @@ impl Copier {
                 match made {
                     Ok(to) => {
                         shared.say(&from, slot);
-                        Some(Made { from, to, is_new: true })
+                        Some(Made { from, to, ancestors, is_new: true })
                     }
                     Err(failure) => {
                         shared.fail(format!("cannot create directory {to_shown}: {failure}"));
@@ -208,8 +228,8 @@ impl Copier {
     }
 }
 
-/// A failed step, told: the sentence is complete.
-type Told<T> = std::result::Result<T, String>;
+/// The result of a step; the error is a complete sentence.
+type Reported<T> = std::result::Result<T, String>;
 
 impl Shared {
     fn fail(&self, sentence: String) {
@@ -222,7 +242,7 @@ impl Shared {
         }
     }
 
-    async fn finish_dir(&self, Made { from, to, is_new }: &Made) {
+    async fn finish_dir(&self, Made { from, to, is_new, .. }: &Made) {
         let wanted = from.attributes.mode & 0o777 & !umask();
         let result = if self.options.preserves() {
             to.take_after(&from.attributes).await
@@ -236,9 +256,9 @@ impl Shared {
         }
     }
 
-    /// Copies what is no directory. `is_new_dir`: nothing is there yet, so that it need not be
-    /// looked for.
-    async fn copy(&self, from: &Entry, slot: &Slot, is_new_dir: bool) -> Told<()> {
+    /// Copies anything but a directory. `is_new_dir`: the target directory is new, so no lookup is
+    /// needed.
+    async fn copy(&self, from: &Entry, slot: &Slot, is_new_dir: bool) -> Reported<()> {
         // Links are followed where a file is written, and replaced where a link is.
         let is_data = from.file_type() == FileType::Regular || !self.options.recursive();
         let last = if is_data { LastLink::Follow } else { LastLink::Keep };
@@ -273,11 +293,11 @@ impl Shared {
         Ok(())
     }
 
-    async fn look(&self, slot: &Slot, last: LastLink) -> Told<Option<Entry>> {
+    async fn look(&self, slot: &Slot, last: LastLink) -> Reported<Option<Entry>> {
         let found = slot.look(last).await;
         let found = found.map_err(|failure| cannot("stat", slot, &failure))?;
         if found.is_none() && last == LastLink::Follow {
-            // To write through a link to nowhere would make a file that nobody named.
+            // Writing through a dangling link would make a file that was not named.
             let itself = slot.look(LastLink::Keep).await;
             if itself.is_ok_and(|found| found.is_some()) {
                 return Err(format!("not writing through dangling symlink {}", slot.shown));
@@ -287,7 +307,7 @@ impl Shared {
     }
 
     /// A symbolic link, a pipe, a socket or a device.
-    async fn special(&self, from: &Entry, slot: &Slot) -> Told<Option<Entry>> {
+    async fn special(&self, from: &Entry, slot: &Slot) -> Reported<Option<Entry>> {
         if from.file_type() == FileType::Symlink {
             let target = from.link_target().await.map_err(|failure| {
                 format!("cannot read symbolic link {}: {failure}", from.shown)
@@ -303,7 +323,12 @@ impl Shared {
     }
 
     /// The data of a file into a new one or the one that is there; none when all is there already.
-    async fn data(&self, from: &Entry, slot: &Slot, there: Option<Entry>) -> Told<Option<Entry>> {
+    async fn data(
+        &self,
+        from: &Entry,
+        slot: &Slot,
+        there: Option<Entry>,
+    ) -> Reported<Option<Entry>> {
         let source = from
             .open()
             .await
@@ -369,14 +394,14 @@ impl Shared {
         there: Option<Entry>,
         stable: StableHow,
         truncate: bool,
-    ) -> Told<(Entry, Sink)> {
-        // With -p, nobody else gets at the data before it has the owner it is to have.
+    ) -> Reported<(Entry, Sink)> {
+        // With -p, no other user can reach the data before it has its final owner.
         let reach = if self.options.preserves() { 0o700 } else { 0o777 };
         let mode = from.attributes.mode & reach & !umask();
         let create = async || {
             let made = match slot.create(mode, stable).await {
-                // A server that was started anew has forgotten that it made the file already, and
-                // says so to the same call when that is sent again.
+                // A restarted server has lost its reply cache and returns EXIST when the call is
+                // sent again.
                 Err(failure) if failure.errno() == Errno::EXIST => {
                     take(slot, stable, failure).await
                 }
@@ -411,7 +436,7 @@ fn cannot(what: &str, slot: &Slot, failure: &Failure) -> String {
     format!("cannot {what} {}: {failure}", slot.shown)
 }
 
-/// What is read and written at once: as much as each server takes, up to [`CHUNK_BYTES_MAX`].
+/// The bytes of one read or write: the most that each server takes, up to [`CHUNK_BYTES_MAX`].
 fn chunk_bytes(from: &Entry, slot: &Slot) -> u32 {
     let read_max = match &from.place {
         Place::Remote(remote, _) => remote.read_bytes(),

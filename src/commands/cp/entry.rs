@@ -1,4 +1,4 @@
-//! What is copied: a file of any type, here or on a server.
+//! A source of a copy: a file of any type, here or on a server.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -24,7 +24,7 @@ use super::source::{Buffers, Source};
 #[derive(Clone)]
 pub(super) struct Entry {
     pub(super) place: Place,
-    /// What it was when it was found; those of this machine in the words of the protocol.
+    /// Its attributes when it was found; those of local files converted to the protocol's.
     pub(super) attributes: Attributes,
     pub(super) shown: Shown,
 }
@@ -72,6 +72,14 @@ impl Entry {
         self.attributes.file_type
     }
 
+    /// The handle of a file on a server.
+    pub(super) fn handle(&self) -> Option<FileHandle> {
+        match &self.place {
+            Place::Remote(_, handle) => Some(*handle),
+            Place::Local(_) => None,
+        }
+    }
+
     /// Whether both are one file.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let id = |entry: &Self| (entry.attributes.fsid, entry.attributes.fileid);
@@ -113,7 +121,7 @@ impl Entry {
         }
     }
 
-    /// What is in a directory.
+    /// The entries of a directory.
     pub(super) async fn children(&self) -> Result<Children> {
         match &self.place {
             Place::Remote(remote, dir) => {
@@ -191,7 +199,7 @@ pub(super) async fn blocking<T: Send + 'static>(
     Ok(spawn_blocking(work).await.expect("it does not panic")?)
 }
 
-/// What the system says of a file, in the words of the protocol.
+/// The attributes of a local file, converted to the protocol's.
 pub(super) fn local_attributes(metadata: &Metadata) -> Attributes {
     let rdev = metadata.rdev();
     Attributes {
@@ -239,7 +247,7 @@ fn local_time(seconds: i64, nseconds: i64) -> Time {
     }
 }
 
-/// Entries of a directory of this machine that are looked at in one go.
+/// Entries of a local directory that are read at once.
 const LOCAL_PAGE_LEN: usize = 256;
 
 #[cfg(test)]

@@ -28,11 +28,11 @@ use copy::Copier;
 use entry::Entry;
 use slot::{Dir, Slot};
 
-/// As coreutils' `cp`, with a URL on one side at least. What is copied is safe on the server's disk
-/// when the command ends with status 0.
+/// Like coreutils' `cp`, with a URL on one side at least. The copies are on the server's disk when
+/// the command ends with status 0.
 #[derive(Args, Clone)]
 pub(crate) struct Options {
-    /// What to copy and, at the end, its new name or the directory to copy it to: files here, or on
+    /// The files to copy and, last, the new name or the target directory: local files, or on
     /// servers as nfs://HOST[:PORT]/EXPORT/PATH
     #[arg(value_name = "FILE", required = true, num_args = 2.., value_parser = argument_parser())]
     files: Vec<OsString>,
@@ -57,7 +57,7 @@ pub(crate) struct Options {
     #[arg(short, long)]
     no_clobber: bool,
 
-    /// Say what was copied
+    /// Print each file that is copied
     #[arg(short, long)]
     verbose: bool,
 
@@ -68,7 +68,7 @@ pub(crate) struct Options {
 
     /// Files of a directory that are copied at once
     #[arg(long, value_name = "N", default_value_t = 8)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(value_parser = parse_jobs)]
     jobs: u16,
 
     /// Show no progress, also on a terminal
@@ -143,11 +143,11 @@ pub(crate) async fn run(options: &Options, console: &Arc<Console>) -> io::Result
     Ok(())
 }
 
-/// What the last argument leads to.
+/// The target that the last argument names.
 struct Goal {
     /// Its own name.
     slot: Slot,
-    /// What is there, links followed.
+    /// The existing file, links followed.
     found: Option<Entry>,
     ends_with_slash: bool,
     /// Why the directory above is not to be had.
@@ -229,8 +229,8 @@ fn is_absent(errno: Errno) -> bool {
     matches!(errno, Errno::NOENT | Errno::NOTDIR)
 }
 
-/// What a source is called where it goes; `.` for what has no name of its own, which makes its
-/// content go there.
+/// The name of a source in the target directory; `.` for a source without a name of its own, whose
+/// content is copied.
 fn last_name(source: &OsStr) -> Vec<u8> {
     let path = match Target::parse(source) {
         Ok(target) => target.url.path,
@@ -242,6 +242,15 @@ fn last_name(source: &OsStr) -> Vec<u8> {
         Some(name) => name.to_vec(),
     }
 }
+
+/// Reads the argument of `--jobs`.
+fn parse_jobs(text: &str) -> std::result::Result<u16, String> {
+    let jobs = text.parse().ok().filter(|jobs| (1..=JOBS_MAX).contains(jobs));
+    jobs.ok_or_else(|| format!("`{text}` is not a whole number from 1 to {JOBS_MAX}"))
+}
+
+/// Files that are copied at once, at most.
+const JOBS_MAX: u16 = 256;
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::super::console::Console;
 
-/// A line on stderr with bytes, speed and time to go; none where nobody watches. Cheap to clone.
+/// A line on stderr with bytes, speed and time to go; none where stderr is no terminal. Cheap to
+/// clone.
 #[derive(Clone)]
 pub(super) struct Progress {
     bar: ProgressBar,
@@ -27,7 +28,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// Shown to nobody.
+    /// A line that is not shown.
     pub(super) fn hidden() -> Self {
         Self { bar: ProgressBar::hidden() }
     }

@@ -12,7 +12,7 @@ use super::source::{Source, WINDOW_BYTES};
 pub(super) enum Start {
     /// At the beginning, with an empty file: what is there is not the beginning of the source.
     Over,
-    /// At this offset. What is before it is kept.
+    /// At this offset. The bytes before it are kept.
     At(u64),
     /// Nowhere: all is there.
     Done,
@@ -41,7 +41,7 @@ pub(super) async fn start(from: &Entry, source: &Source, there: &Entry) -> Resul
     Ok(if same { Start::At(at) } else { Start::Over })
 }
 
-/// What sizes and times say alone.
+/// The decision by sizes and times alone.
 fn guess(source: &Attributes, there: &Attributes, unsettled_bytes: u64) -> Start {
     if source.file_type != FileType::Regular || there.file_type != FileType::Regular {
         return Start::Over;
@@ -63,9 +63,9 @@ fn is_earlier(copy: Time, source: Time) -> bool {
     copy.seconds < source.seconds
 }
 
-/// What may be incomplete at the end of an interrupted copy. Here, the chunks that were under way:
-/// the kernel has those that were written. On a server, also the piece that awaits its COMMIT and
-/// the next one, for the server may have been started anew as well.
+/// The bytes that may be incomplete at the end of an interrupted copy. Here, the chunks that were
+/// under way: the kernel has those that were written. On a server, also the piece that awaits its
+/// COMMIT and the next one, because the server may have been restarted as well.
 const fn unsettled_bytes(place: &Place) -> u64 {
     match place {
         Place::Local(_) => UNDER_WAY_BYTES,
@@ -75,7 +75,7 @@ const fn unsettled_bytes(place: &Place) -> u64 {
 
 /// Chunks that were read or are being written, with room to spare.
 const UNDER_WAY_BYTES: u64 = 4 * WINDOW_BYTES;
-/// What is compared.
+/// The bytes that are compared.
 const COMPARED_BYTES: u32 = 1 << 20;
 /// Copies go on at a multiple of this, so that chunks lie as in a copy from the beginning.
 const ALIGNMENT: u64 = 4 << 20;

@@ -73,7 +73,7 @@ impl Sink {
         }
     }
 
-    /// Makes what was written safe, and tells which parts have to be written again.
+    /// Commits the written data, and returns the parts that have to be written again.
     pub(super) async fn commit(&mut self) -> Result<Vec<Range<u64>>> {
         match self {
             Self::Remote(sink) => sink.commit_all().await,
@@ -117,7 +117,7 @@ pub(super) struct RemoteSink {
     nfs: Nfs3,
     file: FileHandle,
     stable: StableHow,
-    /// What was written since the last COMMIT began.
+    /// The data written since the last COMMIT began.
     piece: Option<Piece>,
     commits: Window<Result<Option<Range<u64>>>>,
     lost: Vec<Range<u64>>,
@@ -189,7 +189,7 @@ impl RemoteSink {
         if let Some(lost) = self.commits.make_room().await {
             self.lost.extend(lost?);
         }
-        // A piece that grew over a hole may be longer than a count can tell; 0 is to the end.
+        // A piece that grew over a hole may be longer than a count can express; 0 means to the end.
         let count = u32::try_from(range.end - range.start).unwrap_or(0);
         let commit = self.nfs.commit(self.file, range.start, count);
         self.commits.push(async move {

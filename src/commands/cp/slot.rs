@@ -64,7 +64,7 @@ impl Slot {
         dir.join(OsStr::from_bytes(name))
     }
 
-    /// What has the name already.
+    /// The file that has the name already.
     pub(super) async fn look(&self, last: LastLink) -> Result<Option<Entry>> {
         let found = match &self.dir {
             Dir::Local(dir) => {
@@ -97,7 +97,7 @@ impl Slot {
         Entry { place, attributes: node.attributes, shown }
     }
 
-    /// What CREATE or its like has made; asked for where the server leaves it out.
+    /// The object made by CREATE or its like; looked up where the server leaves it out.
     async fn made(&self, remote: &Remote, dir: FileHandle, made: CreatedOk) -> Result<Entry> {
         let node = match (made.object, made.attributes) {
             (Some(handle), Some(attributes)) => Node { handle, attributes },
@@ -280,7 +280,7 @@ impl Entry {
     }
 }
 
-/// What SETATTR has to set for `-p`.
+/// The attributes that SETATTR has to set for `-p`.
 fn preserved(like: &Attributes, with_owner: bool) -> SetAttributes {
     let mode = if with_owner { like.mode } else { like.mode & !SET_ID };
     SetAttributes {

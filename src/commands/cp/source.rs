@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read as _};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use client::nfs3::Nfs3;
@@ -103,7 +103,7 @@ fn read_remote(
             if part.eof || done == len {
                 return Ok(Chunk { data: data.freeze(), eof: part.eof });
             }
-            // A server that gives nothing and does not say that this is the end never will.
+            // A server that returns no data and no eof never will.
             if part.data.is_empty() {
                 return Err(Failure::refused(Errno::IO));
             }
@@ -129,8 +129,8 @@ async fn check_end(
     if part.attributes.is_some_and(|attributes| attributes.size <= end) {
         return Ok(());
     }
-    // The attributes are absent, or from after somebody has made the file longer; the next read
-    // from there tells these two from a wrong answer.
+    // The attributes are absent, or from after another client extended the file; the next read from
+    // there distinguishes these from a wrong reply.
     let more = nfs.read(file, end, 1).await?;
     if more.data.is_empty() { Ok(()) } else { Err(Failure::refused(Errno::AGAIN)) }
 }
@@ -156,8 +156,8 @@ fn read_stream(file: &File, len: u32) -> io::Result<Chunk> {
     Ok(Chunk { eof: count < widen(len), data: data.into() })
 }
 
-/// The parts of a file that hold data, in order; one part up to the end of time where the system
-/// does not tell holes apart.
+/// The parts of a file that hold data, in order; one unbounded part where the system does not
+/// report holes.
 pub(crate) fn extents(file: &File, size: u64) -> Vec<Range<u64>> {
     let mut extents = Vec::new();
     let mut at = 0;
@@ -181,7 +181,8 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     fn take(&self, len: usize) -> Vec<u8> {
-        let mut buffer = self.free.lock().expect(NO_PANIC).pop().unwrap_or_default();
+        let mut buffer =
+            self.free.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         buffer.resize(len, 0);
         buffer
     }
@@ -205,7 +206,7 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let mut free = self.home.free.lock().expect(NO_PANIC);
+        let mut free = self.home.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.len() < WINDOW_LEN_MIN {
             free.push(std::mem::take(&mut self.buffer));
         }
@@ -216,7 +217,6 @@ fn widen(len: u32) -> usize {
     usize::try_from(len).expect("an address has 32 bits at least")
 }
 
-const NO_PANIC: &str = "no code panics while it holds the buffers";
 /// Data under way at once in one direction.
 pub(super) const WINDOW_BYTES: u64 = 8 << 20;
 const WINDOW_LEN_MIN: usize = 8;

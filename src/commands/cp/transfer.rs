@@ -11,7 +11,7 @@ use super::progress::Progress;
 use super::sink::{Sink, Written};
 use super::source::{Chunk, Source};
 
-/// What of the source is to be copied, and how.
+/// The parts of the source to copy, and how.
 pub(super) struct Plan {
     /// Where to begin.
     pub(super) start: u64,

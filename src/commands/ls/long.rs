@@ -67,7 +67,8 @@ impl Long {
         write(text, format_args!("total {total}\n"));
     }
 
-    /// All of a line in front of the name. Of a file that could not be looked at, question marks.
+    /// All of a line in front of the name; question marks for a file whose attributes could not be
+    /// read.
     pub(super) fn line(&self, entry: &Entry, text: &mut Vec<u8>) {
         let Widths { nlink, user, group, size, .. } = self.widths;
         let Some(attributes) = entry.attributes() else {

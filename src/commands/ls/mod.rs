@@ -4,12 +4,14 @@ mod long;
 
 use std::cmp::{Ordering, Reverse};
 use std::io::{self, IsTerminal as _};
+use std::sync::Arc;
 
 use clap::{ArgAction, Args};
 use client::nfs3::Name;
 use jiff::Timestamp;
 use proto::nfs3::{Attributes, FileHandle, FileType};
 
+use super::ancestors::Ancestors;
 use super::console::Console;
 use super::failure::{Failure, Result};
 use super::output::Output;
@@ -101,7 +103,7 @@ impl Options {
             && (self.in_columns || io::stdout().is_terminal() && !self.unsorted)
     }
 
-    /// Whether entries have to be looked at, beside their names.
+    /// Whether the attributes of entries are needed beside their names.
     fn wants_attributes(&self) -> bool {
         self.is_long() || self.recursive || self.sorts_by_attributes()
     }
@@ -130,7 +132,8 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
         match find(options, &mut session, target).await {
             Ok((remote, node)) if node.is_dir() && !options.directory => {
                 let (handle, shown) = (node.handle, target.shown.clone());
-                dirs.push(Directory { remote, handle, shown, is_argument: true });
+                let ancestors = Arc::new(Ancestors::root(Some(handle), &node.attributes));
+                dirs.push(Directory { remote, handle, shown, ancestors, is_argument: true });
             }
             Ok((remote, node)) => {
                 let name = target.shown.as_bytes().to_vec();
@@ -174,6 +177,7 @@ struct Directory {
     remote: Remote,
     handle: FileHandle,
     shown: Shown,
+    ancestors: Arc<Ancestors>,
     is_argument: bool,
 }
 
@@ -257,7 +261,7 @@ impl<'a> Printer<'a> {
 
     /// A directory and, if wanted, those in it.
     async fn tree(&mut self, root: Directory) -> io::Result<()> {
-        // Those still to come, the next one last.
+        // The directories still to be listed, the next one last.
         let mut ahead = vec![root];
         while let Some(dir) = ahead.pop() {
             let mut below = self.directory(&dir).await?;
@@ -341,7 +345,7 @@ impl<'a> Printer<'a> {
         self.is_below = true;
     }
 
-    /// What is to be shown of a page, with all that has to be known of it.
+    /// The entries of a page that are shown, with the attributes they need.
     async fn entries(&self, dir: &Directory, names: Vec<Name>) -> Vec<Entry> {
         let shown = names.into_iter().filter(|name| self.options.shows(&name.name));
         let mut entries: Vec<_> = shown.map(Entry::from).collect();
@@ -355,7 +359,7 @@ impl<'a> Printer<'a> {
             {
                 let entry = &mut entries[index];
                 let node = node.expect("a lookup does not panic");
-                entry.node = self.told(dir, entry, node).map(Box::new);
+                entry.node = self.or_report(dir, entry, node).map(Box::new);
             }
         }
         if self.options.is_long() {
@@ -366,14 +370,15 @@ impl<'a> Printer<'a> {
             .await
             {
                 let entry = &mut entries[index];
-                entry.link_target = self.told(dir, entry, target).map(|link| link.target.to_vec());
+                entry.link_target =
+                    self.or_report(dir, entry, target).map(|link| link.target.to_vec());
             }
         }
         entries
     }
 
-    /// What was found of an entry, or nothing once that has been told.
-    fn told<T>(&self, dir: &Directory, entry: &Entry, found: client::Result<T>) -> Option<T> {
+    /// The result for an entry, or nothing after its error has been reported.
+    fn or_report<T>(&self, dir: &Directory, entry: &Entry, found: client::Result<T>) -> Option<T> {
         let failure = match found {
             Ok(found) => return Some(found),
             Err(error) => Failure::from(error),
@@ -432,7 +437,15 @@ impl<'a> Printer<'a> {
         for entry in entries.iter().filter(|entry| !matches!(&entry.name[..], b"." | b"..")) {
             if let Some(node) = entry.node.as_ref().filter(|node| node.is_dir()) {
                 let (remote, shown) = (dir.remote.clone(), dir.shown.join(&entry.name));
-                below.push(Directory { remote, handle: node.handle, shown, is_argument: false });
+                let handle = node.handle;
+                match dir.ancestors.below(Some(handle), &node.attributes) {
+                    Ok(ancestors) => {
+                        let ancestors = Arc::new(ancestors);
+                        let is_argument = false;
+                        below.push(Directory { remote, handle, shown, ancestors, is_argument });
+                    }
+                    Err(why) => self.console.fail(format!("cannot list {shown}: {why}")),
+                }
             }
         }
     }

@@ -52,7 +52,7 @@ pub(crate) fn width(text: &str) -> usize {
 }
 
 const GAP: usize = 2;
-/// What a column takes at least, also the last one, as coreutils counts.
+/// The least width of a column, also of the last one, as in coreutils.
 const COLUMN_WIDTH_MIN: usize = 3;
 
 #[cfg(test)]

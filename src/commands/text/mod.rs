@@ -1,4 +1,4 @@
-//! How the commands write what they say: pure functions from values to coreutils' text.
+//! The commands' output: pure functions from values to coreutils' text.
 
 pub(crate) mod columns;
 pub(crate) mod mode;

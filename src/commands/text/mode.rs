@@ -31,7 +31,7 @@ fn type_letter(file_type: FileType) -> char {
     }
 }
 
-/// What `stat` calls a file of this type; an empty file has a name of its own.
+/// The name that `stat` prints for a file type; an empty file has a name of its own.
 pub(crate) fn type_name(file_type: FileType, size: u64) -> &'static str {
     match file_type {
         FileType::Regular if size == 0 => "regular empty file",
@@ -59,8 +59,8 @@ pub(crate) fn with_type(file_type: FileType, mode: u32) -> u32 {
     type_bits << 12 | mode & ALL
 }
 
-/// A mode as given to `mkdir -m`: octal, or changes applied in turn to `start`. Where a change
-/// names nobody (`+w`), everybody is meant but for the bits of `umask`, as POSIX has it for chmod.
+/// A mode as given to `mkdir -m`: octal, or changes applied in turn to `start`. A change without a
+/// class (`+w`) applies to all, except for the bits of `umask`, as POSIX specifies for chmod.
 /// `None` if it is neither.
 pub(crate) fn parse(text: &str, start: u32, umask: u32) -> Option<u32> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
@@ -101,7 +101,7 @@ fn class_bits(class: char) -> u32 {
     }
 }
 
-/// What the letters mean for everybody; a class as the only letter copies the bits that it has.
+/// The bits that the letters mean for all classes; a class as the only letter copies its bits.
 fn permission_bits(letters: &str, mode: u32) -> Option<u32> {
     let copied = match letters {
         "u" => Some(mode >> 6 & 7),
@@ -117,7 +117,7 @@ fn permission_bits(letters: &str, mode: u32) -> Option<u32> {
             bits | match letter {
                 'r' => 0o444,
                 'w' => 0o222,
-                'x' | 'X' => 0o111, // What is made by mkdir is a directory, where X is x.
+                'x' | 'X' => 0o111, // For a directory, as mkdir makes it, X is x.
                 's' => SET_UID | SET_GID,
                 't' => STICKY,
                 _ => return None,

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::fs;
 
-/// What this machine calls the ids of owners. Taken from `/etc/passwd` and `/etc/group`; an id that
-/// is not there, because it comes from a directory service or belongs to another machine, has no
-/// name.
+/// This machine's names of owner ids. Taken from `/etc/passwd` and `/etc/group`; an id that is not
+/// there, because it comes from a directory service or belongs to another machine, has no name.
 #[derive(Default)]
 pub(crate) struct Owners {
     users: HashMap<u32, String>,
@@ -13,7 +12,7 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Those of this machine. Files that cannot be read name nobody.
+    /// Reads this machine's names. A file that cannot be read yields none.
     pub(crate) fn of_machine() -> Self {
         let read = |path| names(&fs::read_to_string(path).unwrap_or_default());
         Self { users: read("/etc/passwd"), groups: read("/etc/group") }

@@ -69,7 +69,7 @@ fn escape(byte: u8) -> String {
     }
 }
 
-/// Whether a terminal shows the character. Those that steer it, and those that hide or reorder
+/// Whether a terminal shows the character. Control characters, and characters that hide or reorder
 /// others, are not shown.
 fn is_printable(c: char) -> bool {
     !c.is_control()
@@ -77,14 +77,14 @@ fn is_printable(c: char) -> bool {
             | '\u{feff}' | '\u{e000}'..='\u{f8ff}')
 }
 
-/// What a shell does not read as itself, anywhere in a word.
+/// The characters that a shell interprets anywhere in a word.
 const SPECIAL: &str = " \t\n!\"$&'()*;<=>?[\\^`|";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What `ls` of coreutils 9.1 prints with `--quoting-style=shell-escape`, and with
+    /// The output of `ls` of coreutils 9.1 with `--quoting-style=shell-escape`, and with
     /// `shell-escape-always`.
     const NAMES: &[(&[u8], &str, &str)] = &[
         (b"plain", "plain", "'plain'"),

@@ -1,7 +1,7 @@
 //! Numbers of bytes and of other things, in powers of 1024.
 
-/// At most four letters, rounded up so that nothing looks smaller than it is: `0`, `1023`, `1.0K`,
-/// `9.9K`, `10K`, `1.0M`.
+/// At most four letters, rounded up so that no size is understated: `0`, `1023`, `1.0K`, `9.9K`,
+/// `10K`, `1.0M`.
 pub(crate) fn human(bytes: u64) -> String {
     let bytes = u128::from(bytes);
     if bytes < 1024 {

@@ -5,7 +5,7 @@ use jiff::{Timestamp, Zoned};
 use proto::nfs3::Time;
 
 /// As `ls -l` writes it: `Nov 21 22:46`, or `Nov 21  2025` if it is not in the six months up to
-/// `now`, the time of which nobody needs the minute.
+/// `now`, where the year replaces the time.
 pub(crate) fn short(time: Time, now: Timestamp, zone: &TimeZone) -> String {
     let local = zoned(time, zone);
     let age = now.as_second() - i64::from(time.seconds);

@@ -26,6 +26,27 @@ def truncate_cuts_and_extends():
 
 
 @check
+def truncate_by_path_needs_write_permission():
+    make("file", b"content", 0o444)
+    os.chown("file", ALICE, ALICE)
+    refused(errno.EACCES, as_user, ALICE, os.truncate, "file", 3)
+    same(content_of("file"), b"content", "content")
+
+
+@check
+def ftruncate_needs_no_more_than_the_open_file():
+    os.chmod(".", 0o777)
+
+    def use():
+        with opened("file", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o444) as file:
+            write_all(file, b"content")
+            os.ftruncate(file, 3)
+
+    as_user(ALICE, use)
+    same(content_of("file"), b"con", "content")
+
+
+@check
 def truncate_leaves_no_old_bytes():
     """What was cut off must not come back when the file grows again, within a page or behind it."""
     for cut, grown in ((100, 200), (PAGE, 2 * PAGE), (PAGE + 1, 3 * PAGE), (0, 10), (5000, 300000)):

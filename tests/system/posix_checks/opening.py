@@ -6,8 +6,8 @@ import socket
 import stat
 
 from place import (
-    ALICE, BOB, all_at_once, as_user, check, content_of, expect, keeps, make, mode_of, opened,
-    refused, same, updates, write_all,
+    ALICE, BOB, Child, all_at_once, as_user, check, content_of, expect, keeps, make, mode_of,
+    opened, refused, same, updates, write_all,
 )  # fmt: skip
 
 CREATE = os.O_CREAT | os.O_WRONLY
@@ -229,6 +229,38 @@ def open_asks_the_directories_on_the_way():
     os.chmod("dir", 0o711)
     as_user(ALICE, lambda: os.close(os.open("dir/file", os.O_RDWR)))
     refused(errno.EACCES, as_user, ALICE, os.listdir, "dir")
+
+
+@check
+def open_asks_a_directory_whose_mode_was_just_changed():
+    """The change holds for others when chmod returns. A reader that was let in before asks again."""
+    os.mkdir("dir", 0o755)
+    make("dir/file", b"", 0o666)
+    rounds = 100
+    (asked, ask), (answers, answer) = os.pipe(), os.pipe()
+
+    def open_when_asked():
+        for _ in range(2 * rounds):
+            os.read(asked, 1)
+            try:
+                os.close(os.open("dir/file", os.O_RDONLY))
+                os.write(answer, b"opened")
+            except PermissionError:
+                os.write(answer, b"refused")
+
+    def become_alice():
+        os.setgid(ALICE)
+        os.setuid(ALICE)
+
+    alice = Child(open_when_asked, before=become_alice)
+    try:
+        for number in range(rounds):
+            for mode, right in ((0o755, b"opened"), (0o644, b"refused")):
+                os.chmod("dir", mode)
+                os.write(ask, b"?")
+                same(os.read(answers, 10), right, f"round {number}, mode {mode:o}")
+    finally:
+        alice.end()
 
 
 @check

@@ -1,12 +1,15 @@
 //! `cat`, `stat`, `df` and `exports`, and what all commands have in common.
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Stdio;
 
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+
 use crate::fixture::{
-    Server, assert_told, coreutils, feed, pattern, run, spillway, succeeded, text,
+    Server, assert_exit, coreutils, feed, pattern, run, spillway, succeeded, text,
 };
 
 #[test]
@@ -46,7 +49,7 @@ fn cat_ends_quietly_when_its_reader_leaves() {
 }
 
 #[test]
-fn stat_tells_what_coreutils_tells() {
+fn stat_prints_the_same_as_coreutils() {
     let server = Server::start();
     server.put("file", vec![7; 12_345]);
     server.put("empty", "");
@@ -81,7 +84,7 @@ fn stat_tells_what_coreutils_tells() {
     assert_eq!(succeeded(run(["stat", "-c", "%N", &link])), format!("'{link}' -> 'file'\n"));
     let nope = server.url("nope");
     let line = format!("spillway stat: cannot statx '{nope}': No such file or directory");
-    assert_told(&run(["stat", &nope]), 1, &line);
+    assert_exit(&run(["stat", &nope]), 1, &line);
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn df_has_the_numbers_of_the_file_system() {
     }
     let nope = server.url("nope");
     let output = run(["df", &nope]);
-    assert_told(&output, 1, &format!("spillway df: {nope}: No such file or directory"));
+    assert_exit(&output, 1, &format!("spillway df: {nope}: No such file or directory"));
 }
 
 #[test]
@@ -142,24 +145,26 @@ fn links_and_dots_lead_through_the_export_and_not_out_of_it() {
     }
     let url = server.url("loop/x");
     let line = format!("spillway cat: {url}: Too many levels of symbolic links");
-    assert_told(&run(["cat", &url]), 1, &line);
+    assert_exit(&run(["cat", &url]), 1, &line);
 }
 
 #[test]
-fn an_unreachable_server_is_told() {
-    // Bound and not listening: nobody else can be behind this port.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+fn an_unreachable_server_is_reported() {
+    // Bound and not listening: no other socket can be behind this port.
+    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = SocketAddrV4::try_from(getsockname(&bound).unwrap()).unwrap().port();
     let url = format!("nfs://127.0.0.1:{port}/e");
     let output = run(["ls", &url]);
     let line = format!(
         "spillway ls: cannot access '{url}': cannot connect to 127.0.0.1:{port}: \
          Connection refused"
     );
-    assert_told(&output, 2, &line);
+    assert_exit(&output, 2, &line);
 }
 
 #[test]
-fn what_is_not_exported_is_told() {
+fn a_path_that_is_not_exported_is_reported() {
     let server = Server::start();
     let url = format!("nfs://127.0.0.1:{}/other/file", server.port());
     let output = run(["cat", &url]);
@@ -174,7 +179,10 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
     let cases: &[(&[&str], &str)] = &[
         (&["ls"], "the following required arguments were not provided: <URL>..."),
         (&["ls", "/srv"], "invalid value '/srv' for '<URL>...': a URL begins with nfs://"),
-        (&["ls", "nfs://h/e?x=1"], "invalid value 'nfs://h/e?x=1' for '<URL>...': `x=1` is no"),
+        (
+            &["ls", "nfs://h/e?x=1"],
+            "invalid value 'nfs://h/e?x=1' for '<URL>...': unknown option `x=1`",
+        ),
         (&["ls", "-o", "sorft", "nfs://h/e"], "invalid value 'sorft' for '-o <OPTION"),
         (&["rm"], "the following required arguments were not provided: <URL>..."),
         (
@@ -182,19 +190,65 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
             "invalid value '9' for '--mode <MODE>': `9` is no mode",
         ),
         (&["cp", "nfs://h/e/a"], "2 values required by '<FILE> <FILE>...'; only 1 was provided"),
-        (&["cp", "--jobs", "0", "nfs://h/e/a", "b"], "invalid value '0' for '--jobs <N>'"),
+        (
+            &["cp", "--jobs", "0", "nfs://h/e/a", "b"],
+            "invalid value '0' for '--jobs <N>': `0` is not a whole number from 1 to 256",
+        ),
+        (
+            &["cp", "--jobs", "abc", "nfs://h/e/a", "b"],
+            "invalid value 'abc' for '--jobs <N>': `abc` is not a whole number from 1 to 256",
+        ),
         (&["exports"], "the following required arguments were not provided: <HOST>"),
     ];
     for (args, sentence) in cases {
         let output = run(*args);
         let stderr = text(&output.stderr);
         assert!(stderr.starts_with(&format!("spillway: {sentence}")), "{args:?}: {stderr}");
-        assert!(stderr.ends_with("\nTry `spillway --help`.\n"), "{stderr}");
+        let hint = format!("\nTry `spillway {} --help`.\n", args[0]);
+        assert!(stderr.ends_with(&hint), "{stderr}");
         assert_eq!(output.status.code(), Some(2), "{args:?}");
     }
     let output = run(["cp", "a", "b"]);
-    assert_told(&output, 2, "spillway cp: one of the files has to be a URL, nfs://HOST/PATH");
+    assert_exit(&output, 2, "spillway cp: one of the files has to be a URL, nfs://HOST/PATH");
     let help = succeeded(run(["ls", "--help"]));
     assert!(help.contains("--human-readable"), "{help}");
     assert_eq!(succeeded(run(["rm", "-f"])), "");
+}
+
+#[test]
+fn warning_has_no_escape_sequences_where_stderr_is_no_terminal() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("nfs://{}/e", listener.local_addr().unwrap());
+    let mut child = spillway().args(["exports", &url]).stderr(Stdio::piped()).spawn().unwrap();
+    // A record with the mark of a reply and no reply in it: the client warns about its sender.
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(&[0x80, 0, 0, 4, 0, 0, 0, 0]).unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(line.contains("server="), "{line:?}");
+    assert!(!line.contains('\x1b'), "{line:?}");
+}
+
+#[test]
+fn silent_server_is_reported_and_its_return_too() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut command = spillway();
+    command.args(["exports", &format!("nfs://{address}/e")]).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut call = [0; 8];
+    stream.read_exact(&mut call).unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+    let silent = format!("spillway exports: server {address} not responding, still trying");
+    assert_eq!(stderr.next().unwrap().unwrap(), silent);
+    // PROG_UNAVAIL, RFC 5531 section 9.
+    let (mark, xid) = ([0x80, 0, 0, 24], &call[4..]);
+    let words = [1, 0, 0, 0, 1].map(u32::to_be_bytes).concat();
+    stream.write_all(&[&mark, xid, &words].concat()).unwrap();
+    assert_eq!(stderr.next().unwrap().unwrap(), format!("spillway exports: server {address} OK"));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

@@ -1,0 +1,10 @@
+//! The built program from outside: exit status, the one sentence of each failure, and the life of
+//! a server from its first line on stdout to its last signal.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod arguments;
+mod client;
+mod fixture;
+mod observing;
+mod serving;

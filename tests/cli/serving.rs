@@ -1,0 +1,152 @@
+//! The life of a server: start, reload, stop, and the service manager.
+
+use std::fs;
+use std::io::Read;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::fixture::{
+    ONE_EXPORT, PATIENCE, Place, Running, assert_exit, run, serve_config, serve_directory,
+};
+
+#[test]
+fn a_free_port_is_announced_and_both_signals_stop_cleanly() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        let running = Running::start(serve_directory(&place), 1);
+        let port = running.address.port();
+        assert_ne!(port, 0);
+        let expected = format!(
+            "listening on 127.0.0.1:{port}\nexport /data\n    \
+             mount -t nfs -o vers=3,proto=tcp,port={port},mountport={port},mountproto=tcp,nolock \
+             127.0.0.1:/data /mnt\n    \
+             nfs://127.0.0.1/data?version=3&nfsport={port}&mountport={port}\n"
+        );
+        assert_eq!(running.announced, expected);
+        running.assert_serving();
+        running.stop(signal);
+    }
+}
+
+#[test]
+fn a_silent_client_does_not_delay_the_end() {
+    let place = Place::new();
+    let running = Running::start(serve_directory(&place), 1);
+    let mut silent = TcpStream::connect(running.address).unwrap();
+    running.stop(Signal::TERM);
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    // Closed, in order or by a reset; not left open.
+    assert!(matches!(silent.read(&mut [0]), Ok(0) | Err(_)));
+}
+
+#[test]
+fn an_address_in_use_exits_1_with_the_cause() {
+    let place = Place::new();
+    let running = Running::start(serve_directory(&place), 1);
+    let address = running.address.to_string();
+    let other = Place::new();
+    let (b, state) = (other.text("b"), other.text("state"));
+    let output = run(&["serve", &b, "--listen", &address, "--state-dir", &state]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let sentence = stderr.lines().find(|line| line.starts_with("spillway: ")).unwrap_or(&stderr);
+    let expected = format!(
+        "spillway: cannot listen on {address}: Address already in use (os error 98); choose \
+         another with listen or --listen"
+    );
+    assert_eq!(sentence, expected);
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn second_server_on_a_state_directory_exits_1_with_the_first_ones_process() {
+    let place = Place::new();
+    let running = Running::start(serve_directory(&place), 1);
+    let (b, state) = (place.text("b"), place.text("state"));
+    let output = run(&["serve", &b, "--listen", "127.0.0.1:0", "--state-dir", &state]);
+    let first = running.child.id();
+    assert_exit(&output, 1, &format!("the state directory {state} is in use by process {first};"));
+    running.assert_serving();
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn state_that_others_can_reach_exits_1_with_the_way_to_mend_it() {
+    let place = Place::new();
+    let (a, state) = (place.text("a"), place.text("state"));
+    let serve = ["serve", &a, "--listen", "127.0.0.1:0", "--state-dir", &state];
+    Running::start(serve_directory(&place), 1).stop(Signal::TERM);
+    let key = place.path("state/handle-key");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+    let sentence = format!("the handle key {} is open to others (mode 0644)", key.display());
+    assert_exit(&run(&serve), 1, &sentence);
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)).unwrap();
+    let sentence = format!("the state directory {state} can be written by others (mode 1777)");
+    assert_exit(&run(&serve), 1, &sentence);
+}
+
+#[test]
+fn a_good_reload_is_applied_and_a_bad_one_is_refused() {
+    let place = Place::new();
+    let config = place.configure(ONE_EXPORT);
+    let running = Running::start(serve_config(&config), 1);
+
+    place.configure(&format!("{ONE_EXPORT}[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\n"));
+    running.signal(Signal::HUP);
+    let line = running.wait_for("reloaded");
+    assert!(line.contains("INFO") && line.contains("added /b"), "{line}");
+
+    place.configure(&format!("{ONE_EXPORT}colour = 1\n"));
+    running.signal(Signal::HUP);
+    let line = running.wait_for("reload refused");
+    assert!(line.contains("WARN"), "{line}");
+    assert!(line.contains("spillway.toml:6:1: unknown key `colour`"), "{line}");
+
+    place.configure(ONE_EXPORT);
+    running.signal(Signal::HUP);
+    assert!(running.wait_for("reloaded").contains("removed /b"));
+    running.assert_serving();
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn keys_that_need_a_restart_are_named() {
+    let place = Place::new();
+    let config = place.configure(ONE_EXPORT);
+    let running = Running::start(serve_config(&config), 1);
+    place.configure(&format!("memory = \"64MiB\"\ndata_threads = 2\n{ONE_EXPORT}"));
+    running.signal(Signal::HUP);
+    let line = running.wait_for("restart");
+    assert!(line.contains("WARN") && line.contains("memory, data_threads"), "{line}");
+    running.wait_for("reloaded");
+    running.assert_serving();
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn the_service_manager_is_notified() {
+    let place = Place::new();
+    let path = place.path("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = serve_directory(&place);
+    command.env("NOTIFY_SOCKET", Path::new(&path));
+    let running = Running::start(command, 1);
+    let next = || {
+        let mut message = [0; 256];
+        let len = manager.recv(&mut message).expect("the server notifies");
+        String::from_utf8_lossy(&message[..len]).into_owned()
+    };
+    assert_eq!(next(), "READY=1\n");
+    running.signal(Signal::HUP);
+    let reloading = next();
+    assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
+    assert_eq!(next(), "READY=1\n");
+    running.signal(Signal::TERM);
+    assert_eq!(next(), "STOPPING=1\n");
+    running.stop(Signal::TERM);
+}

@@ -1,0 +1,248 @@
+//! Walks through trees of a server that shows what no file system has: listings that come back to
+//! where they were, and directories without end. Each command ends, with an error.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Output;
+use std::thread;
+
+use proto::mount3::{self, MountOk};
+use proto::nfs3::{self, *};
+use proto::oncrpc::{AcceptStat, ReplyHeader, decode_call, encode_success};
+use proto::xdr::{Decode, Encode, List, Reader, Writer};
+use tempfile::TempDir;
+
+use crate::fixture::{run, text};
+
+/// What is below each directory. All have one entry, a directory `d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tree {
+    /// The root has its entry again and again.
+    RepeatedCookies,
+    /// A directory is below itself.
+    Circular,
+    /// Each directory is a new one.
+    Endless,
+}
+
+/// A directory by its depth.
+fn handle(depth: u64) -> FileHandle {
+    FileHandle::new(&depth.to_be_bytes()).unwrap()
+}
+
+fn depth_of(handle: FileHandle) -> u64 {
+    u64::from_be_bytes(handle.as_bytes().try_into().unwrap())
+}
+
+fn attributes(depth: u64) -> Attributes {
+    Attributes {
+        file_type: FileType::Directory,
+        mode: 0o755,
+        nlink: 2,
+        uid: 0,
+        gid: 0,
+        size: 4096,
+        used: 4096,
+        rdev: DeviceSpec::default(),
+        fsid: 1,
+        fileid: depth + 1,
+        atime: Time::default(),
+        mtime: Time::default(),
+        ctime: Time::default(),
+    }
+}
+
+impl Tree {
+    /// Serves until the test ends, and returns the URL of the root.
+    fn serve(self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let client = client.unwrap();
+                thread::spawn(move || self.serve_one(client));
+            }
+        });
+        let port = address.port();
+        format!("nfs://{address}/e?mountport={port}")
+    }
+
+    fn serve_one(self, mut client: TcpStream) {
+        let mut mark = [0; 4];
+        while client.read_exact(&mut mark).is_ok() {
+            let len = u32::from_be_bytes(mark) & 0x7fff_ffff;
+            let mut call = vec![0; usize::try_from(len).unwrap()];
+            client.read_exact(&mut call).unwrap();
+            let mut w = Writer::new();
+            self.answer(&call, &mut w);
+            let reply = w.into_vec();
+            let mark = (u32::try_from(reply.len()).unwrap() | 1 << 31).to_be_bytes();
+            // The command may have ended.
+            let _ = client.write_all(&[&mark[..], &reply].concat());
+        }
+    }
+
+    fn answer(self, call: &[u8], w: &mut Writer) {
+        let mut r = Reader::new(call);
+        let header = decode_call(&mut r).unwrap();
+        let xid = header.xid;
+        if header.program == mount3::PROGRAM {
+            encode_success(w, xid);
+            if header.procedure == mount3::Procedure::Mnt as u32 {
+                let auth_flavors = [1][..].into();
+                Ok::<_, mount3::MountStatus>(MountOk { file_handle: handle(0), auth_flavors })
+                    .encode(w);
+            } else {
+                List::<mount3::ExportNode<'_>>::from(&[][..]).encode(w);
+            }
+            return;
+        }
+        let refused = |w: &mut Writer| {
+            ReplyHeader::Accepted { xid, stat: AcceptStat::ProcUnavail }.encode(w);
+        };
+        match Procedure::from_code(header.procedure).unwrap() {
+            Procedure::Null => encode_success(w, xid),
+            Procedure::Fsinfo => {
+                encode_success(w, xid);
+                FsinfoReply::Ok(fsinfo()).encode(w);
+            }
+            Procedure::Getattr => {
+                let depth = depth_of(GetattrArgs::decode(&mut r).unwrap().object);
+                encode_success(w, xid);
+                GetattrReply::Ok(GetattrOk { attributes: attributes(depth) }).encode(w);
+            }
+            Procedure::Lookup => {
+                let depth = self.below(depth_of(LookupArgs::decode(&mut r).unwrap().what.dir));
+                encode_success(w, xid);
+                let object_attributes = Some(attributes(depth));
+                let object = handle(depth);
+                LookupReply::Ok(LookupOk { object, object_attributes, dir_attributes: None })
+                    .encode(w);
+            }
+            Procedure::Readdir => {
+                let args = ReaddirArgs::decode(&mut r).unwrap();
+                encode_success(w, xid);
+                self.list(depth_of(args.dir), args.cookie, false, w);
+            }
+            Procedure::Readdirplus => {
+                let args = ReaddirplusArgs::decode(&mut r).unwrap();
+                encode_success(w, xid);
+                self.list(depth_of(args.dir), args.cookie, true, w);
+            }
+            Procedure::Rmdir | Procedure::Remove => {
+                encode_success(w, xid);
+                let body = WccData::default();
+                RemovedReply::Err(Failure { status: Status::Notempty, body }).encode(w);
+            }
+            Procedure::Setattr
+            | Procedure::Access
+            | Procedure::Readlink
+            | Procedure::Read
+            | Procedure::Write
+            | Procedure::Create
+            | Procedure::Mkdir
+            | Procedure::Symlink
+            | Procedure::Mknod
+            | Procedure::Rename
+            | Procedure::Link
+            | Procedure::Fsstat
+            | Procedure::Pathconf
+            | Procedure::Commit => refused(w),
+        }
+    }
+
+    /// What is behind the entry of a directory.
+    fn below(self, depth: u64) -> u64 {
+        match self {
+            Self::RepeatedCookies | Self::Endless => depth + 1,
+            Self::Circular => 1,
+        }
+    }
+
+    /// The page of a listing behind `cookie`.
+    fn list(self, depth: u64, cookie: u64, plus: bool, w: &mut Writer) {
+        let found = self.below(depth);
+        let repeats = self == Self::RepeatedCookies;
+        // The first directory of those with repeated cookies is listed for ever, the second is empty.
+        let is_empty = if repeats { depth > 0 } else { cookie > 0 };
+        let (fileid, name, next) = (found + 1, &b"d"[..], 7);
+        let (dir_attributes, verifier) = (Some(attributes(depth)), CookieVerifier::default());
+        let eof = !repeats || is_empty;
+        if plus {
+            let entry = EntryPlus {
+                fileid,
+                name,
+                cookie: next,
+                attributes: Some(attributes(found)),
+                handle: Some(handle(found)),
+            };
+            let entries = if is_empty { vec![] } else { vec![entry] };
+            let entries = entries[..].into();
+            ReaddirplusReply::Ok(ReaddirplusOk { dir_attributes, verifier, entries, eof })
+                .encode(w);
+        } else {
+            let entry = Entry { fileid, name, cookie: next };
+            let entries = if is_empty { vec![] } else { vec![entry] };
+            let entries = entries[..].into();
+            ReaddirReply::Ok(ReaddirOk { dir_attributes, verifier, entries, eof }).encode(w);
+        }
+    }
+}
+
+fn fsinfo() -> FsinfoOk {
+    FsinfoOk {
+        attributes: None,
+        rtmax: 1 << 20,
+        rtpref: 1 << 20,
+        rtmult: 1,
+        wtmax: 1 << 20,
+        wtpref: 1 << 20,
+        wtmult: 1,
+        dtpref: 1 << 16,
+        maxfilesize: u64::MAX >> 1,
+        time_delta: Time { seconds: 0, nseconds: 1 },
+        properties: nfs3::FSF_HOMOGENEOUS,
+    }
+}
+
+/// Runs `ls -R`, `cp -r` and `rm -r` on a tree, each of which has to fail with `why`.
+#[track_caller]
+fn each_fails(tree: Tree, why: &str) {
+    let dir = TempDir::new().unwrap();
+    let url = tree.serve();
+    let below = url.replacen("/e?", "/e/d?", 1);
+    let copy = dir.path().join("copy");
+    let commands: [&[&str]; 3] =
+        [&["ls", "-R", &url], &["cp", "-r", &url, copy.to_str().unwrap()], &["rm", "-r", &below]];
+    for command in commands {
+        let Output { status, stderr, .. } = run(command);
+        let stderr = text(&stderr);
+        // As with coreutils, `ls` exits with 2 if an argument failed, with 1 if an entry below did.
+        assert!(matches!(status.code(), Some(1 | 2)), "{tree:?} {command:?}: {status} {stderr}");
+        let last = stderr.lines().last().unwrap_or_default();
+        assert!(stderr.contains(why), "{tree:?} {command:?}: {last}");
+    }
+}
+
+#[test]
+fn walk_ends_at_a_directory_that_contains_itself() {
+    each_fails(Tree::Circular, "circular directory structure");
+}
+
+#[test]
+fn walk_ends_in_an_endless_chain_of_new_directories() {
+    each_fails(Tree::Endless, "File name too long");
+}
+
+#[test]
+fn listing_that_repeats_its_cookies_ends() {
+    let url = Tree::RepeatedCookies.serve();
+    let dir = TempDir::new().unwrap();
+    let copy = dir.path().join("copy");
+    for command in [&["ls", &url][..], &["cp", "-r", &url, copy.to_str().unwrap()]] {
+        let output = run(command);
+        let stderr = text(&output.stderr);
+        assert!(!output.status.success(), "{command:?}: {stderr}");
+        assert!(stderr.contains("readdir loop"), "{command:?}: {stderr}");
+    }
+}

@@ -1,0 +1,99 @@
+//! Words: the English of CONTRIBUTING.md in comments, names, messages and documents.
+
+use crate::{Source, assert_none, documents, rust_sources};
+
+/// Words that stand for the field's own, and what to write.
+const FORBIDDEN: &[(&str, &str)] = &[
+    ("whoever", "name the client, thread or caller"),
+    ("nobody", "name it: no client, no other task"),
+    ("somebody", "name it: another client, a local process"),
+    ("told", "reported, returned, passed, notified"),
+    ("tells", "reports, returns, shows, distinguishes"),
+    ("says", "reports, specifies, means, is"),
+    ("for who", "for the client that"),
+    ("fixme", "repair it, or describe the limit"),
+    ("todo", "do it, or describe the limit"),
+];
+
+/// Paths that may still use some of them, with the most uses. Lower the number with each that goes.
+const RATCHET: &[(&str, usize)] = &[("crates/bench/", 2), ("crates/client/", 2)];
+
+#[test]
+fn forbidden_words_are_not_used() {
+    let mut violations = Vec::new();
+    let sources = checked();
+    for (prefix, most) in RATCHET {
+        let uses = uses_of(sources.iter().filter(|source| source.path.starts_with(prefix)));
+        if uses.len() > *most {
+            violations.push(format!("{prefix}: {} uses, at most {most}", uses.len()));
+            violations.extend(uses);
+        }
+    }
+    let is_listed = |path: &str| RATCHET.iter().any(|(prefix, _)| path.starts_with(prefix));
+    violations.extend(uses_of(sources.iter().filter(|source| !is_listed(&source.path))));
+    assert_none("a word that CONTRIBUTING.md forbids", &violations);
+}
+
+/// Sources and documents whose English is checked. Decisions and records are of their date; this
+/// file lists the words, and CONTRIBUTING.md shows them.
+fn checked() -> Vec<Source> {
+    let mut sources = rust_sources();
+    sources.extend(documents());
+    sources.retain(|source| {
+        !["docs/decisions/", "CONTRIBUTING.md", "tests/tidy/words.rs"]
+            .iter()
+            .any(|unchecked| source.path.starts_with(unchecked))
+    });
+    sources
+}
+
+/// The uses of forbidden words, as `path:line: word: what to write`.
+fn uses_of<'a>(sources: impl Iterator<Item = &'a Source>) -> Vec<String> {
+    let mut uses = Vec::new();
+    for source in sources {
+        for (line, text) in source.text.lines().enumerate() {
+            let text = text.to_ascii_lowercase();
+            for (word, instead) in FORBIDDEN {
+                let count =
+                    text.match_indices(word).filter(|(at, _)| is_use(&text, *at, word)).count();
+                let use_ = format!("{}:{}: {word}: {instead}", source.path, line + 1);
+                uses.extend(std::iter::repeat_n(use_, count));
+            }
+        }
+    }
+    uses
+}
+
+/// Whether the word at `at` is a word of a sentence or of a name, and neither a part of a longer word
+/// nor quoted, as the user `nobody` is.
+fn is_use(text: &str, at: usize, word: &str) -> bool {
+    let (before, after) = (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
+    let is_letter = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric());
+    let is_quote = |c: Option<char>| c.is_some_and(|c| c == '`' || c == '"');
+    let (is_part, is_quoted) =
+        (is_letter(before) || is_letter(after), is_quote(before) && is_quote(after));
+    !is_part && !is_quoted
+}
+
+#[test]
+fn words_are_found_in_sentences_and_names() {
+    let text = "fn a_client_is_told() // `nobody` Whoever foretold retold_told";
+    let sources = [Source { path: "a.rs".to_owned(), text: text.to_owned() }];
+    let uses = uses_of(sources.iter());
+    assert_eq!(uses.len(), 3, "{uses:?}");
+}
+
+/// A panic while a lock is held ends one call. If the next one panicked over the poison, it would end
+/// the server.
+#[test]
+fn locks_ignore_poison() {
+    let mut violations = Vec::new();
+    for source in rust_sources().iter().filter(|source| !source.is_test()) {
+        for (line, text) in source.without_unit_tests().lines().enumerate() {
+            if text.contains(".lock().expect(") || text.contains(".lock().unwrap()") {
+                violations.push(format!("{}:{}", source.path, line + 1));
+            }
+        }
+    }
+    assert_none("a lock is taken with `unwrap_or_else(PoisonError::into_inner)`", &violations);
+}
