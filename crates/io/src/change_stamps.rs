@@ -16,14 +16,30 @@
 //! time that the kernel has given the inode since, because the kernel's clock goes on by more than
 //! that between two calls. So no stamp that clients have seen during the changes equals the one
 //! that the last change leaves.
+//!
+//! A local process may change the inode meanwhile, and its change counts at once. What was read is
+//! its work where no change of this server explains it: a length that none of those at work leads
+//! to ([`Lengths`]), or a time since the last of their system calls began that is too long for the
+//! kernel to have stamped the inode then. Such attributes are shown with a ctime made as above.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::sync::{Mutex, MutexGuard};
 
+/// The longest time from the start of a system call until it stamps the inode: waits for a
+/// processor, a lock of the kernel's, the journal. A later stamp is taken for that of a local
+/// process. If it is not, clients read again what they have cached, and no reply is wrong.
+const STAMP_DELAY: Duration = Duration::from_millis(100);
+
 /// Seconds since 1970 and nanoseconds below 1,000,000,000.
 pub type StampTime = (i64, u32);
+
+/// Nanoseconds since 1970.
+fn nanoseconds((seconds, nanoseconds): StampTime) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
+}
 
 /// The attributes by which a client detects a change of an inode (RFC 1813 §2.6, `wcc_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +66,42 @@ impl Stamp {
             999_999_999.. => (seconds.saturating_add(1), 0),
         };
         Self { ctime, ..self }
+    }
+}
+
+/// The lengths in bytes that a change may give an inode, besides the one it has.
+#[derive(Clone, Copy, Debug)]
+pub struct Lengths {
+    min: u64,
+    max: u64,
+}
+
+impl Lengths {
+    /// Those of a change that keeps the length.
+    pub const KEPT: Self = Self { min: u64::MAX, max: 0 };
+    /// Those of a change of a directory, whose length is the file system's affair.
+    pub const ANY: Self = Self { min: 0, max: u64::MAX };
+
+    /// Those of a WRITE up to `end`.
+    #[must_use]
+    pub fn up_to(end: u64) -> Self {
+        Self { min: u64::MAX, max: end }
+    }
+
+    /// Those of a change that sets the length.
+    #[must_use]
+    pub fn set_to(len: u64) -> Self {
+        Self { min: len, max: len }
+    }
+
+    /// Those of two changes together.
+    fn and(self, other: Self) -> Self {
+        Self { min: self.min.min(other.min), max: self.max.max(other.max) }
+    }
+
+    /// Whether such changes may lead from the length `from` to the length `to`.
+    fn lead(self, from: u64, to: u64) -> bool {
+        (self.min.min(from)..=self.max.max(from)).contains(&to)
     }
 }
 
@@ -92,30 +144,49 @@ pub struct ChangeStamps(Mutex<State>);
 struct State {
     /// Changes at work: one alone, or any number that share the inode.
     at_work: usize,
+    /// What those explain, or did until the last one ended.
+    own: Option<Own>,
     /// The stamp shown while a change is in progress. Kept after it, for replies whose attributes
     /// were read before it ended.
-    shown: Option<Stamp>,
+    shown: Option<Shown>,
     /// When the last change ended.
     ended: Option<Moment>,
 }
 
+/// What the changes at work explain.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    lengths: Lengths,
+    /// When the last system call of one of them began.
+    started: Option<StampTime>,
+}
+
+/// What others see while a change is at work.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    stamp: Stamp,
+    /// The kernel's, when this was published.
+    live: Stamp,
+}
+
 impl ChangeStamps {
-    /// Begins a change that has the inode to itself. `before` is the stamp from before it, read while
-    /// the caller kept all other changes away.
-    pub fn begin_alone(&self, before: Stamp) {
+    /// Begins a change that has the inode to itself and may give it `lengths`. `before` is the stamp
+    /// from before it, read while the caller kept all other changes away.
+    pub fn begin_alone(&self, before: Stamp, lengths: Lengths) {
         let mut state = self.lock();
         debug_assert_eq!(state.at_work, 0, "two changes at once, one of them alone");
-        state.at_work = 1;
-        state.shown = Some(before);
+        state.begin_one(Shown { stamp: before, live: before }, lengths);
     }
 
-    /// Begins a change that shares the inode with others begun by this method. `look` reads the
-    /// attributes, at once. Returns what it read and the stamp that is shown meanwhile.
+    /// Begins a change that shares the inode with others begun by this method and may give it
+    /// `lengths`. `look` reads the attributes, at once. Returns what it read and the stamp that is
+    /// shown meanwhile.
     ///
     /// # Errors
     /// The errors of `look`; no change has begun then.
     pub fn begin_shared<A, E>(
         &self,
+        lengths: Lengths,
         look: impl FnOnce() -> Result<A, E>,
         stamp: impl FnOnce(&A) -> Stamp,
     ) -> Result<(A, Stamp), E> {
@@ -124,11 +195,40 @@ impl ChangeStamps {
         let seen = look()?;
         let shown = match state.shown {
             Some(shown) if state.at_work > 0 => shown,
-            _ => stamp(&seen),
+            _ => {
+                let live = stamp(&seen);
+                Shown { stamp: live, live }
+            }
         };
-        state.shown = Some(shown);
-        state.at_work += 1;
-        Ok((seen, shown))
+        state.begin_one(shown, lengths);
+        Ok((seen, shown.stamp))
+    }
+
+    /// Notes that a system call of a change at work begins, at a time `now` of the clock by which
+    /// the kernel stamps inodes.
+    pub fn note_start(&self, now: StampTime) {
+        if let Some(own) = &mut self.lock().own {
+            own.started = Some(now);
+        }
+    }
+
+    /// The stamps before and after a change that is alone, all of which is done, and that began with
+    /// `before`. They differ from what the change itself saw if a local process's change was shown
+    /// meanwhile: the pair must not cover that. `look` reads the stamp and may block; `renew` as in
+    /// [`Self::end_shared`].
+    pub fn pair_alone(
+        &self,
+        before: Stamp,
+        look: impl Fn() -> Option<Stamp>,
+        renew: impl FnOnce(),
+    ) -> (Stamp, Option<Stamp>) {
+        let shown = self.lock().shown.expect("it was published when the change began").stamp;
+        let now = look();
+        if shown == before || now.is_none_or(|now| now.follows(&shown)) {
+            return (shown, now);
+        }
+        renew();
+        (shown, look().filter(|now| now.follows(&shown)))
     }
 
     /// Ends a change that shares the inode and has all its data in place. `look` reads the stamp,
@@ -147,18 +247,19 @@ impl ChangeStamps {
         let shown = state.shown.expect("it was published when the change began");
         let mut now = look();
         let after = if state.at_work > 1 {
-            let after = now.unwrap_or(shown).right_after(&shown);
-            state.shown = Some(after);
-            now.map(|_| after)
+            let live = now.unwrap_or(shown.live);
+            let stamp = now.unwrap_or(shown.stamp).right_after(&shown.stamp);
+            state.shown = Some(Shown { stamp, live });
+            now.map(|_| stamp)
         } else {
-            if now.is_some_and(|now| !now.follows(&shown)) {
+            if now.is_some_and(|now| !now.follows(&shown.stamp)) {
                 renew();
                 now = look();
             }
             now
         };
         state.end_one(clock);
-        after.filter(|after| after.follows(&shown)).map(|after| (shown, after))
+        after.filter(|after| after.follows(&shown.stamp)).map(|after| (shown.stamp, after))
     }
 
     /// Ends a change that is alone, or one that shares the inode and has changed nothing.
@@ -169,12 +270,22 @@ impl ChangeStamps {
     /// The stamp for a reply, of one that was read after `since`: itself, unless it may be that of a
     /// change that was at work when it was read.
     pub fn seen(&self, read: Stamp, since: Moment) -> Stamp {
-        let state = self.lock();
-        let may_be_torn = state.at_work > 0 || state.ended.is_some_and(|ended| ended >= since);
-        match state.shown {
-            Some(shown) if may_be_torn => shown,
-            _ => read,
+        let mut state = self.lock();
+        let has_ended = state.ended.is_some_and(|ended| ended >= since);
+        let shown = match state.shown {
+            Some(shown) if state.at_work > 0 || has_ended => shown,
+            _ => return read,
+        };
+        // What is shown is of after that end, and so after the reading began.
+        let is_newer = has_ended && state.at_work > 0 || read.ctime < shown.live.ctime;
+        if is_newer || read == shown.live || state.explains(&shown.stamp, &read) {
+            return shown.stamp;
         }
+        let stamp = read.right_after(&shown.stamp);
+        if state.at_work > 0 {
+            state.shown = Some(Shown { stamp, live: read });
+        }
+        stamp
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -183,9 +294,27 @@ impl ChangeStamps {
 }
 
 impl State {
+    fn begin_one(&mut self, shown: Shown, lengths: Lengths) {
+        self.own = Some(match self.own {
+            Some(own) if self.at_work > 0 => Own { lengths: own.lengths.and(lengths), ..own },
+            _ => Own { lengths, started: None },
+        });
+        self.shown = Some(shown);
+        self.at_work += 1;
+    }
+
     fn end_one(&mut self, clock: &ChangeClock) {
         self.at_work -= 1;
         self.ended = Some(clock.end());
+    }
+
+    /// Whether the changes at work may have made `read` out of `shown`.
+    fn explains(&self, shown: &Stamp, read: &Stamp) -> bool {
+        self.own.is_some_and(|Own { lengths, started }| {
+            let delay = i128::try_from(STAMP_DELAY.as_nanos()).expect("100 ms");
+            let is_in_time = |started| nanoseconds(read.ctime) <= nanoseconds(started) + delay;
+            started.is_some_and(is_in_time) && lengths.lead(shown.size, read.size)
+        })
     }
 }
 

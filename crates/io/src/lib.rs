@@ -55,7 +55,7 @@ pub use access::check_access;
 pub use align::{DioAlign, WidenedRead, WriteSplit};
 pub use buffer_pool::{Buffer, BufferPool, BufferTooLarge};
 pub use byte_range::ByteRange;
-pub use change_stamps::{ChangeClock, ChangeStamps, Moment, Pair, Stamp, StampTime};
+pub use change_stamps::{ChangeClock, ChangeStamps, Lengths, Moment, Pair, Stamp, StampTime};
 pub use change_watch::{ChangeWatch, ChangeWatches};
 pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,

@@ -1,5 +1,6 @@
 //! Changes and readers of one inode, on a kernel that stamps a write at its beginning: no client is
-//! left with old data under the stamp that the inode ends with.
+//! left with old data under the stamp that the inode ends with, and what a local process has done
+//! is seen at once.
 
 use std::panic::catch_unwind;
 
@@ -14,6 +15,8 @@ use crate::sync::checker::check;
 const WRITERS: usize = 3;
 /// Nanoseconds between two readings of the kernel's clock.
 const TICK: u32 = 1000;
+/// A length that no WRITE leads to.
+const LOCAL_LEN: u64 = 100;
 
 type Data = [u32; WRITERS];
 
@@ -27,6 +30,8 @@ enum Fault {
     SharersShown,
     /// A WRITE that shares the inode claims all change since it began.
     PairFromBeginning,
+    /// A WRITE is taken for the cause of any length.
+    LocalHidden,
 }
 
 /// A kernel's inode.
@@ -88,6 +93,25 @@ impl Server {
         }
     }
 
+    /// ftruncate(2) by a local process, which leaves the data alone.
+    fn set_len_locally(&self) {
+        let mut kernel = self.kernel();
+        kernel.ticks += 1;
+        let now = (1, kernel.ticks * TICK);
+        kernel.stamp = Stamp { size: LOCAL_LEN, mtime: now, ctime: now };
+    }
+
+    /// The lengths that the WRITEs lead to.
+    fn lengths(&self) -> Lengths {
+        let is_hidden = self.fault == Fault::LocalHidden;
+        if is_hidden { Lengths::ANY } else { Lengths::up_to(WRITERS as u64) }
+    }
+
+    fn note_start(&self) {
+        let ticks = self.kernel().ticks;
+        self.stamps.note_start((1, ticks * TICK));
+    }
+
     fn live(&self) -> Stamp {
         self.kernel().stamp
     }
@@ -116,11 +140,13 @@ impl Server {
         if !shared {
             let _alone = Held::Alone(self.order.write().unwrap());
             let before = self.live();
-            self.stamps.begin_alone(before);
+            self.stamps.begin_alone(before, self.lengths());
+            self.note_start();
             self.kernel_write(block, value);
-            let after = self.live();
+            let renew = || panic!("the clock goes on");
+            let (before, after) = self.stamps.pair_alone(before, || Some(self.live()), renew);
             self.stamps.end(&self.clock);
-            return Some((before, after));
+            return after.map(|after| (before, after));
         }
         let _shared = Held::Shared(self.order.read().unwrap());
         if self.fault == Fault::SharersShown {
@@ -129,7 +155,8 @@ impl Server {
             return Some((before, self.live()));
         }
         let look = || Ok::<_, ()>(self.live());
-        let (_, begun) = self.stamps.begin_shared(look, |seen| *seen).unwrap();
+        let (_, begun) = self.stamps.begin_shared(self.lengths(), look, |seen| *seen).unwrap();
+        self.note_start();
         self.kernel_write(block, value);
         let renew = || panic!("the clock goes on");
         let pair = self.stamps.end_shared(&self.clock, || Some(self.live()), renew);
@@ -153,7 +180,7 @@ impl Cache {
     }
 }
 
-/// Writers that cache, and one that reads only. Each WRITE is alone or shared, as its turn has it.
+/// Writers that cache, one that reads only, and a local process. Each WRITE is alone or shared, as its turn has it.
 fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
     let server = Arc::new(Server::new(fault));
     let writers = (0..WRITERS).map(|block| {
@@ -171,7 +198,15 @@ fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
         let server = Arc::clone(&server);
         thread::spawn(move || (0..3).map(|_| server.read()).collect())
     };
-    let threads: Vec<_> = writers.chain([reader]).collect();
+    let local = {
+        let server = Arc::clone(&server);
+        thread::spawn(move || {
+            server.set_len_locally();
+            assert!(server.attributes().size >= LOCAL_LEN, "the local change is hidden");
+            Vec::new()
+        })
+    };
+    let threads: Vec<_> = writers.chain([reader, local]).collect();
     let caches: Vec<Cache> =
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
     let last = *server.kernel();
@@ -180,9 +215,6 @@ fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
         assert!(known != last.stamp || data == last.data, "{data:?} under the last stamp");
     }
 }
-
-const TURNS: [[bool; WRITERS]; 3] =
-    [[true, true, true], [true, true, false], [false, false, false]];
 
 #[test]
 fn no_interleaving_leaves_a_client_with_stale_data() {
@@ -193,9 +225,13 @@ fn no_interleaving_leaves_a_client_with_stale_data() {
 
 #[test]
 fn each_fault_has_an_interleaving_that_shows_it() {
-    for (fault, shared) in
-        [(Fault::SeenFirst, false), (Fault::SharersShown, true), (Fault::PairFromBeginning, true)]
-    {
+    for (fault, shared) in [
+        (Fault::SeenFirst, false),
+        (Fault::SharersShown, true),
+        (Fault::PairFromBeginning, true),
+        (Fault::LocalHidden, false),
+        (Fault::LocalHidden, true),
+    ] {
         let search =
             || check(2_000, move || clients_end_without_stale_data(fault, [shared; WRITERS]));
         assert!(catch_unwind(search).is_err(), "{fault:?} is not found");

@@ -13,14 +13,22 @@ fn seen(stamps: &ChangeStamps, clock: &ChangeClock, tick: u32) -> Stamp {
 }
 
 fn begin_shared(stamps: &ChangeStamps, tick: u32) -> Stamp {
-    stamps.begin_shared(|| Ok::<_, ()>(stamp(tick)), |seen| *seen).unwrap().1
+    let begun =
+        stamps.begin_shared(Lengths::ANY, || Ok::<_, ()>(stamp(tick)), |seen| *seen).unwrap().1;
+    stamps.note_start(stamp(tick).ctime);
+    begun
+}
+
+fn begin_alone(stamps: &ChangeStamps, tick: u32, lengths: Lengths) {
+    stamps.begin_alone(stamp(tick), lengths);
+    stamps.note_start(stamp(tick).ctime);
 }
 
 #[test]
 fn a_change_alone_shows_the_stamp_before_it_until_it_ends() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     assert_eq!(seen(&stamps, &clock, 1), stamp(1));
-    stamps.begin_alone(stamp(1));
+    begin_alone(&stamps, 1, Lengths::ANY);
     assert_eq!(seen(&stamps, &clock, 2), stamp(1));
     let during = clock.now();
     stamps.end(&clock);
@@ -66,7 +74,7 @@ fn an_equal_stamp_is_renewed_or_makes_no_pair() {
 #[test]
 fn a_failed_stat_begins_no_change_and_makes_no_pair() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    assert!(stamps.begin_shared(|| Err::<Stamp, _>(()), |seen| *seen).is_err());
+    assert!(stamps.begin_shared(Lengths::ANY, || Err::<Stamp, _>(()), |seen| *seen).is_err());
     assert_eq!(seen(&stamps, &clock, 3), stamp(3));
     begin_shared(&stamps, 3);
     begin_shared(&stamps, 3);
@@ -74,6 +82,78 @@ fn a_failed_stat_begins_no_change_and_makes_no_pair() {
     assert!(seen(&stamps, &clock, 4).ctime > stamp(3).ctime, "a change all the same");
     assert_eq!(stamps.end_shared(&clock, || None, || ()), None);
     assert_eq!(seen(&stamps, &clock, 4), stamp(4));
+}
+
+/// The stamp that others see of what no change of the server explains, in the middle of one that
+/// began at tick 1.
+fn seen_of_local(stamps: &ChangeStamps, clock: &ChangeClock, local: Stamp) -> Stamp {
+    let since = clock.now();
+    let shown = stamps.seen(local, since);
+    assert_eq!(shown, Stamp { ctime: (5, TICK + 1), ..local });
+    assert_eq!(stamps.seen(local, since), shown, "until something changes");
+    assert_eq!(seen(stamps, clock, 1), shown, "what was read before it");
+    shown
+}
+
+#[test]
+fn a_local_length_is_shown_during_a_change() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    for lengths in [Lengths::up_to(3), Lengths::set_to(3), Lengths::KEPT] {
+        begin_alone(&stamps, 1, lengths);
+        assert_eq!(seen(&stamps, &clock, 1), stamp(1));
+        let shown = seen_of_local(&stamps, &clock, Stamp { size: 0, ..stamp(2) });
+        let pair = stamps.pair_alone(stamp(1), || Some(stamp(3)), || panic!("time goes on"));
+        assert_eq!(pair, (shown, Some(stamp(3))), "not the local change");
+        stamps.end(&clock);
+    }
+    begin_shared(&stamps, 1);
+    begin_shared(&stamps, 1);
+    let late = Stamp { ctime: (9, 0), ..stamp(1) };
+    let shown = seen_of_local(&stamps, &clock, late);
+    let end = || stamps.end_shared(&clock, || Some(late), || panic!("time goes on")).unwrap();
+    let (before, after) = end();
+    assert_eq!((before, after.ctime), (shown, (5, TICK + 2)));
+    assert_eq!(end(), (after, late));
+}
+
+#[test]
+fn a_local_change_is_distinguished_by_its_time() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    stamps.begin_alone(stamp(1), Lengths::up_to(9));
+    seen_of_local(&stamps, &clock, Stamp { size: 1, ..stamp(2) });
+    stamps.end(&clock);
+    begin_alone(&stamps, 1, Lengths::up_to(9));
+    let delay = u32::try_from(STAMP_DELAY.as_nanos()).unwrap();
+    let own = Stamp { ctime: (5, TICK + delay), ..stamp(1) };
+    assert_eq!(stamps.seen(own, clock.now()), stamp(1), "the change's own stamp");
+    seen_of_local(&stamps, &clock, Stamp { ctime: (5, TICK + delay + 1), ..stamp(1) });
+    stamps.end(&clock);
+}
+
+#[test]
+fn a_local_change_at_the_end_of_a_change_is_shown() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    begin_alone(&stamps, 1, Lengths::up_to(3));
+    let since = clock.now();
+    stamps.end(&clock);
+    let local = Stamp { size: 0, ..stamp(2) };
+    assert_eq!(stamps.seen(local, since), Stamp { ctime: (5, TICK + 1), ..local });
+    assert_eq!(stamps.seen(stamp(3), since), stamp(1), "the change's own");
+    assert_eq!(seen(&stamps, &clock, 0), stamp(0), "read after it");
+}
+
+#[test]
+fn a_pair_over_a_local_change_is_renewed_or_has_no_end() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    let still = Stamp { size: 0, ..stamp(1) };
+    for renewed in [Some(stamp(2)), Some(still), None] {
+        begin_alone(&stamps, 1, Lengths::up_to(3));
+        let shown = seen_of_local(&stamps, &clock, still);
+        let now = std::cell::Cell::new(Some(still));
+        let pair = stamps.pair_alone(stamp(1), || now.get(), || now.set(renewed));
+        assert_eq!(pair, (shown, renewed.filter(|now| *now == stamp(2))));
+        stamps.end(&clock);
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@
 //! WRITEs past the page cache would pay the disk's latency one after the other that way, which is
 //! all they are slower by. They share the inode instead. Each takes effect at its end: the
 //! attributes before it are those after the one that ended before it, and the replies form a chain
-//! without a gap. A change by a local process during a WRITE cannot be distinguished from it, also
-//! when the WRITE has the inode to itself.
+//! without a gap. A change by a local process during a WRITE is in its pair if nothing distinguishes
+//! it (same length, within 100 ms), also when the WRITE has the inode to itself.
 //!
 //! LINK, RENAME and REMOVE change the link count and the ctime of an object whose lock they do not
 //! take. A WRITE at work then may claim that ctime. No client loses by it: what it has cached of the
@@ -20,8 +20,9 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use io::{ChangeStamps, Stamp};
+use io::{ChangeStamps, Lengths, Stamp};
 use rustix::fs::AtFlags;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use crate::fs::{CLOCK, LiveAttributes, Status, attributes_of};
@@ -82,17 +83,18 @@ impl InodeLock {
         Alone { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order }
     }
 
-    /// Begins a change that shares the inode with others begun by this method. `look` reads the
-    /// attributes, at once.
+    /// Begins a change that shares the inode with others begun by this method and may give it
+    /// `lengths`. `look` reads the attributes, at once.
     ///
     /// # Errors
     /// The errors of `look`.
     pub(crate) async fn share(
         &self,
+        lengths: Lengths,
         look: impl FnOnce() -> Result<LiveAttributes, Status>,
     ) -> Result<Change, Status> {
         let order = Arc::clone(&self.order).read_owned().await;
-        let (live, shown) = self.stamps.begin_shared(look, LiveAttributes::stamp)?;
+        let (live, shown) = self.stamps.begin_shared(lengths, look, LiveAttributes::stamp)?;
         let shared = Shared { stamps: Arc::clone(&self.stamps), is_over: false, _order: order };
         Ok(Change { before: Attributes::with(live, shown), held: Held::Shared(shared) })
     }
@@ -129,7 +131,7 @@ pub(crate) struct Change {
 }
 
 enum Held {
-    Alone(#[expect(dead_code, reason = "held until the change is over")] Alone),
+    Alone(Alone),
     Shared(Shared),
 }
 
@@ -141,11 +143,24 @@ struct Shared {
 }
 
 impl Change {
-    /// Begins a change of an inode that the caller has to itself, with the attributes read since.
-    pub(crate) fn begin(mut alone: Alone, before: LiveAttributes) -> Self {
-        alone.stamps.begin_alone(before.stamp());
+    /// Begins a change of an inode that the caller has to itself and may give `lengths`, with the
+    /// attributes read since.
+    pub(crate) fn begin(mut alone: Alone, before: LiveAttributes, lengths: Lengths) -> Self {
+        alone.stamps.begin_alone(before.stamp(), lengths);
         alone.has_begun = true;
         Self { before: Attributes(before), held: Held::Alone(alone) }
+    }
+
+    /// Notes that a system call of the change begins. Without this, all that others see meanwhile is
+    /// taken for the work of local processes.
+    pub(crate) fn note_start(&self) {
+        let now = clock_gettime(ClockId::Realtime);
+        let nanoseconds = u32::try_from(now.tv_nsec).expect("below a second");
+        let stamps = match &self.held {
+            Held::Alone(alone) => &alone.stamps,
+            Held::Shared(shared) => &shared.stamps,
+        };
+        stamps.note_start((now.tv_sec, nanoseconds));
     }
 
     /// The attributes at its beginning, by which it is decided who may, and with which a refusal is
@@ -172,9 +187,24 @@ impl Change {
         look: impl Fn() -> Result<LiveAttributes, Status>,
     ) -> Wcc {
         match self.held {
-            Held::Alone(_) => Wcc { before: Some(self.before), after: look().ok().map(Attributes) },
+            Held::Alone(alone) => alone.end(self.before, fd, look),
             Held::Shared(shared) => shared.end(self.before, fd, look),
         }
+    }
+}
+
+impl Alone {
+    fn end(
+        self,
+        begun: Attributes,
+        fd: BorrowedFd<'_>,
+        look: impl Fn() -> Result<LiveAttributes, Status>,
+    ) -> Wcc {
+        let looked = Looked::by(look);
+        let renew = || renew_ctime(fd);
+        let (before, after) = self.stamps.pair_alone(begun.stamp(), || looked.stamp(), renew);
+        let before = Attributes::with(*begun, before);
+        Wcc { before: Some(before), after: looked.attributes(after) }
     }
 }
 
@@ -185,22 +215,40 @@ impl Shared {
         fd: BorrowedFd<'_>,
         look: impl Fn() -> Result<LiveAttributes, Status>,
     ) -> Wcc {
-        let live = Cell::new(None);
-        let look = || {
-            live.set(look().ok());
-            live.get().as_ref().map(LiveAttributes::stamp)
-        };
+        let looked = Looked::by(look);
         self.is_over = true;
-        let pair = self.stamps.end_shared(&CLOCK, look, || renew_ctime(fd));
+        let renew = || renew_ctime(fd);
         // A client that gets only the attributes after takes every change since its last GETATTR
         // for its own.
-        match (pair, live.get()) {
-            (Some((before, after)), Some(live)) => Wcc {
+        match self.stamps.end_shared(&CLOCK, || looked.stamp(), renew) {
+            Some((before, after)) => Wcc {
                 before: Some(Attributes::with(*begun, before)),
-                after: Some(Attributes::with(live, after)),
+                after: looked.attributes(Some(after)),
             },
-            _ => Wcc::default(),
+            None => Wcc::default(),
         }
+    }
+}
+
+/// Attributes that are read as stamps.
+struct Looked<L> {
+    look: L,
+    last: Cell<Option<LiveAttributes>>,
+}
+
+impl<L: Fn() -> Result<LiveAttributes, Status>> Looked<L> {
+    fn by(look: L) -> Self {
+        Self { look, last: Cell::new(None) }
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        self.last.set((self.look)().ok());
+        self.last.get().as_ref().map(LiveAttributes::stamp)
+    }
+
+    /// Those read last, with this stamp.
+    fn attributes(&self, stamp: Option<Stamp>) -> Option<Attributes> {
+        Some(Attributes::with(self.last.get()?, stamp?))
     }
 }
 
@@ -240,7 +288,15 @@ mod tests {
     }
 
     async fn share(lock: &InodeLock, size: u32) -> Change {
-        lock.share(|| look(size)).await.unwrap_or_else(|_| panic!("a look that succeeds"))
+        lock.share(Lengths::ANY, || look(size))
+            .await
+            .unwrap_or_else(|_| panic!("a look that succeeds"))
+    }
+
+    fn begin(alone: Alone, size: u32) -> Change {
+        let change = Change::begin(alone, look(size).unwrap(), Lengths::ANY);
+        change.note_start();
+        change
     }
 
     fn end(change: Change, size: u32) -> (Stamp, Stamp) {
@@ -277,8 +333,8 @@ mod tests {
         let wait = Duration::from_millis(20);
         assert!(tokio::time::timeout(wait, lock.alone()).await.is_err());
         drop(sharer);
-        let alone = Change::begin(lock.alone().await, look(7).unwrap());
-        assert!(tokio::time::timeout(wait, lock.share(|| look(1))).await.is_err());
+        let alone = begin(lock.alone().await, 7);
+        assert!(tokio::time::timeout(wait, lock.share(Lengths::ANY, || look(1))).await.is_err());
         assert_eq!(seen(&lock, 8), look(7).unwrap().stamp(), "it is at work");
         assert_eq!(end(alone, 8), (look(7).unwrap().stamp(), look(8).unwrap().stamp()));
         assert_eq!(share(&lock, 9).await.before().stamp(), look(9).unwrap().stamp());
@@ -287,10 +343,10 @@ mod tests {
     #[tokio::test]
     async fn a_change_that_is_dropped_hides_nothing_any_more() {
         let lock = InodeLock::default();
-        drop(Change::begin(lock.alone().await, look(1).unwrap()));
+        drop(begin(lock.alone().await, 1));
         assert_eq!(seen(&lock, 2), look(2).unwrap().stamp());
         drop(share(&lock, 2).await);
-        assert!(lock.share(|| Err(Status::Stale)).await.is_err());
+        assert!(lock.share(Lengths::ANY, || Err(Status::Stale)).await.is_err());
         assert_eq!(seen(&lock, 3), look(3).unwrap().stamp());
         drop(lock.alone().await);
         assert_eq!(seen(&lock, 4), look(4).unwrap().stamp());

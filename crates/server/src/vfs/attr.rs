@@ -3,14 +3,14 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use io::{ByteRange, RangeUse};
+use io::{ByteRange, Lengths, RangeUse};
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Timestamp, Vfs, Wcc};
 use crate::fs::proc_path;
-use crate::inode_cache::{Inode, Writing};
+use crate::inode_cache::{Change, Inode, Writing};
 
 /// A time to be set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +80,8 @@ impl Vfs {
         change: AttributeChange,
         guard: Option<Timestamp>,
     ) -> Answer<Wcc, ()> {
-        let (file, begun) = match self.begin_change(object).await {
+        let lengths = change.size.map_or(Lengths::KEPT, Lengths::set_to);
+        let (file, begun) = match self.begin_change(object, lengths).await {
             Ok(begun) => begun,
             Err(status) => return Answer::refused(status),
         };
@@ -90,7 +91,7 @@ impl Vfs {
         if checked.is_ok()
             && let Some(size) = change.size
         {
-            checked = self.truncate(caller, &file, &before, size).await;
+            checked = self.truncate(caller, &file, &begun, size).await;
             // Done with it; and by itself it would take an owner, where cutting takes a writer.
             if change.mtime == SetTime::Now {
                 change.mtime = SetTime::Keep;
@@ -102,6 +103,7 @@ impl Vfs {
         }
         let changed = Arc::clone(&file);
         let job = move || {
+            begun.note_start();
             let result = apply(changed.fd(), &change);
             Ok((begun.end(changed.fd()), result))
         };
@@ -115,14 +117,16 @@ impl Vfs {
         Answer { attributes, result: settled.and(applied) }
     }
 
-    /// Sets the length in bytes. The owner may with any mode bits, as with WRITE.
-    pub(super) async fn truncate(
+    /// Sets the length in bytes as a part of `change`. The owner may with any mode bits, as with
+    /// WRITE.
+    async fn truncate(
         &self,
         caller: &Caller,
         file: &Arc<Inode>,
-        attributes: &LiveAttributes,
+        change: &Change,
         size: u64,
     ) -> Result<(), Status> {
+        let attributes = change.before();
         let permitted = self.permit::<Writing>(caller, file, attributes).await?;
         let writer = self.writer(&permitted).await?;
         // As the caller: the kernel then clears set-user-id bits and counts quotas as it should. No
@@ -130,6 +134,7 @@ impl Vfs {
         let rest = ByteRange::starting_at(size.min(attributes.size));
         let pages = permitted.data().ranges.lock(rest, RangeUse::Exclusive).await;
         let cut = Arc::clone(file);
+        change.note_start();
         self.in_metadata_lane(caller.identity.clone(), move || {
             rustix::fs::ftruncate(&*writer, size)?;
             cut.note_truncated(size);

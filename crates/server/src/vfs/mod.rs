@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use io::{
-    BufferPool, ChangeWatches, Engine, Identity, KernelHandle, Memory, PipePool, ReadAheadBudget,
-    WriteBehind, WriteBehindConfig,
+    BufferPool, ChangeWatches, Engine, Identity, KernelHandle, Lengths, Memory, PipePool,
+    ReadAheadBudget, WriteBehind, WriteBehindConfig,
 };
 use tokio::sync::Semaphore;
 
@@ -340,15 +340,20 @@ impl Vfs {
         Err(Status::Delay)
     }
 
-    /// The open object behind a handle, and a change of it that has it to itself.
+    /// The open object behind a handle, and a change of it that has it to itself and may give it
+    /// `lengths`.
     ///
     /// # Errors
     /// `Stale` when it is gone.
-    async fn begin_change(&self, object: &Object) -> Result<(Arc<Inode>, Change), Status> {
+    async fn begin_change(
+        &self,
+        object: &Object,
+        lengths: Lengths,
+    ) -> Result<(Arc<Inode>, Change), Status> {
         let file = self.inode(object).await?;
         let alone = file.lock.alone().await;
         let before = self.live_attributes(&file).await?;
-        Ok((file, Change::begin(alone, before)))
+        Ok((file, Change::begin(alone, before, lengths)))
     }
 
     /// Makes a change of `file` durable where the export promises that.

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use io::Lengths;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, openat};
 use rustix::io::Errno;
 
@@ -152,11 +153,8 @@ impl Vfs {
         let (from_alone, to_alone) = lock_both(&from_dir.lock, &to_dir.lock).await;
         let (from_in, to_in) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
         let job = move || {
-            let begin = |alone, dir: &Inode| {
-                attributes_of(dir.fd()).map(|before| Change::begin(alone, before))
-            };
-            let from_change = begin(from_alone, &from_in)?;
-            let to_change = to_alone.map(|alone| begin(alone, &to_in)).transpose()?;
+            let from_change = begin_directory(from_alone, &from_in)?;
+            let to_change = to_alone.map(|alone| begin_directory(alone, &to_in)).transpose()?;
             let result =
                 allowed.and(names).and_then(|(f, t)| rename_child(&from_in, &f, &to_in, &t));
             let from_wcc = from_change.end(from_in.fd());
@@ -244,7 +242,7 @@ impl Vfs {
         let alone = directory.lock.alone().await;
         let opened = Arc::clone(&directory);
         let job = move || {
-            let change = Change::begin(alone, attributes_of(opened.fd())?);
+            let change = begin_directory(alone, &opened)?;
             let result = allowed.and_then(|()| job(&opened));
             Ok((change.end(opened.fd()), result))
         };
@@ -320,6 +318,13 @@ async fn lock_both(a: &InodeLock, b: &InodeLock) -> (Alone, Option<Alone>) {
         let first = b.alone().await;
         (a.alone().await, Some(first))
     }
+}
+
+/// Begins a change of a directory, whose system call follows at once.
+fn begin_directory(alone: Alone, directory: &Inode) -> Result<Change, Status> {
+    let change = Change::begin(alone, attributes_of(directory.fd())?, Lengths::ANY);
+    change.note_start();
+    Ok(change)
 }
 
 fn find_child(directory: &Inode, name: &CStr) -> Result<(Found, Opened), Status> {

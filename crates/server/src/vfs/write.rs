@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use io::{ByteRange, IoMode};
+use io::{ByteRange, IoMode, Lengths};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
@@ -57,7 +57,7 @@ impl Vfs {
         stability: Stability,
     ) -> Answer<Wcc, WriteDone> {
         let len = payload.as_ref().map_or(0, WriteData::len);
-        let (file, change) = match self.begin_write(object, len).await {
+        let (file, change) = match self.begin_write(object, offset, len).await {
             Ok(begun) => begun,
             Err(status) => return Answer::refused(status),
         };
@@ -84,6 +84,7 @@ impl Vfs {
         };
         let written = Arc::clone(&file);
         let job = move || {
+            change.note_start();
             let done =
                 acquired.map_or_else(Written::nothing, |(job, payload)| job.perform(&payload));
             written.note_change();
@@ -115,30 +116,31 @@ impl Vfs {
         Answer { attributes, result }
     }
 
-    /// The file and a WRITE of `len` bytes to it that begins: shared if it goes past the page cache,
+    /// The file and a WRITE of `len` bytes at `offset` that begins: shared if it goes past the page cache,
     /// where the kernel lets several at once. The first one has the file to itself, and opens the
     /// direct descriptor once it is permitted to.
     async fn begin_write(
         &self,
         object: &Object,
+        offset: u64,
         len: usize,
     ) -> Result<(Arc<Inode>, Change), Status> {
+        let lengths = Lengths::up_to(offset.saturating_add(len as u64));
         if object.policy.write != IoMode::Direct || len < SPLIT_BYTES_MIN {
-            return self.begin_change(object).await;
+            return self.begin_change(object, lengths).await;
         }
         let file = self.inode(object).await?;
         let can_share = file.file_type() == FileType::RegularFile
             && file.root().attributes_in_memory
             && file.has_direct_writer();
         if !can_share {
-            return self.begin_change(object).await;
+            return self.begin_change(object, lengths).await;
         }
-        let change = file.lock.share(|| attributes_of(file.fd())).await.inspect_err(|status| {
-            if *status == Status::Stale {
-                self.inode_cache.forget(&file.key());
-            }
-        })?;
-        Ok((file, change))
+        let change = file.lock.share(lengths, || attributes_of(file.fd())).await;
+        if matches!(change, Err(Status::Stale)) {
+            self.inode_cache.forget(&file.key());
+        }
+        Ok((file, change?))
     }
 
     /// COMMIT, RFC 1813 §3.3.21. Flushes the whole file, whatever the range: what the range leaves

@@ -152,6 +152,45 @@ fn replies_during_writes_on_xfs_do_not_have_their_stamp() {
     }
 }
 
+/// A local process cuts and extends a file while WRITEs to another part of it are in progress.
+fn a_local_length_is_reported_at_once(config: &str) {
+    const ROUNDS: u64 = 150;
+    let fixture = Fixture::with(config);
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let local = std::fs::File::options().write(true).open(fixture.path("export/f")).unwrap();
+    local.set_len(2 * WRITE_BYTES as u64).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut writer = fixture.client();
+                while !is_over.load(Ordering::Acquire) {
+                    ok(writer.write(file, 0, &vec![1; WRITE_BYTES]));
+                }
+            });
+        }
+        let reported: Vec<_> = (0..ROUNDS)
+            .map(|round| {
+                let len = 2 * WRITE_BYTES as u64 + ROUNDS - round;
+                local.set_len(len).unwrap();
+                (len, client.getattr(file).unwrap().size)
+            })
+            .collect();
+        is_over.store(true, Ordering::Release);
+        for (len, reported) in reported {
+            assert_eq!(reported, len);
+        }
+    });
+}
+
+#[test]
+fn a_local_length_is_reported_at_once_during_writes() {
+    for mode in ["auto", "buffered", "direct"] {
+        a_local_length_is_reported_at_once(&in_modes(LARGE_TRANSFERS, mode, mode));
+    }
+}
+
 /// A client that keeps what it has cached as long as RFC 1813 §2.6 lets it.
 struct CachingClient {
     client: Client,
