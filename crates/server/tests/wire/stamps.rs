@@ -158,7 +158,7 @@ fn a_local_length_is_reported_at_once(config: &str) {
     let fixture = Fixture::with(config);
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
-    let local = std::fs::File::options().write(true).open(fixture.path("export/f")).unwrap();
+    let local = std::fs::File::options().write(true).open(fixture.exported("f")).unwrap();
     local.set_len(2 * WRITE_BYTES as u64).unwrap();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
