@@ -11,6 +11,7 @@ use rustix::system::uname;
 
 use crate::byte_range::ByteRange;
 use crate::data_file::{write_at, write_dontcache};
+use crate::engine::DeviceNumber;
 use crate::write_behind::{WriteBehind, WriteBehindConfig};
 
 /// The verdict on `RWF_DONTCACHE` on a file system.
@@ -108,9 +109,9 @@ fn stream_window(file: &Arc<OwnedFd>, data: &[u8], stream_bytes: u64) -> io::Res
         ..WriteBehindConfig::default()
     };
     let window = WriteBehind::new(config);
-    let view = window.file();
+    let view = window.file(ITS_DEVICE);
     for range in ranges(data.len(), stream_bytes) {
-        let room = window.room_blocking(range.len());
+        let room = view.room_blocking(range.len());
         let intent = view.before_write(file.as_fd(), range, room);
         write_at(file.as_fd(), data, range.offset()).map_err(|failed| failed.error)?;
         intent.enroll(file, range);
@@ -146,6 +147,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
 /// The size of write that IOR's hard case made famous; what is slow with it is slow with all that
 /// are not whole pages.
 const SMALL_BYTES: usize = 47_008;
+/// Stands for the device of the file, which is the only one in the window.
+const ITS_DEVICE: DeviceNumber = (0, 0);
 
 const LARGE_BYTES: usize = 1 << 20;
 

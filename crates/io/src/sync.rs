@@ -7,7 +7,10 @@
 //! [shuttle]: https://docs.rs/shuttle
 
 #[cfg(not(shuttle))]
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use std::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicUsize, Ordering},
+};
 
 #[cfg(not(shuttle))]
 pub(crate) use std::thread;
@@ -16,7 +19,10 @@ pub(crate) use std::thread;
 pub(crate) use tokio::sync::oneshot;
 
 #[cfg(shuttle)]
-pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use shuttle::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicUsize, Ordering},
+};
 
 #[cfg(shuttle)]
 pub(crate) use shuttle::thread;

@@ -6,6 +6,11 @@
 //! runs, on threads of its own, waits for it and drops the pages, except those that were cached
 //! before. Writers wait only when they are faster than the disk, and then for a bounded amount.
 //!
+//! Each device has threads and a queue of its own, and an equal part of the window with those that
+//! have data in it; a device alone may fill all of it. What it has filled alone it keeps until the
+//! disk takes it: a disk that stands still holds up no other, and the window exceeds its bound
+//! meanwhile, by at most the parts of those that came later.
+//!
 //! A write goes like this:
 //!
 //! ```no_run
@@ -14,11 +19,11 @@
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let window = WriteBehind::new(WriteBehindConfig::default());
 //! let fd = Arc::new(OwnedFd::from(File::create("data")?));
-//! let file = window.file();
+//! let file = window.file((8, 1));
 //!
 //! let data = [7; 47_008];
 //! let range = ByteRange::new(0, 47_008).ok_or("no file is that long")?;
-//! let room = window.room(range.len()).await;
+//! let room = file.room(range.len()).await;
 //! let intent = file.before_write(fd.as_fd(), range, room);
 //! write_at(fd.as_fd(), &data, range.offset())?;
 //! intent.enroll(&fd, range);
@@ -36,24 +41,29 @@ mod pages;
 mod range_set;
 mod runs;
 mod shared;
+mod window;
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use crate::engine::DeviceNumber;
+use crate::sync::{Mutex, MutexGuard};
 pub use file::{WriteBehindFile, WriteIntent};
 pub use shared::Room;
 use shared::Shared;
+use window::Window;
 
 /// Sizes and times of a [`WriteBehind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteBehindConfig {
-    /// Bytes in the window at most: written, and not yet clean. Writers wait at this bound; data
-    /// hurries along from half of it on. At least 1.
+    /// Bytes in the window at most, divided among the devices: written, and not yet clean. Writers
+    /// wait at this bound; data hurries along from half of it on. At least 1.
     pub window_bytes: u64,
-    /// The most files in the window, each with an open descriptor: files with data on its way, and
-    /// files that admitted writes may add. Writers wait at this bound too; from half of it on,
-    /// write-back begins early. At least 1.
+    /// The most files in the window, divided likewise, each with an open descriptor: files with data
+    /// on its way, and files that admitted writes may add. Writers wait at this bound too; from half
+    /// of it on, write-back begins early. At least 1.
     pub files_max: usize,
     /// Write-back begins in pieces of about this size, ending at multiples of it; rounded up to
     /// whole pages. At least 1.
@@ -64,7 +74,8 @@ pub struct WriteBehindConfig {
     /// A page that is filled only in part waits this long for the write that fills it, if the rest
     /// of its run goes to the disk before.
     pub neighbour_wait: Duration,
-    /// Threads at most; at least 1. They start when they are needed. One waits for one file.
+    /// Threads of each device at most; at least 1. They start when they are needed. One waits for
+    /// one file.
     pub threads: usize,
 }
 
@@ -115,7 +126,16 @@ pub struct WriteBehindCounts {
 /// Dropped, it writes back what it holds without being waited for; see
 /// [`shutdown`](Self::shutdown).
 pub struct WriteBehind {
-    shared: Arc<Shared>,
+    window: Arc<Window>,
+    devices: Mutex<Devices>,
+}
+
+/// The devices that files were written on so far.
+#[derive(Default)]
+struct Devices {
+    known: HashMap<DeviceNumber, Arc<Shared>>,
+    /// All of them, and those that come, write their data back at once and end their threads.
+    closed: bool,
 }
 
 impl WriteBehind {
@@ -125,62 +145,73 @@ impl WriteBehind {
     /// If a size or the number of threads is 0.
     #[must_use]
     pub fn new(config: WriteBehindConfig) -> Self {
-        Self { shared: Shared::new(config) }
+        Self { window: Arc::new(Window::new(config)), devices: Mutex::default() }
     }
 
-    /// The window's view of one file. There must be one only for each file, or pages that one
-    /// brought into the cache seem to the other to have been there before. Costs nothing until the
-    /// first write.
+    /// The window's view of one file, which lies on `device`. There must be one only for each file,
+    /// or pages that one brought into the cache seem to the other to have been there before. Costs
+    /// nothing until the first write.
     #[must_use]
-    pub fn file(&self) -> Arc<WriteBehindFile> {
-        WriteBehindFile::new(Arc::clone(&self.shared))
+    pub fn file(&self, device: DeviceNumber) -> Arc<WriteBehindFile> {
+        let mut devices = self.lock();
+        let closed = devices.closed;
+        let shared = devices.known.entry(device).or_insert_with(|| {
+            let new = Shared::new(Arc::clone(&self.window));
+            if closed {
+                new.close();
+            }
+            new
+        });
+        WriteBehindFile::new(Arc::clone(shared))
     }
 
-    /// Room for a write of so many bytes. Waits while the window is full, first come first served.
-    /// A write larger than the window is admitted when the window is empty.
-    ///
-    /// Dropping the future gives up the place in the queue without other effect.
-    pub async fn room(&self, bytes: u64) -> Room {
-        self.shared.room(bytes).await
-    }
-
-    /// As [`room`](Self::room), for a thread that may block.
-    ///
-    /// # Panics
-    /// Within an asynchronous task.
-    pub fn room_blocking(&self, bytes: u64) -> Room {
-        self.shared.room_blocking(bytes)
-    }
-
-    /// Bytes in the window now, in whole pages. At most the configured bound, but for a single write
-    /// that is larger.
+    /// Bytes in the window now, in whole pages.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.shared.bytes()
+        self.devices().iter().map(|device| device.bytes()).sum()
     }
 
     /// Files in the window now, each with a descriptor.
     #[must_use]
     pub fn files(&self) -> usize {
-        self.shared.files()
+        self.devices().iter().map(|device| device.files()).sum()
     }
 
     /// The counters so far.
     #[must_use]
     pub fn counts(&self) -> WriteBehindCounts {
-        self.shared.counts()
+        self.window.counts()
     }
 
     /// Writes everything back, drops it, and returns when all threads have ended. Blocks the
-    /// calling thread, which helps. Ranges enrolled later are written back at once.
+    /// calling thread, which helps one device after the other; none waits for that. Ranges enrolled
+    /// later are written back at once.
     pub fn shutdown(&self) {
-        self.shared.shutdown();
+        self.close();
+        for device in self.devices() {
+            device.shutdown();
+        }
+    }
+
+    fn close(&self) {
+        self.lock().closed = true;
+        for device in self.devices() {
+            device.close();
+        }
+    }
+
+    fn devices(&self) -> Vec<Arc<Shared>> {
+        self.lock().known.values().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Devices> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for WriteBehind {
     fn drop(&mut self) {
-        self.shared.close();
+        self.close();
     }
 }
 

@@ -20,7 +20,8 @@ const FILES_MIN: usize = 64;
 pub(crate) struct DescriptorPlan {
     /// One for each connection. Held by its task.
     pub(crate) sockets: usize,
-    /// One for each file with data in the window. Held by `WriteBehindFile`.
+    /// One for each file with data in the window. Held by `WriteBehindFile`. Exceeded as the bytes
+    /// of the window are (`MemoryPlan::window_bytes`); the `InodeCache` then makes room.
     pub(crate) window_files: usize,
     /// One for each listing that waits for its next call. Held by `DirectoryStream`.
     pub(crate) listings: usize,

@@ -45,8 +45,9 @@ pub(crate) struct Budget {
 pub(crate) struct MemoryPlan {
     // The two terms of the budget (`memory` in the configuration).
     /// Page cache that was written and is not clean yet. Held by the window (`WriteBehind`) from
-    /// before `pwrite` to the end of write-back. A single WRITE that is larger is admitted while the
-    /// window is empty.
+    /// before `pwrite` to the end of write-back. Divided among the devices that have some; what one
+    /// has filled alone it keeps when others come, so that they exceed this until its disk takes it.
+    /// A single WRITE that is larger is admitted while its device has nothing in the window.
     pub(crate) window_bytes: usize,
     /// Page-aligned buffers, idle ones too. Held by the `BufferPool`, and by
     ///

@@ -71,6 +71,23 @@ impl WriteBehindFile {
         Arc::new(Self { shared, state: Mutex::new(state), waited: Condvar::new() })
     }
 
+    /// Room for a write of so many bytes. Waits while the device has filled its part of the window,
+    /// first come first served. A write larger than that is admitted when the device has nothing in
+    /// the window.
+    ///
+    /// Dropping the future gives up the place in the queue without other effect.
+    pub async fn room(&self, bytes: u64) -> Room {
+        self.shared.room(bytes).await
+    }
+
+    /// As [`room`](Self::room), for a thread that may block.
+    ///
+    /// # Panics
+    /// Within an asynchronous task.
+    pub fn room_blocking(&self, bytes: u64) -> Room {
+        self.shared.room_blocking(bytes)
+    }
+
     /// To be called before `range` is written through the page cache, with the room for it. Asks
     /// which of its pages are cached already: they will be written back, and stay.
     ///
@@ -382,7 +399,10 @@ mod tests {
 
     use super::*;
     use crate::data_file::write_at;
+    use crate::engine::DeviceNumber;
     use crate::write_behind::{WriteBehind, WriteBehindConfig};
+
+    const DISK: DeviceNumber = (8, 1);
 
     /// A window whose threads do nothing by themselves.
     fn idle_window() -> WriteBehind {
@@ -398,8 +418,8 @@ mod tests {
     fn enrolled(window: &WriteBehind, fd_of: impl FnOnce(File) -> OwnedFd) -> Arc<WriteBehindFile> {
         let written = tempfile::tempfile().unwrap();
         let range = ByteRange::new(0, 4096).unwrap();
-        let file = window.file();
-        let intent = file.before_write(written.as_fd(), range, window.room_blocking(4096));
+        let file = window.file(DISK);
+        let intent = file.before_write(written.as_fd(), range, file.room_blocking(4096));
         write_at(written.as_fd(), &[1; 4096], 0).unwrap();
         intent.enroll(&Arc::new(fd_of(written)), range);
         file
@@ -430,10 +450,10 @@ mod tests {
         let window = idle_window();
         let file = tempfile::tempfile().unwrap();
         let fd = Arc::new(OwnedFd::from(file));
-        let view = window.file();
+        let view = window.file(DISK);
         let range = ByteRange::new(0, 4096).unwrap();
         let enroll = || {
-            let intent = view.before_write(fd.as_fd(), range, window.room_blocking(4096));
+            let intent = view.before_write(fd.as_fd(), range, view.room_blocking(4096));
             write_at(fd.as_fd(), &[1; 4096], 0).unwrap();
             intent.enroll(&fd, range);
         };
@@ -483,6 +503,6 @@ mod tests {
         assert_eq!(error.unwrap().raw_os_error(), Some(Errno::IO.raw_os_error()));
         assert_eq!(window.bytes(), 0);
         assert!(file.is_idle());
-        drop(window.room_blocking(WriteBehindConfig::default().window_bytes - 4096));
+        drop(file.room_blocking(WriteBehindConfig::default().window_bytes - 4096));
     }
 }

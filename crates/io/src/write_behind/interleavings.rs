@@ -12,12 +12,20 @@ use shuttle::{future, thread};
 
 use super::*;
 use crate::byte_range::ByteRange;
+use crate::engine::DeviceNumber;
 use crate::sync::checker::{below, check};
 
+const DISK: DeviceNumber = (8, 1);
+const OTHER_DISK: DeviceNumber = (8, 2);
+
 fn window(pages: usize, threads: usize) -> Arc<WriteBehind> {
+    window_of(pages, 2, threads)
+}
+
+fn window_of(pages: usize, files_max: usize, threads: usize) -> Arc<WriteBehind> {
     Arc::new(WriteBehind::new(WriteBehindConfig {
         window_bytes: (pages * page_size()) as u64,
-        files_max: 2,
+        files_max,
         run_bytes: 1,
         age_max: Duration::ZERO,
         neighbour_wait: Duration::ZERO,
@@ -47,12 +55,16 @@ struct Enrolled {
 
 impl Enrolled {
     fn new(window: &Arc<WriteBehind>, pages: usize, fd: &Arc<OwnedFd>) -> Self {
-        let (window, file, fd) = (Arc::clone(window), window.file(), Arc::clone(fd));
+        Self::on(DISK, window, pages, fd)
+    }
+
+    fn on(disk: DeviceNumber, window: &Arc<WriteBehind>, pages: usize, fd: &Arc<OwnedFd>) -> Self {
+        let (window, file, fd) = (Arc::clone(window), window.file(disk), Arc::clone(fd));
         Self { window, file, fd, bytes_max: (pages * page_size()) as u64 }
     }
 
     async fn write(self, range: ByteRange) {
-        let room = self.window.room(range.len()).await;
+        let room = self.file.room(range.len()).await;
         let intent = self.file.before_write(self.fd.as_fd(), range, room);
         future::yield_now().await;
         intent.enroll(&self.fd, range);
@@ -91,13 +103,64 @@ fn all_that_is_enrolled_leaves_and_every_writer_gets_room() {
     }
 }
 
+/// Devices that come and go while the window is divided among them. Each write of two pages is more
+/// than the part of one of them, and is admitted when its device has nothing in the window.
+#[test]
+fn devices_that_divide_the_window_empty_it_and_every_writer_gets_room() {
+    let fd = empty_file();
+    check(300, move || {
+        // Two for each: one may wait for the time to drop a page again, which never comes here.
+        let window = window_of(4, 4, 1);
+        let files = [DISK, OTHER_DISK].map(|disk| Enrolled::on(disk, &window, 8, &fd));
+        let writers = (0..3).map(|_| {
+            let files = files.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let file = files[below(2)].clone();
+                    future::block_on(file.write(pages(below(4), 1 + below(2))));
+                }
+            })
+        });
+        for writer in writers.collect::<Vec<_>>() {
+            writer.join().expect("it panics where the fault is");
+        }
+        files.iter().for_each(Enrolled::check_empty);
+        // None is active any more: whichever comes next may have it all.
+        assert_eq!(window.window.part(false).bytes, (4 * page_size()) as u64);
+    });
+}
+
+/// The room that is held stands for data on a disk that stands still.
+#[test]
+fn a_disk_that_stands_still_holds_up_no_other() {
+    let fd = empty_file();
+    check(500, move || {
+        let window = window(4, 1);
+        let held = window.file(DISK).room_blocking((3 * page_size()) as u64);
+        let file = Enrolled::on(OTHER_DISK, &window, 4, &fd);
+        let writers = [0, 1].map(|page| {
+            let file = file.clone();
+            thread::spawn(move || {
+                for page in [page, page + 2] {
+                    future::block_on(file.clone().write(pages(page, 1)));
+                }
+            })
+        });
+        for writer in writers {
+            writer.join().expect("there is room for it while the other device's is held");
+        }
+        drop(held);
+        file.check_empty();
+    });
+}
+
 #[test]
 fn who_waits_for_room_may_give_up_at_any_time() {
     let fd = empty_file();
     check(500, move || {
         let window = window(3, 1);
         let file = Enrolled::new(&window, 3, &fd);
-        let held = window.room_blocking(1);
+        let held = file.file.room_blocking(1);
         let leaver = future::spawn(file.clone().write(pages(0, 2)));
         let followers = [1, 2].map(|page| future::spawn(file.clone().write(pages(page, 1))));
         let releaser = thread::spawn(move || drop(held));
@@ -119,7 +182,7 @@ fn a_large_writer_that_gives_up_frees_the_small_ones_behind_it() {
     check(500, move || {
         let window = window(4, 1);
         let file = Enrolled::new(&window, 4, &fd);
-        let held = window.room_blocking(1);
+        let held = file.file.room_blocking(1);
         let large = future::spawn(file.clone().write(pages(0, 3)));
         let small = [4, 5].map(|page| future::spawn(file.clone().write(pages(page, 1))));
         large.abort();

@@ -1,32 +1,30 @@
-//! The state that all files of a window share: the bound, the queue of files, and the threads.
+//! The state that the files of one device share: the bound, the queue of files, and the threads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use rustix::param::page_size;
-
+use super::WriteBehindCounts;
 use super::file::WriteBehindFile;
 use super::runs::{Arrival, Limits, Urgency};
-use super::{WriteBehindConfig, WriteBehindCounts};
+use super::window::{Part, Window};
 use crate::identity::{self, Identity};
 use crate::sync::{Condvar, Mutex, MutexGuard, oneshot, thread};
 
 /// See the module. A file's own lock may be held when this one is taken, never the other way round.
 pub(super) struct Shared {
-    config: WriteBehindConfig,
-    limits: Limits,
+    window: Arc<Window>,
     state: Mutex<State>,
     /// Wakes one sleeping thread when there is work, or earlier work.
     work: Condvar,
-    /// Notified when a closed window's last thread has ended.
+    /// Notified when the last thread of a closed device has ended.
     ended: Condvar,
 }
 
 /// The lock is held for a few steps in these queues, and while a thread is being started.
 struct State {
-    /// Bytes in the window.
+    /// Bytes in the window; all amounts are those of this device.
     enrolled: u64,
     /// Bytes of admitted writes that are not enrolled yet.
     reserved: u64,
@@ -46,7 +44,8 @@ struct State {
     sleeping: usize,
     /// Everything is due, and threads do not sleep any more but end.
     closed: bool,
-    counts: WriteBehindCounts,
+    /// It is among the devices that the window is divided among.
+    is_active: bool,
 }
 
 /// By time, then by the file's address, which distinguishes files of the same time.
@@ -105,24 +104,10 @@ impl Room {
 }
 
 impl Shared {
-    pub(super) fn new(config: WriteBehindConfig) -> Arc<Self> {
-        let WriteBehindConfig {
-            window_bytes,
-            files_max,
-            run_bytes,
-            age_max,
-            neighbour_wait,
-            threads,
-        } = config;
-        assert!(window_bytes > 0, "a window without bytes would admit one write at a time");
-        assert!(files_max > 0, "a window without files would admit nothing");
-        assert!(run_bytes > 0, "runs without bytes would never be written");
-        assert!(threads > 0, "a window without threads would never be emptied");
-        let page_bytes = page_size() as u64;
-        let run_bytes = run_bytes.next_multiple_of(page_bytes);
+    /// A device without any thread yet.
+    pub(super) fn new(window: Arc<Window>) -> Arc<Self> {
         Arc::new(Self {
-            config,
-            limits: Limits { page_bytes, run_bytes, age_max, neighbour_wait },
+            window,
             state: Mutex::new(State {
                 enrolled: 0,
                 reserved: 0,
@@ -135,7 +120,7 @@ impl Shared {
                 threads: 0,
                 sleeping: 0,
                 closed: false,
-                counts: WriteBehindCounts::default(),
+                is_active: false,
             }),
             work: Condvar::new(),
             ended: Condvar::new(),
@@ -143,7 +128,7 @@ impl Shared {
     }
 
     pub(super) fn limits(&self) -> Limits {
-        self.limits
+        self.window.limits()
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -154,15 +139,11 @@ impl Shared {
         self.lock().files
     }
 
-    pub(super) fn counts(&self) -> WriteBehindCounts {
-        self.lock().counts
-    }
-
     pub(super) fn count(&self, add: impl FnOnce(&mut WriteBehindCounts)) {
-        add(&mut self.lock().counts);
+        self.window.count(add);
     }
 
-    /// See [`super::WriteBehind::room`].
+    /// See [`WriteBehindFile::room`].
     pub(super) async fn room(self: &Arc<Self>, bytes: u64) -> Room {
         match self.room_or_turn(bytes) {
             Ok(room) => room,
@@ -170,7 +151,7 @@ impl Shared {
         }
     }
 
-    /// See [`super::WriteBehind::room_blocking`].
+    /// See [`WriteBehindFile::room_blocking`].
     pub(super) fn room_blocking(self: &Arc<Self>, bytes: u64) -> Room {
         match self.room_or_turn(bytes) {
             Ok(room) => room,
@@ -185,10 +166,10 @@ impl Shared {
         }
         let bytes = self.pages_of(bytes);
         let mut state = self.lock();
-        if state.waiters.is_empty() && state.fits(bytes, &self.config) {
+        if state.waiters.is_empty() && state.fits(bytes, self.part(&state)) {
             return Ok(self.grant(&mut state, bytes));
         }
-        state.counts.throttled += 1;
+        self.count(|counts| counts.throttled += 1);
         self.summon(&mut state);
         if state.threads == 0 {
             // The system refuses threads, so nothing would ever leave the window. Too much in the
@@ -202,13 +183,14 @@ impl Shared {
 
     /// The most that a write can add to the window: with its ends in pages of their own.
     fn pages_of(&self, bytes: u64) -> u64 {
-        let page_bytes = self.limits.page_bytes;
+        let page_bytes = self.limits().page_bytes;
         bytes.div_ceil(page_bytes).saturating_add(1).saturating_mul(page_bytes)
     }
 
     fn grant(self: &Arc<Self>, state: &mut State, bytes: u64) -> Room {
         state.reserved = state.reserved.saturating_add(bytes);
         state.reserved_files += 1;
+        self.note_activity(state);
         Room { shared: Arc::clone(self), bytes, files: 1 }
     }
 
@@ -228,8 +210,12 @@ impl Shared {
             state.reserved -= std::mem::take(&mut room.bytes);
             state.reserved_files -= std::mem::take(&mut room.files);
         }
-        state.counts.out_of_order += u64::from(change.arrival.out_of_order);
-        state.counts.put_in_order += u64::from(change.arrival.put_in_order);
+        if change.arrival != Arrival::default() {
+            self.count(|counts| {
+                counts.out_of_order += u64::from(change.arrival.out_of_order);
+                counts.put_in_order += u64::from(change.arrival.put_in_order);
+            });
+        }
         let earlier = state.place(file, place, change.due, now);
         if earlier || self.urgency(&state) != Urgency::Relaxed {
             self.summon(&mut state);
@@ -255,14 +241,29 @@ impl Shared {
             if waiter.grant.is_closed() {
                 continue;
             }
-            if !state.fits(waiter.bytes, &self.config) {
+            if !state.fits(waiter.bytes, self.part(state)) {
                 state.waiters.push_front(waiter);
                 break;
             }
             let room = self.grant(state, waiter.bytes);
             grants.push((waiter, room));
         }
+        self.note_activity(state);
         Grants(grants)
+    }
+
+    /// The part of the window that the device may fill now. It shrinks when another one comes; then
+    /// writers wait until enough has left. When one goes, the next change here finds it grown.
+    fn part(&self, state: &State) -> Part {
+        self.window.part(state.is_active)
+    }
+
+    /// Takes part in the division of the window while anything is in it.
+    fn note_activity(&self, state: &mut State) {
+        let is_active = state.taken() > 0 || state.files + state.reserved_files > 0;
+        if std::mem::replace(&mut state.is_active, is_active) != is_active {
+            self.window.note_activity(is_active);
+        }
     }
 
     /// Removes waiters that gave up, one of which may have held up those behind it.
@@ -276,11 +277,12 @@ impl Shared {
     }
 
     fn urgency(&self, state: &State) -> Urgency {
+        let part = self.part(state);
         if state.closed {
             Urgency::Draining
         } else if !state.waiters.is_empty()
-            || state.enrolled > self.config.window_bytes / 2
-            || state.files > self.config.files_max / 2
+            || state.enrolled > part.bytes / 2
+            || state.files > part.files / 2
         {
             Urgency::Pressed
         } else {
@@ -292,7 +294,7 @@ impl Shared {
     fn summon(self: &Arc<Self>, state: &mut State) {
         if state.sleeping > 0 {
             self.work.notify_one();
-        } else if state.threads < self.config.threads {
+        } else if state.threads < self.window.threads_max() {
             let shared = Arc::clone(self);
             let started = thread::Builder::new().name("spillway-wb".into()).spawn(move || {
                 let worker = Worker(shared);
@@ -317,7 +319,7 @@ impl Shared {
         }
     }
 
-    /// The next file that has something to do; waits for one until the window is closed.
+    /// The next file that has something to do; waits for one until the device is closed.
     fn next_file(self: &Arc<Self>) -> Option<(Arc<WriteBehindFile>, Urgency)> {
         let mut state = self.lock();
         loop {
@@ -357,7 +359,7 @@ impl Shared {
         }
     }
 
-    /// Ends the threads when they have emptied the window.
+    /// Ends the threads when nothing of the device is left in the window.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
         state.closed = true;
@@ -382,7 +384,7 @@ impl Shared {
     }
 }
 
-/// A thread's entry in the window, which ends with the thread, also by a panic: a waiter for the
+/// A thread's entry in the device, which ends with the thread, also by a panic: a waiter for the
 /// end of all threads must not wait forever.
 struct Worker(Arc<Shared>);
 
@@ -393,11 +395,14 @@ impl Drop for Worker {
 }
 
 impl State {
-    fn fits(&self, bytes: u64, config: &WriteBehindConfig) -> bool {
-        let taken = self.enrolled.saturating_add(self.reserved);
+    fn taken(&self) -> u64 {
+        self.enrolled.saturating_add(self.reserved)
+    }
+
+    fn fits(&self, bytes: u64, part: Part) -> bool {
+        let taken = self.taken();
         let files = self.files + self.reserved_files;
-        files < config.files_max
-            && (taken == 0 || taken.saturating_add(bytes) <= config.window_bytes)
+        files < part.files && (taken == 0 || taken.saturating_add(bytes) <= part.bytes)
     }
 
     /// Puts a file where it belongs. Whether a sleeping thread must know.

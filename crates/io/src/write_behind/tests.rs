@@ -2,15 +2,21 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::byte_range::ByteRange;
 use crate::data_file::write_at;
+use crate::engine::DeviceNumber;
 use crate::residency::{cache_state, resident_ranges};
 
 const MIB: u64 = 1 << 20;
+
+const DISK: DeviceNumber = (8, 1);
+const OTHER_DISK: DeviceNumber = (8, 2);
 
 /// A file of its own in a window, and what it is to hold.
 struct Written {
@@ -24,11 +30,11 @@ impl Written {
     }
 
     fn of(window: &WriteBehind, file: File) -> Self {
-        Self { fd: Arc::new(file.into()), file: window.file() }
+        Self { fd: Arc::new(file.into()), file: window.file(DISK) }
     }
 
-    fn write(&self, window: &WriteBehind, range: ByteRange) {
-        let room = window.room_blocking(range.len());
+    fn write(&self, range: ByteRange) {
+        let room = self.file.room_blocking(range.len());
         let intent = self.file.before_write(self.fd.as_fd(), range, room);
         write_at(self.fd.as_fd(), &content(range), range.offset()).unwrap();
         intent.enroll(&self.fd, range);
@@ -64,7 +70,7 @@ fn a_stream_leaves_the_page_cache_whole() {
     let written = Written::new(&window);
     let transfer = 47_008;
     for index in 0..700 {
-        written.write(&window, range(index * transfer, transfer));
+        written.write(range(index * transfer, transfer));
     }
     window.shutdown();
     assert_eq!(window.bytes(), 0);
@@ -84,7 +90,7 @@ fn data_leaves_by_itself_and_the_descriptor_with_it() {
     let age_max = Duration::from_millis(50);
     let window = WriteBehind::new(WriteBehindConfig { age_max, ..WriteBehindConfig::default() });
     let written = Written::new(&window);
-    written.write(&window, range(100, 10_000));
+    written.write(range(100, 10_000));
     assert_eq!(window.bytes(), 3 * 4096);
     assert!(!written.file.is_idle());
     eventually("leaving", || written.file.is_idle());
@@ -104,10 +110,10 @@ fn what_was_cached_before_stays_cached() {
     rustix::fs::fsync(&written.fd).unwrap();
     write_at(written.fd.as_fd(), &content(before[1]), before[1].offset()).unwrap();
     for index in 0..5 {
-        written.write(&window, range(index * 47_008, 47_008));
+        written.write(range(index * 47_008, 47_008));
     }
     // Pages that the window itself brought in are not foreign when they are written again.
-    written.write(&window, range(0, 20_000));
+    written.write(range(0, 20_000));
     window.shutdown();
     let resident = resident_ranges(written.fd.as_fd(), range(0, MIB)).unwrap().unwrap();
     assert_eq!(resident.ranges(), before);
@@ -120,16 +126,16 @@ fn what_was_cached_before_stays_cached() {
 fn a_write_that_does_not_happen_leaves_nothing() {
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::new(&window);
-    let room = window.room_blocking(MIB);
+    let room = written.file.room_blocking(MIB);
     drop(written.file.before_write(written.fd.as_fd(), range(0, MIB), room));
-    let room = window.room_blocking(MIB);
+    let room = written.file.room_blocking(MIB);
     let intent = written.file.before_write(written.fd.as_fd(), range(0, MIB), room);
     intent.enroll(&written.fd, range(0, 0));
     assert_eq!(window.bytes(), 0);
     assert!(written.file.is_idle());
     assert_eq!(Arc::strong_count(&written.fd), 1);
     // And no room is lost: the whole window can be had.
-    drop(window.room_blocking(WriteBehindConfig::default().window_bytes - 4096));
+    drop(written.file.room_blocking(WriteBehindConfig::default().window_bytes - 4096));
     assert_eq!(window.counts(), WriteBehindCounts::default());
 }
 
@@ -146,7 +152,7 @@ fn the_bound_holds_under_many_writers() {
                 let window = &window;
                 scope.spawn(move || {
                     for index in 0..80 {
-                        file.write(window, range(index * 47_008, 47_008));
+                        file.write(range(index * 47_008, 47_008));
                         assert!(window.bytes() <= 2 * MIB);
                     }
                 })
@@ -183,7 +189,7 @@ fn many_small_files_hold_few_descriptors() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    Written::new(&window).write(&window, range(0, 100));
+                    Written::new(&window).write(range(0, 100));
                     assert!(window.files() <= 8);
                 }
             });
@@ -194,20 +200,73 @@ fn many_small_files_hold_few_descriptors() {
     window.shutdown();
     assert_eq!((window.files(), window.bytes()), (0, 0));
     // And no place is lost.
-    drop([(); 8].map(|()| window.room_blocking(1)));
+    let file = window.file(DISK);
+    drop([(); 8].map(|()| file.room_blocking(1)));
+}
+
+/// Room for a write, if it is there.
+fn room_now(file: &WriteBehindFile, bytes: u64) -> Option<Room> {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(file.room(bytes)).poll(&mut context) {
+        Poll::Ready(room) => Some(room),
+        Poll::Pending => None,
+    }
+}
+
+#[test]
+fn devices_divide_the_window_equally_and_one_alone_has_it_all() {
+    let window_bytes = 64 * 4096;
+    let config = WriteBehindConfig { window_bytes, files_max: 8, ..WriteBehindConfig::default() };
+    let window = WriteBehind::new(config);
+    let [one, other] = [DISK, OTHER_DISK].map(|disk| window.file(disk));
+    // Each room includes a page, for a write that begins within one.
+    let most_of = |bytes: u64| bytes - 4096;
+    let all = room_now(&one, most_of(window_bytes)).expect("it is alone");
+    let half = room_now(&other, most_of(window_bytes / 2)).expect("one half is the other's");
+    assert!(room_now(&other, 1).is_none(), "and no more");
+    drop(all);
+    assert!(room_now(&one, most_of(window_bytes)).is_some(), "a write is always admitted alone");
+    let first = room_now(&one, 1).unwrap();
+    assert!(room_now(&one, most_of(window_bytes / 2)).is_none(), "the other one has its half");
+    drop(half);
+    drop(first);
+    // The places of files are divided too.
+    let places: Vec<_> = (0..8).map(|_| room_now(&one, 1).expect("it is alone")).collect();
+    let others: Vec<_> = (0..4).map(|_| room_now(&other, 1).expect("half of them")).collect();
+    assert!(room_now(&other, 1).is_none());
+    drop((places, others));
+    assert!(room_now(&other, most_of(window_bytes)).is_some(), "it is alone again");
+}
+
+#[test]
+fn a_disk_that_stands_still_holds_up_no_other() {
+    let config =
+        WriteBehindConfig { window_bytes: 2 * MIB, run_bytes: MIB, ..WriteBehindConfig::default() };
+    let window = WriteBehind::new(config);
+    let stuck = window.file(DISK);
+    let held = stuck.room_blocking(2 * MIB - 4096);
+    let written = Written { file: window.file(OTHER_DISK), ..Written::new(&window) };
+    for index in 0..80 {
+        written.write(range(index * 47_008, 47_008));
+        assert!(window.bytes() <= MIB);
+    }
+    eventually("leaving", || written.file.is_idle());
+    drop(held);
+    window.shutdown();
 }
 
 #[tokio::test]
 async fn writers_are_admitted_in_order_and_may_leave() {
     let config = WriteBehindConfig { window_bytes: 64 << 10, ..WriteBehindConfig::default() };
-    let window = Arc::new(WriteBehind::new(config));
-    let all = window.room(60 << 10).await;
+    let window = WriteBehind::new(config);
+    let file = window.file(DISK);
+    let all = file.room(60 << 10).await;
     let (order, mut arrived) = tokio::sync::mpsc::unbounded_channel();
     let mut tasks = Vec::new();
     for (name, bytes) in [(0, 40 << 10), (1, 4 << 10), (2, 50 << 10), (3, 1)] {
-        let (window, order) = (Arc::clone(&window), order.clone());
+        let (file, order) = (Arc::clone(&file), order.clone());
         tasks.push(tokio::spawn(async move {
-            let room = window.room(bytes).await;
+            let room = file.room(bytes).await;
             order.send(name).unwrap();
             // A writer that needs more than is left waits until this one is done.
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -228,7 +287,7 @@ async fn writers_are_admitted_in_order_and_may_leave() {
     }
     assert_eq!(window.bytes(), 0);
     // More than the window can ever hold goes in when it is empty.
-    drop(window.room(10 * MIB).await);
+    drop(file.room(10 * MIB).await);
 }
 
 #[test]
@@ -236,7 +295,7 @@ fn misaligned_neighbours_meet_before_they_reach_the_disk() {
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::new(&window);
     for record in [0, 2, 1, 4, 3, 7, 6, 5] {
-        written.write(&window, range(record * 1536, 1536));
+        written.write(range(record * 1536, 1536));
     }
     window.shutdown();
     let counts = window.counts();
@@ -254,7 +313,7 @@ fn scattered_pages_leave_within_the_bound() {
     let written = Written::new(&window);
     // A fixed walk over 256 MiB that never meets itself.
     for index in 0..2000_u64 {
-        written.write(&window, range(index * 40_503 % 65_536 * 4096, 4096));
+        written.write(range(index * 40_503 % 65_536 * 4096, 4096));
         assert!(window.bytes() <= MIB);
     }
     window.shutdown();
@@ -272,7 +331,7 @@ fn scattered_pages_leave_within_the_bound() {
 fn a_file_that_is_cut_takes_its_bytes_out_of_the_window() {
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::new(&window);
-    written.write(&window, range(0, MIB));
+    written.write(range(0, MIB));
     rustix::fs::ftruncate(&written.fd, 5000).unwrap();
     written.file.truncated(5000);
     assert_eq!(window.bytes(), 8192);
@@ -290,7 +349,7 @@ fn mapped_pages_are_tried_again_and_then_left() {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::new(&window);
-    written.write(&window, range(0, 8 * 4096));
+    written.write(range(0, 8 * 4096));
     // SAFETY: a shared mapping at an address of the kernel's choice, of pages that the file has and
     // keeps; it is read once and unmapped.
     let mapped = unsafe {
@@ -314,7 +373,7 @@ fn without_a_disk_nothing_is_held() {
     let window = WriteBehind::new(WriteBehindConfig::default());
     let memory = rustix::fs::memfd_create("spillway", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let written = Written::of(&window, memory.into());
-    written.write(&window, range(0, MIB));
+    written.write(range(0, MIB));
     assert_eq!(window.bytes(), 0);
     assert!(written.file.is_idle());
     assert_eq!(written.cached_pages(), 256);
@@ -329,19 +388,19 @@ fn an_unlinked_file_and_a_closed_window_are_no_trouble() {
     let path = directory.path().join("f");
     let options = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     let written = Written::of(&window, options);
-    written.write(&window, range(0, MIB));
+    written.write(range(0, MIB));
     std::fs::remove_file(path).unwrap();
     window.shutdown();
     assert_eq!(written.cached_pages(), 0);
     // A late range leaves at once, and a second end finds nothing to do.
-    written.write(&window, range(0, MIB));
+    written.write(range(0, MIB));
     eventually("leaving", || written.file.is_idle());
     window.shutdown();
     assert_eq!((window.bytes(), written.cached_pages()), (0, 0));
     // It need not be ended.
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::new(&window);
-    written.write(&window, range(0, MIB));
+    written.write(range(0, MIB));
     drop(window);
     eventually("leaving", || written.file.is_idle());
     assert_eq!(written.cached_pages(), 0);
@@ -403,7 +462,7 @@ fn an_error_of_write_back_is_kept_until_it_is_asked_for() {
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::of(&window, disk.create());
     for index in 0..6 {
-        written.write(&window, range(index * MIB, MIB));
+        written.write(range(index * MIB, MIB));
     }
     window.shutdown();
     assert!(window.counts().errors > 0, "{:?}", window.counts());
@@ -424,7 +483,7 @@ fn no_error_slips_between_the_window_and_a_flush() {
         let window = WriteBehind::new(config);
         let written = Written::of(&window, disk.create());
         for index in 0..6 {
-            written.write(&window, range(index * MIB, MIB));
+            written.write(range(index * MIB, MIB));
         }
         std::thread::sleep(Duration::from_millis(3 * round));
         let flushed = rustix::fs::fsync(&written.fd);

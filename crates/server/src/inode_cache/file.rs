@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use io::{RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile};
+use io::{DeviceNumber, RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile};
 
 use super::DataDescriptors;
 
@@ -54,9 +54,13 @@ impl FileState {
         self.kept_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Its view of the server's window.
-    pub(crate) fn window(&self, window: &WriteBehind) -> Arc<WriteBehindFile> {
-        Arc::clone(self.window.get_or_init(|| window.file()))
+    /// Its view of the server's window. The file lies on `device`.
+    pub(crate) fn window(
+        &self,
+        window: &WriteBehind,
+        device: DeviceNumber,
+    ) -> Arc<WriteBehindFile> {
+        Arc::clone(self.window.get_or_init(|| window.file(device)))
     }
 
     /// Notes a WRITE; returns how many bytes were written in sequence with it, 0 for none.

@@ -116,9 +116,10 @@ impl Vfs {
         if file.root().io_support.probe_is_due(range.len()) {
             self.probe_drop_behind(Arc::clone(file.root()));
         }
-        let room = self.window.room(range.len()).await;
+        let window = self.window_of(file);
+        let room = window.room(range.len()).await;
         self.emit_write(Event::WriteVector, call, range);
-        Target::Window(file.data().window(&self.window), room)
+        Target::Window(window, room)
     }
 
     async fn acquire_split(
@@ -144,8 +145,13 @@ impl Vfs {
                 self.emit_write(event, call, range);
             }
         }
-        let room = self.window.room(split.head.len() + split.tail.len()).await;
-        Target::Split(file.data().window(&self.window), room, direct, split)
+        let window = self.window_of(file);
+        let room = window.room(split.head.len() + split.tail.len()).await;
+        Target::Split(window, room, direct, split)
+    }
+
+    fn window_of(&self, file: &Permitted<Writing>) -> Arc<WriteBehindFile> {
+        file.data().window(&self.window, file.root().device())
     }
 
     /// Finds out, on a data thread, whether `RWF_DONTCACHE` can do what the window does.

@@ -108,6 +108,59 @@ fn at_the_bound_writers_wait_and_none_fails() {
     });
 }
 
+#[test]
+fn a_disk_that_stands_still_does_not_hold_up_writes_to_another() {
+    let test = "a_disk_that_stands_still_does_not_hold_up_writes_to_another";
+    if !is_root(test) {
+        return;
+    }
+    let config = in_modes(TINY_WINDOW, "auto", "dontcache");
+    let exports = config.replace("[[export]]", OTHER_EXPORT);
+    let mut disk = None;
+    let fixture = Fixture::prepared(&exports, |dir| {
+        std::fs::create_dir(dir.join("other")).unwrap();
+        disk = StoppableDisk::mount(dir);
+    });
+    let Some(disk) = disk else { return eprintln!("{test} skipped: no loop device here") };
+    let (mut client, root) = fixture.mounted();
+    let other_root = client.mnt("/other");
+    // One for each thread that the window has for a device.
+    let stuck: Vec<_> = (0..4).map(|i| client.create(root, &format!("f{i}"))).collect();
+    let other = client.create(other_root, "f");
+    for file in stuck.iter().chain([&other]) {
+        ok(client.write_stable(*file, 0, b"data", StableHow::FileSync));
+    }
+    let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };
+    thread::scope(|scope| {
+        for &file in &stuck {
+            let mut client = fixture.client();
+            scope.spawn(move || {
+                for offset in (0..4 * MIB).step_by(MIB) {
+                    ok(client.write(file, offset as u64, &vec![1; MIB]));
+                }
+            });
+        }
+        assert!(eventually(|| fixture.figure("window_throttled_writes") > 0), "none waits");
+        // Twice as much as the window holds, by a disk that takes it.
+        for offset in (0..16 * MIB).step_by(MIB) {
+            ok(client.write(other, offset as u64, &content(2, offset as u64, MIB)));
+        }
+        ok(client.commit(other));
+        drop(stopped);
+    });
+    let local = LocalFile::open(&fixture.path("other/f"));
+    assert_same(&local.content(), &content(2, 0, 16 * MIB), "of the other disk");
+}
+
+/// In front of an export, another one on another device, in the same modes.
+const OTHER_EXPORT: &str = r#"
+    [[export]]
+    path = "$DIR/other"
+    name = "/other"
+    squash = "none"
+    io_cache_write = "dontcache"
+    [[export]]"#;
+
 /// A call of WRITE as it goes over the wire.
 fn write_call(client: &mut Client, file: FileHandle, offset: u64, data: &[u8]) -> Vec<u8> {
     let (count, stable) = (u32::try_from(data.len()).unwrap(), StableHow::Unstable);

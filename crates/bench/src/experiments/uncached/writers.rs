@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ::io::{BufferPool, ByteRange, WriteBehind, cache_state, write_at, write_dontcache};
+use ::io::{
+    BufferPool, ByteRange, DeviceNumber, WriteBehind, cache_state, write_at, write_dontcache,
+};
 
 use super::pattern::{Pattern, Verified};
 use super::{Mode, Options};
@@ -225,6 +227,8 @@ impl<'a> Watch<'a> {
     }
 }
 
+/// Stands for the device of all files, which are in one directory.
+const THEIR_DEVICE: DeviceNumber = (0, 0);
 /// How soon the end of the writers is noticed.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -238,7 +242,7 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn write_all(&self, file: &mut WrittenFile) -> io::Result<()> {
-        let window_file = self.window.file();
+        let window_file = self.window.file(THEIR_DEVICE);
         while file.bytes < self.options.size.0 && !self.progress.is_time_up.load(Ordering::Relaxed)
         {
             let len = self.options.block.0.min(self.options.size.0 - file.bytes);
@@ -250,7 +254,7 @@ impl Writer<'_> {
                     .map(|written| written.expect("it was tried before")),
                 Mode::Window => {
                     let range = ByteRange::new(file.bytes, len).ok_or(ErrorKind::FileTooLarge)?;
-                    let room = self.window.room_blocking(len);
+                    let room = window_file.room_blocking(len);
                     let intent = window_file.before_write(fd, range, room);
                     let written = write_at(fd, data, file.bytes);
                     intent.enroll(&file.fd, range);

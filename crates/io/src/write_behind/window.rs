@@ -1,0 +1,87 @@
+//! What the devices of a window have in common: its sizes, its counters, and the number of those
+//! that it is divided among.
+
+use std::sync::PoisonError;
+
+use rustix::param::page_size;
+
+use super::runs::Limits;
+use super::{WriteBehindConfig, WriteBehindCounts};
+use crate::sync::{AtomicUsize, Mutex, Ordering};
+
+/// See the module.
+pub(super) struct Window {
+    config: WriteBehindConfig,
+    limits: Limits,
+    /// Devices with data in the window, or with a write that is admitted to it.
+    active: AtomicUsize,
+    /// Taken inside every other lock of the window.
+    counts: Mutex<WriteBehindCounts>,
+}
+
+/// The part of a window that one device may fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) bytes: u64,
+    /// At least 1.
+    pub(super) files: usize,
+}
+
+impl Window {
+    /// See [`super::WriteBehind::new`].
+    pub(super) fn new(config: WriteBehindConfig) -> Self {
+        let WriteBehindConfig {
+            window_bytes,
+            files_max,
+            run_bytes,
+            age_max,
+            neighbour_wait,
+            threads,
+        } = config;
+        assert!(window_bytes > 0, "a window without bytes would admit one write at a time");
+        assert!(files_max > 0, "a window without files would admit nothing");
+        assert!(run_bytes > 0, "runs without bytes would never be written");
+        assert!(threads > 0, "a window without threads would never be emptied");
+        let page_bytes = page_size() as u64;
+        let run_bytes = run_bytes.next_multiple_of(page_bytes);
+        Self {
+            config,
+            limits: Limits { page_bytes, run_bytes, age_max, neighbour_wait },
+            active: AtomicUsize::new(0),
+            counts: Mutex::default(),
+        }
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Threads of each device, at most.
+    pub(super) fn threads_max(&self) -> usize {
+        self.config.threads
+    }
+
+    /// An equal part for each active device, among which the caller counts itself.
+    pub(super) fn part(&self, is_active: bool) -> Part {
+        let devices = self.active.load(Ordering::SeqCst) + usize::from(!is_active);
+        let WriteBehindConfig { window_bytes, files_max, .. } = self.config;
+        Part { bytes: window_bytes / devices as u64, files: (files_max / devices).max(1) }
+    }
+
+    /// Notes that one more device is active, or one less.
+    pub(super) fn note_activity(&self, is_active: bool) {
+        if is_active {
+            self.active.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.active.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn counts(&self) -> WriteBehindCounts {
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn count(&self, add: impl FnOnce(&mut WriteBehindCounts)) {
+        add(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
