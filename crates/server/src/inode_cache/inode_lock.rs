@@ -83,6 +83,12 @@ impl InodeLock {
         Alone { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order }
     }
 
+    /// As [`Self::alone`], if nothing has to be waited for.
+    pub(crate) fn try_alone(&self) -> Option<Alone> {
+        let order = Arc::clone(&self.order).try_write_owned().ok()?;
+        Some(Alone { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order })
+    }
+
     /// Begins a change that shares the inode with others begun by this method and may give it
     /// `lengths`. `look` reads the attributes, at once.
     ///

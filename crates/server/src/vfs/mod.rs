@@ -34,8 +34,8 @@ use crate::fs::{
     attributes_of_linked_or_not,
 };
 use crate::inode_cache::{
-    Attributes, Change, Flush, HandleCache, IdleInodes, Inode, InodeCache, InodeKey, UnusedInodes,
-    Wcc,
+    Alone, Attributes, Change, Flush, HandleCache, IdleInodes, Inode, InodeCache, InodeKey,
+    UnusedInodes, Wcc,
 };
 use crate::memory_plan::MemoryPlan;
 use crate::trace::Tracer;
@@ -352,8 +352,19 @@ impl Vfs {
     ) -> Result<(Arc<Inode>, Change), Status> {
         let file = self.inode(object).await?;
         let alone = file.lock.alone().await;
-        let before = self.live_attributes(&file).await?;
-        Ok((file, Change::begin(alone, before, lengths)))
+        let change = self.begin_alone(&file, alone, lengths).await?;
+        Ok((file, change))
+    }
+
+    /// A change of an open object by its only holder, which may give it `lengths`.
+    async fn begin_alone(
+        &self,
+        file: &Arc<Inode>,
+        alone: Alone,
+        lengths: Lengths,
+    ) -> Result<Change, Status> {
+        let before = self.live_attributes(file).await?;
+        Ok(Change::begin(alone, before, lengths))
     }
 
     /// Makes a change of `file` durable where the export promises that.

@@ -260,10 +260,10 @@ impl Vfs {
         Answer { attributes, result }
     }
 
-    /// The answer to a change that is refused before it starts: still with the directory's
-    /// attributes, which clients use.
-    async fn refuse_change<T>(&self, dir: &Object, status: Status) -> Answer<Wcc, T> {
-        match self.getattr(dir).await {
+    /// The answer to a change that is refused before it starts: still with the object's attributes,
+    /// which clients use.
+    pub(super) async fn refuse_change<T>(&self, object: &Object, status: Status) -> Answer<Wcc, T> {
+        match self.getattr(object).await {
             Ok(now) => {
                 let attributes = Wcc { before: Some(now), after: Some(now) };
                 Answer { attributes, result: Err(status) }

@@ -57,9 +57,9 @@ impl Vfs {
         stability: Stability,
     ) -> Answer<Wcc, WriteDone> {
         let len = payload.as_ref().map_or(0, WriteData::len);
-        let (file, change) = match self.begin_write(object, offset, len).await {
+        let (file, change) = match self.begin_write(caller, object, offset, len).await {
             Ok(begun) => begun,
-            Err(status) => return Answer::refused(status),
+            Err(status) => return self.refuse_change(object, status).await,
         };
         self.engine.ask_for_data_thread().await;
         let (before, unchanged) = (*change.before(), change.refused());
@@ -116,31 +116,48 @@ impl Vfs {
         Answer { attributes, result }
     }
 
-    /// The file and a WRITE of `len` bytes at `offset` that begins: shared if it goes past the page cache,
-    /// where the kernel lets several at once. The first one has the file to itself, and opens the
-    /// direct descriptor once it is permitted to.
+    /// The file and a WRITE of `len` bytes at `offset` that begins: shared if it goes past the page
+    /// cache, where the kernel lets several at once. The first one has the file to itself, and opens
+    /// the direct descriptor once it is permitted to.
+    ///
+    /// A WRITE that may have to wait for others is checked before it does: one that will be refused
+    /// has nothing to wait for. One that is permitted is checked again, with the attributes then.
     async fn begin_write(
         &self,
+        caller: &Caller,
         object: &Object,
         offset: u64,
         len: usize,
     ) -> Result<(Arc<Inode>, Change), Status> {
         let lengths = Lengths::up_to(offset.saturating_add(len as u64));
-        if object.policy.write != IoMode::Direct || len < SPLIT_BYTES_MIN {
-            return self.begin_change(object, lengths).await;
-        }
         let file = self.inode(object).await?;
-        let can_share = file.file_type() == FileType::RegularFile
+        let can_share = object.policy.write == IoMode::Direct
+            && len >= SPLIT_BYTES_MIN
+            && file.file_type() == FileType::RegularFile
             && file.root().attributes_in_memory
             && file.has_direct_writer();
-        if !can_share {
-            return self.begin_change(object, lengths).await;
-        }
+        let change = match if can_share { None } else { file.lock.try_alone() } {
+            Some(alone) => self.begin_alone(&file, alone, lengths).await,
+            None => {
+                let now = self.live_attributes(&file).await?;
+                self.may_write(caller, &file, &now, offset, len).await?;
+                if can_share {
+                    self.begin_shared(&file, lengths).await
+                } else {
+                    self.begin_alone(&file, file.lock.alone().await, lengths).await
+                }
+            }
+        };
+        Ok((file, change?))
+    }
+
+    /// A change of an open file that it shares with others.
+    async fn begin_shared(&self, file: &Arc<Inode>, lengths: Lengths) -> Result<Change, Status> {
         let change = file.lock.share(lengths, || attributes_of(file.fd())).await;
         if matches!(change, Err(Status::Stale)) {
             self.inode_cache.forget(&file.key());
         }
-        Ok((file, change?))
+        change
     }
 
     /// COMMIT, RFC 1813 §3.3.21. Flushes the whole file, whatever the range: what the range leaves

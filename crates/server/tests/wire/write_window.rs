@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proto::nfs3::{self, *};
 
-use crate::client::{Client, encoded, in_fragments, ok, refusal, size};
+use crate::client::{Client, Ids, encoded, in_fragments, mode, ok, refusal, size};
 use crate::durability::lying_disk;
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run};
 use crate::local_file::{LocalFile, assert_same, content, eventually};
@@ -150,6 +150,32 @@ fn a_disk_that_stands_still_does_not_hold_up_writes_to_another() {
     });
     let local = LocalFile::open(&fixture.path("other/f"));
     assert_same(&local.content(), &content(2, 0, 16 * MIB), "of the other disk");
+}
+
+#[test]
+fn a_write_that_is_refused_does_not_wait_for_others() {
+    on_stoppable_disk("a_write_that_is_refused_does_not_wait_for_others", |fixture, disk| {
+        let (mut client, root) = fixture.mounted();
+        let file = client.create(root, "f");
+        ok(client.write_stable(file, 0, b"data", StableHow::FileSync));
+        ok(client.setattr(file, mode(0o600)));
+        let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };
+        thread::scope(|scope| {
+            let mut writer = fixture.client();
+            scope.spawn(move || {
+                for i in 0..16 {
+                    ok(writer.write(file, i * MIB as u64, &vec![1; MIB]));
+                }
+            });
+            assert!(eventually(|| fixture.figure("window_throttled_writes") > 0), "none waits");
+            let mut stranger = fixture.client().becoming(Ids::user(1001));
+            let refused = stranger.write(file, 0, b"x").unwrap_err();
+            assert_eq!(refused.status, Status::Acces);
+            assert_eq!(refused.body.after.unwrap().mode, 0o600);
+            assert_eq!(refusal(client.write(file, u64::MAX, b"x")), Status::Fbig);
+            drop(stopped);
+        });
+    });
 }
 
 /// In front of an export, another one on another device, in the same modes.
