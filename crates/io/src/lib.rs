@@ -39,6 +39,7 @@ mod io_mode;
 mod kernel_handle;
 mod memory;
 mod open_file_limit;
+mod payload;
 mod pipe;
 mod process_clock;
 mod range_lock;
@@ -72,6 +73,7 @@ pub use kernel_handle::{
 };
 pub use memory::Memory;
 pub use open_file_limit::raise_open_file_limit;
+pub use payload::{Payload, WriteData};
 pub use pipe::{Pipe, PipePool};
 pub use process_clock::process_cpu_time;
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
