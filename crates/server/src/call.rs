@@ -129,7 +129,7 @@ impl Incoming {
     /// # Errors
     /// It is no call, or one to be denied.
     pub(crate) fn finish(self, record: Record) -> Result<Call, CallError> {
-        let Record { head, payload, trailing_bytes } = record;
+        let Record { head, payload, trailing_bytes, .. } = record;
         let mut reader = Reader::new(&head);
         let CallHeader { xid, program, version, procedure: code, credential, .. } =
             decode_call(&mut reader)?;

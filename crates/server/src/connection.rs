@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use io::{Share, Task};
 use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::call::Incoming;
 use crate::connections::{Activity, Place};
-use crate::counters::Counter;
+use crate::counters::{Counter, Counters};
 use crate::dispatch::{self, Verdict};
 use crate::procedures::{Programs, Thread};
 use crate::receive::{Limits, ReceiveError, Receiver, Record};
@@ -46,12 +47,15 @@ pub(crate) async fn serve(
     let (reader, writer) = stream.into_split();
     let replies = Arc::new(ReplyQueue::new(address, writer, Arc::clone(&service.buffers)));
     let peer = Peer { address, programs };
-    let buffers = Arc::clone(&service.buffers);
-    let counters = Arc::clone(&service.counters);
     let activity = &place.activity;
     activity.begins(replies.link());
-    let limits = limits(&service, peer);
-    let receiver = Receiver::new(reader, buffers, counters, Arc::clone(activity), limits);
+    let receiver = Receiver::new(
+        reader,
+        activity.client(),
+        Arc::clone(&service.buffers),
+        Arc::clone(&activity.peer_wait),
+        limits(&service, peer),
+    );
     let mut sender = tokio::spawn({
         let replies = Arc::clone(&replies);
         async move { replies.run().await }
@@ -73,7 +77,7 @@ pub(crate) async fn serve(
 async fn take_calls(
     service: &Arc<Service>,
     peer: Peer,
-    mut receiver: Receiver,
+    mut receiver: Receiver<OwnedReadHalf>,
     replies: &Arc<ReplyQueue>,
     activity: &Activity,
 ) {
@@ -89,7 +93,7 @@ async fn take_calls(
                 return;
             }
         };
-        service.counters.add(Counter::Calls, 1);
+        count(&service.counters, &record);
         let replies = Arc::clone(replies);
         let call = match incoming.finish(record) {
             Ok(call) => call,
@@ -112,7 +116,7 @@ async fn take_calls(
 /// The next record. A WRITE is counted in the order in which the heads of calls arrive.
 async fn receive(
     service: &Service,
-    receiver: &mut Receiver,
+    receiver: &mut Receiver<OwnedReadHalf>,
     incoming: &mut Incoming,
 ) -> Result<Option<Record>, ReceiveError> {
     let layout = |head: &[u8]| {
@@ -125,6 +129,15 @@ async fn receive(
         layout
     };
     receiver.next(layout).await
+}
+
+/// Counts a call and its payload.
+fn count(counters: &Counters, record: &Record) {
+    counters.add(Counter::Calls, 1);
+    if let Some(payload) = &record.payload {
+        counters.add(Counter::PayloadBytes, payload.len() as u64);
+        counters.add(Counter::PayloadMovedBytes, record.moved_bytes as u64);
+    }
 }
 
 /// Sends what there is to send to a call that holds `slot`.

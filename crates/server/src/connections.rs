@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::counters::{Counter, Counters};
 use crate::delivery::Link;
+use crate::peer_wait::PeerWait;
 
 /// One peer may have this part of all connections, ...
 const PEER_PART: usize = 4;
@@ -72,7 +73,6 @@ pub(crate) struct Connections {
     /// The calls of one connection that may be at work at a time.
     calls_max: usize,
     counters: Arc<Counters>,
-    began: Instant,
     /// The value of [`State::open`], readable without the lock.
     open: AtomicUsize,
     state: Mutex<State>,
@@ -97,10 +97,7 @@ pub(crate) struct Activity {
     /// One permit for each call that may begin. The connection holds one while it receives a call.
     slots: Arc<Semaphore>,
     slots_max: usize,
-    began: Instant,
-    /// Microseconds from `began` to when the connection last began to wait for bytes of its peer; 0
-    /// while it does not.
-    waits_since: AtomicU64,
+    pub(crate) peer_wait: Arc<PeerWait>,
     /// The socket; empty until the connection's task begins.
     link: OnceLock<Arc<Link>>,
     evicted: Notify,
@@ -121,19 +118,9 @@ enum Entry {
 }
 
 impl Activity {
-    /// Notes that the connection waits for bytes of its peer from `now` on.
-    pub(crate) fn waits(&self, now: Instant) {
-        self.waits_since.store(micros_between(self.began, now).max(1), Ordering::Relaxed);
-    }
-
     /// Sets the socket of the connection.
     pub(crate) fn begins(&self, link: &Arc<Link>) {
         self.link.get_or_init(|| Arc::clone(link));
-    }
-
-    /// Notes that the connection does not wait for its peer.
-    pub(crate) fn works(&self) {
-        self.waits_since.store(0, Ordering::Relaxed);
     }
 
     /// The peer's identity where threads are shared among clients.
@@ -170,28 +157,22 @@ impl Activity {
     }
 
     /// Since when it is idle; `None` while it is not.
-    fn idle_since(&self) -> Option<u64> {
-        let since = self.waits_since.load(Ordering::Relaxed);
+    fn idle_since(&self) -> Option<Instant> {
+        let since = self.peer_wait.since()?;
         let calls_at_work = self.slots.available_permits() + 1 < self.slots_max;
-        (since > 0 && !calls_at_work).then_some(since)
+        (!calls_at_work).then_some(since)
     }
 
     /// Whether the socket holds bytes that its thread has not received yet. If so, the connection,
     /// idle since `since`, is idle no more.
-    fn has_unread_bytes(&self, since: u64) -> bool {
+    fn has_unread_bytes(&self, since: Instant) -> bool {
         let unread = self.link.get().is_some_and(|link| link.unread_bytes() > 0);
         if unread {
             // Its thread may have received them meanwhile, and wait again.
-            let _ =
-                self.waits_since.compare_exchange(since, 0, Ordering::Relaxed, Ordering::Relaxed);
+            self.peer_wait.end_if_since(since);
         }
         unread
     }
-}
-
-/// Microseconds from one time to a later one.
-fn micros_between(earlier: Instant, later: Instant) -> u64 {
-    u64::try_from((later - earlier).as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Connections {
@@ -205,7 +186,6 @@ impl Connections {
             limits: Limits::new(connections_max),
             calls_max,
             counters,
-            began: Instant::now(),
             open: AtomicUsize::new(0),
             state: Mutex::default(),
             ended: Notify::new(),
@@ -252,7 +232,7 @@ impl Connections {
     fn try_enter(&self, peer: IpAddr, is_stranger: bool) -> Entry {
         let mut state = self.lock();
         while let Some(scope) = self.limit_reached(&state, peer, is_stranger) {
-            match (state.evict(scope, self.idle_before(scope)), scope) {
+            match (state.evict(scope), scope) {
                 (Some(evicted), _) => {
                     self.counters.add(Counter::ConnectionsEvicted, 1);
                     tracing::warn!(client = %peer, limit = ?scope, %evicted, "idle connection closed");
@@ -269,12 +249,10 @@ impl Connections {
             is_stranger,
             slots: Arc::new(Semaphore::new(self.calls_max)),
             slots_max: self.calls_max,
-            began: self.began,
-            waits_since: AtomicU64::new(0),
+            peer_wait: Arc::new(PeerWait::new(Instant::now())),
             link: OnceLock::new(),
             evicted: Notify::new(),
         });
-        activity.waits(Instant::now());
         state.peers.entry(peer).or_default().push(Arc::clone(&activity));
         state.strangers += usize::from(is_stranger);
         state.open += 1;
@@ -298,20 +276,8 @@ impl Connections {
 
     /// Evicts an idle connection of anybody; for when the process has no descriptor left.
     pub(crate) fn evict_one(&self) {
-        if self.lock().evict(Scope::All, self.idle_before(Scope::All)).is_some() {
+        if self.lock().evict(Scope::All).is_some() {
             self.counters.add(Counter::ConnectionsEvicted, 1);
-        }
-    }
-
-    /// The time, in microseconds from `began`, before which a connection has to be idle to be
-    /// evicted at a limit.
-    fn idle_before(&self, scope: Scope) -> u64 {
-        match scope {
-            Scope::Peer(_) | Scope::Strangers => u64::MAX,
-            Scope::All => {
-                let idle_min = u64::try_from(IDLE_MIN.as_micros()).expect("a short time");
-                micros_between(self.began, Instant::now()).saturating_sub(idle_min)
-            }
         }
     }
 
@@ -332,12 +298,13 @@ impl Connections {
 }
 
 impl State {
-    /// Evicts the idle connection that its peer misses least, if one of `scope` was idle before
-    /// `idle_before`: a stranger's first, then one of the peer with the most connections, then the
-    /// longest idle. Returns its peer.
-    fn evict(&mut self, scope: Scope, idle_before: u64) -> Option<IpAddr> {
+    /// Evicts the idle connection that its peer misses least, if one of `scope` is idle long enough: a
+    /// stranger's first, then one of the peer with the most connections, then the longest idle.
+    /// Returns its peer.
+    fn evict(&mut self, scope: Scope) -> Option<IpAddr> {
+        let now = Instant::now();
         for _ in 0..SOCKETS_EXAMINED_MAX {
-            let (victim, since) = self.idlest(scope, idle_before)?;
+            let (victim, since) = self.idlest(scope, now)?;
             if victim.has_unread_bytes(since) {
                 continue;
             }
@@ -350,7 +317,11 @@ impl State {
     }
 
     /// See [`evict`](Self::evict); with it, since when it is idle.
-    fn idlest(&self, scope: Scope, idle_before: u64) -> Option<(&Arc<Activity>, u64)> {
+    fn idlest(&self, scope: Scope, now: Instant) -> Option<(&Arc<Activity>, Instant)> {
+        let is_long = |since: Instant| match scope {
+            Scope::Peer(_) | Scope::Strangers => true,
+            Scope::All => now.saturating_duration_since(since) >= IDLE_MIN,
+        };
         self.peers
             .values()
             .flat_map(|list| list.iter().map(|activity| (list.len(), activity)))
@@ -361,7 +332,7 @@ impl State {
                 Scope::All => activity.link.get().is_some(),
             })
             .filter_map(|(of_peer, activity)| Some((of_peer, activity, activity.idle_since()?)))
-            .filter(|(_, _, since)| *since <= idle_before)
+            .filter(|(_, _, since)| is_long(*since))
             .max_by_key(|(of_peer, activity, since)| {
                 (activity.is_stranger, *of_peer, std::cmp::Reverse(*since))
             })

@@ -26,6 +26,7 @@ mod network_threads;
 mod nfs3;
 mod pace;
 mod payload;
+mod peer_wait;
 mod portmap;
 mod procedures;
 mod random;

@@ -21,17 +21,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use io::{BUFFER_ALIGN, Buffer, BufferPool};
+use io::{BUFFER_ALIGN, Buffer, BufferPool, ClientId};
 use proto::oncrpc::{CREDENTIAL_AT, RecordMark};
 use rpc::record::{Fragments, MARK_ROOM, Next, TooLong};
 use tokio::io::{AsyncRead, ReadBuf};
-use tokio::net::tcp::OwnedReadHalf;
 use tokio::time::{Instant, Sleep};
 
-use crate::connections::Activity;
-use crate::counters::{Counter, Counters};
 use crate::pace::{Pace, WINDOW};
 use crate::payload::WriteData;
+use crate::peer_wait::PeerWait;
 
 /// Socket bytes held before they are parsed: many small calls of a busy client at once.
 pub(crate) const STAGING_BYTES: usize = 16 * 1024;
@@ -65,6 +63,8 @@ pub(crate) struct Record {
     pub(crate) head: Vec<u8>,
     /// `None` when there is none, or more than the server takes.
     pub(crate) payload: Option<WriteData>,
+    /// Bytes of the payload that came along with the head, and were moved to their place.
+    pub(crate) moved_bytes: usize,
     /// Bytes that followed where the record should have ended.
     pub(crate) trailing_bytes: u64,
 }
@@ -95,36 +95,41 @@ pub(crate) struct Limits {
     pub(crate) idle_timeout: Duration,
 }
 
-/// The receiving side of a connection.
-pub(crate) struct Receiver {
-    socket: OwnedReadHalf,
+/// The receiving side of a connection over a stream of bytes.
+pub(crate) struct Receiver<S> {
+    stream: S,
     alarm: Alarm,
+    /// Whose share of the buffers payloads take.
+    client: ClientId,
     buffers: Arc<BufferPool>,
-    counters: Arc<Counters>,
     limits: Limits,
     staging: Staging,
     /// Of the current record.
     fragments: Fragments,
+    /// Of its payload.
+    moved_bytes: usize,
     /// The length of the mark and the head of the last call if a payload followed them; else 0.
     expected_bytes: usize,
 }
 
-impl Receiver {
+impl<S: AsyncRead + Unpin> Receiver<S> {
+    /// Of a connection of `client`, whose waits for the peer are noted in `peer_wait`.
     pub(crate) fn new(
-        socket: OwnedReadHalf,
+        stream: S,
+        client: ClientId,
         buffers: Arc<BufferPool>,
-        counters: Arc<Counters>,
-        activity: Arc<Activity>,
+        peer_wait: Arc<PeerWait>,
         limits: Limits,
     ) -> Self {
         Self {
-            socket,
-            alarm: Alarm::new(limits.idle_timeout, activity),
+            stream,
+            alarm: Alarm::new(limits.idle_timeout, peer_wait),
+            client,
             buffers,
-            counters,
             limits,
             staging: Staging::default(),
             fragments: Fragments::new(0),
+            moved_bytes: 0,
             expected_bytes: 0,
         }
     }
@@ -169,14 +174,15 @@ impl Receiver {
             }
         }
         let trailing_bytes = self.discard_rest().await?;
-        self.alarm.activity.works();
-        Ok(Some(Record { head, payload, trailing_bytes }))
+        self.alarm.peer_wait.end();
+        Ok(Some(Record { head, payload, moved_bytes: self.moved_bytes, trailing_bytes }))
     }
 
     /// Waits for a record and reads its first mark.
     async fn begin_record(&mut self) -> Result<bool, ReceiveError> {
         self.fragments =
             Fragments::new(u64::from(self.limits.transfer_bytes_max) + HEAD_BYTES_MAX as u64);
+        self.moved_bytes = 0;
         if self.staging.is_empty() {
             let limit = match self.expected_bytes {
                 0 => STAGING_BYTES,
@@ -266,13 +272,11 @@ impl Receiver {
         let len = usize::try_from(len).expect("checked against the limit");
         let start = usize::try_from(offset % BUFFER_ALIGN as u64).expect("below a page");
         let padded = len.next_multiple_of(4);
-        self.alarm.activity.works();
-        // Waiting here stops the reading of this socket, and TCP makes the client wait.
-        let client = self.alarm.activity.client();
-        let taken = self.buffers.take(client, start + padded).await;
+        self.alarm.peer_wait.end();
+        // Waiting here stops the reading of this stream, and TCP makes the client wait.
+        let taken = self.buffers.take(self.client, start + padded).await;
         let Ok(mut buffer) = taken else { return Ok(None) };
         let received = self.fill(&mut buffer, start, padded).await?;
-        self.counters.add(Counter::PayloadBytes, len as u64);
         Ok((received == padded).then(|| WriteData::new(buffer, start, len)))
     }
 
@@ -309,18 +313,18 @@ impl Receiver {
         Ok(filled)
     }
 
-    /// Takes data of the record, staged or from the socket; nothing when none comes for a while.
+    /// Takes data of the record, staged or from the stream; nothing when none comes for a while.
     async fn take_data(&mut self, target: &mut [u8]) -> Result<usize, ReceiveError> {
         if self.staging.is_empty() {
-            let Self { socket, alarm, .. } = self;
-            return match alarm.wait(WINDOW, |cx| poll_read(socket, cx, target)).await {
+            let Self { stream, alarm, .. } = self;
+            return match alarm.wait(WINDOW, |cx| poll_read(stream, cx, target)).await {
                 Ok(0) => Err(ReceiveError::Cut),
                 Err(ReceiveError::Silent(_)) => Ok(0),
                 read => read,
             };
         }
         let taken = self.staging.take(target);
-        self.counters.add(Counter::PayloadMovedBytes, taken as u64);
+        self.moved_bytes += taken;
         Ok(taken)
     }
 
@@ -349,10 +353,10 @@ impl Receiver {
         }
     }
 
-    /// Reads at most `limit` bytes from the socket into the empty staging area.
+    /// Reads at most `limit` bytes from the stream into the empty staging area.
     async fn stage(&mut self, limit: usize, patience: Duration) -> Result<usize, ReceiveError> {
-        let Self { socket, alarm, staging, .. } = self;
-        alarm.wait(patience, |cx| staging.poll_fill(socket, cx, limit)).await
+        let Self { stream, alarm, staging, .. } = self;
+        alarm.wait(patience, |cx| staging.poll_fill(stream, cx, limit)).await
     }
 }
 
@@ -402,14 +406,14 @@ impl Staging {
     /// Reads at most `limit` bytes; only while it is empty.
     fn poll_fill(
         &mut self,
-        socket: &mut OwnedReadHalf,
+        stream: &mut (impl AsyncRead + Unpin),
         context: &mut Context<'_>,
         limit: usize,
     ) -> Poll<std::io::Result<usize>> {
         let spare = SPARE_AREAS.with_borrow_mut(Vec::pop);
         let mut area = spare.unwrap_or_else(|| vec![0; STAGING_BYTES].into_boxed_slice());
         let limit = limit.min(STAGING_BYTES);
-        match poll_read(socket, context, &mut area[..limit]) {
+        match poll_read(stream, context, &mut area[..limit]) {
             Poll::Ready(Ok(len)) if len > 0 => {
                 (self.area, self.filled) = (Some(area), 0..len);
                 Poll::Ready(Ok(len))
@@ -431,12 +435,12 @@ fn give_back(area: Box<[u8]>) {
 }
 
 fn poll_read(
-    socket: &mut OwnedReadHalf,
+    stream: &mut (impl AsyncRead + Unpin),
     context: &mut Context<'_>,
     target: &mut [u8],
 ) -> Poll<std::io::Result<usize>> {
     let mut buffer = ReadBuf::new(target);
-    ready!(Pin::new(socket).poll_read(context, &mut buffer))?;
+    ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
     Poll::Ready(Ok(buffer.filled().len()))
 }
 
@@ -446,12 +450,12 @@ fn poll_read(
 /// each call: when it fires, the real waiting time is computed and the timer set anew.
 struct Alarm {
     timer: Pin<Box<Sleep>>,
-    activity: Arc<Activity>,
+    peer_wait: Arc<PeerWait>,
 }
 
 impl Alarm {
-    fn new(patience: Duration, activity: Arc<Activity>) -> Self {
-        Self { timer: Box::pin(tokio::time::sleep(patience)), activity }
+    fn new(patience: Duration, peer_wait: Arc<PeerWait>) -> Self {
+        Self { timer: Box::pin(tokio::time::sleep(patience)), peer_wait }
     }
 
     /// Polls `read` until it is ready, waiting at most `patience`.
@@ -467,7 +471,7 @@ impl Alarm {
             }
             let deadline = *deadline.get_or_insert_with(|| {
                 let now = Instant::now();
-                self.activity.waits(now);
+                self.peer_wait.begin(now);
                 now + patience
             });
             if self.timer.deadline() > deadline {

@@ -35,7 +35,7 @@ fn write_call(version: (u32, u32)) -> (Vec<u8>, usize) {
 fn received(head: Vec<u8>) -> Call {
     let mut incoming = Incoming::new(Programs::Files);
     incoming.layout(&head);
-    incoming.finish(Record { head, payload: None, trailing_bytes: 0 }).unwrap()
+    incoming.finish(Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0 }).unwrap()
 }
 
 #[test]
@@ -54,7 +54,8 @@ fn a_write_head_is_found_from_as_much_of_it_as_is_there() {
     let payload = Layout::Payload { len: 13, offset: 5 };
     assert_eq!(incoming.layout(&call[..whole]), payload);
     let head = call[..whole].to_vec();
-    let call = incoming.finish(Record { head, payload: None, trailing_bytes: 0 }).unwrap();
+    let call =
+        incoming.finish(Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0 }).unwrap();
     let write = call.write.expect("decoded once");
     assert_eq!((write.file.as_bytes(), write.offset, write.count), (&[9; 30][..], 5, 13));
 }
@@ -145,7 +146,7 @@ proptest! {
         if let Layout::HeadUntil(len) = incoming.layout(&bytes) {
             prop_assert!(len > bytes.len() && len < 2048);
         }
-        let _ = incoming.finish(Record { head: bytes, payload: None, trailing_bytes: 0 });
+        let _ = incoming.finish(Record { head: bytes, payload: None, moved_bytes: 0, trailing_bytes: 0 });
     }
 
     #[test]

@@ -90,7 +90,7 @@ async fn busy_connections_are_not_evicted() {
     let slots = Arc::clone(&places[0].activity.slots);
     // One for the call at work, one for the call to be received next.
     let calls = slots.acquire_many(2).await.unwrap();
-    places[1].activity.works();
+    places[1].activity.peer_wait.end();
     assert!(!enter(&connections, &mut places, address(3), true).await, "a stranger does not wait");
     let waiting = connections.enter(address(3), false);
     assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
@@ -188,10 +188,10 @@ async fn connection_just_accepted_is_not_evicted() {
     let place = connections.enter(address(1), false).await.unwrap();
     place.activity.begins(&Link::test("192.0.2.1:700"));
     // Accepted only now, however slowly this test runs.
-    place.activity.waits(Instant::now() + IDLE_MIN);
+    place.activity.peer_wait.begin(Instant::now() + IDLE_MIN);
     assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
-    place.activity.waits(Instant::now());
+    place.activity.peer_wait.begin(Instant::now());
     tokio::time::sleep(IDLE_MIN).await;
     assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
@@ -203,7 +203,7 @@ async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
     let mut places = Vec::new();
     for _ in 0..2 {
         assert!(enter(&connections, &mut places, address(1), false).await);
-        places.last().unwrap().activity.works();
+        places.last().unwrap().activity.peer_wait.end();
     }
     assert!(matches!(connections.try_enter(address(1).ip(), false), Entry::Full));
     places.pop();
