@@ -229,6 +229,20 @@ impl Pipe {
         }
     }
 
+    /// Moves bytes to `into`, for a receiver that is no socket; returns how many, at least one.
+    ///
+    /// # Errors
+    /// Those of read(2), as when a page has lost its content since.
+    ///
+    /// # Panics
+    /// The pipe is empty, which the call would wait for, or `into` is.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        assert!(self.len > 0 && !into.is_empty(), "there is something to read");
+        let moved = rustix::io::read(&ends(&self.ends).output, into)?;
+        self.len -= moved;
+        Ok(moved)
+    }
+
     /// Bytes in the pipe.
     pub fn len(&self) -> usize {
         self.len

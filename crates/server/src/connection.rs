@@ -45,7 +45,8 @@ pub(crate) async fn serve(
     service.counters.add(Counter::Connections, 1);
     tracing::debug!(client = %address, "connected");
     let (reader, writer) = stream.into_split();
-    let replies = Arc::new(ReplyQueue::new(address, writer, Arc::clone(&service.buffers)));
+    let (writer, buffers) = (Arc::new(writer), Arc::clone(&service.buffers));
+    let replies = Arc::new(ReplyQueue::new(address, writer, buffers));
     let peer = Peer { address, programs };
     let activity = &place.activity;
     activity.begins(replies.link());

@@ -1,28 +1,26 @@
 //! Whether a reply has reached its client, by TCP's acknowledgements.
 //!
 //! A [`Link`] is the remembered state of a connection: its peer, and how many of the bytes sent
-//! over it were acknowledged. It outlives the socket. A [`Receipt`] is the place of one reply among
+//! over it were acknowledged. It outlives the transport. A [`Receipt`] is the place of one reply among
 //! these bytes.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedWriteHalf;
+use crate::transport::Transport;
 
 /// A connection, open or ended.
 #[derive(Debug)]
 pub(crate) struct Link {
     peer: SocketAddr,
-    /// Bytes that the socket has taken.
+    /// Bytes that the transport has taken.
     sent: AtomicU64,
-    /// Of these, the bytes that the peer had acknowledged when the connection ended.
+    /// Of these, the bytes that the peer had acknowledged when the transport was last there.
     acknowledged_at_end: AtomicU64,
     is_over: AtomicBool,
     /// Dangles once the connection has ended.
-    socket: Weak<OwnedWriteHalf>,
+    transport: Weak<dyn Transport>,
 }
 
 /// How far a reply has come.
@@ -37,18 +35,14 @@ pub(crate) enum Delivery {
 }
 
 impl Link {
-    pub(crate) fn new(peer: SocketAddr, socket: &Arc<OwnedWriteHalf>) -> Self {
-        Self { socket: Arc::downgrade(socket), ..Self::detached(peer) }
-    }
-
-    /// A link without a socket.
-    fn detached(peer: SocketAddr) -> Self {
+    /// A connection to `peer` over which nothing was sent yet.
+    pub(crate) fn new(peer: SocketAddr, transport: Weak<dyn Transport>) -> Self {
         Self {
             peer,
             sent: AtomicU64::new(0),
             acknowledged_at_end: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
-            socket: Weak::new(),
+            transport,
         }
     }
 
@@ -57,27 +51,31 @@ impl Link {
         self.peer
     }
 
-    /// Bytes that the socket has taken.
+    /// Bytes that the transport has taken.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
 
-    /// Notes that the socket has taken so many bytes more.
+    /// Notes that the transport has taken so many bytes more.
     pub(crate) fn add_sent(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Ordering::Release);
     }
 
-    /// Notes that nothing more will be sent, while the socket is still there to be asked.
-    pub(crate) fn end(&self, socket: &OwnedWriteHalf) {
-        self.acknowledged_at_end.store(self.acknowledged_by(socket), Ordering::Release);
+    /// Notes that nothing more will be sent, while the transport is still there to be asked.
+    pub(crate) fn end(&self) {
+        self.acknowledge(self.acknowledged());
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// Bytes that have arrived at the socket and were not received yet; 0 once it is closed.
+    /// Notes the bytes that the peer has acknowledged, for when the transport is gone.
+    pub(crate) fn acknowledge(&self, bytes: u64) {
+        self.acknowledged_at_end.store(bytes, Ordering::Release);
+    }
+
+    /// Bytes that have arrived at the transport and were not received yet; 0 once it is gone.
     pub(crate) fn unread_bytes(&self) -> u64 {
-        let Some(socket) = self.socket.upgrade() else { return 0 };
-        let socket: &TcpStream = OwnedWriteHalf::as_ref(&socket);
-        rustix::io::ioctl_fionread(socket).unwrap_or_else(|error| {
+        let Some(transport) = self.transport.upgrade() else { return 0 };
+        transport.unread_bytes().unwrap_or_else(|error| {
             tracing::warn!(client = %self.peer, %error, "cannot read what is unread");
             0
         })
@@ -85,17 +83,12 @@ impl Link {
 
     /// Bytes that the peer has acknowledged; less while others are being sent.
     fn acknowledged(&self) -> u64 {
-        match self.socket.upgrade() {
-            Some(socket) => self.acknowledged_by(&socket),
-            None => self.acknowledged_at_end.load(Ordering::Acquire),
-        }
-    }
-
-    fn acknowledged_by(&self, socket: &OwnedWriteHalf) -> u64 {
+        let Some(transport) = self.transport.upgrade() else {
+            return self.acknowledged_at_end.load(Ordering::Acquire);
+        };
         // In this order: bytes that are sent in between make the difference smaller, never larger.
         let sent = self.sent_bytes();
-        let socket: &TcpStream = socket.as_ref();
-        match io::unacknowledged_bytes(socket.as_fd()) {
+        match transport.unacknowledged_bytes() {
             Ok(unacknowledged) => sent.saturating_sub(unacknowledged),
             Err(error) => {
                 tracing::warn!(client = %self.peer, %error, "cannot read what is unacknowledged");
@@ -138,21 +131,5 @@ impl Receipt {
         } else {
             Delivery::Pending
         }
-    }
-}
-
-#[cfg(test)]
-impl Link {
-    /// A link for tests that need no socket.
-    pub(crate) fn test(peer: &str) -> Arc<Self> {
-        Arc::new(Self::detached(peer.parse().unwrap()))
-    }
-
-    pub(crate) fn acknowledge(&self, bytes: u64) {
-        self.acknowledged_at_end.store(bytes, Ordering::Release);
-    }
-
-    pub(crate) fn lose(&self) {
-        self.is_over.store(true, Ordering::Release);
     }
 }

@@ -31,6 +31,7 @@ mod portmap;
 mod procedures;
 mod random;
 mod receive;
+mod reply;
 mod reply_cache;
 mod reply_queue;
 mod request;
@@ -38,6 +39,7 @@ mod server;
 mod service;
 mod state_dir;
 pub mod trace;
+mod transport;
 mod vfs;
 mod write_order;
 

@@ -1,114 +1,36 @@
 //! The sending side of a connection: replies in the order of their completion.
 //!
 //! The thread that completes a request sends its reply at once, without a task switch; while one is
-//! sending, others leave their replies in its queue. When the socket is full, a task of the
+//! sending, others leave their replies in its queue. When the stream is full, a task of the
 //! connection continues. The number of replies here is bounded by the number of requests that a
 //! connection may have in flight.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice};
+use std::future::poll_fn;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use io::{BufferPool, Pipe};
-use rpc::record::put_mark;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
-use tokio::io::Interest;
-use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedWriteHalf;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use io::BufferPool;
+use tokio::sync::Notify;
 
-use crate::delivery::{Link, Receipt};
+use crate::delivery::Link;
 use crate::pace::{Pace, WINDOW};
-use crate::payload::Payload;
+use crate::reply::Reply;
+use crate::transport::Transport;
 
-/// How long a peer may leave a full socket unread.
+/// How long a peer may leave a full stream unread.
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// Replies that one system call sends, at most.
 const BATCH_REPLIES_MAX: usize = 16;
-const PADDING: [u8; 4] = [0; 4];
-
-/// A reply ready to be sent.
-pub(crate) struct Reply {
-    /// Record mark, reply header and results up to the data.
-    head: Vec<u8>,
-    /// The data of a READ.
-    payload: Option<Payload>,
-    /// Bytes already sent.
-    sent: usize,
-    /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
-    _slot: Option<OwnedSemaphorePermit>,
-    /// Where the reply cache looks up whether it has arrived.
-    receipt: Option<Arc<Receipt>>,
-}
-
-impl Reply {
-    /// A reply from its head, which begins with [`rpc::record::MARK_ROOM`], and the data that follows
-    /// it.
-    pub(crate) fn new(mut head: Vec<u8>, payload: Option<Payload>) -> Self {
-        put_mark(&mut head, padded_len(payload.as_ref()))
-            .expect("a reply is shorter than a fragment may be");
-        Self { head, payload, sent: 0, _slot: None, receipt: None }
-    }
-
-    /// The same reply, which keeps `slot` from the client's next call until it is gone.
-    pub(crate) fn holding(self, slot: OwnedSemaphorePermit) -> Self {
-        Self { _slot: Some(slot), ..self }
-    }
-
-    /// The same reply, whose place among the bytes of the connection goes to `receipt`.
-    pub(crate) fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
-        Self { receipt, ..self }
-    }
-
-    fn len(&self) -> usize {
-        self.head.len() + padded_len(self.payload.as_ref())
-    }
-
-    /// Where its data begins and where its padding does, in bytes from its start.
-    fn data_range(&self) -> Range<usize> {
-        let start = self.head.len();
-        start..start + self.payload.as_ref().map_or(0, Payload::len)
-    }
-
-    /// The parts that are still to be sent, up to data in a pipe. Returns whether a pipe comes
-    /// next.
-    fn append_slices<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> bool {
-        let Range { start, end } = self.data_range();
-        let padding = &PADDING[..self.len() - end];
-        let mut append = |part_start: usize, part: &'a [u8]| {
-            let skipped = self.sent.saturating_sub(part_start).min(part.len());
-            if skipped < part.len() {
-                slices.push(IoSlice::new(&part[skipped..]));
-            }
-        };
-        append(0, &self.head);
-        if let Some(payload) = &self.payload {
-            match payload.in_memory() {
-                Some(data) => append(start, data),
-                None if self.sent < end => return true,
-                None => {}
-            }
-        }
-        append(end, padding);
-        false
-    }
-
-    /// The pipe whose data comes next.
-    fn next_pipe(&mut self) -> Option<&mut Pipe> {
-        if self.sent < self.head.len() { None } else { self.payload.as_mut()?.unsent_pipe() }
-    }
-}
 
 /// Notes that `sent` bytes more are gone, and removes the replies that are gone whole.
 fn remove_sent(batch: &mut VecDeque<Reply>, mut sent: usize) {
     while let Some(reply) = batch.front_mut() {
-        let left = reply.len() - reply.sent;
+        let left = reply.unsent_bytes();
         if sent < left {
-            reply.sent += sent;
+            reply.add_sent(sent);
             return;
         }
         sent -= left;
@@ -116,20 +38,15 @@ fn remove_sent(batch: &mut VecDeque<Reply>, mut sent: usize) {
     }
 }
 
-/// The bytes that data takes in a reply (RFC 4506 §4.10).
-fn padded_len(data: Option<&Payload>) -> usize {
-    data.map_or(0, |data| data.len().next_multiple_of(4))
-}
-
 /// The replies of one connection on their way out.
 pub(crate) struct ReplyQueue {
-    socket: Arc<OwnedWriteHalf>,
+    transport: Arc<dyn Transport>,
     state: Mutex<State>,
     /// The connection, for calls that outlive it.
     link: Arc<Link>,
     /// The memory that replies are held in.
     buffers: Arc<BufferPool>,
-    /// Wakes the connection's task when the socket is full or broken.
+    /// Wakes the connection's task when the stream is full or broken.
     blocked: Notify,
 }
 
@@ -144,17 +61,20 @@ struct State {
 
 enum Progress {
     Done,
-    SocketFull,
+    StreamFull,
     Broken,
 }
 
 impl ReplyQueue {
-    pub(crate) fn new(peer: SocketAddr, socket: OwnedWriteHalf, buffers: Arc<BufferPool>) -> Self {
-        let socket = Arc::new(socket);
-        let link = Arc::new(Link::new(peer, &socket));
+    pub(crate) fn new(
+        peer: SocketAddr,
+        transport: Arc<dyn Transport>,
+        buffers: Arc<BufferPool>,
+    ) -> Self {
+        let link = Arc::new(Link::new(peer, Arc::downgrade(&transport)));
         let state =
             State { waiting: VecDeque::new(), queued_bytes: 0, sending: false, broken: false };
-        Self { socket, state: Mutex::new(state), link, buffers, blocked: Notify::new() }
+        Self { transport, state: Mutex::new(state), link, buffers, blocked: Notify::new() }
     }
 
     /// The connection that replies leave by.
@@ -170,9 +90,7 @@ impl ReplyQueue {
                 return;
             }
             state.queued_bytes += reply.len() as u64;
-            if let Some(receipt) = &reply.receipt {
-                receipt.ends_at(state.queued_bytes);
-            }
+            reply.ends_at(state.queued_bytes);
             state.waiting.push_back(reply);
             if state.sending {
                 return;
@@ -181,7 +99,7 @@ impl ReplyQueue {
         }
         match self.send_waiting() {
             Progress::Done => {}
-            Progress::SocketFull | Progress::Broken => self.blocked.notify_one(),
+            Progress::StreamFull | Progress::Broken => self.blocked.notify_one(),
         }
     }
 
@@ -191,7 +109,7 @@ impl ReplyQueue {
         self.blocked.notify_one();
     }
 
-    /// Goes on where the socket was full. Ends when the connection is broken.
+    /// Goes on where the stream was full. Ends when the connection is broken.
     pub(crate) async fn run(&self) {
         loop {
             self.blocked.notified().await;
@@ -202,12 +120,13 @@ impl ReplyQueue {
         }
     }
 
-    /// Sends as the socket takes it, until nothing waits or the peer is given up.
+    /// Sends as the stream takes it, until nothing waits or the peer is given up.
     async fn drain(&self) {
         let mut pace = Pace::new(Instant::now(), self.sent_bytes());
         let (mut stalled_at, mut stalled_since) = (self.sent_bytes(), Instant::now());
         while !self.lock().broken {
-            if let Ok(Err(_)) = tokio::time::timeout(WINDOW, self.socket.writable()).await {
+            let writable = poll_fn(|cx| self.transport.poll_writable(cx));
+            if let Ok(Err(_)) = tokio::time::timeout(WINDOW, writable).await {
                 self.give_up();
             }
             if matches!(self.send_waiting(), Progress::Done) {
@@ -238,7 +157,7 @@ impl ReplyQueue {
         drop(waiting);
     }
 
-    /// Sends until nothing waits or the socket is full. Only for the one that has set `sending`.
+    /// Sends until nothing waits or the stream is full. Only for the one that has set `sending`.
     fn send_waiting(&self) -> Progress {
         let mut batch = VecDeque::new();
         loop {
@@ -265,7 +184,7 @@ impl ReplyQueue {
                     while let Some(reply) = batch.pop_back() {
                         state.waiting.push_front(reply);
                     }
-                    return Progress::SocketFull;
+                    return Progress::StreamFull;
                 }
                 Err(_) => {
                     self.give_up();
@@ -280,9 +199,10 @@ impl ReplyQueue {
         loop {
             let others_follow = batch.len() > 1;
             let Some(first) = batch.front_mut() else { return Ok(()) };
-            let more = others_follow || first.data_range().end < first.len();
             let sent = match first.next_pipe() {
-                Some(pipe) => self.try_send(|socket| pipe.send_to(socket, more)),
+                Some((pipe, goes_on)) => {
+                    self.transport.try_send_pipe(pipe, goes_on || others_follow)
+                }
                 None => self.try_send_memory(batch),
             };
             match sent {
@@ -296,24 +216,11 @@ impl ReplyQueue {
         }
     }
 
-    /// Sends what is in memory, up to data in a pipe, as far as the socket takes it.
+    /// Sends what is in memory, up to data in a pipe, as far as the stream takes it.
     fn try_send_memory(&self, batch: &VecDeque<Reply>) -> std::io::Result<usize> {
         let mut slices = Vec::with_capacity(3 * batch.len());
         let pipe_follows = batch.iter().any(|reply| reply.append_slices(&mut slices));
-        let flags = if pipe_follows { SendFlags::MORE } else { SendFlags::empty() };
-        self.try_send(|socket| {
-            Ok(sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)?)
-        })
-    }
-
-    /// Tries to send if the socket has room as far as is known. When it turns out to be full,
-    /// `writable` waits until it has room again.
-    fn try_send(
-        &self,
-        send: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<usize>,
-    ) -> std::io::Result<usize> {
-        let socket: &TcpStream = OwnedWriteHalf::as_ref(&self.socket);
-        socket.try_io(Interest::WRITABLE, || send(socket.as_fd()))
+        self.transport.try_send(&slices, pipe_follows)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -323,7 +230,7 @@ impl ReplyQueue {
 
 impl Drop for ReplyQueue {
     fn drop(&mut self) {
-        self.link.end(&self.socket);
+        self.link.end();
     }
 }
 

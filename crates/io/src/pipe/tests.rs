@@ -80,6 +80,23 @@ fn what_arrives_is_the_range() {
 }
 
 #[test]
+fn what_is_read_is_the_range() {
+    let data = pattern(10_000);
+    let file = file_of(&data);
+    let pool = PipePool::new(1, data.len());
+    let mut pipe = pool.try_take(range(3, 9_000)).unwrap();
+    pipe.fill_from(file.as_fd(), range(3, 9_000)).unwrap();
+    let mut read: Vec<u8> = Vec::new();
+    while !pipe.is_empty() {
+        let mut part = [0; 700];
+        let len = pipe.read(&mut part).unwrap();
+        read.extend(&part[..len]);
+        assert_eq!(pipe.len(), 9_000 - read.len());
+    }
+    assert_eq!(read, data[3..9_003]);
+}
+
+#[test]
 fn what_arrives_is_the_data_as_far_as_there_is_room() {
     let data = pattern(MIB);
     let pool = PipePool::new(1, MIB / 2);

@@ -1,5 +1,6 @@
 use std::io::Write;
 use std::net::Ipv4Addr;
+use std::sync::Weak;
 
 use tokio::net::tcp::OwnedWriteHalf;
 
@@ -41,10 +42,15 @@ async fn enter(
     };
     let entered = place.is_some();
     if let Some(place) = place {
-        place.activity.begins(&Link::test("192.0.2.1:700"));
+        place.activity.begins(&link());
         places.push(place);
     }
     entered
+}
+
+/// A link whose transport is gone.
+fn link() -> Arc<Link> {
+    Arc::new(Link::new(address(1), Weak::<OwnedWriteHalf>::new()))
 }
 
 /// A server's connection and its client's end.
@@ -167,7 +173,8 @@ async fn connection_with_unread_bytes_is_not_evicted() {
         let (client, writer) = connected(&listener).await;
         let writer = Arc::new(writer);
         let place = connections.enter(client.local_addr().unwrap(), false).await.unwrap();
-        place.activity.begins(&Arc::new(Link::new(client.local_addr().unwrap(), &writer)));
+        let transport = Arc::downgrade(&writer);
+        place.activity.begins(&Arc::new(Link::new(client.local_addr().unwrap(), transport)));
         places.push(place);
         sockets.push((client, writer));
     }
@@ -186,7 +193,7 @@ async fn connection_with_unread_bytes_is_not_evicted() {
 async fn connection_just_accepted_is_not_evicted() {
     let connections = connections(1);
     let place = connections.enter(address(1), false).await.unwrap();
-    place.activity.begins(&Link::test("192.0.2.1:700"));
+    place.activity.begins(&link());
     // Accepted only now, however slowly this test runs.
     place.activity.peer_wait.begin(Instant::now() + IDLE_MIN);
     assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));

@@ -1,4 +1,7 @@
+use std::sync::Weak;
+
 use proptest::prelude::*;
+use tokio::net::tcp::OwnedWriteHalf;
 
 use super::*;
 
@@ -14,7 +17,13 @@ fn key_of(address: &str, xid: u32) -> CallKey {
 }
 
 fn link(port: u16) -> Arc<Link> {
-    Link::test(&format!("{ADDRESS}:{port}"))
+    link_to(&format!("{ADDRESS}:{port}"))
+}
+
+/// A link whose transport is gone.
+fn link_to(peer: &str) -> Arc<Link> {
+    let transport = Weak::<OwnedWriteHalf>::new();
+    Arc::new(Link::new(peer.parse().unwrap(), transport))
 }
 
 /// Runs a call to its end and gives its reply the place up to `end` among the link's bytes.
@@ -38,7 +47,7 @@ fn same_connection_and_same_port_replay_an_acknowledged_reply() {
     run(&mut calls, key(1), &first, b"done", 10, now);
     first.acknowledge(10);
     assert_eq!(replayed(calls.begin(key(1), &first, now)), b"done");
-    first.lose();
+    first.end();
     assert_eq!(replayed(calls.begin(key(1), &link(700), now)), b"done");
 }
 
@@ -61,7 +70,7 @@ fn another_port_replays_a_lost_reply() {
     let (mut calls, now, first) = (Calls::default(), Instant::now(), link(700));
     run(&mut calls, key(1), &first, b"done", 10, now);
     first.acknowledge(9);
-    first.lose();
+    first.end();
     assert_eq!(replayed(calls.begin(key(1), &link(701), now)), b"done");
 }
 
@@ -79,7 +88,7 @@ fn another_port_replays_a_reply_that_a_silent_peer_does_not_acknowledge() {
 fn a_reply_that_was_not_sent_before_its_connection_ended_is_replayed() {
     let (mut calls, now, first) = (Calls::default(), Instant::now(), link(700));
     first.acknowledge(1000);
-    first.lose();
+    first.end();
     run(&mut calls, key(1), &first, b"done", 0, now);
     assert_eq!(replayed(calls.begin(key(1), &link(701), now)), b"done");
 }
@@ -127,7 +136,7 @@ fn replies_are_forgotten_after_their_lifetime() {
 fn a_hundred_thousand_calls_of_one_client_leave_the_reply_of_another() {
     let (mut calls, now, first) = (Calls::default(), Instant::now(), link(700));
     run(&mut calls, key(1), &first, b"kept", 10, now);
-    let busy = Link::test("192.0.2.9:800");
+    let busy = link_to("192.0.2.9:800");
     for xid in 0..100_000 {
         run(&mut calls, key_of("192.0.2.9", xid), &busy, &[0; 300], 1, now);
     }
@@ -145,7 +154,7 @@ fn under_the_bound_for_all_the_largest_share_loses_its_oldest_reply() {
     let fill = SHARE_BYTES_MAX / (ENTRY_BYTES + 488);
     for client in 0..8 {
         let address = format!("198.51.100.{client}");
-        let busy = Link::test(&format!("{address}:800"));
+        let busy = link_to(&format!("{address}:800"));
         for xid in 0..u32::try_from(fill).unwrap() {
             run(&mut calls, key_of(&address, xid), &busy, &[0; 488], 1, now);
         }
@@ -189,7 +198,7 @@ struct Model {
 
 impl Model {
     fn new() -> Self {
-        let port = |client, port| Link::test(&format!("192.0.2.{client}:{}", 700 + port));
+        let port = |client, port| link_to(&format!("192.0.2.{client}:{}", 700 + port));
         let links = (0..3).map(|client| (0..3).map(|p| port(client, p)).collect()).collect();
         let (calls, replies) = (Calls::default(), HashMap::new());
         Self { calls, now: Instant::now(), links, replies, sent: 0 }
@@ -201,8 +210,8 @@ impl Model {
             Event::Acknowledge(client, link) => self.links[client][link].acknowledge(self.sent),
             Event::Break(client, link) => {
                 let link = &mut self.links[client][link];
-                link.lose();
-                *link = Link::test(&link.peer().to_string());
+                link.end();
+                *link = link_to(&link.peer().to_string());
             }
             Event::Pass(millis) => self.now += Duration::from_millis(millis),
         }

@@ -1,8 +1,10 @@
 use std::fs::File;
-use std::io::Write;
+use std::io::{IoSlice, Write};
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::task::{Context, Poll, Waker};
 
-use io::{ByteRange, PipePool};
+use io::{ByteRange, Payload, Pipe, PipePool};
 use rpc::record::{MARK_ROOM, in_fragments};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -10,6 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
+use crate::delivery::{Delivery, Receipt};
 
 /// The length of the file that reply data is read from.
 const FILE_BYTES: usize = 3 << 20;
@@ -46,16 +49,12 @@ impl Rig {
         server_side.set_nodelay(true).unwrap();
         let buffers = BufferPool::new(64 << 20);
         let (_, socket) = server_side.into_split();
-        let queue = Arc::new(ReplyQueue::new(address, socket, Arc::clone(&buffers)));
+        let queue = Arc::new(ReplyQueue::new(address, Arc::new(socket), Arc::clone(&buffers)));
         let task = tokio::spawn({
             let queue = Arc::clone(&queue);
             async move { queue.run().await }
         });
-        let content: Vec<u8> = (0..=250).cycle().take(FILE_BYTES).collect();
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&content).unwrap();
-        let data = Data { buffers, pipes: PipePool::new(PIPES_MAX, LONGEST), file, content };
-        Self { peer, queue, task, data }
+        Self { peer, queue, task, data: Data::new(buffers) }
     }
 
     /// Sends replies from pipes, more than the socket takes.
@@ -74,6 +73,13 @@ impl Rig {
 }
 
 impl Data {
+    fn new(buffers: Arc<BufferPool>) -> Self {
+        let content: Vec<u8> = (0..=250).cycle().take(FILE_BYTES).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&content).unwrap();
+        Self { buffers, pipes: PipePool::new(PIPES_MAX, LONGEST), file, content }
+    }
+
     /// A reply whose data is in a pipe.
     fn spliced(&self, head: &[u8], offset: usize, len: usize) -> Reply {
         let range = ByteRange::new(offset as u64, len as u64).unwrap();
@@ -97,12 +103,145 @@ impl Data {
     }
 }
 
+/// A stream in memory, which takes as many bytes as the test grants.
+#[derive(Default)]
+struct Memory(Mutex<MemoryState>);
+
+#[derive(Default)]
+struct MemoryState {
+    taken: Vec<u8>,
+    room: usize,
+    acknowledged: usize,
+    waker: Option<Waker>,
+}
+
+impl Memory {
+    fn grant(&self, bytes: usize) {
+        let mut state = self.0.lock().unwrap();
+        state.room += bytes;
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn taken(&self) -> Vec<u8> {
+        self.0.lock().unwrap().taken.clone()
+    }
+}
+
+impl MemoryState {
+    fn take(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.room -= bytes.len();
+        self.taken.extend(bytes);
+        if bytes.is_empty() { Err(ErrorKind::WouldBlock.into()) } else { Ok(bytes.len()) }
+    }
+}
+
+impl Transport for Memory {
+    fn try_send(&self, parts: &[IoSlice<'_>], _: bool) -> std::io::Result<usize> {
+        let mut state = self.0.lock().unwrap();
+        let mut bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        bytes.truncate(state.room);
+        state.take(&bytes)
+    }
+
+    fn try_send_pipe(&self, pipe: &mut Pipe, _: bool) -> std::io::Result<usize> {
+        let mut state = self.0.lock().unwrap();
+        let mut bytes = vec![0; state.room.min(pipe.len())];
+        let len = if bytes.is_empty() { 0 } else { pipe.read(&mut bytes)? };
+        state.take(&bytes[..len])
+    }
+
+    fn poll_writable(&self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let mut state = self.0.lock().unwrap();
+        state.waker = Some(context.waker().clone());
+        if state.room > 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn unacknowledged_bytes(&self) -> std::io::Result<u64> {
+        let state = self.0.lock().unwrap();
+        Ok((state.taken.len() - state.acknowledged) as u64)
+    }
+
+    fn unread_bytes(&self) -> std::io::Result<u64> {
+        Ok(0)
+    }
+}
+
 fn marked(head: &[u8]) -> Vec<u8> {
     [&MARK_ROOM[..], head].concat()
 }
 
 fn run<T>(test: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+}
+
+#[test]
+fn replies_leave_whole_however_little_the_stream_takes() {
+    run(async {
+        let data = Data::new(BufferPool::new(1 << 20));
+        for step in 1..=40 {
+            let stream = Arc::new(Memory::default());
+            let peer = (Ipv4Addr::LOCALHOST, 700).into();
+            let queue = Arc::new(ReplyQueue::new(
+                peer,
+                Arc::clone(&stream) as _,
+                Arc::clone(&data.buffers),
+            ));
+            let task = tokio::spawn({
+                let queue = Arc::clone(&queue);
+                async move { queue.run().await }
+            });
+            let mut expected = Vec::new();
+            for (offset, len) in [(0, 5), (1, 13), (4095, 2), (7, 8), (0, 1)] {
+                queue.send(data.spliced(b"pipe", offset, len));
+                expected.extend(data.expected(b"pipe", offset, len));
+                queue.send(Reply::new(marked(b"head"), None));
+                expected.extend(data.expected(b"head", 0, 0));
+                queue.send(data.copied(b"copied", offset, len));
+                expected.extend(data.expected(b"copied", offset, len));
+            }
+            let mut granted = 0;
+            while granted < expected.len() {
+                stream.grant(step);
+                granted += step;
+                let taken = granted.min(expected.len());
+                while stream.taken().len() < taken {
+                    tokio::task::yield_now().await;
+                }
+                assert_eq!(stream.taken(), expected[..taken], "by {step} bytes");
+            }
+            task.abort();
+        }
+        assert_eq!(data.buffers.bytes_in_use(), 0);
+    });
+}
+
+#[test]
+fn a_reply_is_delivered_when_its_last_byte_is_acknowledged() {
+    run(async {
+        let stream = Arc::new(Memory::default());
+        let peer = (Ipv4Addr::LOCALHOST, 700).into();
+        let queue = ReplyQueue::new(peer, Arc::clone(&stream) as _, BufferPool::new(1 << 20));
+        let receipts = [(); 2].map(|()| Arc::new(Receipt::new(Arc::clone(queue.link()))));
+        stream.grant(100);
+        for receipt in &receipts {
+            let reply = Reply::new(marked(b"head"), None).with_receipt(Some(Arc::clone(receipt)));
+            queue.send(reply);
+        }
+        let delivery = || [0, 1].map(|i: usize| receipts[i].delivery());
+        assert_eq!(stream.taken().len(), 16);
+        assert_eq!(delivery(), [Delivery::Pending; 2]);
+        for (acknowledged, first) in [(7, Delivery::Pending), (8, Delivery::Acknowledged)] {
+            stream.0.lock().unwrap().acknowledged = acknowledged;
+            assert_eq!(delivery(), [first, Delivery::Pending]);
+        }
+        // What the stream knew last is remembered.
+        stream.0.lock().unwrap().acknowledged = 15;
+        drop(queue);
+        drop(stream);
+        assert_eq!(delivery(), [Delivery::Acknowledged, Delivery::Lost]);
+    });
 }
 
 #[test]

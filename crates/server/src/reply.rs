@@ -1,0 +1,126 @@
+//! A reply on its way out, in segments.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use io::{Payload, Pipe};
+use proto::xdr::padded;
+use rpc::record::put_mark;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::delivery::Receipt;
+
+/// Zero bytes, as many as a word has.
+const PADDING: [u8; 4] = [0; 4];
+
+/// A reply ready to be sent.
+pub(crate) struct Reply {
+    /// What was encoded: the record mark, the reply header and the results up to the data.
+    head: Vec<u8>,
+    /// The data of a READ, or what else is long.
+    data: Option<Payload>,
+    /// Bytes already sent.
+    sent: usize,
+    /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
+    _slot: Option<OwnedSemaphorePermit>,
+    /// Where the reply cache looks up whether it has arrived.
+    receipt: Option<Arc<Receipt>>,
+}
+
+/// A part of a reply, which is sent from where it lies.
+enum Segment<'a> {
+    Memory(&'a [u8]),
+    /// The bytes that are in a pipe, or were.
+    Pipe(usize),
+}
+
+impl Segment<'_> {
+    /// Its length in bytes, sent or not.
+    fn len(&self) -> usize {
+        match self {
+            Self::Memory(bytes) => bytes.len(),
+            Self::Pipe(len) => *len,
+        }
+    }
+}
+
+impl Reply {
+    /// A reply from its head, which begins with [`rpc::record::MARK_ROOM`], and the data that follows
+    /// it.
+    ///
+    /// # Panics
+    /// It has 2 GiB or more.
+    pub(crate) fn new(mut head: Vec<u8>, data: Option<Payload>) -> Self {
+        put_mark(&mut head, padded(data.as_ref().map_or(0, Payload::len)))
+            .expect("a reply is shorter than a fragment may be");
+        Self { head, data, sent: 0, _slot: None, receipt: None }
+    }
+
+    /// The same reply, which keeps `slot` from the client's next call until it is gone.
+    pub(crate) fn holding(self, slot: OwnedSemaphorePermit) -> Self {
+        Self { _slot: Some(slot), ..self }
+    }
+
+    /// The same reply, whose place among the bytes of the connection goes to `receipt`.
+    pub(crate) fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
+        Self { receipt, ..self }
+    }
+
+    /// Notes that it ends with the byte `end` of its connection.
+    pub(crate) fn ends_at(&self, end: u64) {
+        if let Some(receipt) = &self.receipt {
+            receipt.ends_at(end);
+        }
+    }
+
+    /// Head, data, and the zero bytes that fill up the last word of the data (RFC 4506 §4.10).
+    fn segments(&self) -> [Segment<'_>; 3] {
+        let (data, padding) = match &self.data {
+            None => (Segment::Memory(&[]), 0),
+            Some(data) => {
+                let segment = data.in_memory().map_or(Segment::Pipe(data.len()), Segment::Memory);
+                (segment, padded(data.len()) - data.len())
+            }
+        };
+        [Segment::Memory(&self.head), data, Segment::Memory(&PADDING[..padding])]
+    }
+
+    /// Its length in bytes, with the record mark.
+    pub(crate) fn len(&self) -> usize {
+        self.head.len() + self.data.as_ref().map_or(0, |data| padded(data.len()))
+    }
+
+    /// Bytes that are still to be sent.
+    pub(crate) fn unsent_bytes(&self) -> usize {
+        self.len() - self.sent
+    }
+
+    /// Notes that `bytes` more are gone.
+    pub(crate) fn add_sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+    }
+
+    /// Appends what is still to be sent, up to data in a pipe. Returns whether a pipe comes next.
+    pub(crate) fn append_slices<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> bool {
+        let mut end = 0;
+        for segment in self.segments() {
+            let start = end;
+            end += segment.len();
+            if self.sent < end {
+                let Segment::Memory(bytes) = segment else { return true };
+                slices.push(IoSlice::new(&bytes[self.sent.saturating_sub(start)..]));
+            }
+        }
+        false
+    }
+
+    /// The pipe whose data comes next, and whether a part of the reply follows it.
+    pub(crate) fn next_pipe(&mut self) -> Option<(&mut Pipe, bool)> {
+        if self.sent < self.head.len() {
+            return None;
+        }
+        let data = self.data.as_mut()?;
+        let is_padded = padded(data.len()) > data.len();
+        Some((data.unsent_pipe()?, is_padded))
+    }
+}
