@@ -7,10 +7,10 @@ use proto::oncrpc::{
     decode_call,
 };
 use proto::xdr::Reader;
+use rpc::server::{Layout, Record};
 
 use crate::payload::WriteData;
 use crate::procedures::{Operation, Procedure, Programs};
-use crate::receive::{Layout, Record};
 
 /// Where in the head the host name of an AUTH_SYS credential is: behind its stamp and its length.
 const MACHINE_NAME_AT: usize = CREDENTIAL_AT + 8;

@@ -5,6 +5,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use io::{Share, Task};
+use rpc::server::{Limits, ReceiveError, Receiver, Record, ReplyQueue};
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -14,8 +15,6 @@ use crate::connections::{Activity, Place};
 use crate::counters::{Counter, Counters};
 use crate::dispatch::{self, Verdict};
 use crate::procedures::{Programs, Thread};
-use crate::receive::{Limits, ReceiveError, Receiver, Record};
-use crate::reply_queue::ReplyQueue;
 use crate::request::Peer;
 use crate::service::Service;
 

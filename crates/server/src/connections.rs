@@ -13,12 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use rpc::server::{Link, PeerWait};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::counters::{Counter, Counters};
-use crate::delivery::Link;
-use crate::peer_wait::PeerWait;
 
 /// One peer may have this part of all connections, ...
 const PEER_PART: usize = 4;

@@ -10,18 +10,17 @@ use proto::oncrpc::{
 };
 use proto::xdr::{Encode, Writer};
 use rpc::record::MARK_ROOM;
+use rpc::server::{Link, Reply};
 
 use crate::call::{Call, Credential};
 use crate::call_log::{self, Line};
 use crate::counters::Counter;
-use crate::delivery::Link;
 use crate::export;
 use crate::export::claimed_export_id;
 use crate::memory_plan::REPLY_HEAD_BYTES;
 use crate::nfs3::{self as nfs, Arguments, Executed};
 use crate::payload::WriteData;
 use crate::procedures::{Operation, Procedure, Programs, Thread};
-use crate::reply::Reply;
 use crate::reply_cache::{Begin, Replay, Wait};
 use crate::request::{Fault, Handled, Peer, Refusal, Request};
 use crate::service::Service;

@@ -1,8 +1,8 @@
 //! The NFS server: configuration, exports, and the programs that serve them.
 //!
-//! A request's way: `listener` → `connection` → `receive` (bytes to a record) → `dispatch` (record
-//! to a call) → `nfs3` (arguments, one call, results) → `vfs` (the file operation, over
-//! `inode_cache` and the `io` crate) and back through `reply_queue`.
+//! A request's way: `listener` → `connection` → `rpc::server` (bytes to a record) → `dispatch`
+//! (record to a call) → `nfs3` (arguments, one call, results) → `vfs` (the file operation, over
+//! `inode_cache` and the `io` crate) and back through `rpc::server`.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,6 @@ pub mod config;
 mod connection;
 mod connections;
 pub mod counters;
-mod delivery;
 mod descriptor_plan;
 mod dispatch;
 pub mod export;
@@ -24,22 +23,16 @@ mod mount3;
 mod mount_list;
 mod network_threads;
 mod nfs3;
-mod pace;
 mod payload;
-mod peer_wait;
 mod portmap;
 mod procedures;
 mod random;
-mod receive;
-mod reply;
 mod reply_cache;
-mod reply_queue;
 mod request;
 mod server;
 mod service;
 mod state_dir;
 pub mod trace;
-mod transport;
 mod vfs;
 mod write_order;
 

@@ -1,11 +1,11 @@
 //! The memory of a server by its holders. Each part of the server takes its bound from here.
 
 use io::BufferPool;
+use rpc::server::{HEAD_BYTES_MAX, STAGING_BYTES};
 use rustix::param::page_size;
 
 use crate::connections::{CALLS_MAX, CALLS_MIN};
 use crate::descriptor_plan::DescriptorPlan;
-use crate::receive::{HEAD_BYTES_MAX, STAGING_BYTES};
 use crate::reply_cache;
 
 /// The pool holds at least so many of the largest transfers: a few of each kind are always at work,

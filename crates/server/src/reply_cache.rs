@@ -23,10 +23,10 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rpc::server::{Delivery, Link, Receipt};
 use tokio::sync::oneshot;
 
 use crate::call::{self, Credential};
-use crate::delivery::{Delivery, Link, Receipt};
 use crate::procedures::Procedure;
 
 /// Memory for one client's replies. Linux has up to 128 calls outstanding on each of at most 16

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use proto::oncrpc::{AcceptStat, RejectStat};
 use proto::xdr::DecodeError;
+use rpc::server::Receipt;
 
-use crate::delivery::Receipt;
 use crate::export;
 use crate::fs::Status;
 use crate::payload::Payload;

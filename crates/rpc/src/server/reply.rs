@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use io::{Payload, Pipe};
 use proto::xdr::padded;
-use rpc::record::put_mark;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::delivery::Receipt;
+use super::delivery::Receipt;
+use crate::record::put_mark;
 
 /// Zero bytes, as many as a word has.
 const PADDING: [u8; 4] = [0; 4];
 
 /// A reply ready to be sent.
-pub(crate) struct Reply {
+pub struct Reply {
     /// What was encoded: the record mark, the reply header and the results up to the data.
     head: Vec<u8>,
     /// The data of a READ, or what else is long.
@@ -45,29 +45,29 @@ impl Segment<'_> {
 }
 
 impl Reply {
-    /// A reply from its head, which begins with [`rpc::record::MARK_ROOM`], and the data that follows
+    /// A reply from its head, which begins with [`crate::record::MARK_ROOM`], and the data that follows
     /// it.
     ///
     /// # Panics
     /// It has 2 GiB or more.
-    pub(crate) fn new(mut head: Vec<u8>, data: Option<Payload>) -> Self {
+    pub fn new(mut head: Vec<u8>, data: Option<Payload>) -> Self {
         put_mark(&mut head, padded(data.as_ref().map_or(0, Payload::len)))
             .expect("a reply is shorter than a fragment may be");
         Self { head, data, sent: 0, _slot: None, receipt: None }
     }
 
     /// The same reply, which keeps `slot` from the client's next call until it is gone.
-    pub(crate) fn holding(self, slot: OwnedSemaphorePermit) -> Self {
+    pub fn holding(self, slot: OwnedSemaphorePermit) -> Self {
         Self { _slot: Some(slot), ..self }
     }
 
     /// The same reply, whose place among the bytes of the connection goes to `receipt`.
-    pub(crate) fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
+    pub fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
         Self { receipt, ..self }
     }
 
     /// Notes that it ends with the byte `end` of its connection.
-    pub(crate) fn ends_at(&self, end: u64) {
+    pub(super) fn ends_at(&self, end: u64) {
         if let Some(receipt) = &self.receipt {
             receipt.ends_at(end);
         }
@@ -86,22 +86,22 @@ impl Reply {
     }
 
     /// Its length in bytes, with the record mark.
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.head.len() + self.data.as_ref().map_or(0, |data| padded(data.len()))
     }
 
     /// Bytes that are still to be sent.
-    pub(crate) fn unsent_bytes(&self) -> usize {
+    pub(super) fn unsent_bytes(&self) -> usize {
         self.len() - self.sent
     }
 
     /// Notes that `bytes` more are gone.
-    pub(crate) fn add_sent(&mut self, bytes: usize) {
+    pub(super) fn add_sent(&mut self, bytes: usize) {
         self.sent += bytes;
     }
 
     /// Appends what is still to be sent, up to data in a pipe. Returns whether a pipe comes next.
-    pub(crate) fn append_slices<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> bool {
+    pub(super) fn append_slices<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> bool {
         let mut end = 0;
         for segment in self.segments() {
             let start = end;
@@ -115,7 +115,7 @@ impl Reply {
     }
 
     /// The pipe whose data comes next, and whether a part of the reply follows it.
-    pub(crate) fn next_pipe(&mut self) -> Option<(&mut Pipe, bool)> {
+    pub(super) fn next_pipe(&mut self) -> Option<(&mut Pipe, bool)> {
         if self.sent < self.head.len() {
             return None;
         }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// Since when a connection waits for bytes of its peer. Its receiver writes it, and other threads
 /// read it to find the connection that is idle longest.
 #[derive(Debug)]
-pub(crate) struct PeerWait {
+pub struct PeerWait {
     epoch: Instant,
     /// Microseconds from `epoch` to when the wait began; 0 while the connection does not wait.
     since_micros: AtomicU64,
@@ -16,30 +16,30 @@ pub(crate) struct PeerWait {
 
 impl PeerWait {
     /// Of a connection that waits from `now` on.
-    pub(crate) fn new(now: Instant) -> Self {
+    pub fn new(now: Instant) -> Self {
         let wait = Self { epoch: now, since_micros: AtomicU64::new(0) };
         wait.begin(now);
         wait
     }
 
     /// Notes that the connection waits from `now` on.
-    pub(crate) fn begin(&self, now: Instant) {
+    pub fn begin(&self, now: Instant) {
         self.since_micros.store(self.micros(now), Ordering::Relaxed);
     }
 
     /// Notes that the connection does not wait for its peer.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.since_micros.store(0, Ordering::Relaxed);
     }
 
     /// Ends the wait that began at `since`, unless another has begun meanwhile.
-    pub(crate) fn end_if_since(&self, since: Instant) {
+    pub fn end_if_since(&self, since: Instant) {
         let (relaxed, since) = (Ordering::Relaxed, self.micros(since));
         let _ = self.since_micros.compare_exchange(since, 0, relaxed, relaxed);
     }
 
     /// When the wait began; `None` while the connection does not wait.
-    pub(crate) fn since(&self) -> Option<Instant> {
+    pub fn since(&self) -> Option<Instant> {
         let micros = self.since_micros.load(Ordering::Relaxed);
         (micros > 0).then(|| self.epoch + Duration::from_micros(micros))
     }

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use io::BufferPool;
 use tokio::sync::Notify;
 
-use crate::delivery::Link;
-use crate::pace::{Pace, WINDOW};
-use crate::reply::Reply;
-use crate::transport::Transport;
+use super::delivery::Link;
+use super::pace::{Pace, WINDOW};
+use super::reply::Reply;
+use super::transport::Transport;
 
 /// How long a peer may leave a full stream unread.
 const STALL_MAX: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ fn remove_sent(batch: &mut VecDeque<Reply>, mut sent: usize) {
 }
 
 /// The replies of one connection on their way out.
-pub(crate) struct ReplyQueue {
+pub struct ReplyQueue {
     transport: Arc<dyn Transport>,
     state: Mutex<State>,
     /// The connection, for calls that outlive it.
@@ -66,11 +66,8 @@ enum Progress {
 }
 
 impl ReplyQueue {
-    pub(crate) fn new(
-        peer: SocketAddr,
-        transport: Arc<dyn Transport>,
-        buffers: Arc<BufferPool>,
-    ) -> Self {
+    /// Nothing to send yet. Replies are held in memory of `buffers`.
+    pub fn new(peer: SocketAddr, transport: Arc<dyn Transport>, buffers: Arc<BufferPool>) -> Self {
         let link = Arc::new(Link::new(peer, Arc::downgrade(&transport)));
         let state =
             State { waiting: VecDeque::new(), queued_bytes: 0, sending: false, broken: false };
@@ -78,12 +75,12 @@ impl ReplyQueue {
     }
 
     /// The connection that replies leave by.
-    pub(crate) fn link(&self) -> &Arc<Link> {
+    pub fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
     /// Sends a reply, or leaves it to the current sender.
-    pub(crate) fn send(&self, reply: Reply) {
+    pub fn send(&self, reply: Reply) {
         {
             let mut state = self.lock();
             if state.broken {
@@ -104,13 +101,13 @@ impl ReplyQueue {
     }
 
     /// Ends the connection: what the peer sends is not this protocol.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.give_up();
         self.blocked.notify_one();
     }
 
     /// Goes on where the stream was full. Ends when the connection is broken.
-    pub(crate) async fn run(&self) {
+    pub async fn run(&self) {
         loop {
             self.blocked.notified().await;
             self.drain().await;

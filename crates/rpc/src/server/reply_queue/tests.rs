@@ -5,14 +5,14 @@ use std::os::fd::AsFd;
 use std::task::{Context, Poll, Waker};
 
 use io::{ByteRange, Payload, Pipe, PipePool};
-use rpc::record::{MARK_ROOM, in_fragments};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::delivery::{Delivery, Receipt};
+use crate::record::{MARK_ROOM, in_fragments};
+use crate::server::delivery::{Delivery, Receipt};
 
 /// The length of the file that reply data is read from.
 const FILE_BYTES: usize = 3 << 20;

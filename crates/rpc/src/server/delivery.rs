@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::transport::Transport;
+use super::transport::Transport;
 
 /// A connection, open or ended.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub struct Link {
     peer: SocketAddr,
     /// Bytes that the transport has taken.
     sent: AtomicU64,
@@ -25,7 +25,7 @@ pub(crate) struct Link {
 
 /// How far a reply has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivery {
+pub enum Delivery {
     /// The peer's TCP has all of it.
     Acknowledged,
     /// It is on its way, or waits to be sent.
@@ -36,7 +36,7 @@ pub(crate) enum Delivery {
 
 impl Link {
     /// A connection to `peer` over which nothing was sent yet.
-    pub(crate) fn new(peer: SocketAddr, transport: Weak<dyn Transport>) -> Self {
+    pub fn new(peer: SocketAddr, transport: Weak<dyn Transport>) -> Self {
         Self {
             peer,
             sent: AtomicU64::new(0),
@@ -47,33 +47,33 @@ impl Link {
     }
 
     /// The other end.
-    pub(crate) fn peer(&self) -> SocketAddr {
+    pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
     /// Bytes that the transport has taken.
-    pub(crate) fn sent_bytes(&self) -> u64 {
+    pub(super) fn sent_bytes(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
 
     /// Notes that the transport has taken so many bytes more.
-    pub(crate) fn add_sent(&self, bytes: u64) {
+    pub(super) fn add_sent(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Ordering::Release);
     }
 
     /// Notes that nothing more will be sent, while the transport is still there to be asked.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.acknowledge(self.acknowledged());
         self.is_over.store(true, Ordering::Release);
     }
 
     /// Notes the bytes that the peer has acknowledged, for when the transport is gone.
-    pub(crate) fn acknowledge(&self, bytes: u64) {
+    pub fn acknowledge(&self, bytes: u64) {
         self.acknowledged_at_end.store(bytes, Ordering::Release);
     }
 
     /// Bytes that have arrived at the transport and were not received yet; 0 once it is gone.
-    pub(crate) fn unread_bytes(&self) -> u64 {
+    pub fn unread_bytes(&self) -> u64 {
         let Some(transport) = self.transport.upgrade() else { return 0 };
         transport.unread_bytes().unwrap_or_else(|error| {
             tracing::warn!(client = %self.peer, %error, "cannot read what is unread");
@@ -100,27 +100,30 @@ impl Link {
 
 /// Where a reply went.
 #[derive(Debug)]
-pub(crate) struct Receipt {
+pub struct Receipt {
     link: Arc<Link>,
     /// The bytes sent over the link up to the reply's end; 0 until its place is known.
     end: AtomicU64,
 }
 
 impl Receipt {
-    pub(crate) fn new(link: Arc<Link>) -> Self {
+    /// Of a reply that will go over `link`.
+    pub fn new(link: Arc<Link>) -> Self {
         Self { link, end: AtomicU64::new(0) }
     }
 
-    pub(crate) fn link(&self) -> &Arc<Link> {
+    /// The connection.
+    pub fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
     /// Notes the reply's place: with its last byte, `end` bytes were sent over the link.
-    pub(crate) fn ends_at(&self, end: u64) {
+    pub fn ends_at(&self, end: u64) {
         self.end.store(end, Ordering::Release);
     }
 
-    pub(crate) fn delivery(&self) -> Delivery {
+    /// How far the reply has come.
+    pub fn delivery(&self) -> Delivery {
         // Read first: what was acknowledged changes no more after it.
         let is_over = self.link.is_over.load(Ordering::Acquire);
         let end = self.end.load(Ordering::Acquire);

@@ -21,35 +21,35 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use io::{BUFFER_ALIGN, Buffer, BufferPool, ClientId};
+use io::{BUFFER_ALIGN, Buffer, BufferPool, ClientId, WriteData};
 use proto::oncrpc::{CREDENTIAL_AT, RecordMark};
-use rpc::record::{Fragments, MARK_ROOM, Next, TooLong};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use crate::pace::{Pace, WINDOW};
-use crate::payload::WriteData;
-use crate::peer_wait::PeerWait;
+use super::pace::{Pace, WINDOW};
+use super::peer_wait::PeerWait;
+use crate::record::{Fragments, MARK_ROOM, Next, TooLong};
 
 /// Socket bytes held before they are parsed: many small calls of a busy client at once.
-pub(crate) const STAGING_BYTES: usize = 16 * 1024;
+pub const STAGING_BYTES: usize = 16 * 1024;
 /// Staging areas that a thread keeps for its connections' next bytes.
 const SPARE_AREAS_MAX: usize = 16;
 /// The longest head that is kept. Calls without a payload are all head; the longest of these carry
 /// two path names (RENAME, SYMLINK), four kilobytes each at most.
-pub(crate) const HEAD_BYTES_MAX: usize = 16 * 1024;
+pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// How long a peer may take between two parts of one record.
 const STALL_MAX: Duration = Duration::from_secs(30);
 
 /// How a record goes on behind the bytes of its head that are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub enum Layout {
     /// All of it is head.
     Head,
     /// The head has at least this many bytes, more than there are: ask again then.
     HeadUntil(usize),
     /// The head ends here, and `len` bytes of payload and their padding follow.
     Payload {
+        /// Bytes of it.
         len: u32,
         /// Where in a file the payload belongs.
         offset: u64,
@@ -57,46 +57,55 @@ pub(crate) enum Layout {
 }
 
 /// One call as it came.
-pub(crate) struct Record {
+pub struct Record {
     /// The message without the payload. Cut at `HEAD_BYTES_MAX`, where no valid call is as
     /// long: what is cut fails to decode.
-    pub(crate) head: Vec<u8>,
+    pub head: Vec<u8>,
     /// `None` when there is none, or more than the server takes.
-    pub(crate) payload: Option<WriteData>,
+    pub payload: Option<WriteData>,
     /// Bytes of the payload that came along with the head, and were moved to their place.
-    pub(crate) moved_bytes: usize,
+    pub moved_bytes: usize,
     /// Bytes that followed where the record should have ended.
-    pub(crate) trailing_bytes: u64,
+    pub trailing_bytes: u64,
 }
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ReceiveError {
+pub enum ReceiveError {
+    /// The stream failed.
     #[error("the socket failed: {0}")]
     Socket(#[from] std::io::Error),
+    /// It ended where it may not.
     #[error("the peer closed the connection within a record")]
     Cut,
+    /// Nothing came for so long.
     #[error("the peer sent nothing for {} seconds", .0.as_secs())]
     Silent(Duration),
+    /// A payload comes too slowly while other calls wait for memory.
     #[error("the peer sends data so slowly that others wait for the memory it is meant for")]
     TooSlow,
+    /// The marks announce more than any call may have.
     #[error("a record is longer than {record_bytes_max} bytes")]
-    TooLong { record_bytes_max: u64 },
+    TooLong {
+        /// What a call may have.
+        record_bytes_max: u64,
+    },
+    /// A peer could send these for ever.
     #[error("a fragment of no bytes that is not the last")]
     EmptyFragment,
 }
 
 /// The limits of a receiver.
 #[derive(Clone, Copy)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// The longest payload.
-    pub(crate) transfer_bytes_max: u32,
+    pub transfer_bytes_max: u32,
     /// How long a connection may be idle between two calls.
-    pub(crate) idle_timeout: Duration,
+    pub idle_timeout: Duration,
 }
 
 /// The receiving side of a connection over a stream of bytes.
-pub(crate) struct Receiver<S> {
+pub struct Receiver<S> {
     stream: S,
     alarm: Alarm,
     /// Whose share of the buffers payloads take.
@@ -114,7 +123,7 @@ pub(crate) struct Receiver<S> {
 
 impl<S: AsyncRead + Unpin> Receiver<S> {
     /// Of a connection of `client`, whose waits for the peer are noted in `peer_wait`.
-    pub(crate) fn new(
+    pub fn new(
         stream: S,
         client: ClientId,
         buffers: Arc<BufferPool>,
@@ -139,7 +148,7 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
     ///
     /// # Errors
     /// Any of [`ReceiveError`]; the connection is unusable then.
-    pub(crate) async fn next(
+    pub async fn next(
         &mut self,
         mut layout: impl FnMut(&[u8]) -> Layout,
     ) -> Result<Option<Record>, ReceiveError> {

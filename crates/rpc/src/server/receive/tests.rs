@@ -1,15 +1,13 @@
 use std::future::Future;
 
 use proptest::prelude::*;
-use proto::nfs3::{self, FileHandle, StableHow, WriteArgs};
-use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids};
+use proto::nfs3::{self, FileHandle, StableHow, WriteArgs, WriteHead, WriteScan};
+use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids, call_header_len, call_target};
 use proto::xdr::{Encode, Writer};
-use rpc::record::in_fragments;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
-use crate::call::Incoming;
-use crate::procedures::Programs;
+use crate::record::in_fragments;
 
 /// What the stream between a receiver and its peer holds.
 const STREAM_BYTES: usize = 256 * 1024;
@@ -53,8 +51,24 @@ impl Rig {
 }
 
 async fn next_of(receiver: &mut Receiver<DuplexStream>) -> Result<Option<Record>, ReceiveError> {
-    let mut incoming = Incoming::new(Programs::Files);
-    receiver.next(|head| incoming.layout(head)).await
+    receiver.next(layout).await
+}
+
+/// Finds the data of a WRITE.
+fn layout(head: &[u8]) -> Layout {
+    let write = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Write.code());
+    if call_target(head) != Some(write) {
+        return Layout::Head;
+    }
+    let arguments_at = call_header_len(head);
+    let Some(arguments) = head.get(arguments_at..) else {
+        return Layout::HeadUntil(arguments_at);
+    };
+    match WriteHead::scan(arguments) {
+        WriteScan::Needs(len) => Layout::HeadUntil(arguments_at + len),
+        WriteScan::Head(write) => Layout::Payload { len: write.data_len, offset: write.offset },
+        WriteScan::Malformed(_) => Layout::Head,
+    }
 }
 
 fn run<T>(test: impl Future<Output = T>) -> T {

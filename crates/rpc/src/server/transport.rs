@@ -16,7 +16,7 @@ use tokio::net::tcp::OwnedWriteHalf;
 ///
 /// A socket takes the data in a pipe without a copy. Another stream has to read the pipe, and only as
 /// much of it as the stream takes.
-pub(crate) trait Transport: Send + Sync {
+pub trait Transport: Send + Sync {
     /// Sends as much of `parts` as the stream takes now, and returns how much. `more`: the message
     /// goes on, so a short segment need not be sent.
     ///

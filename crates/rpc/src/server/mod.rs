@@ -1,0 +1,21 @@
+//! The server's side of connections: calls come in as [`Record`]s, and replies go out in the order
+//! of their completion.
+//!
+//! What a call means and may hold is the caller's to decide: it finds the payload of a call
+//! ([`Layout`]), sets the [`Limits`] of a peer, and chooses the connection that has to end to make
+//! room by its [`PeerWait`] and its [`Link`].
+
+mod delivery;
+mod pace;
+mod peer_wait;
+mod receive;
+mod reply;
+mod reply_queue;
+mod transport;
+
+pub use delivery::{Delivery, Link, Receipt};
+pub use peer_wait::PeerWait;
+pub use receive::{HEAD_BYTES_MAX, Layout, Limits, ReceiveError, Receiver, Record, STAGING_BYTES};
+pub use reply::Reply;
+pub use reply_queue::ReplyQueue;
+pub use transport::Transport;
