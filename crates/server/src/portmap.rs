@@ -1,28 +1,26 @@
-//! The portmapper (RFC 1833): serves the ports of NFS and MOUNT on port 111, or registers them with
-//! a running rpcbind.
+//! The portmapper (RFC 1833): serves the ports of NFS and MOUNT on port 111. Where an rpcbind has that
+//! port, [`registration`] has it do so.
+
+pub(crate) mod registration;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use proto::oncrpc::{AcceptStat, CallHeader, Credential, ReplyHeader, decode_call, encode_success};
+use proto::oncrpc::{AcceptStat, ReplyHeader, decode_call, encode_success};
 use proto::portmap::{
     Address, Mapping, PORT, PROGRAM, PROTOCOL_TCP, PROTOCOL_UDP, PortmapProcedure, RpcbEntry,
     RpcbindProcedure, VERSION_PORTMAP, VERSION_RPCBIND_3, VERSION_RPCBIND_4, universal_address,
 };
-use proto::xdr::{Decode, Encode, Reader, Writer, decode_all, encode_list};
+use proto::xdr::{Encode, Reader, Writer, decode_all, encode_list};
 use proto::{mount3, nfs3};
-use rpc::record;
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+use tokio::net::UdpSocket;
 
 use crate::procedures::{Operation, Procedure, Programs};
 use crate::request::Refusal;
 
 /// The longest datagram that can be a call of the portmapper.
 const DATAGRAM_BYTES_MAX: usize = 4096;
-/// How long a running rpcbind may take to answer.
-const RPCBIND_PATIENCE: Duration = Duration::from_secs(5);
 /// The programs that clients need.
 const PROGRAMS: [(u32, u32); 2] =
     [(nfs3::PROGRAM, nfs3::VERSION), (mount3::PROGRAM, mount3::VERSION)];
@@ -201,90 +199,4 @@ fn answer_datagram(datagram: &[u8], nfs_port: u16) -> Option<Vec<u8>> {
     let mut reply = Writer::with_capacity(64);
     ReplyHeader::Accepted { xid: call.xid, stat }.encode(&mut reply);
     Some(reply.into_vec())
-}
-
-/// Registers NFS and MOUNT with the rpcbind that runs on this machine.
-///
-/// # Errors
-/// It does not answer, or it has these programs already.
-pub(crate) async fn register(nfs_port: u16) -> io::Result<()> {
-    let mut rpcbind = Rpcbind::connect().await?;
-    for (program, version) in PROGRAMS {
-        let wanted = mapping(program, version, nfs_port);
-        if !rpcbind.call(PortmapProcedure::Set, &wanted).await? {
-            let message = format!("rpcbind has program {program} registered for another server");
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
-        }
-    }
-    Ok(())
-}
-
-/// Takes the registrations back.
-///
-/// # Errors
-/// rpcbind does not answer.
-pub(crate) async fn unregister(nfs_port: u16) -> io::Result<()> {
-    let mut rpcbind = Rpcbind::connect().await?;
-    for (program, version) in PROGRAMS {
-        rpcbind.call(PortmapProcedure::Unset, &mapping(program, version, nfs_port)).await?;
-    }
-    Ok(())
-}
-
-/// A connection to the local rpcbind.
-struct Rpcbind {
-    stream: TcpStream,
-    xid: u32,
-}
-
-impl Rpcbind {
-    async fn connect() -> io::Result<Self> {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
-        let connect = async {
-            // From a privileged port the registration belongs to root, and no other user can remove
-            // it. Any free one will do; without the privilege an ordinary port has to.
-            for port in (600..1024).rev() {
-                let socket = TcpSocket::new_v4()?;
-                if socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_ok()
-                    && let Ok(stream) = socket.connect(address).await
-                {
-                    return Ok(stream);
-                }
-            }
-            TcpStream::connect(address).await
-        };
-        let stream = tokio::time::timeout(RPCBIND_PATIENCE, connect).await??;
-        Ok(Self { stream, xid: 1 })
-    }
-
-    /// A call of portmapper version 2 that answers a boolean.
-    async fn call(&mut self, procedure: PortmapProcedure, args: &Mapping) -> io::Result<bool> {
-        self.xid += 1;
-        let header = CallHeader {
-            xid: self.xid,
-            program: PROGRAM,
-            version: VERSION_PORTMAP,
-            procedure: procedure.code(),
-            credential: Credential::None,
-            verifier_flavor: 0,
-        };
-        let call = record::encode(|w| {
-            header.encode(w);
-            args.encode(w);
-        });
-        tokio::time::timeout(RPCBIND_PATIENCE, self.exchange(&call)).await?
-    }
-
-    async fn exchange(&mut self, call: &[u8]) -> io::Result<bool> {
-        self.stream.write_all(call).await?;
-        let reply = record::read(&mut self.stream, DATAGRAM_BYTES_MAX).await?;
-        let mut reader = Reader::new(&reply);
-        let header = ReplyHeader::decode(&mut reader).map_err(io::Error::other)?;
-        match header {
-            ReplyHeader::Accepted { xid, stat: AcceptStat::Success } if xid == self.xid => {
-                reader.bool("result").map_err(io::Error::other)
-            }
-            _ => Err(io::Error::other("rpcbind refused the call")),
-        }
-    }
 }

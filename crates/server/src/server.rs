@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::counters::{Counter, Counters};
 use crate::export::{ExportError, Exports, HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
+use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::Programs;
 use crate::service::Service;
 use crate::state_dir::{StateDir, StateDirError};
@@ -144,7 +145,7 @@ impl Server {
                 self.accept(Programs::Portmapper { nfs_port }, listener);
             }
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                portmap::register(nfs_port).await.map_err(StartError::Portmap)?;
+                registration::register(RPCBIND, nfs_port).await.map_err(StartError::Portmap)?;
                 self.registered_port = Some(nfs_port);
             }
             Err(error) => return Err(StartError::Portmap(error)),
@@ -213,7 +214,7 @@ impl Server {
     pub async fn shutdown(self) -> Result<(), ShutdownError> {
         self.stop.send_replace(true);
         if let Some(port) = self.registered_port
-            && let Err(error) = portmap::unregister(port).await
+            && let Err(error) = registration::unregister(RPCBIND, port).await
         {
             tracing::warn!(%error, "rpcbind still has this server registered");
         }
