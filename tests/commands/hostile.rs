@@ -1,7 +1,7 @@
 //! Walks through trees of a server that shows what no file system has: listings that come back to
 //! where they were, and directories without end. Each command ends, with an error.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::process::Output;
 use std::thread;
@@ -10,9 +10,13 @@ use proto::mount3::{self, MountOk};
 use proto::nfs3::{self, *};
 use proto::oncrpc::{AcceptStat, ReplyHeader, decode_call, encode_success};
 use proto::xdr::{Decode, Encode, List, Reader, Writer};
+use rpc::record;
 use tempfile::TempDir;
 
 use crate::fixture::{run, text};
+
+/// More than any call that is not a WRITE.
+const CALL_BYTES_MAX: usize = 16 << 10;
 
 /// What is below each directory. All have one entry, a directory `d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,17 +72,9 @@ impl Tree {
     }
 
     fn serve_one(self, mut client: TcpStream) {
-        let mut mark = [0; 4];
-        while client.read_exact(&mut mark).is_ok() {
-            let len = u32::from_be_bytes(mark) & 0x7fff_ffff;
-            let mut call = vec![0; usize::try_from(len).unwrap()];
-            client.read_exact(&mut call).unwrap();
-            let mut w = Writer::new();
-            self.answer(&call, &mut w);
-            let reply = w.into_vec();
-            let mark = (u32::try_from(reply.len()).unwrap() | 1 << 31).to_be_bytes();
+        while let Some(call) = record::read_blocking(&mut client, CALL_BYTES_MAX).unwrap() {
             // The command may have ended.
-            let _ = client.write_all(&[&mark[..], &reply].concat());
+            let _ = client.write_all(&record::encode(|w| self.answer(&call, w)));
         }
     }
 

@@ -5,6 +5,7 @@ use proto::nfs3::{self, FileHandle};
 use proto::oncrpc::{AcceptStat, ReplyHeader};
 use proto::portmap::{self as mapper, Address, Mapping, RpcbEntry};
 use proto::xdr::{Encode, Writer, decode_all};
+use rpc::record;
 use rustix::io::Errno;
 use spillway_client::mount3::{self, Mount3, Mounted};
 use spillway_client::{Error, NfsUrl, Result, portmap};
@@ -100,9 +101,8 @@ async fn a_server_that_wants_what_is_not_spoken_is_refused_in_words() {
 
 /// Answers a call with an error.
 async fn refuse(connected: &mut Connected, xid: u32, stat: AcceptStat) {
-    let reply = encoded(&ReplyHeader::Accepted { xid, stat });
-    let mark = 0x8000_0000 | u32::try_from(reply.len()).unwrap();
-    connected.send(&[&mark.to_be_bytes(), &reply[..]].concat()).await;
+    let reply = ReplyHeader::Accepted { xid, stat };
+    connected.send(&record::encode(|w| reply.encode(w))).await;
 }
 
 #[tokio::test]
