@@ -1,6 +1,7 @@
 //! A call from its first bytes to its arguments. Its header is decoded once, on the thread of the
 //! connection, and travels with the call from there on.
 
+use io::WriteData;
 use proto::nfs3::{self, WriteScan};
 use proto::oncrpc::{
     self, AcceptStat, CREDENTIAL_AT, CallError, CallHeader, Gids, call_header_len, call_target,
@@ -9,7 +10,6 @@ use proto::oncrpc::{
 use proto::xdr::Reader;
 use rpc::server::{Layout, Record};
 
-use crate::payload::WriteData;
 use crate::procedures::{Operation, Procedure, Programs};
 
 /// Where in the head the host name of an AUTH_SYS credential is: behind its stamp and its length.

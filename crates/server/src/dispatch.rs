@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io::Device;
+use io::{Device, WriteData};
 use proto::nfs3;
 use proto::oncrpc::{
     AcceptStat, AuthStat, CallError, RPC_VERSION, RejectStat, ReplyHeader, encode_success,
@@ -19,7 +19,6 @@ use crate::export;
 use crate::export::claimed_export_id;
 use crate::memory_plan::REPLY_HEAD_BYTES;
 use crate::nfs3::{self as nfs, Arguments, Executed};
-use crate::payload::WriteData;
 use crate::procedures::{Operation, Procedure, Programs, Thread};
 use crate::reply_cache::{Begin, Replay, Wait};
 use crate::request::{Fault, Handled, Peer, Refusal, Request};

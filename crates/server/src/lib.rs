@@ -23,7 +23,6 @@ mod mount3;
 mod mount_list;
 mod network_threads;
 mod nfs3;
-mod payload;
 mod portmap;
 mod procedures;
 mod random;

@@ -1,5 +1,6 @@
 //! MOUNT version 3 (RFC 1813 Appendix I): where a client gets its first file handle.
 
+use io::Payload;
 use proto::mount3::{
     AuthFlavors, DirectoryArgs, ExportList, ExportNode, Group, MountOk, MountReply, MountStatus,
     Procedure,
@@ -10,7 +11,6 @@ use crate::call::{Call, Credential};
 use crate::call_log::Shown;
 use crate::export::{Denied, Object};
 use crate::fs::Status;
-use crate::payload::Payload;
 use crate::request::{Peer, Request};
 
 /// The RPC flavours that files can be used with (RFC 5531 §8.2): AUTH_SYS.

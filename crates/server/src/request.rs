@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
+use io::Payload;
 use proto::oncrpc::{AcceptStat, RejectStat};
 use proto::xdr::DecodeError;
 use rpc::server::Receipt;
 
 use crate::export;
 use crate::fs::Status;
-use crate::payload::Payload;
 use crate::procedures::Programs;
 use crate::reply_cache::Replay;
 use crate::service::Service;

@@ -13,13 +13,13 @@ mod write;
 
 use std::fmt;
 
+use io::{Payload, WriteData};
 use proto::nfs3::{Failure, FileHandle, Procedure, Reply, WriteHead};
 use proto::xdr::{DecodeError, Encode, Reader, Writer, decode_all};
 
 use crate::call::Call;
 use crate::export::Object;
 use crate::fs::{Caller, Status};
-use crate::payload::{Payload, WriteData};
 use crate::request::Request;
 use crate::trace::{CallId, Event, handle_hash};
 

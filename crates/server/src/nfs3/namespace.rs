@@ -1,6 +1,6 @@
 //! LOOKUP, READLINK, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME, LINK.
 
-use io::Buffer;
+use io::{Buffer, Payload};
 use proto::nfs3::{
     Attributes, CreateArgs, CreateHow, CreatedOk, DirOp, LinkArgs, LinkFailure, LinkOk, LookupArgs,
     LookupOk, MkdirArgs, MknodArgs, MknodData, ReadlinkArgs, ReadlinkOk, RemoveArgs, RemovedOk,
@@ -12,7 +12,6 @@ use super::{Executed, NFS3_OK, Outcome, Refused, Results, convert};
 use crate::export::Object;
 use crate::fs::Status;
 use crate::inode_cache::Wcc;
-use crate::payload::Payload;
 use crate::request::Request;
 use crate::vfs::{Answer, CreateMode, Found, NodeKind};
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use io::Buffer;
+use io::{Buffer, Payload};
 use proto::nfs3::{
     Attributes, CookieVerifier, Entry, EntryEncoder, EntryPlus, FileHandle, LIST_END_BYTES,
     ListingLimits, ReaddirArgs, ReaddirplusArgs, encode_listing_head, listing_end,
@@ -16,7 +16,6 @@ use super::{Executed, NFS3_OK, Outcome, Refused, Results, convert};
 use crate::counters::Counter;
 use crate::export::Object;
 use crate::fs::Status;
-use crate::payload::Payload;
 use crate::request::Request;
 use crate::service::Service;
 use crate::trace::Event;

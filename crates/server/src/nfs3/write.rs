@@ -1,10 +1,10 @@
 //! WRITE and COMMIT.
 
+use io::WriteData;
 use proto::nfs3::{CommitArgs, CommitOk, StableHow, WccData, WriteHead, WriteOk, WriteVerifier};
 
 use super::{Outcome, Refused, convert};
 use crate::fs::Status;
-use crate::payload::WriteData;
 use crate::request::Request;
 use crate::trace::Event;
 use crate::vfs::Stability;

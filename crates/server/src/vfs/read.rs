@@ -13,9 +13,8 @@ use super::read_data::{Fetched, Partly, Read, Source};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::Counter;
 use crate::inode_cache::Inode;
-use crate::payload::Payload;
 use crate::trace::{CallId, Event};
-use io::{ByteRange, FileVersion, IoMode, NowaitRead};
+use io::{ByteRange, FileVersion, IoMode, NowaitRead, Payload};
 
 /// The result of a READ.
 pub(crate) struct ReadDone {

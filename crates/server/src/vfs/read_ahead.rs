@@ -4,13 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use io::{Buffer, ByteRange, ChangeWatches, Chunk, Fill, RangeGuard, RangeUse, Share};
+use io::{Buffer, ByteRange, ChangeWatches, Chunk, Fill, Payload, RangeGuard, RangeUse, Share};
 
 use super::read_data::{Fetched, Read, Source, read_and_drop};
 use super::{Status, Vfs};
 use crate::counters::{Counter, Counters};
 use crate::inode_cache::Inode;
-use crate::payload::Payload;
 use crate::trace::Event;
 
 /// All that reading one chunk takes.

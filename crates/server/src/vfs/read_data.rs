@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use io::{Buffer, ByteRange, FileVersion, RangeGuard, RangeUse, Share, WidenedRead};
+use io::{Buffer, ByteRange, FileVersion, Payload, RangeGuard, RangeUse, Share, WidenedRead};
 use rustix::io::Errno;
 
 use super::Vfs;
@@ -11,7 +11,6 @@ use super::io_plan::CachedWhy;
 use crate::counters::Counter;
 use crate::fs::Status;
 use crate::inode_cache::{Attributes, DirectFile, Inode, Permitted, Reading};
-use crate::payload::Payload;
 use crate::trace::{CallId, Event};
 
 /// A READ at work, with all that was found out before the data is touched.

@@ -6,12 +6,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use io::{ByteRange, NowaitRead, Pipe, RangeUse};
+use io::{ByteRange, NowaitRead, Payload, Pipe, RangeUse};
 
 use super::read_data::{Fetched, Read};
 use super::{Status, Vfs};
 use crate::counters::Counter;
-use crate::payload::Payload;
 use crate::trace::Event;
 
 /// READs of fewer bytes are copied. Hot READs over loopback, one at a time, copied and spliced, CPU

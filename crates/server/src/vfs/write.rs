@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use io::{ByteRange, IoMode, Lengths};
+use io::{ByteRange, IoMode, Lengths, WriteData};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
@@ -13,7 +13,6 @@ use super::{
 };
 use crate::counters::Counter;
 use crate::inode_cache::{Change, Flush, Inode, Permitted, Writing};
-use crate::payload::WriteData;
 use crate::trace::{CallId, Event};
 
 /// How durable a WRITE is (RFC 1813 §3.3.7, `stable_how`), in rising order.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use io::{
     ByteRange, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
-    WriteBehindFile, WriteSplit,
+    WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::param::page_size;
 
@@ -14,7 +14,6 @@ use super::{Status, Vfs};
 use crate::counters::Counter;
 use crate::export::ExportRoot;
 use crate::inode_cache::{DirectFile, Inode, Permitted, Writing};
-use crate::payload::WriteData;
 use crate::trace::{CallId, Event};
 
 /// A WRITE that may go ahead, with its room in the window and its pages.
