@@ -5,11 +5,12 @@
 //! one, which loses nothing: an NFSv3 client connects again with its next call. A connection is idle
 //! while it has no call at work, no reply to send and no unread bytes in its socket. A peer at its
 //! own limit loses any idle connection; at the limit for all, a connection has to be idle for
-//! [`IDLE_MIN`], so that one just accepted, or one between two calls, stays open.
+//! [`IDLE_MIN`], so that one just accepted, or one between two calls, stays open. The new connection
+//! waits for one just accepted if that is next in rank: many accepted at once displace no client.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -32,8 +33,8 @@ const STRANGERS_MIN: usize = 16;
 pub(crate) const CALLS_MAX: usize = 32 * 1024;
 /// Calls that a connection may have at work however many connections are open.
 pub(crate) const CALLS_MIN: usize = 2;
-/// How long a new connection waits for an evicted one to end before another is evicted.
-const EVICTION_MAX: Duration = Duration::from_millis(100);
+/// How often a new connection that waits for a place searches for one to evict.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a connection has to be idle to be evicted at the limit for all.
 const IDLE_MIN: Duration = Duration::from_millis(100);
 /// Sockets examined for unread bytes in one search for a connection to evict.
@@ -85,6 +86,8 @@ struct State {
     peers: HashMap<IpAddr, Vec<Arc<Activity>>>,
     /// Of these, the strangers'.
     strangers: usize,
+    /// Evicted connections that have not ended.
+    evicted: Vec<Arc<Activity>>,
     /// Connections that have not ended, evicted or not.
     open: usize,
 }
@@ -97,6 +100,8 @@ pub(crate) struct Activity {
     slots: Arc<Semaphore>,
     slots_max: usize,
     pub(crate) peer_wait: Arc<PeerWait>,
+    /// A call has come over it.
+    has_called: AtomicBool,
     /// The socket; empty until the connection's task begins.
     link: OnceLock<Arc<Link>>,
     evicted: Notify,
@@ -120,6 +125,11 @@ impl Activity {
     /// Sets the socket of the connection.
     pub(crate) fn begins(&self, link: &Arc<Link>) {
         self.link.get_or_init(|| Arc::clone(link));
+    }
+
+    /// Notes that a call has come over the connection.
+    pub(crate) fn note_call(&self) {
+        self.has_called.store(true, Ordering::Relaxed);
     }
 
     /// The peer's identity where threads are shared among clients.
@@ -158,8 +168,11 @@ impl Activity {
     /// Since when it is idle; `None` while it is not.
     fn idle_since(&self) -> Option<Instant> {
         let since = self.peer_wait.since()?;
-        let calls_at_work = self.slots.available_permits() + 1 < self.slots_max;
-        (!calls_at_work).then_some(since)
+        (!self.has_calls_at_work()).then_some(since)
+    }
+
+    fn has_calls_at_work(&self) -> bool {
+        self.slots.available_permits() + 1 < self.slots_max
     }
 
     /// Whether the socket holds bytes that its thread has not received yet. If so, the connection,
@@ -224,13 +237,17 @@ impl Connections {
                 Entry::Full => {}
             }
             // The search is repeated in either case.
-            let _ = tokio::time::timeout(EVICTION_MAX, ended).await;
+            let _ = tokio::time::timeout(SEARCH_INTERVAL, ended).await;
         }
     }
 
     fn try_enter(&self, peer: IpAddr, is_stranger: bool) -> Entry {
         let mut state = self.lock();
         while let Some(scope) = self.limit_reached(&state, peer, is_stranger) {
+            // Another eviction would not make room any sooner.
+            if scope == Scope::All && state.open - state.ending() < self.limits.all {
+                return Entry::Full;
+            }
             match (state.evict(scope), scope) {
                 (Some(evicted), _) => {
                     self.counters.add(Counter::ConnectionsEvicted, 1);
@@ -249,6 +266,7 @@ impl Connections {
             slots: Arc::new(Semaphore::new(self.calls_max)),
             slots_max: self.calls_max,
             peer_wait: Arc::new(PeerWait::new(Instant::now())),
+            has_called: AtomicBool::new(false),
             link: OnceLock::new(),
             evicted: Notify::new(),
         });
@@ -310,12 +328,15 @@ impl State {
             let victim = Arc::clone(victim);
             self.remove(&victim);
             victim.evicted.notify_one();
-            return Some(victim.peer);
+            let peer = victim.peer;
+            self.evicted.push(victim);
+            return Some(peer);
         }
         None
     }
 
-    /// See [`evict`](Self::evict); with it, since when it is idle.
+    /// See [`evict`](Self::evict); with it, since when it is idle. `None` also if the first in rank
+    /// has not called yet and is not idle for long enough: soon it is, or it has a call.
     fn idlest(&self, scope: Scope, now: Instant) -> Option<(&Arc<Activity>, Instant)> {
         let is_long = |since: Instant| match scope {
             Scope::Peer(_) | Scope::Strangers => true,
@@ -327,19 +348,32 @@ impl State {
             .filter(|(_, activity)| match scope {
                 Scope::Peer(peer) => activity.peer == peer,
                 Scope::Strangers => activity.is_stranger,
-                // Unread bytes of one that has not begun cannot be seen.
-                Scope::All => activity.link.get().is_some(),
+                Scope::All => true,
             })
             .filter_map(|(of_peer, activity)| Some((of_peer, activity, activity.idle_since()?)))
-            .filter(|(_, _, since)| is_long(*since))
+            .filter(|(_, activity, since)| {
+                is_long(*since) || !activity.has_called.load(Ordering::Relaxed)
+            })
             .max_by_key(|(of_peer, activity, since)| {
                 (activity.is_stranger, *of_peer, std::cmp::Reverse(*since))
             })
             .map(|(_, activity, since)| (activity, since))
+            .filter(|(_, since)| is_long(*since))
+            // Unread bytes of one that has not begun cannot be seen.
+            .filter(|(activity, _)| scope != Scope::All || activity.link.get().is_some())
     }
 
-    /// Removes a connection from those that count for a limit, unless it was evicted before.
+    /// The evicted connections that end as soon as their threads run.
+    fn ending(&self) -> usize {
+        self.evicted.iter().filter(|activity| !activity.has_calls_at_work()).count()
+    }
+
+    /// Removes a connection from those that count for a limit, or from the evicted.
     fn remove(&mut self, activity: &Arc<Activity>) {
+        if let Some(at) = self.evicted.iter().position(|other| Arc::ptr_eq(other, activity)) {
+            self.evicted.swap_remove(at);
+            return;
+        }
         let Some(list) = self.peers.get_mut(&activity.peer) else { return };
         let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, activity)) else { return };
         list.swap_remove(at);

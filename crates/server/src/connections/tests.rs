@@ -71,7 +71,7 @@ fn limits_are_parts_of_all_connections() {
     assert_eq!(Limits::new(2), Limits { all: 2, peer: 2, strangers: 2 });
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn longest_idle_connection_of_the_same_peer_makes_room() {
     let connections = connections(1024);
     let mut places = Vec::new();
@@ -86,7 +86,7 @@ async fn longest_idle_connection_of_the_same_peer_makes_room() {
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn busy_connections_are_not_evicted() {
     let connections = connections(2);
     let mut places = Vec::new();
@@ -112,7 +112,7 @@ async fn busy_connections_are_not_evicted() {
     assert!(place.await.unwrap().is_some());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn strangers_make_room_first_and_then_the_peer_with_most_connections() {
     let connections = connections(20);
     let mut places = Vec::new();
@@ -140,7 +140,7 @@ async fn strangers_make_room_first_and_then_the_peer_with_most_connections() {
     assert_eq!(places.len(), 20);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn all_strangers_share_one_limit() {
     let connections = connections(1024);
     let mut places = Vec::new();
@@ -163,7 +163,7 @@ fn many_connections_share_the_calls() {
     assert_eq!(connections.slots_withheld(), CALLS - CALLS_MIN);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn connection_with_unread_bytes_is_not_evicted() {
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let connections = connections(2);
@@ -189,22 +189,19 @@ async fn connection_with_unread_bytes_is_not_evicted() {
     assert!(!places.iter().any(|place| Arc::ptr_eq(&place.activity, &second)));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn connection_just_accepted_is_not_evicted() {
     let connections = connections(1);
     let place = connections.enter(address(1), false).await.unwrap();
     place.activity.begins(&link());
-    // Accepted only now, however slowly this test runs.
-    place.activity.peer_wait.begin(Instant::now() + IDLE_MIN);
     assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
-    place.activity.peer_wait.begin(Instant::now());
-    tokio::time::sleep(IDLE_MIN).await;
+    tokio::time::sleep(2 * IDLE_MIN).await;
     assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
     let connections = connections(2);
     let mut places = Vec::new();
@@ -216,4 +213,66 @@ async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
     places.pop();
     assert!(enter(&connections, &mut places, address(1), false).await);
     assert_eq!(connections.counters.value(Counter::ConnectionsRefused), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_accepted_at_once_displace_no_other_client() {
+    let connections = connections(4);
+    let mut places = Vec::new();
+    assert!(enter(&connections, &mut places, address(1), false).await);
+    let client = Arc::clone(&places[0].activity);
+    client.note_call();
+    tokio::time::sleep(2 * IDLE_MIN).await;
+    for _ in 0..2 {
+        assert!(enter(&connections, &mut places, address(2), false).await);
+    }
+    let not_begun = connections.enter(address(2), false).await.unwrap();
+    assert!(matches!(connections.try_enter(address(3).ip(), false), Entry::Full), "just accepted");
+    places[1..].iter().for_each(|place| {
+        place.activity.note_call();
+        place.activity.peer_wait.end();
+    });
+    tokio::time::sleep(2 * IDLE_MIN).await;
+    assert!(matches!(connections.try_enter(address(3).ip(), false), Entry::Full), "not begun");
+    assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
+    not_begun.activity.begins(&link());
+    places.push(not_begun);
+    assert!(enter(&connections, &mut places, address(3), false).await);
+    assert_eq!(places.len(), 4);
+    assert!(places.iter().any(|place| Arc::ptr_eq(&place.activity, &client)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_connection_takes_the_place_as_soon_as_it_is_free() {
+    let connections = connections(1);
+    let mut places = Vec::new();
+    assert!(enter(&connections, &mut places, address(1), false).await);
+    tokio::time::sleep(2 * IDLE_MIN).await;
+    let evicted = Arc::clone(&places[0].activity);
+    let began = Instant::now();
+    let (place, ()) = tokio::join!(connections.enter(address(2), false), async {
+        evicted.evicted().await;
+        places.clear();
+    });
+    assert!(place.is_some());
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_connection_makes_room_however_slowly_it_ends() {
+    let connections = connections(2);
+    let mut places = Vec::new();
+    for peer in 1..=2 {
+        assert!(enter(&connections, &mut places, address(peer), false).await);
+    }
+    let evictions = || connections.counters.value(Counter::ConnectionsEvicted);
+    let entering = connections.enter(address(3), false);
+    assert!(tokio::time::timeout(Duration::from_secs(5), entering).await.is_err());
+    assert_eq!(evictions(), 1);
+    // A call that came with the eviction is completed, which may take long.
+    let evicted = Arc::clone(&connections.lock().evicted[0]);
+    let _calls = evicted.slots.acquire_many(2).await.unwrap();
+    let entering = connections.enter(address(3), false);
+    assert!(tokio::time::timeout(Duration::from_secs(5), entering).await.is_err());
+    assert_eq!(evictions(), 2);
 }
