@@ -28,14 +28,18 @@ impl WriteOrder {
     /// Notes the arrival of a WRITE. Whether it is late.
     pub(crate) fn is_late(&self, file: &FileHandle, offset: u64, len: u32) -> bool {
         let key = self.hash.hash_one(file);
-        let place = usize::try_from(key % FILES as u64).expect("a place in the table");
-        let mut slot = self.files[place].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.files[place(key)].lock().unwrap_or_else(PoisonError::into_inner);
         let (owner, arrivals) = &mut *slot;
         if *owner != key {
             (*owner, *arrivals) = (key, Arrivals::default());
         }
         arrivals.is_late(offset, len)
     }
+}
+
+/// The place of a file with this hash.
+fn place(key: u64) -> usize {
+    usize::try_from(key % FILES as u64).expect("a place in the table")
 }
 
 /// The WRITEs of one file.
@@ -117,10 +121,13 @@ mod tests {
     #[test]
     fn files_do_not_mix() {
         let order = WriteOrder::new();
-        let file = |name: &[u8]| FileHandle::new(name).expect("it is short");
-        assert!(!order.is_late(&file(b"a"), 0, 10));
-        assert!(!order.is_late(&file(b"a"), 20, 10));
-        assert!(!order.is_late(&file(b"b"), 10, 10));
-        assert!(order.is_late(&file(b"a"), 10, 10));
+        let mut files = (0..=u8::MAX).map(|i| FileHandle::new(&[i]).expect("it is short"));
+        let place_of = |file: &FileHandle| place(order.hash.hash_one(file));
+        let a = files.next().expect("the first");
+        let b = files.find(|b| place_of(b) != place_of(&a)).expect("256 files have many places");
+        assert!(!order.is_late(&a, 0, 10));
+        assert!(!order.is_late(&a, 20, 10));
+        assert!(!order.is_late(&b, 10, 10));
+        assert!(order.is_late(&a, 10, 10));
     }
 }
