@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::task::Poll;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
@@ -481,12 +481,22 @@ async fn clients_share_the_threads_of_a_device() {
     let engine = engine(4, 128);
     let device = engine.device((8, 0));
     let held = hold_threads(&engine, &Share::new(&device, 1), 100);
-    let (answer, answered) = oneshot::channel();
-    let task = Box::pin(async move {
-        answer.send(()).unwrap();
-    });
-    Share::new(&device, 2).begin_data(task).await;
-    tokio::time::timeout(Duration::from_secs(10), answered).await.unwrap().unwrap();
+    let answers_another_client = async || {
+        let (answer, answered) = oneshot::channel();
+        let task = Box::pin(async move {
+            answer.send(()).unwrap();
+        });
+        Share::new(&device, 2).begin_data(task).await;
+        tokio::time::timeout(Duration::from_secs(10), answered).await.unwrap().unwrap();
+    };
+    answers_another_client().await;
+    let began = Instant::now();
+    while engine.data_queued() > 97 {
+        assert!(began.elapsed() < Duration::from_secs(10), "fewer than three quarters");
+        thread::yield_now();
+    }
+    // The thread that answers this finds the jobs of the first client in the queue.
+    answers_another_client().await;
     assert_eq!(engine.data_queued(), 97, "three quarters of the threads, and no more");
     drop(held);
     engine.shutdown().await;
