@@ -7,6 +7,7 @@ use proto::xdr::decode_all;
 use crate::client::{Client, Ids, mode, ok, refusal};
 use crate::fixture::{Fixture, Mounted, is_root, run};
 use crate::handles::all_refuse;
+use crate::local_file::{eventually, is_open_below};
 
 const TWO: &str = r#"
     [[export]]
@@ -229,22 +230,6 @@ fn a_name_that_moves_to_another_directory_leaves_the_old_tree() {
     assert!(fixture.path("b/g").exists());
 }
 
-/// Waits until this process, which the server runs in, has nothing open below `path`.
-fn wait_until_closed(path: &std::path::Path) {
-    let is_open = || {
-        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
-        let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-        targets.into_iter().any(|target| target.starts_with(path))
-    };
-    for _ in 0..1500 {
-        if !is_open() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    panic!("{} is still open", path.display());
-}
-
 #[test]
 fn a_reload_serves_the_directory_that_is_at_the_path_now() {
     let fixture = Fixture::with(A);
@@ -267,7 +252,7 @@ fn a_reload_serves_the_directory_that_is_at_the_path_now() {
     ok(client.write(file, 0, b"new"));
     assert_eq!(std::fs::read(fixture.exported("f")).unwrap(), b"new");
     assert_eq!(std::fs::read(moved.join("f")).unwrap(), b"OLD");
-    wait_until_closed(&moved);
+    assert!(eventually(|| !is_open_below(&moved)));
 
     // Removed and made again, most likely with the same inode number.
     std::fs::remove_dir_all(fixture.exported("")).unwrap();

@@ -133,6 +133,15 @@ pub(crate) fn assert_same(found: &[u8], expected: &[u8], what: &str) {
     }
 }
 
+/// Whether this process, which the server runs in, has `path` or anything below it open. The name of
+/// a deleted file ends in ` (deleted)`.
+pub(crate) fn is_open_below(path: &Path) -> bool {
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+    // One may be closed meanwhile.
+    let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    targets.into_iter().any(|target| target.starts_with(path))
+}
+
 /// Lets the last change of all files be long enough ago for read-ahead to trust their times.
 pub(crate) fn settle() {
     thread::sleep(Duration::from_millis(1100));
