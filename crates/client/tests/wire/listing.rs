@@ -95,7 +95,7 @@ fn assert_holds_once(listed: &BTreeMap<String, u32>, names: impl IntoIterator<It
     }
 }
 
-/// Repeats an action on another thread until dropped.
+/// Does something at once, and again and again on another thread until dropped.
 struct Meanwhile {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -105,8 +105,9 @@ impl Meanwhile {
     fn new(mut act: impl FnMut(usize) + Send + 'static) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        act(0);
         let thread = std::thread::spawn(move || {
-            for nth in 0.. {
+            for nth in 1.. {
                 if stopped.load(Ordering::Relaxed) {
                     break;
                 }
