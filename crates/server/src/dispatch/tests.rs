@@ -156,42 +156,33 @@ fn ok(reply: &[u8]) {
 }
 
 #[test]
-fn a_call_repeated_from_the_same_port_while_it_runs_is_answered_there() {
-    let rig = Rig::new();
-    let call = rig.mkdir(XID, b"d");
-    let held = rig.hold_root();
-    let mut first = rig.client();
-    first.send(&call);
-    rig.awaits_running_call();
-    let mut second = first.reconnected(rig.address());
-    second.send(&call);
-    rig.reaches(Counter::AwaitedRetransmissions, 1);
-    drop(held);
-    ok(&second.receive());
-    assert_eq!(rig.server.counters().value(Counter::Replays), 1);
-}
-
-#[test]
-fn a_call_repeated_from_another_port_while_it_runs_is_answered_there() {
-    let rig = Rig::new();
-    let call = rig.mkdir(XID, b"d");
-    let held = rig.hold_root();
-    let mut first = rig.client();
-    first.send(&call);
-    rig.awaits_running_call();
-    first.reset();
-    let mut second = rig.client();
-    second.send(&call);
-    rig.reaches(Counter::AwaitedRetransmissions, 1);
-    // Another copy over the new connection changes nothing.
-    second.send(&call);
-    rig.reaches(Counter::DroppedRetransmissions, 1);
-    drop(held);
-    ok(&second.receive());
-    let other = rig.mkdir(XID + 1, b"e");
-    let reply = second.call(&other);
-    assert_eq!(reply[..4], (XID + 1).to_be_bytes(), "one reply to both copies");
-    ok(&reply);
+fn a_call_repeated_over_a_new_connection_while_it_runs_is_answered_there() {
+    for same_port in [true, false] {
+        let rig = Rig::new();
+        let call = rig.mkdir(XID, b"d");
+        let held = rig.hold_root();
+        let mut first = rig.client();
+        first.send(&call);
+        rig.awaits_running_call();
+        let mut second = if same_port {
+            first.reconnected(rig.address())
+        } else {
+            first.reset();
+            rig.client()
+        };
+        second.send(&call);
+        rig.reaches(Counter::AwaitedRetransmissions, 1);
+        // Another copy over the new connection changes nothing.
+        second.send(&call);
+        rig.reaches(Counter::DroppedRetransmissions, 1);
+        drop(held);
+        ok(&second.receive());
+        assert_eq!(rig.server.counters().value(Counter::Replays), 1, "same port: {same_port}");
+        let other = rig.mkdir(XID + 1, b"e");
+        let reply = second.call(&other);
+        assert_eq!(reply[..4], (XID + 1).to_be_bytes(), "one reply to both copies");
+        ok(&reply);
+    }
 }
 
 #[test]
