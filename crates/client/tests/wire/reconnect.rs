@@ -12,6 +12,8 @@ use tokio::io::AsyncReadExt;
 use crate::peer::{Connected, Peer, Received, answered, ask, ask_with, hard, reply, soft, within};
 
 const SOON: Duration = Duration::from_millis(300);
+/// Long against the pauses before a new connection and the delays of a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn replies_come_in_any_order() {
@@ -119,7 +121,7 @@ async fn a_call_that_is_cut_is_sent_whole() {
 
 #[tokio::test]
 async fn a_call_without_a_reply_breaks_the_connection_and_goes_out_again() {
-    let options = RpcOptions { timeout: SOON, ..hard() };
+    let options = RpcOptions { timeout: TIMEOUT, ..hard() };
     let (peer, rpc, mut first) = Peer::connected(&options).await;
     let lost = ask(&rpc, 1);
     let other = ask(&rpc, 2);
@@ -136,9 +138,7 @@ async fn a_call_without_a_reply_breaks_the_connection_and_goes_out_again() {
 
 #[tokio::test]
 async fn a_soft_call_fails_in_its_time_and_its_late_reply_is_ignored() {
-    // Long against the pauses before a new connection and the delays of a busy machine.
-    let timeout = Duration::from_secs(2);
-    let (peer, rpc, mut connected) = Peer::connected(&soft(timeout)).await;
+    let (peer, rpc, mut connected) = Peer::connected(&soft(TIMEOUT)).await;
     let begin = Instant::now();
     let call = tokio::spawn(ask(&rpc, 1));
     let first = connected.receive().await;
@@ -147,7 +147,7 @@ async fn a_soft_call_fails_in_its_time_and_its_late_reply_is_ignored() {
         assert_eq!(connected.receive().await, first);
     }
     let error = within(call).await.unwrap().unwrap_err();
-    assert!(begin.elapsed() >= timeout * 3);
+    assert!(begin.elapsed() >= TIMEOUT * 3);
     let error = Error::from(error);
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     assert_eq!(error.errno(), Errno::TIMEDOUT);
@@ -217,7 +217,7 @@ async fn cancelled_calls_are_not_sent_again() {
 
 /// The error for a peer that sends `bytes` as the reply to each call.
 async fn complaint(bytes: &[u8]) -> String {
-    let (peer, rpc, mut connected) = Peer::connected(&soft(SOON)).await;
+    let (peer, rpc, mut connected) = Peer::connected(&soft(TIMEOUT)).await;
     let garble = async {
         loop {
             connected.receive().await;
