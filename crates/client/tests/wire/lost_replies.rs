@@ -235,8 +235,9 @@ async fn nothing_is_lost_or_done_twice_over_connections_that_keep_breaking() {
     let root = mount3::mount(&fixture.url(), &options(), &root_user()).await.unwrap().root;
     let connections = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&connections);
-    // Enough for ten to a hundred replies.
-    let lifetimes = move || 2000 + counter.fetch_add(1, Ordering::Relaxed) * 7773 % 18_000;
+    // Enough for 6 to 24 replies. Ten connections carry 24 KB of them together, and the replies to
+    // the WRITEs alone are 26 KB.
+    let lifetimes = move || 1000 + counter.fetch_add(1, Ordering::Relaxed) * 7773 % 3000;
     let way = LossyWay::to(fixture.address(), Ipv4Addr::new(127, 0, 0, 10), lifetimes).await;
     // A reply that is lost with its connection is asked for once more after the timeout.
     let timeout = Duration::from_millis(400);
