@@ -2,16 +2,18 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use proto::nfs3::{self, *};
+use rustix::io::dup;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_server::counters::Counter;
 
-use crate::client::{Client, encoded, in_fragments, mode, ok};
+use crate::client::{Client, encoded, in_fragments, mode, ok, refusal};
 use crate::fixture::Fixture;
 use crate::local_file::eventually;
 
@@ -356,6 +358,56 @@ fn setattr_with_no_descriptor_left() {
     setrlimit(Resource::Nofile, limit).unwrap();
     ok(done);
     assert_eq!(ok(client.commit(witness)).verifier, verifier);
+}
+
+/// All descriptors of this process that are free, taken.
+struct Exhausted(Vec<OwnedFd>);
+
+impl Exhausted {
+    /// Lowers the limit to what is open, and takes the gaps.
+    fn new() -> Self {
+        let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
+        let number = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap()
+        };
+        let limit = getrlimit(Resource::Nofile);
+        let current = Some(numbers.map(number).max().unwrap() + 1);
+        setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+        Self(std::iter::from_fn(|| dup(std::io::stdin()).ok()).collect())
+    }
+}
+
+impl Drop for Exhausted {
+    fn drop(&mut self) {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    }
+}
+
+#[test]
+fn what_is_made_and_cannot_be_opened_is_not_left_behind() {
+    in_own_process("limits::making_objects_with_no_descriptor_to_be_had");
+}
+
+#[test]
+#[ignore = "run by what_is_made_and_cannot_be_opened_is_not_left_behind"]
+fn making_objects_with_no_descriptor_to_be_had() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    client.getattr(root).unwrap();
+    // The server has nothing open that it could close, but the directory.
+    let exhausted = Exhausted::new();
+    let made = [
+        ("directory", client.try_mkdir(root, b"directory", mode(0o755))),
+        ("link", client.symlink(root, b"link", b"target")),
+        ("fifo", client.mknod(root, b"fifo", MknodData::Fifo(mode(0o644)))),
+    ];
+    drop(exhausted);
+    for (name, reply) in made {
+        assert_eq!(refusal(reply), Status::Jukebox, "{name}");
+        let left = fixture.exported(name).symlink_metadata();
+        assert!(left.is_err(), "{name} was left behind by a call that failed");
+    }
 }
 
 #[test]

@@ -230,7 +230,7 @@ fn adopt_new_file(
             Ok(New { found, fd: Opened::Writable(writer), changed_since })
         }
         Err(status) => {
-            remove_new(directory, name, writer.as_fd(), AtFlags::empty());
+            remove_new(directory, name, Some(writer.as_fd()), AtFlags::empty());
             Err(status)
         }
     }
@@ -269,13 +269,15 @@ fn is_not_given(errno: Errno) -> bool {
     matches!(errno, Errno::PERM | Errno::INVAL | Errno::OVERFLOW)
 }
 
-/// Removes an object that was made by a call that fails now, if the name is still its own. The
-/// directory's lock keeps other calls from the name; a local program may take it between the two
-/// steps here.
-fn remove_new(directory: &Inode, name: &CStr, made: BorrowedFd<'_>, flags: AtFlags) {
+/// Removes an object that was made by a call that fails now, if the name is still its own. `made` is
+/// `None` if it could not be opened: then the name is taken for its own. The directory's lock keeps
+/// other calls from the name; a local program may take it between the two steps here.
+fn remove_new(directory: &Inode, name: &CStr, made: Option<BorrowedFd<'_>>, flags: AtFlags) {
     let inode = |attributes: LiveAttributes| (attributes.device, attributes.fileid);
-    let named = attributes_and_birth_at(directory.fd(), name).map(|(named, _)| inode(named));
-    let is_named = named.is_ok() && named == attributes_of(made).map(inode);
+    let is_named = made.is_none_or(|made| {
+        let named = attributes_and_birth_at(directory.fd(), name).map(|(named, _)| inode(named));
+        named.is_ok() && named == attributes_of(made).map(inode)
+    });
     if is_named && let Err(errno) = rustix::fs::unlinkat(directory.fd(), name, flags) {
         let export = directory.root().id;
         tracing::debug!(export, %errno, "a call that failed left its object");
@@ -330,7 +332,10 @@ fn make_child(
     change: AttributeChange,
 ) -> Result<New, Status> {
     make_entry(directory.fd(), name, kind, change.mode.unwrap_or(0))?;
-    let (mut found, fd) = open_child(directory, name)?;
+    let is_directory = matches!(kind, NodeKind::Directory);
+    let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+    let opened = open_child(directory, name);
+    let (mut found, fd) = opened.inspect_err(|_| remove_new(directory, name, None, flags))?;
     let rest = match kind {
         NodeKind::Symlink(_) => AttributeChange::default(),
         _ => AttributeChange { size: None, ..left_to_set(&change, &found.attributes) },
@@ -338,9 +343,7 @@ fn make_child(
     match set_rest(fd.as_fd(), &rest, *found.attributes) {
         Ok(attributes) => found = Found::new(directory, found.handle, attributes),
         Err(status) => {
-            let is_directory = matches!(kind, NodeKind::Directory);
-            let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            remove_new(directory, name, fd.as_fd(), flags);
+            remove_new(directory, name, Some(fd.as_fd()), flags);
             return Err(status);
         }
     }
