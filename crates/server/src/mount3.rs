@@ -187,7 +187,8 @@ fn mount_status(status: Status) -> MountStatus {
         | Status::NotSync
         | Status::ServerFault
         | Status::Identity(_)
-        | Status::Delay => MountStatus::Serverfault,
+        | Status::Delay
+        | Status::NoDescriptor => MountStatus::Serverfault,
     }
 }
 

@@ -314,7 +314,7 @@ impl ExportRoot {
     /// Opens the remembered path of `handle`; `None` if it leads to no object, or to another one.
     ///
     /// # Errors
-    /// `Io` and `Delay`, which are no evidence that the object is gone.
+    /// `Io`, `Delay` and `NoDescriptor`, which are no evidence that the object is gone.
     fn open_remembered(
         &self,
         places: &Places,
@@ -327,7 +327,8 @@ impl ExportRoot {
             .and_then(|fd| Ok((self.identify(fd.as_fd())?, fd)));
         match found {
             Ok((found, fd)) => Ok((found == *handle).then_some(fd)),
-            Err(status) if status.is_fault() || status == Status::Delay => Err(status),
+            Err(status @ (Status::Delay | Status::NoDescriptor)) => Err(status),
+            Err(status) if status.is_fault() => Err(status),
             Err(_) => Ok(None),
         }
     }

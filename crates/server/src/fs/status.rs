@@ -63,6 +63,8 @@ pub(crate) enum Status {
     BadType,
     /// Try again later.
     Delay,
+    /// The process or the system has no descriptor left (EMFILE, ENFILE).
+    NoDescriptor,
 }
 
 impl Status {
@@ -93,7 +95,8 @@ impl Status {
             | Self::NotSupported
             | Self::TooSmall
             | Self::BadType
-            | Self::Delay => false,
+            | Self::Delay
+            | Self::NoDescriptor => false,
         }
     }
 }
@@ -125,8 +128,9 @@ impl From<Errno> for Status {
             // followed it itself.
             Errno::LOOP => Self::Invalid,
             Errno::TXTBSY => Self::Access,
-            // Out of descriptors or memory, or a lease being recalled: true for now only.
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::BUSY => Self::Delay,
+            // Out of memory, or a lease being recalled: true for now only.
+            Errno::NOMEM | Errno::AGAIN | Errno::BUSY => Self::Delay,
+            Errno::MFILE | Errno::NFILE => Self::NoDescriptor,
             Errno::IO => Self::Io(errno),
             // Numbers of other subsystems, and those that a mistake of the server's own brings
             // (EBADF, EFAULT).
@@ -177,7 +181,8 @@ mod tests {
             (Errno::BADF, Status::Io(Errno::BADF)),
             (Errno::STALE, Status::Stale),
             (Errno::ROFS, Status::ReadOnly),
-            (Errno::MFILE, Status::Delay),
+            (Errno::MFILE, Status::NoDescriptor),
+            (Errno::BUSY, Status::Delay),
         ];
         for (errno, status) in cases {
             assert_eq!(Status::from(errno), status, "{errno:?}");

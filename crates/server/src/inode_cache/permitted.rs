@@ -147,7 +147,7 @@ impl Permitted<Reading> {
     /// is allowed.
     ///
     /// # Errors
-    /// `Access` where the server's own user may not, `Delay` without a descriptor left, `Io`.
+    /// `Access` where the server's own user may not, `NoDescriptor`, `Io`.
     pub(crate) fn open_reader(&self) -> Result<Arc<OwnedFd>, Status> {
         self.open_for_reading().expect("only a regular file is permitted")
     }

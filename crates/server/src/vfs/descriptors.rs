@@ -74,10 +74,7 @@ impl Vfs {
         file: &Permitted<U>,
         open: fn(&Permitted<U>) -> Result<T, Status>,
     ) -> Result<T, Status> {
-        self.with_descriptors(|| {
-            let file = file.clone();
-            self.engine.metadata(Identity::Server, move || open(&file))
-        })
-        .await
+        let file = file.clone();
+        self.open_in_metadata_lane(&Identity::Server, move || open(&file)).await
     }
 }

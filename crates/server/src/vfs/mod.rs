@@ -258,17 +258,13 @@ impl Vfs {
             return Ok(file);
         }
         self.inode_cache.make_room(&key, object.root().device(), &self.engine).await;
-        let opened = self
-            .with_descriptors(|| {
-                let root = Arc::clone(object.root());
-                let handle = *object.handle();
-                self.engine.metadata(Identity::Server, move || {
-                    let fd = root.open(&handle)?;
-                    let attributes = attributes_of(&fd)?;
-                    Ok((fd, attributes))
-                })
-            })
-            .await;
+        let (root, handle) = (Arc::clone(object.root()), *object.handle());
+        let open = move || {
+            let fd = root.open(&handle)?;
+            let attributes = attributes_of(&fd)?;
+            Ok((fd, attributes))
+        };
+        let opened = self.open_in_metadata_lane(&Identity::Server, open).await;
         if opened.as_ref().is_err_and(|status| *status == Status::Stale) {
             self.handle_cache.forget_stale(object.root(), object.handle());
         }
@@ -284,7 +280,7 @@ impl Vfs {
     async fn check_place(&self, file: &Arc<Inode>) -> Result<(), Status> {
         let directory = Arc::clone(file);
         let job = move || directory.root().is_above(directory.fd());
-        if self.in_metadata_lane(Identity::Server, job).await? {
+        if self.open_in_metadata_lane(&Identity::Server, job).await? {
             return Ok(());
         }
         self.inode_cache.forget(&file.key());
@@ -324,20 +320,37 @@ impl Vfs {
             .unwrap_or_else(|error| Err(Status::no_identity(&error)))
     }
 
-    /// Runs an operation that opens descriptors. When the process or the system has none left,
+    /// As [`Self::in_metadata_lane`], for an operation that opens descriptors.
+    async fn open_in_metadata_lane<T: Send + 'static>(
+        &self,
+        identity: &Identity,
+        job: impl Fn() -> Result<T, Status> + Send + Sync + 'static,
+    ) -> Result<T, Status> {
+        let job = Arc::new(job);
+        let attempt = || {
+            let job = Arc::clone(&job);
+            self.in_metadata_lane(identity.clone(), move || job())
+        };
+        self.with_descriptors(attempt).await
+    }
+
+    /// Attempts an operation that opens descriptors. When the process or the system has none left,
     /// cached ones are given up and it is tried again: the limit is never the client's problem.
+    ///
+    /// # Errors
+    /// Those of the attempt; `NoDescriptor` if giving up what is cached does not help. An attempt
+    /// that ends so must have changed nothing.
     async fn with_descriptors<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, Status>
     where
-        F: Future<Output = std::io::Result<Result<T, Status>>>,
+        F: Future<Output = Result<T, Status>>,
     {
         for _ in 0..DESCRIPTOR_RETRIES {
             match attempt().await {
-                Ok(Err(Status::Delay)) => self.inode_cache.shrink(&self.engine).await,
-                Ok(result) => return result,
-                Err(error) => return Err(Status::no_identity(&error)),
+                Err(Status::NoDescriptor) => self.inode_cache.shrink(&self.engine).await,
+                result => return result,
             }
         }
-        Err(Status::Delay)
+        attempt().await
     }
 
     /// The open object behind a handle, and a change of it that has it to itself and may give it
@@ -379,12 +392,10 @@ impl Vfs {
     /// As [`Inode::flush`].
     async fn flush(&self, file: &Arc<Inode>, what: Flush) -> Result<(), Status> {
         if file.needs_descriptor_for_flush() {
-            let open = || {
-                let file = Arc::clone(file);
-                self.engine.metadata(Identity::Server, move || file.open_for_flush())
-            };
+            let opened = Arc::clone(file);
+            let open = move || opened.open_for_flush();
             // Without a descriptor the flush is that of the whole file system.
-            if let Err(status) = self.with_descriptors(open).await {
+            if let Err(status) = self.open_in_metadata_lane(&Identity::Server, open).await {
                 tracing::debug!(?status, "no descriptor for a flush");
             }
         }

@@ -47,9 +47,11 @@ impl Vfs {
             // Before the name is looked up: a change that comes between makes them too old, and
             // never newer than the object found.
             let attributes = opened.attributes().ok();
-            Ok((attributes, component.and_then(|name| find_child(&opened, &name))))
+            let name = component.as_deref().map_err(|status| *status);
+            let found = name.and_then(|name| find_child(&opened, name));
+            Ok((attributes, unless_descriptors_lack(found)?))
         };
-        match self.in_metadata_lane(caller.identity.clone(), job).await {
+        match self.open_in_metadata_lane(&caller.identity, job).await {
             Ok((attributes, Ok((found, fd)))) => {
                 let file = self.keep(&directory, &found, fd).await;
                 // The parent of a directory that was moved out of the export is not part of it.
@@ -102,7 +104,7 @@ impl Vfs {
         };
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         let job = move |directory: &Inode| {
-            let victim = openat(directory.fd(), &name, PATH_ONLY, Mode::empty()).ok();
+            let victim = open_if_there(directory, &name)?;
             match rustix::fs::unlinkat(directory.fd(), &name, flags) {
                 Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &fd))),
                 // POSIX permits EPERM for unlink() of a directory; Linux returns EISDIR, others
@@ -150,18 +152,12 @@ impl Vfs {
             Ok(opened) => opened,
             Err(status) => return Answer::refused(status),
         };
-        let (from_alone, to_alone) = lock_both(&from_dir.lock, &to_dir.lock).await;
-        let (from_in, to_in) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
-        let job = move || {
-            let from_change = begin_directory(from_alone, &from_in)?;
-            let to_change = to_alone.map(|alone| begin_directory(alone, &to_in)).transpose()?;
-            let result =
-                allowed.and(names).and_then(|(f, t)| rename_child(&from_in, &f, &to_in, &t));
-            let from_wcc = from_change.end(from_in.fd());
-            let to_wcc = to_change.map(|change| change.end(to_in.fd()));
-            Ok(((from_wcc, to_wcc.unwrap_or(from_wcc)), result))
+        let names = Arc::new(allowed.and(names));
+        let attempt = || {
+            let (from, to) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
+            self.rename_once(caller, from, to, Arc::clone(&names))
         };
-        let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
+        let (attributes, result) = match self.with_descriptors(attempt).await {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };
@@ -176,6 +172,31 @@ impl Vfs {
             Err(status) => Err(status),
         };
         Answer { attributes, result }
+    }
+
+    /// An attempt of RENAME: the attributes of both directories, and the object that the name
+    /// replaced, if it was its last name.
+    async fn rename_once(
+        &self,
+        caller: &Caller,
+        from: Arc<Inode>,
+        to: Arc<Inode>,
+        names: Arc<Result<(CString, CString), Status>>,
+    ) -> Result<((Wcc, Wcc), Result<Option<InodeKey>, Status>), Status> {
+        let (from_alone, to_alone) = lock_both(&from.lock, &to.lock).await;
+        let job = move || {
+            let from_change = begin_directory(from_alone, &from)?;
+            let to_change = to_alone.map(|alone| begin_directory(alone, &to)).transpose()?;
+            let result = match &*names {
+                Ok((from_name, to_name)) => rename_child(&from, from_name, &to, to_name),
+                Err(status) => Err(*status),
+            };
+            let result = unless_descriptors_lack(result)?;
+            let from_wcc = from_change.end(from.fd());
+            let to_wcc = to_change.map(|change| change.end(to.fd()));
+            Ok(((from_wcc, to_wcc.unwrap_or(from_wcc)), result))
+        };
+        self.in_metadata_lane(caller.identity.clone(), job).await
     }
 
     /// LINK, RFC 1813 §3.3.15. The attributes are those of the file and of the directory.
@@ -200,12 +221,12 @@ impl Vfs {
         };
         let linked = Arc::clone(&file);
         let job = move |directory: &Inode| {
-            let name = name?;
+            let name = name.as_deref().map_err(|status| *status)?;
             // linkat() of a descriptor needs a privilege; the magic link does not, and the kernel
             // applies its rules for hard links to the caller.
             let follow = AtFlags::SYMLINK_FOLLOW;
-            rustix::fs::linkat(CWD, proc_path(linked.fd()), directory.fd(), &name, follow)?;
-            directory.root().identify_child(directory.handle(), &name, linked.fd())?;
+            rustix::fs::linkat(CWD, proc_path(linked.fd()), directory.fd(), name, follow)?;
+            directory.root().identify_child(directory.handle(), name, linked.fd())?;
             Ok(())
         };
         let answer = self.change_directory(caller, dir, job).await;
@@ -223,12 +244,13 @@ impl Vfs {
     }
 
     /// Runs a change of one directory as the caller, between its attributes before and after, and
-    /// makes it durable where the export promises that.
+    /// makes it durable where the export promises that. `job` is repeated as an attempt of
+    /// [`Self::with_descriptors`].
     async fn change_directory<T: Send + 'static>(
         &self,
         caller: &Caller,
         dir: &Object,
-        job: impl FnOnce(&Inode) -> Result<T, Status> + Send + 'static,
+        job: impl Fn(&Inode) -> Result<T, Status> + Send + Sync + 'static,
     ) -> Answer<Wcc, (Arc<Inode>, T)> {
         let directory = match self.inode(dir).await {
             Ok(directory) => directory,
@@ -239,14 +261,20 @@ impl Vfs {
         } else {
             Err(Status::NotDirectory)
         });
-        let alone = directory.lock.alone().await;
-        let opened = Arc::clone(&directory);
-        let job = move || {
-            let change = begin_directory(alone, &opened)?;
-            let result = allowed.and_then(|()| job(&opened));
-            Ok((change.end(opened.fd()), result))
+        let job = Arc::new(job);
+        let attempt = || {
+            let (opened, job) = (Arc::clone(&directory), Arc::clone(&job));
+            async move {
+                let alone = opened.lock.alone().await;
+                let job = move || {
+                    let change = begin_directory(alone, &opened)?;
+                    let result = unless_descriptors_lack(allowed.and_then(|()| job(&opened)))?;
+                    Ok((change.end(opened.fd()), result))
+                };
+                self.in_metadata_lane(caller.identity.clone(), job).await
+            }
         };
-        let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
+        let (attributes, result) = match self.with_descriptors(attempt).await {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };
@@ -380,13 +408,32 @@ fn rename_child(
     to: &Inode,
     to_name: &CStr,
 ) -> Result<Option<InodeKey>, Status> {
-    let target = openat(to.fd(), to_name, PATH_ONLY, Mode::empty()).ok();
+    let target = open_if_there(to, to_name)?;
+    let moved = open_if_there(from, from_name)?;
     rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
     let replaced = target.and_then(|fd| last_link_gone(to, &fd));
-    if let Ok(moved) = openat(to.fd(), to_name, PATH_ONLY, Mode::empty()) {
+    if let Some(moved) = moved {
         to.root().identify_child(to.handle(), to_name, moved.as_fd())?;
     }
     Ok(replaced)
+}
+
+/// A descriptor of the object that has a name, if there is one that can be opened.
+///
+/// # Errors
+/// `NoDescriptor`.
+fn open_if_there(directory: &Inode, name: &CStr) -> Result<Option<OwnedFd>, Status> {
+    let opened = openat(directory.fd(), name, PATH_ONLY, Mode::empty()).map_err(Status::from);
+    Ok(unless_descriptors_lack(opened)?.ok())
+}
+
+/// Takes `NoDescriptor` out of the results of an attempt: it is to be repeated, whatever else would
+/// be in its answer.
+fn unless_descriptors_lack<T>(result: Result<T, Status>) -> Result<Result<T, Status>, Status> {
+    match result {
+        Err(Status::NoDescriptor) => Err(Status::NoDescriptor),
+        result => Ok(result),
+    }
 }
 
 /// The cache key of an object that has lost its last name, so that its blocks are given back now.

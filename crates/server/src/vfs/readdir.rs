@@ -6,11 +6,10 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, Mode, openat};
-use tokio::sync::Semaphore;
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Timestamp, Vfs, attributes_of};
 use crate::fs::PATH_ONLY;
@@ -73,13 +72,18 @@ impl Vfs {
         let state = DirectoryState { shown: attributes.ctime, is_settled: *attributes == live };
         let places = Arc::clone(&self.listings);
         let known = with_objects.then(|| Arc::clone(&self.handle_cache));
+        let page = Mutex::new(Some(page));
         let job = move || {
-            let mut listing = Listing { page, eof: false };
-            let push = |entry: &DirectoryEntry<'_>| push(&mut listing.page, entry);
-            listing.eof = list(&directory, state, cookie, known.as_deref(), &places, push)?;
-            Ok(listing)
+            let mut stream = open_listing(&directory, state, cookie)?;
+            // An attempt that got here has left entries in it, and cannot be repeated.
+            let page = page.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let mut page = page.ok_or(Status::NoDescriptor)?;
+            let push = |entry: &DirectoryEntry<'_>| push(&mut page, entry);
+            let eof = list_from(&directory, &mut stream, known.as_deref(), push)?;
+            directory.streams()?.put_back(stream, &places);
+            Ok(Listing { page, eof })
         };
-        let result = self.in_metadata_lane(caller.identity.clone(), job).await;
+        let result = self.open_in_metadata_lane(&caller.identity, job).await;
         Answer { attributes: Some(attributes), result }
     }
 }
@@ -93,16 +97,12 @@ struct DirectoryState {
     is_settled: bool,
 }
 
-/// Lists as the identity of this thread, and returns whether the directory ends there. Entries have
-/// their objects with `known`, the handles that need not be asked for.
-fn list(
+/// The listing that continues at `cookie`, as the identity of this thread.
+fn open_listing(
     directory: &Inode,
     state: DirectoryState,
     cookie: u64,
-    known: Option<&HandleCache>,
-    places: &Arc<Semaphore>,
-    push: impl FnMut(&DirectoryEntry<'_>) -> bool,
-) -> Result<bool, Status> {
+) -> Result<DirectoryStream, Status> {
     if directory.file_type() != rustix::fs::FileType::Directory {
         return Err(Status::NotDirectory);
     }
@@ -116,11 +116,11 @@ fn list(
     if !state.is_settled {
         stream.restart(cookie, state.shown)?;
     }
-    let eof = list_from(directory, &mut stream, known, push)?;
-    directory.streams()?.put_back(stream, places);
-    Ok(eof)
+    Ok(stream)
 }
 
+/// Lists as the identity of this thread, and returns whether the directory ends there. Entries have
+/// their objects with `known`, the handles that need not be asked for.
 fn list_from(
     directory: &Inode,
     stream: &mut DirectoryStream,

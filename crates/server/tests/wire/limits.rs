@@ -385,6 +385,48 @@ impl Drop for Exhausted {
 }
 
 #[test]
+fn every_operation_makes_room_when_there_is_no_descriptor_left() {
+    in_own_process("limits::operations_without_a_free_descriptor");
+}
+
+#[test]
+#[ignore = "run by every_operation_makes_room_when_there_is_no_descriptor_left"]
+fn operations_without_a_free_descriptor() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    for i in 0..20 {
+        std::fs::write(fixture.exported(&format!("open-{i}")), "").unwrap();
+    }
+    std::fs::write(fixture.exported("there"), "").unwrap();
+    let file = client.create(root, "f");
+    // The server can close the files that it has open and no call uses.
+    let mut exhausted = |what: &str, succeeds: &dyn Fn(&mut Client) -> bool| {
+        for i in 0..20 {
+            client.find(root, &format!("open-{i}"));
+        }
+        let exhausted = Exhausted::new();
+        let succeeded = succeeds(&mut client);
+        drop(exhausted);
+        assert!(succeeded, "{what}");
+    };
+    exhausted("LOOKUP", &|client| client.lookup(root, b"there").is_ok());
+    exhausted("READDIR", &|client| client.readdir(root, 0, 4000).is_ok());
+    let create = |client: &mut Client, how| client.create_how(root, b"new", how).is_ok();
+    exhausted("CREATE", &|client| create(client, CreateHow::Guarded(mode(0o644))));
+    exhausted("REMOVE", &|client| client.remove(root, b"new").is_ok());
+    exhausted("exclusive CREATE", &|client| create(client, CreateHow::Exclusive([7; 8])));
+    exhausted("MKDIR", &|client| client.try_mkdir(root, b"d", mode(0o755)).is_ok());
+    exhausted("RMDIR", &|client| client.rmdir(root, b"d").is_ok());
+    exhausted("SYMLINK", &|client| client.symlink(root, b"s", b"target").is_ok());
+    let fifo = MknodData::Fifo(mode(0o644));
+    exhausted("MKNOD", &|client| client.mknod(root, b"p", fifo).is_ok());
+    exhausted("LINK", &|client| client.link(file, root, b"linked").is_ok());
+    exhausted("RENAME", &|client| client.rename((root, b"there"), (root, b"s")).is_ok());
+    exhausted("WRITE", &|client| client.write(file, 0, b"data").is_ok());
+    exhausted("READ", &|client| client.read(file, 0, 10).is_ok_and(|read| read.data == b"data"));
+}
+
+#[test]
 fn what_is_made_and_cannot_be_opened_is_not_left_behind() {
     in_own_process("limits::making_objects_with_no_descriptor_to_be_had");
 }
