@@ -38,7 +38,7 @@ pub(crate) async fn accept(
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 service.connections.evict_one();
-                service.vfs.close_some().await;
+                service.vfs.close_some();
                 tokio::time::sleep(RETRY).await;
                 continue;
             }

@@ -90,69 +90,16 @@ fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-    use std::path::Path;
-    use std::sync::mpsc;
-
-    use io::EngineConfig;
-    use rustix::fs::{CWD, Mode, OFlags, openat};
-    use tempfile::TempDir;
-
+    use super::super::two_devices::{TestExport, block_data_thread, engine};
     use super::*;
-    use crate::export::{ExportRoot, FileSystems};
-    use crate::fs::attributes_of;
-
-    /// An export with a file and a directory, both open and not used.
-    struct Export {
-        dir: TempDir,
-        file: InodeKey,
-        directory: InodeKey,
-    }
-
-    impl Export {
-        fn in_directory(files: &InodeCache, id: u32, parent: &Path) -> Self {
-            let dir = tempfile::tempdir_in(parent).unwrap();
-            let root =
-                Arc::new(ExportRoot::open_path(id, dir.path(), &FileSystems::default()).unwrap());
-            let [file, directory] = [dir.path().join("f"), dir.path().join("d")];
-            std::fs::write(&file, "data").unwrap();
-            std::fs::create_dir(&directory).unwrap();
-            let [file, directory] = [file, directory].map(|path| open(files, &root, &path));
-            Self { dir, file, directory }
-        }
-
-        fn device(&self) -> Device {
-            attributes_of(std::fs::File::open(self.dir.path()).unwrap()).unwrap().device
-        }
-    }
-
-    fn open(files: &InodeCache, root: &Arc<ExportRoot>, path: &Path) -> InodeKey {
-        let fd = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        let handle = root.identify(fd.as_fd()).unwrap();
-        let file_type = attributes_of(&fd).unwrap().file_type;
-        files.add(Arc::clone(root), handle, file_type, fd).key()
-    }
-
-    fn engine(data_threads: usize) -> Arc<Engine> {
-        Arc::new(Engine::new(EngineConfig { data_threads, metadata_threads: 1, queue_max: 16 }))
-    }
 
     #[tokio::test]
     async fn slow_flush_does_not_stop_the_tick_the_place_check_or_another_device() {
         let files = Arc::new(InodeCache::new(1000));
-        let memory = Path::new("/dev/shm");
-        if !memory.exists() {
-            return eprintln!("skipped: no /dev/shm");
-        }
-        let slow = Export::in_directory(&files, 1, &std::env::temp_dir());
-        let quick = Export::in_directory(&files, 2, memory);
-        if slow.device() == quick.device() {
-            return eprintln!("skipped: /dev/shm is no device of its own");
-        }
+        let Some([slow, quick]) = TestExport::on_two_devices(&files) else { return };
         // The only data thread of this engine waits, as in a flush on a disk that does not answer.
         let (stuck_engine, engine) = (engine(1), engine(1));
-        let (release, blocked) = mpsc::channel::<()>();
-        assert!(stuck_engine.leave_to_data(move || assert!(blocked.recv().is_err())));
+        let release = block_data_thread(&stuck_engine);
         files.find(&slow.file).unwrap().note_change();
         let directory = files.find(&quick.directory).unwrap();
 
@@ -184,7 +131,7 @@ mod tests {
     #[tokio::test]
     async fn file_used_since_the_tick_stays_open() {
         let (files, engine) = (InodeCache::new(1000), engine(1));
-        let export = Export::in_directory(&files, 1, &std::env::temp_dir());
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
         let idle: Vec<_> = (0..=IDLE_TICKS).flat_map(|_| files.tick()).collect();
         assert_eq!(idle.len(), 1);
         assert!(files.find(&export.file).is_some());

@@ -22,6 +22,8 @@ mod inode_lock;
 mod permitted;
 mod state;
 mod table;
+#[cfg(test)]
+mod two_devices;
 mod unlinked;
 
 pub(crate) use data_descriptors::{DataDescriptors, DirectFile};

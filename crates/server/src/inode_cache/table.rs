@@ -1,13 +1,15 @@
 //! The table of open objects, and which of them make room for others.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use indexmap::IndexMap;
-use io::{DeviceNumber, Engine, KernelHandle};
+use io::{DeviceNumber, Engine, KernelHandle, Share};
 use rustix::fs::FileType;
+use tokio::sync::oneshot;
 
 use super::busy_devices::BusyDevices;
 use super::state::InodeStates;
@@ -135,24 +137,45 @@ impl InodeCache {
                 shard.victim(Some(device))
             };
             match victim {
-                Victim::Removed(file) => drop(file),
+                Victim::Removed(file) if file.root.device() == device => drop(file),
+                Victim::Removed(file) => drop(close(engine, vec![file])),
                 Victim::Dirty(file) => file.flush_before_leaving(engine).await,
                 Victim::None => return,
             }
         }
     }
 
-    /// Gives up a part of all objects, after the kernel has run out of descriptors.
-    pub(crate) async fn shrink(&self, engine: &Engine) {
+    /// Gives up a part of all objects, after the kernel has run out of descriptors for one on
+    /// `device`. Waits for the flushes and closes of those on the same device only: what is on
+    /// others is left to their threads, or stays where it has unflushed data.
+    pub(crate) async fn shrink(&self, device: DeviceNumber, engine: &Engine) {
         for shard in &self.shards {
+            let mut leaving = Vec::new();
             for _ in 0..VICTIM_SEARCH_MAX {
-                let victim = lock(shard).victim(None);
+                let victim = lock(shard).victim(Some(device));
                 match victim {
-                    Victim::Removed(file) => drop(file),
+                    Victim::Removed(file) => leaving.push(file),
                     Victim::Dirty(file) => file.flush_before_leaving(engine).await,
                     Victim::None => break,
                 }
             }
+            if let Some(closed) = close(engine, leaving).remove(&device) {
+                // Nothing is ever sent.
+                let _ = closed.await;
+            }
+        }
+    }
+
+    /// Gives up a part of the objects that need no flush, on whatever device, and leaves closing
+    /// them to the threads of their devices. Waits for nothing.
+    pub(crate) fn shrink_clean(&self, engine: &Engine) {
+        for shard in &self.shards {
+            let victim = || match lock(shard).victim(None) {
+                Victim::Removed(file) => Some(file),
+                Victim::Dirty(_) | Victim::None => None,
+            };
+            let leaving = std::iter::from_fn(victim).take(VICTIM_SEARCH_MAX).collect();
+            drop(close(engine, leaving));
         }
     }
 
@@ -205,7 +228,7 @@ enum Victim {
 
 impl Shard {
     /// Advances the hand to an object that was not used since the hand last passed it. Dirty ones
-    /// are only named, for their flush must come first, and only those of `device` if there is one.
+    /// are only named, for their flush must come first, and only those of `device`.
     fn victim(&mut self, device: Option<DeviceNumber>) -> Victim {
         let mut dirty = None;
         for _ in 0..VICTIM_SEARCH_MAX.max(self.files.len() * 2).min(4 * VICTIM_SEARCH_MAX) {
@@ -217,7 +240,7 @@ impl Shard {
             if file.referenced.swap(false, Ordering::Relaxed) || Arc::strong_count(file) > 1 {
                 self.hand += 1;
             } else if file.is_dirty() {
-                if device.is_none_or(|device| device == file.root.device()) {
+                if device == Some(file.root.device()) {
                     dirty.get_or_insert_with(|| Arc::clone(file));
                 }
                 self.hand += 1;
@@ -230,6 +253,63 @@ impl Shard {
     }
 }
 
+/// Closes objects on data threads of their devices, because the last close of a file may wait for
+/// the disk. The senders of the results are dropped when those of a device are closed.
+fn close(
+    engine: &Engine,
+    leaving: Vec<Arc<Inode>>,
+) -> HashMap<DeviceNumber, oneshot::Receiver<()>> {
+    by_device(leaving)
+        .into_iter()
+        .map(|(device, leaving)| {
+            let (at_work, closed) = oneshot::channel();
+            let _entered = Share::new(&engine.device(device), 0).enter();
+            engine.leave_to_data(move || {
+                drop(leaving);
+                drop(at_work);
+            });
+            (device, closed)
+        })
+        .collect()
+}
+
+fn by_device(files: Vec<Arc<Inode>>) -> HashMap<DeviceNumber, Vec<Arc<Inode>>> {
+    let mut by_device: HashMap<_, Vec<_>> = HashMap::new();
+    for file in files {
+        by_device.entry(file.root.device()).or_default().push(file);
+    }
+    by_device
+}
+
 pub(super) fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::two_devices::{TestExport, engine};
+    use super::*;
+
+    #[tokio::test]
+    async fn shrinking_waits_for_its_own_device_only() {
+        let (cache, engine) = (InodeCache::new(1000), engine(1));
+        let Some([slow, quick]) = TestExport::on_two_devices(&cache) else { return };
+        for key in [&slow.file, &quick.file] {
+            cache.find(key).unwrap().note_change();
+        }
+        // A flush of the file waits for this one, as on a disk that does not answer; and so does a
+        // close for the only thread of the device.
+        let state = Arc::clone(&cache.find(&slow.file).unwrap().state);
+        let stuck = state.flushed.lock().await;
+        let released = slow.block_data_thread(&engine);
+        let shrunk = cache.shrink(quick.device(), &engine);
+        tokio::time::timeout(Duration::from_secs(20), shrunk).await.expect("it does not hang");
+        assert!(cache.find(&quick.file).is_none());
+        assert!(cache.find(&quick.directory).is_none());
+        assert!(cache.find(&slow.directory).is_none(), "its device's thread will close it");
+        assert!(cache.find(&slow.file).is_some_and(|file| file.is_dirty()));
+        drop((stuck, released));
+    }
 }

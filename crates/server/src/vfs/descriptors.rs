@@ -74,7 +74,7 @@ impl Vfs {
         file: &Permitted<U>,
         open: fn(&Permitted<U>) -> Result<T, Status>,
     ) -> Result<T, Status> {
-        let file = file.clone();
-        self.open_in_metadata_lane(&Identity::Server, move || open(&file)).await
+        let (file, device) = (file.clone(), file.root().device());
+        self.open_in_metadata_lane(device, &Identity::Server, move || open(&file)).await
     }
 }

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use io::{
-    BufferPool, ChangeWatches, Engine, Identity, KernelHandle, Lengths, Memory, PipePool,
-    ReadAheadBudget, WriteBehind, WriteBehindConfig,
+    BufferPool, ChangeWatches, DeviceNumber, Engine, Identity, KernelHandle, Lengths, Memory,
+    PipePool, ReadAheadBudget, WriteBehind, WriteBehindConfig,
 };
 use tokio::sync::Semaphore;
 
@@ -178,10 +178,10 @@ impl Vfs {
         self.inode_cache.find(&InodeKey::new(root, handle))
     }
 
-    /// Closes a part of the open objects, after the process or the system has run out of
-    /// descriptors.
-    pub(crate) async fn close_some(&self) {
-        self.inode_cache.shrink(&self.engine).await;
+    /// Has a part of the open objects closed, after the process or the system has run out of
+    /// descriptors. Does not block.
+    pub(crate) fn close_some(&self) {
+        self.inode_cache.shrink_clean(&self.engine);
     }
 
     /// Advances the clock of the open objects, and returns those that are idle now: a list for each
@@ -264,7 +264,8 @@ impl Vfs {
             let attributes = attributes_of(&fd)?;
             Ok((fd, attributes))
         };
-        let opened = self.open_in_metadata_lane(&Identity::Server, open).await;
+        let device = object.root().device();
+        let opened = self.open_in_metadata_lane(device, &Identity::Server, open).await;
         if opened.as_ref().is_err_and(|status| *status == Status::Stale) {
             self.handle_cache.forget_stale(object.root(), object.handle());
         }
@@ -280,7 +281,8 @@ impl Vfs {
     async fn check_place(&self, file: &Arc<Inode>) -> Result<(), Status> {
         let directory = Arc::clone(file);
         let job = move || directory.root().is_above(directory.fd());
-        if self.open_in_metadata_lane(&Identity::Server, job).await? {
+        let device = file.root().device();
+        if self.open_in_metadata_lane(device, &Identity::Server, job).await? {
             return Ok(());
         }
         self.inode_cache.forget(&file.key());
@@ -320,9 +322,10 @@ impl Vfs {
             .unwrap_or_else(|error| Err(Status::no_identity(&error)))
     }
 
-    /// As [`Self::in_metadata_lane`], for an operation that opens descriptors.
+    /// As [`Self::in_metadata_lane`], for an operation that opens descriptors on a device.
     async fn open_in_metadata_lane<T: Send + 'static>(
         &self,
+        device: DeviceNumber,
         identity: &Identity,
         job: impl Fn() -> Result<T, Status> + Send + Sync + 'static,
     ) -> Result<T, Status> {
@@ -331,22 +334,29 @@ impl Vfs {
             let job = Arc::clone(&job);
             self.in_metadata_lane(identity.clone(), move || job())
         };
-        self.with_descriptors(attempt).await
+        self.with_descriptors(device, attempt).await
     }
 
-    /// Attempts an operation that opens descriptors. When the process or the system has none left,
-    /// cached ones are given up and it is tried again: the limit is never the client's problem.
+    /// Attempts an operation that opens descriptors on a device. When the process or the system has
+    /// none left, cached ones are given up and it is tried again: the limit is never the client's
+    /// problem.
     ///
     /// # Errors
     /// Those of the attempt; `NoDescriptor` if giving up what is cached does not help. An attempt
     /// that ends so must have changed nothing.
-    async fn with_descriptors<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, Status>
+    async fn with_descriptors<T, F>(
+        &self,
+        device: DeviceNumber,
+        mut attempt: impl FnMut() -> F,
+    ) -> Result<T, Status>
     where
         F: Future<Output = Result<T, Status>>,
     {
         for _ in 0..DESCRIPTOR_RETRIES {
             match attempt().await {
-                Err(Status::NoDescriptor) => self.inode_cache.shrink(&self.engine).await,
+                Err(Status::NoDescriptor) => {
+                    self.inode_cache.shrink(device, &self.engine).await;
+                }
                 result => return result,
             }
         }
@@ -395,7 +405,8 @@ impl Vfs {
             let opened = Arc::clone(file);
             let open = move || opened.open_for_flush();
             // Without a descriptor the flush is that of the whole file system.
-            if let Err(status) = self.open_in_metadata_lane(&Identity::Server, open).await {
+            let device = file.root().device();
+            if let Err(status) = self.open_in_metadata_lane(device, &Identity::Server, open).await {
                 tracing::debug!(?status, "no descriptor for a flush");
             }
         }

@@ -51,7 +51,7 @@ impl Vfs {
             let found = name.and_then(|name| find_child(&opened, name));
             Ok((attributes, unless_descriptors_lack(found)?))
         };
-        match self.open_in_metadata_lane(&caller.identity, job).await {
+        match self.open_in_metadata_lane(dir.root().device(), &caller.identity, job).await {
             Ok((attributes, Ok((found, fd)))) => {
                 let file = self.keep(&directory, &found, fd).await;
                 // The parent of a directory that was moved out of the export is not part of it.
@@ -157,7 +157,8 @@ impl Vfs {
             let (from, to) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
             self.rename_once(caller, from, to, Arc::clone(&names))
         };
-        let (attributes, result) = match self.with_descriptors(attempt).await {
+        let device = from_dir.root().device();
+        let (attributes, result) = match self.with_descriptors(device, attempt).await {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };
@@ -274,7 +275,8 @@ impl Vfs {
                 self.in_metadata_lane(caller.identity.clone(), job).await
             }
         };
-        let (attributes, result) = match self.with_descriptors(attempt).await {
+        let device = dir.root().device();
+        let (attributes, result) = match self.with_descriptors(device, attempt).await {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };

@@ -83,7 +83,8 @@ impl Vfs {
             directory.streams()?.put_back(stream, &places);
             Ok(Listing { page, eof })
         };
-        let result = self.open_in_metadata_lane(&caller.identity, job).await;
+        let device = object.root().device();
+        let result = self.open_in_metadata_lane(device, &caller.identity, job).await;
         Answer { attributes: Some(attributes), result }
     }
 }

@@ -1,0 +1,81 @@
+//! Exports on two devices, for tests of what one may not wait for on the other.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+
+use io::{Engine, EngineConfig, Share};
+use rustix::fs::{CWD, Mode, openat};
+use tempfile::TempDir;
+
+use super::busy_devices::Device;
+use super::{InodeCache, InodeKey};
+use crate::export::{ExportRoot, FileSystems};
+use crate::fs::{PATH_ONLY, attributes_of};
+
+/// An export with a file and a directory, both open and not used.
+pub(super) struct TestExport {
+    pub(super) file: InodeKey,
+    pub(super) directory: InodeKey,
+    dir: TempDir,
+}
+
+impl TestExport {
+    /// One on the disk of the temporary directory and one in memory; `None`, with the reason
+    /// printed, where there are no two devices.
+    pub(super) fn on_two_devices(cache: &InodeCache) -> Option<[Self; 2]> {
+        let memory = Path::new("/dev/shm");
+        if !memory.exists() {
+            eprintln!("skipped: no /dev/shm");
+            return None;
+        }
+        let exports = [
+            Self::in_directory(cache, 1, &std::env::temp_dir()),
+            Self::in_directory(cache, 2, memory),
+        ];
+        if exports[0].device() == exports[1].device() {
+            eprintln!("skipped: /dev/shm is no device of its own");
+            return None;
+        }
+        Some(exports)
+    }
+
+    pub(super) fn in_directory(cache: &InodeCache, id: u32, parent: &Path) -> Self {
+        let dir = tempfile::tempdir_in(parent).unwrap();
+        let root = ExportRoot::open_path(id, dir.path(), &FileSystems::default()).unwrap();
+        let root = Arc::new(root);
+        let [file, directory] = [dir.path().join("f"), dir.path().join("d")];
+        std::fs::write(&file, "data").unwrap();
+        std::fs::create_dir(&directory).unwrap();
+        let [file, directory] = [file, directory].map(|path| open(cache, &root, &path));
+        Self { file, directory, dir }
+    }
+
+    pub(super) fn device(&self) -> Device {
+        attributes_of(std::fs::File::open(self.dir.path()).unwrap()).unwrap().device
+    }
+
+    /// Occupies the only data thread of the device until the sender is dropped.
+    pub(super) fn block_data_thread(&self, engine: &Engine) -> mpsc::Sender<()> {
+        let _entered = Share::new(&engine.device(self.device()), 0).enter();
+        block_data_thread(engine)
+    }
+}
+
+/// Occupies the only data thread for work on no device until the sender is dropped.
+pub(super) fn block_data_thread(engine: &Engine) -> mpsc::Sender<()> {
+    let (release, blocked) = mpsc::channel::<()>();
+    assert!(engine.leave_to_data(move || assert!(blocked.recv().is_err())));
+    release
+}
+
+fn open(cache: &InodeCache, root: &Arc<ExportRoot>, path: &Path) -> InodeKey {
+    let fd = openat(CWD, path, PATH_ONLY, Mode::empty()).unwrap();
+    let handle = root.identify(fd.as_fd()).unwrap();
+    let file_type = attributes_of(&fd).unwrap().file_type;
+    cache.add(Arc::clone(root), handle, file_type, fd).key()
+}
+
+pub(super) fn engine(data_threads: usize) -> Arc<Engine> {
+    Arc::new(Engine::new(EngineConfig { data_threads, metadata_threads: 1, queue_max: 16 }))
+}
