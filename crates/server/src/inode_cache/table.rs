@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use indexmap::IndexMap;
 use io::{DeviceNumber, Engine, KernelHandle, Share};
 use rustix::fs::FileType;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 use super::busy_devices::BusyDevices;
 use super::state::InodeStates;
@@ -179,24 +180,35 @@ impl InodeCache {
         }
     }
 
-    /// Flushes everything, at the end of the server.
+    /// Flushes everything, at the end of the server. No device waits for another.
     ///
     /// # Errors
     /// The first failure; the rest is flushed all the same.
-    pub(crate) async fn flush_all(&self, engine: &Engine) -> Result<(), Status> {
-        let mut outcome = Ok(());
+    ///
+    /// # Panics
+    /// With a flush that panics.
+    pub(crate) async fn flush_all(&self, engine: &Arc<Engine>) -> Result<(), Status> {
+        let mut dirty = Vec::new();
         for shard in &self.shards {
-            let files: Vec<_> = lock(shard).files.values().cloned().collect();
-            for file in files {
-                if file.is_dirty()
-                    && let Err(status) = file.flush(engine, Flush::All).await
-                {
-                    file.log_loss(status);
-                    outcome = Err(status);
-                }
-            }
+            dirty.extend(lock(shard).files.values().filter(|file| file.is_dirty()).cloned());
         }
-        outcome
+        let failed = Arc::new(OnceLock::new());
+        let mut devices = JoinSet::new();
+        for (device, files) in by_device(dirty) {
+            let (engine, failed) = (Arc::clone(engine), Arc::clone(&failed));
+            let share = Share::new(&engine.device(device), 0);
+            let flush = async move {
+                for file in files {
+                    if let Err(status) = file.flush(&engine, Flush::All).await {
+                        file.log_loss(status);
+                        failed.get_or_init(|| status);
+                    }
+                }
+            };
+            devices.spawn(share.run(Box::pin(flush)));
+        }
+        devices.join_all().await;
+        failed.get().map_or(Ok(()), |status| Err(*status))
     }
 
     /// Closes everything that no call uses, at the end of the server: what it holds of the server may
@@ -311,5 +323,31 @@ mod tests {
         assert!(cache.find(&slow.directory).is_none(), "its device's thread will close it");
         assert!(cache.find(&slow.file).is_some_and(|file| file.is_dirty()));
         drop((stuck, released));
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_does_not_answer_keeps_no_other_from_being_flushed() {
+        let (cache, engine) = (Arc::new(InodeCache::new(1000)), engine(1));
+        let Some([slow, quick]) = TestExport::on_two_devices(&cache) else { return };
+        for key in [&slow.file, &slow.directory, &quick.file, &quick.directory] {
+            cache.find(key).unwrap().note_change();
+        }
+        let states =
+            [&slow.file, &slow.directory].map(|key| Arc::clone(&cache.find(key).unwrap().state));
+        let stuck = [states[0].flushed.lock().await, states[1].flushed.lock().await];
+        let flushing = tokio::spawn({
+            let (cache, engine) = (Arc::clone(&cache), Arc::clone(&engine));
+            async move { cache.flush_all(&engine).await }
+        });
+        let is_dirty = |key| cache.find(key).unwrap().is_dirty();
+        let began = Instant::now();
+        while is_dirty(&quick.file) || is_dirty(&quick.directory) {
+            assert!(began.elapsed() < Duration::from_secs(20), "it waits for the other device");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(!flushing.is_finished());
+        drop(stuck);
+        flushing.await.unwrap().unwrap();
+        assert!(!is_dirty(&slow.file) && !is_dirty(&slow.directory));
     }
 }
