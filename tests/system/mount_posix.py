@@ -7,13 +7,16 @@ here; and what is listed has to fail, so that the list stays true.
 """
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 
 from harness import case, check, main, scratch_dir
-from mount_rig import spillway_export
+from mount_rig import HeldReplies, spillway_export
+from nfs3 import REMOVE, RENAME
 
 CHECKS = pathlib.Path(__file__).resolve().parent / "posix_checks"
 MODULES = [
@@ -29,6 +32,9 @@ DEVIATIONS = {
     "deleted_file_is_not_listed": "it is renamed until it is closed, to a name that is listed",
     "deleted_file_does_not_hold_its_directory": "it is renamed until it is closed, and stays there",
 }
+
+# Each fstat(2) asks for attributes, and names are used without a LOOKUP that would renew them.
+NAMES_CACHED = "acregmin=0,acregmax=0,acdirmin=600,acdirmax=600"
 
 
 def failures(module, directory):
@@ -84,6 +90,40 @@ def define(module):
 
 for each in MODULES:
     define(each)
+
+
+@case
+def removed_name_is_subtracted_once():
+    """link(2) of a file works after fstat(2) between the removal of a name and its reply."""
+    with spillway_export(quick=True) as export:
+        removed_during_fstat(export, REMOVE, lambda mount: os.unlink(mount / "second"))
+        removed_during_fstat(
+            export, RENAME, lambda mount: os.rename(mount / "other", mount / "second")
+        )
+
+
+def removed_during_fstat(export, procedure, remove):
+    """Removes one of two names of a file by `remove`, and calls fstat(2) before that is answered.
+
+    The kernel counts links itself; with a count of 0 it refuses link(2) without asking the mount.
+    """
+    with HeldReplies(export.port, procedure) as way, way.mount(NAMES_CACHED) as mount:
+        (mount / "first").write_bytes(b"content")
+        (mount / "other").write_bytes(b"content")
+        os.link(mount / "first", mount / "second")
+        remover = threading.Thread(target=remove, args=(mount,))
+        with open(mount / "first", "rb") as file:
+            remover.start()
+            check(way.arrived.wait(30), "the server did not reply to the removal")
+            links = os.fstat(file.fileno()).st_nlink
+            check(links in (1, 2), f"{links} links during the removal")
+            way.released.set()
+            remover.join()
+            os.link(mount / "first", mount / "third")
+            links = os.fstat(file.fileno()).st_nlink
+        check(links == 2, f"{links} links after the removal and link(2)")
+        for name in mount.iterdir():
+            name.unlink()
 
 
 @case

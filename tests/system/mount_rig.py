@@ -4,14 +4,17 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import socket
 import struct
 import subprocess
+import threading
 import time
 
 from harness import (
     EXPORT, LAST_RESORTS, START_SECS_MAX, MissingTool, Server, Skip, check, free_port,
     loop_file_system, need, run, run_ok, scratch_dir, scratch_root,
 )  # fmt: skip
+from nfs3 import PROGRAM_NFS
 
 GIB = 1 << 30
 END_SECS_MAX = 20
@@ -207,6 +210,80 @@ class Ganesha:
     def mount(self, options=""):
         options = ",".join(filter(None, [f"mountport={self.mount_port}", options]))
         return Mount(f"nfs://127.0.0.1:{self.port}{EXPORT}", options)
+
+
+class HeldReplies:
+    """A way to a server on which the replies to one procedure of NFS wait until they are released.
+
+    `arrived` is set when the server has sent one.
+    """
+
+    def __init__(self, port, procedure):
+        self.server_port = port
+        self.procedure = procedure
+        self.arrived, self.released = threading.Event(), threading.Event()
+        self.xids = set()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.sockets = [self.listener]
+
+    def __enter__(self):
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.released.set()
+        for each in self.sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def mount(self, options=""):
+        return Mount(f"nfs://127.0.0.1:{self.port}{EXPORT}", options)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(("127.0.0.1", self.server_port))
+                self.sockets += [client, server]
+                sending = threading.Lock()
+                for carry in (self._calls, self._replies):
+                    ends = (client, server, sending)
+                    threading.Thread(target=carry, args=ends, daemon=True).start()
+
+    def _calls(self, client, server, _):
+        for record in records(client):
+            # RFC 5531 section 9: xid, CALL, RPC version, program, version, procedure.
+            xid, _, _, program, _, procedure = struct.unpack_from(">IIIIII", record, 4)
+            if (program, procedure) == (PROGRAM_NFS, self.procedure):
+                self.xids.add(xid)
+            server.sendall(record)
+
+    def _replies(self, client, server, sending):
+        for record in records(server):
+            (xid,) = struct.unpack_from(">I", record, 4)
+            if xid in self.xids:
+                threading.Thread(
+                    target=self._hold, args=(record, client, sending), daemon=True
+                ).start()
+                self.arrived.set()
+            else:
+                with sending:
+                    client.sendall(record)
+
+    def _hold(self, record, client, sending):
+        self.released.wait()
+        with contextlib.suppress(OSError), sending:
+            client.sendall(record)
+
+
+def records(connection):
+    """The RPC records of a TCP connection until it ends, each one fragment with its mark."""
+    with contextlib.suppress(OSError), connection.makefile("rb") as stream:
+        while len(mark := stream.read(4)) == 4:
+            length = struct.unpack(">I", mark)[0] & 0x7FFFFFFF
+            yield mark + stream.read(length)
 
 
 def wait_for(what, answers, secs=30):

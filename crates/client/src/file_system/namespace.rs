@@ -286,6 +286,7 @@ impl FileSystem {
         let (change, of_file) = (dir.begin_name_change(name), inode.begin_change());
         let linked = self.nfs.link(inode.handle(), dir.handle(), name).await?;
         change.finish(&Evidence::of_link_dir(&linked));
+        dir.name_found(name, inode);
         of_file.finish(&Evidence::of_linked_file(&linked));
         Ok(())
     }

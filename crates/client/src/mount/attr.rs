@@ -17,6 +17,7 @@ use crate::file_system::FileSystem;
 impl Operations {
     pub(super) async fn getattr(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
+        let nlink_min = node.nlink_min();
         let caller = self.as_caller(head);
         caller.attributes(&node.inode).await?;
         if !self.links_are_known(&node) {
@@ -26,7 +27,7 @@ impl Operations {
         let size = node.inode.attributes().size;
         self.drop_stale_pages(head.node, &node, |view| view.can_drop_pages(size, Instant::now()))
             .await;
-        Ok(self.attributes(&node))
+        Ok(self.attributes(&node, nlink_min))
     }
 
     pub(super) async fn setattr(&self, head: &Head, set: &Setattr) -> Outcome {
@@ -54,7 +55,7 @@ impl Operations {
         if was_open && self.must_ask(&node.inode) {
             self.forget_names(head.node, &node.inode);
         }
-        Ok(self.attributes(&node))
+        Ok(self.attributes(&node, 0))
     }
 
     /// access(2) and chdir(2): the server decides.

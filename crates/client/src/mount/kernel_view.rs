@@ -10,6 +10,11 @@
 //!   attributes in a reply have another size.
 //! - It asks for attributes itself if those that it has were not to be believed for any time.
 //!
+//! The kernel counts the links of a file itself: the reply to an UNLINK, or to a RENAME that
+//! replaces the file, subtracts one from the `nlink` of the last attributes (`fuse_entry_unlinked`,
+//! fs/fuse/dir.c). Attributes that have the removal already and arrive before that reply would
+//! count it twice. At 0 the kernel refuses link(2), even if the file has names left.
+//!
 //! This knows no time and makes no call.
 
 use std::time::{Duration, Instant};
@@ -23,6 +28,10 @@ pub(super) struct KernelView {
     attributes: Option<Attributes>,
     /// Whether that reply gave them a time in which the kernel does not ask again.
     is_believed: bool,
+    /// The links that the kernel counts.
+    nlink: u32,
+    /// A call that removes a name of the file has not been answered to the kernel.
+    is_losing_name: bool,
     /// Another client has changed the file since then, and its pages were not dropped.
     stale_since: Option<Instant>,
     opened_at: Option<Instant>,
@@ -34,6 +43,26 @@ impl KernelView {
     /// Attributes go to the kernel, which believes them for `ttl`.
     pub(super) fn learn(&mut self, attributes: &Attributes, ttl: Duration) {
         (self.attributes, self.is_believed) = (Some(*attributes), !ttl.is_zero());
+        self.nlink = attributes.nlink;
+    }
+
+    /// The minimum `nlink` in replies to requests that arrive now: while a name is being removed,
+    /// they include it, because the kernel is about to subtract it. If it has done so before the
+    /// reply arrives, it discards the reply's attributes as older (`fi->attr_version`).
+    pub(super) fn nlink_min(&self) -> u32 {
+        if self.is_losing_name { self.nlink } else { 0 }
+    }
+
+    /// A call that removes a name of the file begins. There is one at a time: the kernel holds the
+    /// file's lock until it has the reply.
+    pub(super) fn begin_name_removal(&mut self) {
+        self.is_losing_name = true;
+    }
+
+    /// That call is about to be answered.
+    pub(super) fn end_name_removal(&mut self, is_removed: bool) {
+        self.is_losing_name = false;
+        self.nlink = self.nlink.saturating_sub(is_removed.into());
     }
 
     /// Whether the kernel believes other attributes than these.
@@ -161,6 +190,22 @@ mod tests {
         assert!(view.is_drop_due(later + SETTLING));
         assert!(view.take_stale_pages());
         assert!(!view.take_stale_pages());
+    }
+
+    #[test]
+    fn replies_include_a_name_until_its_removal_is_answered() {
+        let mut view = KernelView::default();
+        view.learn(&Attributes { nlink: 3, ..attributes(1) }, TTL);
+        assert_eq!(view.nlink_min(), 0);
+        view.begin_name_removal();
+        assert_eq!(view.nlink_min(), 3);
+        view.end_name_removal(true);
+        assert_eq!(view.nlink_min(), 0);
+        view.begin_name_removal();
+        assert_eq!(view.nlink_min(), 2);
+        view.end_name_removal(false);
+        view.begin_name_removal();
+        assert_eq!(view.nlink_min(), 2);
     }
 
     #[test]

@@ -88,8 +88,10 @@ impl Operations {
 
     pub(super) async fn unlink(&self, head: &Head, Name(name): &Name) -> Outcome {
         let dir = self.node(head.node)?;
+        let removal = self.begin_name_removal(&dir.inode, name);
         self.as_caller(head).remove(&dir.inode, name).await?;
         self.name_removed();
+        removal.finish();
         Ok(Answer::done())
     }
 
@@ -113,8 +115,10 @@ impl Operations {
             return Err(Refusal(Errno::INVAL));
         }
         let (from, to) = (self.node(head.node)?, self.node(new_dir)?);
+        let removal = self.begin_name_removal(&to.inode, new_name);
         self.as_caller(head).rename(&from.inode, name, &to.inode, new_name).await?;
         self.name_removed();
+        removal.finish();
         Ok(Answer::done())
     }
 

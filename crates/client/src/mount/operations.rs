@@ -61,6 +61,29 @@ pub(super) struct Node {
     dropping_pages: tokio::sync::Mutex<()>,
 }
 
+/// A call that removes a name of a file, until it is about to be answered. Dropped without
+/// [`finish`](Self::finish), the name stays.
+pub(super) struct NameRemoval {
+    /// The file, if the kernel has it and the name was looked up.
+    node: Option<Arc<Node>>,
+    is_removed: bool,
+}
+
+impl NameRemoval {
+    /// The name is removed.
+    pub(super) fn finish(mut self) {
+        self.is_removed = true;
+    }
+}
+
+impl Drop for NameRemoval {
+    fn drop(&mut self) {
+        if let Some(node) = &self.node {
+            node.view().end_name_removal(self.is_removed);
+        }
+    }
+}
+
 /// A file that is open.
 pub(super) struct OpenFile {
     pub(super) file: File,
@@ -195,9 +218,10 @@ impl Operations {
         &self.rules
     }
 
-    /// The answer with the attributes of `node`.
-    pub(super) fn attributes(&self, node: &Node) -> Answer {
-        let (attributes, ttl) = node.attributes_for_reply();
+    /// The answer with the attributes of `node`, and at least the links that
+    /// [`Node::nlink_min`] returned when the request arrived.
+    pub(super) fn attributes(&self, node: &Node, nlink_min: u32) -> Answer {
+        let (attributes, ttl) = node.attributes_for_reply(nlink_min);
         Answer::attributes(&self.stat(attributes), ttl)
     }
 
@@ -209,7 +233,7 @@ impl Operations {
     pub(super) fn entry(&self, dir: &Inode, inode: &Arc<Inode>) -> Entry {
         let (number, node) =
             self.nodes.count_lookup(inode.handle(), || Node::new(Arc::clone(inode)));
-        let (attributes, attributes_ttl) = node.attributes_for_reply();
+        let (attributes, attributes_ttl) = node.attributes_for_reply(0);
         Entry {
             node: number,
             stat: self.stat(attributes),
@@ -254,6 +278,16 @@ impl Operations {
                 }
             }
         });
+    }
+
+    /// To be called before the call that removes `name` from `dir`, or replaces what it refers to.
+    pub(super) fn begin_name_removal(&self, dir: &Inode, name: &[u8]) -> NameRemoval {
+        let child = dir.child(name);
+        let node = child.and_then(|child| self.nodes.find(child.handle())).map(|(_, node)| node);
+        if let Some(node) = &node {
+            node.view().begin_name_removal();
+        }
+        NameRemoval { node, is_removed: false }
     }
 
     /// A name was removed or replaced. The server does not say of which file, nor what became of its
@@ -347,13 +381,24 @@ impl Node {
         }
     }
 
-    /// The attributes as they are known now, and for how long the kernel may believe them.
-    fn attributes_for_reply(&self) -> (Attributes, Duration) {
+    /// The attributes as they are known now, with at least `nlink_min` links, and for how long the
+    /// kernel may believe them.
+    fn attributes_for_reply(&self, nlink_min: u32) -> (Attributes, Duration) {
         // Under the lock, so that an OPEN whose call shows later ones knows what it has to replace.
         let mut view = self.view();
-        let (attributes, ttl) = (self.inode.attributes(), attributes_ttl(&self.inode));
-        view.learn(&attributes, ttl);
-        (attributes, ttl)
+        let known = self.inode.attributes();
+        let nlink = known.nlink.max(view.nlink_min());
+        let shown = Attributes { nlink: nlink.max(nlink_min), ..known };
+        let is_exact = shown.nlink == known.nlink;
+        let ttl = if is_exact { attributes_ttl(&self.inode) } else { Duration::ZERO };
+        // `nlink_min` is from before a removal that the kernel subtracts, if it is the larger.
+        view.learn(&Attributes { nlink, ..known }, ttl);
+        (shown, ttl)
+    }
+
+    /// [`KernelView::nlink_min`] of a request that arrives now.
+    pub(super) fn nlink_min(&self) -> u32 {
+        self.view().nlink_min()
     }
 
     /// Waits until pages that are being dropped are gone.
