@@ -8,9 +8,8 @@ use proto::nfs3::{
 };
 use rustix::io::Errno;
 
-use super::namespace::MODE_BITS;
 use super::operations::{Node, Operations, Outcome, Refusal};
-use super::reply::Answer;
+use super::reply::{Answer, MODE_BITS};
 use super::request::{Head, Setattr, When};
 use crate::file_system::FileSystem;
 

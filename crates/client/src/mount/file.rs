@@ -8,10 +8,9 @@ use proto::nfs3::{ACCESS_EXECUTE, SetAttributes};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
-use super::namespace::MODE_BITS;
 use super::operations::{OpenFile, Operations, Outcome, Refusal};
 use super::reply::{
-    Answer, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
+    Answer, MODE_BITS, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
 };
 use super::request::{Head, Name, WRITE_KILL_SUIDGID};
 use crate::error::Result;

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::attr::may;
 use super::operations::{Operations, Outcome, Refusal};
-use super::reply::{Answer, decode_device, type_of_mode};
+use super::reply::{Answer, MODE_BITS, decode_device, type_of_mode};
 use super::request::{Head, Name};
 use crate::file_system::FileSystem;
 use crate::inode::Inode;
@@ -129,6 +129,3 @@ impl Operations {
         self.found(&caller, &dir.inode, &file.inode).await
     }
 }
-
-/// The bits of `st_mode` that are not the type.
-pub(super) const MODE_BITS: u32 = 0o7777;

@@ -212,7 +212,7 @@ impl Stat {
             // The kernel takes no time stamp whose nanoseconds make up a second.
             put_u32(fields, time.nseconds.min(999_999_999));
         }
-        put_u32(fields, type_bits(attributes.file_type) << 12 | attributes.mode & 0o7777);
+        put_u32(fields, type_bits(attributes.file_type) << 12 | attributes.mode & MODE_BITS);
         put_u32(fields, attributes.nlink);
         put_u32(fields, attributes.uid);
         put_u32(fields, attributes.gid);
@@ -334,6 +334,9 @@ fn put_u32(fields: &mut Vec<u8>, value: u32) {
 fn put_u64(fields: &mut Vec<u8>, value: u64) {
     fields.extend(value.to_ne_bytes());
 }
+
+/// The bits of `st_mode` that are not the type.
+pub(super) const MODE_BITS: u32 = 0o7777;
 
 /// `FOPEN_DIRECT_IO`: nothing of this open file goes through the page cache.
 pub(super) const OPEN_DIRECT_IO: u32 = 1 << 0;
