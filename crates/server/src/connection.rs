@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use io::{Share, Task};
+use io::Share;
 use rpc::server::{Limits, ReceiveError, Receiver, Record, ReplyQueue};
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
@@ -105,11 +105,20 @@ async fn take_calls(
         let device = dispatch::device(service, &call);
         let thread = dispatch::thread(&call, activity.has_one_call());
         let service = Arc::clone(service);
-        let task = Box::pin(async move {
+        let work = async move {
             let verdict = dispatch::answer(&service, peer, replies.link(), call).await;
             send(&replies, verdict, slot);
-        });
-        begin(&Share::new(&device, activity.client()), thread, task).await;
+        };
+        // The work begins where it will have to wait, if anywhere.
+        let share = Share::new(&device, activity.client());
+        match thread {
+            Thread::Connection => poll_first(share.run(work)),
+            Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall => {
+                share.begin_here(work).await;
+            }
+            Thread::Data => share.begin_data(work).await,
+            Thread::Metadata => share.begin_metadata(work).await,
+        }
     }
 }
 
@@ -149,21 +158,11 @@ fn send(replies: &ReplyQueue, verdict: Verdict, slot: OwnedSemaphorePermit) {
     }
 }
 
-/// Begins the work on a call where it will have to wait, if anywhere.
-async fn begin(share: &Share, thread: Thread, mut task: Task) {
-    match thread {
-        // Work that does not wait is done here; only the rest becomes a task.
-        Thread::Connection => {
-            let entered = share.enter();
-            let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            drop(entered);
-            if polled.is_pending() {
-                drop(tokio::spawn(share.clone().run(task)));
-            }
-        }
-        Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall => share.begin_here(task).await,
-        Thread::Data => share.begin_data(task).await,
-        Thread::Metadata => share.begin_metadata(task).await,
+/// Does the work on this thread as far as it goes without waiting. The rest becomes a task.
+fn poll_first(work: impl Future<Output = ()> + Send + 'static) {
+    let mut work = Box::pin(work);
+    if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        drop(tokio::spawn(work));
     }
 }
 

@@ -1,5 +1,7 @@
 //! A queue of work for each client, and the threads that serve them in turn.
 
+mod task;
+
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
@@ -11,9 +13,8 @@ use std::thread::{self, Thread};
 
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use super::Task;
-use super::lane_task::{LaneTask, Progress};
-use super::share::{ClientId, Share};
+use super::{ClientId, Task};
+use task::{LaneTask, Progress};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -55,7 +56,7 @@ pub(super) struct Lane {
     shared: Arc<Shared>,
 }
 
-pub(super) struct Shared {
+struct Shared {
     name: &'static str,
     purpose: Purpose,
     threads_max: usize,
@@ -162,17 +163,15 @@ impl Lane {
         self.shared.try_submit(client, job).is_ok()
     }
 
-    /// Begins a task on a thread of the lane, where it continues.
-    pub(super) async fn begin(&self, share: Share, task: Task) {
-        let client = share.client();
-        let task = LaneTask::new(&self.shared, share, task);
+    /// Begins a task of a client on a thread of the lane, where it continues.
+    pub(super) async fn begin(&self, client: ClientId, task: Task) {
+        let task = LaneTask::new(&self.shared, client, task);
         self.shared.submit(client, Box::new(move || go_on(task))).await;
     }
 
-    /// Begins a task on this thread; it continues in the lane.
-    pub(super) async fn begin_here(&self, share: Share, task: Task) {
-        let client = share.client();
-        let task = LaneTask::new(&self.shared, share, task);
+    /// Begins a task of a client on this thread; it continues in the lane.
+    pub(super) async fn begin_here(&self, client: ClientId, task: Task) {
+        let task = LaneTask::new(&self.shared, client, task);
         match task.poll() {
             Progress::Woken => self.shared.submit(client, Box::new(move || go_on(task))).await,
             Progress::Waits | Progress::Ended => {}
@@ -208,7 +207,7 @@ impl Lane {
 
 impl Shared {
     /// Queues a task that was woken.
-    pub(super) fn push_task(self: &Arc<Self>, task: Arc<LaneTask>) {
+    fn push_task(self: &Arc<Self>, task: Arc<LaneTask>) {
         let client = task.client();
         let is_own = SERVES.get() == Arc::as_ptr(self);
         if is_own && OWES.replace(Some(Arc::clone(self))).is_none() {

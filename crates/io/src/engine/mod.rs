@@ -6,7 +6,6 @@
 //! user; each takes on a job's identity before it runs the job.
 
 mod lane;
-mod lane_task;
 mod share;
 
 use std::fmt;
@@ -15,10 +14,13 @@ use std::pin::Pin;
 
 use crate::identity::{self, Identity};
 use share::Devices;
-pub use share::{ClientId, Device, DeviceNumber, Share};
+pub use share::{Device, DeviceNumber, Share};
+
+/// A client among which the threads of a device are shared. 0 is this process itself.
+pub type ClientId = u128;
 
 /// Work that may wait for several things in turn.
-pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Sizes of an [`Engine`], for each device. Each number is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,16 +3,14 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::lane::{Lane, Purpose};
-use super::{EngineConfig, Task};
+use super::{ClientId, EngineConfig, Task};
 
 /// A device number: major and minor.
 pub type DeviceNumber = (u32, u32);
-
-/// A client among which the threads of a device are shared. 0 is this process itself.
-pub type ClientId = u128;
 
 /// The threads that wait for one device. A device that does not answer holds up no other's.
 #[derive(Clone)]
@@ -106,36 +104,51 @@ impl Share {
         Entered(CURRENT.replace(Some(self.clone())))
     }
 
-    /// Runs `task` within this share, on the caller's runtime.
-    pub async fn run(self, mut task: Task) {
+    /// Runs `work` within this share, on the caller's runtime.
+    pub async fn run(self, work: impl Future<Output = ()>) {
+        let mut work = pin!(work);
         poll_fn(|context| {
             let _entered = self.enter();
-            task.as_mut().poll(context)
+            work.as_mut().poll(context)
         })
         .await;
     }
 
-    /// Begins `task` on a data thread, where the jobs that it submits run in place: a task that
+    /// Begins `work` on a data thread, where the jobs that it submits run in place: a task that
     /// needs nothing but the disk is done with a single handover. Where it has to wait for anything
     /// else (a lock, memory) it leaves the thread to others, and goes on on a data thread when it is
     /// woken.
     ///
-    /// Returns as soon as the task is queued; a full queue of the client makes the caller wait. A
+    /// Resolves as soon as the task is queued; a full queue of the client makes the caller wait. A
     /// waker of a task never waits. A panic of the task ends the task.
-    pub async fn begin_data(&self, task: Task) {
-        self.lanes().data.begin(self.clone(), task).await;
+    pub fn begin_data(
+        &self,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> {
+        self.lanes().data.begin(self.client, self.task(work))
     }
 
     /// As [`begin_data`](Self::begin_data), on a metadata thread, where metadata jobs run in place;
     /// jobs for the data lane are handed over, so that they hold up no lookups.
-    pub async fn begin_metadata(&self, task: Task) {
-        self.lanes().metadata.begin(self.clone(), task).await;
+    pub fn begin_metadata(
+        &self,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> {
+        self.lanes().metadata.begin(self.client, self.task(work))
     }
 
     /// As [`begin_data`](Self::begin_data), but the task runs on this thread up to where it first
     /// has to wait, which may be
     /// [`Engine::ask_for_data_thread`](super::Engine::ask_for_data_thread).
-    pub async fn begin_here(&self, task: Task) {
-        self.lanes().data.begin_here(self.clone(), task).await;
+    pub fn begin_here(
+        &self,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> {
+        self.lanes().data.begin_here(self.client, self.task(work))
+    }
+
+    /// `work` as a task that is polled within this share.
+    fn task(&self, work: impl Future<Output = ()> + Send + 'static) -> Task {
+        Box::pin(self.clone().run(work))
     }
 }

@@ -4,14 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-use super::Task;
-use super::lane::Shared;
-use super::share::{ClientId, Share};
+use super::Shared;
+use crate::engine::{ClientId, Task};
 
 /// A task and the lane that it is queued in when it is woken.
 pub(super) struct LaneTask {
     lane: Arc<Shared>,
-    share: Share,
+    client: ClientId,
     state: Mutex<State>,
 }
 
@@ -36,8 +35,8 @@ pub(super) enum Progress {
 }
 
 impl LaneTask {
-    pub(super) fn new(lane: &Arc<Shared>, share: Share, task: Task) -> Arc<Self> {
-        Arc::new(Self { lane: Arc::clone(lane), share, state: Mutex::new(State::Queued(task)) })
+    pub(super) fn new(lane: &Arc<Shared>, client: ClientId, task: Task) -> Arc<Self> {
+        Arc::new(Self { lane: Arc::clone(lane), client, state: Mutex::new(State::Queued(task)) })
     }
 
     pub(super) fn lane(&self) -> &Arc<Shared> {
@@ -45,7 +44,7 @@ impl LaneTask {
     }
 
     pub(super) fn client(&self) -> ClientId {
-        self.share.client()
+        self.client
     }
 
     /// Polls it. Only for the one that has it from the queue, or has made it.
@@ -54,10 +53,7 @@ impl LaneTask {
         let State::Queued(mut task) = taken else { unreachable!("it is in the queue once") };
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
-        let entered = self.share.enter();
-        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context)));
-        drop(entered);
-        match polled {
+        match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context))) {
             Ok(Poll::Pending) => {}
             Ok(Poll::Ready(())) | Err(_) => return Progress::Ended,
         }
