@@ -8,11 +8,12 @@ use server::export::{Access, Export, Rule, Squash};
 
 use crate::announce::print;
 use crate::cli::{self, CheckOptions};
+use crate::exit;
 
 /// Prints a summary of the file's settings, or its first error.
 pub(crate) fn run(options: &CheckOptions) -> ExitCode {
     match Config::load(options.file(), &Overrides::default()) {
-        Ok(config) => cli::written(print(&summary(&config))),
+        Ok(config) => exit::written(print(&summary(&config))),
         Err(error) => cli::refused(&error),
     }
 }

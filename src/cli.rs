@@ -1,10 +1,7 @@
-//! The command line: flags to typed commands, and the form of every failure.
-//!
-//! Exit status: 0 for success, [`FAILED`] for a failure, [`MISUSED`] for a wrong command line. Each
-//! failure is one sentence on stderr.
+//! The command line: flags to typed commands.
 
 use std::env;
-use std::error::Error;
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::num::ParseIntError;
@@ -17,8 +14,8 @@ use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use server::config::{ByteSize, Config, ConfigError, DirectoryExport, ListenAddress, Overrides};
 use server::trace::{Event, Events};
 
-use crate::commands;
 use crate::commands::mount::MountCommand;
+use crate::{commands, exit};
 
 #[derive(Parser)]
 #[command(name = "spillway", version, about, max_term_width = 100)]
@@ -194,7 +191,7 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
     Cli::try_parse_from(&arguments).map(|cli| cli.command).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let printed = error.print().and_then(|()| io::stdout().flush());
-            written(printed)
+            exit::written(printed)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => misused(&missing(&arguments)),
         _ => misused(&sentence(&error)),
@@ -243,49 +240,16 @@ pub(crate) fn refused(error: &ConfigError) -> ExitCode {
     match error {
         ConfigError::Flag { .. } => misused(&error.to_string()),
         ConfigError::Text { .. } | ConfigError::File { .. } | ConfigError::System { .. } => {
-            failed(error)
+            exit::failed(error)
         }
     }
-}
-
-/// Reports an error with its causes, each once: many errors repeat their source in their own text.
-pub(crate) fn failed(error: &dyn Error) -> ExitCode {
-    let mut sentence = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !sentence.contains(&text) {
-            sentence = format!("{sentence}: {text}");
-        }
-        cause = error.source();
-    }
-    complain(&sentence);
-    ExitCode::from(FAILED)
 }
 
 /// Reports that the command line is wrong, and where its help is.
 pub(crate) fn misused(sentence: &str) -> ExitCode {
     let root = Cli::command();
     let (path, _) = asked_for(&root, &arguments(env::args_os()));
-    complain(&format!("{sentence}\nTry `{path} --help`."));
-    ExitCode::from(MISUSED)
-}
-
-/// The exit status once all output was written to stdout, or was not: then as coreutils.
-pub(crate) fn written(output: io::Result<()>) -> ExitCode {
-    match output {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(READER_GONE),
-        Err(error) => {
-            complain(&format!("write error: {}", commands::io_reason(&error)));
-            ExitCode::from(FAILED)
-        }
-    }
-}
-
-fn complain(sentence: &str) {
-    // There is no other place to report that stderr takes nothing.
-    let _ = writeln!(io::stderr().lock(), "spillway: {sentence}");
+    exit::misused(&path, sentence)
 }
 
 /// The first paragraph of clap's report as one line; the usage that follows is what --help prints.
@@ -301,12 +265,6 @@ fn sentence(error: &clap::Error) -> String {
     let line = paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
-
-pub(crate) const FAILED: u8 = 1;
-pub(crate) const MISUSED: u8 = 2;
-/// The status that a shell reports for a program that SIGPIPE ended, as it ends coreutils. Rust's
-/// runtime ignores the signal, and so the write fails instead.
-pub(crate) const READER_GONE: u8 = 128 + 13;
 
 #[cfg(test)]
 mod tests {

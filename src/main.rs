@@ -4,6 +4,7 @@ mod announce;
 mod check;
 mod cli;
 mod commands;
+mod exit;
 mod log;
 mod serve;
 
@@ -26,12 +27,12 @@ fn main() -> ExitCode {
 fn experiments(experiment: &bench::Command) -> ExitCode {
     let program = match env::current_exe() {
         Ok(program) => program,
-        Err(error) => return cli::failed(&error),
+        Err(error) => return exit::failed(&error),
     };
     match bench::run(experiment, &program, env::args_os().skip(1).collect()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(bench::Error::Misuse(sentence)) => cli::misused(&sentence),
-        Err(bench::Error::Stdout(error)) => cli::written(Err(error)),
-        Err(error) => cli::failed(&error),
+        Err(bench::Error::Stdout(error)) => exit::written(Err(error)),
+        Err(error) => exit::failed(&error),
     }
 }

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use crate::announce::{announcement, print};
 use crate::cli::{self, ServeOptions};
-use crate::log;
+use crate::{exit, log};
 
 /// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only if everything that clients
 /// wrote is on the disk then.
@@ -26,7 +26,7 @@ pub(crate) fn run(options: &ServeOptions) -> ExitCode {
     };
     let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return cli::failed(&error),
+        Err(error) => return exit::failed(&error),
     };
     runtime.block_on(serve(config, options))
 }
@@ -35,11 +35,11 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
     // Before the server exists, so that a signal during its start is not the default one: death.
     let mut signals = match Signals::listen() {
         Ok(signals) => signals,
-        Err(error) => return cli::failed(&error),
+        Err(error) => return exit::failed(&error),
     };
     let server = match Server::start(config.clone()).await {
         Ok(server) => server,
-        Err(error) => return cli::failed(&error),
+        Err(error) => return exit::failed(&error),
     };
     if let Err(error) = print(&announcement(server.local_addrs(), config.exports())) {
         warn!(%error, "stdout did not take the addresses");
@@ -63,7 +63,7 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
     let stopped = server.shutdown().await;
     log::report_suppressed();
     if let Err(error) = stopped {
-        return cli::failed(&error);
+        return exit::failed(&error);
     }
     info!("stopped");
     ExitCode::SUCCESS

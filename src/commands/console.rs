@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use indicatif::ProgressBar;
 
-use crate::cli::{FAILED, READER_GONE};
+use crate::exit::{FAILED, READER_GONE, io_reason};
 
 /// One command's complaints. Shared by all that works for it.
 pub(crate) struct Console {
@@ -79,9 +79,7 @@ impl Console {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 return ExitCode::from(READER_GONE);
             }
-            Err(error) => {
-                self.fail(format_args!("write error: {}", super::failure::io_reason(&error)))
-            }
+            Err(error) => self.fail(format_args!("write error: {}", io_reason(&error))),
             Ok(()) => {}
         }
         ExitCode::from(self.status.load(Ordering::Relaxed))

@@ -7,6 +7,8 @@ use client::Error;
 use client::error::errno_text;
 use rustix::io::Errno;
 
+use crate::exit::io_reason;
+
 /// A failure of either side of a copy.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -67,9 +69,4 @@ impl From<Errno> for Failure {
     fn from(errno: Errno) -> Self {
         Self::Local(errno.into())
     }
-}
-
-/// The system's text for the error, without its number.
-pub(crate) fn io_reason(error: &io::Error) -> String {
-    Errno::from_io_error(error).map_or_else(|| error.to_string(), errno_text)
 }

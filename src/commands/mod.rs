@@ -39,10 +39,9 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::cli::{self, MISUSED};
+use crate::exit;
 use crate::log;
 use console::Console;
-pub(crate) use failure::io_reason;
 use target::Target;
 
 /// A command that works on files of servers.
@@ -166,7 +165,7 @@ pub(crate) fn run(command: &Command) -> ExitCode {
     // One thread for the network: what blocks, on files or a slow reader, has threads of its own.
     let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return cli::failed(&error),
+        Err(error) => return exit::failed(&error),
     };
     let carry_out = || runtime.block_on(command.carry_out(&console));
     let output = thread::scope(|scope| {
@@ -176,7 +175,7 @@ pub(crate) fn run(command: &Command) -> ExitCode {
     let output = match output {
         Ok(Ok(output)) => output,
         Ok(Err(panic)) => panic::resume_unwind(panic),
-        Err(error) => return cli::failed(&error),
+        Err(error) => return exit::failed(&error),
     };
     // A thread that waits for a terminal would be waited for.
     runtime.shutdown_background();

@@ -26,7 +26,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::announce::print;
-use crate::cli;
+use crate::exit;
 use crate::log;
 
 #[derive(Args)]
@@ -71,18 +71,18 @@ pub(crate) struct MountCommand {
 pub(crate) fn run(command: &MountCommand) -> ExitCode {
     let plan = match Plan::new(command) {
         Ok(plan) => plan,
-        Err(sentence) => return cli::misused(&sentence),
+        Err(sentence) => return exit::misused("spillway mount", &sentence),
     };
     let in_background = env::var_os(BACKGROUND).is_some();
     if !command.foreground && !in_background {
-        return start_in_background().unwrap_or_else(|error| cli::failed(&error));
+        return start_in_background().unwrap_or_else(|error| exit::failed(&error));
     }
     if let Err(sentence) = log::start(command.verbose) {
-        return cli::misused(&sentence);
+        return exit::misused("spillway mount", &sentence);
     }
     let runtime = match runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return cli::failed(&error),
+        Err(error) => return exit::failed(&error),
     };
     let background = in_background.then(|| Background::new(command.log.as_deref())).transpose();
     let background = match background {
@@ -128,7 +128,7 @@ impl Plan {
         // Before there is anything to leave behind.
         let mut signals = match Signals::listen() {
             Ok(signals) => signals,
-            Err(error) => return cli::failed(&error),
+            Err(error) => return exit::failed(&error),
         };
         let mounted = tokio::select! {
             mounted = self.mount() => mounted,
@@ -143,7 +143,7 @@ impl Plan {
             Some(background) => background.detach(),
         };
         if let Err(error) = answered {
-            return cli::failed(&error);
+            return exit::failed(&error);
         }
         info!(source = self.source, dir = %mount.dir().display(), "mounted");
         serve(&mut mount, &mut signals).await
@@ -198,7 +198,7 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
                 Ok(Unmounted::Detached) => {
                     warn!("programs still use the directory; what they do there fails from now on");
                 }
-                Err(error) => return cli::failed(&error),
+                Err(error) => return exit::failed(&error),
             }
             Ok(())
         }
@@ -221,7 +221,7 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
 }
 
 fn failed(sentence: String) -> ExitCode {
-    cli::failed(&*Box::<dyn Error>::from(sentence))
+    exit::failed(&*Box::<dyn Error>::from(sentence))
 }
 
 /// Starts this program again, and waits for it to mount or to fail.
@@ -244,7 +244,7 @@ fn start_in_background() -> io::Result<ExitCode> {
     }
     // It has reported the reason.
     let status = child.wait()?;
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(cli::FAILED).into())
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(exit::FAILED).into())
 }
 
 /// Where the standard files of a process in the background lead.

@@ -24,6 +24,7 @@ use super::failure::{Failure, Result};
 use super::remote::{LastLink, without_end_slashes};
 use super::session::{ConnectOptions, Session};
 use super::target::{Shown, Target, is_remote};
+use crate::exit::MISUSED;
 use copy::Copier;
 use entry::Entry;
 use slot::{Dir, Slot};
@@ -101,7 +102,7 @@ fn argument_parser() -> ValueParser {
 pub(crate) async fn run(options: &Options, console: &Arc<Console>) -> io::Result<()> {
     let Some((to, from)) = options.files.split_last() else { return Ok(()) };
     if !options.files.iter().any(|file| is_remote(file)) {
-        console.fail_with(super::MISUSED, "one of the files has to be a URL, nfs://HOST/PATH");
+        console.fail_with(MISUSED, "one of the files has to be a URL, nfs://HOST/PATH");
         return Ok(());
     }
     let mut session = Session::new(&options.connect);

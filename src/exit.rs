@@ -1,0 +1,59 @@
+//! The end of the program: its exit status, and the form of every failure.
+//!
+//! Exit status: 0 for success, [`FAILED`] for a failure, [`MISUSED`] for a wrong command line. Each
+//! failure is one sentence on stderr.
+
+use std::error::Error;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use rustix::io::Errno;
+
+pub(crate) const FAILED: u8 = 1;
+pub(crate) const MISUSED: u8 = 2;
+/// The status that a shell reports for a program that SIGPIPE ended, as it ends coreutils. Rust's
+/// runtime ignores the signal, and so the write fails instead.
+pub(crate) const READER_GONE: u8 = 128 + 13;
+
+/// Reports an error with its causes, each once: many errors repeat their source in their own text.
+pub(crate) fn failed(error: &dyn Error) -> ExitCode {
+    let mut sentence = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !sentence.contains(&text) {
+            sentence = format!("{sentence}: {text}");
+        }
+        cause = error.source();
+    }
+    complain(&sentence);
+    ExitCode::from(FAILED)
+}
+
+/// Reports that the command line is wrong, and where the help of `command` is.
+pub(crate) fn misused(command: &str, sentence: &str) -> ExitCode {
+    complain(&format!("{sentence}\nTry `{command} --help`."));
+    ExitCode::from(MISUSED)
+}
+
+/// The exit status once all output was written to stdout, or was not: then as coreutils.
+pub(crate) fn written(output: io::Result<()>) -> ExitCode {
+    match output {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(READER_GONE),
+        Err(error) => {
+            complain(&format!("write error: {}", io_reason(&error)));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn complain(sentence: &str) {
+    // There is no other place to report that stderr takes nothing.
+    let _ = writeln!(io::stderr().lock(), "spillway: {sentence}");
+}
+
+/// The system's text for the error, without its number.
+pub(crate) fn io_reason(error: &io::Error) -> String {
+    Errno::from_io_error(error).map_or_else(|| error.to_string(), client::error::errno_text)
+}
