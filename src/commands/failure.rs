@@ -44,8 +44,8 @@ impl fmt::Display for Failure {
             Self::Remote(error @ (Error::Nfs { .. } | Error::Refused(_) | Error::Mount { .. })) => {
                 f.write_str(&errno_text(error.errno()))
             }
-            Self::Remote(Error::Connection { what, source }) => {
-                write!(f, "{what}: {}", io_reason(source))
+            Self::Remote(Error::Connection { attempt, server, source }) => {
+                write!(f, "{attempt} {server}: {}", io_reason(source))
             }
             Self::Remote(error) => error.fmt(f),
             Self::Local(error) => f.write_str(&io_reason(error)),

@@ -11,6 +11,7 @@ use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use crate::fixture::{
     Server, assert_exit, coreutils, feed, pattern, run, spillway, succeeded, text,
 };
+use crate::gate::Gate;
 
 #[test]
 fn cat_writes_files_and_stdin_in_order_and_goes_on_after_failures() {
@@ -161,6 +162,72 @@ fn an_unreachable_server_is_reported() {
          Connection refused"
     );
     assert_exit(&output, 2, &line);
+}
+
+#[test]
+fn network_errors_name_the_server_as_it_was_typed() {
+    // Bound and not listening: no other socket can be behind this port.
+    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = SocketAddrV4::try_from(getsockname(&bound).unwrap()).unwrap().port();
+    each_command_reports(port, &format!("cannot connect to localhost:{port}: Connection refused"));
+    // Connections are accepted, and calls are not answered.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    each_command_reports(port, &format!("no reply from localhost:{port}\n"));
+}
+
+/// Runs each command on a server on `port` of `localhost` that cannot be used for `reason`.
+fn each_command_reports(port: u16, reason: &str) {
+    let (url, local) = (format!("nfs://localhost:{port}/e/file"), tempfile::tempdir().unwrap());
+    let [here, there] = ["here", "there"].map(|name| local.path().join(name));
+    fs::write(&here, "content").unwrap();
+    let (here, there) = (here.to_str().unwrap(), there.to_str().unwrap());
+    let other = format!("{url}2");
+    let by_options = format!("port={port},mountport={port}");
+    let cases: &[&[&str]] = &[
+        &["ls", &url],
+        &["cat", &url],
+        &["stat", &url],
+        &["df", &url],
+        &["rm", &url],
+        &["mkdir", &url],
+        &["mv", &url, &other],
+        &["cp", &url, there],
+        &["cp", here, &url],
+        &["exports", &format!("localhost:{port}")],
+        &["mount", "--foreground", &url, local.path().to_str().unwrap()],
+        &[
+            "mount",
+            "--foreground",
+            "-o",
+            &by_options,
+            "localhost:/e",
+            local.path().to_str().unwrap(),
+        ],
+    ];
+    for arguments in cases {
+        let (command, rest) = arguments.split_first().unwrap();
+        let mut spillway = spillway();
+        let output =
+            spillway.args([command, "-o", "soft,timeo=2,retrans=0"]).args(rest).output().unwrap();
+        let stderr = text(&output.stderr).replace(" (os error 111)", "");
+        assert!(stderr.contains(reason), "{arguments:?}: {stderr}");
+        assert!(!output.status.success(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn network_error_of_a_transfer_names_the_server_as_it_was_typed() {
+    let server = Server::start();
+    server.put("big", pattern(3 << 20));
+    let gate = Gate::new(&server, 1 << 20);
+    let url = gate.url("big").replace("127.0.0.1", "localhost");
+    let output = run(["cat", "-o", "soft,timeo=10,retrans=0", &url]);
+    let authority = url.strip_prefix("nfs://").unwrap().split('/').next().unwrap();
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains(&format!(": no reply from {authority}")), "{stderr}");
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

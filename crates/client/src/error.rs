@@ -1,5 +1,7 @@
 //! The errors of operations, sorted by their cause.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use proto::mount3::MountStatus;
@@ -47,18 +49,28 @@ pub enum Error {
         error: DecodeError,
     },
     /// There is no connection, or it broke on a soft mount.
-    #[error("{what}: {source}")]
+    #[error("{attempt} {server}: {source}")]
     Connection {
-        /// The attempt, with the address.
-        what: String,
+        /// The failed step.
+        attempt: Attempt,
+        /// The service.
+        server: ServerName,
         /// Why it failed.
         source: Arc<std::io::Error>,
     },
     /// A soft mount got no reply in time.
     #[error("no reply from {server}")]
     TimedOut {
-        /// The server's address.
-        server: String,
+        /// The service.
+        server: ServerName,
+    },
+    /// The server accepts none of the supported authentication flavors.
+    #[error("{server} requires an unsupported authentication flavor, one of {flavors:?}")]
+    Flavor {
+        /// The NFS service.
+        server: ServerName,
+        /// The flavors of RFC 5531 §13.4 that it accepts.
+        flavors: Vec<u32>,
     },
     /// The cookies of a listing loop, so that it would never end.
     #[error("readdir loop: the listing comes back to cookie {cookie}")]
@@ -88,10 +100,19 @@ impl Error {
             Self::Reject(_) => Errno::ACCESS,
             Self::Decode(_) | Self::Malformed { .. } | Self::Forgetful { .. } => Errno::IO,
             Self::Connection { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
+            Self::Flavor { .. } => Errno::ACCESS,
             Self::TimedOut { .. } => Errno::TIMEDOUT,
             Self::ListingLoop { .. } => Errno::LOOP,
             Self::Refused(errno) => *errno,
         }
+    }
+
+    /// Names the host of a connection that failed.
+    pub(crate) fn at_host(mut self, name: &str) -> Self {
+        if let Self::Connection { server, .. } | Self::TimedOut { server } = &mut self {
+            name.clone_into(&mut server.host);
+        }
+        self
     }
 
     /// Adds the procedure to the error of a malformed reply.
@@ -109,15 +130,65 @@ impl Error {
     }
 }
 
-impl From<rpc::client::Error> for Error {
-    fn from(error: rpc::client::Error) -> Self {
+/// A step of a call that fails without a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// Finding the host's address or its service.
+    Find,
+    /// Connecting.
+    Connect,
+    /// Waiting for a reply.
+    Call,
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Find => "cannot reach",
+            Self::Connect => "cannot connect to",
+            Self::Call => "no reply from",
+        })
+    }
+}
+
+/// A service by the name of its host in a URL or mount source. Formatted as `host:port`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerName {
+    /// A name or an address; an IPv6 address without brackets.
+    pub host: String,
+    /// TCP port of the service, if it is known.
+    pub port: Option<u16>,
+}
+
+impl From<SocketAddr> for ServerName {
+    fn from(address: SocketAddr) -> Self {
+        Self { host: address.ip().to_string(), port: Some(address.port()) }
+    }
+}
+
+impl fmt::Display for ServerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        match host.contains(':') {
+            true => write!(f, "[{host}]")?,
+            false => f.write_str(host)?,
+        }
+        port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+impl Error {
+    /// The error of `attempt` at `server`.
+    #[must_use]
+    pub fn of_rpc(error: rpc::client::Error, attempt: Attempt, server: &ServerName) -> Self {
         use rpc::client::Error as E;
+        let server = || server.clone();
         match error {
             E::Accept(stat) => Self::Accept(stat),
             E::Reject(stat) => Self::Reject(stat),
             E::Decode(error) => Self::Decode(error),
-            E::Connection { what, source } => Self::Connection { what, source },
-            E::TimedOut { server } => Self::TimedOut { server },
+            E::Connection { source, .. } => Self::Connection { attempt, server: server(), source },
+            E::TimedOut { .. } => Self::TimedOut { server: server() },
             E::TooLong(_) => Self::Refused(Errno::INVAL),
         }
     }

@@ -16,6 +16,7 @@ use proto::xdr::{DecodeError, Encode, decode_all};
 use rpc::client::{Route, Rpc, RpcOptions, Target};
 use rustix::io::Errno;
 
+use crate::error::{Attempt, ServerName};
 use crate::nfs3::{Flavor, Nfs3, check_handle, machine_name, sys_credential};
 use crate::{Error, Identity, MountOptions, NfsUrl, Recovery, Result, portmap};
 
@@ -39,8 +40,8 @@ pub struct Mounted {
 /// A port in the URL overrides the one in the options.
 ///
 /// # Errors
-/// [`Error::Mount`] if the server refuses the path; [`Error::Connection`] if it cannot be reached,
-/// or requires an unsupported authentication flavor; and those of [`Rpc::call`].
+/// [`Error::Mount`] if the server refuses the path; [`Error::Connection`] if it cannot be reached;
+/// [`Error::Flavor`]; and those of [`Rpc::call`].
 pub async fn mount(
     url: &NfsUrl,
     options: &MountOptions,
@@ -73,6 +74,8 @@ pub struct MountEntry {
 #[derive(Clone, Debug)]
 pub struct Mount3 {
     rpc: Rpc,
+    /// For errors.
+    server: ServerName,
     identity: Arc<Identity>,
     machine_name: Arc<[u8]>,
     /// The address of the server's NFS service.
@@ -97,7 +100,7 @@ impl Mount3 {
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        Err(failure.unwrap_or_else(|| unreachable(url, ErrorKind::NotFound.into())))
+        Err(failure.unwrap_or_else(|| not_found(url, ErrorKind::NotFound.into())))
     }
 
     async fn find_at(
@@ -107,12 +110,13 @@ impl Mount3 {
         identity: &Arc<Identity>,
     ) -> Result<Self> {
         let nfs_address = nfs_address(host, url, options).await;
-        let connect = async |address| {
+        let connect = async |address: SocketAddr| {
+            let server = url.server(Some(address.port()));
             let rpc = Rpc::connect(address, &rpc_options(options))
                 .await
-                .map_err(|error| named(error.into(), url, address))?;
+                .map_err(|error| Error::of_rpc(error, Attempt::Connect, &server))?;
             let (identity, machine_name) = (Arc::clone(identity), machine_name());
-            Ok(Self { rpc, identity, machine_name, nfs_address })
+            Ok(Self { rpc, server, identity, machine_name, nfs_address })
         };
         if let Some(port) = url.mount_port.or(options.mount_port) {
             return connect(with_port(host, port)).await;
@@ -122,12 +126,12 @@ impl Mount3 {
         match portmap::port_of(host.ip(), PROGRAM, VERSION).await {
             Ok(Some(port)) => connect(with_port(host, port)).await,
             // Most servers refuse it. The error of a silent one is better than the portmapper's.
-            _ if !matches!(refusal, Error::Accept(_)) => Err(named(refusal, url, nfs_address)),
+            _ if !matches!(refusal, Error::Accept(_)) => Err(refusal),
             Ok(None) => {
                 let text = "neither its NFS port nor its portmapper knows a MOUNT service";
-                Err(unreachable(url, io::Error::new(ErrorKind::NotFound, text)))
+                Err(not_found(url, io::Error::new(ErrorKind::NotFound, text)))
             }
-            Err(error) => Err(named(error, url, with_port(host, proto::portmap::PORT))),
+            Err(error) => Err(error.at_host(&url.host)),
         }
     }
 
@@ -149,10 +153,9 @@ impl Mount3 {
     ) -> Result<Mounted> {
         let identity = identity_for(url, identity);
         let (root, flavors) = self.mnt(&url.path).await?;
-        let flavor = choose_flavor(url, &flavors)?;
-        let nfs = Nfs3::connect(self.nfs_address, flavor, &identity, options)
-            .await
-            .map_err(|error| named(error, url, self.nfs_address))?;
+        let (address, server) = (self.nfs_address, url.server(Some(self.nfs_address.port())));
+        let flavor = choose_flavor(&server, flavors)?;
+        let nfs = Nfs3::connect_named(server, address, flavor, &identity, options).await?;
         Ok(Mounted { nfs, root })
     }
 
@@ -232,8 +235,10 @@ impl Mount3 {
     ) -> Result<O> {
         let target = Target { program: PROGRAM, version: VERSION, procedure: procedure.code() };
         let credential = sys_credential(&self.identity, &self.machine_name);
-        let call = self.rpc.call(Route::Any, target, &credential, arguments, Bytes::new())?;
-        let results = call.await.map_err(Error::from).and_then(|results| Ok(read(&results)?));
+        let failed = |error| Error::of_rpc(error, Attempt::Call, &self.server);
+        let call = self.rpc.call(Route::Any, target, &credential, arguments, Bytes::new());
+        let results = call.map_err(failed)?.await.map_err(failed);
+        let results = results.and_then(|results| Ok(read(&results)?));
         results.map_err(|error| error.in_reply_to(procedure.name()))
     }
 }
@@ -257,7 +262,7 @@ fn identity_for(url: &NfsUrl, identity: &Arc<Identity>) -> Arc<Identity> {
 
 async fn resolve(url: &NfsUrl) -> Result<Vec<SocketAddr>> {
     let addresses = tokio::net::lookup_host((url.host.as_str(), NFS_PORT)).await;
-    Ok(addresses.map_err(|error| unreachable(url, error))?.collect())
+    Ok(addresses.map_err(|error| not_found(url, error))?.collect())
 }
 
 async fn nfs_address(host: SocketAddr, url: &NfsUrl, options: &MountOptions) -> SocketAddr {
@@ -284,32 +289,18 @@ fn rpc_options(options: &MountOptions) -> RpcOptions {
 }
 
 /// AUTH_SYS if the server accepts it, or returns no list; AUTH_NONE if it accepts only that.
-fn choose_flavor(url: &NfsUrl, flavors: &[u32]) -> Result<Flavor> {
+fn choose_flavor(server: &ServerName, flavors: Vec<u32>) -> Result<Flavor> {
     if flavors.is_empty() || flavors.contains(&FLAVOR_SYS) {
         return Ok(Flavor::Sys);
     }
     if flavors.contains(&FLAVOR_NONE) {
         return Ok(Flavor::None);
     }
-    let path = url.path.escape_ascii();
-    let what = format!("cannot mount {}:{path}", url.bracketed_host());
-    let text = format!("the server wants one of the flavors {flavors:?}, of which none is spoken");
-    Err(Error::Connection { what, source: Arc::new(io::Error::new(ErrorKind::Unsupported, text)) })
+    Err(Error::Flavor { server: server.clone(), flavors })
 }
 
-/// Adds the host name in the URL to an error that names the address.
-fn named(error: Error, url: &NfsUrl, address: SocketAddr) -> Error {
-    match error {
-        Error::Connection { source, .. } => {
-            let what = format!("cannot connect to {}:{}", url.bracketed_host(), address.port());
-            Error::Connection { what, source }
-        }
-        other => other,
-    }
-}
-
-fn unreachable(url: &NfsUrl, source: io::Error) -> Error {
-    let port = url.port.map_or_else(String::new, |port| format!(":{port}"));
-    let what = format!("cannot reach {}{port}", url.bracketed_host());
-    Error::Connection { what, source: Arc::new(source) }
+/// The error of a host or a service that is not found.
+fn not_found(url: &NfsUrl, source: io::Error) -> Error {
+    let (attempt, server) = (Attempt::Find, url.server(url.port));
+    Error::Connection { attempt, server, source: Arc::new(source) }
 }

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
+use crate::error::ServerName;
+
 /// The characters of a path that have to be escaped.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'?');
 /// The scheme of a URL.
@@ -120,9 +122,9 @@ impl NfsUrl {
         Ok(())
     }
 
-    /// The host as written before a port.
-    pub(crate) fn bracketed_host(&self) -> String {
-        if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
+    /// A service on `port` of the host.
+    pub(crate) fn server(&self, port: Option<u16>) -> ServerName {
+        ServerName { host: self.host.clone(), port }
     }
 }
 
@@ -151,10 +153,7 @@ impl FromStr for NfsUrl {
 /// Formats the URL so that it parses to the same value.
 impl fmt::Display for NfsUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}{}", self.bracketed_host())?;
-        if let Some(port) = self.port {
-            write!(f, ":{port}")?;
-        }
+        write!(f, "{SCHEME}{}", self.server(self.port))?;
         write!(f, "{}", percent_encode(&self.path, ESCAPED))?;
         let options =
             [("mountport", self.mount_port.map(u32::from)), ("uid", self.uid), ("gid", self.gid)];

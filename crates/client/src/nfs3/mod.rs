@@ -72,6 +72,7 @@ pub use namespace::Target;
 pub use read::ReadData;
 pub use readdir::{Listing, Name};
 
+use crate::error::{Attempt, ServerName};
 use crate::{Error, Identity, MountOptions, Recovery, Result};
 
 /// The authentication flavor of calls.
@@ -87,6 +88,8 @@ pub enum Flavor {
 #[derive(Clone, Debug)]
 pub struct Nfs3 {
     rpc: Rpc,
+    /// For errors.
+    server: Arc<ServerName>,
     flavor: Flavor,
     identity: Arc<Identity>,
     machine_name: Arc<[u8]>,
@@ -96,16 +99,29 @@ impl Nfs3 {
     /// Connects to an NFS service.
     ///
     /// # Errors
-    /// [`Error::Connection`] names the address.
+    /// [`Error::Connection`].
     pub async fn connect(
         address: SocketAddr,
         flavor: Flavor,
         identity: &Arc<Identity>,
         options: &MountOptions,
     ) -> Result<Self> {
-        let rpc = Rpc::connect(address, &options.rpc()).await?;
-        let identity = Arc::clone(identity);
-        Ok(Self { rpc, flavor, identity, machine_name: machine_name() })
+        Self::connect_named(address.into(), address, flavor, identity, options).await
+    }
+
+    /// Like [`connect`](Self::connect), for errors that name the service `server`.
+    pub(crate) async fn connect_named(
+        server: ServerName,
+        address: SocketAddr,
+        flavor: Flavor,
+        identity: &Arc<Identity>,
+        options: &MountOptions,
+    ) -> Result<Self> {
+        let rpc = Rpc::connect(address, &options.rpc())
+            .await
+            .map_err(|error| Error::of_rpc(error, Attempt::Connect, &server))?;
+        let (server, identity) = (Arc::new(server), Arc::clone(identity));
+        Ok(Self { rpc, server, flavor, identity, machine_name: machine_name() })
     }
 
     /// The calls of another user to the same service.
@@ -132,10 +148,11 @@ impl Nfs3 {
     /// Those of [`Rpc::call`].
     pub fn null(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let call = self.hand_over(Procedure::Null, Route::Any, &(), Bytes::new());
+        let server = Arc::clone(&self.server);
         async move {
-            let results = call?.await;
+            let results = call?.await.map_err(|error| Error::of_rpc(error, Attempt::Call, &server));
             let decoded = results.and_then(|results| Ok(decode::<()>(&results)?));
-            decoded.map_err(|error| Error::from(error).in_reply_to(Procedure::Null.name()))
+            decoded.map_err(|error| error.in_reply_to(Procedure::Null.name()))
         }
     }
 
@@ -166,11 +183,14 @@ impl Nfs3 {
     ) -> impl Future<Output = Result<O>> + Send + use<O, R> {
         let call = self.hand_over(procedure, route, arguments, payload);
         let mut delays = Delays::new(self.rpc.options());
+        let server = Arc::clone(&self.server);
         async move {
             let mut call = call?;
             loop {
-                let reply =
-                    (&mut call).await.map_err(Error::from).and_then(|results| Ok(read(&results)?));
+                let reply = (&mut call)
+                    .await
+                    .map_err(|error| Error::of_rpc(error, Attempt::Call, &server))
+                    .and_then(|results| Ok(read(&results)?));
                 let status = match reply.map_err(|error| error.in_reply_to(procedure.name()))? {
                     Ok(results) => return Ok(results),
                     Err(status) => status,
@@ -192,7 +212,9 @@ impl Nfs3 {
     ) -> Result<Call> {
         let procedure = procedure.code();
         let target = client::Target { program: PROGRAM, version: VERSION, procedure };
-        Ok(self.rpc.call(route, target, &self.credential(), arguments, payload)?)
+        self.rpc
+            .call(route, target, &self.credential(), arguments, payload)
+            .map_err(|error| Error::of_rpc(error, Attempt::Call, &self.server))
     }
 
     fn credential(&self) -> Credential<'_> {

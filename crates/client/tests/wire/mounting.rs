@@ -92,11 +92,10 @@ async fn calls_carry_a_flavor_that_the_server_takes() {
 #[tokio::test]
 async fn a_server_that_wants_what_is_not_spoken_is_refused_in_words() {
     let error = mount_offering(&[390_003, 390_005]).await.0.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "cannot mount 127.0.0.1:/export: the server wants one of the flavors [390003, 390005], of \
-         which none is spoken"
-    );
+    let Error::Flavor { server, .. } = &error else { panic!("{error}") };
+    assert_eq!(server.host, "127.0.0.1");
+    let what = "requires an unsupported authentication flavor, one of [390003, 390005]";
+    assert_eq!(error.to_string(), format!("{server} {what}"));
 }
 
 /// Answers a call with an error.

@@ -8,7 +8,8 @@ use proto::oncrpc::{CallHeader, Credential, decode_call, encode_success};
 use proto::xdr::{Reader, Writer};
 use rpc::client::{Call, Route, Rpc, RpcOptions, Target};
 use rpc::record;
-use spillway_client::{Recovery, Result};
+use spillway_client::error::{Attempt, ServerName};
+use spillway_client::{Error, Recovery, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -149,7 +150,13 @@ pub(crate) fn ask(rpc: &Rpc, number: u32) -> Call {
 
 /// The number that a call was answered with.
 pub(crate) async fn answered(call: Call) -> Result<u32> {
-    Ok(Reader::new(&within(call).await?).u32("results")?)
+    let results = within(call).await.map_err(failed)?;
+    Ok(Reader::new(&results).u32("results")?)
+}
+
+/// The client's error for that of a call.
+pub(crate) fn failed(error: rpc::client::Error) -> Error {
+    Error::of_rpc(error, Attempt::Call, &ServerName { host: "peer".to_owned(), port: None })
 }
 
 pub(crate) async fn within<F: Future>(future: F) -> F::Output {

@@ -9,7 +9,9 @@ use rustix::io::Errno;
 use spillway_client::Error;
 use tokio::io::AsyncReadExt;
 
-use crate::peer::{Connected, Peer, Received, answered, ask, ask_with, hard, reply, soft, within};
+use crate::peer::{
+    Connected, Peer, Received, answered, ask, ask_with, failed, hard, reply, soft, within,
+};
 
 const SOON: Duration = Duration::from_millis(300);
 /// Long against the pauses before a new connection and the delays of a busy machine.
@@ -154,7 +156,7 @@ async fn a_soft_call_fails_in_its_time_and_its_late_reply_is_ignored() {
     }
     let error = within(call).await.unwrap().unwrap_err();
     assert!(begin.elapsed() >= TIMEOUT * 3);
-    let error = Error::from(error);
+    let error = failed(error);
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     assert_eq!(error.errno(), Errno::TIMEDOUT);
     // No call waits, so the connection stays.
