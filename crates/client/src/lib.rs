@@ -50,6 +50,8 @@ pub mod error;
 pub mod export;
 mod file;
 mod file_system;
+#[cfg(test)]
+mod fixture;
 mod identity;
 mod inode;
 mod listing_progress;

@@ -1,25 +1,11 @@
 use proptest::prelude::*;
-use proto::nfs3::{DeviceSpec, Time};
+use proto::nfs3::Time;
 
 use super::*;
+use crate::fixture::file_attributes;
 
 fn attributes(size: u64, ctime: u32) -> Attributes {
-    let time = Time { seconds: ctime, nseconds: 0 };
-    Attributes {
-        file_type: FileType::Regular,
-        mode: 0o644,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        size,
-        used: size,
-        rdev: DeviceSpec::default(),
-        fsid: 1,
-        fileid: 2,
-        atime: time,
-        mtime: time,
-        ctime: time,
-    }
+    file_attributes(size, Time { seconds: ctime, nseconds: 0 })
 }
 
 fn secs(n: u64) -> Duration {

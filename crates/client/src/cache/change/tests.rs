@@ -1,28 +1,13 @@
 use proptest::prelude::*;
-use proto::nfs3::{
-    DeviceSpec, FileType, LinkOk, RenameOk, SetattrOk, StableHow, Time, WccData, WriteOk,
-    WriteVerifier,
-};
+use proto::nfs3::{LinkOk, RenameOk, SetattrOk, StableHow, Time, WccData, WriteOk, WriteVerifier};
 
 use super::evidence::LONE_AFTERS_UNTRUSTED;
 use super::*;
+use crate::fixture::file_attributes;
 
 fn attributes(size: u64, mtime: u32, ctime: u32) -> Attributes {
-    Attributes {
-        file_type: FileType::Regular,
-        mode: 0o644,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        size,
-        used: size,
-        rdev: DeviceSpec::default(),
-        fsid: 1,
-        fileid: 2,
-        atime: Time::default(),
-        mtime: Time { seconds: mtime, nseconds: 0 },
-        ctime: Time { seconds: ctime, nseconds: 0 },
-    }
+    let mtime = Time { seconds: mtime, nseconds: 0 };
+    Attributes { mtime, ..file_attributes(size, Time { seconds: ctime, nseconds: 0 }) }
 }
 
 /// The object after the `n`th change of a file that grows.

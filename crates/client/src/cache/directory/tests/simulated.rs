@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
-use proto::nfs3::{
-    Attributes, CookieVerifier, DeviceSpec, FileHandle, FileType, Procedure, Status, Time,
-};
+use proto::nfs3::{Attributes, CookieVerifier, FileHandle, FileType, Procedure, Status, Time};
 
 use super::super::*;
 use crate::cache::change::Change;
 use crate::error::{Error, Result};
+use crate::fixture::file_attributes;
 use crate::nfs3::{Listing, Name};
 
 /// Clones refer to the same directory.
@@ -278,21 +277,7 @@ pub(super) fn error(status: Status) -> Error {
 
 pub(super) fn attributes(fileid: u64, mtime: u64) -> Attributes {
     let time = Time { seconds: u32::try_from(mtime).unwrap(), nseconds: 0 };
-    Attributes {
-        file_type: FileType::Regular,
-        mode: 0o644,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        size: 0,
-        used: 0,
-        rdev: DeviceSpec::default(),
-        fsid: 1,
-        fileid,
-        atime: time,
-        mtime: time,
-        ctime: time,
-    }
+    Attributes { fileid, ..file_attributes(0, time) }
 }
 
 /// Of a reply that is not a sample.
