@@ -10,13 +10,13 @@ import signal
 import time
 
 from bench_rig import (
-    UNDO_SECS_MAX, Bench, Records, end_at_last, finish, last_words, operations, said, sentence,
+    UNDO_SECS_MAX, Bench, Records, end_at_last, finish, last_words, operations, output_of, sentence,
     wait_for_measurements,
 )  # fmt: skip
 from harness import (
     Server, Skip, case, check, free_port, main, run_ok, scratch_dir,
 )  # fmt: skip
-from unprivileged import NOBODY_UID, reachable_place
+from unprivileged import ORDINARY_UID, reachable_place
 
 # What would go on for hours, in measurements of less than a second.
 ENDLESS = {
@@ -37,7 +37,7 @@ def check_kept(process, count):
     records = Records(process.out)
     kept = len(records.measurements)
     check(kept >= count, f"{kept} measurements were kept of {count}")
-    check("Spillway" in said(process) and "1 round" in said(process), "there is no table")
+    check("Spillway" in output_of(process) and "1 round" in output_of(process), "there is no table")
 
 
 def interrupted(experiment, *more):
@@ -118,7 +118,7 @@ def killed():
 
 @case
 def server_dies():
-    """A server that is killed under a load ends the run, which says so."""
+    """A server that is killed under a load ends the run, which reports it."""
     for experiment in ("io", "threads", "readdir", "writeback"):
         bench, directory = Bench(), scratch_dir("files")
         process = bench.start(experiment, directory, *ENDLESS[experiment])
@@ -136,8 +136,8 @@ def server_dies():
             check(status == 1, f"{experiment}: exit status {status}: {last_words(process)}")
             words = sentence(process)
             # Between two loads it is a call that has no reply.
-            told = "server" in words or "no reply from 127.0.0.1:" in words
-            check(told, f"{experiment}: {words}")
+            is_named = "server" in words or "no reply from 127.0.0.1:" in words
+            check(is_named, f"{experiment}: {words}")
             check_kept(process, 2)
             bench.check_nothing_left(process, directory)
         finally:
@@ -146,7 +146,7 @@ def server_dies():
 
 @case
 def server_dies_before_it_is_mounted():
-    """That it did is told, with its last words, not what became of a call to it."""
+    """The run reports the server's end and its last lines, not the failure of a call to it."""
     bench, directory = Bench(), scratch_dir("files")
     server = directory / "server"
     server.write_text(
@@ -157,13 +157,13 @@ def server_dies_before_it_is_mounted():
     status = finish(process)
     check(status == 1, f"exit status {status}: {last_words(process)}")
     words = sentence(process)
-    check(words.startswith("the server died") and "\nout of luck" in said(process), words)
+    check(words.startswith("the server died") and "\nout of luck" in output_of(process), words)
     bench.check_nothing_left(process)
 
 
 @case
 def given_server_dies():
-    """So does one that was started by somebody else."""
+    """So does a server that the run has not started."""
     bench, directory = Bench(), scratch_dir("files")
     server = Server(directory)
     server.start()
@@ -187,7 +187,7 @@ def asked_for_what_cannot_be():
     bench, directory = Bench(), scratch_dir("files")
     file = directory / "file"
     file.write_bytes(b"")
-    nobody = f"nfs://127.0.0.1:{free_port()}/x"
+    unreachable = f"nfs://127.0.0.1:{free_port()}/x"
     missing = directory / "missing"
     table = [
         (1, missing, ("io", missing)),
@@ -196,10 +196,10 @@ def asked_for_what_cannot_be():
         (1, missing, ("writeback", missing)),
         (1, missing, ("uncached", missing)),
         (1, file, ("io", file)),
-        (1, "Connection refused", ("io", nobody, "--no-calibration")),
-        (1, "Connection refused", ("threads", nobody)),
-        (1, "Connection refused", ("readdir", nobody)),
-        (1, "Connection refused", ("writeback", nobody)),
+        (1, "Connection refused", ("io", unreachable, "--no-calibration")),
+        (1, "Connection refused", ("threads", unreachable)),
+        (1, "Connection refused", ("readdir", unreachable)),
+        (1, "Connection refused", ("writeback", unreachable)),
         (2, "sideways", ("io", directory, "--phases", "sideways")),
         (2, "`5` is not a time", ("io", directory, "--net-delay", "5")),
         (2, "rounds", ("io", directory, "--rounds", 0)),
@@ -218,7 +218,7 @@ def asked_for_what_cannot_be():
         check(status == expected, f"{words}: exit status {status}: {last_words(process)}")
         complaint = sentence(process)
         check(str(part) in complaint, f"{words}: {complaint}")
-        check(complaint.count(str(part)) == 1, f"{words} says it twice: {complaint}")
+        check(complaint.count(str(part)) == 1, f"{words} reports it twice: {complaint}")
         file_left = [path for path in directory.iterdir() if path != file]
         check(not file_left, f"{words} left {file_left}")
         bench.check_nothing_left(process)
@@ -237,8 +237,8 @@ def ordinary_user():
         bench.environment["TMPDIR"] = str(bench.temporary)
         for own in (directory, bench.temporary, bench.results):
             own.mkdir(exist_ok=True)
-            os.chown(own, NOBODY_UID, NOBODY_UID)
-        user = {"user": NOBODY_UID, "group": NOBODY_UID, "extra_groups": [], "cwd": place}
+            os.chown(own, ORDINARY_UID, ORDINARY_UID)
+        user = {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": [], "cwd": place}
         tiny = ("--size", "4MiB", "--random-operations", 100, "--rounds", 1, "--ranks", 2)
         binary, Server.binary = Server.binary, program
         try:

@@ -18,7 +18,7 @@ def grown(server, before, names):
 
 
 def check_slower(base, slow, load, figures):
-    """`bench compare` says so of each of the figures of what was measured."""
+    """`bench compare` reports each of `figures` as slower."""
     found, text = verdicts(base, slow)
     for figure in figures:
         line = found.get((load, figure), "")
@@ -35,7 +35,7 @@ def slowed_by_the_network(experiment, load, figures, *tiny):
 
 @case
 def threads_counted():
-    """Each call is one that the server has seen; sweep and fairness say what they varied."""
+    """The server has counted each call; sweep and fairness record what they varied."""
     bench = Bench()
     tiny = ("--threads", "1,4", "--connections", "1,2", "--seconds", 1, "--rounds", 1,
             "--size", "4MiB")  # fmt: skip
@@ -68,8 +68,8 @@ def threads_counted():
     expected = {"one-alone", "one-beside-sixteen", "sixteen-beside-one"}
     check(set(others) == expected, f"phases {set(others)}")
     share = others["one-beside-sixteen"]["mib_per_sec"] / others["one-alone"]["mib_per_sec"]
-    told = others["one-beside-sixteen"]["beside_others"]
-    check(near(told, share), f"{told} of what it had alone, not {share}")
+    recorded = others["one-beside-sixteen"]["beside_others"]
+    check(near(recorded, share), f"{recorded} of what it had alone, not {share}")
     check(not sum(reading.figure("wrong_bytes")), "there were wrong bytes")
 
 
@@ -142,10 +142,10 @@ def readdir_counted():
         there = len(list(kept.iterdir()))
     check(there == entries, f"{there} files were made, not {entries}")
     # When it is removed it is listed, in one call, and found to be empty.
-    told = sum(one["figures"]["calls"] for one in records.measurements) + 2
-    check(calls == told, f"the server saw {calls} READDIRs, not {told}")
-    told = sum(one["figures"]["calls_from_start"] for one in records.measurements) + 2
-    check(from_start == told, f"the server saw {from_start} from the start, not {told}")
+    recorded = sum(one["figures"]["calls"] for one in records.measurements) + 2
+    check(calls == recorded, f"the server saw {calls} READDIRs, not {recorded}")
+    recorded = sum(one["figures"]["calls_from_start"] for one in records.measurements) + 2
+    check(from_start == recorded, f"the server saw {from_start} from the start, not {recorded}")
     subjects = [(one["phase"], one["subject"]) for one in records.measurements]
     expected = [
         (lister, change)
@@ -168,7 +168,7 @@ def readdir_counted():
 
 @case
 def readdir_by_its_own_server():
-    """What the records say of the server's counters is what they say themselves."""
+    """The records have the values of the server's counters."""
     bench = Bench()
     directory = scratch_dir("export")
     process = bench.start("readdir", directory, "--entries", 200, "--rounds", 1, "--plus")
@@ -199,8 +199,8 @@ def writeback_counted():
         )  # fmt: skip
         writes = grown(server, before, WRITES)
         taken = grown(server, before, ("write_bytes",))
-    told = sum(records.figure("calls"))
-    check(writes == told, f"the server saw {writes} WRITEs, not {told}")
+    recorded = sum(records.figure("calls"))
+    check(writes == recorded, f"the server saw {writes} WRITEs, not {recorded}")
     check(taken == 4 * size, f"the server took {taken} bytes, not {4 * size}")
     settings = [
         (one["parameters"]["record_bytes"], one["parameters"]["workers"])
@@ -251,8 +251,8 @@ def uncached_counted():
         written = figures["device_written_mib"]
         is_right = all_mib - 0.01 <= written <= all_mib + 6
         check(is_right, f"{name}: {all_mib} MiB, {written} written by the device")
-    told = sum(records.figure("device_written_mib"))
-    check(told <= written_mib + 0.01, f"{told} MiB in the measurements, {written_mib} in all")
+    recorded = sum(records.figure("device_written_mib"))
+    check(recorded <= written_mib + 0.01, f"{recorded} MiB recorded, {written_mib} in all")
     cached = {name: max(records.figure("cached_at_end_mib", subject=name))
               for name in ("cached", "window")}  # fmt: skip
     check(cached["cached"] > all_mib * 0.9, f"in the cache at the end: {cached}")

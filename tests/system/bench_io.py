@@ -5,7 +5,7 @@ server that is slowed down on purpose against one that is not.
 
 from bench_rig import (
     READS, WRITES, Bench, Device, Records, counted, data_bytes, finish, given, near, operations,
-    quick_directory, said, served_disk, verdicts,
+    quick_directory, output_of, served_disk, verdicts,
 )  # fmt: skip
 from harness import MIB, Skip, case, check, loop_file_system, main, scratch_dir
 
@@ -84,12 +84,12 @@ def against_counters(verify, verifying_reads):
     grown = after["write_bytes"] - before["write_bytes"]
     sent = sum(data_bytes(one) for one in records.measurements if one["phase"].endswith("-write"))
     check(grown == sent, f"the server took {grown} bytes, not {sent}")
-    told = sum(
+    recorded = sum(
         one["figures"]["server_us_per_operation"] * operations(one) / 1e6
         for one in records.measurements
     )  # fmt: skip
     # By the kernel's ticks, of both sums.
-    check(0 < told <= cpu + 0.05, f"{told} s of the server's processor, which spent {cpu}")
+    check(0 < recorded <= cpu + 0.05, f"{recorded} s of the server's processor, which spent {cpu}")
     check_device(records, moved_mib)
     return records
 
@@ -147,9 +147,9 @@ def modes_under_a_limit():
             "--phases", "easy-write,easy-read", "--size", f"{size_mib}MiB", "--ranks", RANKS,
         )  # fmt: skip
         status = finish(process)
-        if status == 1 and "no memory cgroup" in said(process):
-            raise Skip(said(process).splitlines()[-1])
-        check(status == 0, said(process)[-400:])
+        if status == 1 and "no memory cgroup" in output_of(process):
+            raise Skip(output_of(process).splitlines()[-1])
+        check(status == 0, output_of(process)[-400:])
         bench.check_nothing_left(process, directory)
     records = Records(process.out)
     limit = records.run["memory_limit_bytes"]
@@ -216,9 +216,9 @@ def slow_device():
     )  # fmt: skip
     status = finish(process)
     for reason in ("only root can make a file system", "I/O can be bounded only", "(root may)"):
-        if status != 0 and reason in said(process):
-            raise Skip(said(process).splitlines()[-1])
-    check(status == 0, said(process)[-400:])
+        if status != 0 and reason in output_of(process):
+            raise Skip(output_of(process).splitlines()[-1])
+    check(status == 0, output_of(process)[-400:])
     bench.check_nothing_left(process, directory)
     records = Records(process.out)
     check("rate 20 MiB/s" in records.run["storage"], f"storage: {records.run['storage']}")

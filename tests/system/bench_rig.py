@@ -74,8 +74,8 @@ def near(value, expected, part=1e-6):
 
 
 class Bench:
-    """A place for runs of `spillway bench`: temporary files and cgroups that it makes are told
-    from those of others, so that it is found out what it leaves.
+    """A place for runs of `spillway bench`, with its own directory for temporary files, so that files
+    and cgroups that a run leaves are found.
     """
 
     def __init__(self):
@@ -92,13 +92,13 @@ class Bench:
         out = self.results / f"{self.runs}.jsonl"
         words = [Server.binary, "bench", *arguments, "--out", out]
         options = {"env": self.environment, **options}
-        with open(self.results / f"{self.runs}.said", "wb") as said:
+        with open(self.results / f"{self.runs}.output", "wb") as output:
             process = subprocess.Popen(
                 [str(word) for word in words],
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said, **options,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, **options,
             )  # fmt: skip
         process.out = out
-        process.said = said.name
+        process.output = output.name
         return process
 
     def run(self, *arguments):
@@ -156,18 +156,18 @@ def finish(process, secs=RUN_SECS_MAX):
         raise AssertionError(f"not done after {secs} s: {last_words(process)}") from None
 
 
-def said(process):
+def output_of(process):
     """All that a run has printed."""
-    return pathlib.Path(process.said).read_text(encoding="utf-8")
+    return pathlib.Path(process.output).read_text(encoding="utf-8")
 
 
 def last_words(process):
-    return said(process)[-600:].strip().replace("\n", " | ")
+    return output_of(process)[-600:].strip().replace("\n", " | ")
 
 
 def sentence(process):
-    """The one sentence in which a run said why it failed."""
-    complaints = [line for line in said(process).splitlines() if line.startswith("spillway: ")]
+    """The one sentence in which a run reports why it failed."""
+    complaints = [line for line in output_of(process).splitlines() if line.startswith("spillway: ")]
     # A table names subjects in the same way: `spillway: /path/to/spillway serve`.
     complaints = [line for line in complaints if f"{Server.binary} serve" not in line]
     check(len(complaints) == 1, f"not one complaint: {complaints or last_words(process)}")
@@ -197,7 +197,7 @@ def end_at_last(process):
 
 
 def mounts():
-    """What is mounted, as the kernel tells it, without what other programs' name spaces have."""
+    """The kernel's list of mounts, without those of other programs' name spaces."""
     with open("/proc/self/mountinfo", encoding="utf-8") as table:
         return {" ".join(line.split()[3:]) for line in table}
 
@@ -249,7 +249,7 @@ def served_disk():
 
 
 def given(server, directory):
-    """The arguments that name a server which was started by somebody else."""
+    """The arguments that name a server which the run does not start."""
     pid = server.process.pid
     return (
         f"ours=nfs://127.0.0.1:{server.port}/x?mountport={server.mount_port}",
@@ -258,7 +258,7 @@ def given(server, directory):
 
 
 def verdicts(base, other):
-    """What `bench compare` says: (load, figure) to the verdict, and all its text."""
+    """The report of `bench compare`: (load, figure) to the verdict, and its whole text."""
     text = run_ok(Server.binary, "bench", "compare", base.path, other.path).stdout
     found, load, lines = {}, None, text.splitlines()
     for before, line in zip([""] + lines, lines):

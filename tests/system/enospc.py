@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A file system fills up: the client is told, what was promised stays, and the server goes on."""
+"""A file system fills up: clients get the error, stable data stays, and the server goes on."""
 
 import contextlib
 import time
@@ -64,7 +64,7 @@ def fills_up(kind, stable):
             for block in range(done):
                 read = client.read(filler, block * MIB, MIB)
                 same = read and read == BLOCK[: len(read)]
-                check(same, f"block {block} was promised and is gone")
+                check(same, f"block {block} was acknowledged and is gone")
         after = remove_and_write_again(client)
         for name, handle in ((b"kept", kept), (b"after", after)):
             check(client.getattr(handle) == 4 * MIB, f"{name} has lost its size")
@@ -93,21 +93,21 @@ def xfs_unstable():
 
 
 @case
-def libnfs_is_told():
+def libnfs_gets_the_error():
     """fio ends with NFS3ERR_NOSPC, nfs-cp with a failed write, and the server goes on."""
     need_fio_nfs()
     need("nfs-cp")
     with full_export("ext4") as (server, client):
         done = fio(server, "w", "--rw=write", "--bs=1M", f"--size={2 * SIZE_BYTES['ext4']}")
-        check(done.returncode != 0, "fio was content")
+        check(done.returncode != 0, "fio ended with status 0")
         words = done.stderr + done.stdout
-        check("NFS3ERR_NOSPC" in words, f"fio said: {words[:300]}")
+        check("NFS3ERR_NOSPC" in words, f"fio printed: {words[:300]}")
         source = server.directory.with_suffix(".source")
         with open(source, "wb") as file:
             file.truncate(2 * SIZE_BYTES["ext4"])
         copied = run("nfs-cp", source, server.url("copy"))
         source.unlink()
-        check("Failed to write" in copied.stderr, f"nfs-cp said: {copied.stderr}")
+        check("Failed to write" in copied.stderr, f"nfs-cp printed: {copied.stderr}")
         client.getattr(client.root)
 
 

@@ -71,12 +71,12 @@ def in_each_pair(start, lacks_direct):
         try:
             with start("--read-mode", read_mode, "--write-mode", write_mode) as server:
                 write_and_read(server, f"{read_mode}-{write_mode}", seed)
-                told = server.log_text().count(NO_DIRECT)
+                reports = server.log_text().count(NO_DIRECT)
         except (AssertionError, nfs3.NfsError, ConnectionError) as failure:
             raise AssertionError(f"{pair}: {failure}") from failure
         least = 1 if lacks_direct and "direct" in (read_mode, write_mode) else 0
         most = 1 if lacks_direct and (read_mode, write_mode) != ("buffered", "buffered") else 0
-        check(least <= told <= most, f"{pair}: told {told} times, not {least} to {most}")
+        check(least <= reports <= most, f"{pair}: {reports} reports, not {least} to {most}")
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ def few_descriptors():
 
 @case(secs=300)
 def short_files_only():
-    """RLIMIT_FSIZE: up to it all is well, beyond it the client is told, and the server lives on."""
+    """RLIMIT_FSIZE: a WRITE beyond it fails with NFS3ERR_FBIG, and the server goes on."""
     need("prlimit")
     directory = scratch_dir("export")
     before = ("prlimit", f"--fsize={FILE_BYTES}:{FILE_BYTES}")

@@ -103,7 +103,7 @@ class Server:
 
     def __init__(self, directory, *flags, port=None, uid=None, state=None):
         self.directory = pathlib.Path(directory)
-        # Root is squashed to nobody by default, and nobody shall be able to create files here.
+        # Root is squashed to user 65534 by default, who has to be able to create files here.
         self.directory.chmod(0o777)
         self.port = port or free_port()
         self.mount_port = self.port
@@ -162,7 +162,7 @@ class Server:
         check(status == 0, f"exit status {status} after SIGTERM: {self.last_words()}")
 
     def kill(self):
-        """SIGKILL: the server gets no chance to flush or to say goodbye."""
+        """SIGKILL: the server neither flushes nor closes its connections."""
         self.process.kill()
         self.process.wait()
         self.process = None
@@ -194,7 +194,7 @@ class Server:
             found = {name: int(count) for name, count in pairs}
             if LAST_COUNTER in found:
                 return found
-        raise AssertionError(f"the server does not tell its counters: {self.last_words()}")
+        raise AssertionError(f"the server does not print its counters: {self.last_words()}")
 
     def resident_bytes(self, field="VmRSS"):
         """The process's resident set, in bytes; `VmHWM` for its peak."""
@@ -214,7 +214,7 @@ def scratch_root():
 
 
 def scratch_dir(name):
-    """A new, empty directory on the file system that the tests were told to use."""
+    """A new, empty directory on the file system of `--dir`."""
     return pathlib.Path(tempfile.mkdtemp(prefix=name + ".", dir=scratch_root()))
 
 

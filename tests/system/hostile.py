@@ -39,7 +39,7 @@ IDLE_BYTES_MAX = 300 * MIB
 # The attackers take processor time of the same machine, at a lower priority.
 LATENCY_P99_SECS_MAX = 1.0
 LATENCY_SECS_MAX = 3.0
-# A line for each kind of message in each period, and what a start and an end say.
+# A line for each kind of message in each period, and those of the start and the end.
 LOG_BYTES_MAX = 64 << 10
 ANSWER_SECS_MAX = 10
 JUKEBOX = 10008
@@ -249,7 +249,7 @@ def calls_for(port, source=ADMITTED):
 
 class Senders:
     """Connections that send what they are given as fast as it is taken; they are made anew when
-    the server closes them. They read what comes, unless told not to.
+    the server closes them. They read what comes, unless `reads` is false.
     """
 
     def __init__(self, port, source, count, make, reads=True):
@@ -303,7 +303,7 @@ def idle_admitted(port):
 
 
 def idle(port, source):
-    """Opens connections up to a number, says nothing, and replaces those that are closed."""
+    """Opens connections up to a number, sends nothing, and replaces those that are closed."""
     poll = selectors.DefaultSelector()
     while True:
         # No faster than a server accepts: what a full queue of the kernel drops is not its fault.
@@ -463,7 +463,7 @@ def idle_connections_that_are_permitted():
 
 
 @case(secs=CASE_SECS_MAX)
-def replies_that_nobody_reads():
+def replies_that_are_not_read():
     under(listings_unread, reads_unread)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What was acknowledged as stable survives SIGKILL, and the write verifier tells of the restart.
+"""Data acknowledged as stable survives SIGKILL, and the restart changes the write verifier.
 
-The page cache survives the death of a process, so this says nothing about a power failure. It
+The page cache survives the death of a process, so this does not test a power failure. It
 shows that the server holds no acknowledged stable byte in its own memory only.
 """
 
@@ -166,7 +166,7 @@ class Repeating:
 
 
 def pattern(size_bytes):
-    """Bytes of which each 8 say where they are."""
+    """Bytes of which each 8 contain their offset."""
     return array.array("Q", range(size_bytes // 8)).tobytes()
 
 

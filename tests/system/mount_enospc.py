@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A full file system, and a full quota: whoever writes through the mount is told, it goes on."""
+"""A full file system and a full quota: writers get the error, and the mount goes on."""
 
 import contextlib
 import errno
@@ -39,7 +39,7 @@ def nothing(_file):
     """Leaves it to close."""
 
 
-def told_and_recovers(mount, served, number):
+def fails_and_recovers(mount, served, number):
     """By fsync and by close; a file written before is whole, and one written after is too."""
     with open(mount / "kept", "wb") as file:
         file.write(BLOCK * 4)
@@ -59,14 +59,14 @@ def told_and_recovers(mount, served, number):
 @case
 def full_disk():
     with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
-        told_and_recovers(mount, export.directory, errno.ENOSPC)
+        fails_and_recovers(mount, export.directory, errno.ENOSPC)
 
 
 @case
 def full_disk_in_small_writes():
     """Many small files, each closed: the error reaches the one whose data was refused."""
     with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
-        told = written = 0
+        refused = written = 0
         for number in range(3000):
             path = mount / f"file{number}"
             try:
@@ -75,11 +75,11 @@ def full_disk_in_small_writes():
                 written += 1
             except OSError as error:
                 check(error.errno == errno.ENOSPC, f"file{number}: {error}")
-                told += 1
-                if told == 20:
+                refused += 1
+                if refused == 20:
                     break
-        check(told == 20, f"{written} files written, {told} refused")
-        # Whoever was not told has everything on the server.
+        check(refused == 20, f"{written} files written, {refused} refused")
+        # Files whose close succeeded are whole on the server.
         for number in range(written):
             length = (export.directory / f"file{number}").stat().st_size
             check(length in (0, 50_000), f"file{number} has {length} bytes")
@@ -93,14 +93,14 @@ def full_disk_and_programs():
         for flags in ([], ["conv=fsync"], ["oflag=direct"], ["oflag=sync"]):
             done = run(*command, *flags)
             check(done.returncode == 1, f"dd {flags} ended with {done.returncode}")
-            check("No space left" in done.stderr, f"dd {flags} said {done.stderr}")
+            check("No space left" in done.stderr, f"dd {flags} printed {done.stderr}")
         done = run("cp", "/dev/zero", mount / "copy", secs=60)
-        check("No space left" in done.stderr, f"cp said {done.stderr}")
+        check("No space left" in done.stderr, f"cp printed {done.stderr}")
 
 
 @case
 def full_disk_and_a_mapping():
-    """A store that finds no room is told by msync or by fsync."""
+    """msync or fsync returns the error of a store that finds no room."""
 
 
     with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
@@ -115,13 +115,13 @@ def full_disk_and_a_mapping():
                         action()
                     except OSError as error:
                         seen.append(error.errno)
-        check(seen, "nobody was told")
+        check(seen, "neither msync nor fsync failed")
         check(set(seen) <= {errno.ENOSPC, errno.EIO}, f"errnos {seen}")
 
 
 @case
 def full_quota():
-    """btrfs limits a subvolume whoever writes, so the server's privileges do not matter."""
+    """btrfs limits a subvolume for all users, so the server's privileges do not matter."""
     need_fuse()
     need("btrfs")
     with loop_file_system("btrfs", 600 * MIB) as disk:

@@ -15,8 +15,8 @@ from mount_rig import ganesha_export
 TOLERATED = {
     "truncation_clears_set_id_bits": "set-id bits stay when others cut a file",
     "times_of_links": "SETATTR leaves the times of symbolic links as they are",
-    "times_are_the_owners": "whoever may write sets one time to now and leaves the other",
-    "statvfs_is_plausible": "PATHCONF says that names may be 1024 bytes long",
+    "times_are_the_owners": "a user who may write sets one time to now and leaves the other",
+    "statvfs_is_plausible": "PATHCONF returns a name_max of 1024 bytes",
 }
 
 

@@ -30,13 +30,13 @@ TWICE_IS_ONCE = [step for step in STEPS if step not in (File.rename, File.replac
 
 
 def content(number, offset, length):
-    """What file `number` has at `offset`, both multiples of 8: each 8 bytes say what they are."""
+    """The content of file `number` from `offset`, a multiple of 8: each 8 bytes are unique."""
     first = (number << 40) + offset // 8
     return array.array("Q", range(first, first + length // 8)).tobytes()
 
 
 def write_files(mount, journal, writer):
-    """Writes file after file until the journal's directory says stop; notes what fsync promised."""
+    """Writes file after file until `journal` has a file `stop`; notes what fsync promised."""
     number = writer
     with opened(journal / f"promised{writer}", os.O_CREAT | os.O_WRONLY | os.O_APPEND) as notes:
         while not (journal / "stop").exists():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How a mount begins and ends: in front or behind, by whom, with which words when it cannot."""
+"""How a mount begins and ends: in the foreground or not, by which user, with which errors."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ from mount_rig import (
     OPTIONS, OpenServer, eventually, mounted, need_fuse,
 )  # fmt: skip
 
-# fusermount wants a name for whoever calls it, and this user has one everywhere.
+# fusermount needs a name for its caller, and this user has one on each system.
 USER = 65534
 FUSE_DEVICE = (10, 229)
 
@@ -117,7 +117,7 @@ def busy_is_not_unmounted():
     with export() as server, held(server.mount()) as mount:
         with open(mount.directory / "file", encoding="ascii") as file:
             done = run("umount", mount.directory)
-            check(done.returncode != 0 and "busy" in done.stderr, f"umount said {done.stderr}")
+            check(done.returncode != 0 and "busy" in done.stderr, f"umount printed {done.stderr}")
             check(file.read() == "content", "wrong content after the attempt")
             run_ok("umount", "--lazy", mount.directory)
             check(mount.process.poll() is None, "it ended while a file was open")
@@ -136,7 +136,7 @@ def daemon_goes_to_the_background():
         done = run(*command, secs=20)
         try:
             check(done.returncode == 0, f"exit status {done.returncode}: {done.stderr}")
-            check(done.stdout + done.stderr == "", f"it said {done.stdout}{done.stderr}")
+            check(done.stdout + done.stderr == "", f"it printed {done.stdout}{done.stderr}")
             check(mounted(place), "nothing is mounted when the command returns")
             check((place / "file").read_text() == "content", "wrong content")
             run_ok("umount", place)
@@ -164,7 +164,7 @@ def killed_daemon_leaves_a_dead_mount():
         file = os.open(mount.directory / "file", os.O_RDWR)
         mount.process.kill()
         mount.process.wait()
-        # What the kernel remembers it may still tell; nothing new.
+        # The kernel may still return what it has cached; nothing new.
         for attempt in (lambda: os.listdir(mount.directory), lambda: os.fsync(file)):
             try:
                 attempt()
@@ -241,7 +241,7 @@ def directory_of_an_export():
 
 @case
 def shown_in_the_table_of_mounts():
-    """`mount` and `df` tell what it is: a FUSE file system of type spillway, and from where."""
+    """`mount` and `df` show a FUSE file system of type spillway, and its source."""
     with export() as server, server.mount() as mount:
         with open("/proc/self/mountinfo", encoding="utf-8") as table:
             line = next(line for line in table if line.split()[4] == str(mount))
@@ -253,12 +253,12 @@ def shown_in_the_table_of_mounts():
 
 
 @case
-def misuse_is_told():
+def misuse_is_reported():
     """Exit status 2 and one sentence, for what can be seen before anything is asked of a server."""
     need_fuse()
     place = scratch_dir("mount")
     good = f"nfs://127.0.0.1:{free_port()}{EXPORT}"
-    for words, said in (
+    for words, reason in (
         (["-o", "nonsense", good, place], "nonsense"),
         (["-o", "rsize=abc", good, place], "rsize"),
         (["-o", "nconnect=17", good, place], "nconnect"),
@@ -267,19 +267,19 @@ def misuse_is_told():
     ):
         done = run(Server.binary, "mount", *words, secs=20)
         check(done.returncode == 2, f"{words[:2]}: exit status {done.returncode}: {done.stderr}")
-        check(said in done.stderr, f"{words[:2]}: it said {done.stderr}")
+        check(reason in done.stderr, f"{words[:2]}: it printed {done.stderr}")
         check("panicked" not in done.stderr, done.stderr)
 
 
 @case
-def failures_are_told():
+def failures_are_reported():
     """Exit status 1 and one sentence: no server, no such export, no directory to mount on."""
     with export() as server:
         place = scratch_dir("mount")
-        nobody = f"nfs://127.0.0.1:{free_port()}{EXPORT}"
+        unreachable = f"nfs://127.0.0.1:{free_port()}{EXPORT}"
         begun = time.monotonic()
-        for words, *said in (
-            ([nobody, place], "refused"),
+        for words, *reasons in (
+            ([unreachable, place], "refused"),
             ([url(server) + "y", place], EXPORT + "y"),
             ([url(server) + "/missing", place], "missing"),
             ([url(server), place / "missing"], str(place / "missing")),
@@ -287,7 +287,7 @@ def failures_are_told():
         ):
             for flags in ([], ["--foreground"]):
                 done = run(Server.binary, "mount", *flags, *words, secs=30)
-                one_sentence(done, 1, *said)
+                one_sentence(done, 1, *reasons)
         check(time.monotonic() - begun < 40, "it took too long")
         check(not mounted(place), "something is mounted")
 
@@ -295,7 +295,7 @@ def failures_are_told():
 @case
 def server_that_is_gone_lets_go():
     """Without unwritten data the end needs no server. umount(8) asks for the size of the file
-    system first, which does need it, unless it is told not to look."""
+    system first, which does need it, unless it is called with `--lazy`."""
     with export() as server:
         for way in ("fusermount", "umount", "SIGTERM"):
             with held(server.mount("timeo=10")) as mount:
@@ -352,9 +352,9 @@ def ordinary_users_mount():
         try:
             check(done.returncode == 0, f"exit status {done.returncode}: {done.stderr}")
             read = as_user("cat", target / "file")
-            check(read.stdout == "content", f"cat said {read.stdout}{read.stderr}")
+            check(read.stdout == "content", f"cat printed {read.stdout}{read.stderr}")
             wrote = as_user("sh", "-c", f"echo mine > {target}/new")
-            check(wrote.returncode == 0, f"sh said {wrote.stderr}")
+            check(wrote.returncode == 0, f"sh printed {wrote.stderr}")
             check((server.directory / "new").stat().st_uid == USER, "another owner")
             peeped = run("ls", target, user=USER - 1, group=USER - 1, extra_groups=[], cwd="/")
             check(peeped.returncode != 0, "another user sees the mount")

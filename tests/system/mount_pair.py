@@ -2,7 +2,7 @@
 """Two mounts of one export: close-to-open consistency, and caches that are kept but not too long.
 
 What one mount closed, the other one sees when it opens, with attributes cached as by default. The
-server's counters tell whether a cache was used: what is read from it costs no READ.
+server's counters show whether a cache was used: a read from it costs no READ.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ SIZE = 2 * MIB + 12345
 
 
 def pattern(length, salt):
-    """Bytes of which each eight say where they are and what wrote them."""
+    """Bytes of which each eight contain their place and their writer."""
     return b"".join(b"%06x%02x" % (at, salt % 256) for at in range(length // 8 + 1))[:length]
 
 
@@ -147,7 +147,7 @@ def content_or_none(path):
 
 
 def deleted_elsewhere(export):
-    """A file open here and removed there is gone, and says so: ESTALE, and never other bytes."""
+    """A file open here and removed there fails with ESTALE, and never returns other bytes."""
     with two_mounts(export) as (one, other):
         put(one / "file", pattern(SIZE, 1))
         with open(other / "file", "rb", buffering=0) as file:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What POSIX and Linux promise of a file system, asked of the mount and first of ext4 itself.
+"""What POSIX and Linux promise of a file system, checked on the mount and first on ext4.
 
 The checks are in `posix_checks`, a case for each of its files. Each check has to pass on ext4,
 which is also what the server serves. On the mount it has to pass as well, unless it is listed
@@ -23,7 +23,7 @@ MODULES = [
     "opening", "modes", "links", "renaming", "directories", "lengths", "times", "deleted", "nodes",
     "mapping",
 ]  # fmt: skip
-# What version 3 of the protocol cannot say, whoever speaks it.
+# Version 3 of the protocol lacks these, with any client.
 DEVIATIONS = {
     "times_before_1970": "its times are unsigned",
     "rename_without_replacing": "RENAME has no flags, and the answer is EINVAL",
@@ -54,17 +54,17 @@ def compare(module, reference, mount, tolerated):
     `tolerated` are checks that may fail or pass, besides.
     """
     there = {name: why for name, why in failures(module, reference).items() if why}
-    check(not there, f"on ext4 itself: {told(there)}")
+    check(not there, f"on ext4 itself: {listed(there)}")
     found = failures(module, mount)
     known = {*DEVIATIONS, *tolerated}
     wrong = {name: why for name, why in found.items() if why and name not in known}
     for name in found:
         if name in DEVIATIONS and found[name] is None:
             wrong[name] = "passes, though it is listed as a deviation"
-    check(not wrong, told(wrong))
+    check(not wrong, listed(wrong))
 
 
-def told(failed):
+def listed(failed):
     return f"{len(failed)} failed:" + "".join(f"\n       {name}: {failed[name]}" for name in failed)
 
 
@@ -128,7 +128,7 @@ def removed_during_fstat(export, procedure, remove):
 
 @case
 def checks_can_fail():
-    """Of a directory that nothing can be created in, every check says so."""
+    """Every check fails in a directory in which nothing can be created."""
     place = scratch_dir("place")
     found = failures("links", place / "missing")
     check(all(found.values()), "a check passed without a directory")

@@ -118,8 +118,8 @@ def make_builds(export, parts=12):
         os.utime(project / "part3.c")
         compiled.append(make())
         check(compiled == [parts + 1, 0, 1], f"compiled {compiled}")
-        said = run_ok(project / "program").stdout.strip()
-        check(said == str(sum(range(parts))), f"the program said {said}")
+        printed = run_ok(project / "program").stdout.strip()
+        check(printed == str(sum(range(parts))), f"the program printed {printed}")
 
 
 def cargo_builds(export):
@@ -142,8 +142,8 @@ def cargo_builds(export):
         environment = {**os.environ, "CARGO_TARGET_DIR": str(crate / "target")}
         for command in ("build", "test", "build"):
             run_ok("cargo", command, "--offline", "--quiet", cwd=crate, env=environment)
-        said = run_ok(crate / "target/debug/traveller").stdout
-        check(said == "42\n", f"the program said {said}")
+        printed = run_ok(crate / "target/debug/traveller").stdout
+        check(printed == "42\n", f"the program printed {printed}")
 
 
 def tar_there_and_back(export):
@@ -227,7 +227,7 @@ def sqlite_trades(export, journal, count=60):
 
 
 def trade(path, count):
-    """Runs the traders; returns how many moves the one that is killed was told are done."""
+    """Runs the traders; returns the number of commits that succeeded in the one that is killed."""
     command = [sys.executable, "-c", TRADER, path]
     traders = [
         subprocess.Popen([*command, str(seed), str(count)], stdout=subprocess.DEVNULL)

@@ -159,7 +159,7 @@ class File:
     def reopen(self):
         self.note("close and open")
         os.close(self.file)
-        # At a moment without descriptors, somebody may ask how long it is.
+        # At a moment without descriptors, its length can be asked for by path.
         size = os.stat(self.path).st_size
         check(size == len(self.model), f"{self.path.name}: {size} bytes, not {len(self.model)}")
         self.file = os.open(self.path, os.O_RDWR)
@@ -305,7 +305,7 @@ def a_wrong_byte_is_found():
     try:
         file.compare("read", os.pread(file.file, 1000, 0), 0, 1000)
     except AssertionError as failure:
-        check("from byte 500 on" in str(failure), f"it said {failure}")
+        check("from byte 500 on" in str(failure), f"the failure is {failure}")
     else:
         raise AssertionError("not found")
 

@@ -80,7 +80,7 @@ def silent_without_portmap():
     need_own_port_111()
     with rpcbind(), Server(scratch_dir("export")):
         found = [row for row in registered() if row[0] in PROGRAMS]
-        check(not found, f"registered without being told to: {found}")
+        check(not found, f"registered without --portmap: {found}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def write_and_watch(block_bytes):
             writer.kill()
             writer.wait()
         check(writer.returncode == 0, f"fio: {writer.stderr.read()[-300:]}")
-        check(samples >= 10, f"only {samples} samples: the load was too short to say anything")
+        check(samples >= 10, f"only {samples} samples: the load was too short")
         peak = server.resident_bytes("VmHWM")
         allowed = BUDGET_BYTES + ALLOWANCE_BYTES
         load = f"{JOBS} x {JOB_BYTES // MIB} MiB in WRITEs of {block_bytes}"

@@ -2,7 +2,7 @@
 """The server as an ordinary user, without capabilities, over a directory that this user owns.
 
 Started as root, the server becomes user 65534, in a place that this user can reach wherever the
-checkout is. Started as anybody else, it stays that user.
+checkout is. Started as another user, it stays that user.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from harness import (
     EXPORT, MIB, Server, case, check, main, need, run_ok, scratch_dir,
 )  # fmt: skip
 
-NOBODY_UID = 65534
+ORDINARY_UID = 65534
 SIZES_BYTES = (0, 1, 4097, 47008, 8 * MIB + 5)
 # Deep enough that the walk after a restart has to go through directories of directories.
 DIRECTORY = "a/b/c"
@@ -55,15 +55,15 @@ def unprivileged_server():
         state = place / "state"
         state.mkdir()
         for own in (directory, state):
-            os.chown(own, NOBODY_UID, NOBODY_UID)
-        server = Server(directory, uid=NOBODY_UID, state=state)
+            os.chown(own, ORDINARY_UID, ORDINARY_UID)
+        server = Server(directory, uid=ORDINARY_UID, state=state)
         server.binary = shutil.copy(Server.binary, place)
         with server:
-            yield server, NOBODY_UID
+            yield server, ORDINARY_UID
 
 
 def check_unprivileged(server, uid):
-    """The process is that user, has no capability, and has said what it does without."""
+    """The process is that user, has no capability, and has logged what it does without."""
     status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     check(set(fields["Uid"].split()) == {str(uid)}, f"the server is user {fields['Uid']}")

@@ -1,6 +1,6 @@
 //! Words: the English of CONTRIBUTING.md in comments, names, messages and documents.
 
-use crate::{Source, assert_none, documents, rust_sources};
+use crate::{Source, assert_none, documents, files, rust_sources};
 
 /// Words that stand for the field's own, and what to write.
 const FORBIDDEN: &[(&str, &str)] = &[
@@ -39,6 +39,7 @@ fn forbidden_words_are_not_used() {
 fn checked() -> Vec<Source> {
     let mut sources = rust_sources();
     sources.extend(documents());
+    sources.extend(files("", "py"));
     sources.retain(|source| {
         !["docs/decisions/", "CONTRIBUTING.md", "tests/tidy/words.rs"]
             .iter()

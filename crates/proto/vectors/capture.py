@@ -25,7 +25,7 @@ import struct
 import subprocess
 
 VECTORS = pathlib.Path(__file__).resolve().parent
-# Of the records of one form the longest up to here is taken, because it has most to say.
+# The longest record of each form up to this length is taken, because it has most fields.
 RECORD_BYTES_MAX = 4000
 CALL, REPLY = 0, 1
 AUTH_ERROR, SUCCESS = 1, 0
@@ -229,7 +229,7 @@ def main():
     parser.add_argument("captured", type=pathlib.Path)
     parser.add_argument("--client", nargs=2, metavar=("WORD", "NAME"))
     parser.add_argument("--server", nargs=2, metavar=("WORD", "NAME"))
-    parser.add_argument("--other", default="", help="who the unnamed peer was, for the origin")
+    parser.add_argument("--other", default="", help="the program of the unnamed peer, for the origin")
     parser.add_argument("--only", default="", help="only folders that begin with this: nfs3/read")
     parser.add_argument("--force", action="store_true", help="replace vectors of the same name")
     options = parser.parse_args()

@@ -119,7 +119,7 @@ def deleted_by_another_process():
 
 @check
 def deleted_by_another_user():
-    """The one who opened it need not be able to write to the directory."""
+    """The user that opened it need not be able to write to the directory."""
     os.mkdir("dir", 0o755)
     make("dir/file", b"x", 0o666)
 

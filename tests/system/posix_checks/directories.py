@@ -34,7 +34,7 @@ LIBC.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
 
 
 class Stream:
-    """A DIR of the C library, whose position can be told and set."""
+    """A DIR of the C library, with telldir(3) and seekdir(3)."""
 
     def __init__(self, name):
         self.dir = LIBC.opendir(os.fsencode(name))
@@ -200,7 +200,7 @@ def listing_has_each_entry_once():
 
 
 @check
-def listing_tells_inodes_and_kinds():
+def listing_has_inodes_and_kinds():
     make("file")
     os.mkdir("dir")
     os.symlink("x", "link")
@@ -227,7 +227,7 @@ def listing_shows_changes_at_once():
 
 
 @check
-def listing_continues_where_it_was_told():
+def listing_continues_from_telldir():
     os.mkdir("dir")
     fill("dir", 700)
     with Stream("dir") as stream:

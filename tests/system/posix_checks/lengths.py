@@ -171,9 +171,9 @@ def seek_to_data_and_holes():
         os.ftruncate(file, 2 << 20)
         os.fsync(file)
         first = os.lseek(file, 0, os.SEEK_DATA)
-        expect(first <= 1 << 20, f"data said to begin at {first}")
+        expect(first <= 1 << 20, f"SEEK_DATA returned {first}")
         hole = os.lseek(file, 1 << 20, os.SEEK_HOLE)
-        expect(hole >= (1 << 20) + PAGE, f"a hole said to be at {hole}")
+        expect(hole >= (1 << 20) + PAGE, f"SEEK_HOLE returned {hole}")
         same(os.lseek(file, 0, os.SEEK_END), 2 << 20, "end")
         refused(errno.ENXIO, os.lseek, file, 3 << 20, os.SEEK_DATA)
 

@@ -16,7 +16,7 @@ DIRECT = os.O_DIRECT
 
 
 def pattern(length, salt=0):
-    """Bytes that say where they are, and are others for each `salt`."""
+    """Bytes that contain their offset, different for each `salt`."""
     return b"".join(b"%07x%d" % (at, salt % 10) for at in range((length + 7) // 8))[:length]
 
 

@@ -1,4 +1,4 @@
-"""chmod, chown, access: what changes, who may, and which bits go."""
+"""chmod, chown, access: the effects, the permission needed, and the bits that are cleared."""
 
 import errno
 import os
@@ -193,7 +193,7 @@ def access_answers_for_each_class():
     same(may(), [True, True, True, False], "root, and no execute bit")
     os.chmod("file", 0o001)
     same(may(), [True, True, True, True], "root, and one execute bit")
-    same(as_user(BOB, may), [True, False, False, True], "others, who may execute")
+    same(as_user(BOB, may), [True, False, False, True], "others, with the execute bit")
 
 
 @check
@@ -204,7 +204,7 @@ def supplementary_groups_count():
     os.chown("dir", 0, TEAM)
     refused(errno.EACCES, as_user, ALICE, content_of, "file")
     same(as_user(ALICE, content_of, "file", groups=[BOB, TEAM]), b"for the team", "content")
-    expect(as_user(ALICE, os.access, "file", os.W_OK, groups=[TEAM]), "access says no")
+    expect(as_user(ALICE, os.access, "file", os.W_OK, groups=[TEAM]), "access(2) fails")
     as_user(ALICE, make, "dir/new", b"x", groups=[7, 8, 9, TEAM])
     refused(errno.EACCES, as_user, ALICE, content_of, "dir/new", groups=[7, 8, 9])
 

@@ -1,4 +1,4 @@
-"""open: flags, modes, errors, and who may."""
+"""open: flags, modes, errors and permissions."""
 
 import errno
 import os
@@ -162,7 +162,7 @@ def open_for_append_follows_a_truncation():
 
 
 @check
-def open_tells_kinds_apart():
+def open_distinguishes_kinds():
     make("file")
     os.mkdir("dir")
     os.symlink("file", "link")
@@ -232,8 +232,8 @@ def open_asks_the_directories_on_the_way():
 
 
 @check
-def open_asks_a_directory_whose_mode_was_just_changed():
-    """The change holds for others when chmod returns. A reader that was let in before asks again."""
+def chmod_of_a_directory_takes_effect_on_the_next_open():
+    """chmod takes effect for other users before it returns, also after an earlier open by them."""
     os.mkdir("dir", 0o755)
     make("dir/file", b"", 0o666)
     rounds = 100

@@ -15,7 +15,7 @@ import time
 import traceback
 
 CHECKS = {}
-# Two users and a group that no system has given to anybody; both users' own groups are theirs.
+# Two users and a group that no system assigns; each user has a group of the same number.
 ALICE, BOB, TEAM = 43001, 43002, 43100
 CHECK_SECS_MAX = 40
 
@@ -35,7 +35,7 @@ def expect(condition, why):
 
 
 def same(found, wanted, what):
-    """Fails the check unless both are equal; long bytes are told by their first difference."""
+    """Fails the check unless both are equal; long bytes are reported by their first difference."""
     if found == wanted:
         return
     if isinstance(found, bytes) and isinstance(wanted, bytes):

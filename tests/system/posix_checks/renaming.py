@@ -232,7 +232,7 @@ def rename_with_flags_never_replaces_by_mistake():
 
 @check
 def rename_is_atomic_for_readers():
-    """Whoever opens the name gets the old file or the new one, whole, and always one."""
+    """An open of the name finds the old file or the new one, whole, and never none."""
     length = 9000
     make("current", b"\0" * length)
     reader = Child(read_whole_versions, "current", length)

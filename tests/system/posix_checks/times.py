@@ -90,7 +90,7 @@ def times_are_the_owners():
     make("closed", b"", 0o644)
     for name in ("shared", "closed"):
         os.chown(name, BOB, BOB)
-    # Writers may say "now" and nothing else; the owner may say anything.
+    # Users with write permission may set times to now; the owner may set any.
     as_user(ALICE, os.utime, "shared")
     refused(errno.EPERM, as_user, ALICE, lambda: os.utime("shared", ns=(1, 2)))
     refused(errno.EACCES, as_user, ALICE, os.utime, "closed")
@@ -126,7 +126,7 @@ def write_stamps_the_file():
 
 @check
 def write_stamp_does_not_change_later():
-    """make compares times: what stat told after the close is what it tells for ever."""
+    """make compares times: stat returns the same times for ever after the close."""
     for number in range(5):
         with opened(f"file{number}", os.O_CREAT | os.O_WRONLY) as file:
             write_all(file, b"x" * 100000)

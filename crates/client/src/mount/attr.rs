@@ -22,7 +22,7 @@ impl Operations {
         if !self.links_are_known(&node) {
             caller.revalidate(&node.inode).await?;
         }
-        // A program that sees a change by fstat(2) reads the new data through the same descriptor.
+        // After an fstat(2) that shows a change, read(2) returns the new data.
         let size = node.inode.attributes().size;
         self.drop_stale_pages(head.node, &node, |view| view.can_drop_pages(size, Instant::now()))
             .await;
@@ -40,8 +40,8 @@ impl Operations {
             mtime: set_time(set.mtime),
         };
         let caller = self.as_caller(head);
-        // truncate(2) by path, for which the kernel checks no permission here and SETATTR would let an
-        // owner pass. ftruncate(2) was checked when its file was opened.
+        // truncate(2) by path: the kernel checks no permission, and SETATTR would succeed for an owner
+        // without write permission. OPEN has checked the permission of ftruncate(2).
         if set.size.is_some() && set.fh.is_none() {
             may(&caller, &node, ACCESS_MODIFY | ACCESS_EXTEND).await?;
         }
@@ -74,9 +74,9 @@ impl Operations {
     }
 }
 
-/// Refuses what the server does not grant the caller: `wanted`, a sum of `ACCESS_*`. It is asked
-/// for everything at once, and not again while the attributes are believed, as by the kernel's NFS
-/// client.
+/// Fails with EACCES unless the server grants the caller all of `wanted`, a sum of `ACCESS_*`. One
+/// call asks for all bits. Its result is used as long as the attributes are valid, as by the kernel's
+/// NFS client.
 pub(super) async fn may(caller: &FileSystem, node: &Node, wanted: u32) -> Result<(), Refusal> {
     if wanted == 0 {
         return Ok(());
@@ -89,7 +89,7 @@ pub(super) async fn may(caller: &FileSystem, node: &Node, wanted: u32) -> Result
         Some(granted) => granted,
         None => {
             let granted = caller.access(&node.inode, ACCESS_ALL).await?;
-            // The reply has the ctime too. A different one shows a change, perhaps a later one.
+            // A reply with another ctime may be from before a change or after it.
             if node.inode.attributes().ctime == ctime {
                 node.grants.learn(identity, ctime, granted);
             }
@@ -99,7 +99,7 @@ pub(super) async fn may(caller: &FileSystem, node: &Node, wanted: u32) -> Result
     if granted & wanted == wanted { Ok(()) } else { Err(Refusal(Errno::ACCESS)) }
 }
 
-/// The bits of ACCESS that stand for those of access(2), as the kernel's NFS client takes them.
+/// The bits of ACCESS for those of access(2), as in the kernel's NFS client.
 pub(super) fn access_bits(mask: u32, is_dir: bool) -> u32 {
     let mut bits = 0;
     if mask & MAY_READ != 0 {
@@ -117,8 +117,8 @@ pub(super) fn access_bits(mask: u32, is_dir: bool) -> u32 {
     bits
 }
 
-/// The protocol's times are unsigned 32-bit seconds. Others are set to the nearest that it has,
-/// as the kernel's client does.
+/// The protocol's times have unsigned 32-bit seconds. Times outside that range are set to its nearest
+/// end, as by the kernel's NFS client.
 fn set_time(when: Option<When>) -> SetTime {
     match when {
         None => SetTime::DontChange,
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn access_asks_for_what_the_kernel_would() {
+    fn access_bits_are_those_of_the_kernels_client() {
         assert_eq!(access_bits(0, false), 0);
         assert_eq!(access_bits(MAY_READ, false), ACCESS_READ);
         assert_eq!(access_bits(MAY_WRITE, false), ACCESS_MODIFY | ACCESS_EXTEND);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_the_protocol_lacks_become_the_nearest() {
+    fn times_out_of_range_become_the_nearest() {
         let at = |seconds, nseconds| set_time(Some(When::At { seconds, nseconds }));
         let time = |seconds, nseconds| SetTime::ToClientTime(Time { seconds, nseconds });
         assert_eq!(at(7, 8), time(7, 8));

@@ -19,13 +19,14 @@ use crate::file_system::FileSystem;
 use crate::inode::Inode;
 
 impl Operations {
-    /// OPEN. The server is asked whether the caller may, because the calls that follow may be
-    /// answered from memory; and because close-to-open consistency is decided here.
+    /// OPEN. ACCESS checks the caller's permission, because later requests may be answered from
+    /// caches; its attributes revalidate the caches for close-to-open consistency.
     pub(super) async fn open(&self, head: &Head, flags: u32) -> Outcome {
         let node = self.node(head.node)?;
         let file = open_as(&self.as_caller(head), &node.inode, flags).await?;
-        // Pages go before the reply and not during the GETATTR of the read that follows, see
-        // `kernel_view`. An open that truncates keeps them from going, and has a size of its own.
+        // Pages are dropped before the reply and not during the GETATTR of the next read, see
+        // `kernel_view`. With O_TRUNC the kernel holds locks that the drop waits for, and sets the
+        // size to 0 itself.
         if flags & O_TRUNC == 0 {
             node.pages_dropped().await;
         }
@@ -35,7 +36,7 @@ impl Operations {
         Ok(Answer::opened(self.files.insert(open), reply_flags))
     }
 
-    /// CREATE: makes the file and opens it. Whoever made it may use it as asked, whatever its mode.
+    /// CREATE: creates and opens a file. Its mode does not restrict this open.
     pub(super) async fn create(
         &self,
         head: &Head,
@@ -75,15 +76,15 @@ impl Operations {
     ) -> Outcome {
         let open = self.file(fh)?;
         open.file.write_bytes_at(offset, data).await?;
-        // Set-id bits go when the server has the data, and are not to be seen after the write.
+        // The server clears set-id bits with the WRITE, and stat(2) after write(2) must show that.
         if write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&open.file) {
             open.file.sync().await?;
         }
         Ok(Answer::written(u32::try_from(data.len()).expect("a WRITE is below 4 GiB")))
     }
 
-    /// FLUSH, which is close(2) of one of the descriptors of an open file, and FSYNC. All data goes
-    /// to the server's disk, and a write that failed is reported here at the latest.
+    /// FSYNC, and FLUSH, which is close(2) of a descriptor of an open file. Sends and commits all data,
+    /// and returns the error of an earlier write that has not been reported.
     pub(super) async fn sync(&self, fh: u64) -> Outcome {
         self.file(fh)?.file.sync().await?;
         Ok(Answer::done())
@@ -97,7 +98,7 @@ impl Operations {
         Ok(Answer::done())
     }
 
-    /// Closes everything that is open; the error is that of the first file that has one.
+    /// Closes all open files. Returns the first error.
     pub(super) async fn close_all(&self) -> Result<()> {
         let mut outcome = Ok(());
         for open in self.files.take_all() {
@@ -106,7 +107,7 @@ impl Operations {
         outcome
     }
 
-    /// The kernel did not take the reply to an OPEN that had it drop the pages of the file.
+    /// The kernel has refused the reply to an OPEN by which it would have dropped the file's pages.
     pub(super) fn reconsider_pages(self: &Arc<Self>, fh: u64) {
         if let Some(open) = self.files.get(fh)
             && !open.keeps_pages
@@ -120,7 +121,7 @@ impl Operations {
     }
 }
 
-/// Opens `inode` for the caller, if the server lets it.
+/// Opens `inode` for the caller, if the server permits it.
 async fn open_as(caller: &FileSystem, inode: &Arc<Inode>, flags: u32) -> Result<File> {
     let opened = caller.open(inode, open_flags(flags)).await;
     match opened {
@@ -139,7 +140,7 @@ async fn open_as(caller: &FileSystem, inode: &Arc<Inode>, flags: u32) -> Result<
 async fn close(open: Arc<OpenFile>) -> Result<()> {
     match Arc::try_unwrap(open) {
         Ok(open) => open.file.close().await,
-        // A request whose caller was killed is about to let go of it, and that closes it too.
+        // The request of a killed caller still holds the file, and closes it when it ends.
         Err(_) => Ok(()),
     }
 }
@@ -159,7 +160,7 @@ fn open_flags(flags: u32) -> OpenFlags {
     }
 }
 
-/// What the page cache may do with the file from now on.
+/// The flags of the reply to an OPEN, by which the kernel uses its page cache.
 fn reply_flags(file: &File, flags: u32, keeps_pages: bool) -> u32 {
     let direct =
         if flags & O_DIRECT != 0 { OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES } else { 0 };
@@ -169,7 +170,7 @@ fn reply_flags(file: &File, flags: u32, keeps_pages: bool) -> u32 {
     direct | kept | quiet
 }
 
-/// The flags of open(2), as this machine has them.
+/// The flags of open(2) on this architecture.
 const O_ACCMODE: u32 = rustix::fs::OFlags::ACCMODE.bits();
 const O_RDONLY: u32 = rustix::fs::OFlags::RDONLY.bits();
 const O_WRONLY: u32 = rustix::fs::OFlags::WRONLY.bits();

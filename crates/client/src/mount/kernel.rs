@@ -1,4 +1,4 @@
-//! Mounting, and what is agreed with the kernel then.
+//! Mounts a FUSE file system and negotiates its features with the kernel (FUSE_INIT).
 
 use std::ffi::OsStr;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::error::errno_text;
 use crate::mount_options::FuseOptions;
 use crate::options::{MountOptions, UseReaddirplus};
 
-/// A mounted file system whose requests have to be answered.
+/// A mounted file system. A session has to answer its requests.
 pub(super) struct Kernel {
     /// Unmounts when it is dropped.
     session: fuser::Session<Agreement>,
@@ -29,15 +29,15 @@ pub(super) struct Kernel {
 /// Why the file system cannot be mounted on a directory. The message is for the user.
 #[derive(thiserror::Error, Debug)]
 pub enum MountError {
-    /// The directory is none, or not to be had.
+    /// The path is not a directory, or cannot be accessed.
     #[error("{}: {}", dir.display(), errno_text(*errno))]
     Directory {
         /// Where to mount.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// The error of accessing it.
         errno: Errno,
     },
-    /// A mount is there whose program has died.
+    /// The mount point has a FUSE mount whose process has ended.
     #[error(
         "{0}: a file system whose program has ended is mounted there; end it with `fusermount -u \
          {0}`", dir.display()
@@ -46,16 +46,16 @@ pub enum MountError {
         /// Where to mount.
         dir: PathBuf,
     },
-    /// There is no FUSE on this machine, or not for us.
+    /// /dev/fuse cannot be opened.
     #[error("/dev/fuse: {source}")]
     Device {
         /// The error of opening it.
         source: io::Error,
     },
-    /// The option goes only with another one.
+    /// `auto_unmount` without `allow_other`.
     #[error("option auto_unmount: goes only with allow_other")]
     AutoUnmountAlone,
-    /// Nobody but root may mount, and the program that does it for others is missing.
+    /// Without root's privileges mounting needs fusermount, which is not installed.
     #[error("only root can mount here: neither fusermount3 nor fusermount is installed")]
     NoFusermount,
     /// The kernel or `fusermount` refuses.
@@ -63,13 +63,13 @@ pub enum MountError {
     Refused {
         /// Where to mount.
         dir: PathBuf,
-        /// In its words.
+        /// Its message.
         why: String,
     },
 }
 
 impl Kernel {
-    /// Mounts on `dir`, and agrees with the kernel on how to talk. Blocks.
+    /// Mounts on `dir` and negotiates with the kernel. Blocks.
     pub(super) fn mount(
         dir: &Path,
         source: &str,
@@ -80,7 +80,7 @@ impl Kernel {
         if fuse.auto_unmount && !fuse.allow_other {
             return Err(MountError::AutoUnmountAlone);
         }
-        // Also where fusermount mounts, which opens it in our name.
+        // Checked for fusermount too, which opens the device as this user.
         let device = fs::File::options().read(true).write(true).open("/dev/fuse");
         device.map_err(|source| MountError::Device { source })?;
         if needs_fusermount(fuse) && !has_fusermount() {
@@ -92,17 +92,17 @@ impl Kernel {
         Ok(Self { session, dir })
     }
 
-    /// The device on which the kernel talks.
+    /// The device of the kernel's requests and our replies.
     pub(super) fn device(&self) -> io::Result<OwnedFd> {
         self.session.as_fd().try_clone_to_owned()
     }
 
-    /// How to notify the kernel of changes.
+    /// Sends notifications of changes to the kernel.
     pub(super) fn notifier(&self) -> io::Result<Notifier> {
         Ok(Notifier { fuser: self.session.notifier(), device: Arc::new(self.device()?) })
     }
 
-    /// How to unmount, from any thread.
+    /// Unmounts from any thread.
     pub(super) fn unmounter(&mut self) -> Unmounter {
         Unmounter { fuser: self.session.unmount_callable(), dir: self.dir.clone() }
     }
@@ -111,9 +111,8 @@ impl Kernel {
         &self.dir
     }
 
-    /// Lets go of a file system that another process has unmounted. fuser takes a device without a
-    /// mount for a mounted one, and when it is dropped it would unmount what is mounted on the
-    /// directory by then.
+    /// Forgets a file system that another process has unmounted. The drop of fuser's session would
+    /// unmount again, and end another mount on the same directory.
     pub(super) fn leave(self) {
         std::mem::forget(self.session);
     }
@@ -127,7 +126,7 @@ pub(super) struct Notifier {
 }
 
 impl Notifier {
-    /// Drops the attributes of `node`, and its pages from `offset` on; none where that is negative.
+    /// Drops the attributes of `node` and its pages from `offset` on; no pages if `offset` is negative.
     /// Waits for requests that hold these pages.
     pub(super) fn invalidate(&self, node: u64, offset: i64) -> io::Result<()> {
         self.fuser.inval_inode(INodeNo(node), offset, 0)
@@ -138,8 +137,8 @@ impl Notifier {
         self.fuser.inval_entry(INodeNo(dir), OsStr::from_bytes(name))
     }
 
-    /// Makes the kernel look up each name again before it is used. Waits for nothing, so a request
-    /// may do it.
+    /// Makes the kernel look up each name again before its next use. Does not wait, so that a request
+    /// may call it.
     ///
     /// # Errors
     /// `EINVAL` before Linux 6.16.
@@ -147,7 +146,7 @@ impl Notifier {
         let mut notice = [0; NOTICE_BYTES as usize];
         notice[..4].copy_from_slice(&NOTICE_BYTES.to_ne_bytes());
         notice[4..8].copy_from_slice(&FUSE_NOTIFY_INC_EPOCH.to_ne_bytes());
-        // The rest is the number of a request, which a notice has none of.
+        // The rest is `unique`, which is 0 in notifications.
         rustix::io::write(&*self.device, &notice)?;
         Ok(())
     }
@@ -159,12 +158,12 @@ pub(super) struct Unmounter {
     dir: PathBuf,
 }
 
-/// What became of a mount.
+/// The outcome of an unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmounted {
-    /// It is gone.
+    /// The file system is unmounted.
     Gone,
-    /// Programs still use it. It is out of sight, and ends with this process.
+    /// Programs still use it. It has no path any more, and ends with this process.
     Detached,
 }
 
@@ -182,8 +181,8 @@ impl Unmounter {
     }
 }
 
-/// Lets the kernel read ahead `bytes` at a time in `dir`, where we may say so: its own default of
-/// 128 KiB makes eight requests of what the server gives in one. Asks for the attributes of the
+/// Sets the kernel's read-ahead of `dir` to `bytes`, if that is permitted: with the default of 128
+/// KiB a read of 1 MiB takes eight requests. Asks for the attributes of the
 /// root, so that requests must be answered. Blocks.
 pub(super) fn widen_read_ahead(dir: &Path, bytes: u32) {
     let widen = || {
@@ -217,7 +216,7 @@ fn needs_fusermount(fuse: &FuseOptions) -> bool {
     fuse.auto_unmount || !rustix::process::geteuid().is_root()
 }
 
-/// Whether fuser will find one.
+/// Whether fuser will find fusermount.
 fn has_fusermount() -> bool {
     if let Some(path) = std::env::var_os("FUSERMOUNT_PATH") {
         return Path::new(&path).exists();
@@ -234,7 +233,7 @@ fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
     let flags = fuse.flags;
     let mut options = vec![
         MountOption::FSName(name.to_owned()),
-        // As a custom option it reaches the kernel on either way, and mount(8) shows
+        // A custom option reaches the kernel with and without fusermount, and mount(8) shows
         // `fuse.spillway`.
         MountOption::CUSTOM("subtype=spillway".to_owned()),
         if nfs.read_only { MountOption::RO } else { MountOption::RW },
@@ -266,7 +265,7 @@ fn refused(dir: &Path, error: &io::Error) -> MountError {
     }
 }
 
-/// The first line of what fusermount said, without its name or path in front.
+/// The first line of fusermount's message, without its name or path in front.
 fn words_of_fusermount(text: &str) -> String {
     let line = text.trim().lines().next().unwrap_or_default();
     match line.split_once(": ") {
@@ -275,7 +274,7 @@ fn words_of_fusermount(text: &str) -> String {
     }
 }
 
-/// What is agreed with the kernel when it first asks. Requests are not answered through this.
+/// The answer to FUSE_INIT. `session` answers all other requests.
 struct Agreement {
     readdirplus: UseReaddirplus,
 }
@@ -283,7 +282,7 @@ struct Agreement {
 impl Filesystem for Agreement {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         for flag in self.wanted(config.capabilities()).iter() {
-            // What an old kernel lacks is missed, and done without.
+            // An old kernel does not have all capabilities; the mount works without them.
             let _ = config.add_capabilities(flag);
         }
         let refused =

@@ -1,32 +1,32 @@
-//! What the kernel holds of one file: attributes that it believes, and pages.
+//! The kernel's cached state of one file: attributes and pages.
 //!
 //! `FUSE_NOTIFY_INVAL_INODE` makes the kernel discard the reply to each GETATTR of that inode that is
 //! under way (`fi->attr_version`, fs/fuse/inode.c). A read beyond the size that the kernel knows begins
 //! with such a GETATTR, and without its reply ends at the old size. So after an OPEN, which promises
-//! the size that the file has by then, no such notification may come before the read. Nor is one
-//! needed soon:
+//! the size that the file has by then, no such notification may come before the read. It is not
+//! needed soon either:
 //!
 //! - The kernel drops all pages itself when an OPEN is answered without `FOPEN_KEEP_CACHE`, and when
 //!   attributes in a reply have another size.
-//! - It asks for attributes itself if those that it has were not to be believed for any time.
+//! - It asks for attributes itself if its cached ones have expired.
 //!
 //! The kernel counts the links of a file itself: the reply to an UNLINK, or to a RENAME that
 //! replaces the file, subtracts one from the `nlink` of the last attributes (`fuse_entry_unlinked`,
 //! fs/fuse/dir.c). Attributes that have the removal already and arrive before that reply would
 //! count it twice. At 0 the kernel refuses link(2), even if the file has names left.
 //!
-//! This knows no time and makes no call.
+//! Callers pass the time, and this module makes no calls.
 
 use std::time::{Duration, Instant};
 
 use proto::nfs3::Attributes;
 
-/// What the kernel holds of one file, as far as replies and notifications show it.
+/// The kernel's state of one file, as it follows from replies and notifications.
 #[derive(Debug, Default)]
 pub(super) struct KernelView {
     /// The attributes of the last reply, unless a notification has discarded them.
     attributes: Option<Attributes>,
-    /// Whether that reply gave them a time in which the kernel does not ask again.
+    /// Whether that reply let the kernel cache them.
     is_believed: bool,
     /// The links that the kernel counts.
     nlink: u32,
@@ -40,7 +40,7 @@ pub(super) struct KernelView {
 }
 
 impl KernelView {
-    /// Attributes go to the kernel, which believes them for `ttl`.
+    /// Notes attributes in a reply, which the kernel caches for `ttl`.
     pub(super) fn learn(&mut self, attributes: &Attributes, ttl: Duration) {
         (self.attributes, self.is_believed) = (Some(*attributes), !ttl.is_zero());
         self.nlink = attributes.nlink;
@@ -65,17 +65,17 @@ impl KernelView {
         self.nlink = self.nlink.saturating_sub(is_removed.into());
     }
 
-    /// Whether the kernel believes other attributes than these.
+    /// Whether the kernel has cached other attributes than these.
     pub(super) fn believes_others(&self, attributes: &Attributes) -> bool {
         self.is_believed && self.attributes.as_ref() != Some(attributes)
     }
 
-    /// A notification makes the kernel ask for attributes, and discards replies that are under way.
+    /// Notes a notification that invalidates the kernel's attributes and discards replies under way.
     pub(super) fn discard_attributes(&mut self) {
         (self.attributes, self.is_believed) = (None, false);
     }
 
-    /// Another client has changed the file. Returns whether its pages were not stale before.
+    /// Notes a change by another client. Returns whether the pages were not stale before.
     pub(super) fn note_stale_pages(&mut self, now: Instant) -> bool {
         let newly = self.stale_since.is_none();
         self.stale_since.get_or_insert(now);
@@ -83,8 +83,8 @@ impl KernelView {
     }
 
     /// An OPEN is about to be answered; `is_unchanged` if no other client has changed the file since
-    /// the one before. Returns whether the kernel may keep its pages. It may not while it perhaps has
-    /// not acted yet on a reply that made it drop them.
+    /// the one before. Returns whether the kernel may keep its pages. It may not while it may not have
+    /// executed an earlier reply that drops them.
     pub(super) fn open(&mut self, is_unchanged: bool, now: Instant) -> bool {
         self.opened_at = Some(now);
         let is_dropping = self.dropped_at.is_some_and(|at| now < at + SETTLING);
@@ -107,7 +107,7 @@ impl KernelView {
         self.stale_since.is_some_and(|since| now >= since + SETTLING)
     }
 
-    /// Takes the task to drop stale pages, by a notification, from everybody else.
+    /// Returns whether pages are stale. If so, the caller drops them by a notification.
     pub(super) fn take_stale_pages(&mut self) -> bool {
         let were_stale = self.stale_since.take().is_some();
         if were_stale {
@@ -122,29 +122,15 @@ pub(super) const SETTLING: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use proto::nfs3::{DeviceSpec, FileType, Time};
+    use proto::nfs3::Time;
 
     use super::*;
+    use crate::fixture::file_attributes;
 
     const TTL: Duration = Duration::from_secs(3);
 
     fn attributes(size: u64) -> Attributes {
-        let time = Time { seconds: 1, nseconds: 0 };
-        Attributes {
-            file_type: FileType::Regular,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            size,
-            used: size,
-            rdev: DeviceSpec { major: 0, minor: 0 },
-            fsid: 1,
-            fileid: 1,
-            atime: time,
-            mtime: time,
-            ctime: time,
-        }
+        file_attributes(size, Time { seconds: 1, nseconds: 0 })
     }
 
     #[test]
@@ -209,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn getattr_drops_pages_only_if_the_kernel_can_miss_its_reply() {
+    fn getattr_drops_pages_only_if_its_reply_may_be_discarded() {
         let (mut view, start) = (KernelView::default(), Instant::now());
         assert!(!view.can_drop_pages(1, start));
         view.learn(&attributes(1), Duration::ZERO);

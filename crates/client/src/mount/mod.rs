@@ -92,7 +92,7 @@ impl Mount {
     pub async fn ended(&mut self) -> io::Result<()> {
         let mut outcome = Ok(());
         for served in &mut self.served {
-            // A thread that panicked has said so.
+            // The panic hook has reported a thread that panicked.
             let one = served.await.unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
             outcome = outcome.and(one);
         }

@@ -1,4 +1,4 @@
-//! LOOKUP, READLINK, CREATE's siblings, and what removes and renames.
+//! LOOKUP, READLINK, SYMLINK, MKDIR, MKNOD, UNLINK, RMDIR, RENAME and LINK.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Operations {
         }
     }
 
-    /// The answer that a name in `dir` leads to `inode`.
+    /// The answer that a name in `dir` refers to `inode`.
     async fn found(&self, caller: &FileSystem, dir: &Inode, inode: &Arc<Inode>) -> Outcome {
         caller.attributes(inode).await?;
         Ok(Answer::entry(&self.entry(dir, inode)))
@@ -73,7 +73,7 @@ impl Operations {
             Some(FileType::CharacterDevice) => MknodData::CharacterDevice { attributes, spec },
             Some(FileType::Socket) => MknodData::Socket(attributes),
             Some(FileType::Fifo) => MknodData::Fifo(attributes),
-            // The kernel sends mknod(2) of a regular file here, which must not exist yet.
+            // mknod(2) of a regular file, which must not exist yet.
             Some(FileType::Regular) => {
                 let inode = caller.create(&dir.inode, name, mode & MODE_BITS, true).await?;
                 return self.found(&caller, &dir.inode, &inode).await;
@@ -109,8 +109,8 @@ impl Operations {
         Name(new_name): &Name,
         flags: u32,
     ) -> Outcome {
-        // NFS version 3 knows neither RENAME_NOREPLACE nor RENAME_EXCHANGE, and this is the error
-        // on which programs do without.
+        // NFS version 3 has neither RENAME_NOREPLACE nor RENAME_EXCHANGE. On this error programs use
+        // rename(2).
         if flags != 0 {
             return Err(Refusal(Errno::INVAL));
         }

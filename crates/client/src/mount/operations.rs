@@ -1,5 +1,4 @@
-//! The operations of a mounted file system: what a request of the kernel means to a
-//! [`FileSystem`].
+//! The operations of a mounted file system: executes requests of the kernel on a [`FileSystem`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,7 +24,7 @@ use crate::file_system::FileSystem;
 use crate::inode::Inode;
 use crate::mount_options::LookupCache;
 
-/// The files of one mount, and what the kernel holds of them.
+/// The files of one mount, and the kernel's state of each.
 pub(super) struct Operations {
     pub(super) file_system: FileSystem,
     pub(super) nodes: Nodes<Node>,
@@ -33,13 +32,13 @@ pub(super) struct Operations {
     pub(super) dirs: Handles<Directory>,
     callers: Callers,
     rules: Rules,
-    /// Set once the file system is mounted, before the first request.
+    /// Set when the file system is mounted, before the first request.
     notifier: OnceLock<Notifier>,
-    /// Counts the names that went, see [`Operations::links_are_known`].
+    /// Counts removed names, see [`Operations::links_are_known`].
     names_removed: AtomicU64,
 }
 
-/// What the options of the mount mean to its operations.
+/// The options of the mount that its operations need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     /// Several users share the kernel's caches, and it does not check permissions.
@@ -56,7 +55,7 @@ pub(super) struct Node {
     pub(super) inode: Arc<Inode>,
     view: Mutex<KernelView>,
     pub(super) grants: Grants,
-    /// As many names had gone when the attributes were asked for.
+    /// [`Operations::names_removed`] when the attributes were last revalidated.
     names_removed: AtomicU64,
     dropping_pages: tokio::sync::Mutex<()>,
 }
@@ -87,11 +86,11 @@ impl Drop for NameRemoval {
 /// A file that is open.
 pub(super) struct OpenFile {
     pub(super) file: File,
-    /// Whether the kernel was to keep the pages that it had.
+    /// Whether the reply to the OPEN had the kernel keep its pages.
     pub(super) keeps_pages: bool,
 }
 
-/// Why a request is not carried out.
+/// The error of a request.
 pub(super) struct Refusal(pub(super) Errno);
 
 impl From<Errno> for Refusal {
@@ -102,16 +101,16 @@ impl From<Errno> for Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        // Programs do not expect the errors of a connection from files.
+        // Programs do not expect the errors of a connection from calls on files.
         Self(if matches!(error, Error::Connection { .. }) { Errno::IO } else { error.errno() })
     }
 }
 
-/// What an operation comes to.
+/// The result of an operation.
 pub(super) type Outcome = Result<Answer, Refusal>;
 
 impl Operations {
-    /// Those of `file_system`, of which the kernel knows only the root so far.
+    /// The operations of `file_system`, of which the kernel has only the root so far.
     pub(super) fn new(file_system: FileSystem, rules: Rules) -> Self {
         let root = file_system.root();
         let nodes = Nodes::new(root.handle(), Node::new(root));
@@ -129,7 +128,7 @@ impl Operations {
 
     /// Sets how the kernel is notified of changes.
     pub(super) fn notify_through(&self, notifier: Notifier) {
-        // A second one would be for the same mount.
+        // A second notifier would be for the same mount.
         let _ = self.notifier.set(notifier);
     }
 
@@ -172,9 +171,9 @@ impl Operations {
             Operation::Forget { .. }
             | Operation::BatchForget { .. }
             | Operation::Interrupt { .. }
-            | Operation::Destroy => unreachable!("the session keeps these to itself"),
-            // The kernel does not ask again, and does what it can without us: extended attributes
-            // and preallocation are EOPNOTSUPP, SEEK_HOLE sees no holes, copy_file_range copies,
+            | Operation::Destroy => unreachable!("the session executes these"),
+            // The kernel does not send the operation again, and uses its fallback: extended attributes
+            // and preallocation return EOPNOTSUPP, SEEK_HOLE finds no holes, copy_file_range copies,
             // locks hold on this machine.
             Operation::Unknown => Err(Refusal(Errno::NOSYS)),
         };
@@ -186,7 +185,7 @@ impl Operations {
         self.nodes.forget(node, lookups);
     }
 
-    /// Takes back what the kernel did not take.
+    /// Undoes the effects of an answer that the kernel has refused.
     pub(super) async fn take_back(self: &Arc<Self>, granted: Granted) {
         for node in granted.nodes {
             self.nodes.forget(node, 1);
@@ -209,7 +208,10 @@ impl Operations {
         self.file_system.as_user(&self.callers.identity(head))
     }
 
-    /// What is kept for a number of the kernel's.
+    /// The node of a number of the kernel.
+    ///
+    /// # Errors
+    /// ESTALE if the kernel has forgotten it.
     pub(super) fn node(&self, number: u64) -> Result<Arc<Node>, Refusal> {
         self.nodes.get(number).ok_or(Refusal(Errno::STALE))
     }
@@ -242,12 +244,12 @@ impl Operations {
         }
     }
 
-    /// How long the kernel may believe what it knows of a name in `dir`: as long as the
-    /// attributes of the directory are believed, by which a change of its names shows.
+    /// How long the kernel may use a cached name in `dir`: as long as the attributes of the directory
+    /// are valid, by which a change of its names is detected.
     ///
-    /// Where several users share a mount, and the kernel leaves permissions to us, a name that it
-    /// remembers leads everybody through the directory. So it remembers none in a directory that
-    /// not everybody may search, and each search is checked.
+    /// If several users share a mount and the kernel does not check permissions, it resolves a cached
+    /// name for all users. So names are not cached in directories that not all users may search, and
+    /// the server checks each search.
     pub(super) fn name_ttl(&self, dir: &Inode) -> Duration {
         if self.rules.lookup_cache == LookupCache::None || self.must_ask(dir) {
             return Duration::ZERO;
@@ -255,16 +257,16 @@ impl Operations {
         dir.attributes_ttl()
     }
 
-    /// Whether not everybody may search `dir`, so that the server is to be asked for each caller.
+    /// Whether not all users may search `dir`, so that the server checks each search.
     pub(super) fn must_ask(&self, dir: &Inode) -> bool {
         self.rules.ask_before_search && dir.attributes().mode & SEARCH_BY_ALL != SEARCH_BY_ALL
     }
 
-    /// Makes the kernel ask again for each name in the directory `number`, which is searched by
-    /// permission from now on: the change of its mode is not answered before that.
+    /// Makes the kernel look up each name in the directory `number` again, because from now on not all
+    /// users may search it. The SETATTR that changed its mode is answered after that.
     ///
-    /// Kernels before Linux 6.16 drop a name only when the request that changed the directory is
-    /// over. There it is done beside it, and names are found without permission for a moment.
+    /// Before Linux 6.16 the kernel can drop a name only after that SETATTR has been answered. There a
+    /// thread drops the names, and until then they are found without permission.
     pub(super) fn forget_names(&self, number: u64, dir: &Inode) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
         if notifier.outdate_all_names().is_ok() {
@@ -290,14 +292,13 @@ impl Operations {
         NameRemoval { node, is_removed: false }
     }
 
-    /// A name was removed or replaced. The server does not say of which file, nor what became of its
-    /// count of links.
+    /// Notes that a name was removed or replaced. The reply has neither the file nor its `nlink`.
     pub(super) fn name_removed(&self) {
         self.names_removed.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether the count of links of a file is as good as its other attributes: it has but one
-    /// name, or no name went since this was asked for it. Who gets `false` asks the server.
+    /// Whether the cached `nlink` of a file is as valid as its other attributes: the file has one
+    /// name, or no name was removed since the last call for it. If not, the caller revalidates.
     pub(super) fn links_are_known(&self, node: &Node) -> bool {
         if node.is_dir() || node.inode.attributes().nlink < 2 {
             return true;
@@ -306,11 +307,11 @@ impl Operations {
         node.names_removed.swap(removed, Ordering::AcqRel) == removed
     }
 
-    /// Prepares the reply to an OPEN: the kernel asks for the attributes of `number` before it uses
-    /// them, if it knows others. Returns whether it may keep its pages; `is_unchanged` if no other
-    /// client has changed the file since the last OPEN.
+    /// Prepares the reply to an OPEN: invalidates the kernel's attributes of `number`, if it has older
+    /// ones. Returns whether the kernel may keep its pages; `is_unchanged` if no other client has
+    /// changed the file since the last OPEN.
     ///
-    /// Takes no lock that a request could hold, so that requests may do it.
+    /// Waits for no lock of another request, so that requests may call it.
     pub(super) fn prepare_open(&self, number: u64, node: &Node, is_unchanged: bool) -> bool {
         let (keeps_pages, believes_others) = {
             let mut view = node.view();
@@ -329,7 +330,8 @@ impl Operations {
         keeps_pages
     }
 
-    /// Another client has changed an open file: its pages go, by the next OPEN or else soon.
+    /// Another client has changed an open file: the next OPEN drops its pages, or a task after
+    /// [`SETTLING`].
     pub(super) fn changed_by_others(self: &Arc<Self>, handle: FileHandle, runtime: &Handle) {
         let Some((number, node)) = self.nodes.find(handle) else { return };
         if !node.view().note_stale_pages(Instant::now()) {
@@ -346,9 +348,8 @@ impl Operations {
         });
     }
 
-    /// Takes the contents of the file away from the page cache, if they are known to be outdated and
-    /// `is_permitted`. Waits for requests that read or write them, so that it is never done by one of
-    /// those.
+    /// Drops the pages of a file that another client has changed, if `is_permitted`. Waits for
+    /// requests that read or write these pages, so that no such request may call it.
     pub(super) async fn drop_stale_pages(
         &self,
         number: u64,
@@ -384,7 +385,7 @@ impl Node {
     /// The attributes as they are known now, with at least `nlink_min` links, and for how long the
     /// kernel may believe them.
     fn attributes_for_reply(&self, nlink_min: u32) -> (Attributes, Duration) {
-        // Under the lock, so that an OPEN whose call shows later ones knows what it has to replace.
+        // Under the lock, so that a later OPEN with newer attributes finds these and replaces them.
         let mut view = self.view();
         let known = self.inode.attributes();
         let nlink = known.nlink.max(view.nlink_min());
@@ -415,10 +416,10 @@ impl Node {
     }
 }
 
-/// How long the kernel may believe the attributes of `inode`. Not at all while data is on its way
-/// to the server, which will change them: the next to ask waits for it, as with the kernel's NFS
-/// client. Nor while others change the file, so that an OPEN that finds a change does not have to
-/// discard what the kernel knows, and with that replies that the reads of other programs wait for.
+/// How long the kernel may use the attributes of `inode`. Zero while written data is being sent, which
+/// will change them: the next GETATTR waits for it, as with the kernel's NFS client. Zero while other
+/// clients change the file, so that an OPEN that finds a change does not have to invalidate the
+/// kernel's attributes, which would discard replies that reads of other programs wait for.
 fn attributes_ttl(inode: &Inode) -> Duration {
     let is_shared = inode.since_foreign_change().is_some_and(|since| since < SHARED_FOR);
     match inode.written() {
@@ -427,7 +428,7 @@ fn attributes_ttl(inode: &Inode) -> Duration {
     }
 }
 
-/// A file that another client has changed is expected to be changed again for so long.
+/// Time in which a file that another client has changed is expected to be changed again.
 const SHARED_FOR: Duration = Duration::from_secs(10);
 
 /// The execute bits of owner, group and all others.

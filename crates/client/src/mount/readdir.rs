@@ -13,8 +13,8 @@ use crate::cache::directory;
 use crate::inode::Inode;
 
 impl Operations {
-    /// OPENDIR. The server is asked whether the caller may read the names, because they may be
-    /// shown from memory.
+    /// OPENDIR. ACCESS checks that the caller may read the names, because READDIR may be answered from
+    /// the cache.
     pub(super) async fn opendir(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
         let caller = self.as_caller(head);
@@ -23,8 +23,8 @@ impl Operations {
         Ok(Answer::opened_dir(self.dirs.insert(directory), 0))
     }
 
-    /// READDIR, or READDIRPLUS if `plus`. The kernel's offset is the cookie of the server, so that
-    /// it continues where it stopped whatever happened to the directory meanwhile.
+    /// READDIR, or READDIRPLUS if `plus`. The kernel's offset is the server's cookie, so that a listing
+    /// continues at its place after changes of the directory.
     pub(super) async fn readdir(
         &self,
         head: &Head,
@@ -36,7 +36,7 @@ impl Operations {
         let node = self.node(head.node)?;
         let directory = self.dirs.get(fh).ok_or(Refusal(Errno::BADF))?;
         if cookie == 0 {
-            // rewinddir(3) promises what there is now.
+            // rewinddir(3): the listing has to show the current names.
             directory.rewind().await?;
         }
         let names = directory.entries_after(cookie).await?;
@@ -68,7 +68,7 @@ impl Operations {
         inode: Option<Arc<Inode>>,
     ) {
         match inode {
-            // The kernel has the directory and its parent already, under other numbers.
+            // The kernel has the directory and its parent already, with other numbers.
             Some(inode) if !matches!(name.name, b"." | b"..") => {
                 let entry = self.entry(&dir.inode, &inode);
                 listing.add_plus(&dirent(name), Some(&entry));

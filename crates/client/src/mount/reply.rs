@@ -12,7 +12,7 @@ use rustix::io::Errno;
 pub(super) struct Answer {
     error: Option<Errno>,
     body: Body,
-    /// What the kernel holds from this answer on, if it takes it.
+    /// The kernel's new references, if it accepts this answer.
     pub(super) granted: Granted,
 }
 
@@ -22,11 +22,11 @@ enum Body {
     Data(Bytes),
 }
 
-/// Lookup counts and open files that an answer hands over. An answer that comes too late, because
-/// the caller was killed meanwhile, is refused, and then they are taken back.
+/// Lookup counts and open files that an answer passes to the kernel. The kernel refuses the answer if
+/// the caller was killed; then they are undone.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Granted {
-    /// Each counts once.
+    /// One lookup of each.
     pub(super) nodes: Vec<u64>,
     /// An open file.
     pub(super) file: Option<u64>,
@@ -35,29 +35,29 @@ pub(super) struct Granted {
 }
 
 impl Granted {
-    /// Whether there is anything to take back.
+    /// Whether there is anything to undo.
     pub(super) fn is_something(&self) -> bool {
         *self != Self::default()
     }
 }
 
 impl Answer {
-    /// Done; there is nothing to tell.
+    /// Success without data.
     pub(super) fn done() -> Self {
         Self::fields(Vec::new())
     }
 
-    /// Not done.
+    /// Failure.
     pub(super) fn error(errno: Errno) -> Self {
         Self { error: Some(errno), ..Self::done() }
     }
 
-    /// The bytes of a file or of a link's target.
+    /// The data of a file, or the target of a symbolic link.
     pub(super) fn data(data: Bytes) -> Self {
         Self { error: None, body: Body::Data(data), granted: Granted::default() }
     }
 
-    /// What a name leads to.
+    /// The object of a name, `struct fuse_entry_out`.
     pub(super) fn entry(entry: &Entry) -> Self {
         let mut fields = Vec::with_capacity(ENTRY_BYTES);
         entry.encode(&mut fields);
@@ -65,7 +65,7 @@ impl Answer {
         Self { granted, ..Self::fields(fields) }
     }
 
-    /// That a name does not exist, which the kernel may believe for `ttl`.
+    /// The name does not exist; the kernel may cache that for `ttl`.
     pub(super) fn no_entry(ttl: Duration) -> Self {
         if ttl.is_zero() {
             return Self::error(Errno::NOENT);
@@ -76,7 +76,7 @@ impl Answer {
         Self::fields(fields)
     }
 
-    /// What a file is like; to be believed for `ttl`.
+    /// The attributes of a file, `struct fuse_attr_out`, valid for `ttl`.
     pub(super) fn attributes(stat: &Stat, ttl: Duration) -> Self {
         let mut fields = Vec::with_capacity(16 + STAT_BYTES);
         put_u64(&mut fields, ttl.as_secs());
@@ -107,7 +107,7 @@ impl Answer {
         Self { granted, ..Self::fields(fields) }
     }
 
-    /// How many bytes were written.
+    /// The number of written bytes.
     pub(super) fn written(count: u32) -> Self {
         let mut fields = Vec::with_capacity(8);
         put_u32(&mut fields, count);
@@ -136,7 +136,7 @@ impl Answer {
         Self::fields(fields)
     }
 
-    /// Names of a directory, as many as there was room for; none at its end.
+    /// Names of a directory; none at its end.
     pub(super) fn names(listing: Dirents) -> Self {
         let granted = Granted { nodes: listing.nodes, ..Granted::default() };
         Self { granted, ..Self::fields(listing.bytes) }
@@ -146,7 +146,7 @@ impl Answer {
         Self { error: None, body: Body::Fields(fields), granted: Granted::default() }
     }
 
-    /// Lays the message out and hands it to `send` in one piece.
+    /// Encodes the message and passes it to `send` in one piece.
     pub(super) fn send<T>(&self, unique: u64, send: impl FnOnce(&[IoSlice<'_>]) -> T) -> T {
         let body: &[u8] = match &self.body {
             Body::Fields(fields) => fields,
@@ -161,7 +161,7 @@ impl Answer {
         send(&[IoSlice::new(&head), IoSlice::new(body)])
     }
 
-    /// The error that the caller gets, if it is one.
+    /// The error, if it is one.
     #[cfg(test)]
     pub(super) fn errno(&self) -> Option<Errno> {
         self.error
@@ -170,12 +170,12 @@ impl Answer {
 
 /// `struct fuse_entry_out`.
 pub(super) struct Entry {
-    /// Never used for another file, so that there is but one generation.
+    /// Never used for another file, so that the generation is always 0.
     pub(super) node: u64,
     pub(super) stat: Stat,
-    /// How long the name is believed to lead here.
+    /// How long the kernel may cache the name.
     pub(super) name_ttl: Duration,
-    /// How long the attributes are believed.
+    /// How long the kernel may cache the attributes.
     pub(super) attributes_ttl: Duration,
 }
 
@@ -209,7 +209,7 @@ impl Stat {
             put_u64(fields, time.seconds.into());
         }
         for time in times {
-            // The kernel takes no time stamp whose nanoseconds make up a second.
+            // The kernel refuses times with 1,000,000,000 nanoseconds or more.
             put_u32(fields, time.nseconds.min(999_999_999));
         }
         put_u32(fields, type_bits(attributes.file_type) << 12 | attributes.mode & MODE_BITS);
@@ -232,7 +232,7 @@ pub(super) struct Dirents {
 /// `struct fuse_dirent`, with the name.
 pub(super) struct Dirent<'a> {
     pub(super) fileid: u64,
-    /// Where the next name is found.
+    /// The position after this name.
     pub(super) cookie: u64,
     pub(super) file_type: Option<FileType>,
     pub(super) name: &'a [u8],
@@ -244,7 +244,7 @@ impl Dirents {
         Self { bytes: Vec::new(), bytes_max, nodes: Vec::new() }
     }
 
-    /// Whether nothing was added.
+    /// Whether it has no names.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -255,7 +255,7 @@ impl Dirents {
         self.bytes.len() + entry + (DIRENT_BYTES + name_bytes).next_multiple_of(8) <= self.bytes_max
     }
 
-    /// Adds a name, which there must be room for.
+    /// Adds a name, for which there must be room.
     pub(super) fn add(&mut self, dirent: &Dirent<'_>) {
         debug_assert!(self.has_room(dirent.name.len(), false));
         put_u64(&mut self.bytes, dirent.fileid);
@@ -267,8 +267,8 @@ impl Dirents {
         self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
     }
 
-    /// Adds a name and what it leads to, which counts as a lookup of it. Without an entry the name
-    /// stands alone, and the kernel asks when it wants to know more.
+    /// Adds a name and its object, which counts as a lookup. Without an entry the name has no
+    /// attributes, and the kernel sends a LOOKUP when it needs them.
     pub(super) fn add_plus(&mut self, dirent: &Dirent<'_>, entry: Option<&Entry>) {
         match entry {
             Some(entry) => {
@@ -302,14 +302,14 @@ fn type_bits(file_type: FileType) -> u32 {
     }
 }
 
-/// The type that `mode` of an MKNOD stands for.
+/// The file type in `mode` of a MKNOD.
 pub(super) fn type_of_mode(mode: u32) -> Option<FileType> {
     Some(match (mode >> 12) & 0o17 {
         0o1 => FileType::Fifo,
         0o2 => FileType::CharacterDevice,
         0o4 => FileType::Directory,
         0o6 => FileType::BlockDevice,
-        // MKNOD without a type makes a regular file, mknod(2).
+        // mknod(2) without a type creates a regular file.
         0o10 | 0 => FileType::Regular,
         0o12 => FileType::Symlink,
         0o14 => FileType::Socket,
@@ -338,16 +338,16 @@ fn put_u64(fields: &mut Vec<u8>, value: u64) {
 /// The bits of `st_mode` that are not the type.
 pub(super) const MODE_BITS: u32 = 0o7777;
 
-/// `FOPEN_DIRECT_IO`: nothing of this open file goes through the page cache.
+/// `FOPEN_DIRECT_IO`: I/O of this open file bypasses the page cache.
 pub(super) const OPEN_DIRECT_IO: u32 = 1 << 0;
 
-/// `FOPEN_KEEP_CACHE`: the page cache is as good as it was.
+/// `FOPEN_KEEP_CACHE`: the cached pages stay valid.
 pub(super) const OPEN_KEEP_CACHE: u32 = 1 << 1;
 
 /// `FOPEN_NOFLUSH`: no FLUSH when a descriptor is closed.
 pub(super) const OPEN_NO_FLUSH: u32 = 1 << 5;
 
-/// `FOPEN_PARALLEL_DIRECT_WRITES`: writes past the page cache need not wait for each other.
+/// `FOPEN_PARALLEL_DIRECT_WRITES`: direct writes of the file may overlap in time.
 pub(super) const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
 /// The unit of statfs(2), the same as that of most disks' file systems.
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_over_is_known() {
+    fn created_file_is_granted() {
         let created = Answer::created(&entry(5), 9, 0);
         let expected = Granted { nodes: vec![5], file: Some(9), dir: None };
         assert_eq!(created.granted, expected);
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stop_where_the_room_ends() {
+    fn names_stop_at_the_size_limit() {
         let dirent = Dirent { fileid: 3, cookie: 12, file_type: None, name: b"ninebytes" };
         let mut list = Dirents::new(100);
         while list.has_room(dirent.name.len(), false) {
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn device_numbers_survive() {
+    fn device_numbers_round_trip() {
         for (major, minor) in [(0, 0), (8, 1), (259, 300), (4095, 0xF_FFFF)] {
             assert_eq!(decode_device(encode_device(major, minor)), (major, minor));
         }
