@@ -548,12 +548,12 @@ fn short_replies_are_completed_and_those_for_later_repeated() {
     assert_eq!((outcome.short_replies, outcome.verified_bytes), (10, 100_000));
 }
 
+type Script = fn(Procedure, &mut Reader<'_>, u32, &mut Writer);
+
 #[test]
-fn answers_that_break_promises_are_errors() {
-    type Script = fn(Procedure, &mut Reader<'_>, u32, &mut Writer);
-    let table: [(Direction, StableHow, Script, u64, &str); 7] = [
+fn replies_to_write_that_break_promises_are_errors() {
+    let table: [(StableHow, Script, u64, &str); 4] = [
         (
-            Direction::Write,
             StableHow::Unstable,
             |procedure, _, call, reply| match procedure {
                 Procedure::Write => {
@@ -565,7 +565,6 @@ fn answers_that_break_promises_are_errors() {
             "WRITE 4, file 0 at 4000: the write verifier changed",
         ),
         (
-            Direction::Write,
             StableHow::Unstable,
             |procedure, _, _, reply| match procedure {
                 Procedure::Write => write_ok(1000, StableHow::Unstable, 0).encode(reply),
@@ -575,63 +574,54 @@ fn answers_that_break_promises_are_errors() {
             "COMMIT: the write verifier changed",
         ),
         (
-            Direction::Write,
             StableHow::FileSync,
-            |_, _, _, reply| {
-                write_ok(1000, StableHow::Unstable, 0).encode(reply);
-            },
+            |_, _, _, reply| write_ok(1000, StableHow::Unstable, 0).encode(reply),
             6,
             "less durable than wanted: UNSTABLE",
         ),
         (
-            Direction::Write,
             StableHow::FileSync,
-            |_, _, _, reply| {
-                write_ok(1001, StableHow::FileSync, 0).encode(reply);
-            },
+            |_, _, _, reply| write_ok(1001, StableHow::FileSync, 0).encode(reply),
             6,
             "1001 of 1000 bytes written",
         ),
+    ];
+    for (stable, script, errors, words) in table {
+        let load = Load { depth: 1, stable, ..write_load(Pattern::EasySequential, &[6], 1000) };
+        let outcome = put(&load, &scripted(script), &mut null_files(1));
+        check_errors(&outcome, errors, words);
+    }
+}
+
+#[test]
+fn replies_to_read_that_break_promises_are_errors() {
+    let table: [(Script, u64, &str); 3] = [
         (
-            Direction::Read,
-            StableHow::Unstable,
-            |_, _, _, reply| {
-                read_ok(&[0; 1000], true).encode(reply);
-            },
+            |_, _, _, reply| read_ok(&[0; 1000], true).encode(reply),
             5,
             "said to be the end of a file of 6000 bytes",
         ),
+        (|_, _, _, reply| read_ok(&[0; 999], true).encode(reply), 6, "said to be the end"),
         (
-            Direction::Read,
-            StableHow::Unstable,
-            |_, _, _, reply| {
-                read_ok(&[0; 999], true).encode(reply);
-            },
-            6,
-            "said to be the end",
-        ),
-        (
-            Direction::Read,
-            StableHow::Unstable,
-            |_, _, _, reply| {
-                read_ok(&[0; 1001], false).encode(reply);
-            },
+            |_, _, _, reply| read_ok(&[0; 1001], false).encode(reply),
             1,
             "READ of 1000 bytes at 0 was answered with 1001",
         ),
     ];
-    for (direction, stable, script, errors, words) in table {
-        let service = scripted(script);
+    for (script, errors, words) in table {
         let mut files = null_files(1);
-        let write = Load { depth: 1, stable, ..write_load(Pattern::EasySequential, &[6], 1000) };
-        if direction == Direction::Read {
-            put(&write, &null(), &mut files);
-        }
-        let outcome = put(&Load { direction, ..write }, &service, &mut files);
-        let first = outcome.first_error.unwrap();
-        assert!(first.contains(words), "{first}");
-        assert_eq!(outcome.errors, errors, "{words}");
+        let write = Load { depth: 1, ..write_load(Pattern::EasySequential, &[6], 1000) };
+        put(&write, &null(), &mut files);
+        let load = Load { direction: Direction::Read, ..write };
+        check_errors(&put(&load, &scripted(script), &mut files), errors, words);
     }
+}
+
+/// Fails unless `outcome` has so many errors, the first of which contains `words`.
+fn check_errors(outcome: &Outcome, errors: u64, words: &str) {
+    let first = outcome.first_error.as_deref().unwrap();
+    assert!(first.contains(words), "{first}");
+    assert_eq!(outcome.errors, errors, "{words}");
 }
 
 #[test]

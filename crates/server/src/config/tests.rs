@@ -90,7 +90,7 @@ fn one_export_and_defaults_are_enough() {
 }
 
 #[test]
-fn every_key_has_effect() {
+fn every_global_key_has_effect() {
     let machine = Machine::new();
     let config = machine
         .parse(
@@ -107,6 +107,29 @@ fn every_key_has_effect() {
             read_ahead = false
             splice = false
             trace = ["read_vector_dio", "read_done"]
+            [[export]]
+            path = "$A"
+            "#,
+        )
+        .unwrap();
+    let listen: Vec<_> = config.listen().iter().map(ToString::to_string).collect();
+    assert_eq!(listen, ["0.0.0.0:2049", "[::]:20490"]);
+    assert_eq!((config.memory_bytes(), config.max_transfer_bytes()), (1 << 30, 4 << 20));
+    assert_eq!(config.connections_max(), 7);
+    assert_eq!(config.idle_timeout(), Duration::from_secs(120));
+    assert!(config.portmap());
+    assert_eq!((config.data_threads(), config.metadata_threads()), (3, 2));
+    assert_eq!(config.window_bytes(), 8 << 20);
+    assert!(!config.read_ahead() && !config.splice());
+    assert_eq!(config.trace().to_string(), "read_vector_dio,read_done");
+}
+
+#[test]
+fn every_key_of_an_export_has_effect() {
+    let machine = Machine::new();
+    let config = machine
+        .parse(
+            r#"
             [[export]]
             path = "$A"
             name = "/data"
@@ -131,17 +154,6 @@ fn every_key_has_effect() {
             "#,
         )
         .unwrap();
-    let listen: Vec<_> = config.listen().iter().map(ToString::to_string).collect();
-    assert_eq!(listen, ["0.0.0.0:2049", "[::]:20490"]);
-    assert_eq!((config.memory_bytes(), config.max_transfer_bytes()), (1 << 30, 4 << 20));
-    assert_eq!(config.connections_max(), 7);
-    assert_eq!(config.idle_timeout(), Duration::from_secs(120));
-    assert!(config.portmap());
-    assert_eq!((config.data_threads(), config.metadata_threads()), (3, 2));
-    assert_eq!(config.window_bytes(), 8 << 20);
-    assert!(!config.read_ahead() && !config.splice());
-    assert_eq!(config.trace().to_string(), "read_vector_dio,read_done");
-
     let export = config.exports().by_name(b"/data").unwrap();
     assert_eq!((export.id, export.sync), (7, false));
     assert_eq!(export.policy, IoPolicy { read: IoMode::DontCache, write: IoMode::Direct });
