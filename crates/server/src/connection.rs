@@ -93,6 +93,7 @@ async fn take_calls(
                 return;
             }
         };
+        activity.note_call();
         count(&service.counters, &record);
         let replies = Arc::clone(replies);
         let call = match incoming.finish(record) {

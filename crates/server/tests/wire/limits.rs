@@ -379,6 +379,7 @@ impl Exhausted {
 
 impl Drop for Exhausted {
     fn drop(&mut self) {
+        self.0.clear();
         let limit = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     }
