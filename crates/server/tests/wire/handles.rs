@@ -104,16 +104,20 @@ fn a_deleted_object_is_stale() {
     let by_client = client.create(root, "a");
     let by_machine = client.create(root, "b");
     let directory = client.mkdir(root, "c");
-    let never_cached = {
-        std::fs::write(fixture.exported("d"), "").unwrap();
-        client.readdirplus(root, 0, (1 << 16, 1 << 16)).unwrap().names
-    };
-    let never_cached = never_cached.iter().find(|entry| entry.name == b"d").unwrap().handle;
+    std::fs::write(fixture.exported("d"), "").unwrap();
+    let mut never_cached = None;
+    // A listing is cut short when it takes too long.
+    let listed = eventually(|| {
+        let names = client.readdirplus(root, 0, (1 << 16, 1 << 16)).unwrap().names;
+        never_cached = names.iter().find(|entry| entry.name == b"d").map(|entry| entry.handle);
+        never_cached.is_some()
+    });
+    assert!(listed);
     ok(client.remove(root, b"a"));
     std::fs::remove_file(fixture.exported("b")).unwrap();
     std::fs::remove_dir(fixture.exported("c")).unwrap();
     std::fs::remove_file(fixture.exported("d")).unwrap();
-    for handle in [by_client, by_machine, directory, never_cached.unwrap()] {
+    for handle in [by_client, by_machine, directory, never_cached.flatten().unwrap()] {
         all_refuse(&mut client, handle, Status::Stale);
     }
     // A new file of the same name, and most likely the same inode, is another file.
