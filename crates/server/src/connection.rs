@@ -106,10 +106,11 @@ async fn take_calls(
         let device = dispatch::device(service, &call);
         let thread = dispatch::thread(&call, activity.has_one_call());
         let service = Arc::clone(service);
-        let work = async move {
+        // On the heap at once: it is large, and each move of it would be a copy.
+        let work = Box::pin(async move {
             let verdict = dispatch::answer(&service, peer, replies.link(), call).await;
             send(&replies, verdict, slot);
-        };
+        });
         // The work begins where it will have to wait, if anywhere.
         let share = Share::new(&device, activity.client());
         match thread {
