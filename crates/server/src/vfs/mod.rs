@@ -343,7 +343,7 @@ impl Vfs {
     ///
     /// # Errors
     /// Those of the attempt; `NoDescriptor` if giving up what is cached does not help. An attempt
-    /// that ends so must have changed nothing.
+    /// that ends so, or with `Delay`, must have changed nothing.
     async fn with_descriptors<T, F>(
         &self,
         device: DeviceNumber,
@@ -354,7 +354,8 @@ impl Vfs {
     {
         for _ in 0..DESCRIPTOR_RETRIES {
             match attempt().await {
-                Err(Status::NoDescriptor) => {
+                // A busy object (EAGAIN, EBUSY) is another reason to attempt it later.
+                Err(Status::NoDescriptor | Status::Delay) => {
                     self.inode_cache.shrink(device, &self.engine).await;
                 }
                 result => return result,
