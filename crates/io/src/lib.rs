@@ -30,6 +30,7 @@ mod change_stamps;
 mod change_watch;
 mod data_file;
 mod descriptor_path;
+mod descriptor_table;
 mod direct;
 mod dontcache_probe;
 mod engine;
@@ -38,7 +39,6 @@ mod identity;
 mod io_mode;
 mod kernel_handle;
 mod memory;
-mod open_file_limit;
 mod payload;
 mod pipe;
 mod process_clock;
@@ -62,6 +62,7 @@ pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,
 };
 pub use descriptor_path::path_of;
+pub use descriptor_table::{raise_open_file_limit, reserve_descriptors};
 pub use direct::{Route, Segment, SegmentsWritten, dio_align, read_direct, write_segments};
 pub use dontcache_probe::{DontCacheVerdict, dontcache_writes_pay};
 pub use engine::{ClientId, Device, DeviceNumber, Engine, EngineConfig, Share};
@@ -72,7 +73,6 @@ pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
 pub use memory::Memory;
-pub use open_file_limit::raise_open_file_limit;
 pub use payload::{Payload, WriteData};
 pub use pipe::{Pipe, PipePool};
 pub use process_clock::process_cpu_time;

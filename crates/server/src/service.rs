@@ -30,6 +30,10 @@ use crate::write_order::WriteOrder;
 /// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
 const QUEUE_MAX: usize = 1024;
 
+/// Descriptors that the kernel's table has room for from the start: 1 MiB. As many as the
+/// connections that may be asked for, and as many again.
+const TABLE_DESCRIPTORS: usize = 2 * 65_536;
+
 /// The state of one server.
 pub(crate) struct Service {
     /// The file operations.
@@ -64,7 +68,8 @@ pub(crate) struct Service {
     timers: Handle,
 }
 
-/// The descriptors that this process may open, as many as its hard limit allows.
+/// The descriptors that this process may open, as many as its hard limit allows. Makes room for them
+/// before anything waits for it.
 fn divide_descriptors(config: &Config) -> DescriptorPlan {
     let limit = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
     let window_files_max = WriteBehindConfig::default().files_max;
@@ -72,6 +77,9 @@ fn divide_descriptors(config: &Config) -> DescriptorPlan {
     if plan.sockets < config.connections_max() {
         let sockets = plan.sockets;
         tracing::info!("at most {sockets} connections: this process may open {limit} descriptors");
+    }
+    if let Err(error) = io::reserve_descriptors(limit.min(TABLE_DESCRIPTORS)) {
+        tracing::warn!(%error, "calls will wait while the kernel's descriptor table grows");
     }
     plan
 }
