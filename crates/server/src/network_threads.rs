@@ -13,8 +13,17 @@ use std::thread;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+/// Of so many tasks that a busy thread runs, one is a task that another thread has made or woken: a
+/// new connection, one to be evicted, one whose calls a lane has finished. With tokio's 31 they wait
+/// for seconds beside a few hundred connections that send as fast as they can.
+const REMOTE_INTERVAL: u32 = 2;
+/// A busy thread looks for bytes in its sockets after so many tasks, instead of tokio's 61. A task
+/// takes about a millisecond where calls are waiting.
+const SOCKETS_INTERVAL: u32 = 16;
+
 /// A fixed number of threads; they end when this is dropped.
 pub(crate) struct NetworkThreads {
+    accepting: NetworkThread,
     threads: Vec<NetworkThread>,
     next: AtomicUsize,
 }
@@ -26,14 +35,22 @@ struct NetworkThread {
 }
 
 impl NetworkThreads {
-    /// Starts a thread for each processor that this process may use.
+    /// Starts a thread for each processor that this process may use, and one that accepts.
     ///
     /// # Errors
     /// The system refuses a thread or a poll descriptor.
     pub(crate) fn start() -> io::Result<Self> {
         let count = thread::available_parallelism().map_or(1, usize::from);
-        let threads = (0..count).map(NetworkThread::start).collect::<io::Result<_>>()?;
-        Ok(Self { threads, next: AtomicUsize::new(0) })
+        let accepting = NetworkThread::start("spillway-accept".to_owned())?;
+        let start = |index| NetworkThread::start(format!("spillway-net-{index}"));
+        let threads = (0..count).map(start).collect::<io::Result<_>>()?;
+        Ok(Self { accepting, threads, next: AtomicUsize::new(0) })
+    }
+
+    /// The thread that accepts connections. It has no calls: beside those of a few busy connections,
+    /// a new one would wait for seconds in a full queue of the kernel.
+    pub(crate) fn accepting(&self) -> &Handle {
+        &self.accepting.runtime
     }
 
     /// The thread for the next connection, in turn.
@@ -44,11 +61,15 @@ impl NetworkThreads {
 }
 
 impl NetworkThread {
-    fn start(index: usize) -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+    fn start(name: String) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .global_queue_interval(REMOTE_INTERVAL)
+            .event_interval(SOCKETS_INTERVAL)
+            .build()?;
         let handle = runtime.handle().clone();
         let (ends, ended) = oneshot::channel();
-        thread::Builder::new().name(format!("spillway-net-{index}")).spawn(move || {
+        thread::Builder::new().name(name).spawn(move || {
             // An error is the sender's drop, which is what is waited for.
             let _dropped = runtime.block_on(ended);
         })?;

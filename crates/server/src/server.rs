@@ -154,7 +154,7 @@ impl Server {
     }
 
     fn accept(&mut self, programs: Programs, socket: TcpListener) {
-        self.tasks.push(self.threads.next().spawn(listener::accept(
+        self.tasks.push(self.threads.accepting().spawn(listener::accept(
             Arc::clone(&self.service),
             programs,
             socket,
