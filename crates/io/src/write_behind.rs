@@ -36,6 +36,7 @@
 //! # }
 //! ```
 
+mod dirty_runs;
 mod file;
 mod pages;
 mod range_set;
@@ -71,8 +72,10 @@ pub struct WriteBehindConfig {
     /// The write-back of a byte begins about this long after it arrived; at most twice as long, if
     /// it is overwritten meanwhile.
     pub age_max: Duration,
-    /// A page that is filled only in part waits this long for the write that fills it, if the rest
-    /// of its run goes to the disk before.
+    /// A page that is filled only in part waits this long for the write that fills it, where several
+    /// write one file in turns: it would have to be read back. Such pages leave earlier, the oldest
+    /// first, when they take three quarters of the window. Those at the ends of a file written in
+    /// sequence wait for `age_max`.
     pub neighbour_wait: Duration,
     /// Threads of each device at most; at least 1. They start when they are needed. One waits for
     /// one file.
@@ -80,14 +83,15 @@ pub struct WriteBehindConfig {
 }
 
 impl Default for WriteBehindConfig {
-    /// 64 MiB of 16,384 files, in runs of 4 MiB, for a second; 50 ms for a neighbour; four threads.
+    /// 64 MiB of 16,384 files, in runs of 4 MiB, for a second; four threads. 30 s for a neighbour,
+    /// after which the kernel writes dirty pages by itself (`vm.dirty_expire_centisecs`).
     fn default() -> Self {
         Self {
             window_bytes: 64 << 20,
             files_max: 16_384,
             run_bytes: 4 << 20,
             age_max: Duration::from_secs(1),
-            neighbour_wait: Duration::from_millis(50),
+            neighbour_wait: Duration::from_secs(30),
             threads: 4,
         }
     }
@@ -114,6 +118,11 @@ pub struct WriteBehindCounts {
     pub bytes_stuck: u64,
     /// Bytes forgotten because their file system offers no way to write them back early.
     pub bytes_forgotten: u64,
+    /// Pages filled only in part that the writes beside them have filled in the window, about.
+    pub edges_filled: u64,
+    /// Pages written back though they were filled only in part. The write that fills one of them
+    /// later has to read it first.
+    pub edges_given_up: u64,
     /// Writers that had to wait for room.
     pub throttled: u64,
     /// Write-backs that failed. The first error of each file is kept for

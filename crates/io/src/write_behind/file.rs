@@ -10,8 +10,9 @@ use rustix::io::Errno;
 
 use super::pages::{self, Method};
 use super::runs::{Action, Arrival, Runs, Step, Urgency, bytes_of};
-use super::shared::{Change, Grants, Place, Room, Shared};
+use super::shared::{Booked, Change, Grants, Place, Room, Shared};
 use crate::byte_range::ByteRange;
+use crate::data_file::{WriteError, write_at};
 use crate::descriptor_path::path_of;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -26,10 +27,8 @@ pub struct WriteBehindFile {
 /// The lock is never held over a system call.
 struct FileState {
     runs: Runs,
-    /// The bytes that the window has booked for the runs.
-    booked: u64,
-    /// Whether the window has booked a descriptor.
-    held: bool,
+    /// What the window has booked for the file.
+    booked: Booked,
     /// The descriptor of the latest write, while anything is in the window.
     fd: Option<Arc<OwnedFd>>,
     /// How to write back; unknown before the first write.
@@ -51,6 +50,8 @@ pub struct WriteIntent {
     range: ByteRange,
     room: Room,
     is_announced: bool,
+    /// The end of the first page, if that is filled only in part and was not cached before.
+    cut: Option<u64>,
 }
 
 impl WriteBehindFile {
@@ -58,8 +59,7 @@ impl WriteBehindFile {
         let runs = Runs::new(shared.limits());
         let state = FileState {
             runs,
-            booked: 0,
-            held: false,
+            booked: Booked::default(),
             fd: None,
             method: None,
             place: Place::default(),
@@ -106,18 +106,30 @@ impl WriteBehindFile {
         // Between the two, another write of a shared page may come and go; then the page stays
         // cached for good. That is rare, and the harmless one of the two mistakes.
         let mut resident = Vec::new();
-        for pages in foreign.into_iter().filter(|pages| !pages.is_empty()) {
+        for &pages in foreign.iter().filter(|pages| !pages.is_empty()) {
             match pages::resident_parts(fd, pages) {
                 Some(parts) => resident.extend(parts),
                 None => resident.push(pages),
             }
         }
+        let cut = self.cut(range, &foreign, &resident);
         if method.is_some() || !resident.is_empty() {
             let mut state = self.lock();
             state.method = state.method.or(method);
             resident.into_iter().for_each(|pages| state.runs.keep(pages));
         }
-        WriteIntent { file: Arc::clone(self), range, room, is_announced: true }
+        WriteIntent { file: Arc::clone(self), range, room, is_announced: true, cut }
+    }
+
+    /// See [`WriteIntent`]. `foreign` are the pages that are not in the window, `resident` those of
+    /// them that are cached.
+    fn cut(&self, range: ByteRange, foreign: &[ByteRange], resident: &[ByteRange]) -> Option<u64> {
+        let page_bytes = self.shared.limits().page_bytes;
+        let cut = range.offset().next_multiple_of(page_bytes);
+        let first = ByteRange::between(range.offset(), cut).widened_to(page_bytes);
+        let is_in = |pages: &[ByteRange]| pages.iter().any(|pages| pages.overlaps(first));
+        (range.offset() < cut && cut < range.end() && is_in(foreign) && !is_in(resident))
+            .then_some(cut)
     }
 
     /// The file has been cut or extended to `new_len` bytes: what was written past it needs no disk.
@@ -204,6 +216,7 @@ impl WriteBehindFile {
         self.shared.count(|counts| {
             counts.runs += step.ranges.len() as u64;
             counts.bytes_written_back += bytes_of(&step.ranges);
+            counts.edges_given_up += step.edges;
         });
         let mut state = self.lock();
         match outcome {
@@ -297,11 +310,14 @@ impl WriteBehindFile {
             state.fd = None;
         }
         let now = Instant::now();
-        let due = state.runs.due(now).map(|at| (at, !state.runs.needs_writing()));
-        let booked_before = std::mem::replace(&mut state.booked, state.runs.charged());
-        let held_before = std::mem::replace(&mut state.held, state.fd.is_some());
-        let (booked, held) = (state.booked, state.held);
-        let change = Change { booked_before, booked, held_before, held, arrival, due };
+        let due = state.runs.due(now).map(|at| (at, state.runs.pending()));
+        let booked = Booked {
+            bytes: state.runs.charged(),
+            edge_bytes: state.runs.edge_bytes(),
+            has_descriptor: state.fd.is_some(),
+        };
+        let before = std::mem::replace(&mut state.booked, booked);
+        let change = Change { before, booked, arrival, due };
         self.shared.book(self, &mut state.place, change, room, now)
     }
 
@@ -340,6 +356,28 @@ fn all_ranges(
 }
 
 impl WriteIntent {
+    /// Writes `data` at the beginning of the range, as [`write_at`] does.
+    ///
+    /// A new page that is filled only in part is written by a call of its own. Otherwise the kernel
+    /// puts it into one folio with pages behind it, and as long as it waits for the rest none of them
+    /// can be dropped. (A page at the end never is in such a folio: the kernel makes none that is
+    /// longer than the write.)
+    ///
+    /// # Errors
+    /// As [`write_at`].
+    pub fn write(&self, fd: BorrowedFd<'_>, data: &[u8]) -> Result<usize, WriteError> {
+        let offset = self.range.offset();
+        let Some(cut) = self.cut else { return write_at(fd, data, offset) };
+        let first_bytes =
+            usize::try_from(cut - offset).map_or(data.len(), |len| len.min(data.len()));
+        let (first, rest) = data.split_at(first_bytes);
+        let first_bytes = write_at(fd, first, offset)?;
+        match write_at(fd, rest, cut) {
+            Ok(written) => Ok(first_bytes + written),
+            Err(failed) => Err(WriteError { written: first_bytes + failed.written, ..failed }),
+        }
+    }
+
     /// Enrolls `written`, all of the intended range or its beginning, which is in the page cache.
     /// `fd` is kept until it is clean: about as long as data stays in the window.
     pub fn enroll(mut self, fd: &Arc<OwnedFd>, written: ByteRange) {

@@ -9,6 +9,8 @@ use crate::byte_range::ByteRange;
 pub(super) struct RangeSet {
     /// The end of each range by its start.
     ends: BTreeMap<u64, u64>,
+    /// The sum of their lengths.
+    bytes: u64,
 }
 
 impl RangeSet {
@@ -22,10 +24,12 @@ impl RangeSet {
             && before_end >= start
         {
             self.ends.remove(&before);
+            self.bytes -= before_end - before;
             start = start.min(before);
             end = end.max(before_end);
         }
         self.ends.insert(start, end);
+        self.bytes += end - start;
     }
 
     /// Takes all bytes of `range` out; returns how many were there.
@@ -46,6 +50,7 @@ impl RangeSet {
             }
             removed += end.min(range.end()) - start.max(range.offset());
         }
+        self.bytes -= removed;
         removed
     }
 
@@ -54,6 +59,7 @@ impl RangeSet {
         let (&start, &end) = self.ends.range(..=range.end()).next_back()?;
         (end >= range.offset()).then(|| {
             self.ends.remove(&start);
+            self.bytes -= end - start;
             ByteRange::between(start, end)
         })
     }
@@ -71,6 +77,11 @@ impl RangeSet {
 
     pub(super) fn is_empty(&self) -> bool {
         self.ends.is_empty()
+    }
+
+    /// How many bytes it has.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 
@@ -112,6 +123,7 @@ mod tests {
                 }
                 let all: Vec<_> = set.within(ByteRange::starting_at(0)).collect();
                 prop_assert!(all.windows(2).all(|pair| pair[0].end() < pair[1].offset()));
+                prop_assert_eq!(set.bytes(), model.len() as u64);
                 prop_assert_eq!(bytes(all), model.clone());
                 prop_assert_eq!(bytes(set.within(range)), model.range(offset..offset + len).copied().collect());
                 prop_assert_eq!(set.is_empty(), model.is_empty());

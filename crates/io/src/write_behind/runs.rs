@@ -11,9 +11,10 @@
 //!                                                             (clean, but could not be dropped yet)
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::dirty_runs::DirtyRuns;
 use super::range_set::{RangeSet, subtract};
 use crate::byte_range::{ByteRange, OFFSET_MAX};
 
@@ -26,7 +27,8 @@ pub(super) struct Limits {
     pub(super) run_bytes: u64,
     /// No byte waits longer than about this for its write-back to begin.
     pub(super) age_max: Duration,
-    /// A page filled only in part waits this long for the write that fills it.
+    /// A page of a file that several write in turns, filled only in part, waits this long for the
+    /// write that fills it. Of a file written in sequence it waits for `age_max`.
     pub(super) neighbour_wait: Duration,
 }
 
@@ -35,22 +37,32 @@ pub(super) struct Limits {
 pub(super) enum Urgency {
     /// Not at all: large runs and old data only.
     Relaxed,
-    /// There is too much in it: whatever there is, in order.
+    /// There is too much in it: whole pages, in order.
     Pressed,
+    /// There are too many pages that are filled only in part, or nothing else makes room: those too,
+    /// the oldest first.
+    Starved,
     /// Everything must leave now.
     Draining,
+}
+
+/// What a file has to do next, if nothing presses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pending {
+    /// Whole pages have to be written.
+    Pages,
+    /// Nothing but pages filled only in part.
+    Edges,
+    /// Nothing but to drop what could not be dropped before.
+    Retries,
 }
 
 /// The runs of one file.
 #[derive(Debug)]
 pub(super) struct Runs {
     limits: Limits,
-    /// Bytes whose write-back has not begun, by the first. No two runs overlap or touch.
-    dirty: BTreeMap<u64, Run>,
-    /// The earliest `since` of all dirty runs.
-    oldest: Option<Instant>,
-    /// Whether a dirty run is long enough to begin with it at once.
-    full: bool,
+    /// Bytes whose write-back has not begun.
+    dirty: DirtyRuns,
     /// Where the last batch ended. The next one begins there, so that scattered runs are visited in
     /// ascending order, and none is forgotten for those in front of it.
     cursor: u64,
@@ -71,16 +83,8 @@ pub(super) struct Runs {
     furthest: u64,
     /// The end of the latest arrival.
     last_end: u64,
-    charged: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    end: u64,
-    /// When its first byte arrived.
-    since: Instant,
-    /// When its latest byte arrived.
-    touched: Instant,
+    /// Bytes of the batches on their way.
+    started_bytes: u64,
 }
 
 /// Ranges of whole pages, ascending and apart.
@@ -98,6 +102,8 @@ struct Batch {
 pub(super) struct Step {
     pub(super) action: Action,
     pub(super) ranges: Vec<ByteRange>,
+    /// How many of the pages are filled only in part, and do not wait any longer.
+    pub(super) edges: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +123,8 @@ pub(super) struct Arrival {
     pub(super) out_of_order: bool,
     /// And what it belongs in front of had not gone to the disk yet, so that now it goes first.
     pub(super) put_in_order: bool,
+    /// Pages filled only in part that it has filled, about.
+    pub(super) edges_filled: u64,
 }
 
 /// The parts of a batch that may leave the page cache.
@@ -132,9 +140,7 @@ impl Runs {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
-            dirty: BTreeMap::new(),
-            oldest: None,
-            full: false,
+            dirty: DirtyRuns::new(limits),
             cursor: 0,
             started: VecDeque::new(),
             leftovers: VecDeque::new(),
@@ -144,24 +150,38 @@ impl Runs {
             keep: RangeSet::default(),
             furthest: 0,
             last_end: 0,
-            charged: 0,
+            started_bytes: 0,
         }
     }
 
     /// Whether nothing of the file is in the window. (Writes may be announced.)
     pub(super) fn is_empty(&self) -> bool {
-        !self.needs_writing() && self.leftovers.is_empty() && self.working.is_none()
+        self.is_clean() && self.leftovers.is_empty() && self.working.is_none()
     }
 
-    /// Whether there is anything that is not known to be clean.
-    pub(super) fn needs_writing(&self) -> bool {
-        !self.dirty.is_empty() || !self.started.is_empty()
+    fn is_clean(&self) -> bool {
+        self.dirty.is_empty() && self.started.is_empty()
     }
 
-    /// Bytes of the pages that are dirty or being written back. A page that two runs share counts
-    /// for each, so every run counts for a page at least, and the number of runs is bounded too.
+    /// Bytes of the pages that are dirty or being written back; see [`DirtyRuns::charged`].
     pub(super) fn charged(&self) -> u64 {
-        self.charged
+        self.dirty.charged() + self.started_bytes
+    }
+
+    /// How much of [`Self::charged`] is that of pages that wait to be filled.
+    pub(super) fn edge_bytes(&self) -> u64 {
+        self.dirty.edge_bytes()
+    }
+
+    /// What there is to be done when it is due.
+    pub(super) fn pending(&self) -> Pending {
+        if !self.dirty.has_only_edges() || !self.started.is_empty() {
+            Pending::Pages
+        } else if !self.dirty.is_empty() {
+            Pending::Edges
+        } else {
+            Pending::Retries
+        }
     }
 
     /// Notes that `range` is about to be written. Returns the pages of it that are not the window's
@@ -195,29 +215,13 @@ impl Runs {
         let arrival = self.judge(range);
         self.furthest = self.furthest.max(range.end());
         self.last_end = range.end();
-        let mut start = range.offset();
-        let mut run = Run { end: range.end(), since: now, touched: now };
-        while let Some((&before, &touching)) = self.dirty.range(..=run.end).next_back()
-            && touching.end >= start
-        {
-            self.take_run(before);
-            start = start.min(before);
-            run.end = run.end.max(touching.end);
-            run.since = run.since.min(touching.since);
-        }
-        self.full |= self.boundary(start, run.end).is_some();
-        self.oldest = Some(self.oldest.map_or(run.since, |oldest| oldest.min(run.since)));
-        self.put_run(start, run);
-        arrival
+        Arrival { edges_filled: self.dirty.insert(range, now), ..arrival }
     }
 
     /// Forgets what lies past the new end of the file.
     pub(super) fn truncate(&mut self, new_len: u64) {
         let gone = ByteRange::starting_at(new_len.next_multiple_of(self.limits.page_bytes));
-        drop(self.dirty.split_off(&new_len));
-        if let Some((_, last)) = self.dirty.iter_mut().next_back() {
-            last.end = last.end.min(new_len);
-        }
+        self.dirty.truncate(new_len);
         let working = self.working.iter_mut().map(|(_, batch)| batch);
         for batch in self.started.iter_mut().chain(&mut self.leftovers).chain(working) {
             subtract(&mut batch.ranges, gone);
@@ -227,21 +231,21 @@ impl Runs {
         self.keep.remove(gone);
         self.deferred.remove(gone);
         self.furthest = self.furthest.min(new_len);
-        self.update_summary();
-        self.charged = self.recount();
+        self.started_bytes = self.recount();
         self.leave_if_empty();
     }
 
     /// When [`next`](Self::next) has something to do if nothing presses: at once, at some later
     /// time, or never.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        if self.full || self.started.len() > STARTED_MAX {
+        if self.dirty.is_full() || self.started.len() > STARTED_MAX || self.defers_much() {
             return Some(now);
         }
-        let old = self.oldest.map(|oldest| oldest + self.limits.age_max);
+        let old = self.dirty.oldest().map(|oldest| oldest + self.limits.age_max);
+        let expired = self.dirty.edge_expires();
         let settled = self.started.front().map(|batch| batch.at);
         let retry = self.leftovers.front().map(|batch| batch.at);
-        [old, settled, retry].into_iter().flatten().min()
+        [old, expired, settled, retry].into_iter().flatten().min()
     }
 
     /// The next step, if there is one to be taken now. Its outcome must be passed to
@@ -249,9 +253,11 @@ impl Runs {
     pub(super) fn next(&mut self, now: Instant, urgency: Urgency) -> Option<Step> {
         assert!(self.working.is_none(), "one step at a time");
         let waits = urgency == Urgency::Relaxed;
+        let mut edges = 0;
         let (action, batch) = if self.started.len() > STARTED_MAX {
             (Action::Finish, self.take_started()?)
-        } else if let Some(ranges) = self.take_dirty(now, urgency) {
+        } else if let Some((ranges, given_up)) = self.take_dirty(now, urgency) {
+            edges = given_up;
             (Action::Start, Batch { ranges, at: now, tries: 0 })
         } else if self.started.front().is_some_and(|batch| batch.at <= now || !waits) {
             (Action::Finish, self.take_started()?)
@@ -261,7 +267,7 @@ impl Runs {
         };
         let ranges = batch.ranges.clone();
         self.working = Some((action, batch));
-        Some(Step { action, ranges })
+        Some(Step { action, ranges, edges })
     }
 
     /// The write-back of the batch at work has begun.
@@ -279,7 +285,7 @@ impl Runs {
         let Some((_, batch)) = &self.working else { return Droppable::default() };
         let mut ranges = batch.ranges.clone();
         for &range in &batch.ranges {
-            self.dirty_pages_in(range).for_each(|pages| subtract(&mut ranges, pages));
+            self.dirty.pages_in(range).for_each(|pages| subtract(&mut ranges, pages));
         }
         self.announced.iter().for_each(|&pages| subtract(&mut ranges, pages));
         let clean_bytes = bytes_of(&ranges);
@@ -294,7 +300,7 @@ impl Runs {
     pub(super) fn finished(&mut self, left: Vec<ByteRange>, now: Instant) -> u64 {
         let Some((action, batch)) = self.working.take() else { return 0 };
         if action == Action::Finish {
-            self.charged -= bytes_of(&batch.ranges);
+            self.started_bytes -= bytes_of(&batch.ranges);
         }
         let mut left = self.clean_and_ours(&batch, left);
         left.retain(|&pages| {
@@ -322,42 +328,24 @@ impl Runs {
         if range.offset() >= self.furthest || range.offset() == self.last_end {
             return Arrival::default();
         }
-        let before = self.dirty.range(..=range.offset()).next_back().map_or(0, |(_, run)| run.end);
+        let before = self.dirty.at_or_before(range.offset()).map_or(0, |(_, run)| run.end);
         if before >= range.end() {
             return Arrival::default();
         }
-        let joins_next = self.dirty.range(range.offset() + 1..=range.end()).next().is_some();
+        let next = self.dirty.at_or_before(range.end());
+        let joins_next = next.is_some_and(|(start, _)| start > range.offset());
         let continues = before >= range.offset() && before > 0;
-        Arrival { out_of_order: joins_next || !continues, put_in_order: joins_next }
+        Arrival {
+            out_of_order: joins_next || !continues,
+            put_in_order: joins_next,
+            ..Arrival::default()
+        }
     }
 
-    /// The ranges to begin with, taken out of the dirty runs.
-    fn take_dirty(&mut self, now: Instant, urgency: Urgency) -> Option<Vec<ByteRange>> {
-        let age_max = self.limits.age_max;
-        let overdue = self.oldest.is_some_and(|oldest| oldest + age_max <= now);
-        let picked = if urgency == Urgency::Relaxed && !overdue {
-            if !self.full {
-                return None;
-            }
-            self.pick(|runs, start, run| {
-                let end = runs.boundary(start, run.end)?;
-                Some(ByteRange::between(runs.round_up(start), end))
-            })
-        } else {
-            // Data that will be overdue soon goes along: it is on the way.
-            let min_age = if urgency == Urgency::Relaxed { age_max / 2 } else { Duration::ZERO };
-            let picked = self.pick(|runs, start, run| {
-                (run.since + min_age <= now).then(|| runs.settled_part(start, run, now, urgency))
-            });
-            if picked.is_empty() && urgency == Urgency::Pressed && self.started.is_empty() {
-                // There is nothing in the file but half-filled pages, and the memory is needed.
-                self.pick(|runs, start, run| {
-                    Some(runs.pages_of(ByteRange::between(start, run.end)))
-                })
-            } else {
-                picked
-            }
-        };
+    /// The ranges to begin with, taken out of the dirty runs, and how many edges are among them.
+    fn take_dirty(&mut self, now: Instant, urgency: Urgency) -> Option<(Vec<ByteRange>, u64)> {
+        let (picked, edges) = self.pick(now, urgency);
+        let edges = if edges { bytes_of(&picked) / self.limits.page_bytes } else { 0 };
         let mut ranges: Vec<ByteRange> = Vec::with_capacity(picked.len());
         for part in picked {
             match ranges.last_mut() {
@@ -367,26 +355,47 @@ impl Runs {
                 _ => ranges.push(part),
             }
         }
+        self.cursor = ranges.last()?.end();
         self.add_deferred(&mut ranges);
         // A page goes as a whole, with what other runs have of it.
-        for &range in &ranges {
-            while let Some((&start, run)) = self.dirty.range(..range.end()).next_back()
-                && run.end > range.offset()
-            {
-                self.begin_with(start, range);
-            }
+        self.dirty.remove(&ranges);
+        self.started_bytes += bytes_of(&ranges);
+        Some((ranges, edges))
+    }
+
+    /// What to begin with: whole pages, ascending, and whether they are those of edges. Two of the
+    /// ranges can share a page.
+    fn pick(&self, now: Instant, urgency: Urgency) -> (Vec<ByteRange>, bool) {
+        let (dirty, age_max) = (&self.dirty, self.limits.age_max);
+        let is_overdue = dirty.oldest().is_some_and(|oldest| oldest + age_max <= now);
+        let edges = match urgency {
+            Urgency::Draining => return (dirty.all_pages(self.cursor), false),
+            Urgency::Starved => dirty.oldest_edges(),
+            Urgency::Pressed | Urgency::Relaxed if self.defers_much() => dirty.oldest_edges(),
+            Urgency::Pressed | Urgency::Relaxed => Vec::new(),
+        };
+        if !edges.is_empty() {
+            return (edges, true);
         }
-        self.cursor = ranges.last()?.end();
-        self.charged += bytes_of(&ranges);
-        self.update_summary();
-        Some(ranges)
+        let pages = match urgency {
+            Urgency::Relaxed if !is_overdue => dirty.full_runs(self.cursor),
+            // Data that will be overdue soon goes along: it is on the way.
+            Urgency::Relaxed => dirty.whole_pages(self.cursor, now, age_max / 2),
+            _ => dirty.whole_pages(self.cursor, now, Duration::ZERO),
+        };
+        if pages.is_empty() { (dirty.expired_edges(now), true) } else { (pages, false) }
+    }
+
+    /// Whether many clean pages wait for half-filled ones beside them, in folios with them.
+    fn defers_much(&self) -> bool {
+        self.deferred.bytes() > self.limits.run_bytes && self.dirty.edge_bytes() > 0
     }
 
     fn take_started(&mut self) -> Option<Batch> {
         let mut batch = self.started.pop_front()?;
-        self.charged -= bytes_of(&batch.ranges);
+        self.started_bytes -= bytes_of(&batch.ranges);
         self.add_deferred(&mut batch.ranges);
-        self.charged += bytes_of(&batch.ranges);
+        self.started_bytes += bytes_of(&batch.ranges);
         Some(batch)
     }
 
@@ -414,7 +423,7 @@ impl Runs {
             self.announced.iter().for_each(|pages| all.insert(pages.intersection(range)));
         }
         for &range in &batch.ranges {
-            for theirs in self.dirty_pages_in(range).chain(self.keep.within(range)) {
+            for theirs in self.dirty.pages_in(range).chain(self.keep.within(range)) {
                 all.remove(theirs);
             }
         }
@@ -427,97 +436,8 @@ impl Runs {
         let end = pages.end().saturating_add(self.limits.page_bytes).min(OFFSET_MAX);
         let around = ByteRange::between(start, end);
         let mut on_their_way = self.started.iter().flat_map(|batch| &batch.ranges);
-        self.dirty_pages_in(around).next().is_some()
+        self.dirty.pages_in(around).next().is_some()
             || on_their_way.any(|&ours| ours.overlaps(around))
-    }
-
-    /// Chooses whole pages of dirty runs, from the cursor on or else from the beginning, up to one
-    /// batch. Ascending; two runs can share a page.
-    fn pick(&self, part_of: impl Fn(&Self, u64, &Run) -> Option<ByteRange>) -> Vec<ByteRange> {
-        for runs in [self.dirty.range(self.cursor..), self.dirty.range(..self.cursor)] {
-            let mut picked = Vec::new();
-            let mut room = self.limits.run_bytes;
-            for (&start, run) in runs {
-                let Some(part) = part_of(self, start, run).filter(|part| !part.is_empty()) else {
-                    continue;
-                };
-                let part = self.shortened(part);
-                if part.len() > room && !picked.is_empty() {
-                    break;
-                }
-                picked.push(part);
-                room = room.saturating_sub(part.len());
-                if room == 0 || picked.len() == RANGES_MAX {
-                    break;
-                }
-            }
-            if !picked.is_empty() {
-                return picked;
-            }
-        }
-        Vec::new()
-    }
-
-    /// The front of a part that is too long for one batch.
-    fn shortened(&self, part: ByteRange) -> ByteRange {
-        if part.len() <= self.limits.run_bytes + self.limits.run_bytes / 2 {
-            return part;
-        }
-        let end = self.boundary(part.offset(), part.end()).unwrap_or(part.end());
-        ByteRange::between(part.offset(), end)
-    }
-
-    /// Where the first batch of a run ends that is long enough to begin with it: at a multiple of the
-    /// batch size. Large folios end there too, and one that sticks out of a range is never dropped.
-    fn boundary(&self, start: u64, end: u64) -> Option<u64> {
-        let run_bytes = self.limits.run_bytes;
-        let start = self.round_up(start);
-        let nearest = start.next_multiple_of(run_bytes);
-        let far_enough = nearest - start >= run_bytes / 2;
-        let boundary = if far_enough { nearest } else { nearest + run_bytes };
-        (boundary <= end).then_some(boundary)
-    }
-
-    /// The pages of a run, without those at its ends that are half-filled and may soon be full. Not
-    /// when there are no others, and it is time.
-    fn settled_part(&self, start: u64, run: &Run, now: Instant, urgency: Urgency) -> ByteRange {
-        let pages = self.pages_of(ByteRange::between(start, run.end));
-        let may_grow = now < run.touched + self.limits.neighbour_wait;
-        if !may_grow || urgency == Urgency::Draining {
-            return pages;
-        }
-        let whole = ByteRange::between(self.round_up(start), self.round_down(run.end));
-        let overdue = run.since + self.limits.age_max <= now;
-        if whole.is_empty() && overdue { pages } else { whole }
-    }
-
-    /// Takes `part` out of the run at `start`.
-    fn begin_with(&mut self, start: u64, part: ByteRange) {
-        let Some(run) = self.take_run(start) else { return };
-        if start < part.offset() {
-            self.put_run(start, Run { end: part.offset(), ..run });
-        }
-        if part.end() < run.end {
-            // Its bytes came last, as a rule; if not, they wait once more for the same time at most.
-            self.put_run(part.end(), Run { since: run.touched, ..run });
-        }
-    }
-
-    fn take_run(&mut self, start: u64) -> Option<Run> {
-        let run = self.dirty.remove(&start)?;
-        self.charged -= self.pages_of(ByteRange::between(start, run.end)).len();
-        Some(run)
-    }
-
-    fn put_run(&mut self, start: u64, run: Run) {
-        self.charged += self.pages_of(ByteRange::between(start, run.end)).len();
-        self.dirty.insert(start, run);
-    }
-
-    /// Computes `oldest` and `full` anew.
-    fn update_summary(&mut self) {
-        self.oldest = self.dirty.values().map(|run| run.since).min();
-        self.full = self.dirty.iter().any(|(&start, run)| self.boundary(start, run.end).is_some());
     }
 
     /// Begins anew if nothing is left. Returns the bytes given up with that.
@@ -530,17 +450,15 @@ impl Runs {
     }
 
     fn recount(&self) -> u64 {
-        let dirty = self.dirty.iter().map(|(&start, run)| ByteRange::between(start, run.end));
-        let dirty: u64 = dirty.map(|range| self.pages_of(range).len()).sum();
         let started: u64 = self.started.iter().map(|batch| bytes_of(&batch.ranges)).sum();
         let working = self.working.iter().filter(|(action, _)| *action != Action::Retry);
-        dirty + started + working.map(|(_, batch)| bytes_of(&batch.ranges)).sum::<u64>()
+        started + working.map(|(_, batch)| bytes_of(&batch.ranges)).sum::<u64>()
     }
 
     /// The parts of `pages` that the window has nothing to do with.
     fn outside(&self, pages: ByteRange) -> Vec<ByteRange> {
         let mut parts = vec![pages];
-        self.dirty_pages_in(pages).for_each(|ours| subtract(&mut parts, ours));
+        self.dirty.pages_in(pages).for_each(|ours| subtract(&mut parts, ours));
         let working = self.working.iter().map(|(_, batch)| batch);
         for batch in self.started.iter().chain(&self.leftovers).chain(working) {
             let first = batch.ranges.partition_point(|ours| ours.end() <= pages.offset());
@@ -550,18 +468,6 @@ impl Runs {
         self.deferred.within(pages).for_each(|ours| subtract(&mut parts, ours));
         self.announced.iter().for_each(|&ours| subtract(&mut parts, ours));
         parts
-    }
-
-    /// The dirty pages that overlap `pages`.
-    fn dirty_pages_in(&self, pages: ByteRange) -> impl Iterator<Item = ByteRange> {
-        // A run that begins in front of the pages can reach into them.
-        let before = self.dirty.range(..pages.offset()).next_back();
-        let inside = self.dirty.range(pages.offset()..pages.end());
-        before
-            .into_iter()
-            .chain(inside)
-            .map(|(&start, run)| self.pages_of(ByteRange::between(start, run.end)))
-            .filter(move |dirty| dirty.overlaps(pages))
     }
 
     /// Forgets what was to be kept of `pages`, unless they are in the window still.
@@ -577,14 +483,6 @@ impl Runs {
     fn pages_of(&self, range: ByteRange) -> ByteRange {
         range.widened_to(self.limits.page_bytes)
     }
-
-    fn round_up(&self, offset: u64) -> u64 {
-        offset.next_multiple_of(self.limits.page_bytes)
-    }
-
-    fn round_down(&self, offset: u64) -> u64 {
-        offset & !(self.limits.page_bytes - 1)
-    }
 }
 
 /// Bytes of all the ranges.
@@ -598,9 +496,6 @@ const STARTED_MAX: usize = 2;
 
 /// After this, waiting for a batch is worth a thread even if no newer one is on its way.
 const SETTLE: Duration = Duration::from_millis(20);
-
-/// The most ranges of a batch: a thread that writes scattered pages must check for other work.
-const RANGES_MAX: usize = 256;
 
 /// A page that cannot be dropped is tried again this much later, and later still each time.
 const RETRY_AFTER: Duration = Duration::from_millis(20);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::WriteBehindCounts;
 use super::file::WriteBehindFile;
-use super::runs::{Arrival, Limits, Urgency};
+use super::runs::{Arrival, Limits, Pending, Urgency};
 use super::window::{Part, Window};
 use crate::identity::{self, Identity};
 use crate::sync::{Condvar, Mutex, MutexGuard, oneshot, thread};
@@ -26,6 +26,8 @@ pub(super) struct Shared {
 struct State {
     /// Bytes in the window; all amounts are those of this device.
     enrolled: u64,
+    /// How much of it is in pages that are filled only in part, and wait for the rest.
+    edge_bytes: u64,
     /// Bytes of admitted writes that are not enrolled yet.
     reserved: u64,
     /// Files in the window, each with a descriptor.
@@ -36,8 +38,10 @@ struct State {
     waiters: VecDeque<Waiter>,
     /// Files with something to do now. They take turns.
     ready: VecDeque<Arc<WriteBehindFile>>,
-    /// Files with something to do at a certain time, or as soon as memory is needed.
-    timers: Timers,
+    /// Files with whole pages to be written at a certain time, or as soon as memory is needed.
+    pages: Timers,
+    /// Files with nothing to do but to write pages that are filled only in part.
+    edges: Timers,
     /// Files with nothing to do but to drop what could not be dropped before.
     retries: Timers,
     threads: usize,
@@ -63,22 +67,28 @@ pub(super) enum Place {
     #[default]
     Idle,
     /// Among the files for this time, or ready, or just taken by a thread.
-    Queued { at: Instant, only_retries: bool },
+    Queued { at: Instant, pending: Pending },
     /// With a thread, which will queue it again.
     Busy,
+}
+
+/// A file's share of the window.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Booked {
+    pub(super) bytes: u64,
+    /// How much of it is in pages that are filled only in part.
+    pub(super) edge_bytes: u64,
+    pub(super) has_descriptor: bool,
 }
 
 /// How a file's share of the window changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Change {
-    pub(super) booked_before: u64,
-    pub(super) booked: u64,
-    /// Whether it has a descriptor in the window.
-    pub(super) held_before: bool,
-    pub(super) held: bool,
+    pub(super) before: Booked,
+    pub(super) booked: Booked,
     pub(super) arrival: Arrival,
-    /// When it has something to do next, if it has; and whether only to drop something.
-    pub(super) due: Option<(Instant, bool)>,
+    /// When it has something to do next, and what, if it has.
+    pub(super) due: Option<(Instant, Pending)>,
 }
 
 /// Room for one write in the window, and for a file that it may add. Given up when dropped.
@@ -110,12 +120,14 @@ impl Shared {
             window,
             state: Mutex::new(State {
                 enrolled: 0,
+                edge_bytes: 0,
                 reserved: 0,
                 files: 0,
                 reserved_files: 0,
                 waiters: VecDeque::new(),
                 ready: VecDeque::new(),
-                timers: Timers::new(),
+                pages: Timers::new(),
+                edges: Timers::new(),
                 retries: Timers::new(),
                 threads: 0,
                 sleeping: 0,
@@ -204,8 +216,11 @@ impl Shared {
         now: Instant,
     ) -> Grants {
         let mut state = self.lock();
-        state.enrolled = state.enrolled + change.booked - change.booked_before;
-        state.files = state.files + usize::from(change.held) - usize::from(change.held_before);
+        let Change { before, booked, .. } = change;
+        state.enrolled = state.enrolled + booked.bytes - before.bytes;
+        state.edge_bytes = state.edge_bytes + booked.edge_bytes - before.edge_bytes;
+        state.files =
+            state.files + usize::from(booked.has_descriptor) - usize::from(before.has_descriptor);
         if let Some(room) = room {
             state.reserved -= std::mem::take(&mut room.bytes);
             state.reserved_files -= std::mem::take(&mut room.files);
@@ -214,6 +229,7 @@ impl Shared {
             self.count(|counts| {
                 counts.out_of_order += u64::from(change.arrival.out_of_order);
                 counts.put_in_order += u64::from(change.arrival.put_in_order);
+                counts.edges_filled += change.arrival.edges_filled;
             });
         }
         let earlier = state.place(file, place, change.due, now);
@@ -278,12 +294,17 @@ impl Shared {
 
     fn urgency(&self, state: &State) -> Urgency {
         let part = self.part(state);
+        // What leaves as a matter of course, and its part.
+        let passing = state.enrolled - state.edge_bytes;
+        let passing_max = part.bytes.saturating_sub(state.edge_bytes);
         if state.closed {
             Urgency::Draining
-        } else if !state.waiters.is_empty()
-            || state.enrolled > part.bytes / 2
+        } else if state.edge_bytes > part.edge_bytes_max()
             || state.files > part.files / 2
+            || passing == 0 && !state.waiters.is_empty()
         {
+            Urgency::Starved
+        } else if passing > passing_max / 2 || !state.waiters.is_empty() {
             Urgency::Pressed
         } else {
             Urgency::Relaxed
@@ -410,67 +431,74 @@ impl State {
         &mut self,
         file: &Arc<WriteBehindFile>,
         place: &mut Place,
-        due: Option<(Instant, bool)>,
+        due: Option<(Instant, Pending)>,
         now: Instant,
     ) -> bool {
-        let Some((at, only_retries)) = due else { return false };
+        let Some((at, pending)) = due else { return false };
         match *place {
             Place::Busy => return false,
-            Place::Queued { at: queued, only_retries: same }
-                if queued <= at && same == only_retries =>
-            {
+            Place::Queued { at: queued, pending: same } if queued <= at && same == pending => {
                 return false;
             }
-            Place::Queued { at: queued, only_retries } => {
+            Place::Queued { at: queued, pending } => {
                 let key = (queued, Arc::as_ptr(file).addr());
                 // Where it is not found, a thread is about to take it.
-                if self.timers_of(only_retries).remove(&key).is_none() {
+                if self.timers_of(pending).remove(&key).is_none() {
                     return false;
                 }
             }
             Place::Idle => {}
         }
-        *place = Place::Queued { at, only_retries };
+        *place = Place::Queued { at, pending };
         if at <= now {
             self.ready.push_back(Arc::clone(file));
             return true;
         }
         let earliest = self.next_time();
         let key = (at, Arc::as_ptr(file).addr());
-        self.timers_of(only_retries).insert(key, Arc::clone(file));
+        self.timers_of(pending).insert(key, Arc::clone(file));
         earliest.is_none_or(|earliest| at < earliest)
     }
 
-    fn timers_of(&mut self, only_retries: bool) -> &mut Timers {
-        if only_retries { &mut self.retries } else { &mut self.timers }
+    fn timers_of(&mut self, pending: Pending) -> &mut Timers {
+        match pending {
+            Pending::Pages => &mut self.pages,
+            Pending::Edges => &mut self.edges,
+            Pending::Retries => &mut self.retries,
+        }
     }
 
     /// A file whose time has come; if there is need, one whose time has not.
     fn take_file(&mut self, now: Instant, urgency: Urgency) -> Option<Arc<WriteBehindFile>> {
-        for timers in [&mut self.timers, &mut self.retries] {
+        for timers in [&mut self.pages, &mut self.edges, &mut self.retries] {
             while let Some(first) = timers.first_entry().filter(|first| first.key().0 <= now) {
                 self.ready.push_back(first.remove());
             }
         }
         let ready = self.ready.pop_front();
         let hurried = |timers: &mut Timers| timers.pop_first().map(|(_, file)| file);
+        // A file is hurried only if the urgency gives it something to do.
         match urgency {
             Urgency::Relaxed => ready,
-            Urgency::Pressed => ready.or_else(|| hurried(&mut self.timers)),
-            Urgency::Draining => {
-                ready.or_else(|| hurried(&mut self.timers)).or_else(|| hurried(&mut self.retries))
+            Urgency::Pressed => ready.or_else(|| hurried(&mut self.pages)),
+            Urgency::Starved => {
+                ready.or_else(|| hurried(&mut self.edges)).or_else(|| hurried(&mut self.pages))
             }
+            Urgency::Draining => ready
+                .or_else(|| hurried(&mut self.pages))
+                .or_else(|| hurried(&mut self.edges))
+                .or_else(|| hurried(&mut self.retries)),
         }
     }
 
     /// When a file that is not ready has something to do.
     fn next_time(&self) -> Option<Instant> {
         let first = |timers: &Timers| timers.keys().next().map(|key| key.0);
-        [first(&self.timers), first(&self.retries)].into_iter().flatten().min()
+        [&self.pages, &self.edges, &self.retries].into_iter().filter_map(first).min()
     }
 
     fn has_files(&self) -> bool {
-        !(self.ready.is_empty() && self.timers.is_empty() && self.retries.is_empty())
+        !self.ready.is_empty() || self.next_time().is_some()
     }
 }
 

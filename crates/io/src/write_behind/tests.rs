@@ -36,7 +36,7 @@ impl Written {
     fn write(&self, range: ByteRange) {
         let room = self.file.room_blocking(range.len());
         let intent = self.file.before_write(self.fd.as_fd(), range, room);
-        write_at(self.fd.as_fd(), &content(range), range.offset()).unwrap();
+        assert_eq!(intent.write(self.fd.as_fd(), &content(range)).unwrap() as u64, range.len());
         intent.enroll(&self.fd, range);
     }
 
@@ -96,6 +96,35 @@ fn data_leaves_by_itself_and_the_descriptor_with_it() {
     eventually("leaving", || written.file.is_idle());
     assert_eq!((window.bytes(), written.cached_pages()), (0, 0));
     assert_eq!(Arc::strong_count(&written.fd), 1);
+}
+
+/// Bytes that this thread has read from disks.
+fn read_from_disk_bytes() -> u64 {
+    let counts = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    let read = counts.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap();
+    read.parse().unwrap()
+}
+
+#[test]
+fn records_between_those_of_another_writer_read_nothing_back() {
+    const RECORD: u64 = 47_008;
+    const RECORDS: u64 = 1000;
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    let record = |index| range(index * RECORD, RECORD);
+    (0..RECORDS).step_by(2).for_each(|index| written.write(record(index)));
+    // Two pages of each are left, and none of them in a folio with others.
+    eventually("leaving", || written.cached_pages() <= RECORDS);
+    assert!(window.bytes() > 0, "nothing waits for the records between");
+    let before = read_from_disk_bytes();
+    (1..RECORDS).step_by(2).for_each(|index| written.write(record(index)));
+    assert_eq!(read_from_disk_bytes(), before);
+    assert_eq!(window.counts().edges_given_up, 0);
+    window.shutdown();
+    assert_eq!((written.cached_pages(), window.counts().bytes_stuck), (0, 0));
+    let mut found = vec![0; usize::try_from(RECORDS * RECORD).unwrap()];
+    crate::read_at(written.fd.as_fd(), &mut found, 0).unwrap();
+    assert_eq!(found, content(range(0, RECORDS * RECORD)));
 }
 
 /// How often a check may be repeated in which the kernel has reclaimed pages by itself.

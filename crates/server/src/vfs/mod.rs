@@ -227,7 +227,7 @@ impl Vfs {
     }
 
     /// The state of the window by name, with the unit last.
-    pub(crate) fn window_figures(&self) -> [(&'static str, u64); 12] {
+    pub(crate) fn window_figures(&self) -> [(&'static str, u64); 14] {
         let counts = self.window.counts();
         [
             ("window_bytes", self.window.bytes()),
@@ -240,6 +240,8 @@ impl Vfs {
             ("window_kept_bytes", counts.bytes_kept),
             ("window_stuck_bytes", counts.bytes_stuck),
             ("window_forgotten_bytes", counts.bytes_forgotten),
+            ("window_edges_filled", counts.edges_filled),
+            ("window_edges_given_up", counts.edges_given_up),
             ("window_throttled_writes", counts.throttled),
             ("window_errors", counts.errors),
         ]

@@ -207,7 +207,7 @@ fn write_behind(
         return Ok(count);
     }
     let intent = window.before_write(writer.as_fd(), range, room);
-    let result = io::write_at(writer.as_fd(), data, range.offset());
+    let result = intent.write(writer.as_fd(), data);
     let written = match &result {
         Ok(count) => *count,
         Err(error) => error.written,

@@ -11,7 +11,7 @@ const LIMITS: Limits = Limits {
     page_bytes: PAGE,
     run_bytes: RUN,
     age_max: Duration::from_millis(1000),
-    neighbour_wait: Duration::from_millis(50),
+    neighbour_wait: Duration::from_millis(5000),
 };
 
 fn range(offset: u64, len: u64) -> ByteRange {
@@ -54,10 +54,10 @@ fn a_stream_goes_in_full_runs_and_two_behind_it_leave() {
     let mut begun = Vec::new();
     let mut left = Vec::new();
     for index in 0..40 {
-        assert_eq!(runs.insert(range(index * transfer, transfer), now), Arrival::default());
+        assert!(!runs.insert(range(index * transfer, transfer), now).out_of_order);
         while runs.due(now) == Some(now) {
             match runs.next(now, Urgency::Relaxed).unwrap() {
-                Step { action: Action::Start, ranges } => {
+                Step { action: Action::Start, ranges, .. } => {
                     runs.began(now);
                     begun.extend(ranges);
                 }
@@ -107,21 +107,25 @@ fn a_run_that_begins_anywhere_ends_at_a_boundary() {
 fn half_filled_pages_wait_for_their_neighbour() {
     let now = Instant::now();
     let middle = range(PAGE / 2, 4 * PAGE);
-    // The edges stay behind while they are young, at any urgency.
+    // The edges stay behind under pressure.
     let mut runs = Runs::new(LIMITS);
     runs.insert(middle, now);
     assert_eq!(started(&mut runs, now, Urgency::Pressed), [pages(1, 3)]);
+    assert_eq!((runs.pending(), runs.edge_bytes()), (Pending::Pages, 2 * PAGE));
+    finished(&mut runs, now, Urgency::Pressed);
+    assert_eq!((runs.pending(), runs.charged()), (Pending::Edges, 2 * PAGE));
+    assert_eq!(runs.next(now, Urgency::Pressed), None);
     // The neighbour in front comes: its page is full and may go, the other one waits on.
-    runs.insert(range(0, PAGE / 2), now);
-    runs.insert(pages(100, 1), now);
-    assert_eq!(started(&mut runs, now, Urgency::Pressed), [pages(100, 1)]);
+    assert_eq!(runs.insert(range(0, PAGE / 2), now).edges_filled, 1);
     assert_eq!(started(&mut runs, now, Urgency::Pressed), [pages(0, 1)]);
     finished(&mut runs, now, Urgency::Pressed);
-    let later = now + LIMITS.neighbour_wait;
-    assert_eq!(started(&mut runs, later, Urgency::Pressed), [pages(4, 1)]);
+    assert_eq!(runs.next(now, Urgency::Pressed), None);
+    // At the end of a file written in sequence it waits as long as any byte.
+    assert_eq!(runs.due(now), Some(now + LIMITS.age_max));
+    assert_eq!(started(&mut runs, now + LIMITS.age_max, Urgency::Relaxed), [pages(4, 1)]);
 
-    // Unless nothing else is left and memory is needed, or everything has to go.
-    for urgency in [Urgency::Pressed, Urgency::Draining] {
+    // Unless memory is needed that nothing else gives, or everything has to go.
+    for urgency in [Urgency::Starved, Urgency::Draining] {
         let mut runs = Runs::new(LIMITS);
         runs.insert(range(10, 100), now);
         assert_eq!(started(&mut runs, now, urgency), [pages(0, 1)]);
@@ -129,6 +133,48 @@ fn half_filled_pages_wait_for_their_neighbour() {
     let mut runs = Runs::new(LIMITS);
     runs.insert(middle, now);
     assert_eq!(started(&mut runs, now, Urgency::Draining), [pages(0, 5)]);
+}
+
+#[test]
+fn half_filled_pages_of_several_writers_wait_long_and_leave_oldest_first() {
+    const RECORD: u64 = 3 * PAGE + 100;
+    let (mut runs, mut now) = (Runs::new(LIMITS), Instant::now());
+    let record = |index: u64| range(index * RECORD, RECORD);
+    for index in [6, 4, 0, 2] {
+        runs.insert(record(index), now);
+        now += ms(1);
+    }
+    assert_eq!(bytes_of(&started(&mut runs, now, Urgency::Pressed)), 4 * 2 * PAGE + PAGE);
+    finished(&mut runs, now, Urgency::Pressed);
+    // Record 0 begins with a page, so seven edges are left.
+    assert_eq!((runs.pending(), runs.edge_bytes()), (Pending::Edges, 7 * PAGE));
+    let later = now + LIMITS.age_max;
+    assert_eq!(runs.next(later, Urgency::Relaxed), None);
+    // The other writer's record fills the pages at both of its ends.
+    assert_eq!(runs.insert(record(5), later).edges_filled, 2);
+    assert_eq!(started(&mut runs, later, Urgency::Pressed), [record(5).widened_to(PAGE)]);
+    finished(&mut runs, later, Urgency::Pressed);
+    // Space is short: what has waited longest is given up, a batch at a time.
+    let step = runs.next(later, Urgency::Starved).unwrap();
+    assert_eq!((step.action, step.edges), (Action::Start, 5));
+    runs.began(later);
+    finished(&mut runs, later, Urgency::Pressed);
+    assert!(runs.is_empty());
+}
+
+#[test]
+fn clean_pages_do_not_pile_up_beside_half_filled_ones() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    // The folios of these records are larger than what may be dropped of them.
+    for index in 0..6 {
+        runs.insert(range(index * 8 * PAGE + 100, 4 * PAGE), now);
+        let ranges = started(&mut runs, now, Urgency::Pressed);
+        assert_eq!(runs.next(now, Urgency::Pressed).unwrap().action, Action::Finish);
+        runs.finished(ranges, now);
+    }
+    assert_eq!(runs.due(now), Some(now), "more than a batch is clean, and cannot be dropped");
+    let step = runs.next(now, Urgency::Relaxed).unwrap();
+    assert_eq!((step.action, bytes_of(&step.ranges)), (Action::Start, 6 * 5 * PAGE));
 }
 
 #[test]
@@ -237,14 +283,14 @@ fn a_page_in_use_again_is_not_dropped() {
     runs.insert(range(PAGE + 5, 10), now);
     runs.announce(range(6 * PAGE + 5, 10));
     let step = runs.next(now + SETTLE, Urgency::Relaxed).unwrap();
-    assert_eq!(step, Step { action: Action::Finish, ranges: vec![pages(0, 8)] });
+    assert_eq!(step, Step { action: Action::Finish, ranges: vec![pages(0, 8)], edges: 0 });
     let expected = vec![pages(0, 1), pages(2, 4), pages(7, 1)];
     assert_eq!(runs.droppable(), Droppable { ranges: expected, kept_bytes: 0 });
     // The write that was announced does not come: its page is not forgotten.
     runs.finished(Vec::new(), now);
     runs.withdraw(range(6 * PAGE + 5, 10));
     let step = runs.next(now + RETRY_AFTER, Urgency::Relaxed).unwrap();
-    assert_eq!(step, Step { action: Action::Retry, ranges: vec![pages(6, 1)] });
+    assert_eq!(step, Step { action: Action::Retry, ranges: vec![pages(6, 1)], edges: 0 });
 }
 
 #[test]
@@ -259,7 +305,7 @@ fn what_cannot_be_dropped_is_tried_again_and_then_given_up() {
         assert_eq!(runs.next(now, Urgency::Pressed), None);
         now = runs.due(now).expect("there is another try");
         let step = runs.next(now, Urgency::Relaxed).unwrap();
-        assert_eq!(step, Step { action: Action::Retry, ranges: vec![pages(1, 2)] });
+        assert_eq!(step, Step { action: Action::Retry, ranges: vec![pages(1, 2)], edges: 0 });
         let given_up = runs.finished(vec![pages(1, 2)], now);
         assert_eq!(given_up, if tries == TRIES_MAX { 2 * PAGE } else { 0 });
     }
@@ -318,14 +364,15 @@ fn event() -> impl Strategy<Value = Event> {
     let offset = 0..100 * PAGE;
     let len = prop_oneof![1..100_u64, 1..3 * PAGE, PAGE..2 * RUN];
     let urgency = prop_oneof![
-        4 => Just(Urgency::Relaxed), 2 => Just(Urgency::Pressed), 1 => Just(Urgency::Draining)
+        4 => Just(Urgency::Relaxed), 2 => Just(Urgency::Pressed), 1 => Just(Urgency::Starved),
+        1 => Just(Urgency::Draining)
     ];
     prop_oneof![
         6 => (offset.clone(), len.clone()).prop_map(|(offset, len)| Event::Write { offset, len }),
         1 => (offset.clone(), len).prop_map(|(offset, len)| Event::Announce { offset, len }),
         5 => urgency.prop_map(Event::Step),
         1 => offset.prop_map(Event::Truncate),
-        3 => (0..700_u64).prop_map(Event::Pass),
+        3 => prop_oneof![0..700_u64, 0..6000_u64].prop_map(Event::Pass),
     ]
 }
 
@@ -369,7 +416,7 @@ impl Model {
     }
 
     fn step(&mut self, urgency: Urgency) -> bool {
-        let Some(Step { action, ranges }) = self.runs.next(self.now, urgency) else {
+        let Some(Step { action, ranges, .. }) = self.runs.next(self.now, urgency) else {
             return false;
         };
         assert!(ranges.windows(2).all(|pair| pair[0].end() < pair[1].offset()), "{ranges:?}");
@@ -401,16 +448,12 @@ impl Model {
     }
 
     fn check(&self) {
-        let Runs { dirty, oldest, full, .. } = &self.runs;
-        assert_eq!(self.runs.charged(), self.runs.recount());
-        assert_eq!(*oldest, dirty.values().map(|run| run.since).min());
-        assert!(self.runs.dirty.len() as u64 <= self.runs.charged() / PAGE);
-        assert_eq!(
-            *full,
-            dirty.iter().any(|(&start, run)| self.runs.boundary(start, run.end).is_some())
+        self.runs.dirty.check();
+        assert_eq!(self.runs.started_bytes, self.runs.recount());
+        assert!(self.runs.edge_bytes() <= self.runs.charged());
+        assert!(
+            self.runs.dirty.bytes().into_iter().eq(self.dirty.within(ByteRange::starting_at(0)))
         );
-        let bytes = dirty.iter().map(|(&start, run)| ByteRange::between(start, run.end));
-        assert!(bytes.eq(self.dirty.within(ByteRange::starting_at(0))));
     }
 }
 
@@ -444,7 +487,7 @@ proptest! {
             model.check();
         }
         // Nothing comes any more: time alone empties it, and no step is promised in vain.
-        let end = model.now + 2 * LIMITS.age_max + 2 * SETTLE + 6 * RETRY_AFTER;
+        let end = model.now + 2 * LIMITS.neighbour_wait + 2 * SETTLE + 6 * RETRY_AFTER;
         while let Some(due) = model.runs.due(model.now) {
             prop_assert!(due <= end, "due {:?} late", due - end);
             model.now = model.now.max(due);
