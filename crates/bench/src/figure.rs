@@ -110,6 +110,10 @@ figures! {
     DeviceReadMib: "device read", "MiB", Lower;
     /// What the device under the files wrote.
     DeviceWrittenMib: "device written", "MiB", Lower;
+    /// Requests by which the device read: during a WRITE, pages that were read back.
+    DeviceReads: "device reads", "", Lower;
+    /// Requests by which the device wrote.
+    DeviceWrites: "device writes", "", Lower;
     /// Page cache that the files occupied before the first call.
     CachedAtStartMib: "cached at start", "MiB", Neither;
     /// Page cache that the files occupied when all was done, and durable.

@@ -21,7 +21,7 @@ mod throttle;
 mod undo;
 mod work_directory;
 
-pub use device::{BlockDevice, DeviceBytes};
+pub use device::{BlockDevice, DeviceTraffic};
 pub use file_system::FileSystem;
 pub use limits::{DeviceLimits, NetworkLimits};
 pub use machine::begin_run;

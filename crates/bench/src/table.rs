@@ -57,6 +57,8 @@ const BLOCKS: [&[Figure]; 5] = [
         Figure::HeldMibMax,
         Figure::DeviceReadMib,
         Figure::DeviceWrittenMib,
+        Figure::DeviceReads,
+        Figure::DeviceWrites,
     ],
     &[
         Figure::CachedAtStartMib,

@@ -46,9 +46,10 @@ pub struct Options {
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     ranks: u16,
 
-    /// Calls that each rank has in flight: the fewer, the more the load itself costs for each
-    #[arg(long, value_name = "COUNT", default_value_t = 8)]
-    depth: u16,
+    /// Calls that each rank has in flight, one number after the other: the fewer, the more the load
+    /// itself costs for each, and the further ranks drift apart
+    #[arg(long, value_name = "COUNT[,COUNT...]", value_delimiter = ',', default_value = "1,8")]
+    depth: Vec<u16>,
 
     /// Data of all ranks together in the easy phases, and in the hard ones
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
@@ -114,8 +115,10 @@ impl Options {
             random_bytes: bytes(self.random_bytes).ok_or_else(|| too_large(self.random_bytes))?,
             random_operations: self.random_operations,
         };
-        if self.ranks == 0 || self.hard_bytes == 0 || self.rounds == 0 {
-            return Err(Error::Misuse("nothing comes of zero ranks, bytes or rounds".into()));
+        if self.ranks == 0 || self.hard_bytes == 0 || self.rounds == 0 || self.depth.contains(&0) {
+            return Err(Error::Misuse(
+                "nothing comes of zero ranks, calls, bytes or rounds".into(),
+            ));
         }
         Ok(sizes)
     }
@@ -166,6 +169,13 @@ struct Experiment<'a> {
     generation: u32,
 }
 
+/// What is measured on each subject in turn.
+#[derive(Clone, Copy)]
+struct Setting {
+    phase: Phase,
+    depth: u16,
+}
+
 /// A subject, and what loads have left in its files.
 struct Trial {
     subject: Subject,
@@ -201,16 +211,22 @@ impl Experiment<'_> {
             chosen => chosen,
         };
         for round in 1..=self.options.rounds {
-            for &phase in phases {
+            let depths = &self.options.depth;
+            let settings = phases
+                .iter()
+                .flat_map(|&phase| depths.iter().map(move |&depth| Setting { phase, depth }));
+            for setting in settings {
+                let Setting { phase, depth } = setting;
                 let alone_us =
-                    (!self.options.no_calibration).then(|| self.calibrate(phase, round, program));
+                    (!self.options.no_calibration).then(|| self.calibrate(setting, round, program));
                 let alone_us = alone_us.transpose()?.flatten();
                 for (order, at) in (1..).zip(super::turned(trials.len(), round)) {
                     self.stop.check()?;
                     let trial = &mut trials[at];
                     let name = trial.subject.name.clone();
-                    self.output.doing(format!("round {round}: {} of {name}", phase.name()));
-                    let mut measurement = self.measure(phase, trial)?;
+                    let phase = phase.name();
+                    self.output.doing(format!("round {round}: {phase} of {name}, depth {depth}"));
+                    let mut measurement = self.measure(setting, trial)?;
                     compare_costs(alone_us, &mut measurement.figures);
                     let subject = name;
                     self.output.add(Measurement { round, order, subject, ..measurement })?;
@@ -221,9 +237,9 @@ impl Experiment<'_> {
     }
 
     /// One phase on one subject.
-    fn measure(&mut self, phase: Phase, trial: &mut Trial) -> Result<Measurement> {
+    fn measure(&mut self, setting: Setting, trial: &mut Trial) -> Result<Measurement> {
         let running = trial.subject.start(&self.stage)?;
-        let measured = self.measure_running(phase, trial, &running);
+        let measured = self.measure_running(setting, trial, &running);
         let measurement = measured.map_err(|error| running.cause_of(error))?;
         running.stop()?;
         Ok(measurement)
@@ -231,22 +247,24 @@ impl Experiment<'_> {
 
     fn measure_running(
         &mut self,
-        phase: Phase,
+        setting: Setting,
         trial: &mut Trial,
         running: &Running,
     ) -> Result<Measurement> {
+        let phase = setting.phase;
         let export = self.stage.mount(&running.url, running.is_ours())?;
         let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
         let made = trial.made(phase.files());
         if made.files.is_empty() && !phase.is_new() {
             self.find_files(phase.maker(), made, &export)?;
-            self.put(phase.maker(), made, &service, &mut Watch::none())?;
+            let maker = Setting { phase: phase.maker(), ..setting };
+            self.put(maker, made, &service, &mut Watch::none())?;
         }
         self.find_files(phase, made, &export)?;
-        self.prepare_cache(phase, made, &service)?;
-        let mut measurement = self.measurement(phase);
+        self.prepare_cache(setting, made, &service)?;
+        let mut measurement = self.measurement(setting);
         let meter = LoadMeter::start(running)?;
-        let outcome = self.put(phase, made, &service, &mut running.watch())?;
+        let outcome = self.put(setting, made, &service, &mut running.watch())?;
         // What was cut short is no measurement.
         self.stop.check()?;
         outcome.fill(&mut measurement);
@@ -257,10 +275,10 @@ impl Experiment<'_> {
         Ok(measurement)
     }
 
-    fn measurement(&self, phase: Phase) -> Measurement {
+    fn measurement(&self, Setting { phase, depth }: Setting) -> Measurement {
         let parameters = [
             ("ranks", u64::from(self.options.ranks)),
-            ("depth", u64::from(self.options.depth)),
+            ("depth", u64::from(depth)),
             ("io_bytes", u64::from(phase.io_bytes(&self.sizes))),
         ];
         Measurement {
@@ -287,10 +305,15 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    fn prepare_cache(&mut self, phase: Phase, made: &mut Made, service: &Service) -> Result<()> {
+    fn prepare_cache(
+        &mut self,
+        setting: Setting,
+        made: &mut Made,
+        service: &Service,
+    ) -> Result<()> {
         self.cache.prepare()?;
-        if self.cache == CacheState::Warm && phase.direction() == Direction::Read {
-            self.put(phase, made, service, &mut Watch::none())?;
+        if self.cache == CacheState::Warm && setting.phase.direction() == Direction::Read {
+            self.put(setting, made, service, &mut Watch::none())?;
         }
         Ok(())
     }
@@ -298,7 +321,7 @@ impl Experiment<'_> {
     /// Puts a phase's load on a server.
     fn put(
         &mut self,
-        phase: Phase,
+        Setting { phase, depth }: Setting,
         made: &mut Made,
         service: &Service,
         watch: &mut Watch<'_>,
@@ -314,7 +337,7 @@ impl Experiment<'_> {
             direction: phase.direction(),
             pattern: phase.pattern(&self.sizes, self.generation.into()),
             operations_by_rank,
-            depth: self.options.depth.into(),
+            depth: depth.into(),
             io_bytes: phase.io_bytes(&self.sizes),
             time_max: self.options.seconds.map(Duration::from_secs),
             stop: self.stop.clone(),
@@ -355,7 +378,8 @@ impl Experiment<'_> {
 
     /// What the load costs by itself: against a server that does nothing. Returns its processor
     /// time for each call, in microseconds.
-    fn calibrate(&mut self, phase: Phase, round: u32, program: &Path) -> Result<Option<f64>> {
+    fn calibrate(&mut self, setting: Setting, round: u32, program: &Path) -> Result<Option<f64>> {
+        let phase = setting.phase;
         self.stop.check()?;
         self.output.doing(format!("round {round}: {} of no server", phase.name()));
         let server = NullServer::start(program)?;
@@ -365,8 +389,8 @@ impl Experiment<'_> {
         self.find_files(phase.maker(), &mut made, &export)?;
         made.operations_by_rank =
             vec![phase.operations(&self.sizes); usize::from(self.options.ranks)];
-        let mut measurement = self.measurement(phase);
-        let outcome = self.put(phase, &mut made, &service, &mut Watch::none())?;
+        let mut measurement = self.measurement(setting);
+        let outcome = self.put(setting, &mut made, &service, &mut Watch::none())?;
         self.stop.check()?;
         outcome.fill(&mut measurement);
         let us = measurement.figures.get(&Figure::GeneratorUsPerOperation).copied();

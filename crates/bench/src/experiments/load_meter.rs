@@ -8,7 +8,7 @@ use crate::figure::Figure;
 use crate::numeral::as_f64;
 use crate::numeral::mib;
 use crate::record::Measurement;
-use crate::rig::{DeviceBytes, machine_cpu_secs};
+use crate::rig::{DeviceTraffic, machine_cpu_secs};
 use crate::subject::Running;
 
 /// The measurement before the load.
@@ -16,7 +16,7 @@ pub(super) struct LoadMeter<'a> {
     running: &'a Running,
     cached_at_start_bytes: Option<u64>,
     meter: Meter<'a>,
-    device: Option<DeviceBytes>,
+    device: Option<DeviceTraffic>,
     machine_secs: f64,
 }
 
@@ -34,7 +34,7 @@ impl<'a> LoadMeter<'a> {
             meter: Meter::start(running.watched(), Box::new(|| running.counters()))?,
             // After the meter, and before it at the end: it waits for counters, and meanwhile
             // machine and device go on.
-            device: device_bytes(running)?,
+            device: device_traffic(running)?,
             machine_secs: machine_cpu_secs()?,
         })
     }
@@ -51,7 +51,7 @@ impl<'a> LoadMeter<'a> {
         measurement: &mut Measurement,
     ) -> Result<()> {
         let machine_secs = machine_cpu_secs()? - self.machine_secs;
-        let device = device_bytes(self.running)?;
+        let device = device_traffic(self.running)?;
         self.note_memory(measurement)?;
         let spent = self.meter.end()?;
         let figures = &mut measurement.figures;
@@ -74,6 +74,8 @@ impl<'a> LoadMeter<'a> {
             let moved = now.since(&before);
             figures.insert(Figure::DeviceReadMib, mib(moved.read));
             figures.insert(Figure::DeviceWrittenMib, mib(moved.written));
+            figures.insert(Figure::DeviceReads, as_f64(moved.reads));
+            figures.insert(Figure::DeviceWrites, as_f64(moved.writes));
         }
         if let Some(cached) = self.cached_at_start_bytes {
             figures.insert(Figure::CachedAtStartMib, mib(cached));
@@ -110,8 +112,8 @@ impl<'a> LoadMeter<'a> {
     }
 }
 
-fn device_bytes(running: &Running) -> Result<Option<DeviceBytes>> {
-    running.device().map(|device| device.bytes()).transpose()
+fn device_traffic(running: &Running) -> Result<Option<DeviceTraffic>> {
+    running.device().map(|device| device.traffic()).transpose()
 }
 
 /// `total` for each of `count`.

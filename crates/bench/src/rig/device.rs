@@ -21,11 +21,15 @@ pub struct BlockDevice {
 
 /// What a device moved since boot, or between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceBytes {
-    /// From the medium.
+pub struct DeviceTraffic {
+    /// Bytes from the medium.
     pub read: u64,
-    /// To the medium; discarded bytes are not.
+    /// Bytes to the medium; discarded bytes are not.
     pub written: u64,
+    /// Requests that read, after those that the kernel has joined.
+    pub reads: u64,
+    /// Requests that wrote.
+    pub writes: u64,
 }
 
 impl BlockDevice {
@@ -98,7 +102,7 @@ impl BlockDevice {
     ///
     /// # Errors
     /// [`Error::Machine`]: it is gone.
-    pub fn bytes(&self) -> Result<DeviceBytes> {
+    pub fn traffic(&self) -> Result<DeviceTraffic> {
         let file = sysfs(&self.number).join("stat");
         let what = || Error::machine(format!("counters of {}", self.name));
         let text = fs::read_to_string(file).map_err(what())?;
@@ -120,13 +124,15 @@ impl FileSystem {
     }
 }
 
-impl DeviceBytes {
+impl DeviceTraffic {
     /// What was added since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             read: self.read.saturating_sub(earlier.read),
             written: self.written.saturating_sub(earlier.written),
+            reads: self.reads.saturating_sub(earlier.reads),
+            writes: self.writes.saturating_sub(earlier.writes),
         }
     }
 }
@@ -139,12 +145,18 @@ fn number(device: u64) -> String {
     format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device))
 }
 
-/// Sectors read and written: the third and seventh field of a `stat`.
-fn moved(text: &str) -> Option<DeviceBytes> {
-    let mut fields = text.split_whitespace();
-    let read: u64 = fields.nth(2)?.parse().ok()?;
-    let written: u64 = fields.nth(3)?.parse().ok()?;
-    Some(DeviceBytes { read: read * SECTOR_BYTES, written: written * SECTOR_BYTES })
+/// The first fields of a `stat`: requests that read, those joined to others, sectors read, and time
+/// taken; then the same of writing.
+fn moved(text: &str) -> Option<DeviceTraffic> {
+    let fields = text.split_whitespace().take(8).map(str::parse::<u64>);
+    let fields: Vec<_> = fields.collect::<Result<_, _>>().ok()?;
+    let &[reads, _, read, _, writes, _, written, _] = &fields[..] else { return None };
+    Some(DeviceTraffic {
+        read: read * SECTOR_BYTES,
+        written: written * SECTOR_BYTES,
+        reads,
+        writes,
+    })
 }
 
 #[cfg(test)]
@@ -155,7 +167,10 @@ mod tests {
     #[test]
     fn sectors_are_found() {
         let text = "  3009   8  100  77  5  0  200  1 0 1 1 0 0 0 0 0 0\n";
-        assert_eq!(moved(text), Some(DeviceBytes { read: 51_200, written: 102_400 }));
+        assert_eq!(
+            moved(text),
+            Some(DeviceTraffic { read: 51_200, written: 102_400, reads: 3009, writes: 5 })
+        );
         assert_eq!(moved("1 2 3"), None);
     }
 
@@ -167,14 +182,14 @@ mod tests {
             return println!("skipped: no block device under /var/tmp");
         };
         let file = directory.path().join("file").display().to_string();
-        let before = device.bytes().unwrap();
+        let before = device.traffic().unwrap();
         let (input, output) = (format!("if={file}"), format!("of={file}"));
         let write = ["if=/dev/zero", &output, "bs=1M", "count=16", "oflag=direct"];
         if let Err(error) = program::run("dd", &write) {
             return println!("skipped: {error}");
         }
         program::run("dd", &[&input, "of=/dev/null", "bs=1M", "iflag=direct"]).unwrap();
-        let moved = device.bytes().unwrap().since(&before);
+        let moved = device.traffic().unwrap().since(&before);
         // Others may use the device too, so there is no upper bound here.
         assert!(moved.read >= 16 * MIB && moved.written >= 16 * MIB, "{moved:?}");
     }

@@ -280,9 +280,9 @@ mod tests {
         assert_eq!(BlockDevice::under(disk.directory()).unwrap().as_ref(), Some(disk.device()));
 
         rustix::fs::sync();
-        let before = disk.device().bytes().unwrap();
+        let before = disk.device().traffic().unwrap();
         write(&disk, 16, &["oflag=direct"]);
-        let moved = disk.device().bytes().unwrap().since(&before);
+        let moved = disk.device().traffic().unwrap().since(&before);
         // Metadata and the journal are a little more.
         assert!((16 * MIB..20 * MIB).contains(&moved.written), "{moved:?}");
         assert!(moved.read < MIB, "{moved:?}");

@@ -17,7 +17,7 @@ use super::pattern::{Pattern, Verified};
 use super::{Mode, Options};
 use crate::record::Second;
 use crate::rig::{
-    BlockDevice, CpuSecs, CpuTime, DeviceBytes, MemoryGroup, PageCache, machine_cpu_secs,
+    BlockDevice, CpuSecs, CpuTime, DeviceTraffic, MemoryGroup, PageCache, machine_cpu_secs,
 };
 use crate::stop::Stop;
 use crate::{Error, Result};
@@ -35,7 +35,7 @@ pub(super) struct Written {
     /// Of all processors, the kernel's own threads included.
     pub(super) machine_cpu_secs: f64,
     /// What the device moved, if there is one.
-    pub(super) device: Option<DeviceBytes>,
+    pub(super) device: Option<DeviceTraffic>,
     /// Page cache of the files afterwards, if the kernel reports it.
     pub(super) cached_bytes: Option<u64>,
 }
@@ -81,7 +81,7 @@ pub(super) fn write(
     window.shutdown();
     let cpu = CpuTime::of_self()?.since(&cpu_before);
     let machine_cpu_secs = machine_cpu_secs()? - machine_before;
-    let device = device.map(|device| device.bytes()).transpose()?;
+    let device = device.map(|device| device.traffic()).transpose()?;
     let device = device.zip(device_before).map(|(after, before)| after.since(&before));
     let cached_bytes = cached_bytes(&files).map_err(refused())?;
     let seconds = watch.seconds;
