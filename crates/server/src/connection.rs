@@ -1,5 +1,7 @@
 //! One connection: calls come in, are worked on side by side, and are answered as they finish.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -60,8 +62,9 @@ pub(crate) async fn serve(
         let replies = Arc::clone(&replies);
         async move { replies.run().await }
     });
+    let calls = flushed(&replies, take_calls(&service, peer, receiver, &replies, activity));
     tokio::select! {
-        () = take_calls(&service, peer, receiver, &replies, activity) => {}
+        () = calls => {}
         // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
         () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
@@ -71,6 +74,17 @@ pub(crate) async fn serve(
     drop(tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await);
     sender.abort();
     tracing::debug!(client = %address, "disconnected");
+}
+
+/// Does the work, and sends the replies that are left whenever it waits.
+async fn flushed(replies: &ReplyQueue, work: impl Future<Output = ()>) {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        let polled = work.as_mut().poll(context);
+        replies.flush();
+        polled
+    })
+    .await;
 }
 
 /// Takes calls until the peer sends no more, or what are none.
@@ -95,6 +109,7 @@ async fn take_calls(
         };
         activity.note_call();
         count(&service.counters, &record);
+        replies.cork(receiver.has_more());
         let replies = Arc::clone(replies);
         let call = match incoming.finish(record) {
             Ok(call) => call,

@@ -148,8 +148,8 @@ fn number(device: u64) -> String {
 /// The first fields of a `stat`: requests that read, those joined to others, sectors read, and time
 /// taken; then the same of writing.
 fn moved(text: &str) -> Option<DeviceTraffic> {
-    let fields = text.split_whitespace().take(8).map(str::parse::<u64>);
-    let fields: Vec<_> = fields.collect::<Result<_, _>>().ok()?;
+    let fields = text.split_whitespace().take(8).map(|field| field.parse().ok());
+    let fields: Vec<u64> = fields.collect::<Option<_>>()?;
     let &[reads, _, read, _, writes, _, written, _] = &fields[..] else { return None };
     Some(DeviceTraffic {
         read: read * SECTOR_BYTES,

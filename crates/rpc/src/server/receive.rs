@@ -187,6 +187,11 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
         Ok(Some(Record { head, payload, moved_bytes: self.moved_bytes, trailing_bytes }))
     }
 
+    /// Whether the beginning of the next record has come already.
+    pub fn has_more(&self) -> bool {
+        !self.staging.is_empty()
+    }
+
     /// Waits for a record and reads its first mark.
     async fn begin_record(&mut self) -> Result<bool, ReceiveError> {
         self.fragments =

@@ -4,11 +4,15 @@
 //! sending, others leave their replies in its queue. When the stream is full, a task of the
 //! connection continues. The number of replies here is bounded by the number of requests that a
 //! connection may have in flight.
+//!
+//! While calls that have come together are answered at once, one after the other, their replies leave
+//! together too ([`ReplyQueue::cork`]): a system call for each would cost more than the answers.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,6 +28,8 @@ use super::transport::Transport;
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// Replies that one system call sends, at most.
 const BATCH_REPLIES_MAX: usize = 16;
+/// A reply as long as this is sent at once: the system call is a small part of what it costs.
+const CORKED_BYTES_MAX: usize = 16 * 1024;
 
 /// Notes that `sent` bytes more are gone, and removes the replies that are gone whole.
 fn remove_sent(batch: &mut VecDeque<Reply>, mut sent: usize) {
@@ -46,6 +52,8 @@ pub struct ReplyQueue {
     link: Arc<Link>,
     /// The memory that replies are held in.
     buffers: Arc<BufferPool>,
+    /// More replies follow soon; see [`Self::cork`].
+    corked: AtomicBool,
     /// Wakes the connection's task when the stream is full or broken.
     blocked: Notify,
 }
@@ -71,7 +79,14 @@ impl ReplyQueue {
         let link = Arc::new(Link::new(peer, Arc::downgrade(&transport)));
         let state =
             State { waiting: VecDeque::new(), queued_bytes: 0, sending: false, broken: false };
-        Self { transport, state: Mutex::new(state), link, buffers, blocked: Notify::new() }
+        Self {
+            transport,
+            state: Mutex::new(state),
+            link,
+            buffers,
+            corked: AtomicBool::new(false),
+            blocked: Notify::new(),
+        }
     }
 
     /// The connection that replies leave by.
@@ -79,8 +94,9 @@ impl ReplyQueue {
         &self.link
     }
 
-    /// Sends a reply, or leaves it to the current sender.
+    /// Sends a reply, or leaves it to the current sender, or to [`flush`](Self::flush).
     pub fn send(&self, reply: Reply) {
+        let is_short = reply.len() < CORKED_BYTES_MAX;
         {
             let mut state = self.lock();
             if state.broken {
@@ -89,11 +105,37 @@ impl ReplyQueue {
             state.queued_bytes += reply.len() as u64;
             reply.ends_at(state.queued_bytes);
             state.waiting.push_back(reply);
-            if state.sending {
+            let others_follow = self.corked.load(Ordering::Relaxed);
+            let is_full = state.waiting.len() >= BATCH_REPLIES_MAX;
+            if state.sending || others_follow && is_short && !is_full {
                 return;
             }
             state.sending = true;
         }
+        self.send_all();
+    }
+
+    /// Whether more replies follow at once, so that short ones wait for them, up to a batch. To be
+    /// set by the connection's task, which calls [`flush`](Self::flush) before it waits for anything.
+    pub fn cork(&self, others_follow: bool) {
+        self.corked.store(others_follow, Ordering::Relaxed);
+    }
+
+    /// Sends what waits, unless another thread does, and ends the waiting for others.
+    pub fn flush(&self) {
+        // A reply queued before the lock is taken is sent here; a later one finds the flag cleared.
+        self.cork(false);
+        {
+            let mut state = self.lock();
+            if state.sending || state.broken || state.waiting.is_empty() {
+                return;
+            }
+            state.sending = true;
+        }
+        self.send_all();
+    }
+
+    fn send_all(&self) {
         match self.send_waiting() {
             Progress::Done => {}
             Progress::StreamFull | Progress::Broken => self.blocked.notify_one(),

@@ -58,7 +58,7 @@ pub(super) fn write(
     let window = WriteBehind::new(options.window_config());
     let progress = Progress::default();
     let device = BlockDevice::under(directory)?;
-    let device_before = device.as_ref().map(BlockDevice::bytes).transpose()?;
+    let device_before = device.as_ref().map(BlockDevice::traffic).transpose()?;
     let (cpu_before, machine_before) = (CpuTime::of_self()?, machine_cpu_secs()?);
     let mut watch = Watch::begin(&progress)?;
     thread::scope(|scope| {

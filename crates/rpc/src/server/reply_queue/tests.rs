@@ -244,6 +244,43 @@ fn a_reply_is_delivered_when_its_last_byte_is_acknowledged() {
     });
 }
 
+/// A queue before a stream in memory that takes what it gets.
+fn in_memory() -> (Arc<Memory>, ReplyQueue) {
+    let stream = Arc::new(Memory::default());
+    stream.grant(1 << 20);
+    let peer = (Ipv4Addr::LOCALHOST, 700).into();
+    let queue = ReplyQueue::new(peer, Arc::clone(&stream) as _, BufferPool::new(1 << 20));
+    (stream, queue)
+}
+
+/// A reply of so many bytes, with its record mark.
+fn reply(len: usize) -> Reply {
+    Reply::new(marked(&vec![7; len - MARK_ROOM.len()]), None)
+}
+
+#[test]
+fn replies_that_others_follow_leave_together() {
+    let (stream, queue) = in_memory();
+    queue.cork(true);
+    (0..3).for_each(|_| queue.send(reply(64)));
+    assert_eq!(stream.taken().len(), 0);
+    queue.flush();
+    assert_eq!(stream.taken().len(), 3 * 64);
+    // Nothing follows any more.
+    queue.send(reply(64));
+    assert_eq!(stream.taken().len(), 4 * 64);
+}
+
+#[test]
+fn a_whole_batch_and_a_long_reply_wait_for_no_others() {
+    let (stream, queue) = in_memory();
+    queue.cork(true);
+    (0..=BATCH_REPLIES_MAX).for_each(|_| queue.send(reply(64)));
+    assert_eq!(stream.taken().len(), BATCH_REPLIES_MAX * 64);
+    queue.send(reply(CORKED_BYTES_MAX));
+    assert_eq!(stream.taken().len(), (BATCH_REPLIES_MAX + 1) * 64 + CORKED_BYTES_MAX);
+}
+
 #[test]
 fn data_from_a_pipe_is_padded_and_exact() {
     run(async {
