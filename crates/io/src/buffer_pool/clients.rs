@@ -1,5 +1,6 @@
 //! The clients of a pool: how much memory each one holds, and whose turn it is to get more.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use super::Waiter;
@@ -59,9 +60,13 @@ impl Clients {
 
     /// Notes that a client holds `bytes` less.
     pub(super) fn discharge(&mut self, client: ClientId, bytes: usize) {
-        let account = self.accounts.get_mut(&client).expect("a client that holds memory is known");
-        account.held_bytes -= bytes;
-        self.forget_if_empty(client);
+        let Entry::Occupied(mut account) = self.accounts.entry(client) else {
+            unreachable!("a client that holds memory is known");
+        };
+        account.get_mut().held_bytes -= bytes;
+        if account.get().is_empty() {
+            account.remove();
+        }
     }
 
     /// Appends a request to those of a client.
@@ -96,12 +101,14 @@ impl Clients {
 
     /// Removes the requests of a client that were given up.
     pub(super) fn forget_leavers(&mut self, client: ClientId) {
-        let Some(account) = self.accounts.get_mut(&client) else { return };
-        account.waiters.retain(|waiter| !waiter.grant.is_closed());
-        if account.waiters.is_empty() {
+        let Entry::Occupied(mut account) = self.accounts.entry(client) else { return };
+        account.get_mut().waiters.retain(|waiter| !waiter.grant.is_closed());
+        if account.get().waiters.is_empty() {
             self.turns.retain(|other| *other != client);
         }
-        self.forget_if_empty(client);
+        if account.get().is_empty() {
+            account.remove();
+        }
     }
 
     /// Requests that wait.
@@ -122,11 +129,5 @@ impl Clients {
     fn is_within_share(&self, client: ClientId, bytes: usize) -> bool {
         let held = self.accounts.get(&client).map_or(0, |account| account.held_bytes);
         client == OWN || held == 0 || held + bytes <= self.share_bytes
-    }
-
-    fn forget_if_empty(&mut self, client: ClientId) {
-        if self.accounts.get(&client).is_some_and(Account::is_empty) {
-            self.accounts.remove(&client);
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! The exports that are served now, with their directories, and the gate to the objects in them.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::fs::Status;
 pub(crate) struct Exports {
     pub(crate) table: Arc<ExportTable>,
     file_systems: Arc<FileSystems>,
-    roots: HashMap<u32, (PathBuf, Arc<ExportRoot>)>,
+    roots: BTreeMap<u32, (PathBuf, Arc<ExportRoot>)>,
 }
 
 /// An export's directory that cannot be served.
@@ -42,7 +42,7 @@ impl Exports {
     ) -> Result<Self, ExportError> {
         let file_systems =
             earlier.map_or_else(Arc::default, |earlier| Arc::clone(&earlier.file_systems));
-        let mut roots = HashMap::new();
+        let mut roots = BTreeMap::new();
         for export in table.iter() {
             let known = earlier
                 .and_then(|earlier| earlier.roots.get(&export.id))
