@@ -12,7 +12,7 @@ use super::failure::{Failure, Result};
 use super::remote::{LastLink, Remote, without_end_slashes};
 use super::session::{ConnectOptions, Session};
 use super::target::{Shown, Target};
-use super::text::mode;
+use super::text::mode_change::ModeChange;
 use super::umask;
 
 /// As coreutils' `mkdir`.
@@ -39,7 +39,8 @@ pub(crate) struct Options {
 }
 
 fn parse_mode(text: &str) -> std::result::Result<u32, String> {
-    mode::parse(text, 0o777, umask()).ok_or_else(|| format!("`{text}` is no mode"))
+    let change = ModeChange::parse(text).ok_or_else(|| format!("`{text}` is no mode"))?;
+    Ok(change.apply(0o777, true, umask()))
 }
 
 /// Makes all that was asked for.

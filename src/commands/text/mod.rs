@@ -2,6 +2,7 @@
 
 pub(crate) mod columns;
 pub(crate) mod mode;
+pub(crate) mod mode_change;
 pub(crate) mod owners;
 pub(crate) mod quote;
 pub(crate) mod size;

@@ -1,4 +1,4 @@
-//! Permission bits as text: `-rwxr-xr-x` out, `755` and `u=rwx,go=rx` in.
+//! Permission bits as text: `-rwxr-xr-x`.
 
 use proto::nfs3::FileType;
 
@@ -59,77 +59,11 @@ pub(crate) fn with_type(file_type: FileType, mode: u32) -> u32 {
     type_bits << 12 | mode & ALL
 }
 
-/// A mode as given to `mkdir -m`: octal, or changes applied in turn to `start`. A change without a
-/// class (`+w`) applies to all, except for the bits of `umask`, as POSIX specifies for chmod.
-/// `None` if it is neither.
-pub(crate) fn parse(text: &str, start: u32, umask: u32) -> Option<u32> {
-    if text.starts_with(|c: char| c.is_ascii_digit()) {
-        return u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= ALL);
-    }
-    text.split(',').try_fold(start, |mode, clause| apply(clause, mode, umask))
-}
-
-/// One clause of a symbolic mode: who, and then one or more of an operator with permissions.
-fn apply(clause: &str, mut mode: u32, umask: u32) -> Option<u32> {
-    let mut rest = clause.trim_start_matches(['u', 'g', 'o', 'a']);
-    let who = clause[..clause.len() - rest.len()].chars().fold(0, |who, c| who | class_bits(c));
-    let reach = if who == 0 { ALL & !umask } else { who };
-    if rest.is_empty() {
-        return None;
-    }
-    while let Some(operator) = rest.chars().next() {
-        let permissions = rest[operator.len_utf8()..].split(['+', '-', '=']).next()?;
-        let bits = permission_bits(permissions, mode)? & reach;
-        mode = match operator {
-            '+' => mode | bits,
-            '-' => mode & !bits,
-            '=' => mode & !(if who == 0 { ALL } else { who }) | bits,
-            _ => return None,
-        };
-        rest = &rest[operator.len_utf8() + permissions.len()..];
-    }
-    Some(mode)
-}
-
-/// All bits that a class of users may have.
-fn class_bits(class: char) -> u32 {
-    match class {
-        'u' => 0o700 | SET_UID,
-        'g' => 0o070 | SET_GID,
-        'o' => 0o007 | STICKY,
-        _ => ALL,
-    }
-}
-
-/// The bits that the letters mean for all classes; a class as the only letter copies its bits.
-fn permission_bits(letters: &str, mode: u32) -> Option<u32> {
-    let copied = match letters {
-        "u" => Some(mode >> 6 & 7),
-        "g" => Some(mode >> 3 & 7),
-        "o" => Some(mode & 7),
-        _ => None,
-    };
-    if let Some(bits) = copied {
-        return Some(bits * 0o111);
-    }
-    letters.chars().try_fold(0, |bits, letter| {
-        Some(
-            bits | match letter {
-                'r' => 0o444,
-                'w' => 0o222,
-                'x' | 'X' => 0o111, // For a directory, as mkdir makes it, X is x.
-                's' => SET_UID | SET_GID,
-                't' => STICKY,
-                _ => return None,
-            },
-        )
-    })
-}
-
-const SET_UID: u32 = 0o4000;
-const SET_GID: u32 = 0o2000;
-const STICKY: u32 = 0o1000;
-const ALL: u32 = 0o7777;
+pub(super) const SET_UID: u32 = 0o4000;
+pub(super) const SET_GID: u32 = 0o2000;
+pub(super) const STICKY: u32 = 0o1000;
+/// All permission bits.
+pub(crate) const ALL: u32 = 0o7777;
 
 #[cfg(test)]
 mod tests {
@@ -154,34 +88,5 @@ mod tests {
         assert_eq!(with_type(FileType::Regular, 0o644), 0o100_644);
         assert_eq!(with_type(FileType::Directory, 0o755), 0o40_755);
         assert_eq!(with_type(FileType::Symlink, 0o777), 0o120_777);
-    }
-
-    /// The results of `mkdir -m` of coreutils, which starts from 0777.
-    #[test]
-    fn modes_are_read_as_mkdir_does() {
-        for (text, expected) in [
-            ("700", Some(0o700)),
-            ("1777", Some(0o1777)),
-            ("0", Some(0)),
-            ("10000", None),
-            ("8", None),
-            ("u=rwx,go=rx", Some(0o755)),
-            ("u=rwx,go=", Some(0o700)),
-            ("go-w", Some(0o755)),
-            ("a=rx", Some(0o555)),
-            ("=rx", Some(0o555)),
-            ("=", Some(0)),
-            ("g=u-w", Some(0o757)),
-            ("g+s", Some(0o2777)),
-            ("o=,g=o", Some(0o700)),
-            ("-w", Some(0o577)),
-            ("u", None),
-            ("", None),
-            ("z=r", None),
-            ("u=q", None),
-            ("u=r,", None),
-        ] {
-            assert_eq!(parse(text, 0o777, 0o022), expected, "{text}");
-        }
     }
 }
