@@ -4,6 +4,7 @@ mod ancestors;
 mod cat;
 mod console;
 mod cp;
+mod destination;
 mod df;
 mod exports;
 mod failure;

@@ -3,14 +3,14 @@
 use std::io;
 
 use clap::Args;
-use proto::nfs3::FileHandle;
 use rustix::io::Errno;
 
 use super::console::Console;
+use super::destination::{Destination, Place};
 use super::failure::{Failure, Result};
-use super::remote::{LastLink, Node, Remote, without_end_slashes};
+use super::remote::{LastLink, Node, Remote};
 use super::session::{ConnectOptions, Session};
-use super::target::{Shown, Target};
+use super::target::Target;
 
 /// As coreutils' `mv`, but it never asks, and never copies: what is moved stays in its export.
 #[derive(Args)]
@@ -41,56 +41,18 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
     let Some((to, from)) = options.targets.split_last() else { return Ok(()) };
     let mover = Mover { options, console };
     let mut session = Session::new(&options.connect);
-    let dir = match Destination::find(&mut session, to).await {
+    let found = Destination::find(&mut session, to, LastLink::Follow, from.len()).await;
+    let destination = match found {
         Ok(destination) => destination,
         Err(failure) => {
             console.fail(format_args!("target {}: {failure}", to.shown));
             return Ok(());
         }
     };
-    if from.len() > 1 && dir.existing_dir.is_none() {
-        let reason = if dir.exists { Errno::NOTDIR } else { Errno::NOENT };
-        let reason = Failure::refused(reason);
-        console.fail(format_args!("target {}: {reason}", to.shown));
-        return Ok(());
-    }
     for source in from {
-        mover.argument(&mut session, source, to, &dir).await;
+        mover.argument(&mut session, source, &destination).await;
     }
     Ok(())
-}
-
-/// The target that the last argument names.
-struct Destination {
-    remote: Remote,
-    path: Vec<u8>,
-    exists: bool,
-    existing_dir: Option<Node>,
-}
-
-impl Destination {
-    async fn find(session: &mut Session, to: &Target) -> Result<Self> {
-        let (remote, path) = session.reach(&to.url, LastLink::Keep).await?;
-        match remote.resolve(&path, LastLink::Follow).await {
-            Ok(node) => Ok(Self {
-                remote,
-                path,
-                exists: true,
-                existing_dir: Some(node).filter(Node::is_dir),
-            }),
-            Err(error) if matches!(error.errno(), Errno::NOENT | Errno::NOTDIR) => {
-                Ok(Self { remote, path, exists: false, existing_dir: None })
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-}
-
-/// A name in a directory.
-struct Place {
-    dir: FileHandle,
-    name: Vec<u8>,
-    shown: Shown,
 }
 
 struct Mover<'a> {
@@ -99,7 +61,7 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    async fn argument(&self, session: &mut Session, from: &Target, to: &Target, dir: &Destination) {
+    async fn argument(&self, session: &mut Session, from: &Target, to: &Destination) {
         let found = self.source(session, from).await;
         let (remote, source, place) = match found {
             Ok(found) => found,
@@ -107,14 +69,14 @@ impl Mover<'_> {
                 return self.console.fail(format_args!("cannot stat {}: {failure}", from.shown));
             }
         };
-        let (from, to_place) = match Self::place(&place, to, dir).await {
+        let (from, to_place) = match to.place(&place.name).await {
             Ok(to_place) => (place, to_place),
             Err(failure) => {
                 let (from, to) = (&place.shown, &to.shown);
                 return self.console.fail(format_args!("cannot move {from} to {to}: {failure}"));
             }
         };
-        if !remote.is_same(&dir.remote) {
+        if !remote.is_same(&to.remote) {
             self.console.fail(format_args!(
                 "cannot move {} to {}: they are in different exports; `spillway cp -a` copies",
                 from.shown, to_place.shown
@@ -134,16 +96,6 @@ impl Mover<'_> {
             return Err(Failure::refused(Errno::NOTDIR));
         }
         Ok((remote, node, Place { dir: parent.handle, name, shown: from.shown.clone() }))
-    }
-
-    /// Where the source goes: into the last argument if that is a directory, else to its name.
-    async fn place(source: &Place, to: &Target, dir: &Destination) -> Result<Place> {
-        if let Some(node) = dir.existing_dir {
-            let (name, shown) = (source.name.clone(), to.shown.join(&source.name));
-            return Ok(Place { dir: node.handle, name, shown });
-        }
-        let (parent, name) = dir.remote.resolve_parent(without_end_slashes(&dir.path)).await?;
-        Ok(Place { dir: parent.handle, name, shown: to.shown.clone() })
     }
 
     /// Renames, or returns the reason as a sentence.

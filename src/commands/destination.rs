@@ -1,0 +1,67 @@
+//! The last argument of `mv` and `ln`: a directory, or the name of the only source.
+
+use proto::nfs3::FileHandle;
+use rustix::io::Errno;
+
+use super::failure::{Failure, Result};
+use super::remote::{LastLink, Node, Remote, without_end_slashes};
+use super::session::Session;
+use super::target::{Shown, Target};
+
+/// The target that the last argument names.
+pub(super) struct Destination {
+    pub(super) remote: Remote,
+    pub(super) shown: Shown,
+    path: Vec<u8>,
+    existing_dir: Option<Node>,
+}
+
+/// A name in a directory.
+pub(super) struct Place {
+    pub(super) dir: FileHandle,
+    pub(super) name: Vec<u8>,
+    pub(super) shown: Shown,
+}
+
+impl Destination {
+    /// Finds the target of `sources` files. With [`LastLink::Keep`] a symbolic link to a directory
+    /// is a name.
+    ///
+    /// # Errors
+    /// `NOENT` or `NOTDIR` also when several sources need a directory, and there is none.
+    pub(super) async fn find(
+        session: &mut Session,
+        to: &Target,
+        last: LastLink,
+        sources: usize,
+    ) -> Result<Self> {
+        let (remote, path) = session.reach(&to.url, LastLink::Keep).await?;
+        let existing_dir = match remote.resolve(&path, last).await {
+            Ok(node) if node.is_dir() => Some(node),
+            Ok(_) if sources > 1 => return Err(Failure::refused(Errno::NOTDIR)),
+            Err(error) if is_absent(error.errno()) && sources > 1 => {
+                return Err(Failure::refused(Errno::NOENT));
+            }
+            Err(error) if !is_absent(error.errno()) => return Err(error.into()),
+            Ok(_) | Err(_) => None,
+        };
+        Ok(Self { remote, shown: to.shown.clone(), path, existing_dir })
+    }
+
+    /// Where a source with this name goes: into the directory, or to the name of the argument.
+    ///
+    /// # Errors
+    /// Those of [`Remote::resolve_parent`].
+    pub(super) async fn place(&self, source_name: &[u8]) -> Result<Place> {
+        if let Some(node) = self.existing_dir {
+            let (name, shown) = (source_name.to_vec(), self.shown.join(source_name));
+            return Ok(Place { dir: node.handle, name, shown });
+        }
+        let (parent, name) = self.remote.resolve_parent(without_end_slashes(&self.path)).await?;
+        Ok(Place { dir: parent.handle, name, shown: self.shown.clone() })
+    }
+}
+
+fn is_absent(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR)
+}
