@@ -2,12 +2,16 @@
 
 mod ancestors;
 mod cat;
+mod chmod;
+mod chown;
 mod console;
 mod cp;
 mod destination;
 mod df;
+mod du;
 mod exports;
 mod failure;
+mod ln;
 mod ls;
 mod mkdir;
 pub(crate) mod mount;
@@ -15,12 +19,17 @@ mod mv;
 mod output;
 mod remote;
 mod rm;
+mod rmdir;
 mod session;
+mod set_attributes;
 mod stat;
 mod target;
 mod text;
+mod touch;
+mod walk;
 mod window;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::panic;
@@ -43,7 +52,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::exit;
 use crate::log;
 use console::Console;
-use target::Target;
+use target::{Target, is_remote};
 
 /// A command that works on files of servers.
 #[derive(Subcommand)]
@@ -58,10 +67,22 @@ pub(crate) enum Command {
     Rm(rm::Options),
     /// Make directories on a server
     Mkdir(mkdir::Options),
+    /// Take away empty directories of a server
+    Rmdir(rmdir::Options),
     /// Rename files of a server
     Mv(mv::Options),
+    /// Make hard and symbolic links on a server
+    Ln(ln::Options),
+    /// Make files on a server, and set their times
+    Touch(touch::Options),
+    /// Change permissions of files of a server
+    Chmod(chmod::Options),
+    /// Change owners and groups of files of a server
+    Chown(chown::Options),
     /// Show all attributes that a server returns for files
     Stat(stat::Options),
+    /// Show how much space directories of servers take
+    Du(du::Options),
     /// Show how full the file systems of servers are
     Df(df::Options),
     /// List what a server exports
@@ -76,8 +97,14 @@ impl Command {
             Self::Cp(_) => "cp",
             Self::Rm(_) => "rm",
             Self::Mkdir(_) => "mkdir",
+            Self::Rmdir(_) => "rmdir",
             Self::Mv(_) => "mv",
+            Self::Ln(_) => "ln",
+            Self::Touch(_) => "touch",
+            Self::Chmod(_) => "chmod",
+            Self::Chown(_) => "chown",
             Self::Stat(_) => "stat",
+            Self::Du(_) => "du",
             Self::Df(_) => "df",
             Self::Exports(_) => "exports",
         }
@@ -90,8 +117,14 @@ impl Command {
             Self::Cp(options) => cp::run(options, console).await,
             Self::Rm(options) => rm::run(options, console).await,
             Self::Mkdir(options) => mkdir::run(options, console).await,
+            Self::Rmdir(options) => rmdir::run(options, console).await,
             Self::Mv(options) => mv::run(options, console).await,
+            Self::Ln(options) => ln::run(options, console).await,
+            Self::Touch(options) => touch::run(options, console).await,
+            Self::Chmod(options) => chmod::run(options, console).await,
+            Self::Chown(options) => chown::run(options, console).await,
             Self::Stat(options) => stat::run(options, console).await,
+            Self::Du(options) => du::run(options, console).await,
             Self::Df(options) => df::run(options, console).await,
             Self::Exports(options) => exports::run(options, console).await,
         }
@@ -187,6 +220,14 @@ pub(crate) fn run(command: &Command) -> ExitCode {
 /// Reads an argument that names a file on a server, which may be of any bytes.
 fn target_parser() -> ValueParser {
     OsStringValueParser::new().try_map(|argument| Target::parse(&argument)).into()
+}
+
+/// Reads an argument that names a file of this machine or of a server.
+fn path_parser() -> ValueParser {
+    let parse = |argument: OsString| {
+        if is_remote(&argument) { Target::parse(&argument).map(|_| argument) } else { Ok(argument) }
+    };
+    OsStringValueParser::new().try_map(parse).into()
 }
 
 /// Permission bits that new files do not get.

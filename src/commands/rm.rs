@@ -129,7 +129,7 @@ impl Remover<'_> {
                 }
                 // Some servers' cookies are positions: what is removed behind a reader hides
                 // entries from it. So the directory is read again as long as that finds any.
-                Err(error) if removed && passes < PASSES_MAX && is_not_empty(&error) => {}
+                Err(error) if removed && passes < PASSES_MAX && is_not_empty(error.errno()) => {}
                 Err(error) => return self.complain(&place.shown, &error.into()),
             }
         }
@@ -261,7 +261,8 @@ async fn remove(
     (name, removal)
 }
 
-fn is_not_empty(error: &client::Error) -> bool {
+/// Whether this is why a directory stays.
+pub(super) fn is_not_empty(errno: Errno) -> bool {
     // POSIX permits either.
-    matches!(error.errno(), Errno::NOTEMPTY | Errno::EXIST)
+    matches!(errno, Errno::NOTEMPTY | Errno::EXIST)
 }

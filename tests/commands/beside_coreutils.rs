@@ -1,11 +1,14 @@
-//! `rm`, `mkdir`, `mv` and `cp` beside those of coreutils: the same arguments on two directories
-//! that are alike have to say the same, exit with the same status, and leave the same.
+//! The commands that change files, and `du`, beside those of coreutils: the same arguments on two
+//! directories that are alike have to say the same, exit with the same status, and leave the same.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::time::Duration;
 
 use crate::fixture::{Server, coreutils, run, text};
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// What both work on. Names of what is not there begin with `no`.
 fn furnish(root: &Path) {
@@ -18,10 +21,14 @@ fn furnish(root: &Path) {
     symlink("file", root.join("link")).unwrap();
     symlink("dir", root.join("dirlink")).unwrap();
     symlink("nowhere", root.join("dangling")).unwrap();
+    fs::create_dir_all(root.join("twice/sub")).unwrap();
+    fs::write(root.join("twice/one"), "one").unwrap();
+    fs::hard_link(root.join("twice/one"), root.join("twice/sub/again")).unwrap();
     fs::set_permissions(root.join("file2"), fs::Permissions::from_mode(0o600)).unwrap();
 }
 
-/// Every name below `root` with type, permissions, links and content.
+/// Every name below `root` with type, permissions, owners, number of names, time if that is in the
+/// past, and content.
 fn tree(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut ahead = vec![root.to_owned()];
@@ -38,7 +45,11 @@ fn tree(root: &Path) -> Vec<String> {
                 fs::read_to_string(&path).unwrap()
             };
             let name = path.strip_prefix(root).unwrap().display().to_string();
-            found.push(format!("{name} {:o} {content}", metadata.permissions().mode()));
+            let (mode, nlink) = (metadata.mode(), metadata.nlink());
+            let (uid, gid) = (metadata.uid(), metadata.gid());
+            let is_new = metadata.modified().unwrap().elapsed().is_ok_and(|age| age < DAY);
+            let time = if is_new { 0 } else { metadata.mtime() };
+            found.push(format!("{name} {mode:o} {nlink} {uid}:{gid} {time} {content}"));
         }
     }
     found.sort();
@@ -123,6 +134,174 @@ fn mkdir() {
         "mkdir -m 1777 @new",
         "mkdir -m u=rwx,go= @new",
         "mkdir -p -m 700 @x/y",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn rmdir() {
+    for command in [
+        "rmdir @empty",
+        "rmdir -v @empty",
+        "rmdir @empty/",
+        "rmdir @dir @empty",
+        "rmdir @nope",
+        "rmdir @file",
+        "rmdir @file/x",
+        "rmdir @dirlink",
+        "rmdir -p @other/dir",
+        "rmdir -pv @other/dir/",
+        "rmdir -p @dir/sub/deep",
+        "rmdir -p @file-in/file @empty",
+        "rmdir --ignore-fail-on-non-empty @dir @empty @file",
+        "rmdir -p --ignore-fail-on-non-empty @dir",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn ln() {
+    for command in [
+        "ln @file @new",
+        "ln -v @file @new",
+        "ln @file @file2",
+        "ln -f @file @file2",
+        "ln -fv @file @new",
+        "ln @file @dir",
+        "ln @file @file2 @dir/",
+        "ln @file @file2 @nope",
+        "ln @file @file2 @link",
+        "ln @nope @new",
+        "ln @nope @file @dir",
+        "ln @file @nope/new",
+        "ln @file @new/",
+        "ln @file @file/new",
+        "ln @dir @new",
+        "ln @file @dirlink",
+        "ln -f @file @dir/one",
+        "ln -f @file @file",
+        "ln -f @file @file-in",
+        "ln @link @new",
+        "ln -s file @new",
+        "ln -sv file @new",
+        "ln -s nowhere/at/all @new",
+        "ln -s ../file @dir",
+        "ln -s ../file ../file2 @dir/sub",
+        "ln -s file @file2",
+        "ln -sf file @file2",
+        "ln -sf file @file",
+        "ln -sf other @dirlink",
+        "ln -sfn other @dirlink",
+        "ln -sfn other @dir",
+        "ln -s file @nope/new",
+        "ln -s file @dangling",
+        "ln -sf file @dangling",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn touch() {
+    for command in [
+        "touch @new",
+        "touch @new @file @dir",
+        "touch -c @new @file",
+        "touch @nope/new",
+        "touch @nope/",
+        "touch @file/",
+        "touch @file/x",
+        "touch -d 2001-02-03 @file @new",
+        "touch -d 2001-02-03T04:05:06.5 @dir",
+        "touch -d 2001-02-03T04:05:06Z @link",
+        "touch -hd 2001-02-03 @link @dangling @new",
+        "touch -d 2001-02-03 -a @file",
+        "touch -d 2001-02-03 -m @file",
+        "touch -d 2001-02-03 -am @file",
+        "touch -c @dangling",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn chmod() {
+    for command in [
+        "chmod 600 @file",
+        "chmod -v 600 @file @file2",
+        "chmod u=rwx,go=rX @file @dir",
+        "chmod go-r @file @nope @file2",
+        "chmod -w @file",
+        "chmod -v -x @file @file2",
+        "chmod +x @file2",
+        "chmod 7777 @dir",
+        "chmod 0755 @file/x",
+        "chmod 700 @link",
+        "chmod 711 @dirlink",
+        "chmod 700 @dangling",
+        "chmod -R go= @dir",
+        "chmod -Rv u=rwX,g=u-w,o= @dir @file",
+        "chmod -R 700 @dirlink",
+        "chmod -vR a+rX @other @link",
+        "chmod -R a-w @nope @dir/",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn chown() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root gives files away");
+        return;
+    }
+    for command in [
+        "chown 4711 @file",
+        "chown 4711:4712 @file @dir",
+        "chown :4712 @file",
+        "chown daemon:daemon @file",
+        "chown daemon: @file",
+        "chown -v 4711 @file",
+        "chown -v daemon:daemon @file @file2",
+        "chown -v :4712 @file",
+        "chown -v root @file",
+        "chown 4711 @nope",
+        "chown 4711 @file/x",
+        "chown 4711 @link",
+        "chown -h 4711 @link @dangling",
+        "chown 4711 @dangling",
+        "chown 4711 @dirlink",
+        "chown -R 4711:4712 @dir",
+        "chown -Rv 4711 @dir @file",
+        "chown -R 4711 @dirlink @link",
+        "chown -R 4711 @dirlink/",
+    ] {
+        compare(command);
+    }
+}
+
+#[test]
+fn du() {
+    for command in [
+        "du @dir",
+        "du -a @twice",
+        "du -s @dir @other",
+        "du -h @dir",
+        "du -sh @file",
+        "du -c @dir @file",
+        "du -d 1 @dir",
+        "du -d 0 @dir",
+        "du -ad 1 @dir",
+        "du @file @link @dirlink @dangling",
+        "du @dirlink/",
+        "du @nope @empty",
+        "du @file/x",
+        "du -ac @twice/one @twice/sub",
+        "du -c @dir @dir",
+        "du -ac @dir/sub @dir",
+        "du -ac @twice/sub @twice",
     ] {
         compare(command);
     }

@@ -27,6 +27,8 @@ enum Tree {
     Circular,
     /// Each directory is a new one.
     Endless,
+    /// The directory in the root is removed after it was listed.
+    Removed,
 }
 
 /// A directory by its depth.
@@ -110,8 +112,7 @@ impl Tree {
             Procedure::Lookup => {
                 let depth = self.below(depth_of(LookupArgs::decode(&mut r).unwrap().what.dir));
                 encode_success(w, xid);
-                let object_attributes = Some(attributes(depth));
-                let object = handle(depth);
+                let (object, object_attributes) = (handle(depth), Some(attributes(depth)));
                 LookupReply::Ok(LookupOk { object, object_attributes, dir_attributes: None })
                     .encode(w);
             }
@@ -125,13 +126,16 @@ impl Tree {
                 encode_success(w, xid);
                 self.list(depth_of(args.dir), args.cookie, true, w);
             }
+            Procedure::Setattr => {
+                encode_success(w, xid);
+                SetattrReply::Ok(SetattrOk { wcc: WccData::default() }).encode(w);
+            }
             Procedure::Rmdir | Procedure::Remove => {
                 encode_success(w, xid);
                 let body = WccData::default();
                 RemovedReply::Err(Failure { status: Status::Notempty, body }).encode(w);
             }
-            Procedure::Setattr
-            | Procedure::Access
+            Procedure::Access
             | Procedure::Readlink
             | Procedure::Read
             | Procedure::Write
@@ -150,13 +154,17 @@ impl Tree {
     /// What is behind the entry of a directory.
     fn below(self, depth: u64) -> u64 {
         match self {
-            Self::RepeatedCookies | Self::Endless => depth + 1,
+            Self::RepeatedCookies | Self::Endless | Self::Removed => depth + 1,
             Self::Circular => 1,
         }
     }
 
     /// The page of a listing behind `cookie`.
     fn list(self, depth: u64, cookie: u64, plus: bool, w: &mut Writer) {
+        if self == Self::Removed && depth > 0 {
+            ReaddirplusReply::Err(Failure { status: Status::Stale, body: None }).encode(w);
+            return;
+        }
         let found = self.below(depth);
         let repeats = self == Self::RepeatedCookies;
         // The first directory of those with repeated cookies is listed for ever, the second is empty.
@@ -201,15 +209,21 @@ fn fsinfo() -> FsinfoOk {
     }
 }
 
-/// Runs `ls -R`, `cp -r` and `rm -r` on a tree, each of which has to fail with `why`.
+/// Runs each command that walks on a tree, where it has to fail with `why`.
 #[track_caller]
 fn each_fails(tree: Tree, why: &str) {
     let dir = TempDir::new().unwrap();
     let url = tree.serve();
     let below = url.replacen("/e?", "/e/d?", 1);
     let copy = dir.path().join("copy");
-    let commands: [&[&str]; 3] =
-        [&["ls", "-R", &url], &["cp", "-r", &url, copy.to_str().unwrap()], &["rm", "-r", &below]];
+    let commands: [&[&str]; 6] = [
+        &["ls", "-R", &url],
+        &["cp", "-r", &url, copy.to_str().unwrap()],
+        &["rm", "-r", &below],
+        &["chmod", "-R", "700", &url],
+        &["chown", "-R", "4711", &url],
+        &["du", &url],
+    ];
     for command in commands {
         let Output { status, stderr, .. } = run(command);
         let stderr = text(&stderr);
@@ -235,10 +249,31 @@ fn listing_that_repeats_its_cookies_ends() {
     let url = Tree::RepeatedCookies.serve();
     let dir = TempDir::new().unwrap();
     let copy = dir.path().join("copy");
-    for command in [&["ls", &url][..], &["cp", "-r", &url, copy.to_str().unwrap()]] {
+    let commands: [&[&str]; 3] =
+        [&["ls", &url], &["cp", "-r", &url, copy.to_str().unwrap()], &["du", &url]];
+    for command in commands {
         let output = run(command);
         let stderr = text(&output.stderr);
         assert!(!output.status.success(), "{command:?}: {stderr}");
         assert!(stderr.contains("readdir loop"), "{command:?}: {stderr}");
+    }
+}
+
+#[test]
+fn directory_that_is_removed_meanwhile_is_reported_and_the_rest_is_done() {
+    let url = Tree::Removed.serve();
+    let below = url.replacen("/e?", "/e/d?", 1);
+    let why = format!("cannot read directory '{below}': Stale file handle\n");
+    let lines = format!("4\t{below}\n8\t{url}\n");
+    let commands: [(&[&str], &str); 3] = [
+        (&["du", &url], &lines),
+        (&["chmod", "-R", "700", &url], ""),
+        (&["chown", "-R", "4711", &url], ""),
+    ];
+    for (command, stdout) in commands {
+        let output = run(command);
+        let expected = format!("spillway {}: {why}", command[0]);
+        assert_eq!((text(&output.stderr), output.status.code()), (&expected[..], Some(1)));
+        assert_eq!(text(&output.stdout), stdout);
     }
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod beside_coreutils;
+mod changing;
 mod copying;
 mod fixture;
 mod gate;

@@ -193,6 +193,12 @@ fn each_command_reports(port: u16, reason: &str) {
         &["rm", &url],
         &["mkdir", &url],
         &["mv", &url, &other],
+        &["rmdir", &url],
+        &["ln", &url, &other],
+        &["touch", &url],
+        &["chmod", "600", &url],
+        &["chown", "0", &url],
+        &["du", &url],
         &["cp", &url, there],
         &["cp", here, &url],
         &["exports", &format!("localhost:{port}")],
@@ -265,6 +271,27 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
             &["cp", "--jobs", "abc", "nfs://h/e/a", "b"],
             "invalid value 'abc' for '--jobs <N>': `abc` is not a whole number from 1 to 256",
         ),
+        (&["rmdir", "-q", "nfs://h/e/d"], "unexpected argument '-q' found"),
+        (&["ln", "nfs://h/e/a"], "2 values required by '<FILE> <FILE>...'; only 1 was provided"),
+        (
+            &["touch", "-d", "soon", "nfs://h/e/a"],
+            "invalid value 'soon' for '--date <TIME>': `soon` is no time between 1970 and 2106",
+        ),
+        (
+            &["touch", "-d", "@0", "-r", "nfs://h/e/a", "nfs://h/e/b"],
+            "the argument '--date <TIME>' cannot be used with '--reference <URL>'",
+        ),
+        (&["chmod", "-q", "nfs://h/e/a"], "invalid value '-q' for '<MODE>': `-q` is no mode"),
+        (&["chmod", "644"], "the following required arguments were not provided: <URL>..."),
+        (
+            &["chown", "no such", "nfs://h/e/a"],
+            "invalid value 'no such' for '<OWNER>': there is no user `no such`",
+        ),
+        (
+            &["chown", "0:no such", "nfs://h/e/a"],
+            "invalid value '0:no such' for '<OWNER>': there is no group `no such`",
+        ),
+        (&["du", "-sa", "nfs://h/e/a"], "the argument '--summarize' cannot be used with '--all'"),
         (&["exports"], "the following required arguments were not provided: <HOST>"),
     ];
     for (args, sentence) in cases {
@@ -277,6 +304,12 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
     }
     let output = run(["cp", "a", "b"]);
     assert_exit(&output, 2, "spillway cp: one of the files has to be a URL, nfs://HOST/PATH");
+    let output = run(["ln", "nfs://h/e/a", "b"]);
+    assert_exit(&output, 2, "spillway ln: all files have to be a URL, nfs://HOST/PATH");
+    let output = run(["ln", "-s", "a", "b"]);
+    assert_exit(&output, 2, "spillway ln: the new name has to be a URL, nfs://HOST/PATH");
+    let output = run(["ln", "-s", "nfs://h/e/a", "nfs://h/e/b"]);
+    assert_exit(&output, 2, "spillway ln: a symbolic link holds a path of the server, not a URL");
     let help = succeeded(run(["ls", "--help"]));
     assert!(help.contains("--human-readable"), "{help}");
     assert_eq!(succeeded(run(["rm", "-f"])), "");

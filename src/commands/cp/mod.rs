@@ -16,7 +16,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser as _, ValueParser};
 use rustix::io::Errno;
 
 use super::console::Console;
@@ -35,7 +34,8 @@ use slot::{Dir, Slot};
 pub(crate) struct Options {
     /// The files to copy and, last, the new name or the target directory: local files, or on
     /// servers as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "FILE", required = true, num_args = 2.., value_parser = argument_parser())]
+    #[arg(value_name = "FILE", required = true, num_args = 2..)]
+    #[arg(value_parser = super::path_parser())]
     files: Vec<OsString>,
 
     /// Copy directories with all that is in them, and symbolic links as what they are
@@ -88,14 +88,6 @@ impl Options {
     fn preserves(&self) -> bool {
         self.preserve || self.archive
     }
-}
-
-/// Takes any path, and URLs that are some.
-fn argument_parser() -> ValueParser {
-    let parser = OsStringValueParser::new().try_map(|argument| {
-        if is_remote(&argument) { Target::parse(&argument).map(|_| argument) } else { Ok(argument) }
-    });
-    parser.into()
 }
 
 /// Copies all that was asked for.
@@ -232,7 +224,7 @@ fn is_absent(errno: Errno) -> bool {
 
 /// The name of a source in the target directory; `.` for a source without a name of its own, whose
 /// content is copied.
-fn last_name(source: &OsStr) -> Vec<u8> {
+pub(super) fn last_name(source: &OsStr) -> Vec<u8> {
     let path = match Target::parse(source) {
         Ok(target) => target.url.path,
         Err(_) => source.as_bytes().to_vec(),

@@ -62,7 +62,7 @@ impl Long {
 
     /// The line above a directory's entries: what they take of the disk, in KiB.
     pub(super) fn total(&self, entries: &[Entry], text: &mut Vec<u8>) {
-        let used: u64 = entries.iter().filter_map(Entry::attributes).map(blocks_bytes).sum();
+        let used: u64 = entries.iter().filter_map(Entry::attributes).map(size::disk_bytes).sum();
         let total = if self.human { size::human(used) } else { used.div_ceil(1024).to_string() };
         write(text, format_args!("total {total}\n"));
     }
@@ -132,11 +132,6 @@ impl Long {
 
 fn is_device(attributes: &Attributes) -> bool {
     matches!(attributes.file_type, FileType::BlockDevice | FileType::CharacterDevice)
-}
-
-/// Bytes on the disk in whole blocks of 512, as a kernel would count them.
-fn blocks_bytes(attributes: &Attributes) -> u64 {
-    attributes.used.div_ceil(512).saturating_mul(512)
 }
 
 fn write(text: &mut Vec<u8>, line: std::fmt::Arguments<'_>) {

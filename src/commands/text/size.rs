@@ -1,5 +1,7 @@
 //! Numbers of bytes and of other things, in powers of 1024.
 
+use proto::nfs3::Attributes;
+
 /// At most four letters, rounded up so that no size is understated: `0`, `1023`, `1.0K`, `9.9K`,
 /// `10K`, `1.0M`.
 pub(crate) fn human(bytes: u64) -> String {
@@ -20,6 +22,11 @@ pub(crate) fn human(bytes: u64) -> String {
         unit *= 1024;
     }
     unreachable!("2^64 is 16E")
+}
+
+/// Bytes on the disk in whole blocks of 512, as a kernel would count them.
+pub(crate) fn disk_bytes(attributes: &Attributes) -> u64 {
+    attributes.used.div_ceil(512).saturating_mul(512)
 }
 
 /// `used` of `available` and used together, in percent rounded up, as `df` prints it; `-` where

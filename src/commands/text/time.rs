@@ -1,5 +1,6 @@
 //! Times of files in the local time zone.
 
+use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use proto::nfs3::Time;
@@ -16,6 +17,24 @@ pub(crate) fn short(time: Time, now: Timestamp, zone: &TimeZone) -> String {
 /// As `stat` writes it: `2026-11-21 22:46:00.123456789 +0100`.
 pub(crate) fn long(time: Time, zone: &TimeZone) -> String {
     zoned(time, zone).strftime("%Y-%m-%d %H:%M:%S.%9f %z").to_string()
+}
+
+/// Reads a time as `touch -d` does: ISO 8601 with a space or a `T`, down to the day, the minute or
+/// fractions of a second, with or without an offset; what [`long`] writes; or `@SECONDS`. `None` if
+/// it is neither, or not one that the protocol has.
+pub(crate) fn parse(text: &str, zone: &TimeZone) -> Option<Time> {
+    let timestamp = if let Some(seconds) = text.strip_prefix('@') {
+        Timestamp::from_second(seconds.parse().ok()?).ok()?
+    } else if let Ok(timestamp) = text.parse() {
+        timestamp
+    } else if let Ok(timestamp) = Timestamp::strptime("%Y-%m-%d %H:%M:%S%.f %z", text) {
+        timestamp
+    } else {
+        text.parse::<DateTime>().ok()?.to_zoned(zone.clone()).ok()?.timestamp()
+    };
+    let seconds = u32::try_from(timestamp.as_second()).ok()?;
+    let nseconds = u32::try_from(timestamp.subsec_nanosecond()).ok()?;
+    Some(Time { seconds, nseconds })
 }
 
 fn zoned(time: Time, zone: &TimeZone) -> Zoned {
@@ -51,6 +70,31 @@ mod tests {
             (u32::MAX, 0, "Feb  7  2106"),
         ] {
             assert_eq!(short(Time { seconds, nseconds }, now, &berlin()), expected);
+        }
+    }
+
+    #[test]
+    fn times_are_read_with_and_without_an_offset() {
+        let at = |seconds, nseconds| Some(Time { seconds, nseconds });
+        for (text, expected) in [
+            ("2027-01-15", at(1_799_967_600, 0)),
+            ("2027-01-15 09:00", at(1_800_000_000, 0)),
+            ("2027-01-15T09:00:00.25", at(1_800_000_000, 250_000_000)),
+            ("2027-01-15T08:00Z", at(1_800_000_000, 0)),
+            ("2027-01-15 09:00:00.000012345 +0100", at(1_800_000_000, 12_345)),
+            ("2027-01-15 03:00:00 -0500", at(1_800_000_000, 0)),
+            ("2026-07-14 05:33:20", at(1_784_000_000, 0)),
+            ("@1800000000", at(1_800_000_000, 0)),
+            ("@0", at(0, 0)),
+            ("@-1", None),
+            ("@4294967296", None),
+            ("1969-12-31", None),
+            ("2107-01-01", None),
+            ("2027-02-30", None),
+            ("soon", None),
+            ("", None),
+        ] {
+            assert_eq!(parse(text, &berlin()), expected, "{text}");
         }
     }
 

@@ -1,0 +1,208 @@
+//! `spillway ln`: makes links.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+
+use clap::Args;
+use proto::nfs3::SetAttributes;
+use rustix::io::Errno;
+
+use super::console::Console;
+use super::cp::last_name;
+use super::destination::{Destination, Place};
+use super::failure::{Failure, Result};
+use super::remote::{LastLink, Node, Remote};
+use super::session::{ConnectOptions, Session};
+use super::target::{Shown, Target, is_remote};
+use crate::exit::MISUSED;
+
+/// As coreutils' `ln`. Hard links stay in their export.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The files to link to and, last, the new name or the target directory, each as
+    /// nfs://HOST[:PORT]/EXPORT/PATH; with -s, the files are paths as the links are to hold them
+    #[arg(value_name = "FILE", required = true, num_args = 2..)]
+    #[arg(value_parser = super::path_parser())]
+    files: Vec<OsString>,
+
+    /// Make symbolic links
+    #[arg(short, long)]
+    symbolic: bool,
+
+    /// Put the link in the place of what has the new name
+    #[arg(short, long)]
+    force: bool,
+
+    /// Take a symbolic link to a directory for the new name, not for the target directory
+    #[arg(short, long)]
+    no_dereference: bool,
+
+    /// Print each link that is made
+    #[arg(short, long)]
+    verbose: bool,
+
+    #[command(flatten)]
+    connect: ConnectOptions,
+}
+
+/// Makes all that was asked for.
+pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
+    let Some((to, from)) = options.files.split_last() else { return Ok(()) };
+    if !is_remote(to) || !options.symbolic && !from.iter().all(|file| is_remote(file)) {
+        let which = if options.symbolic { "the new name has" } else { "all files have" };
+        console.fail_with(MISUSED, format_args!("{which} to be a URL, nfs://HOST/PATH"));
+        return Ok(());
+    }
+    if options.symbolic && from.iter().any(|file| is_remote(file)) {
+        console.fail_with(MISUSED, "a symbolic link holds a path of the server, not a URL");
+        return Ok(());
+    }
+    let to = Target::parse(to).expect("it was read once before");
+    let mut session = Session::new(&options.connect);
+    let last = if options.no_dereference { LastLink::Keep } else { LastLink::Follow };
+    let destination = match Destination::find(&mut session, &to, last, from.len()).await {
+        Ok(destination) => destination,
+        Err(failure) => {
+            console.fail(format_args!("target {}: {failure}", to.shown));
+            return Ok(());
+        }
+    };
+    let linker = Linker { options, console };
+    for source in from {
+        if let Err(sentence) = linker.argument(&mut session, source, &destination).await {
+            console.fail(sentence);
+        }
+    }
+    Ok(())
+}
+
+struct Linker<'a> {
+    options: &'a Options,
+    console: &'a Console,
+}
+
+/// What a link is made to.
+enum Source {
+    /// A file of the export.
+    File(Node),
+    /// Any path.
+    Path(Vec<u8>),
+}
+
+impl Linker<'_> {
+    /// Makes a link, or returns the reason as a sentence.
+    async fn argument(
+        &self,
+        session: &mut Session,
+        from: &OsStr,
+        to: &Destination,
+    ) -> std::result::Result<(), String> {
+        let shown = Shown::argument(from);
+        let source = if self.options.symbolic {
+            Source::Path(from.as_bytes().to_vec())
+        } else {
+            Source::File(self.file(session, from, &to.remote).await?)
+        };
+        let place = to.place(&last_name(from)).await;
+        let place = place.map_err(|failure| cannot(&source, &shown, &to.shown, &failure))?;
+        let made = match source.link(&to.remote, &place).await {
+            Err(failure) if failure.errno() == Errno::EXIST && self.options.force => {
+                self.replace(&source, &shown, &to.remote, &place).await?
+            }
+            made => made,
+        };
+        made.map_err(|failure| cannot(&source, &shown, &place.shown, &failure))?;
+        if self.options.verbose {
+            let arrow = if self.options.symbolic { "->" } else { "=>" };
+            self.console.say(format_args!("{} {arrow} {shown}", place.shown));
+        }
+        Ok(())
+    }
+
+    /// The file that a hard link is made to, which may itself be a symbolic link.
+    async fn file(
+        &self,
+        session: &mut Session,
+        from: &OsStr,
+        goal: &Remote,
+    ) -> std::result::Result<Node, String> {
+        let target = Target::parse(from).expect("it was read once before");
+        let shown = &target.shown;
+        let found: Result<_> = async {
+            let (remote, path) = session.reach(&target.url, LastLink::Keep).await?;
+            let node = remote.resolve(&path, LastLink::Keep).await?;
+            Ok((remote, node))
+        }
+        .await;
+        let (remote, node) =
+            found.map_err(|failure| format!("failed to access {shown}: {failure}"))?;
+        if node.is_dir() {
+            return Err(format!("{}: hard link not allowed for directory", shown.plain()));
+        }
+        if !remote.is_same(goal) {
+            return Err(format!("cannot link to {shown}: it is in another export"));
+        }
+        Ok(node)
+    }
+
+    /// Makes the link where another file has the name.
+    async fn replace(
+        &self,
+        source: &Source,
+        from: &Shown,
+        remote: &Remote,
+        place: &Place,
+    ) -> std::result::Result<Result<()>, String> {
+        let shown = &place.shown;
+        let there = remote.lookup(place.dir, &place.name).await;
+        let there =
+            there.map_err(|error| format!("failed to access {shown}: {}", Failure::from(error)))?;
+        if there.is_dir() {
+            return Err(format!("{}: cannot overwrite directory", shown.plain()));
+        }
+        // Removed, it might have no other name, and a link would lead to itself.
+        if source.is(&there, place) {
+            return Err(format!("{from} and {shown} are the same file"));
+        }
+        if let Err(error) = remote.nfs.remove(place.dir, &place.name).await {
+            return Err(format!("cannot remove {shown}: {}", Failure::from(error)));
+        }
+        Ok(source.link(remote, place).await)
+    }
+}
+
+impl Source {
+    async fn link(&self, remote: &Remote, Place { dir, name, shown }: &Place) -> Result<()> {
+        if shown.as_bytes().ends_with(b"/") {
+            return Err(Failure::refused(Errno::NOENT));
+        }
+        match self {
+            Self::File(node) => {
+                remote.nfs.link(node.handle, *dir, name).await?;
+            }
+            Self::Path(path) => {
+                remote.nfs.symlink(*dir, name, path, SetAttributes::default()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the link would lead to the file that it is to replace.
+    fn is(&self, there: &Node, place: &Place) -> bool {
+        match self {
+            Self::File(node) => node.is_same(there),
+            Self::Path(path) => *path == place.name,
+        }
+    }
+}
+
+fn cannot(source: &Source, from: &Shown, to: &Shown, failure: &Failure) -> String {
+    let is_of_target =
+        matches!(failure.errno(), Errno::EXIST | Errno::DQUOT | Errno::NOSPC | Errno::ROFS);
+    match source {
+        Source::Path(_) => format!("failed to create symbolic link {to}: {failure}"),
+        Source::File(_) if is_of_target => format!("failed to create hard link {to}: {failure}"),
+        Source::File(_) => format!("failed to create hard link {to} => {from}: {failure}"),
+    }
+}

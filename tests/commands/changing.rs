@@ -1,0 +1,201 @@
+//! `chmod`, `chown`, `touch`, `ln`, `rmdir` and `du`: what is not as with coreutils on local files.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::fixture::{Server, assert_exit, run, spillway, succeeded, text};
+
+/// A user who is not the one of this process.
+const OTHER: u32 = 4711;
+const AS_OTHER: &str = "?uid=4711&gid=4711";
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// A directory of user [`OTHER`], with a file of that user and a file and a directory of root in it;
+/// none without the right to make them.
+fn of_others() -> Option<Server> {
+    let server = Server::start();
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: files of others need root");
+        return None;
+    }
+    fs::create_dir_all(server.path("dir/roots")).unwrap();
+    server.put("dir/file", "");
+    server.put("dir/roots/file", "");
+    server.put("dir/own", "");
+    set_mode(&server.path("dir/file"), 0o644);
+    set_mode(&server.path("dir/own"), 0o600);
+    set_mode(&server.path("dir/roots"), 0o700);
+    for path in ["dir", "dir/own"] {
+        chown(server.path(path), Some(OTHER), Some(OTHER)).unwrap();
+    }
+    Some(server)
+}
+
+#[test]
+fn refused_changes_are_reported_by_operation_and_file() {
+    let Some(server) = of_others() else { return };
+    let [file, own, roots, below, new] =
+        ["dir/file", "dir/own", "dir/roots", "dir/roots/file", "new"]
+            .map(|path| server.url(&format!("{path}{AS_OTHER}")));
+    let top = server.url("top").replace("/top", AS_OTHER);
+    let not_permitted = "Operation not permitted";
+    let denied = "Permission denied";
+    let cases: &[(&[&str], String)] = &[
+        (&["chmod", "600", &file], format!("changing permissions of '{file}': {not_permitted}")),
+        (&["chmod", "600", &below], format!("cannot access '{below}': {denied}")),
+        (&["chown", "4711", &file], format!("changing ownership of '{file}': {not_permitted}")),
+        (&["chown", ":4711", &file], format!("changing group of '{file}': {not_permitted}")),
+        (&["touch", &file], format!("setting times of '{file}': {denied}")),
+        (&["touch", "-d", "@5", &file], format!("setting times of '{file}': {not_permitted}")),
+        (&["touch", &new], format!("cannot touch '{new}': {denied}")),
+        (&["ln", &own, &new], format!("failed to create hard link '{new}' => '{own}': {denied}")),
+        (&["ln", "-s", "x", &new], format!("failed to create symbolic link '{new}': {denied}")),
+        (&["rmdir", &roots], format!("failed to remove '{roots}': Directory not empty")),
+        (&["rmdir", &top], format!("failed to remove '{top}': Device or resource busy")),
+    ];
+    for (command, why) in cases {
+        assert_exit(&run(*command), 1, &format!("spillway {}: {why}", command[0]));
+    }
+}
+
+#[test]
+fn refused_directory_does_not_end_a_walk() {
+    let Some(server) = of_others() else { return };
+    chown(server.path("dir/file"), Some(OTHER), Some(OTHER)).unwrap();
+    let (url, roots) = (server.url("dir") + AS_OTHER, server.url("dir/roots") + AS_OTHER);
+    let unreadable = format!("cannot read directory '{roots}': Permission denied\n");
+
+    let output = run(["chmod", "-R", "755", &url]);
+    let expected = format!(
+        "spillway chmod: changing permissions of '{roots}': Operation not permitted\n\
+         spillway chmod: {unreadable}"
+    );
+    assert_eq!((text(&output.stderr), output.status.code()), (&expected[..], Some(1)));
+    for (path, expected) in [("dir", 0o755), ("dir/own", 0o755), ("dir/roots", 0o700)] {
+        assert_eq!(mode(&server.path(path)), expected, "{path}");
+    }
+
+    let output = run(["du", "-a", &url]);
+    let expected = format!("spillway du: {unreadable}");
+    assert_eq!((text(&output.stderr), output.status.code()), (&expected[..], Some(1)));
+    let paths: Vec<_> = text(&output.stdout).lines().map(|line| line.split('\t').nth(1)).collect();
+    assert_eq!(paths.len(), 4, "dir, dir/own, dir/file and dir/roots: {paths:?}");
+    assert_eq!(paths[2..], [Some(&roots[..]), Some(&url[..])]);
+}
+
+#[test]
+fn chmod_changes_a_directory_before_it_is_read_and_chown_after_that() {
+    let Some(server) = of_others() else { return };
+    fs::create_dir(server.path("dir/locked")).unwrap();
+    server.put("dir/locked/file", "");
+    set_mode(&server.path("dir/locked/file"), 0o640);
+    for path in ["dir/locked/file", "dir/locked"] {
+        chown(server.path(path), Some(OTHER), Some(OTHER)).unwrap();
+    }
+    set_mode(&server.path("dir/locked"), 0);
+    let url = server.url("dir/locked") + AS_OTHER;
+    succeeded(run(["chmod", "-R", "a+rX,u+w", &url]));
+    assert_eq!(mode(&server.path("dir/locked")), 0o755);
+    assert_eq!(mode(&server.path("dir/locked/file")), 0o644);
+
+    // The group lets its members in, and others not.
+    set_mode(&server.path("dir/locked"), 0o070);
+    let url = server.url("dir/locked") + AS_OTHER;
+    let output = run(["chown", "-R", ":4711", &url]);
+    let complaint = format!("spillway chown: cannot read directory '{url}': Permission denied");
+    assert_exit(&output, 1, &complaint);
+}
+
+/// Handles lead to files wherever they are, so that a walk is not led astray.
+#[test]
+fn directory_that_is_moved_meanwhile_is_changed_where_it_is() {
+    let server = Server::start();
+    fs::create_dir_all(server.path("tree/dir/sub")).unwrap();
+    server.put("tree/dir/sub/last", "");
+    // The lines about these files are more than a pipe holds, and come before those about `sub`.
+    for number in 0..300 {
+        server.put(format!("tree/dir/{number:0250}"), "");
+    }
+    set_mode(&server.path("tree/dir/sub"), 0o755);
+    let mut command = spillway();
+    command.args(["chmod", "-Rv", "704", &server.url("tree")]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = String::new();
+    for _ in 0..3 {
+        stdout.read_line(&mut lines).unwrap();
+    }
+    assert_eq!(mode(&server.path("tree/dir/sub")), 0o755, "the command waits for its reader");
+    fs::rename(server.path("tree/dir"), server.path("moved")).unwrap();
+    stdout.read_to_string(&mut lines).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((text(&output.stderr), output.status.code()), ("", Some(0)));
+    assert_eq!(lines.lines().count(), 304);
+    for path in ["moved", "moved/sub", "moved/sub/last"] {
+        assert_eq!(mode(&server.path(path)), 0o704, "{path}");
+    }
+}
+
+#[test]
+fn touch_takes_times_and_makes_files_with_them() {
+    let server = Server::start();
+    server.put("old", "");
+    let [old, new, link] = ["old", "new", "link"].map(|name| server.url(name));
+    succeeded(run(["touch", "-d", "2001-02-03T04:05:06.123456789Z", &old]));
+    succeeded(run(["touch", "-a", "-d", "@7", &old]));
+    symlink("old", server.path("link")).unwrap();
+    succeeded(run(["touch", "-r", &link, &new]));
+    for path in ["old", "new"] {
+        let found = fs::metadata(server.path(path)).unwrap();
+        assert_eq!((found.mtime(), found.mtime_nsec()), (981_173_106, 123_456_789), "{path}");
+        assert_eq!((found.atime(), found.atime_nsec()), (7, 0), "{path}");
+    }
+    // Without a time, both are those of now.
+    succeeded(run(["touch", &old]));
+    let found = fs::metadata(server.path("old")).unwrap();
+    assert!(found.atime() > 1_500_000_000 && found.mtime() > 1_500_000_000);
+    let nope = server.url("nope");
+    let line =
+        format!("spillway touch: failed to get attributes of '{nope}': No such file or directory");
+    assert_exit(&run(["touch", "-r", &nope, &new]), 1, &line);
+    // No file is made where a link leads and nothing is.
+    symlink("nowhere", server.path("dangling")).unwrap();
+    let dangling = server.url("dangling");
+    let line = format!("spillway touch: cannot touch '{dangling}': No such file or directory");
+    assert_exit(&run(["touch", &dangling]), 1, &line);
+    assert!(!server.path("nowhere").exists());
+}
+
+#[test]
+fn hard_links_stay_in_their_export() {
+    let (one, other) = (Server::start(), Server::start());
+    one.put("file", "");
+    let (from, to) = (one.url("file"), other.url("link"));
+    let line = format!("spillway ln: cannot link to '{from}': it is in another export");
+    assert_exit(&run(["ln", &from, &to]), 1, &line);
+}
+
+#[test]
+fn du_counts_a_file_with_several_names_once() {
+    let server = Server::start();
+    fs::create_dir_all(server.path("dir/sub")).unwrap();
+    server.put("dir/one", vec![1; 1 << 20]);
+    fs::hard_link(server.path("dir/one"), server.path("dir/sub/two")).unwrap();
+    fs::hard_link(server.path("dir/one"), server.path("three")).unwrap();
+    let bytes = |path: &str| fs::metadata(server.path(path)).unwrap().blocks() * 512;
+    let all = bytes("dir") + bytes("dir/sub") + bytes("dir/one");
+    let [dir, three] = ["dir", "three"].map(|path| server.url(path));
+    let expected = format!("{}\t{dir}\n", all / 1024);
+    assert_eq!(succeeded(run(["du", "-s", &dir])), expected);
+    assert_eq!(succeeded(run(["du", "-s", &dir, &three])), expected);
+}
