@@ -203,6 +203,35 @@ fn an_owner_that_cannot_be_kept_is_left_out() {
     assert_eq!((there.mtime(), there.mtime_nsec()), (here.mtime(), here.mtime_nsec()));
 }
 
+#[test]
+fn an_owner_that_root_cannot_keep_is_reported() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root gives files away");
+        return;
+    }
+    let server = Server::squashing("root");
+    fs::set_permissions(server.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let here = server.beside("here");
+    fs::create_dir(&here).unwrap();
+    fs::write(here.join("file"), "data").unwrap();
+    let here_text = here.to_str().unwrap();
+    let output = run(["cp", "-a", here_text, &server.url("there")]);
+    let complaint = |path: &str| {
+        let url = server.url(path);
+        format!("spillway cp: failed to preserve ownership for '{url}': Operation not permitted\n")
+    };
+    assert_eq!(text(&output.stderr), complaint("there/file") + &complaint("there"));
+    assert_eq!(output.status.code(), Some(1));
+    assert_same_data(here.join("file"), server.path("there/file"));
+    let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    assert_eq!(modified(&server.path("there/file")), modified(&here.join("file")));
+    // No owner is lost where none is to be kept, or that of the user whom root is squashed to.
+    succeeded(run(["cp", here.join("file").to_str().unwrap(), &server.url("plain")]));
+    let back = server.beside("back");
+    succeeded(run(["cp", "-a", &server.url("there"), back.to_str().unwrap()]));
+    succeeded(run(["cp", "-a", back.to_str().unwrap(), &server.url("again")]));
+}
+
 /// A file system of 8 MiB; none without the right to mount one.
 struct SmallDisk {
     dir: TempDir,

@@ -61,6 +61,7 @@ pub(crate) fn assert_exit(output: &Output, status: i32, line: &str) {
 pub(crate) struct Server {
     dir: TempDir,
     root: PathBuf,
+    squash: &'static str,
     child: Child,
     port: u16,
 }
@@ -68,17 +69,26 @@ pub(crate) struct Server {
 impl Server {
     /// One of a fresh directory.
     pub(crate) fn start() -> Self {
+        Self::squashing("none")
+    }
+
+    /// The same, which squashes these users.
+    pub(crate) fn squashing(squash: &'static str) -> Self {
         let dir = TempDir::new().unwrap();
         let root = fs::canonicalize(dir.path()).unwrap().join("e");
         fs::create_dir(&root).unwrap();
-        Self::of(dir, root)
+        Self::with(dir, root, squash)
     }
 
     /// One of `root`, which is to stay for as long as `dir` does.
     pub(crate) fn of(dir: TempDir, root: PathBuf) -> Self {
+        Self::with(dir, root, "none")
+    }
+
+    fn with(dir: TempDir, root: PathBuf, squash: &'static str) -> Self {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let (child, port) = serve(dir.path(), &root, 0);
-        Self { dir, root, child, port }
+        let (child, port) = serve(dir.path(), &root, squash, 0);
+        Self { dir, root, squash, child, port }
     }
 
     /// The URL of a path, which needs no escapes.
@@ -122,7 +132,7 @@ impl Server {
 
     /// Starts it anew where it was.
     pub(crate) fn restart(&mut self) {
-        (self.child, _) = serve(self.dir.path(), &self.root, self.port);
+        (self.child, _) = serve(self.dir.path(), &self.root, self.squash, self.port);
     }
 }
 
@@ -134,11 +144,11 @@ impl Drop for Server {
     }
 }
 
-fn serve(dir: &Path, root: &Path, port: u16) -> (Child, u16) {
+fn serve(dir: &Path, root: &Path, squash: &str, port: u16) -> (Child, u16) {
     let config = dir.join("spillway.toml");
     let text = format!(
         "listen = \"127.0.0.1:{port}\"\nstate_dir = {:?}\n[[export]]\npath = {root:?}\n\
-         name = \"/e\"\n[[export.client]]\nhosts = [\"127.0.0.1\"]\nsquash = \"none\"\n",
+         name = \"/e\"\n[[export.client]]\nhosts = [\"127.0.0.1\"]\nsquash = {squash:?}\n",
         dir.join("state"),
     );
     fs::write(&config, text).unwrap();

@@ -244,15 +244,27 @@ impl Shared {
 
     async fn finish_dir(&self, Made { from, to, is_new, .. }: &Made) {
         let wanted = from.attributes.mode & 0o777 & !umask();
-        let result = if self.options.preserves() {
-            to.take_after(&from.attributes).await
+        let kept = if self.options.preserves() {
+            self.preserve(from, to, "permissions").await
         } else if *is_new && wanted & 0o700 != 0o700 {
-            to.set_mode(wanted).await
+            to.set_mode(wanted).await.map_err(|failure| not_kept("permissions", to, &failure))
         } else {
             Ok(())
         };
-        if let Err(failure) = result {
-            self.fail(format!("preserving permissions for {}: {failure}", to.shown));
+        if let Err(sentence) = kept {
+            self.fail(sentence);
+        }
+    }
+
+    /// Gives a copy what `-p` keeps. As with coreutils, an owner that cannot be kept is an error for
+    /// root, for whom a server that squashes root is the one reason, and for others no surprise.
+    async fn preserve(&self, from: &Entry, to: &Entry, what: &str) -> Reported<()> {
+        match to.take_after(&from.attributes).await {
+            Ok(Some(refusal)) if to.is_written_by_root() => {
+                Err(format!("failed to preserve ownership for {}: {refusal}", to.shown))
+            }
+            Ok(_) => Ok(()),
+            Err(failure) => Err(not_kept(what, to, &failure)),
         }
     }
 
@@ -285,8 +297,7 @@ impl Shared {
         };
         if let Some(to) = to {
             if self.options.preserves() {
-                let kept = to.take_after(&from.attributes).await;
-                kept.map_err(|failure| format!("preserving times for {}: {failure}", slot.shown))?;
+                self.preserve(from, &to, "times").await?;
             }
             self.say(from, slot);
         }
@@ -430,6 +441,10 @@ async fn take(slot: &Slot, stable: StableHow, exists: Failure) -> Result<(Entry,
         }
         _ => Err(exists),
     }
+}
+
+fn not_kept(what: &str, to: &Entry, failure: &Failure) -> String {
+    format!("preserving {what} for {}: {failure}", to.shown)
 }
 
 fn cannot(what: &str, slot: &Slot, failure: &Failure) -> String {

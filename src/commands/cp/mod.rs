@@ -42,7 +42,8 @@ pub(crate) struct Options {
     #[arg(short, long, short_alias = 'R')]
     recursive: bool,
 
-    /// Keep permissions, times to the nanosecond and, where that is permitted, owners
+    /// Keep permissions, times to the nanosecond and, where that is permitted, owners; where root is
+    /// refused it, as by a server that squashes root, that is an error
     #[arg(short)]
     preserve: bool,
 

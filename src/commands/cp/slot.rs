@@ -257,24 +257,34 @@ impl Entry {
         }
     }
 
+    /// Whether it is root who writes it.
+    pub(super) fn is_written_by_root(&self) -> bool {
+        match &self.place {
+            Place::Local(_) => rustix::process::geteuid().is_root(),
+            Place::Remote(remote, _) => remote.nfs.identity().uid == 0,
+        }
+    }
+
     /// Gives the file the permissions, times and owners of another. Owners only where that is
-    /// permitted, and where it is not, without the bits that lend their rights to others.
-    pub(super) async fn take_after(&self, like: &Attributes) -> Result<()> {
+    /// permitted; where it is not, leaves out the bits that lend their rights to others, and returns
+    /// the refusal.
+    pub(super) async fn take_after(&self, like: &Attributes) -> Result<Option<Failure>> {
         let like = *like;
         match &self.place {
             Place::Local(path) => {
                 let path = path.clone();
-                blocking(move || take_after_here(&path, &like)).await
+                let refusal = blocking(move || take_after_here(&path, &like)).await?;
+                Ok(refusal.map(Failure::from))
             }
             Place::Remote(remote, file) => {
                 let all = preserved(&like, true);
                 match remote.nfs.setattr(*file, all, None).await {
                     Err(error) if matches!(error.errno(), Errno::PERM | Errno::INVAL) => {
                         remote.nfs.setattr(*file, preserved(&like, false), None).await?;
+                        Ok(Some(error.into()))
                     }
-                    result => drop(result?),
+                    result => Ok(result.map(|_| None)?),
                 }
-                Ok(())
             }
         }
     }
@@ -293,13 +303,13 @@ fn preserved(like: &Attributes, with_owner: bool) -> SetAttributes {
     }
 }
 
-fn take_after_here(path: &Path, like: &Attributes) -> io::Result<()> {
+fn take_after_here(path: &Path, like: &Attributes) -> io::Result<Option<Errno>> {
     let owner = (Some(Uid::from_raw(like.uid)), Some(Gid::from_raw(like.gid)));
     let kept = AtFlags::SYMLINK_NOFOLLOW;
     // Before the mode, because a change of owner takes the set-id bits away.
-    let mode = match rustix::fs::chownat(CWD, path, owner.0, owner.1, kept) {
-        Ok(()) => like.mode,
-        Err(Errno::PERM | Errno::INVAL) => like.mode & !SET_ID,
+    let (mode, refusal) = match rustix::fs::chownat(CWD, path, owner.0, owner.1, kept) {
+        Ok(()) => (like.mode, None),
+        Err(error @ (Errno::PERM | Errno::INVAL)) => (like.mode & !SET_ID, Some(error)),
         Err(error) => return Err(error.into()),
     };
     if like.file_type != FileType::Symlink {
@@ -310,7 +320,8 @@ fn take_after_here(path: &Path, like: &Attributes) -> io::Result<()> {
         tv_nsec: time.nseconds.min(999_999_999).into(),
     };
     let times = Timestamps { last_access: time(like.atime), last_modification: time(like.mtime) };
-    Ok(rustix::fs::utimensat(CWD, path, &times, kept)?)
+    rustix::fs::utimensat(CWD, path, &times, kept)?;
+    Ok(refusal)
 }
 
 fn make_local_node(path: &Path, like: &Attributes, mode: u32) -> io::Result<()> {
