@@ -366,6 +366,28 @@ async fn each_open_file_gets_an_error_once() {
     assert!(file.settle().await.is_ok());
 }
 
+/// `cp` to a full disk. The kernel drops the error of a write(2) that has written a part, so the
+/// error of other data must not be taken for the same.
+#[tokio::test]
+async fn data_that_is_refused_after_a_reported_error_has_an_error_of_its_own() {
+    // The first WRITE is refused at once, the others later.
+    let target = target(Server { patience: 3, ..Server::default() });
+    let file = write_back(config(4), &WriteBudget::new(1 << 20));
+    let opened = file.open(target.clone());
+    *target.server.refusal.lock().unwrap() = Some(Status::Nospc);
+    file.write(&opened, 0, &pattern(4 * BLOCK)).await.unwrap();
+    let error = loop {
+        tokio::task::yield_now().await;
+        if let Err(error) = file.write(&opened, 4 * BLOCK, b"").await {
+            break error;
+        }
+    };
+    assert!(error.is(Status::Nospc));
+    assert!(!file.is_clean(), "some data is under way");
+    assert!(file.sync(&opened).await.unwrap_err().is(Status::Nospc), "and is refused");
+    assert!(file.sync(&opened).await.is_ok());
+}
+
 #[tokio::test]
 async fn a_sync_file_writes_through() {
     let target = target(Server { patience: 1, ..Server::default() });
