@@ -101,6 +101,10 @@ async fn take_calls(
         let record = match receive(service, &mut receiver, &mut incoming).await {
             Ok(Some(record)) => record,
             Ok(None) => return,
+            Err(error @ ReceiveError::Idle(_)) => {
+                tracing::debug!(client = %peer.address, %error, "idle connection closed");
+                return;
+            }
             Err(error) => {
                 tracing::info!(client = %peer.address, %error, "connection given up");
                 service.counters.add(Counter::BrokenConnections, 1);

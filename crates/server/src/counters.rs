@@ -38,7 +38,7 @@ counters! {
     DeniedCalls => "denied_calls",
     /// Connections accepted.
     Connections => "connections",
-    /// Connections closed because the peer sent nonsense or nothing, or took nothing.
+    /// Connections closed because the peer sent nonsense, or stopped within a call, or took nothing.
     BrokenConnections => "broken_connections",
     /// Idle connections closed to make room for others.
     ConnectionsEvicted => "connections_evicted",

@@ -78,7 +78,10 @@ pub enum ReceiveError {
     /// It ended where it may not.
     #[error("the peer closed the connection within a record")]
     Cut,
-    /// Nothing came for so long.
+    /// No call came for so long. This is how clients leave that do not close their connections.
+    #[error("no call for {} seconds", .0.as_secs())]
+    Idle(Duration),
+    /// Nothing came for so long within a record.
     #[error("the peer sent nothing for {} seconds", .0.as_secs())]
     Silent(Duration),
     /// A payload comes too slowly while other calls wait for memory.
@@ -209,6 +212,7 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
                 Err(ReceiveError::Socket(error)) if error.kind() == ErrorKind::ConnectionReset => {
                     return Ok(false);
                 }
+                Err(ReceiveError::Silent(patience)) => return Err(ReceiveError::Idle(patience)),
                 Err(error) => return Err(error),
             }
         }

@@ -339,7 +339,7 @@ fn a_half_closed_connection_still_gets_its_replies() {
 }
 
 #[test]
-fn a_silent_connection_is_closed_and_a_busy_one_is_not() {
+fn idle_connection_is_closed_as_no_fault_and_a_busy_one_is_not() {
     let fixture = Fixture::with_settings("idle_timeout = \"1s\"");
     let attempts = 10;
     for _ in 0..attempts {
@@ -356,6 +356,7 @@ fn a_silent_connection_is_closed_and_a_busy_one_is_not() {
             std::thread::sleep(Duration::from_millis(100));
         }
         assert!(idle.is_closed_by_server());
+        assert_eq!(fixture.counter(Counter::BrokenConnections), 0);
         if busy.is_answered() {
             return;
         }

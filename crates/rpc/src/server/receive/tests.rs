@@ -341,10 +341,12 @@ fn a_connection_that_ends_within_a_record_is_cut() {
 }
 
 #[test]
-fn a_silent_peer_is_given_up() {
+fn peer_without_calls_is_idle() {
     run(async {
-        let mut rig = Rig::with(Limits { idle_timeout: Duration::from_millis(20), ..LIMITS });
-        assert!(matches!(next_of(&mut rig.receiver).await, Err(ReceiveError::Silent(_))));
+        let idle_timeout = Duration::from_millis(20);
+        let mut rig = Rig::with(Limits { idle_timeout, ..LIMITS });
+        let end = next_of(&mut rig.receiver).await;
+        assert!(matches!(end, Err(ReceiveError::Idle(patience)) if patience == idle_timeout));
     });
 }
 
