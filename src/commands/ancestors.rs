@@ -83,26 +83,13 @@ impl Drop for Ancestors {
 
 #[cfg(test)]
 mod tests {
-    use proto::nfs3::{DeviceSpec, FileType, Time};
+    use proto::nfs3::{FileType, Time};
 
+    use super::super::fixture::attributes;
     use super::*;
 
     fn directory(fsid: u64, fileid: u64) -> Attributes {
-        Attributes {
-            file_type: FileType::Directory,
-            mode: 0o755,
-            nlink: 2,
-            uid: 0,
-            gid: 0,
-            size: 0,
-            used: 0,
-            rdev: DeviceSpec::default(),
-            fsid,
-            fileid,
-            atime: Time::default(),
-            mtime: Time::default(),
-            ctime: Time::default(),
-        }
+        Attributes { fsid, fileid, ..attributes(FileType::Directory, Time::default()) }
     }
 
     #[test]

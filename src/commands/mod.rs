@@ -11,6 +11,8 @@ mod df;
 mod du;
 mod exports;
 mod failure;
+#[cfg(test)]
+mod fixture;
 mod ln;
 mod ls;
 mod mkdir;

@@ -82,26 +82,11 @@ const ALIGNMENT: u64 = 4 << 20;
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::fixture::attributes;
     use super::*;
-    use proto::nfs3::DeviceSpec;
 
     fn file(size: u64, seconds: u32, nseconds: u32) -> Attributes {
-        let time = Time { seconds, nseconds };
-        Attributes {
-            file_type: FileType::Regular,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            size,
-            used: size,
-            rdev: DeviceSpec::default(),
-            fsid: 1,
-            fileid: 2,
-            atime: time,
-            mtime: time,
-            ctime: time,
-        }
+        Attributes { size, ..attributes(FileType::Regular, Time { seconds, nseconds }) }
     }
 
     #[test]
