@@ -5,6 +5,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 
@@ -16,6 +17,11 @@ pub const KERNEL_HANDLE_BYTES_MAX: usize = 40;
 
 /// An odd number without a pattern: the golden ratio in 64 bits.
 const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// How often, and how long apart, a handle is opened while its inode number is being given to a new
+/// file.
+const OPENS_MAX: u32 = 64;
+const OPENS_APART: Duration = Duration::from_millis(1);
 
 /// A file's handle within its file system, as `name_to_handle_at(2)` gives it.
 ///
@@ -134,11 +140,31 @@ pub fn name_to_handle(dir: BorrowedFd<'_>, name: Option<&CStr>) -> io::Result<Ke
 /// reopen as the user (through `/proc/self/fd`) where permission matters. `O_PATH` also neither
 /// blocks on a FIFO nor starts a device.
 ///
+/// May block.
+///
 /// # Errors
 /// As `open_by_handle_at(2)`: `ESTALE` when the file is gone or the handle is not one of this file
 /// system, `EPERM` when the process lacks the capability, `ELOOP` for a symbolic link without
 /// `O_PATH`.
 pub fn open_by_handle(
+    mount: BorrowedFd<'_>,
+    handle: &KernelHandle,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
+    for _ in 1..OPENS_MAX {
+        match open_by_handle_once(mount, handle, flags) {
+            // The handle of a deleted file whose inode number a new file is about to get: until that
+            // is made, `iget_locked` returns no inode, as if there were no memory (ext4, f2fs).
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                std::thread::sleep(OPENS_APART);
+            }
+            opened => return opened,
+        }
+    }
+    open_by_handle_once(mount, handle, flags)
+}
+
+fn open_by_handle_once(
     mount: BorrowedFd<'_>,
     handle: &KernelHandle,
     flags: OFlags,

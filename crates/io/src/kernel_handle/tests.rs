@@ -116,6 +116,34 @@ fn a_deleted_files_handle_is_stale_even_when_its_inode_is_reused() {
     });
 }
 
+/// Enough for a few to be under way when the handle is opened.
+const REUSES: usize = 15_000;
+
+#[test]
+fn a_deleted_files_handle_is_stale_while_its_inode_is_being_reused() {
+    Fixture::with(|fixture, path| {
+        let make = || fs::write(path.join("file"), "").unwrap();
+        let remove = || fs::remove_file(path.join("file")).unwrap();
+        make();
+        let handle = fixture.handle("file").unwrap();
+        remove();
+        std::thread::scope(|scope| {
+            let reuse = scope.spawn(|| {
+                for _ in 0..REUSES {
+                    make();
+                    remove();
+                }
+            });
+            let mut errors = HashSet::new();
+            while !reuse.is_finished() {
+                let opened = fixture.open(&handle, OFlags::PATH);
+                errors.insert(opened.err().and_then(|error| error.raw_os_error()));
+            }
+            assert_eq!(errors, HashSet::from([Some(libc::ESTALE)]));
+        });
+    });
+}
+
 #[test]
 fn handles_of_no_file_are_refused() {
     Fixture::with(|fixture, path| {

@@ -345,7 +345,7 @@ impl Vfs {
     ///
     /// # Errors
     /// Those of the attempt; `NoDescriptor` if giving up what is cached does not help. An attempt
-    /// that ends so, or with `Delay`, must have changed nothing.
+    /// that ends so must have changed nothing.
     async fn with_descriptors<T, F>(
         &self,
         device: DeviceNumber,
@@ -356,8 +356,7 @@ impl Vfs {
     {
         for _ in 0..DESCRIPTOR_RETRIES {
             match attempt().await {
-                // A busy object (EAGAIN, EBUSY) is another reason to attempt it later.
-                Err(Status::NoDescriptor | Status::Delay) => {
+                Err(Status::NoDescriptor) => {
                     self.inode_cache.shrink(device, &self.engine).await;
                 }
                 result => return result,
