@@ -187,6 +187,7 @@ fn mount_status(status: Status) -> MountStatus {
         | Status::NotSync
         | Status::ServerFault
         | Status::Identity(_)
+        | Status::Busy
         | Status::Delay
         | Status::NoDescriptor => MountStatus::Serverfault,
     }

@@ -61,6 +61,8 @@ pub(crate) enum Status {
     Identity(Errno),
     /// The file type cannot be made here.
     BadType,
+    /// A mount point, which cannot be removed or renamed (EBUSY).
+    Busy,
     /// Try again later.
     Delay,
     /// The process or the system has no descriptor left (EMFILE, ENFILE).
@@ -95,6 +97,7 @@ impl Status {
             | Self::NotSupported
             | Self::TooSmall
             | Self::BadType
+            | Self::Busy
             | Self::Delay
             | Self::NoDescriptor => false,
         }
@@ -129,7 +132,8 @@ impl From<Errno> for Status {
             Errno::LOOP => Self::Invalid,
             Errno::TXTBSY => Self::Access,
             // Out of memory, or a lease being recalled: true for now only.
-            Errno::NOMEM | Errno::AGAIN | Errno::BUSY => Self::Delay,
+            Errno::NOMEM | Errno::AGAIN => Self::Delay,
+            Errno::BUSY => Self::Busy,
             Errno::MFILE | Errno::NFILE => Self::NoDescriptor,
             Errno::IO => Self::Io(errno),
             // Numbers of other subsystems, and those that a mistake of the server's own brings
@@ -182,7 +186,8 @@ mod tests {
             (Errno::STALE, Status::Stale),
             (Errno::ROFS, Status::ReadOnly),
             (Errno::MFILE, Status::NoDescriptor),
-            (Errno::BUSY, Status::Delay),
+            (Errno::BUSY, Status::Busy),
+            (Errno::AGAIN, Status::Delay),
         ];
         for (errno, status) in cases {
             assert_eq!(Status::from(errno), status, "{errno:?}");

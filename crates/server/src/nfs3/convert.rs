@@ -14,7 +14,7 @@ pub(super) fn status(status: Status) -> nfs3::Status {
         Status::NoEntry => nfs3::Status::Noent,
         Status::Io(_) => nfs3::Status::Io,
         Status::NoDevice => nfs3::Status::Nxio,
-        Status::Access => nfs3::Status::Acces,
+        Status::Access | Status::Busy => nfs3::Status::Acces,
         Status::Exists => nfs3::Status::Exist,
         Status::CrossDevice => nfs3::Status::Xdev,
         Status::NotDirectory => nfs3::Status::Notdir,

@@ -260,6 +260,8 @@ fn a_file_system_mounted_below_an_export_is_not_entered() {
     std::fs::write(fixture.exported("d/inside"), "other file system").unwrap();
     assert_eq!(refusal(client.lookup(root, b"d")), Status::Acces);
     assert_eq!(client.try_mnt("/export/d").unwrap_err(), proto::mount3::MountStatus::Acces);
+    assert_eq!(refusal(client.rmdir(root, b"d")), Status::Acces);
+    assert_eq!(refusal(client.rename((root, b"d"), (root, b"e"))), Status::Acces);
     let listed = client.readdirplus(root, 0, (1 << 16, 1 << 16)).unwrap();
     let entry = listed.names.iter().find(|entry| entry.name == b"d").unwrap();
     assert_eq!((entry.handle, entry.attributes), (None, None));
