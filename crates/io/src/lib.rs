@@ -35,6 +35,7 @@ mod direct;
 mod dontcache_probe;
 mod engine;
 mod file_size_limit;
+pub mod file_system_magic;
 mod identity;
 mod io_mode;
 mod kernel_handle;

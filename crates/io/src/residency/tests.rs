@@ -6,6 +6,7 @@ use rustix::fs::{MemfdFlags, fstatfs, memfd_create};
 
 use super::*;
 use crate::byte_range::OFFSET_MAX;
+use crate::file_system_magic::TMPFS;
 use crate::identity::{self, Identity, can_assume_users};
 use crate::read_at;
 
@@ -23,7 +24,7 @@ fn pages(first: u64, count: u64) -> ByteRange {
 /// without read-ahead. Nothing where files live in memory alone.
 fn uncached_file(beyond: u64) -> Option<File> {
     let mut file = tempfile::tempfile().unwrap();
-    if fstatfs(&file).unwrap().f_type == TMPFS_MAGIC {
+    if fstatfs(&file).unwrap().f_type == TMPFS {
         println!("skipped: temporary files are in memory here and cannot be dropped from there");
         return None;
     }
@@ -255,5 +256,3 @@ fn halving_ends_for_any_reported_state() {
     });
     outcome.unwrap();
 }
-
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;

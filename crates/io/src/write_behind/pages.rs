@@ -2,10 +2,11 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rustix::fs::{FsWord, fdatasync, fstatfs};
+use rustix::fs::{fdatasync, fstatfs};
 use rustix::io::Errno;
 
 use crate::byte_range::ByteRange;
+use crate::file_system_magic::{OVERLAYFS, RAMFS, TMPFS};
 use crate::residency::{drop_clean, resident_ranges};
 
 /// How a file's pages get to its disk.
@@ -107,8 +108,3 @@ fn sync_file_range(fd: BorrowedFd<'_>, range: ByteRange, flags: libc::c_uint) ->
         }
     }
 }
-
-// From linux/magic.h.
-const TMPFS: FsWord = 0x0102_1994;
-const RAMFS: FsWord = 0x8584_58f6;
-const OVERLAYFS: FsWord = 0x794c_7630;

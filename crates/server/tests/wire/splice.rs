@@ -6,6 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use io::file_system_magic::TMPFS;
 use proto::nfs3::{self, *};
 use proto::xdr::decode_all;
 use spillway_server::counters::Counter;
@@ -84,12 +85,10 @@ fn what_is_not_in_memory_is_read_on_a_data_thread() {
     let read = client.read(file, 1 << 20, 262_144).unwrap();
     assert!(read.data == content[1 << 20..][..262_144]);
     assert_eq!(fixture.counter(Counter::ReadsSpliced), 1);
-    if rustix::fs::statfs(fixture.exported("f")).unwrap().f_type != TMPFS_MAGIC {
+    if rustix::fs::statfs(fixture.exported("f")).unwrap().f_type != TMPFS {
         assert_eq!(fixture.counter(Counter::ReadsQueued), queued + 1);
     }
 }
-
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 #[test]
 fn auto_splices_what_is_resident() {
