@@ -58,11 +58,16 @@ impl Client {
         self.exchange((nfs3::PROGRAM, nfs3::VERSION, procedure.code()), args)
     }
 
-    /// The root of an export and the file `name` in it.
-    pub(crate) fn find(&mut self, export: &str, name: &str) -> (FileHandle, FileHandle) {
+    /// The root of an export.
+    pub(crate) fn root(&mut self, export: &str) -> FileHandle {
         let args = mount3::DirectoryArgs { directory: export.as_bytes() };
         let results = self.exchange(MNT, &args);
-        let root = decode_all::<mount3::MountReply<'_>>(&results).unwrap().unwrap().file_handle;
+        decode_all::<mount3::MountReply<'_>>(&results).unwrap().unwrap().file_handle
+    }
+
+    /// The root of an export and the file `name` in it.
+    pub(crate) fn find(&mut self, export: &str, name: &str) -> (FileHandle, FileHandle) {
+        let root = self.root(export);
         let args = LookupArgs { what: DirOp { dir: root, name: name.as_bytes() } };
         let results = self.call(Procedure::Lookup, &args);
         let Ok(Ok(found)) = decode_all::<LookupReply>(&results) else { panic!("no {name}") };

@@ -16,7 +16,11 @@ use tempfile::TempDir;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn spillway() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spillway"));
+    without_environment(Command::new(env!("CARGO_BIN_EXE_spillway")))
+}
+
+/// A command that does not inherit the variables by which the program is controlled.
+pub(crate) fn without_environment(mut command: Command) -> Command {
     command.env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET").env_remove("RUST_BACKTRACE");
     command
 }

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod client;
+mod failing_disk;
 mod fixture;
 mod observing;
 mod serving;

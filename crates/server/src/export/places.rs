@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::KernelHandle;
 use rustix::fs::{Mode, OFlags, RawDir, openat};
@@ -29,6 +29,13 @@ pub(super) struct Places {
 struct Place {
     parent: KernelHandle,
     name: Box<CStr>,
+}
+
+/// A directory that a walk has yet to read.
+struct Unread {
+    parent: Arc<OwnedFd>,
+    name: CString,
+    handle: KernelHandle,
 }
 
 impl Places {
@@ -58,62 +65,93 @@ impl Places {
         CString::new(names.join(&b'/')).ok()
     }
 
-    /// Walks the tree below `directory`, once in the life of the server: enough to find every handle
-    /// from before the restart, and not a tool to keep the disk busy with made-up handles. `identify`
-    /// returns the handle of an object that belongs to the export.
+    /// Walks the tree below `root`, once in the life of the server: enough to find every handle from
+    /// before the restart, and not a tool to keep the disk busy with old handles. A walk that misses
+    /// objects [without evidence](is_no_evidence) is made again the next time. `identify` returns the
+    /// handle of an object that belongs to the export.
     ///
     /// # Errors
-    /// The directory cannot be opened.
+    /// Why the last object that was missed so was; all others are known.
     pub(super) fn walk_once(
         &self,
-        directory: BorrowedFd<'_>,
+        root: BorrowedFd<'_>,
         handle: KernelHandle,
-        identify: impl Fn(BorrowedFd<'_>, &LiveAttributes) -> Option<KernelHandle>,
+        identify: impl Fn(BorrowedFd<'_>, &LiveAttributes) -> Result<Option<KernelHandle>, Status>,
     ) -> Result<(), Status> {
         let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::replace(&mut *walked, true) {
+        if *walked {
             return Ok(());
         }
-        let start = openat(directory, c".", directory_flags(), Mode::empty())?;
-        let mut unread = vec![(start, handle)];
-        while let Some((directory, handle)) = unread.pop() {
-            self.walk_directory(&directory, &handle, &identify, &mut unread);
+        let mut missed = Ok(());
+        let root = openat(root, c".", directory_flags(), Mode::empty())?;
+        // The last directory first: descriptors are open only of those on the way to it.
+        let mut unread = vec![Unread { parent: Arc::new(root), name: c".".into(), handle }];
+        while let Some(next) = unread.pop() {
+            if let Err(status) = self.walk_directory(next, &identify, &mut unread)
+                && is_no_evidence(status)
+            {
+                missed = Err(status);
+            }
             if self.lock().len() >= PLACES_MAX {
                 break;
             }
         }
-        Ok(())
+        *walked = missed.is_ok();
+        missed
     }
 
+    /// Remembers the entries of a directory, and adds its directories to `unread`.
+    ///
+    /// # Errors
+    /// The directory cannot be read; or why the last entry that was missed
+    /// [without evidence](is_no_evidence) was.
     fn walk_directory(
         &self,
-        directory: &OwnedFd,
-        handle: &KernelHandle,
-        identify: impl Fn(BorrowedFd<'_>, &LiveAttributes) -> Option<KernelHandle>,
-        unread: &mut Vec<(OwnedFd, KernelHandle)>,
-    ) {
+        Unread { parent, name, handle }: Unread,
+        identify: impl Fn(BorrowedFd<'_>, &LiveAttributes) -> Result<Option<KernelHandle>, Status>,
+        unread: &mut Vec<Unread>,
+    ) -> Result<(), Status> {
+        let directory = Arc::new(openat(&parent, name, directory_flags(), Mode::empty())?);
+        drop(parent);
+        let find = |name: &CStr| {
+            let child = openat(&directory, name, PATH_ONLY, Mode::empty())?;
+            let attributes = attributes_of(&child)?;
+            let known = identify(child.as_fd(), &attributes)?;
+            Ok(known.map(|known| (known, attributes.is_directory())))
+        };
+        let mut missed = Ok(());
         let mut buffer = Vec::with_capacity(WALK_BUFFER_BYTES);
-        let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
-        while let Some(Ok(entry)) = entries.next() {
+        let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
             let name = entry.file_name();
             if name == c"." || name == c".." {
                 continue;
             }
-            let Ok(child) = openat(directory, name, PATH_ONLY, Mode::empty()) else { continue };
-            let Ok(attributes) = attributes_of(&child) else { continue };
-            let Some(known) = identify(child.as_fd(), &attributes) else { continue };
-            self.remember(known, *handle, name);
-            if attributes.is_directory()
-                && let Ok(opened) = openat(&child, c".", directory_flags(), Mode::empty())
-            {
-                unread.push((opened, known));
+            match find(name) {
+                Ok(Some((known, is_directory))) => {
+                    self.remember(known, handle, name);
+                    if is_directory {
+                        let parent = Arc::clone(&directory);
+                        unread.push(Unread { parent, name: name.into(), handle: known });
+                    }
+                }
+                Err(status) if is_no_evidence(status) => missed = Err(status),
+                Ok(None) | Err(_) => {}
             }
         }
+        missed
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KernelHandle, Place>> {
         self.by_handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether an object that could not be opened may be there all the same: the disk failed, or the
+/// server is short of something for now.
+pub(super) fn is_no_evidence(status: Status) -> bool {
+    status.is_fault() || matches!(status, Status::Delay | Status::NoDescriptor)
 }
 
 fn directory_flags() -> OFlags {

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use siphasher::sip::SipHasher24;
 
 use super::kind::Kind;
-use super::places::{DEPTH_MAX, Places};
+use super::places::{DEPTH_MAX, Places, is_no_evidence};
 use super::{FileSystem, FileSystems, IoSupport};
 use crate::fs::{
     LiveAttributes, PATH_ONLY, Status, Timestamp, attributes_and_birth_of, attributes_of,
@@ -305,16 +305,19 @@ impl ExportRoot {
         }
         // After a restart nothing is remembered; a rename behind the server's back makes what is
         // remembered wrong. One walk of the tree mends both.
-        places.walk_once(self.directory(), self.handle, |fd, attributes| {
-            if self.contains(attributes) { self.identify(fd).ok() } else { None }
-        })?;
-        self.open_remembered(places, handle)?.ok_or(Status::Stale)
+        let walked = places.walk_once(self.directory(), self.handle, |fd, attributes| {
+            if self.contains(attributes) { self.identify(fd).map(Some) } else { Ok(None) }
+        });
+        match self.open_remembered(places, handle)? {
+            Some(fd) => Ok(fd),
+            None => walked.and(Err(Status::Stale)),
+        }
     }
 
     /// Opens the remembered path of `handle`; `None` if it leads to no object, or to another one.
     ///
     /// # Errors
-    /// `Io`, `Delay` and `NoDescriptor`, which are no evidence that the object is gone.
+    /// Those that are [no evidence](is_no_evidence) that the object is gone.
     fn open_remembered(
         &self,
         places: &Places,
@@ -327,8 +330,7 @@ impl ExportRoot {
             .and_then(|fd| Ok((self.identify(fd.as_fd())?, fd)));
         match found {
             Ok((found, fd)) => Ok((found == *handle).then_some(fd)),
-            Err(status @ (Status::Delay | Status::NoDescriptor)) => Err(status),
-            Err(status) if status.is_fault() => Err(status),
+            Err(status) if is_no_evidence(status) => Err(status),
             Err(_) => Ok(None),
         }
     }
