@@ -112,6 +112,8 @@ counters! {
     Readdirs => "readdirs",
     /// Of these, calls that begin at the beginning of the directory.
     ReaddirsFromStart => "readdirs_from_start",
+    /// READDIR and READDIRPLUS calls whose reply ended early because it took too long.
+    ReaddirsCutShort => "readdirs_cut_short",
 }
 
 /// The counters of one server.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Access, Mode, openat};
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Timestamp, Vfs, attributes_of};
+use crate::counters::{Counter, Counters};
 use crate::fs::PATH_ONLY;
 use crate::inode_cache::{DirectoryStream, HandleCache, Inode, KernelEntry};
 
@@ -72,6 +73,7 @@ impl Vfs {
         let state = DirectoryState { shown: attributes.ctime, is_settled: *attributes == live };
         let places = Arc::clone(&self.listings);
         let known = with_objects.then(|| Arc::clone(&self.handle_cache));
+        let counters = Arc::clone(&self.counters);
         let page = Mutex::new(Some(page));
         let job = move || {
             let mut stream = open_listing(&directory, state, cookie)?;
@@ -79,7 +81,7 @@ impl Vfs {
             let page = page.lock().unwrap_or_else(PoisonError::into_inner).take();
             let mut page = page.ok_or(Status::NoDescriptor)?;
             let push = |entry: &DirectoryEntry<'_>| push(&mut page, entry);
-            let eof = list_from(&directory, &mut stream, known.as_deref(), push)?;
+            let eof = list_from(&directory, &mut stream, known.as_deref(), &counters, push)?;
             directory.streams()?.put_back(stream, &places);
             Ok(Listing { page, eof })
         };
@@ -126,6 +128,7 @@ fn list_from(
     directory: &Inode,
     stream: &mut DirectoryStream,
     known: Option<&HandleCache>,
+    counters: &Counters,
     mut push: impl FnMut(&DirectoryEntry<'_>) -> bool,
 ) -> Result<bool, Status> {
     let began = Instant::now();
@@ -139,6 +142,7 @@ fn list_from(
         stream.advance();
         is_empty = false;
         if began.elapsed() > CALL_TIME_MAX {
+            counters.add(Counter::ReaddirsCutShort, 1);
             return Ok(false);
         }
     }
