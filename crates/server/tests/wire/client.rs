@@ -427,6 +427,37 @@ impl Client {
         Ok(Page { attributes, names, eof, bytes })
     }
 
+    /// The names after `cookie` to the end of a directory, page by page. A reply also ends when it
+    /// has taken too long: each can lack names, however few there are.
+    pub(crate) fn list_by(
+        &mut self,
+        mut cookie: u64,
+        mut page: impl FnMut(&mut Self, u64) -> Page,
+    ) -> Vec<Name> {
+        let mut names = Vec::new();
+        loop {
+            let page = page(self, cookie);
+            assert!(page.attributes.is_some());
+            assert!(page.eof || !page.names.is_empty(), "a page without names leads nowhere");
+            cookie = page.names.last().map_or(cookie, |name| name.cookie);
+            names.extend(page.names);
+            if page.eof {
+                return names;
+            }
+        }
+    }
+
+    /// All names of a directory, by READDIR.
+    pub(crate) fn list(&mut self, dir: FileHandle) -> Vec<Name> {
+        self.list_by(0, |client, cookie| client.readdir(dir, cookie, 1 << 20).unwrap())
+    }
+
+    /// All names of a directory, by READDIRPLUS.
+    pub(crate) fn list_plus(&mut self, dir: FileHandle) -> Vec<Name> {
+        let limits = (1 << 20, 1 << 20);
+        self.list_by(0, |client, cookie| client.readdirplus(dir, cookie, limits).unwrap())
+    }
+
     pub(crate) fn fsinfo(&mut self, fsroot: FileHandle) -> FsinfoReply {
         self.call(Procedure::Fsinfo, &FsinfoArgs { fsroot })
     }
