@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
-use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev, pwritev2};
 
 use crate::byte_range::OFFSET_MAX;
 
@@ -104,23 +104,39 @@ pub fn write_at(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result<usize, W
     write_all(data, offset, |part, offset| pwrite(fd, part, offset))
 }
 
-/// [`write_at`] through the page cache, out of which the kernel drops the data once it is on the
-/// disk (`RWF_DONTCACHE`, since Linux 6.14). It starts to write back at once and in the caller's
+/// [`write_at`] of data in several parts, adjacent in the file and anywhere in memory. Its length is
+/// that of all parts.
+///
+/// # Errors
+/// As [`write_at`].
+pub fn write_parts_at(
+    fd: BorrowedFd<'_>,
+    parts: &[&[u8]],
+    offset: u64,
+) -> Result<usize, WriteError> {
+    match parts {
+        [data] => write_at(fd, data, offset),
+        parts => write_all_parts(parts, offset, |parts, offset| pwritev(fd, parts, offset)),
+    }
+}
+
+/// [`write_parts_at`] through the page cache, out of which the kernel drops the data once it is on
+/// the disk (`RWF_DONTCACHE`, since Linux 6.14). It starts to write back at once and in the caller's
 /// time, which makes many small writes of this kind slower than plain ones before Linux 7.2.
 ///
 /// `None`, with nothing written, if the kernel or the file system does not know such writes; asking
-/// again for files of it is pointless, and [`write_at`] serves.
+/// again for files of it is pointless, and [`write_parts_at`] serves.
 ///
 /// # Errors
 /// As [`write_at`].
 pub fn write_dontcache(
     fd: BorrowedFd<'_>,
-    data: &[u8],
+    parts: &[&[u8]],
     offset: u64,
 ) -> Result<Option<usize>, WriteError> {
     let mut refused = false;
-    let outcome = write_all(data, offset, |part, offset| {
-        pwritev2(fd, &[IoSlice::new(part)], offset, RWF_DONTCACHE)
+    let outcome = write_all_parts(parts, offset, |parts, offset| {
+        pwritev2(fd, parts, offset, RWF_DONTCACHE)
             .inspect_err(|error| refused = is_unknown_flag(*error))
     });
     match outcome {
@@ -148,17 +164,41 @@ fn read_all(
 }
 
 /// Writes all of `data`, or all up to the first error. `write_once` tries one write at an offset.
-pub(crate) fn write_all(
+fn write_all(
     data: &[u8],
     offset: u64,
     mut write_once: impl FnMut(&[u8], u64) -> Result<usize, Errno>,
 ) -> Result<usize, WriteError> {
-    if offset.checked_add(data.len() as u64).is_none_or(|end| end > OFFSET_MAX) {
+    write_steps(data.len(), offset, |written| write_once(&data[written..], offset + written as u64))
+}
+
+/// [`write_all`] of data in parts.
+pub(crate) fn write_all_parts(
+    parts: &[&[u8]],
+    offset: u64,
+    mut write_once: impl FnMut(&[IoSlice<'_>], u64) -> Result<usize, Errno>,
+) -> Result<usize, WriteError> {
+    let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+    let (mut rest, mut gone) = (slices.as_mut_slice(), 0);
+    write_steps(parts.iter().map(|part| part.len()).sum(), offset, |written| {
+        IoSlice::advance_slices(&mut rest, written - std::mem::replace(&mut gone, written));
+        write_once(rest, offset + written as u64)
+    })
+}
+
+/// Writes `len` bytes at `offset`, or all up to the first error. `write_from` tries one write of what
+/// lies behind so many bytes.
+fn write_steps(
+    len: usize,
+    offset: u64,
+    mut write_from: impl FnMut(usize) -> Result<usize, Errno>,
+) -> Result<usize, WriteError> {
+    if offset.checked_add(len as u64).is_none_or(|end| end > OFFSET_MAX) {
         return Err(WriteError { written: 0, error: Errno::FBIG.into() });
     }
     let mut written = 0;
-    while written < data.len() {
-        let error = match write_once(&data[written..], offset + written as u64) {
+    while written < len {
+        let error = match write_from(written) {
             // Not documented for regular files, and looping on it would never end.
             Ok(0) => io::ErrorKind::WriteZero.into(),
             Ok(accepted) => {

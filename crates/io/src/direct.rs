@@ -1,14 +1,15 @@
 //! Reads and writes that pass by the page cache (`O_DIRECT`), and writes that do so in part.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 
 use rustix::fs::{AtFlags, StatxFlags, fstat, statx};
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pread, pwritev};
 
 use crate::align::{DioAlign, WidenedRead, WriteSplit};
 use crate::byte_range::ByteRange;
-use crate::data_file::{WriteError, write_all};
+use crate::data_file::{WriteError, write_all_parts};
+use crate::slab::BUFFER_ALIGN;
 
 /// The alignment that direct I/O on the open file requires; `None` if the file does not support
 /// direct I/O or the kernel does not report it (before Linux 6.1).
@@ -137,8 +138,12 @@ pub struct SegmentsWritten {
     pub refused_direct: bool,
 }
 
-/// Writes `data` in segments, strictly in the order of the file, and never one before the segment
-/// in front of it is whole.
+/// Writes data that comes in parts, in segments, strictly in the order of the file, and never one
+/// before the segment in front of it is whole.
+///
+/// Each part begins at an address that is congruent to its place in the file, modulo the alignment,
+/// and direct segments are whole pages. So only the pages in which two parts meet are copied before
+/// they are written directly.
 ///
 /// A direct write that the kernel refuses with `EINVAL` goes through the page cache instead, as do
 /// the direct segments after it: a misreported alignment is no reason to fail. So does the *rest*
@@ -157,35 +162,35 @@ pub struct SegmentsWritten {
 /// The segments are not adjacent, or are not as long as `data` in all.
 pub fn write_segments(
     segments: &[Segment],
-    data: &[u8],
+    data: &[&[u8]],
     cached_fd: BorrowedFd<'_>,
     direct_fd: BorrowedFd<'_>,
 ) -> Result<SegmentsWritten, WriteError> {
-    write_in_segments(segments, data, |route, part, offset| match route {
-        Route::Cached => pwrite(cached_fd, part, offset),
-        Route::Direct => pwrite(direct_fd, part, offset),
+    write_in_segments(segments, data, |route, parts, offset| match route {
+        Route::Cached => pwritev(cached_fd, parts, offset),
+        Route::Direct => pwritev(direct_fd, parts, offset),
     })
 }
 
 /// [`write_segments`] over any file: `write_once` tries one write.
 fn write_in_segments(
     segments: &[Segment],
-    data: &[u8],
-    write_once: impl FnMut(Route, &[u8], u64) -> Result<usize, Errno>,
+    data: &[&[u8]],
+    write_once: impl FnMut(Route, &[IoSlice<'_>], u64) -> Result<usize, Errno>,
 ) -> Result<SegmentsWritten, WriteError> {
     let done = SegmentsWritten { written: 0, cached_instead: None, refused_direct: false };
     let mut writer = SegmentWriter { write_once, done };
-    let mut rest = data;
+    let mut rest = data.to_vec();
     let mut next_offset = segments.first().map_or(0, |segment| segment.range.offset());
     for &Segment { range, route } in segments {
         assert_eq!(range.offset(), next_offset, "segments must be adjacent");
         next_offset = range.end();
         let len = usize::try_from(range.len()).unwrap_or(usize::MAX);
-        let (part, behind) = rest.split_at_checked(len).expect("segments are as long as the data");
-        rest = behind;
-        writer.write(part, range, route)?;
+        let behind = split_off(&mut rest, len).expect("segments are as long as the data");
+        let parts = std::mem::replace(&mut rest, behind);
+        writer.write(parts, range, route)?;
     }
-    assert!(rest.is_empty(), "segments are as long as the data");
+    assert!(rest.iter().all(|part| part.is_empty()), "segments are as long as the data");
     Ok(writer.done)
 }
 
@@ -196,11 +201,16 @@ struct SegmentWriter<W> {
     done: SegmentsWritten,
 }
 
-impl<W: FnMut(Route, &[u8], u64) -> Result<usize, Errno>> SegmentWriter<W> {
-    /// Writes one segment whole. `part` is its data, `range` where it belongs.
-    fn write(&mut self, part: &[u8], range: ByteRange, route: Route) -> Result<(), WriteError> {
+impl<W: FnMut(Route, &[IoSlice<'_>], u64) -> Result<usize, Errno>> SegmentWriter<W> {
+    /// Writes one segment whole. `parts` are its data, `range` where it belongs.
+    fn write(
+        &mut self,
+        mut parts: Vec<&[u8]>,
+        range: ByteRange,
+        route: Route,
+    ) -> Result<(), WriteError> {
         let direct = match route {
-            Route::Direct if !self.done.refused_direct => self.write_direct(part, range)?,
+            Route::Direct if !self.done.refused_direct => self.write_direct(&parts, range)?,
             Route::Direct | Route::Cached => 0,
         };
         self.done.written += direct;
@@ -211,20 +221,23 @@ impl<W: FnMut(Route, &[u8], u64) -> Result<usize, Errno>> SegmentWriter<W> {
             let first = self.done.cached_instead.unwrap_or(rest);
             self.done.cached_instead = Some(ByteRange::between(first.offset(), rest.end()));
         }
-        let outcome = write_all(&part[direct..], rest.offset(), |part, offset| {
-            (self.write_once)(Route::Cached, part, offset)
+        let left = split_off(&mut parts, direct).expect("no more is taken than there is");
+        let outcome = write_all_parts(&left, rest.offset(), |parts, offset| {
+            (self.write_once)(Route::Cached, parts, offset)
         });
         self.done.written += outcome.map_err(|failed| self.stopped(failed))?;
         Ok(())
     }
 
     /// Tries one direct write; returns the bytes it took, none of an empty or refused one.
-    fn write_direct(&mut self, part: &[u8], range: ByteRange) -> Result<usize, WriteError> {
-        if part.is_empty() {
+    fn write_direct(&mut self, parts: &[&[u8]], range: ByteRange) -> Result<usize, WriteError> {
+        if range.is_empty() {
             return Ok(0);
         }
+        let pages = WholePages::of(parts);
+        let slices = pages.slices();
         loop {
-            match (self.write_once)(Route::Direct, part, range.offset()) {
+            match (self.write_once)(Route::Direct, &slices, range.offset()) {
                 Ok(taken) => return Ok(taken),
                 Err(Errno::INTR) => {}
                 Err(Errno::INVAL) => {
@@ -241,6 +254,97 @@ impl<W: FnMut(Route, &[u8], u64) -> Result<usize, Errno>> SegmentWriter<W> {
     /// The failure of a segment as that of the whole write.
     fn stopped(&self, segment: WriteError) -> WriteError {
         WriteError { written: self.done.written + segment.written, ..segment }
+    }
+}
+
+/// Cuts adjacent parts behind the first `len` bytes, and returns those behind the cut. `None` if
+/// there are fewer bytes.
+fn split_off<'a>(parts: &mut Vec<&'a [u8]>, len: usize) -> Option<Vec<&'a [u8]>> {
+    let (mut whole, mut left) = (0, len);
+    while left > 0 {
+        let part = parts.get(whole)?.len();
+        if left < part {
+            break;
+        }
+        (whole, left) = (whole + 1, left - part);
+    }
+    let mut behind = parts.split_off(whole);
+    if left > 0 {
+        let (before, after) = behind[0].split_at(left);
+        parts.push(before);
+        behind[0] = after;
+    }
+    Some(behind)
+}
+
+/// Adjacent parts that are whole pages together, cut so that each piece is.
+struct WholePages<'a> {
+    pieces: Vec<Piece<'a>>,
+    /// The pages in which two parts meet, or more.
+    seams: Vec<Page>,
+}
+
+enum Piece<'a> {
+    /// Whole pages of one part.
+    Part(&'a [u8]),
+    /// The next of the seams.
+    Seam,
+}
+
+/// The least page, at an address that is a multiple of its size, as those of buffers are.
+#[repr(align(4096))]
+struct Page([u8; Self::BYTES]);
+
+impl Page {
+    const BYTES: usize = BUFFER_ALIGN;
+}
+
+const _: () = assert!(align_of::<Page>() == BUFFER_ALIGN && size_of::<Page>() == BUFFER_ALIGN);
+
+impl<'a> WholePages<'a> {
+    fn of(parts: &[&'a [u8]]) -> Self {
+        let mut pages = Self { pieces: Vec::new(), seams: Vec::new() };
+        if let [part] = parts {
+            pages.pieces.push(Piece::Part(part));
+            return pages;
+        }
+        // Bytes of the last seam that are filled, until it is full.
+        let mut filled = 0;
+        for part in parts {
+            let mut part = *part;
+            if filled > 0 {
+                let (front, behind) = part.split_at(part.len().min(Page::BYTES - filled));
+                pages.fill(filled, front);
+                filled = (filled + front.len()) % Page::BYTES;
+                part = behind;
+            }
+            let (whole, tail) = part.split_at(part.len() - part.len() % Page::BYTES);
+            if !whole.is_empty() {
+                pages.pieces.push(Piece::Part(whole));
+            }
+            if !tail.is_empty() {
+                pages.pieces.push(Piece::Seam);
+                pages.seams.push(Page([0; Page::BYTES]));
+                pages.fill(0, tail);
+                filled = tail.len();
+            }
+        }
+        debug_assert_eq!(filled, 0, "the parts are whole pages together");
+        pages
+    }
+
+    fn fill(&mut self, at: usize, data: &[u8]) {
+        let page = self.seams.last_mut().expect("a page that is being filled");
+        page.0[at..at + data.len()].copy_from_slice(data);
+    }
+
+    fn slices(&self) -> Vec<IoSlice<'_>> {
+        let mut seams = self.seams.iter();
+        let slice = |piece: &Piece<'a>| match piece {
+            Piece::Part(part) => IoSlice::new(part),
+            Piece::Seam => IoSlice::new(&seams.next().expect("one for each such piece").0),
+        };
+        self.pieces.iter().map(slice).collect()
     }
 }
 

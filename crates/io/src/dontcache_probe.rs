@@ -123,7 +123,7 @@ fn stream_window(file: &Arc<OwnedFd>, data: &[u8], stream_bytes: u64) -> io::Res
 /// `false` if there are no such writes.
 fn stream_dontcache(file: &OwnedFd, data: &[u8], stream_bytes: u64) -> io::Result<bool> {
     for range in ranges(data.len(), stream_bytes) {
-        let written = write_dontcache(file.as_fd(), data, range.offset());
+        let written = write_dontcache(file.as_fd(), &[data], range.offset());
         if written.map_err(|failed| failed.error)?.is_none() {
             return Ok(false);
         }
@@ -183,7 +183,7 @@ mod tests {
         if verdict == DontCacheVerdict::Unsupported {
             // Then a plain try must fail as well.
             let file = tempfile::tempfile_in(directory.path()).unwrap();
-            assert!(write_dontcache(file.as_fd(), b"x", 0).unwrap().is_none());
+            assert!(write_dontcache(file.as_fd(), &[b"x"], 0).unwrap().is_none());
         }
     }
 

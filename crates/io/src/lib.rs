@@ -11,8 +11,8 @@
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
 //! - [`check_access`]: what that user may do;
 //! - [`KernelHandle`]: names for files that survive a rename and a restart;
-//! - [`read_at`], [`write_at`], [`try_read_at_nowait`]: positioned reads and writes that handle
-//!   short results;
+//! - [`read_at`], [`write_at`], [`write_parts_at`], [`try_read_at_nowait`]: positioned reads and
+//!   writes that handle short results;
 //! - [`DioAlign`], [`read_direct`], [`write_segments`]: the same past the page cache, for ranges that
 //!   need not be aligned;
 //! - [`resident_ranges`], [`drop_clean`]: the pages of a file that are in the page cache;
@@ -61,6 +61,7 @@ pub use change_stamps::{ChangeClock, ChangeStamps, Lengths, Moment, Pair, Stamp,
 pub use change_watch::{ChangeWatch, ChangeWatches};
 pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,
+    write_parts_at,
 };
 pub use descriptor_path::path_of;
 pub use descriptor_table::{raise_open_file_limit, reserve_descriptors};

@@ -163,7 +163,7 @@ const WINDOW_BYTES_MIN: u64 = 1 << 20;
 
 fn is_dontcache_supported(directory: &Path) -> std::io::Result<bool> {
     let file = tempfile::tempfile_in(directory)?;
-    let written = write_dontcache(file.as_fd(), &[0; 4096], 0);
+    let written = write_dontcache(file.as_fd(), &[&[0; 4096]], 0);
     Ok(written.map_err(|failed| failed.error)?.is_some())
 }
 

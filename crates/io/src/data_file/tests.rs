@@ -185,15 +185,15 @@ fn dontcache_is_like_plain_where_it_is_known() {
     drop_clean(file.as_fd(), range).unwrap();
     let mut buf = vec![0; 60_000];
     let Some(read) = read_dontcache(file.as_fd(), &mut buf, 50_001).unwrap() else {
-        assert!(write_dontcache(file.as_fd(), b"x", 0).unwrap().is_none());
+        assert!(write_dontcache(file.as_fd(), &[b"x"], 0).unwrap().is_none());
         return println!("skipped: the file system does not know RWF_DONTCACHE");
     };
     assert_eq!(buf[..read], content[50_001..]);
     assert_eq!(read_dontcache(file.as_fd(), &mut buf, 100_000).unwrap(), Some(0));
     assert_eq!(resident_ranges(file.as_fd(), range).unwrap(), Some(Residency::default()));
 
-    assert_eq!(write_dontcache(file.as_fd(), b"fresh", 99_998).unwrap(), Some(5));
-    assert_eq!(write_dontcache(file.as_fd(), b"", 0).unwrap(), Some(0));
+    assert_eq!(write_dontcache(file.as_fd(), &[b"fresh"], 99_998).unwrap(), Some(5));
+    assert_eq!(write_dontcache(file.as_fd(), &[b""], 0).unwrap(), Some(0));
     content.truncate(99_998);
     content.extend_from_slice(b"fresh");
     let mut found = vec![0; 200_000];
@@ -207,16 +207,51 @@ fn an_unknown_flag_is_distinguished_from_a_failure() {
     let file = File::from(memfd_create("f", MemfdFlags::CLOEXEC).unwrap());
     assert_eq!(write_at(file.as_fd(), b"data", 0).unwrap(), 4);
     assert_eq!(read_dontcache(file.as_fd(), &mut [0; 4], 0).unwrap(), None);
-    assert_eq!(write_dontcache(file.as_fd(), b"none", 0).unwrap(), None);
+    assert_eq!(write_dontcache(file.as_fd(), &[b"none"], 0).unwrap(), None);
     let mut found = [0; 8];
     assert_eq!(read_at(file.as_fd(), &mut found, 0).unwrap(), 4);
     assert_eq!(&found[..4], b"data", "nothing was written");
 
     let error = read_dontcache(file.as_fd(), &mut found, MAX + 1).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
-    let failed = write_dontcache(file.as_fd(), b"x", MAX).unwrap_err();
+    let failed = write_dontcache(file.as_fd(), &[b"x"], MAX).unwrap_err();
     assert_eq!((failed.written, failed.error.raw_os_error()), (0, Some(libc::EFBIG)));
     let (_, write_end) = std::io::pipe().unwrap();
     assert!(read_dontcache(write_end.as_fd(), &mut found, 0).is_err());
-    assert!(write_dontcache(write_end.as_fd(), b"x", 0).is_err());
+    assert!(write_dontcache(write_end.as_fd(), &[b"x"], 0).is_err());
+}
+
+#[test]
+fn parts_are_adjacent_in_the_file() {
+    let (file, mut content) = file_of(100);
+    let parts = [&b"one"[..], b"", b"three", b"5"];
+    assert_eq!(write_parts_at(file.as_fd(), &parts, 98).unwrap(), 9);
+    content.truncate(98);
+    content.extend_from_slice(&parts.concat());
+    let mut found = vec![0; 200];
+    let got = read_at(file.as_fd(), &mut found, 0).unwrap();
+    assert_eq!(found[..got], content);
+    let failed = write_parts_at(file.as_fd(), &parts, MAX).unwrap_err();
+    assert_eq!((failed.written, failed.error.raw_os_error()), (0, Some(libc::EFBIG)));
+}
+
+#[test]
+fn short_writes_of_parts_go_on_where_they_stopped() {
+    let parts = [&b"one"[..], b"three", b"5"];
+    for step in 1..10 {
+        let mut file = Vec::new();
+        let outcome = write_all_parts(&parts, 10, |rest, offset| {
+            assert_eq!(offset, 10 + file.len() as u64);
+            let rest: Vec<u8> = rest.iter().flat_map(|part| part.iter().copied()).collect();
+            file.extend_from_slice(&rest[..rest.len().min(step)]);
+            Ok(rest.len().min(step))
+        });
+        assert_eq!((outcome.unwrap(), file), (9, parts.concat()));
+    }
+    let mut room = 5;
+    let failed = write_all_parts(&parts, 0, |_, _| match std::mem::take(&mut room) {
+        0 => Err(Errno::NOSPC),
+        taken => Ok(taken),
+    });
+    assert_eq!(failed.unwrap_err().written, 5);
 }

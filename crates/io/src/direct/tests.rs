@@ -70,19 +70,29 @@ impl SimulatedFile {
         Self { content: Placed::filled(len, 0, 3).as_slice().to_vec(), ..Self::new(align) }
     }
 
-    fn write(&mut self, route: Route, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        let outcome = self.try_write(route, data, offset);
-        let range = ByteRange::new(offset, data.len() as u64).unwrap();
+    fn write(&mut self, route: Route, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        let outcome = self.try_write(route, parts, offset);
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let range = ByteRange::new(offset, len as u64).unwrap();
         self.calls.push((route, range, outcome));
         outcome
     }
 
-    fn try_write(&mut self, route: Route, data: &[u8], offset: u64) -> Result<usize, Errno> {
+    fn try_write(
+        &mut self,
+        route: Route,
+        parts: &[IoSlice<'_>],
+        offset: u64,
+    ) -> Result<usize, Errno> {
         let align = u64::from(self.align.offset());
-        let aligned = offset.is_multiple_of(align) && (data.len() as u64).is_multiple_of(align);
-        if route == Route::Direct && !(aligned && self.align.fits_memory(data)) {
+        let fits = |part: &IoSlice<'_>| {
+            (part.len() as u64).is_multiple_of(align) && self.align.fits_memory(part)
+        };
+        let aligned = offset.is_multiple_of(align) && parts.iter().all(fits);
+        if route == Route::Direct && !aligned {
             return Err(Errno::INVAL);
         }
+        let data: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
         let start = usize::try_from(offset).unwrap();
         let fits = data.len().min(self.room.saturating_sub(start));
         if fits == 0 {
@@ -118,7 +128,15 @@ impl SimulatedFile {
         segments: &[Segment],
         data: &[u8],
     ) -> Result<SegmentsWritten, WriteError> {
-        write_in_segments(segments, data, |route, part, offset| self.write(route, part, offset))
+        self.write_parts(segments, &[data])
+    }
+
+    fn write_parts(
+        &mut self,
+        segments: &[Segment],
+        parts: &[&[u8]],
+    ) -> Result<SegmentsWritten, WriteError> {
+        write_in_segments(segments, parts, |route, part, offset| self.write(route, part, offset))
     }
 
     fn read_direct(&mut self, buf: &mut [u8], read: &WidenedRead) -> io::Result<usize> {
@@ -266,9 +284,10 @@ fn a_failed_direct_write_stops_there() {
     for error in [Errno::IO, Errno::NOSPC, Errno::FBIG, Errno::DQUOT] {
         let (_, segments, data) = ragged_write();
         let mut routes = Vec::new();
-        let failed = write_in_segments(&segments, data.as_slice(), |route, part, _| {
+        let failed = write_in_segments(&segments, &[data.as_slice()], |route, part, _| {
             routes.push(route);
-            if route == Route::Direct { Err(error) } else { Ok(part.len()) }
+            let len = part.iter().map(|part| part.len()).sum();
+            if route == Route::Direct { Err(error) } else { Ok(len) }
         })
         .unwrap_err();
         assert_eq!((failed.written, failed.error.kind()), (100, io::Error::from(error).kind()));
@@ -281,7 +300,7 @@ fn interrupted_writes_are_tried_again() {
     let (_, segments, data) = ragged_write();
     let mut file = SimulatedFile::new(aligned_to(512));
     let mut interrupted = false;
-    let done = write_in_segments(&segments, data.as_slice(), |route, part, offset| {
+    let done = write_in_segments(&segments, &[data.as_slice()], |route, part, offset| {
         interrupted = !interrupted;
         if interrupted { Err(Errno::INTR) } else { file.write(route, part, offset) }
     });
@@ -436,6 +455,42 @@ proptest! {
                 prop_assert!(!wrong || *outcome == Err(Errno::NOSPC), "{:?} {:?}", range, outcome);
             }
         }
+    }
+}
+
+proptest! {
+    /// Parts, each at its place in memory, have the same outcome as the whole in one piece.
+    #[test]
+    fn parts_are_written_as_the_whole_would_be(
+        align in prop_oneof![Just(512_u32), Just(4096)],
+        offset in 0..20_000_u64,
+        lens in prop::collection::vec(prop_oneof![1..200_usize, 1..60_000_usize], 1..12),
+        room in prop_oneof![2 => Just(usize::MAX), 1 => 0..250_000_usize],
+        at_most in prop::collection::vec(1..100_000_usize, 0..4),
+    ) {
+        let total = lens.iter().sum::<usize>();
+        let whole = Placed::filled(total, offset, 5);
+        let mut begin = 0;
+        let parts: Vec<_> = lens.iter().map(|&len| {
+            let mut part = Placed::new(len, offset + begin as u64);
+            part.as_mut_slice().copy_from_slice(&whole.as_slice()[begin..begin + len]);
+            begin += len;
+            part
+        }).collect();
+        let parts: Vec<_> = parts.iter().map(Placed::as_slice).collect();
+        let segments = aligned_to(align).split_write(range(offset, total as u64), 4096).segments();
+        let file = || {
+            let mut file = SimulatedFile::new(aligned_to(align));
+            (file.room, file.at_most) = (room, at_most.clone().into());
+            file
+        };
+        let (mut one, mut other) = (file(), file());
+        let outcomes = [one.write_segments(&segments, whole.as_slice()),
+            other.write_parts(&segments, &parts)].map(|done| done.map_err(|failed| failed.written));
+        prop_assert_eq!(&outcomes[0], &outcomes[1]);
+        prop_assert!(one.content == other.content);
+        prop_assert_eq!(one.calls, other.calls);
+        prop_assert!(outcomes[0].is_err() || !outcomes[0].unwrap().refused_direct);
     }
 }
 

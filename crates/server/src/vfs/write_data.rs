@@ -202,7 +202,7 @@ fn write_behind(
     range: ByteRange,
 ) -> Result<usize, io::WriteError> {
     if file.root().io_support.drop_behind_writes_pay()
-        && let Some(count) = io::write_dontcache(writer.as_fd(), data, range.offset())?
+        && let Some(count) = io::write_dontcache(writer.as_fd(), &[data], range.offset())?
     {
         return Ok(count);
     }
@@ -228,7 +228,7 @@ fn write_split(
     let tail_room = room.split_off(split.tail.len());
     let head = window.before_write(writer.as_fd(), split.head, room);
     let tail = window.before_write(writer.as_fd(), split.tail, tail_room);
-    let outcome = io::write_segments(&split.segments(), data, writer.as_fd(), direct.fd.as_fd());
+    let outcome = io::write_segments(&split.segments(), &[data], writer.as_fd(), direct.fd.as_fd());
     let (written, refused_direct) = match &outcome {
         Ok(done) => (done.written, done.refused_direct),
         Err(error) => (error.written, false),

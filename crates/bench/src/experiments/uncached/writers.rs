@@ -250,7 +250,7 @@ impl Writer<'_> {
             let fd = file.fd.as_fd();
             match self.mode {
                 Mode::Cached => write_at(fd, data, file.bytes),
-                Mode::DontCache => write_dontcache(fd, data, file.bytes)
+                Mode::DontCache => write_dontcache(fd, &[data], file.bytes)
                     .map(|written| written.expect("it was tried before")),
                 Mode::Window => {
                     let range = ByteRange::new(file.bytes, len).ok_or(ErrorKind::FileTooLarge)?;
