@@ -109,6 +109,22 @@ impl Lengths {
 /// between the two.
 pub type Pair = (Stamp, Stamp);
 
+/// The stamps between `count` changes that were made one after the other and together have this pair:
+/// `count - 1` of them, each one nanosecond after the one before, so that the pairs form a chain and
+/// none covers another's change. All are those of the pair if the kernel's clock has not gone on,
+/// as they would have been with a look after each change. `None` if there is no room.
+#[must_use]
+pub fn stamps_between((before, after): Pair, count: usize) -> Option<Vec<Stamp>> {
+    let between = count.saturating_sub(1);
+    if before == after {
+        return Some(vec![after; between]);
+    }
+    let next = |stamp: &Stamp| Some(after.right_after(stamp));
+    let stamps: Vec<_> = std::iter::successors(next(&before), next).take(between).collect();
+    let has_room = stamps.last().is_none_or(|last| after.ctime > last.ctime);
+    has_room.then_some(stamps)
+}
+
 /// Counts the changes that have ended, of all inodes.
 #[derive(Debug, Default)]
 pub struct ChangeClock(AtomicU64);

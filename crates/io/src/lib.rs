@@ -57,7 +57,9 @@ pub use access::check_access;
 pub use align::{DioAlign, WidenedRead, WriteSplit};
 pub use buffer_pool::{Buffer, BufferPool, BufferTooLarge};
 pub use byte_range::ByteRange;
-pub use change_stamps::{ChangeClock, ChangeStamps, Lengths, Moment, Pair, Stamp, StampTime};
+pub use change_stamps::{
+    ChangeClock, ChangeStamps, Lengths, Moment, Pair, Stamp, StampTime, stamps_between,
+};
 pub use change_watch::{ChangeWatch, ChangeWatches};
 pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,

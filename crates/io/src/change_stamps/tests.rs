@@ -161,3 +161,25 @@ fn the_last_nanosecond_of_a_second_is_followed_by_the_next_second() {
     let last = Stamp { ctime: (5, 999_999_999), ..stamp(0) };
     assert_eq!(stamp(3).right_after(&last), Stamp { ctime: (6, 0), ..stamp(3) });
 }
+
+#[test]
+fn changes_of_one_turn_have_a_chain_of_pairs() {
+    let (before, after) = (stamp(1), stamp(2));
+    assert_eq!(stamps_between((before, after), 1), Some(vec![]));
+    let between = stamps_between((before, after), 4).unwrap();
+    assert_eq!(between.len(), 3);
+    let chain: Vec<_> = [before].into_iter().chain(between).chain([after]).collect();
+    assert!(chain.is_sorted_by(|one, next| one.ctime < next.ctime));
+    for stamp in &chain[1..] {
+        assert_eq!((stamp.size, stamp.mtime), (after.size, after.mtime));
+    }
+    let ticks = TICK as usize;
+    assert_eq!(stamps_between((before, after), ticks).unwrap().len(), ticks - 1);
+    assert_eq!(stamps_between((before, after), ticks + 1), None, "no room");
+    assert_eq!(stamps_between((after, before), 2), None, "the clock was set back");
+    assert_eq!(stamps_between((after, before), 1), Some(vec![]));
+    assert_eq!(stamps_between((after, after), 3), Some(vec![after; 2]), "the clock stands still");
+    let last = Stamp { ctime: (5, 999_999_999), ..before };
+    let later = Stamp { ctime: (6, 10), ..after };
+    assert_eq!(stamps_between((last, later), 2).unwrap()[0].ctime, (6, 0));
+}
