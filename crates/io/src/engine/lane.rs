@@ -2,7 +2,7 @@
 
 mod task;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::io;
@@ -34,6 +34,41 @@ thread_local! {
     static SERVES: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
     /// That lane, while this thread has left a task in its queue to take it next.
     static OWES: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
+    /// The tasks of that lane that were woken, within [`wake_here`].
+    static WOKEN: RefCell<Option<Vec<Arc<LaneTask>>>> = const { RefCell::new(None) };
+    /// The jobs that these tasks have left for the end, while they go on.
+    static LEFT: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
+}
+
+/// Runs `wake`. The tasks of this thread's lane that it wakes go on here and now, one after the other;
+/// then the jobs that they have left by [`after_tasks_woken_here`].
+pub(super) fn wake_here(wake: impl FnOnce()) {
+    /// Leaves nothing behind if `wake` panics.
+    struct Woken;
+    impl Drop for Woken {
+        fn drop(&mut self) {
+            for task in WOKEN.take().into_iter().flatten() {
+                Arc::clone(task.lane()).push_task(task);
+            }
+            LEFT.take().into_iter().flatten().for_each(|job| job());
+        }
+    }
+    let woken = Woken;
+    WOKEN.set(Some(Vec::new()));
+    wake();
+    let tasks = WOKEN.take();
+    LEFT.set(Some(Vec::new()));
+    tasks.into_iter().flatten().for_each(go_on);
+    drop(woken);
+}
+
+/// Runs `job` when the tasks have gone on that this thread runs within [`wake_here`]; at once outside
+/// it.
+pub(super) fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
+    if LEFT.with_borrow(Option::is_none) {
+        return job();
+    }
+    LEFT.with_borrow_mut(|left| left.get_or_insert_default().push(Box::new(job)));
 }
 
 /// Resolves at once on a thread that may block for data. Elsewhere it is pending once, so that a
@@ -210,6 +245,11 @@ impl Shared {
     fn push_task(self: &Arc<Self>, task: Arc<LaneTask>) {
         let client = task.client();
         let is_own = SERVES.get() == Arc::as_ptr(self);
+        let keep =
+            |woken: &mut Option<Vec<_>>| woken.as_mut().map(|woken| woken.push(Arc::clone(&task)));
+        if is_own && WOKEN.with_borrow_mut(keep).is_some() {
+            return;
+        }
         if is_own && OWES.replace(Some(Arc::clone(self))).is_none() {
             // Woken by a thread of the same lane, whose own work usually ends soon after it wakes a
             // task: that thread takes the task next, and no second thread is woken. If it waits for

@@ -165,6 +165,20 @@ impl Engine {
         lane::ask_for_lane().await;
     }
 
+    /// Runs `wake`. The tasks of the lane that this thread serves go on here and now if it wakes them,
+    /// one after the other, and no other thread is woken for them: for tasks that have little left to
+    /// do. Where such a task waits again, it leaves this thread as any.
+    pub fn wake_here(&self, wake: impl FnOnce()) {
+        lane::wake_here(wake);
+    }
+
+    /// Runs `job` at once; or, by a task that this thread runs within [`wake_here`](Self::wake_here),
+    /// when the last of these tasks has gone on: so that what they all do can be done once. It must
+    /// not wait.
+    pub fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
+        lane::after_tasks_woken_here(job);
+    }
+
     /// Jobs waiting for a data thread now.
     #[cfg(test)]
     fn data_queued(&self) -> usize {

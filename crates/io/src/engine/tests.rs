@@ -542,3 +542,46 @@ async fn full_queue_of_one_client_holds_up_no_other() {
     let _entered = Share::new(&device, 2).enter();
     assert!(engine.leave_to_data(|| ()));
 }
+
+#[tokio::test]
+async fn tasks_that_are_woken_here_go_on_here_before_the_next_step() {
+    let engine = Arc::new(engine(2, 8));
+    let (log, mut lines) = tokio::sync::mpsc::unbounded_channel();
+    let mut wakers = Vec::new();
+    for nth in 0..4 {
+        let (waker, woken) = oneshot::channel::<()>();
+        let log = log.clone();
+        let task = async move {
+            woken.await.unwrap();
+            let at_end = log.clone();
+            Engine::after_tasks_woken_here(move || {
+                at_end.send((10 + nth, thread::current().id())).unwrap();
+            });
+            log.send((nth, thread::current().id())).unwrap();
+        };
+        engine.own.begin_here(task).await;
+        wakers.push(waker);
+    }
+    let task = {
+        let engine = Arc::clone(&engine);
+        async move {
+            engine.ask_for_data_thread().await;
+            engine.wake_here(|| wakers.into_iter().for_each(|waker| waker.send(()).unwrap()));
+            let at_once = log.clone();
+            Engine::after_tasks_woken_here(move || {
+                at_once.send((20, thread::current().id())).unwrap();
+            });
+            log.send((30, thread::current().id())).unwrap();
+        }
+    };
+    engine.own.begin_here(task).await;
+    let mut seen = Vec::new();
+    while let Some(line) = lines.recv().await {
+        seen.push(line);
+    }
+    assert_eq!(
+        seen.iter().map(|line| line.0).collect::<Vec<_>>(),
+        [0, 1, 2, 3, 10, 11, 12, 13, 20, 30]
+    );
+    assert!(seen.iter().all(|line| line.1 == seen[9].1), "on one thread");
+}
