@@ -259,7 +259,7 @@ impl<W: FnMut(Route, &[IoSlice<'_>], u64) -> Result<usize, Errno>> SegmentWriter
 
 /// Cuts adjacent parts behind the first `len` bytes, and returns those behind the cut. `None` if
 /// there are fewer bytes.
-fn split_off<'a>(parts: &mut Vec<&'a [u8]>, len: usize) -> Option<Vec<&'a [u8]>> {
+pub(crate) fn split_off<'a>(parts: &mut Vec<&'a [u8]>, len: usize) -> Option<Vec<&'a [u8]>> {
     let (mut whole, mut left) = (0, len);
     while left > 0 {
         let part = parts.get(whole)?.len();

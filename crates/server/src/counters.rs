@@ -98,6 +98,14 @@ counters! {
     WritesDirect => "writes_direct",
     /// Of these, WRITEs with a ragged end.
     WritesSplit => "writes_split",
+    /// Turns on a file that several WRITEs had together, because they waited for it.
+    WriteBatches => "write_batches",
+    /// WRITEs in these turns.
+    WritesInBatches => "writes_in_batches",
+    /// Bytes of these WRITEs.
+    WriteBatchBytes => "write_batch_bytes",
+    /// Of these, WRITEs that were performed as one with their neighbours in the file.
+    WritesVectored => "writes_vectored",
     /// WRITEs that reached the server behind their neighbour further on in the file.
     WritesOutOfOrder => "writes_out_of_order",
     /// Bytes taken by WRITE.

@@ -12,7 +12,8 @@ use super::pages::{self, Method};
 use super::runs::{Action, Arrival, Runs, Step, Urgency, bytes_of};
 use super::shared::{Booked, Change, Grants, Place, Room, Shared};
 use crate::byte_range::ByteRange;
-use crate::data_file::{WriteError, write_at};
+use crate::data_file::{WriteError, write_parts_at};
+use crate::direct::split_off;
 use crate::descriptor_path::path_of;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -356,7 +357,7 @@ fn all_ranges(
 }
 
 impl WriteIntent {
-    /// Writes `data` at the beginning of the range, as [`write_at`] does.
+    /// Writes data at the beginning of the range, as [`write_parts_at`] does.
     ///
     /// A new page that is filled only in part is written by a call of its own. Otherwise the kernel
     /// puts it into one folio with pages behind it, and as long as it waits for the rest none of them
@@ -364,15 +365,17 @@ impl WriteIntent {
     /// longer than the write.)
     ///
     /// # Errors
-    /// As [`write_at`].
-    pub fn write(&self, fd: BorrowedFd<'_>, data: &[u8]) -> Result<usize, WriteError> {
+    /// As [`write_at`](crate::write_at).
+    pub fn write(&self, fd: BorrowedFd<'_>, parts: &[&[u8]]) -> Result<usize, WriteError> {
         let offset = self.range.offset();
-        let Some(cut) = self.cut else { return write_at(fd, data, offset) };
-        let first_bytes =
-            usize::try_from(cut - offset).map_or(data.len(), |len| len.min(data.len()));
-        let (first, rest) = data.split_at(first_bytes);
-        let first_bytes = write_at(fd, first, offset)?;
-        match write_at(fd, rest, cut) {
+        let Some(cut) = self.cut else { return write_parts_at(fd, parts, offset) };
+        let mut first = parts.to_vec();
+        let first_bytes = usize::try_from(cut - offset).expect("less than a page");
+        let Some(rest) = split_off(&mut first, first_bytes) else {
+            return write_parts_at(fd, parts, offset);
+        };
+        let first_bytes = write_parts_at(fd, &first, offset)?;
+        match write_parts_at(fd, &rest, cut) {
             Ok(written) => Ok(first_bytes + written),
             Err(failed) => Err(WriteError { written: first_bytes + failed.written, ..failed }),
         }

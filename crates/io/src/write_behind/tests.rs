@@ -36,7 +36,7 @@ impl Written {
     fn write(&self, range: ByteRange) {
         let room = self.file.room_blocking(range.len());
         let intent = self.file.before_write(self.fd.as_fd(), range, room);
-        assert_eq!(intent.write(self.fd.as_fd(), &content(range)).unwrap() as u64, range.len());
+        assert_eq!(intent.write(self.fd.as_fd(), &[&content(range)]).unwrap() as u64, range.len());
         intent.enroll(&self.fd, range);
     }
 

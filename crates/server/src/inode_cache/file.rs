@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use io::{DeviceNumber, RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile};
 
-use super::DataDescriptors;
+use super::{DataDescriptors, WriteQueue};
 
 /// The state of a regular file, which all exports share.
 pub(crate) struct FileState {
@@ -27,6 +27,8 @@ pub(crate) struct FileState {
 /// A regular file in one export.
 pub(super) struct File {
     pub(super) state: Arc<FileState>,
+    /// WRITEs that wait for the inode lock.
+    pub(super) writes: WriteQueue,
     descriptors: Mutex<DataDescriptors>,
 }
 
@@ -73,7 +75,11 @@ impl FileState {
 impl File {
     /// A file with no descriptor open for its data.
     pub(super) fn new(state: &Arc<FileState>) -> Self {
-        Self { state: Arc::clone(state), descriptors: Mutex::default() }
+        Self {
+            state: Arc::clone(state),
+            writes: WriteQueue::default(),
+            descriptors: Mutex::default(),
+        }
     }
 
     /// The descriptors for its data.

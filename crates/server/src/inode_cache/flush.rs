@@ -4,17 +4,8 @@ use std::sync::Arc;
 
 use io::Engine;
 
-use super::Inode;
+use super::{Flush, Inode};
 use crate::fs::Status;
-
-/// The scope of a flush.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flush {
-    /// The data, and what is needed to read it back (`fdatasync`).
-    Data,
-    /// The data and all attributes (`fsync`).
-    All,
-}
 
 impl Inode {
     /// Makes every change counted so far durable. Callers that come while a flush runs share the

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::file::File;
 use super::state::{InodeState, InodeStates};
-use super::{Attributes, DirectoryStreams};
+use super::{Attributes, DirectoryStreams, WriteQueue};
 use crate::export::ExportRoot;
 use crate::fs::{Status, attributes_of, proc_path};
 
@@ -146,6 +146,18 @@ impl Inode {
             Contents::File(file) => Ok(file),
             Contents::Directory(_) => Err(Status::IsDirectory),
             Contents::Other => Err(Status::Invalid),
+        }
+    }
+
+    /// The WRITEs of a regular file that wait for the inode lock.
+    pub(crate) fn writes(&self) -> Option<&WriteQueue> {
+        self.file().ok().map(|file| &file.writes)
+    }
+
+    /// Keeps WRITEs that come later behind a change that is about to wait for the inode lock.
+    pub(crate) fn close_write_batch(&self) {
+        if let Some(writes) = self.writes() {
+            writes.close();
         }
     }
 

@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use io::{ChangeStamps, Lengths, Stamp};
+use io::{ChangeStamps, Lengths, Stamp, stamps_between};
 use rustix::fs::AtFlags;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
@@ -60,6 +60,26 @@ pub(crate) struct Wcc {
     pub(crate) before: Option<Attributes>,
     /// After it.
     pub(crate) after: Option<Attributes>,
+}
+
+impl Wcc {
+    /// Divides the pair of a turn among the `count` changes that were made in it, one after the other,
+    /// into a chain: none covers the change of another client. No attributes where there is no such
+    /// chain, because the kernel's clock was set back.
+    pub(crate) fn divided(self, count: usize) -> impl Iterator<Item = Self> {
+        let stamps = self
+            .before
+            .zip(self.after)
+            .map(|(before, after)| stamps_between((before.stamp(), after.stamp()), count));
+        let whole = if stamps == Some(None) { Self::default() } else { self };
+        let between = stamps.flatten().unwrap_or_default();
+        // The attributes after all, with the stamp between this change and the next.
+        let after = move |place: usize| Some(Attributes::with(*whole.after?, *between.get(place)?));
+        (0..count).map(move |place| {
+            let before = place.checked_sub(1).and_then(&after);
+            Self { before: before.or(whole.before), after: after(place).or(whole.after) }
+        })
+    }
 }
 
 /// The lock of one inode, taken in the order of arrival. Waiting blocks no thread.

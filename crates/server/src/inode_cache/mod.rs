@@ -15,6 +15,7 @@ mod data_descriptors;
 mod directory;
 mod file;
 mod flush;
+mod flush_scope;
 mod handle_cache;
 mod idle;
 mod inode;
@@ -25,10 +26,11 @@ mod table;
 #[cfg(test)]
 mod two_devices;
 mod unlinked;
+mod write_queue;
 
 pub(crate) use data_descriptors::{DataDescriptors, DirectFile};
 pub(crate) use directory::{DirectoryStream, DirectoryStreams, KernelEntry};
-pub(crate) use flush::Flush;
+pub(crate) use flush_scope::Flush;
 pub(crate) use handle_cache::HandleCache;
 pub(crate) use idle::IdleInodes;
 pub(crate) use inode::{Inode, InodeKey};
@@ -36,3 +38,4 @@ pub(crate) use inode_lock::{Alone, Attributes, Change, InodeLock, Wcc};
 pub(crate) use permitted::{DataUse, Permitted, Reading, Writing, kernel_allows};
 pub(crate) use table::InodeCache;
 pub(crate) use unlinked::UnusedInodes;
+pub(crate) use write_queue::{BatchDuty, WaitingWrite, WriteQueue, WriteRequest, WriteTurn};

@@ -15,6 +15,8 @@ mod splice;
 mod switches;
 mod write;
 mod write_data;
+mod write_turn;
+mod write_vectors;
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -376,6 +378,7 @@ impl Vfs {
         lengths: Lengths,
     ) -> Result<(Arc<Inode>, Change), Status> {
         let file = self.inode(object).await?;
+        file.close_write_batch();
         let alone = file.lock.alone().await;
         let change = self.begin_alone(&file, alone, lengths).await?;
         Ok((file, change))

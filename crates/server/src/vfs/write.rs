@@ -1,6 +1,6 @@
 //! WRITE and COMMIT.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use io::{ByteRange, IoMode, Lengths, WriteData};
@@ -9,10 +9,10 @@ use rustix::io::Errno;
 
 use super::{
     Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of,
-    io_plan::SPLIT_BYTES_MIN, write_data::Written,
+    io_plan::SPLIT_BYTES_MIN,
 };
 use crate::counters::Counter;
-use crate::inode_cache::{Change, Flush, Inode, Permitted, Writing};
+use crate::inode_cache::{Change, Flush, Inode, Permitted, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
 
 /// How durable a WRITE is (RFC 1813 §3.3.7, `stable_how`), in rising order.
@@ -24,6 +24,17 @@ pub(crate) enum Stability {
     DataSync,
     /// The data and all attributes are.
     FileSync,
+}
+
+impl Stability {
+    /// The flush that it takes.
+    fn flush(self) -> Option<Flush> {
+        match self {
+            Self::Unstable => None,
+            Self::DataSync => Some(Flush::Data),
+            Self::FileSync => Some(Flush::All),
+        }
+    }
 }
 
 /// The result of a WRITE.
@@ -41,8 +52,9 @@ impl Vfs {
     /// WRITE, RFC 1813 §3.3.7.
     ///
     /// A WRITE has the file to itself, so that the attributes before and after are its own; through
-    /// the page cache the kernel would make WRITEs wait for each other all the same. Those past it
-    /// share the file. The flush of a stable WRITE comes after, and is shared with others.
+    /// the page cache the kernel would make WRITEs wait for each other all the same. Those that wait
+    /// for it are performed together when it is free. Those past the page cache share the file. The
+    /// flush of a stable WRITE comes after, and is shared with others.
     ///
     /// # Errors
     /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`, `Quota`, `Io`.
@@ -52,55 +64,18 @@ impl Vfs {
         object: &Object,
         call: CallId,
         offset: u64,
-        payload: Option<WriteData>,
+        data: Option<WriteData>,
         stability: Stability,
     ) -> Answer<Wcc, WriteDone> {
-        let len = payload.as_ref().map_or(0, WriteData::len);
-        let (file, change) = match self.begin_write(caller, object, offset, len).await {
-            Ok(begun) => begun,
+        let (caller, mode, flush) = (caller.clone(), object.policy.write, stability.flush());
+        let request = WriteRequest { caller, call, mode, offset, data, flush };
+        let (file, turn) = match self.write_in_turn(object, request).await {
+            Ok(turn) => turn,
             Err(status) => return self.refuse_change(object, status).await,
         };
-        self.engine.ask_for_data_thread().await;
-        let (before, unchanged) = (*change.before(), change.refused());
-        let verifier = file.root().file_system.verifier.current();
-        let failures = file.failures();
-        let refused = |status| Answer { attributes: unchanged, result: Err(status) };
-        let (permitted, writer, range) =
-            match self.may_write(caller, &file, &before, offset, len).await {
-                Ok(allowed) => allowed,
-                Err(status) => return refused(status),
-            };
-        let acquired = match payload {
-            None => None,
-            Some(payload) => {
-                let plan = self.write_facts(&permitted, range, object.policy.write).plan();
-                let writer = Arc::clone(&writer);
-                match self.acquire_write(&permitted, writer, range, plan, call).await {
-                    Ok(job) => Some((job, payload)),
-                    Err(status) => return refused(status),
-                }
-            }
-        };
-        let written = Arc::clone(&file);
-        let job = move || {
-            change.note_start();
-            let done =
-                acquired.map_or_else(Written::nothing, |(job, payload)| job.perform(&payload));
-            written.note_change();
-            (done, change.end(writer.as_fd()))
-        };
-        // As the caller, so that quotas and reserved blocks count and the kernel clears
-        // set-user-id bits.
-        let (Written { result, refused_direct }, attributes) =
-            match self.engine.data_as(caller.identity.clone(), job).await {
-                Ok(done) => done,
-                Err(error) => return refused(Status::no_identity(&error)),
-            };
-        if refused_direct {
-            self.note_refused(&file);
-        }
-        let result = match accepted(result) {
-            Ok(count) => self.stabilize(&file, stability, failures).await.map(|()| WriteDone {
+        let WriteTurn { attributes, result, verifier, failures, flush } = turn;
+        let result = match result {
+            Ok(count) => self.stabilize(&file, flush, failures).await.map(|()| WriteDone {
                 count,
                 committed: stability,
                 verifier,
@@ -115,43 +90,44 @@ impl Vfs {
         Answer { attributes, result }
     }
 
-    /// The file and a WRITE of `len` bytes at `offset` that begins: shared if it goes past the page
-    /// cache, where the kernel lets several at once. The first one has the file to itself, and opens
-    /// the direct descriptor once it is permitted to.
+    /// The file and the outcome of a WRITE's turn: shared if it goes past the page cache, where the
+    /// kernel lets several at once. The first one has the file to itself, and opens the direct
+    /// descriptor once it is permitted to.
     ///
     /// A WRITE that may have to wait for others is checked before it does: one that will be refused
     /// has nothing to wait for. One that is permitted is checked again, with the attributes then.
-    async fn begin_write(
+    async fn write_in_turn(
         &self,
-        caller: &Caller,
         object: &Object,
-        offset: u64,
-        len: usize,
-    ) -> Result<(Arc<Inode>, Change), Status> {
-        let lengths = Lengths::up_to(offset.saturating_add(len as u64));
+        request: WriteRequest,
+    ) -> Result<(Arc<Inode>, WriteTurn), Status> {
         let file = self.inode(object).await?;
-        let can_share = object.policy.write == IoMode::Direct
-            && len >= SPLIT_BYTES_MIN
+        let lengths = Lengths::up_to(request.end());
+        let can_share = request.mode == IoMode::Direct
+            && request.len() >= SPLIT_BYTES_MIN
             && file.file_type() == FileType::RegularFile
             && file.root().attributes_in_memory
             && file.has_direct_writer();
         let change = match if can_share { None } else { file.lock.try_alone() } {
-            Some(alone) => self.begin_alone(&file, alone, lengths).await,
+            Some(alone) => self.begin_alone(&file, alone, lengths).await?,
             None => {
                 let now = self.live_attributes(&file).await?;
-                self.may_write(caller, &file, &now, offset, len).await?;
-                if can_share {
-                    self.begin_shared(&file, lengths).await
-                } else {
-                    self.begin_alone(&file, file.lock.alone().await, lengths).await
+                let (offset, len) = (request.offset, request.len());
+                self.may_write(&request.caller, &file, &now, offset, len).await?;
+                if !can_share {
+                    let turn = self.write_in_batch(&file, request).await?;
+                    return Ok((file, turn));
                 }
+                self.begin_shared(&file, lengths).await?
             }
         };
-        Ok((file, change?))
+        let turn = self.take_turn(&file, change, vec![request]).await.pop();
+        Ok((file, turn.expect("one for each request")))
     }
 
     /// A change of an open file that it shares with others.
     async fn begin_shared(&self, file: &Arc<Inode>, lengths: Lengths) -> Result<Change, Status> {
+        file.close_write_batch();
         let change = file.lock.share(lengths, || attributes_of(file.fd())).await;
         if matches!(change, Err(Status::Stale)) {
             self.inode_cache.forget(&file.key());
@@ -191,7 +167,7 @@ impl Vfs {
     }
 
     /// The permission to write `len` bytes at `offset`.
-    async fn may_write(
+    pub(super) async fn may_write(
         &self,
         caller: &Caller,
         file: &Arc<Inode>,
@@ -205,30 +181,17 @@ impl Vfs {
         Ok((permitted, writer, range))
     }
 
-    /// Makes the written data as durable as `stability` requires. `failures` counts the file's
+    /// Makes the written data durable by `flush`, if there is one. `failures` counts the file's
     /// failed flushes from before the data was written: one more may have lost it, also one of
     /// another call, which this flush does not report.
     async fn stabilize(
         &self,
         file: &Arc<Inode>,
-        stability: Stability,
+        flush: Option<Flush>,
         failures: u64,
     ) -> Result<(), Status> {
-        match stability {
-            Stability::Unstable => return Ok(()),
-            Stability::DataSync => self.flush(file, Flush::Data).await?,
-            Stability::FileSync => self.flush(file, Flush::All).await?,
-        }
+        let Some(flush) = flush else { return Ok(()) };
+        self.flush(file, flush).await?;
         if file.failures() == failures { Ok(()) } else { Err(Status::Io(Errno::IO)) }
-    }
-}
-
-/// A write that failed after some bytes is a short one: the client sends the rest again and then
-/// gets the error.
-fn accepted(result: Result<usize, io::WriteError>) -> Result<usize, Status> {
-    match result {
-        Ok(count) => Ok(count),
-        Err(error) if error.written > 0 => Ok(error.written),
-        Err(error) => Err(error.error.into()),
     }
 }

@@ -1,11 +1,11 @@
-//! The data of one WRITE on its way into the file.
+//! The data of WRITEs on its way into the file: of one, or of several that are adjacent.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    ByteRange, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
-    WriteBehindFile, WriteData, WriteSplit,
+    BUFFER_ALIGN, ByteRange, DontCacheVerdict, Identity, IoMode, RangeGuard, RangeUse, Room, Route,
+    Segment, WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::param::page_size;
 
@@ -16,7 +16,19 @@ use crate::export::ExportRoot;
 use crate::inode_cache::{DirectFile, Inode, Permitted, Writing};
 use crate::trace::{CallId, Event};
 
-/// A WRITE that may go ahead, with its room in the window and its pages.
+/// A WRITE whose caller may write.
+pub(super) struct PermittedWrite {
+    /// Its place among the WRITEs of the turn.
+    pub(super) place: usize,
+    pub(super) identity: Identity,
+    pub(super) mode: IoMode,
+    pub(super) call: CallId,
+    pub(super) range: ByteRange,
+    /// `None` if it has no bytes.
+    pub(super) data: Option<WriteData>,
+}
+
+/// Adjacent WRITEs that may go ahead, with their room in the window and their pages.
 pub(super) struct WriteJob {
     file: Arc<Inode>,
     writer: Arc<OwnedFd>,
@@ -45,19 +57,18 @@ pub(super) struct Written {
 }
 
 impl Vfs {
-    /// The facts that decide how a WRITE of `range` is done.
+    /// The facts that decide how adjacent WRITEs are done.
     pub(super) fn write_facts(
         &self,
         file: &Permitted<Writing>,
-        range: ByteRange,
-        mode: IoMode,
+        writes: &[PermittedWrite],
     ) -> WriteFacts {
-        let len = range.len();
+        let (mode, len) = (writes[0].mode, range_of(writes).len());
         match mode {
             IoMode::Auto => WriteFacts {
                 mode,
                 len,
-                stream_bytes: file.data().note_writer(range),
+                stream_bytes: note_writers(file, writes),
                 free_bytes: self.memory.free_bytes(),
                 total_bytes: self.memory.total_bytes(),
             },
@@ -67,24 +78,33 @@ impl Vfs {
         }
     }
 
-    /// Acquires what the plan of a WRITE of `range`, not empty, asks for. Waits while a direct
+    /// Acquires what the plan of adjacent WRITEs, not empty, asks for. Waits while a direct
     /// descriptor is opened, for room in the window and for other I/O on the same pages.
     pub(super) async fn acquire_write(
         &self,
         file: &Permitted<Writing>,
         writer: Arc<OwnedFd>,
-        range: ByteRange,
+        writes: &[PermittedWrite],
         plan: WritePlan,
-        call: CallId,
     ) -> Result<WriteJob, Status> {
+        if writes.len() > 1 {
+            self.counters.add(Counter::WritesVectored, writes.len() as u64);
+        }
+        let range = range_of(writes);
         let target = match plan {
-            WritePlan::Cached(_) => self.acquire_cache(range, plan, call),
-            WritePlan::Window(_) => self.acquire_window(file, range, plan, call).await,
+            WritePlan::Cached(_) => self.acquire_cache(writes, plan),
+            WritePlan::Window(_) => self.acquire_window(file, writes, plan).await,
             WritePlan::Split => match self.direct_or_note(file).await? {
-                Some(direct) => self.acquire_split(file, range, direct, call).await,
+                Some(direct) if writes.len() == 1 || takes_parts(&direct) => {
+                    self.acquire_split(file, writes, direct).await
+                }
+                Some(_) => {
+                    let plan = WritePlan::Window(WindowWhy::Small);
+                    self.acquire_window(file, writes, plan).await
+                }
                 None => {
                     let plan = WritePlan::Window(WindowWhy::NoDirect);
-                    self.acquire_window(file, range, plan, call).await
+                    self.acquire_window(file, writes, plan).await
                 }
             },
         };
@@ -98,55 +118,62 @@ impl Vfs {
         Ok(WriteJob { file: Arc::clone(file), writer, range, target, _pages: pages })
     }
 
-    fn acquire_cache(&self, range: ByteRange, plan: WritePlan, call: CallId) -> Target {
-        self.counters.add(plan.counter(), 1);
-        self.emit_write(Event::WriteVector, call, range);
+    fn acquire_cache(&self, writes: &[PermittedWrite], plan: WritePlan) -> Target {
+        self.count_writes(plan.counter(), writes);
+        self.emit_writes(Event::WriteVector, writes);
         Target::Cache
     }
 
     async fn acquire_window(
         &self,
         file: &Permitted<Writing>,
-        range: ByteRange,
+        writes: &[PermittedWrite],
         plan: WritePlan,
-        call: CallId,
     ) -> Target {
-        self.counters.add(plan.counter(), 1);
-        if file.root().io_support.probe_is_due(range.len()) {
+        self.count_writes(plan.counter(), writes);
+        let len = range_of(writes).len();
+        if file.root().io_support.probe_is_due(len) {
             self.probe_drop_behind(Arc::clone(file.root()));
         }
         let window = self.window_of(file);
-        let room = window.room(range.len()).await;
-        self.emit_write(Event::WriteVector, call, range);
+        let room = window.room(len).await;
+        self.emit_writes(Event::WriteVector, writes);
         Target::Window(window, room)
     }
 
     async fn acquire_split(
         &self,
         file: &Permitted<Writing>,
-        range: ByteRange,
+        writes: &[PermittedWrite],
         direct: DirectFile,
-        call: CallId,
     ) -> Target {
-        self.counters.add(WritePlan::Split.counter(), 1);
+        self.count_writes(WritePlan::Split.counter(), writes);
+        let range = range_of(writes);
         let split = direct.align.split_write(range, page_size() as u64);
-        let is_ragged = split.middle != range;
-        if is_ragged {
-            self.counters.add(Counter::WritesSplit, 1);
-            self.emit_write(Event::WriteSplit, call, range);
+        if split.middle != range {
+            self.count_writes(Counter::WritesSplit, writes);
+            self.emit_writes(Event::WriteSplit, writes);
         }
         for Segment { range, route } in split.segments() {
             let event = match route {
                 Route::Cached => Event::WriteVector,
                 Route::Direct => Event::WriteDirect,
             };
-            if !range.is_empty() {
-                self.emit_write(event, call, range);
+            for write in writes.iter().filter(|write| write.range.overlaps(range)) {
+                self.emit_write(event, write.call, write.range.intersection(range));
             }
         }
         let window = self.window_of(file);
         let room = window.room(split.head.len() + split.tail.len()).await;
         Target::Split(window, room, direct, split)
+    }
+
+    fn count_writes(&self, counter: Counter, writes: &[PermittedWrite]) {
+        self.counters.add(counter, writes.len() as u64);
+    }
+
+    fn emit_writes(&self, event: Event, writes: &[PermittedWrite]) {
+        writes.iter().for_each(|write| self.emit_write(event, write.call, write.range));
     }
 
     fn window_of(&self, file: &Permitted<Writing>) -> Arc<WriteBehindFile> {
@@ -175,18 +202,41 @@ impl Written {
     }
 }
 
+impl PermittedWrite {
+    /// Bytes to write.
+    pub(super) fn len(&self) -> usize {
+        self.data.as_ref().map_or(0, WriteData::len)
+    }
+}
+
+/// Whether a direct write may have its data in several places of memory, cut at the alignment of
+/// buffers.
+fn takes_parts(direct: &DirectFile) -> bool {
+    direct.align.offset().max(direct.align.memory()) as usize <= BUFFER_ALIGN
+}
+
+/// The range of adjacent WRITEs.
+fn range_of(writes: &[PermittedWrite]) -> ByteRange {
+    ByteRange::between(writes[0].range.offset(), writes[writes.len() - 1].range.end())
+}
+
+/// Notes WRITEs, and returns the most bytes that were written in sequence with one of them.
+fn note_writers(file: &Permitted<Writing>, writes: &[PermittedWrite]) -> u64 {
+    let bytes = writes.iter().map(|write| file.data().note_writer(write.range));
+    bytes.max().unwrap_or(0)
+}
+
 impl WriteJob {
-    /// Writes the data, on a thread that may block.
-    pub(super) fn perform(self, data: &WriteData) -> Written {
+    /// Writes the data, which comes in parts, on a thread that may block.
+    pub(super) fn perform(self, parts: &[&[u8]]) -> Written {
         let Self { file, writer, range, target, _pages } = self;
-        let data = data.as_slice();
         let result = match target {
-            Target::Cache => io::write_at(writer.as_fd(), data, range.offset()),
+            Target::Cache => io::write_parts_at(writer.as_fd(), parts, range.offset()),
             Target::Window(window, room) => {
-                write_behind(&file, &window, room, &writer, data, range)
+                write_behind(&file, &window, room, &writer, parts, range)
             }
             Target::Split(window, room, direct, split) => {
-                return write_split(&window, room, &writer, &direct, data, split);
+                return write_split(&window, room, &writer, &direct, parts, split);
             }
         };
         Written { result, refused_direct: false }
@@ -198,16 +248,16 @@ fn write_behind(
     window: &Arc<WriteBehindFile>,
     room: Room,
     writer: &Arc<OwnedFd>,
-    data: &[u8],
+    parts: &[&[u8]],
     range: ByteRange,
 ) -> Result<usize, io::WriteError> {
     if file.root().io_support.drop_behind_writes_pay()
-        && let Some(count) = io::write_dontcache(writer.as_fd(), &[data], range.offset())?
+        && let Some(count) = io::write_dontcache(writer.as_fd(), parts, range.offset())?
     {
         return Ok(count);
     }
     let intent = window.before_write(writer.as_fd(), range, room);
-    let result = intent.write(writer.as_fd(), data);
+    let result = intent.write(writer.as_fd(), parts);
     let written = match &result {
         Ok(count) => *count,
         Err(error) => error.written,
@@ -222,13 +272,13 @@ fn write_split(
     mut room: Room,
     writer: &Arc<OwnedFd>,
     direct: &DirectFile,
-    data: &[u8],
+    parts: &[&[u8]],
     split: WriteSplit,
 ) -> Written {
     let tail_room = room.split_off(split.tail.len());
     let head = window.before_write(writer.as_fd(), split.head, room);
     let tail = window.before_write(writer.as_fd(), split.tail, tail_room);
-    let outcome = io::write_segments(&split.segments(), &[data], writer.as_fd(), direct.fd.as_fd());
+    let outcome = io::write_segments(&split.segments(), parts, writer.as_fd(), direct.fd.as_fd());
     let (written, refused_direct) = match &outcome {
         Ok(done) => (done.written, done.refused_direct),
         Err(error) => (error.written, false),

@@ -1,0 +1,10 @@
+//! What a flush covers.
+
+/// The scope of a flush, in rising order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Flush {
+    /// The data, and what is needed to read it back (`fdatasync`).
+    Data,
+    /// The data and all attributes (`fsync`).
+    All,
+}

@@ -1,0 +1,269 @@
+//! The WRITEs of one turn on a file: one, or a batch of those that waited for it.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use io::{Lengths, WriteData};
+use tokio::sync::oneshot;
+
+use super::write_data::{PermittedWrite, Written};
+use super::write_vectors::{shares, vectors};
+use super::{Status, Vfs, Wcc};
+use crate::counters::Counter;
+use crate::inode_cache::{
+    BatchDuty, Change, Inode, Permitted, WaitingWrite, WriteRequest, WriteTurn, Writing,
+};
+
+/// A file that may be written to, and its descriptor.
+struct Target {
+    file: Permitted<Writing>,
+    writer: Arc<OwnedFd>,
+}
+
+/// The outcomes of the WRITEs of a turn.
+struct Outcomes {
+    /// By their places. A WRITE has those of one that was refused until it is performed.
+    turns: Vec<WriteTurn>,
+    /// The places of those that were performed, whatever their results, in the order in which they
+    /// took effect.
+    performed: Vec<usize>,
+}
+
+impl Vfs {
+    /// Has a WRITE performed together with others that wait for the file.
+    ///
+    /// # Errors
+    /// `ServerFault` if the task that performs the batch has panicked.
+    pub(super) async fn write_in_batch(
+        &self,
+        file: &Arc<Inode>,
+        request: WriteRequest,
+    ) -> Result<WriteTurn, Status> {
+        let (turn, taken) = oneshot::channel();
+        let writes = file.writes().expect("what may be written to is a regular file");
+        if let Some(duty) = writes.join(WaitingWrite { request, turn }) {
+            // On the heap: a WRITE that finds its file free does not need the room.
+            Box::pin(self.perform_batch(file, duty)).await;
+        }
+        taken.await.map_err(|_| Status::ServerFault)
+    }
+
+    /// Performs the batch that has waited longest, and gives its WRITEs their outcomes. Those that
+    /// need no flush have only a reply to send, which is done on this thread.
+    async fn perform_batch(&self, file: &Arc<Inode>, duty: BatchDuty<'_>) {
+        let alone = file.lock.alone().await;
+        let waiting = duty.take().into_iter().map(|write| (write.request, write.turn));
+        let (requests, waiters): (Vec<_>, Vec<_>) = waiting.unzip();
+        self.count_batch(&requests);
+        let end = requests.iter().map(WriteRequest::end).max().unwrap_or(0);
+        let turns = match self.begin_alone(file, alone, Lengths::up_to(end)).await {
+            Ok(change) => self.take_turn(file, change, requests).await,
+            Err(status) => requests.iter().map(|_| WriteTurn::refused(status)).collect(),
+        };
+        let turns = waiters.into_iter().zip(turns);
+        let (stable, unstable): (Vec<_>, Vec<_>) =
+            turns.partition(|(_, turn)| turn.flush.is_some());
+        // A call that was given up has no receiver.
+        let send = |(waiter, turn): (oneshot::Sender<_>, _)| drop(waiter.send(turn));
+        self.engine.wake_here(|| unstable.into_iter().for_each(send));
+        stable.into_iter().for_each(send);
+    }
+
+    fn count_batch(&self, requests: &[WriteRequest]) {
+        if requests.len() > 1 {
+            let bytes: usize = requests.iter().map(WriteRequest::len).sum();
+            self.counters.add(Counter::WriteBatches, 1);
+            self.counters.add(Counter::WritesInBatches, requests.len() as u64);
+            self.counters.add(Counter::WriteBatchBytes, bytes as u64);
+        }
+    }
+
+    /// Performs WRITEs of a file within one change, which it ends. Returns their outcomes, in their
+    /// order.
+    ///
+    /// Each is permitted by itself. The attributes of those that are performed form a chain of pairs,
+    /// in the order in which they took effect; the others have those from before the change.
+    pub(super) async fn take_turn(
+        &self,
+        file: &Arc<Inode>,
+        change: Change,
+        requests: Vec<WriteRequest>,
+    ) -> Vec<WriteTurn> {
+        self.engine.ask_for_data_thread().await;
+        let verifier = file.root().file_system.verifier.current();
+        let failures = file.failures();
+        let strongest = requests.iter().filter_map(|request| request.flush).max();
+        let unperformed = |request: &WriteRequest| WriteTurn {
+            attributes: change.refused(),
+            result: Err(Status::ServerFault),
+            verifier,
+            failures,
+            flush: request.flush.and(strongest),
+        };
+        let turns = requests.iter().map(unperformed).collect();
+        let mut outcomes = Outcomes { turns, performed: Vec::with_capacity(requests.len()) };
+        let (target, writes) = self.permit_writes(file, &change, requests, &mut outcomes).await;
+        if let Some(target) = target {
+            let pair = self.perform_writes(&target, change, writes, &mut outcomes).await;
+            outcomes.divide(pair);
+        }
+        outcomes.turns
+    }
+
+    /// Permits each WRITE to its own caller, by the attributes at the beginning of the change.
+    async fn permit_writes(
+        &self,
+        file: &Arc<Inode>,
+        change: &Change,
+        requests: Vec<WriteRequest>,
+        outcomes: &mut Outcomes,
+    ) -> (Option<Target>, Vec<PermittedWrite>) {
+        let before = *change.before();
+        let (mut target, mut writes) = (None, Vec::with_capacity(requests.len()));
+        for (place, request) in requests.into_iter().enumerate() {
+            let len = request.len();
+            let WriteRequest { caller, call, mode, offset, data, flush: _ } = request;
+            match self.may_write(&caller, file, &before, offset, len).await {
+                Ok((file, writer, range)) => {
+                    target = Some(Target { file, writer });
+                    let identity = caller.identity;
+                    writes.push(PermittedWrite { place, identity, mode, call, range, data });
+                }
+                Err(status) => outcomes.turns[place].result = Err(status),
+            }
+        }
+        (target, writes)
+    }
+
+    /// Performs WRITEs, those that are adjacent together. Returns the attributes before and after all
+    /// of them.
+    async fn perform_writes(
+        &self,
+        target: &Target,
+        change: Change,
+        writes: Vec<PermittedWrite>,
+        outcomes: &mut Outcomes,
+    ) -> Wcc {
+        let mut waiting = in_vectors(writes);
+        let mut last = None;
+        while let Some(vector) = waiting.pop_front() {
+            let identity = vector[0].identity.clone();
+            match self.perform_vector(target, &change, vector).await {
+                Ok((written, vector)) => {
+                    // What lies behind a WRITE that failed is attempted by itself.
+                    let rest = outcomes.share_out(written, vector);
+                    if !rest.is_empty() {
+                        waiting.push_front(rest);
+                    }
+                    last = Some(identity);
+                }
+                Err((status, places)) => {
+                    for place in places {
+                        outcomes.turns[place].result = Err(status);
+                    }
+                }
+            }
+        }
+        let Some(identity) = last else { return Wcc::default() };
+        let writer = Arc::clone(&target.writer);
+        let ended = self.engine.data_as(identity, move || change.end(writer.as_fd())).await;
+        ended.unwrap_or_default()
+    }
+
+    /// Performs adjacent WRITEs of one identity and mode as one.
+    ///
+    /// # Errors
+    /// They were not performed. Comes with their places.
+    async fn perform_vector(
+        &self,
+        Target { file, writer }: &Target,
+        change: &Change,
+        vector: Vec<PermittedWrite>,
+    ) -> Result<(Written, Vec<PermittedWrite>), (Status, Vec<usize>)> {
+        let places: Vec<_> = vector.iter().map(|write| write.place).collect();
+        let identity = vector[0].identity.clone();
+        let job = if vector[0].data.is_some() {
+            let plan = self.write_facts(file, &vector).plan();
+            match self.acquire_write(file, Arc::clone(writer), &vector, plan).await {
+                Ok(job) => Some(job),
+                Err(status) => return Err((status, places)),
+            }
+        } else {
+            None
+        };
+        let written_to = Arc::clone(file);
+        change.note_start();
+        let job = move || {
+            let data = vector.iter().filter_map(|write| write.data.as_ref());
+            let parts: Vec<_> = data.map(WriteData::as_slice).collect();
+            let written = job.map_or_else(Written::nothing, |job| job.perform(&parts));
+            written_to.note_change();
+            (written, vector)
+        };
+        // As the caller, so that quotas and reserved blocks count and the kernel clears
+        // set-user-id bits.
+        match self.engine.data_as(identity, job).await {
+            Ok((written, vector)) => {
+                if written.refused_direct {
+                    self.note_refused(file);
+                }
+                Ok((written, vector))
+            }
+            Err(error) => Err((Status::no_identity(&error), places)),
+        }
+    }
+}
+
+impl Outcomes {
+    /// Divides the attributes before and after all WRITEs that were performed among them.
+    fn divide(&mut self, pair: Wcc) {
+        for (place, pair) in self.performed.iter().zip(pair.divided(self.performed.len())) {
+            self.turns[*place].attributes = pair;
+        }
+    }
+
+    /// Takes down the outcome of adjacent WRITEs that were performed as one, up to the first that
+    /// failed or is short. Returns those behind it, which were not attempted.
+    fn share_out(
+        &mut self,
+        written: Written,
+        mut vector: Vec<PermittedWrite>,
+    ) -> Vec<PermittedWrite> {
+        let (bytes, mut error) = match written.result {
+            Ok(bytes) => (bytes, None),
+            Err(failed) => (failed.written, Some(failed.error)),
+        };
+        let shares = shares(vector.iter().map(PermittedWrite::len), bytes);
+        let rest = vector.split_off(shares.len());
+        for (write, share) in vector.into_iter().zip(shares) {
+            // A write that fails after some bytes is a short one: the client sends the rest again
+            // and then gets the error.
+            let result = match error.take_if(|_| share == 0) {
+                Some(error) => Err(error.into()),
+                None => Ok(share),
+            };
+            self.turns[write.place].result = result;
+            self.performed.push(write.place);
+        }
+        rest
+    }
+}
+
+/// WRITEs as they are to be performed, one vector after the other.
+fn in_vectors(writes: Vec<PermittedWrite>) -> VecDeque<Vec<PermittedWrite>> {
+    if writes.len() == 1 {
+        return [writes].into();
+    }
+    let kinds = writes.iter().map(|write| {
+        // Those without data have nothing to be performed.
+        (write.range, (&write.identity, write.mode, write.data.is_some()))
+    });
+    let vectors = vectors(&kinds.collect::<Vec<_>>());
+    let mut writes: Vec<_> = writes.into_iter().map(Some).collect();
+    let mut take = |index: usize| writes[index].take().expect("each is in one vector");
+    vectors.into_iter().map(|vector| vector.into_iter().map(&mut take).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,334 @@
+//! Batches of WRITEs. Tests hold the file's lock until all WRITEs wait, so that they are one batch.
+#![expect(clippy::result_large_err, reason = "a failure carries the attributes of the protocol")]
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use proto::nfs3::{self, StableHow, WccAttributes, WccData, WriteArgs, WriteReply};
+use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids};
+use proto::xdr::{Encode, Writer, decode_all};
+use rpc::record::{in_fragments, read_blocking};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use super::*;
+use crate::config::{Config, Overrides};
+use crate::inode_cache::Alone;
+use crate::server::Server;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const USER: u32 = 1000;
+const OTHER: u32 = 1001;
+
+/// A server of one file `f`.
+struct Rig {
+    runtime: Runtime,
+    server: Server,
+    file: nfs3::FileHandle,
+    path: PathBuf,
+    _dir: TempDir,
+}
+
+impl Rig {
+    fn new(mode: &str) -> Self {
+        let dir = TempDir::new().unwrap();
+        let export = dir.path().join("export");
+        std::fs::create_dir(&export).unwrap();
+        let path = export.join("f");
+        std::fs::write(&path, "").unwrap();
+        set_mode(&path, 0o666);
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {export:?}\n\
+             squash = \"none\"\nio_cache_write = \"{mode}\"",
+            dir.path().join("state"),
+        );
+        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.unwrap();
+        let server = runtime.block_on(Server::start(config)).unwrap();
+        let exports = server.service().exports.load_full();
+        let root = exports.root(exports.table.iter().next().unwrap());
+        let opened = rustix::fs::open(&path, crate::fs::PATH_ONLY, rustix::fs::Mode::empty());
+        let handle = root.identify(opened.unwrap().as_fd()).unwrap();
+        let file = server.service().seal(root, handle);
+        Self { runtime, server, file, path, _dir: dir }
+    }
+
+    fn client(&self, uid: u32) -> Client {
+        let stream = TcpStream::connect(self.server.local_addrs()[0]).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Client { stream, uid, file: self.file, xid: 0 }
+    }
+
+    fn inode(&self) -> Arc<Inode> {
+        // One WRITE puts the file into the cache.
+        self.client(0).write(0, b"", StableHow::Unstable).unwrap();
+        let service = self.server.service();
+        let handle = service.handle_key.open(self.file.as_bytes()).unwrap();
+        let exports = service.exports.load_full();
+        let root = exports.root(exports.table.iter().next().unwrap());
+        service.vfs.find_open(root, handle.kernel).expect("it was just written to")
+    }
+
+    /// Keeps WRITEs waiting until it is dropped.
+    fn hold(&self) -> Held {
+        let inode = self.inode();
+        let alone = self.runtime.block_on(inode.lock.alone());
+        Held { inode, _alone: alone }
+    }
+
+    fn counter(&self, counter: Counter) -> u64 {
+        self.server.counters().value(counter)
+    }
+
+    fn content(&self) -> Vec<u8> {
+        std::fs::read(&self.path).unwrap()
+    }
+
+    /// The stamp that a client gets.
+    fn stamp(&self) -> WccAttributes {
+        let refused = self.client(0).write(u64::MAX, b"x", StableHow::Unstable).unwrap_err();
+        refused.body.before.unwrap()
+    }
+}
+
+struct Held {
+    inode: Arc<Inode>,
+    _alone: Alone,
+}
+
+impl Held {
+    /// Waits until so many WRITEs wait.
+    fn holds_back(&self, writes: usize) {
+        let begun = Instant::now();
+        while self.inode.writes().unwrap().len() < writes {
+            assert!(begun.elapsed() < PATIENCE, "{writes} WRITEs wait");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+struct Client {
+    stream: TcpStream,
+    uid: u32,
+    file: nfs3::FileHandle,
+    xid: u32,
+}
+
+impl Client {
+    fn send(&mut self, offset: u64, data: &[u8], stable: StableHow) {
+        let gids = Gids::new(&[]).unwrap();
+        let (uid, gid, machine_name) = (self.uid, self.uid, b"test");
+        let credential = Credential::Sys(AuthSys { stamp: 0, machine_name, uid, gid, gids });
+        let (program, version) = (nfs3::PROGRAM, nfs3::VERSION);
+        let procedure = nfs3::Procedure::Write.code();
+        self.xid += 1;
+        let xid = self.xid;
+        let mut w = Writer::new();
+        CallHeader { xid, program, version, procedure, credential, verifier_flavor: 0 }
+            .encode(&mut w);
+        let count = u32::try_from(data.len()).unwrap();
+        WriteArgs { file: self.file, offset, count, stable, data }.encode(&mut w);
+        self.stream.write_all(&in_fragments(w.as_slice(), &[])).unwrap();
+    }
+
+    fn receive(&mut self) -> WriteReply {
+        let reply = read_blocking(&mut self.stream, 1 << 20).unwrap().expect("a reply");
+        decode_all(&reply[24..]).unwrap()
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8], stable: StableHow) -> WriteReply {
+        self.send(offset, data, stable);
+        self.receive()
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Has WRITEs of these users wait in this order, performs them as one batch, and returns the replies.
+fn perform(rig: &Rig, writes: &[(u32, u64, &[u8], StableHow)]) -> Vec<WriteReply> {
+    perform_after(rig, writes, || ())
+}
+
+/// The same, with something done while they wait.
+fn perform_after(
+    rig: &Rig,
+    writes: &[(u32, u64, &[u8], StableHow)],
+    meanwhile: impl FnOnce(),
+) -> Vec<WriteReply> {
+    let held = rig.hold();
+    let batches = rig.counter(Counter::WriteBatches);
+    let mut clients: Vec<_> = writes.iter().map(|(uid, ..)| rig.client(*uid)).collect();
+    for (nth, (client, (_, offset, data, stable))) in (1..).zip(clients.iter_mut().zip(writes)) {
+        client.send(*offset, data, *stable);
+        held.holds_back(nth);
+    }
+    meanwhile();
+    drop(held);
+    let replies = clients.iter_mut().map(Client::receive).collect();
+    assert_eq!(rig.counter(Counter::WriteBatches), batches + 1);
+    replies
+}
+
+/// Puts the pairs of replies end to end, from the stamp before to the one that the file has now.
+#[track_caller]
+fn assert_chain<'a>(rig: &Rig, before: WccAttributes, pairs: impl Iterator<Item = &'a WccData>) {
+    let mut pairs: Vec<_> = pairs
+        .map(|wcc| (wcc.before.unwrap(), WccAttributes::from(wcc.after.as_ref().unwrap())))
+        .collect();
+    let mut last = before;
+    while let Some(next) = pairs.iter().position(|(before, _)| *before == last) {
+        last = pairs.swap_remove(next).1;
+    }
+    assert_eq!((pairs, last), (Vec::new(), rig.stamp()), "one chain of all");
+}
+
+const UNSTABLE: StableHow = StableHow::Unstable;
+
+#[test]
+fn writes_that_wait_are_performed_together() {
+    for mode in ["buffered", "dontcache", "direct", "auto"] {
+        let rig = Rig::new(mode);
+        let data: Vec<_> = (1..=8u8).map(|byte| vec![byte; 47_008]).collect();
+        let place = |nth: usize| (nth * 5 + 3) % data.len();
+        let writes: Vec<_> = (0..data.len())
+            .map(|nth| (0, (place(nth) * 47_008) as u64, &data[place(nth)][..], UNSTABLE))
+            .collect();
+        let before = rig.stamp();
+        let replies = perform(&rig, &writes);
+        assert!(rig.content() == data.concat(), "{mode}");
+        let done: Vec<_> = replies.into_iter().map(Result::unwrap).collect();
+        assert!(done.iter().all(|ok| (ok.count, ok.committed) == (47_008, UNSTABLE)), "{mode}");
+        assert_chain(&rig, before, done.iter().map(|ok| &ok.wcc));
+        let counters = [Counter::WritesInBatches, Counter::WritesVectored];
+        assert_eq!(counters.map(|counter| rig.counter(counter)), [8, 8], "{mode}");
+        assert_eq!(rig.counter(Counter::WriteBatchBytes), 8 * 47_008);
+    }
+}
+
+#[test]
+fn a_batch_that_is_long_enough_passes_by_the_page_cache() {
+    let rig = Rig::new("direct");
+    let data: Vec<_> = (1..=16u8).map(|byte| vec![byte; 47_008]).collect();
+    // A ragged front, too.
+    let offset = |nth: usize| (1_000 + nth * 47_008) as u64;
+    let writes: Vec<_> =
+        data.iter().enumerate().map(|(nth, data)| (0, offset(nth), &data[..], UNSTABLE)).collect();
+    let before = rig.stamp();
+    let done: Vec<_> = perform(&rig, &writes).into_iter().map(Result::unwrap).collect();
+    assert_chain(&rig, before, done.iter().map(|ok| &ok.wcc));
+    assert!(rig.content()[1_000..] == data.concat());
+    if rig.counter(Counter::WritesWindowWithoutDirect) > 0 {
+        return eprintln!("skipped: the file system does no direct I/O");
+    }
+    let counters = [Counter::WritesDirect, Counter::WritesSplit, Counter::DirectRefused];
+    assert_eq!(counters.map(|counter| rig.counter(counter)), [16, 16, 0]);
+}
+
+#[test]
+fn overlapping_writes_of_a_batch_keep_their_order() {
+    for mode in ["buffered", "dontcache", "direct", "auto"] {
+        let rig = Rig::new(mode);
+        let data: Vec<_> = (1..=6u8).map(|byte| vec![byte; 30_000]).collect();
+        let offsets = [0, 20_000, 10_000, 40_000, 15_000, 70_000];
+        let writes: Vec<_> = offsets
+            .into_iter()
+            .zip(&data)
+            .map(|(offset, data)| (0, offset, &data[..], UNSTABLE))
+            .collect();
+        let mut expected = vec![0; 100_000];
+        for (_, offset, data, _) in &writes {
+            expected[usize::try_from(*offset).unwrap()..][..data.len()].copy_from_slice(data);
+        }
+        let before = rig.stamp();
+        let done: Vec<_> = perform(&rig, &writes).into_iter().map(Result::unwrap).collect();
+        assert!(rig.content() == expected, "{mode}");
+        assert_chain(&rig, before, done.iter().map(|ok| &ok.wcc));
+    }
+}
+
+#[test]
+fn each_write_of_a_batch_has_the_stability_that_it_asked_for() {
+    let rig = Rig::new("auto");
+    let all = [UNSTABLE, StableHow::DataSync, StableHow::FileSync, UNSTABLE, StableHow::DataSync];
+    let writes: Vec<_> =
+        (0..).zip(all).map(|(nth, stable)| (0, nth * 3, &b"abc"[..], stable)).collect();
+    let inode = rig.inode();
+    for (reply, stable) in perform(&rig, &writes).into_iter().zip(all) {
+        let done = reply.unwrap();
+        assert_eq!((done.count, done.committed), (3, stable));
+    }
+    assert_eq!(rig.content(), b"abcabcabcabcabc");
+    assert!(!inode.is_dirty(), "the FILE_SYNC one covers all of them");
+}
+
+#[test]
+fn each_write_of_a_batch_is_permitted_by_itself() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can act as other users");
+    }
+    let rig = Rig::new("auto");
+    let owner = |uid| std::os::unix::fs::chown(&rig.path, Some(uid), None).unwrap();
+    owner(USER);
+    let writes = [
+        (USER, 0, &b"aaa"[..], UNSTABLE),
+        (OTHER, 3, b"bbb", UNSTABLE),
+        (USER, 6, b"ccc", UNSTABLE),
+        (0, 9, b"ddd", UNSTABLE),
+    ];
+    // All may write when they arrive, one not any more when their turn has come.
+    let replies = perform_after(&rig, &writes, || set_mode(&rig.path, 0o600));
+    assert_eq!(rig.content(), b"aaa\0\0\0cccddd");
+    let refused = replies[1].as_ref().unwrap_err();
+    assert_eq!(refused.status, nfs3::Status::Acces);
+    let WccData { before, after } = &refused.body;
+    assert_eq!(*before, after.as_ref().map(WccAttributes::from), "it has changed nothing");
+    let done = replies.iter().filter_map(|reply| reply.as_ref().ok());
+    assert_eq!(done.clone().count(), 3);
+    assert_chain(&rig, before.unwrap(), done.map(|ok| &ok.wcc));
+    assert_eq!(rig.counter(Counter::WritesVectored), 0, "neighbours are of other users");
+}
+
+/// The longest file that the file system takes, unless that is the longest of all.
+fn file_bytes_max(path: &Path) -> Option<u64> {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let (mut fits, mut too_long) = (0, i64::MAX as u64);
+    while fits + 1 < too_long {
+        let len = fits + (too_long - fits) / 2;
+        if file.set_len(len).is_ok() { fits = len } else { too_long = len }
+    }
+    file.set_len(0).unwrap();
+    (fits + 1 < i64::MAX as u64).then_some(fits)
+}
+
+#[test]
+fn writes_behind_one_that_fails_have_results_of_their_own() {
+    for mode in ["buffered", "dontcache", "direct", "auto"] {
+        let rig = Rig::new(mode);
+        let Some(end) = file_bytes_max(&rig.path) else {
+            return eprintln!("skipped: the file system has no limit on the length of a file");
+        };
+        let start = end - 5_000;
+        let data = vec![7; 3_000];
+        let writes: Vec<_> = [start, start + 3_000, start + 6_000, start - 3_000]
+            .map(|offset| (0, offset, &data[..], UNSTABLE))
+            .into();
+        let replies = perform(&rig, &writes);
+        let counts: Vec<_> =
+            replies.iter().map(|reply| reply.as_ref().map(|ok| ok.count)).collect();
+        assert_eq!(counts[..2], [Ok(3_000), Ok(2_000)], "{mode}");
+        assert_eq!(counts[2].unwrap_err().status, nfs3::Status::Fbig, "{mode}");
+        assert_eq!(counts[3], Ok(3_000), "{mode}");
+        let mut written = vec![0; 8_001];
+        let read = std::fs::File::open(&rig.path).unwrap().read_at(&mut written, start - 3_000);
+        assert_eq!(read.unwrap(), 8_000, "{mode}");
+        assert!(written[..8_000].iter().all(|byte| *byte == 7), "{mode}");
+    }
+}
