@@ -171,7 +171,7 @@ fn count(counters: &Counters, record: &Record) {
 }
 
 /// Sends what there is to send to a call that holds `slot`.
-fn send(replies: &ReplyQueue, verdict: Verdict, slot: OwnedSemaphorePermit) {
+fn send(replies: &Arc<ReplyQueue>, verdict: Verdict, slot: OwnedSemaphorePermit) {
     match verdict {
         Verdict::Reply(reply) => replies.send(reply.holding(slot)),
         Verdict::Drop => {}

@@ -13,8 +13,8 @@ use super::runs::{Action, Arrival, Runs, Step, Urgency, bytes_of};
 use super::shared::{Booked, Change, Grants, Place, Room, Shared};
 use crate::byte_range::ByteRange;
 use crate::data_file::{WriteError, write_parts_at};
-use crate::direct::split_off;
 use crate::descriptor_path::path_of;
+use crate::direct::split_off;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The window's view of one file; see [`WriteBehind::file`](super::WriteBehind::file).

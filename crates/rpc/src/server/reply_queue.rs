@@ -1,9 +1,10 @@
 //! The sending side of a connection: replies in the order of their completion.
 //!
 //! The thread that completes a request sends its reply at once, without a task switch; while one is
-//! sending, others leave their replies in its queue. When the stream is full, a task of the
-//! connection continues. The number of replies here is bounded by the number of requests that a
-//! connection may have in flight.
+//! sending, others leave their replies in its queue. A thread that completes several requests in a row
+//! sends their replies after the last. When the stream is full, a task of the connection continues.
+//! The number of replies here is bounded by the number of requests that a connection may have in
+//! flight.
 //!
 //! While calls that have come together are answered at once, one after the other, their replies leave
 //! together too ([`ReplyQueue::cork`]): a system call for each would cost more than the answers.
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use io::BufferPool;
+use io::{BufferPool, Engine};
 use tokio::sync::Notify;
 
 use super::delivery::Link;
@@ -95,7 +96,7 @@ impl ReplyQueue {
     }
 
     /// Sends a reply, or leaves it to the current sender, or to [`flush`](Self::flush).
-    pub fn send(&self, reply: Reply) {
+    pub fn send(self: &Arc<Self>, reply: Reply) {
         let is_short = reply.len() < CORKED_BYTES_MAX;
         {
             let mut state = self.lock();
@@ -112,7 +113,8 @@ impl ReplyQueue {
             }
             state.sending = true;
         }
-        self.send_all();
+        let queue = Arc::clone(self);
+        Engine::after_tasks_woken_here(move || queue.send_all());
     }
 
     /// Whether more replies follow at once, so that short ones wait for them, up to a batch. To be
@@ -135,6 +137,7 @@ impl ReplyQueue {
         self.send_all();
     }
 
+    /// Only for the one that has set `sending`.
     fn send_all(&self) {
         match self.send_waiting() {
             Progress::Done => {}

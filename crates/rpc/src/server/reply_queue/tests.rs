@@ -222,7 +222,8 @@ fn a_reply_is_delivered_when_its_last_byte_is_acknowledged() {
     run(async {
         let stream = Arc::new(Memory::default());
         let peer = (Ipv4Addr::LOCALHOST, 700).into();
-        let queue = ReplyQueue::new(peer, Arc::clone(&stream) as _, BufferPool::new(1 << 20));
+        let buffers = BufferPool::new(1 << 20);
+        let queue = Arc::new(ReplyQueue::new(peer, Arc::clone(&stream) as _, buffers));
         let receipts = [(); 2].map(|()| Arc::new(Receipt::new(Arc::clone(queue.link()))));
         stream.grant(100);
         for receipt in &receipts {
@@ -245,12 +246,12 @@ fn a_reply_is_delivered_when_its_last_byte_is_acknowledged() {
 }
 
 /// A queue before a stream in memory that takes what it gets.
-fn in_memory() -> (Arc<Memory>, ReplyQueue) {
+fn in_memory() -> (Arc<Memory>, Arc<ReplyQueue>) {
     let stream = Arc::new(Memory::default());
     stream.grant(1 << 20);
     let peer = (Ipv4Addr::LOCALHOST, 700).into();
     let queue = ReplyQueue::new(peer, Arc::clone(&stream) as _, BufferPool::new(1 << 20));
-    (stream, queue)
+    (stream, Arc::new(queue))
 }
 
 /// A reply of so many bytes, with its record mark.
