@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::range_set::RangeSet;
 use super::runs::Limits;
-use crate::byte_range::ByteRange;
+use crate::byte_range::{ByteRange, OFFSET_MAX};
 
 /// Bytes without a gap.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,8 @@ pub(super) struct DirtyRuns {
     edge_ages: BTreeSet<(Instant, u64)>,
     /// There were more edges than a file written in sequence has, and some are left.
     is_shared: bool,
+    /// No write is expected any more, so that edges wait for nothing.
+    is_closed: bool,
     /// The earliest `since` of the runs with a whole page.
     oldest: Option<Instant>,
     /// Whether one of them is long enough to begin with it at once.
@@ -58,6 +60,7 @@ impl DirtyRuns {
             edges: BTreeMap::new(),
             edge_ages: BTreeSet::new(),
             is_shared: false,
+            is_closed: false,
             oldest: None,
             full: false,
             charged: 0,
@@ -101,11 +104,21 @@ impl DirtyRuns {
     }
 
     fn edge_wait(&self) -> Duration {
-        if self.is_shared { self.limits.neighbour_wait } else { self.limits.age_max }
+        match (self.is_closed, self.is_shared) {
+            (true, _) => Duration::ZERO,
+            (false, true) => self.limits.neighbour_wait,
+            (false, false) => self.limits.age_max,
+        }
+    }
+
+    /// Has the edges leave now.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
     }
 
     /// Adds bytes. Returns the edges that have become part of a run with a whole page.
     pub(super) fn insert(&mut self, range: ByteRange, now: Instant) -> u64 {
+        self.is_closed = false;
         let (mut start, mut end) = (range.offset(), range.end());
         let (mut run_since, mut edge_since, mut edges) = (now, now, 0);
         while let Some((before, touching)) = self.at_or_before(end)
@@ -306,7 +319,8 @@ impl DirtyRuns {
 
     /// The whole pages of a run.
     fn whole(&self, start: u64, end: u64) -> ByteRange {
-        ByteRange::between(self.round_up(start), end & !(self.limits.page_bytes - 1))
+        let start = self.round_up(start).min(OFFSET_MAX);
+        ByteRange::between(start, end & !(self.limits.page_bytes - 1))
     }
 
     fn pages_of(&self, start: u64, end: u64) -> ByteRange {

@@ -127,16 +127,28 @@ impl WriteBehindFile {
     fn cut(&self, range: ByteRange, foreign: &[ByteRange], resident: &[ByteRange]) -> Option<u64> {
         let page_bytes = self.shared.limits().page_bytes;
         let cut = range.offset().next_multiple_of(page_bytes);
+        if cut == range.offset() || cut >= range.end() {
+            return None;
+        }
         let first = ByteRange::between(range.offset(), cut).widened_to(page_bytes);
         let is_in = |pages: &[ByteRange]| pages.iter().any(|pages| pages.overlaps(first));
-        (range.offset() < cut && cut < range.end() && is_in(foreign) && !is_in(resident))
-            .then_some(cut)
+        (is_in(foreign) && !is_in(resident)).then_some(cut)
     }
 
     /// The file has been cut or extended to `new_len` bytes: what was written past it needs no disk.
     pub fn truncated(self: &Arc<Self>, new_len: u64) {
         let mut state = self.lock();
         state.runs.truncate(new_len);
+        let grants = self.book(&mut state, Arrival::default(), None);
+        drop(state);
+        grants.deliver();
+    }
+
+    /// No write of the file is expected: its pages leave soon, also those that are filled only in
+    /// part, and with them the descriptor. Does not block.
+    pub fn close(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.runs.close();
         let grants = self.book(&mut state, Arrival::default(), None);
         drop(state);
         grants.deliver();

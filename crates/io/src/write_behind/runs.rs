@@ -218,6 +218,11 @@ impl Runs {
         Arrival { edges_filled: self.dirty.insert(range, now), ..arrival }
     }
 
+    /// No write is expected any more: nothing waits for the rest of its page.
+    pub(super) fn close(&mut self) {
+        self.dirty.close();
+    }
+
     /// Forgets what lies past the new end of the file.
     pub(super) fn truncate(&mut self, new_len: u64) {
         let gone = ByteRange::starting_at(new_len.next_multiple_of(self.limits.page_bytes));

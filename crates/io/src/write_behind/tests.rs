@@ -127,6 +127,37 @@ fn records_between_those_of_another_writer_read_nothing_back() {
     assert_eq!(found, content(range(0, RECORDS * RECORD)));
 }
 
+#[test]
+fn half_filled_pages_of_a_closed_file_leave_at_once() {
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    (0..8).for_each(|index| written.write(range(index * 20_000, 10_000)));
+    eventually("leaving", || written.cached_pages() <= 2 * 8);
+    assert!(window.bytes() > 0, "nothing waits for the records between");
+    written.file.close();
+    eventually("leaving", || written.file.is_idle());
+    assert_eq!((window.bytes(), written.cached_pages()), (0, 0));
+    assert_eq!(Arc::strong_count(&written.fd), 1);
+}
+
+#[test]
+fn the_last_page_that_a_file_could_have_is_in_the_window_as_any() {
+    let window = WriteBehind::new(WriteBehindConfig::default());
+    let written = Written::new(&window);
+    let largest = u64::try_from(i64::MAX).unwrap();
+    for (offset, len) in [(largest - 100, 100), (largest - 1, 1), (largest - 9000, 8999)] {
+        let range = range(offset, len);
+        let room = written.file.room_blocking(len);
+        let intent = written.file.before_write(written.fd.as_fd(), range, room);
+        // Not every file system takes it.
+        let taken = intent.write(written.fd.as_fd(), &[&content(range)]).is_ok();
+        println!("written: {taken}");
+        intent.enroll(&written.fd, range);
+    }
+    window.shutdown();
+    assert!(written.file.is_idle());
+}
+
 /// How often a check may be repeated in which the kernel has reclaimed pages by itself.
 const ATTEMPTS_MAX: u32 = 20;
 

@@ -161,6 +161,10 @@ impl InodeState {
 
 impl Drop for InodeState {
     fn drop(&mut self) {
+        // Closed to local programs too: one that is executed may not be open for writing.
+        if let Some(window) = self.window() {
+            window.close();
+        }
         self.states.forget(&StateKey::new(&self.file_system, self.handle));
     }
 }
