@@ -175,7 +175,11 @@ fn send(replies: &Arc<ReplyQueue>, verdict: Verdict, slot: OwnedSemaphorePermit)
     match verdict {
         Verdict::Reply(reply) => replies.send(reply.holding(slot)),
         Verdict::Drop => {}
-        Verdict::Close => replies.close(),
+        Verdict::Close => {
+            // Good calls came before it, and may have been performed.
+            replies.flush();
+            replies.close();
+        }
     }
 }
 

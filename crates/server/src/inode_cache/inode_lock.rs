@@ -63,16 +63,24 @@ pub(crate) struct Wcc {
 }
 
 impl Wcc {
-    /// Divides the pair of a turn among the `count` changes that were made in it, one after the other,
-    /// into a chain: none covers the change of another client. No attributes where there is no such
-    /// chain, because the kernel's clock was set back.
-    pub(crate) fn divided(self, count: usize) -> impl Iterator<Item = Self> {
+    /// Divides the pair of a turn among the changes that were made in it, one after the other, into a
+    /// chain: none covers the change of another client, nor what it has added to the length. `lengths`
+    /// are those of the file after each. No attributes where there is no such chain, because the
+    /// kernel's clock was set back.
+    pub(crate) fn divided(self, lengths: &[u64]) -> impl Iterator<Item = Self> {
+        let count = lengths.len();
         let stamps = self
             .before
             .zip(self.after)
             .map(|(before, after)| stamps_between((before.stamp(), after.stamp()), count));
         let whole = if stamps == Some(None) { Self::default() } else { self };
-        let between = stamps.flatten().unwrap_or_default();
+        let between: Vec<_> = stamps
+            .flatten()
+            .into_iter()
+            .flatten()
+            .zip(lengths)
+            .map(|(stamp, &size)| Stamp { size: size.min(stamp.size), ..stamp })
+            .collect();
         // The attributes after all, with the stamp between this change and the next.
         let after = move |place: usize| Some(Attributes::with(*whole.after?, *between.get(place)?));
         (0..count).map(move |place| {

@@ -26,8 +26,8 @@ struct Outcomes {
     /// By their places. A WRITE has those of one that was refused until it is performed.
     turns: Vec<WriteTurn>,
     /// The places of those that were performed, whatever their results, in the order in which they
-    /// took effect.
-    performed: Vec<usize>,
+    /// took effect, and where what they wrote ends.
+    performed: Vec<(usize, u64)>,
 }
 
 impl Vfs {
@@ -218,7 +218,13 @@ impl Vfs {
 impl Outcomes {
     /// Divides the attributes before and after all WRITEs that were performed among them.
     fn divide(&mut self, pair: Wcc) {
-        for (place, pair) in self.performed.iter().zip(pair.divided(self.performed.len())) {
+        let mut length = pair.before.map_or(0, |before| before.size);
+        let grow = |&(_, end): &(usize, u64)| {
+            length = length.max(end);
+            length
+        };
+        let lengths: Vec<_> = self.performed.iter().map(grow).collect();
+        for ((place, _), pair) in self.performed.iter().zip(pair.divided(&lengths)) {
             self.turns[*place].attributes = pair;
         }
     }
@@ -243,8 +249,9 @@ impl Outcomes {
                 Some(error) => Err(error.into()),
                 None => Ok(share),
             };
+            let end = if share > 0 { write.range.offset() + share as u64 } else { 0 };
             self.turns[write.place].result = result;
-            self.performed.push(write.place);
+            self.performed.push((write.place, end));
         }
         rest
     }

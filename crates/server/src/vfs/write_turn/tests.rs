@@ -207,6 +207,9 @@ fn writes_that_wait_are_performed_together() {
         let done: Vec<_> = replies.into_iter().map(Result::unwrap).collect();
         assert!(done.iter().all(|ok| (ok.count, ok.committed) == (47_008, UNSTABLE)), "{mode}");
         assert_chain(&rig, before, done.iter().map(|ok| &ok.wcc));
+        // They are in the order of the file, and none has the length that the next one made.
+        let sizes = done.iter().map(|ok| ok.wcc.after.as_ref().unwrap().size);
+        assert!(sizes.eq((0..8).map(|nth| (place(nth) as u64 + 1) * 47_008)), "{mode}");
         let counters = [Counter::WritesInBatches, Counter::WritesVectored];
         assert_eq!(counters.map(|counter| rig.counter(counter)), [8, 8], "{mode}");
         assert_eq!(rig.counter(Counter::WriteBatchBytes), 8 * 47_008);
