@@ -9,8 +9,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::range_set::RangeSet;
-use super::runs::Limits;
 use crate::byte_range::{ByteRange, OFFSET_MAX};
+
+/// Sizes and times by which the next step is chosen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// A page of this machine, in bytes; a power of two.
+    pub(super) page_bytes: u64,
+    /// Write-back begins in pieces of about this size, a multiple of `page_bytes`.
+    pub(super) run_bytes: u64,
+    /// No byte waits longer than about this for its write-back to begin.
+    pub(super) age_max: Duration,
+    /// A page of a file that several write in turns, filled only in part, waits this long for the
+    /// write that fills it. Of a file written in sequence it waits for `age_max`.
+    pub(super) neighbour_wait: Duration,
+}
 
 /// Bytes without a gap.
 #[derive(Clone, Copy, Debug)]

@@ -6,8 +6,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::WriteBehindCounts;
+use super::dirty_runs::Limits;
 use super::file::WriteBehindFile;
-use super::runs::{Arrival, Limits, Pending, Urgency};
+use super::runs::{Arrival, Pending, Urgency};
 use super::window::{Part, Window};
 use crate::identity::{self, Identity};
 use crate::sync::{Condvar, Mutex, MutexGuard, oneshot, thread};

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use rustix::param::page_size;
 
-use super::runs::Limits;
+use super::dirty_runs::Limits;
 use super::{WriteBehindConfig, WriteBehindCounts};
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
