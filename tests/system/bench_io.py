@@ -24,8 +24,8 @@ PHASES = {
     "hard-read": (HARD_OPERATIONS, HARD_BYTES, HARD_OPERATIONS * HARD_BYTES),
 }
 TINY = (
-    "--ranks", RANKS, "--size", f"{SIZE_MIB}MiB", "--random-operations", RANDOM_OPERATIONS,
-    "--no-calibration",
+    "--ranks", RANKS, "--depth", 8, "--size", f"{SIZE_MIB}MiB",
+    "--random-operations", RANDOM_OPERATIONS, "--no-calibration",
 )  # fmt: skip
 # What a file system writes beside the data of a phase.
 METADATA_MIB = 6
@@ -143,8 +143,8 @@ def modes_under_a_limit():
     bench = Bench()
     with loop_file_system("xfs", 400 * MIB) as directory:
         process = bench.start(
-            "io", directory, "--modes", ",".join(modes), "--memory-limit", "128MiB", "--rounds", 2,
-            "--phases", "easy-write,easy-read", "--size", f"{size_mib}MiB", "--ranks", RANKS,
+            "io", directory, "--modes", ",".join(modes), "--memory-limit", "128MiB",
+            "--rounds", 2, "--depth", 8, "--phases", "easy-write,easy-read", "--size", f"{size_mib}MiB", "--ranks", RANKS,
         )  # fmt: skip
         status = finish(process)
         if status == 1 and "no memory cgroup" in output_of(process):
@@ -211,7 +211,7 @@ def slow_device():
     directory = scratch_dir("disk")
     process = bench.start(
         "io", directory, "--scratch", "ext4:128MiB", "--device-rate", f"{rate_mib}MiB/s",
-        "--modes", "direct", "--phases", "easy-write,easy-read", "--size", f"{size_mib}MiB",
+        "--depth", 8, "--modes", "direct", "--phases", "easy-write,easy-read", "--size", f"{size_mib}MiB",
         "--verify", "none", "--no-calibration", "--rounds", 1,
     )  # fmt: skip
     status = finish(process)

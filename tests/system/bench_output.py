@@ -13,7 +13,7 @@ from harness import Server, case, check, main, run_ok
 XHTML = "{http://www.w3.org/1999/xhtml}"
 SVG = "{http://www.w3.org/2000/svg}"
 TINY = (
-    "--ranks", 2, "--size", "2MiB", "--random-operations", 50, "--phases",
+    "--ranks", 2, "--depth", 8, "--size", "2MiB", "--random-operations", 50, "--phases",
     "easy-write,random-read", "--modes", "buffered,direct", "--cache", "found",
 )  # fmt: skip
 # Three digits are shown.
