@@ -58,14 +58,16 @@ impl Stamp {
         self == earlier || self.ctime > earlier.ctime
     }
 
-    /// The same with the first ctime after `earlier`.
+    /// The same with the first times after `earlier`. The mtime is one of these too: the kernel's may
+    /// be that of a change that was at work meanwhile. A client that had it would take that change for
+    /// one of attributes alone when it next sees another ctime, after a LINK of its own.
     fn right_after(self, earlier: &Self) -> Self {
         let (seconds, nanoseconds) = earlier.ctime;
         let ctime = match nanoseconds {
             ..999_999_999 => (seconds, nanoseconds + 1),
             999_999_999.. => (seconds.saturating_add(1), 0),
         };
-        Self { ctime, ..self }
+        Self { mtime: ctime, ctime, ..self }
     }
 }
 
