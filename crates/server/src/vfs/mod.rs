@@ -14,8 +14,8 @@ mod readdir;
 mod splice;
 mod switches;
 mod write;
+mod write_batch;
 mod write_data;
-mod write_turn;
 mod write_vectors;
 
 use std::ffi::CString;
