@@ -3,7 +3,7 @@
 mod task;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -105,7 +105,7 @@ struct Shared {
 /// The lock is held for a push or a pop, and while a thread is being started.
 struct Queue {
     /// Clients with work that waits or is being done, or with callers that wait for a place.
-    clients: HashMap<ClientId, ClientQueue>,
+    clients: BTreeMap<ClientId, ClientQueue>,
     /// Clients whose work a thread may take, each once, in the order of their turns.
     turns: VecDeque<ClientId>,
     /// Work that waits, of all clients.
@@ -148,7 +148,7 @@ impl Lane {
         assert!(threads_max > 0, "{name}: a lane without threads would never run a job");
         assert!(queue_max > 0, "{name}: a queue without places would never take a job");
         let queue = Queue {
-            clients: HashMap::new(),
+            clients: BTreeMap::new(),
             turns: VecDeque::new(),
             waiting: 0,
             threads: 0,
@@ -181,6 +181,14 @@ impl Lane {
             }
             return job();
         }
+        Box::pin(self.hand_over(client, job)).await
+    }
+
+    async fn hand_over<R, F>(&self, client: ClientId, job: F) -> R
+    where
+        R: Send + 'static,
+        F: FnOnce() -> R + Send + 'static,
+    {
         let (sender, outcome) = oneshot::channel();
         let job = Box::new(move || {
             // The channel is closed if the caller was dropped; the result is dropped with it.
