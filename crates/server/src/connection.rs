@@ -115,7 +115,7 @@ async fn take_calls(
         count(&service.counters, &record);
         replies.cork(receiver.has_more());
         let replies = Arc::clone(replies);
-        let call = match incoming.finish(record) {
+        let mut call = match incoming.finish(record) {
             Ok(call) => call,
             Err(error) => {
                 send(&replies, dispatch::refuse(&error), slot);
@@ -127,7 +127,7 @@ async fn take_calls(
         let service = Arc::clone(service);
         // On the heap at once: it is large, and each move of it would be a copy.
         let work = Box::pin(async move {
-            let verdict = dispatch::answer(&service, peer, replies.link(), call).await;
+            let verdict = dispatch::answer(&service, peer, replies.link(), &mut call).await;
             send(&replies, verdict, slot);
         });
         // The work begins where it will have to wait, if anywhere.

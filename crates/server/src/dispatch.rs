@@ -92,16 +92,17 @@ pub(crate) async fn answer(
     service: &Arc<Service>,
     peer: Peer,
     link: &Arc<Link>,
-    mut call: Call,
+    call: &mut Call,
 ) -> Verdict {
     let mut reply = Writer::with_capacity(REPLY_HEAD_BYTES);
     reply.array(&MARK_ROOM);
     encode_success(&mut reply, call.xid);
     let payload = call.payload.take();
-    let line = Line { service, peer, call: &call };
+    let call = &*call;
+    let line = Line { service, peer, call };
     tracing::trace!("{line} begins");
     let (results_at, start) = (reply.len(), call_log::start());
-    let done = execute(service, (peer, link), &call, payload, &mut reply).await;
+    let done = execute(service, (peer, link), call, payload, &mut reply).await;
     if let Some(start) = start {
         call_log::ended(&line, start, &done, &reply.as_slice()[results_at..]);
     }
@@ -154,12 +155,12 @@ async fn execute(
     match row.operation {
         Operation::Nfs3(procedure) => {
             let request = request(service, peer, call)?;
-            let arguments = Arguments { payload, ..Arguments::of(call) };
             let done = if row.is_idempotent {
-                let executed = nfs::execute(&request, procedure, arguments, reply).await?;
+                let mut arguments = Arguments { payload, ..Arguments::of(call) };
+                let executed = nfs::execute(&request, procedure, &mut arguments, reply).await?;
                 Ok(Handled::executed(executed.payload()))
             } else {
-                execute_once(&request, (row, procedure), (call, link), reply).await
+                Box::pin(execute_once(&request, (row, procedure), (call, link), reply)).await
             };
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
@@ -218,7 +219,7 @@ async fn execute_once(
     loop {
         let wait = match cache.begin(key, link, Instant::now()) {
             Begin::Run(running) => {
-                let arguments = Arguments::of(call);
+                let arguments = &mut Arguments::of(call);
                 return Ok(match nfs::execute(request, procedure, arguments, reply).await? {
                     Executed::NotAdmitted => Handled::executed(None),
                     Executed::Done(payload) => {

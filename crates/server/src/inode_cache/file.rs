@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use io::{DeviceNumber, RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile};
 
 use super::{DataDescriptors, WriteQueue};
+use crate::fs::Caller;
 
 /// The state of a regular file, which all exports share.
 pub(crate) struct FileState {
@@ -24,11 +25,16 @@ pub(crate) struct FileState {
     writers: Mutex<Streams>,
 }
 
+/// No user has this id (`Identity`).
+const NO_WRITER: u64 = u64::MAX;
+
 /// A regular file in one export.
 pub(super) struct File {
     pub(super) state: Arc<FileState>,
     /// WRITEs that wait for the inode lock.
     pub(super) writes: WriteQueue,
+    /// The user and group whose WRITE was permitted last.
+    last_writer: AtomicU64,
     descriptors: Mutex<DataDescriptors>,
 }
 
@@ -78,6 +84,7 @@ impl File {
         Self {
             state: Arc::clone(state),
             writes: WriteQueue::default(),
+            last_writer: AtomicU64::new(NO_WRITER),
             descriptors: Mutex::default(),
         }
     }
@@ -87,9 +94,23 @@ impl File {
         self.descriptors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes that a WRITE of this caller was permitted.
+    pub(super) fn note_writer(&self, caller: &Caller) {
+        self.last_writer.store(user_and_group(caller), Ordering::Relaxed);
+    }
+
+    /// Whether the last WRITE that was permitted was one of this caller, or of one with more groups.
+    pub(super) fn has_last_writer(&self, caller: &Caller) -> bool {
+        self.last_writer.load(Ordering::Relaxed) == user_and_group(caller)
+    }
+
     /// A descriptor that can read, if one is open.
     pub(super) fn any_reader(&self) -> Option<Arc<OwnedFd>> {
         let descriptors = self.descriptors();
         descriptors.read.clone().or_else(|| descriptors.write.clone())
     }
+}
+
+fn user_and_group(caller: &Caller) -> u64 {
+    u64::from(caller.uid) << 32 | u64::from(caller.gid)
 }

@@ -13,7 +13,7 @@ use super::file::File;
 use super::state::{InodeState, InodeStates};
 use super::{Attributes, DirectoryStreams, WriteQueue};
 use crate::export::ExportRoot;
-use crate::fs::{Status, attributes_of, proc_path};
+use crate::fs::{Caller, Status, attributes_of, proc_path};
 
 /// The key of an object in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -152,6 +152,11 @@ impl Inode {
     /// The WRITEs of a regular file that wait for the inode lock.
     pub(crate) fn writes(&self) -> Option<&WriteQueue> {
         self.file().ok().map(|file| &file.writes)
+    }
+
+    /// Whether a WRITE of this caller will most likely be permitted, for the last one was.
+    pub(crate) fn expects_writer(&self, caller: &Caller) -> bool {
+        !caller.read_only && self.file().is_ok_and(|file| file.has_last_writer(caller))
     }
 
     /// Keeps WRITEs that come later behind a change that is about to wait for the inode lock.

@@ -129,11 +129,17 @@ impl<U: DataUse> Permitted<U> {
                         Use::Write => kernel_allows(&file, Access::WRITE_OK)?,
                     })
                 };
-                let answer = engine.metadata(caller.identity.clone(), job).await;
-                answer.unwrap_or_else(|error| Err(Status::no_identity(&error)))?
+                let answer = engine.metadata(caller.identity.clone(), job);
+                Box::pin(answer).await.unwrap_or_else(|error| Err(Status::no_identity(&error)))?
             }
         };
-        if allowed { Ok(Self::new(file)) } else { Err(Status::Access) }
+        if !allowed {
+            return Err(Status::Access);
+        }
+        if U::USE == Use::Write {
+            file.file()?.note_writer(caller);
+        }
+        Ok(Self::new(file))
     }
 }
 

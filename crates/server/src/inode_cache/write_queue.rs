@@ -61,7 +61,7 @@ impl WriteTurn {
 
 /// A WRITE that waits.
 pub(crate) struct WaitingWrite {
-    pub(crate) request: WriteRequest,
+    pub(crate) request: Box<WriteRequest>,
     pub(crate) turn: oneshot::Sender<WriteTurn>,
 }
 
@@ -175,7 +175,7 @@ mod tests {
         let caller = Caller { uid: 0, gid: 0, groups: Arc::default(), read_only: false, identity };
         let call = CallId { xid: 0, fh_hash: 0 };
         let (mode, flush) = (IoMode::Auto, None);
-        let request = WriteRequest { caller, call, mode, offset, data: None, flush };
+        let request = Box::new(WriteRequest { caller, call, mode, offset, data: None, flush });
         (WaitingWrite { request, turn }, taken)
     }
 

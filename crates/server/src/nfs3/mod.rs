@@ -85,14 +85,14 @@ pub(crate) struct Arguments<'a> {
     /// As they were received, without the payload.
     pub(crate) bytes: &'a [u8],
     /// The decoded arguments of WRITE.
-    pub(crate) write: Option<WriteHead>,
+    pub(crate) write: &'a Option<WriteHead>,
     pub(crate) payload: Option<WriteData>,
 }
 
 impl<'a> Arguments<'a> {
     /// The arguments of a call, without a payload.
     pub(crate) fn of(call: &'a Call) -> Self {
-        Self { bytes: call.arguments(), write: call.write, payload: None }
+        Self { bytes: call.arguments(), write: &call.write, payload: None }
     }
 }
 
@@ -105,7 +105,7 @@ impl<'a> Arguments<'a> {
 pub(crate) async fn execute(
     request: &Request<'_>,
     procedure: Procedure,
-    arguments: Arguments<'_>,
+    arguments: &mut Arguments<'_>,
     reply: &mut Writer,
 ) -> Result<Executed, DecodeError> {
     let Arguments { bytes: args, write, payload } = arguments;
@@ -127,7 +127,7 @@ pub(crate) async fn execute(
         Procedure::Read => read::read(results, decode_all(args)?).await,
         Procedure::Write => {
             let transfer_bytes_max = request.service.memory.transfer_bytes_max;
-            let write = check_write(write, payload.as_ref(), transfer_bytes_max)?;
+            let write = check_write(write.as_ref(), payload.as_ref(), transfer_bytes_max)?;
             results.put(write::write(request, write, payload).await)
         }
         Procedure::Create => {
@@ -204,11 +204,11 @@ impl Results<'_> {
 
 /// The arguments of WRITE up to the data, which was received apart from them. A record that ends
 /// before the data does is no call; data beyond `transfer_bytes_max` was not kept.
-fn check_write(
-    write: Option<WriteHead>,
+fn check_write<'a>(
+    write: Option<&'a WriteHead>,
     payload: Option<&WriteData>,
     transfer_bytes_max: u32,
-) -> Result<WriteHead, DecodeError> {
+) -> Result<&'a WriteHead, DecodeError> {
     let malformed = |what| DecodeError { what, at_byte: 0 };
     let head = write.ok_or(malformed("WriteArgs"))?;
     let is_here = usize::try_from(head.data_len) == Ok(payload.map_or(0, WriteData::len));

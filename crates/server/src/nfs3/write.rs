@@ -12,12 +12,12 @@ use crate::vfs::Stability;
 /// WRITE, RFC 1813 §3.3.7.
 pub(super) async fn write(
     request: &Request<'_>,
-    args: WriteHead,
-    payload: Option<WriteData>,
+    args: &WriteHead,
+    payload: &mut Option<WriteData>,
 ) -> Outcome<WriteOk, WccData> {
-    let WriteHead { file, offset, data_len, .. } = &args;
+    let WriteHead { file, offset, data_len, .. } = args;
     request.trace_start(Event::WriteStart, file, *offset, *data_len);
-    let outcome = perform_write(request, &args, payload).await;
+    let outcome = perform_write(request, args, payload).await;
     request.trace_done(Event::WriteDone, file, (*offset, *data_len), &outcome, |ok| ok.count);
     outcome
 }
@@ -25,7 +25,7 @@ pub(super) async fn write(
 async fn perform_write(
     request: &Request<'_>,
     args: &WriteHead,
-    payload: Option<WriteData>,
+    payload: &mut Option<WriteData>,
 ) -> Outcome<WriteOk, WccData> {
     let (caller, object) = request.resolve(&args.file)?;
     if args.data_len > request.service.memory.transfer_bytes_max {

@@ -261,7 +261,7 @@ impl Vfs {
             }
             return Ok(file);
         }
-        self.inode_cache.make_room(&key, object.root().device(), &self.engine).await;
+        Box::pin(self.inode_cache.make_room(&key, object.root().device(), &self.engine)).await;
         let (root, handle) = (Arc::clone(object.root()), *object.handle());
         let open = move || {
             let fd = root.open(&handle)?;
@@ -306,7 +306,8 @@ impl Vfs {
             attributes_of(file.fd())
         } else {
             let file = Arc::clone(file);
-            self.in_metadata_lane(Identity::Server, move || attributes_of(file.fd())).await
+            let look = move || attributes_of(file.fd());
+            Box::pin(self.in_metadata_lane(Identity::Server, look)).await
         };
         if result == Err(Status::Stale) {
             self.inode_cache.forget(&file.key());
@@ -338,7 +339,7 @@ impl Vfs {
             let job = Arc::clone(&job);
             self.in_metadata_lane(identity.clone(), move || job())
         };
-        self.with_descriptors(device, attempt).await
+        Box::pin(self.with_descriptors(device, attempt)).await
     }
 
     /// Attempts an operation that opens descriptors on a device. When the process or the system has

@@ -1,16 +1,16 @@
 //! WRITE and COMMIT.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::slice;
 use std::sync::Arc;
 
 use io::{ByteRange, IoMode, Lengths, WriteData};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::{
-    Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of,
-    io_plan::SPLIT_BYTES_MIN,
-};
+use super::io_plan::SPLIT_BYTES_MIN;
+use super::write_data::{PermittedWrite, WriteJob, Written};
+use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of};
 use crate::counters::Counter;
 use crate::inode_cache::{Change, Flush, Inode, Permitted, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
@@ -64,14 +64,15 @@ impl Vfs {
         object: &Object,
         call: CallId,
         offset: u64,
-        data: Option<WriteData>,
+        data: &mut Option<WriteData>,
         stability: Stability,
     ) -> Answer<Wcc, WriteDone> {
         let (caller, mode, flush) = (caller.clone(), object.policy.write, stability.flush());
-        let request = WriteRequest { caller, call, mode, offset, data, flush };
+        let request = WriteRequest { caller, call, mode, offset, data: data.take(), flush };
+        let request = Box::new(request);
         let (file, turn) = match self.write_in_turn(object, request).await {
             Ok(turn) => turn,
-            Err(status) => return self.refuse_change(object, status).await,
+            Err(status) => return Box::pin(self.refuse_change(object, status)).await,
         };
         let WriteTurn { attributes, result, verifier, failures, flush } = turn;
         let result = match result {
@@ -94,12 +95,13 @@ impl Vfs {
     /// kernel lets several at once. The first one has the file to itself, and opens the direct
     /// descriptor once it is permitted to.
     ///
-    /// A WRITE that may have to wait for others is checked before it does: one that will be refused
-    /// has nothing to wait for. One that is permitted is checked again, with the attributes then.
+    /// A WRITE that may have to wait for others is checked before it does, unless the last one of its
+    /// user was permitted: one that will be refused has nothing to wait for. One that is permitted is
+    /// checked again, with the attributes then.
     async fn write_in_turn(
         &self,
         object: &Object,
-        request: WriteRequest,
+        request: Box<WriteRequest>,
     ) -> Result<(Arc<Inode>, WriteTurn), Status> {
         let file = self.inode(object).await?;
         let lengths = Lengths::up_to(request.end());
@@ -111,9 +113,11 @@ impl Vfs {
         let change = match if can_share { None } else { file.lock.try_alone() } {
             Some(alone) => self.begin_alone(&file, alone, lengths).await?,
             None => {
-                let now = self.live_attributes(&file).await?;
-                let (offset, len) = (request.offset, request.len());
-                self.may_write(&request.caller, &file, &now, offset, len).await?;
+                if !file.expects_writer(&request.caller) {
+                    let now = self.live_attributes(&file).await?;
+                    self.permit::<Writing>(&request.caller, &file, &now).await?;
+                }
+                range_of(&request)?;
                 if !can_share {
                     let turn = self.write_in_batch(&file, request).await?;
                     return Ok((file, turn));
@@ -121,8 +125,57 @@ impl Vfs {
                 self.begin_shared(&file, lengths).await?
             }
         };
-        let turn = self.take_turn(&file, change, vec![request]).await.pop();
-        Ok((file, turn.expect("one for each request")))
+        let turn = self.take_turn(&file, change, request).await;
+        Ok((file, turn))
+    }
+
+    /// Performs a WRITE within a change, which it ends.
+    pub(super) async fn take_turn(
+        &self,
+        file: &Arc<Inode>,
+        change: Change,
+        request: Box<WriteRequest>,
+    ) -> WriteTurn {
+        self.engine.ask_for_data_thread().await;
+        let mut turn = unperformed(file, &change, request.flush);
+        let prepared = self.permit_and_prepare(file, change.before(), request).await;
+        let (writer, write, job) = match prepared {
+            Ok(prepared) => prepared,
+            Err(status) => return WriteTurn { result: Err(status), ..turn },
+        };
+        let (identity, written_to) = (write.request.caller.identity.clone(), Arc::clone(file));
+        change.note_start();
+        let job = move || {
+            let written = Written::by(job, write.data().as_slice());
+            written_to.note_change();
+            (written, change.end(writer.as_fd()))
+        };
+        // As the caller, so that quotas and reserved blocks count and the kernel clears
+        // set-user-id bits.
+        match self.engine.data_as(identity, job).await {
+            Ok((written, attributes)) => {
+                if written.refused_direct {
+                    self.note_refused(file);
+                }
+                turn.attributes = attributes;
+                turn.result = written.bytes();
+            }
+            Err(error) => turn.result = Err(Status::no_identity(&error)),
+        }
+        turn
+    }
+
+    /// Permits a WRITE by the attributes at the beginning of its change, and acquires what it needs.
+    async fn permit_and_prepare(
+        &self,
+        file: &Arc<Inode>,
+        before: &LiveAttributes,
+        request: Box<WriteRequest>,
+    ) -> Result<(Arc<OwnedFd>, PermittedWrite, Option<WriteJob>), Status> {
+        let (file, writer, range) = self.may_write(file, before, &request).await?;
+        let write = PermittedWrite { place: 0, range, request };
+        let job = self.prepare_write(&file, &writer, slice::from_ref(&write)).await?;
+        Ok((writer, write, job))
     }
 
     /// A change of an open file that it shares with others.
@@ -166,17 +219,15 @@ impl Vfs {
         Answer { attributes, result: result.map(|()| verifier) }
     }
 
-    /// The permission to write `len` bytes at `offset`.
+    /// The permission to perform a WRITE of a file with these attributes.
     pub(super) async fn may_write(
         &self,
-        caller: &Caller,
         file: &Arc<Inode>,
         attributes: &LiveAttributes,
-        offset: u64,
-        len: usize,
+        request: &WriteRequest,
     ) -> Result<(Permitted<Writing>, Arc<OwnedFd>, ByteRange), Status> {
-        let permitted = self.permit(caller, file, attributes).await?;
-        let range = ByteRange::new(offset, len as u64).ok_or(Status::TooLarge)?;
+        let permitted = self.permit(&request.caller, file, attributes).await?;
+        let range = range_of(request)?;
         let writer = self.writer(&permitted).await?;
         Ok((permitted, writer, range))
     }
@@ -191,7 +242,26 @@ impl Vfs {
         failures: u64,
     ) -> Result<(), Status> {
         let Some(flush) = flush else { return Ok(()) };
-        self.flush(file, flush).await?;
+        Box::pin(self.flush(file, flush)).await?;
         if file.failures() == failures { Ok(()) } else { Err(Status::Io(Errno::IO)) }
+    }
+}
+
+/// The range of a WRITE.
+///
+/// # Errors
+/// `TooLarge` if it ends behind the largest offset of a file.
+fn range_of(request: &WriteRequest) -> Result<ByteRange, Status> {
+    ByteRange::new(request.offset, request.len() as u64).ok_or(Status::TooLarge)
+}
+
+/// The outcome of a WRITE within `change` that was not performed yet.
+pub(super) fn unperformed(file: &Inode, change: &Change, flush: Option<Flush>) -> WriteTurn {
+    WriteTurn {
+        attributes: change.refused(),
+        result: Err(Status::ServerFault),
+        verifier: file.root().file_system.verifier.current(),
+        failures: file.failures(),
+        flush,
     }
 }

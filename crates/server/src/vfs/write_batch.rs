@@ -1,12 +1,13 @@
-//! The WRITEs of one turn on a file: one, or a batch of those that waited for it.
+//! A batch of WRITEs that waited for one file: those that are adjacent become one write.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use io::{Lengths, WriteData};
+use io::Lengths;
 use tokio::sync::oneshot;
 
+use super::write::unperformed;
 use super::write_data::{PermittedWrite, Written};
 use super::write_vectors::{shares, vectors};
 use super::{Status, Vfs, Wcc};
@@ -38,7 +39,7 @@ impl Vfs {
     pub(super) async fn write_in_batch(
         &self,
         file: &Arc<Inode>,
-        request: WriteRequest,
+        request: Box<WriteRequest>,
     ) -> Result<WriteTurn, Status> {
         let (turn, taken) = oneshot::channel();
         let writes = file.writes().expect("what may be written to is a regular file");
@@ -53,12 +54,14 @@ impl Vfs {
     /// need no flush have only a reply to send, which is done on this thread.
     async fn perform_batch(&self, file: &Arc<Inode>, duty: BatchDuty<'_>) {
         let alone = file.lock.alone().await;
-        let waiting = duty.take().into_iter().map(|write| (write.request, write.turn));
-        let (requests, waiters): (Vec<_>, Vec<_>) = waiting.unzip();
-        self.count_batch(&requests);
-        let end = requests.iter().map(WriteRequest::end).max().unwrap_or(0);
+        let waiting = duty.take();
+        self.count_batch(&waiting);
+        let end = waiting.iter().map(|write| write.request.end()).max().unwrap_or(0);
+        let waiting = waiting.into_iter().enumerate();
+        let (requests, waiters): (Vec<_>, Vec<_>) =
+            waiting.map(|(place, write)| ((place, write.request), write.turn)).unzip();
         let turns = match self.begin_alone(file, alone, Lengths::up_to(end)).await {
-            Ok(change) => self.take_turn(file, change, requests).await,
+            Ok(change) => self.perform_requests(file, change, requests).await,
             Err(status) => requests.iter().map(|_| WriteTurn::refused(status)).collect(),
         };
         let turns = waiters.into_iter().zip(turns);
@@ -70,38 +73,34 @@ impl Vfs {
         stable.into_iter().for_each(send);
     }
 
-    fn count_batch(&self, requests: &[WriteRequest]) {
-        if requests.len() > 1 {
-            let bytes: usize = requests.iter().map(WriteRequest::len).sum();
+    fn count_batch(&self, writes: &[WaitingWrite]) {
+        if writes.len() > 1 {
+            let bytes: usize = writes.iter().map(|write| write.request.len()).sum();
             self.counters.add(Counter::WriteBatches, 1);
-            self.counters.add(Counter::WritesInBatches, requests.len() as u64);
+            self.counters.add(Counter::WritesInBatches, writes.len() as u64);
             self.counters.add(Counter::WriteBatchBytes, bytes as u64);
         }
     }
 
-    /// Performs WRITEs of a file within one change, which it ends. Returns their outcomes, in their
-    /// order.
+    /// Performs WRITEs of a file, which come with their places, within one change, which it ends.
+    /// Returns their outcomes, in their order.
     ///
     /// Each is permitted by itself. The attributes of those that are performed form a chain of pairs,
     /// in the order in which they took effect; the others have those from before the change.
-    pub(super) async fn take_turn(
+    async fn perform_requests(
         &self,
         file: &Arc<Inode>,
         change: Change,
-        requests: Vec<WriteRequest>,
+        mut requests: Vec<(usize, Box<WriteRequest>)>,
     ) -> Vec<WriteTurn> {
+        if requests.len() == 1 {
+            let (_, request) = requests.remove(0);
+            return vec![self.take_turn(file, change, request).await];
+        }
         self.engine.ask_for_data_thread().await;
-        let verifier = file.root().file_system.verifier.current();
-        let failures = file.failures();
-        let strongest = requests.iter().filter_map(|request| request.flush).max();
-        let unperformed = |request: &WriteRequest| WriteTurn {
-            attributes: change.refused(),
-            result: Err(Status::ServerFault),
-            verifier,
-            failures,
-            flush: request.flush.and(strongest),
-        };
-        let turns = requests.iter().map(unperformed).collect();
+        let strongest = requests.iter().filter_map(|(_, request)| request.flush).max();
+        let flushes = requests.iter().map(|(_, request)| request.flush.and(strongest));
+        let turns = flushes.map(|flush| unperformed(file, &change, flush)).collect();
         let mut outcomes = Outcomes { turns, performed: Vec::with_capacity(requests.len()) };
         let (target, writes) = self.permit_writes(file, &change, requests, &mut outcomes).await;
         if let Some(target) = target {
@@ -116,19 +115,16 @@ impl Vfs {
         &self,
         file: &Arc<Inode>,
         change: &Change,
-        requests: Vec<WriteRequest>,
+        requests: Vec<(usize, Box<WriteRequest>)>,
         outcomes: &mut Outcomes,
     ) -> (Option<Target>, Vec<PermittedWrite>) {
         let before = *change.before();
         let (mut target, mut writes) = (None, Vec::with_capacity(requests.len()));
-        for (place, request) in requests.into_iter().enumerate() {
-            let len = request.len();
-            let WriteRequest { caller, call, mode, offset, data, flush: _ } = request;
-            match self.may_write(&caller, file, &before, offset, len).await {
+        for (place, request) in requests {
+            match self.may_write(file, &before, &request).await {
                 Ok((file, writer, range)) => {
                     target = Some(Target { file, writer });
-                    let identity = caller.identity;
-                    writes.push(PermittedWrite { place, identity, mode, call, range, data });
+                    writes.push(PermittedWrite { place, range, request });
                 }
                 Err(status) => outcomes.turns[place].result = Err(status),
             }
@@ -148,7 +144,7 @@ impl Vfs {
         let mut waiting = in_vectors(writes);
         let mut last = None;
         while let Some(vector) = waiting.pop_front() {
-            let identity = vector[0].identity.clone();
+            let identity = vector[0].request.caller.identity.clone();
             match self.perform_vector(target, &change, vector).await {
                 Ok((written, vector)) => {
                     // What lies behind a WRITE that failed is attempted by itself.
@@ -182,22 +178,16 @@ impl Vfs {
         vector: Vec<PermittedWrite>,
     ) -> Result<(Written, Vec<PermittedWrite>), (Status, Vec<usize>)> {
         let places: Vec<_> = vector.iter().map(|write| write.place).collect();
-        let identity = vector[0].identity.clone();
-        let job = if vector[0].data.is_some() {
-            let plan = self.write_facts(file, &vector).plan();
-            match self.acquire_write(file, Arc::clone(writer), &vector, plan).await {
-                Ok(job) => Some(job),
-                Err(status) => return Err((status, places)),
-            }
-        } else {
-            None
+        let identity = vector[0].request.caller.identity.clone();
+        let job = match self.prepare_write(file, writer, &vector).await {
+            Ok(job) => job,
+            Err(status) => return Err((status, places)),
         };
         let written_to = Arc::clone(file);
         change.note_start();
         let job = move || {
-            let data = vector.iter().filter_map(|write| write.data.as_ref());
-            let parts: Vec<_> = data.map(WriteData::as_slice).collect();
-            let written = job.map_or_else(Written::nothing, |job| job.perform(&parts));
+            let parts: Vec<_> = vector.iter().filter_map(PermittedWrite::data).collect();
+            let written = Written::by(job, &parts);
             written_to.note_change();
             (written, vector)
         };
@@ -240,7 +230,7 @@ impl Outcomes {
             Ok(bytes) => (bytes, None),
             Err(failed) => (failed.written, Some(failed.error)),
         };
-        let shares = shares(vector.iter().map(PermittedWrite::len), bytes);
+        let shares = shares(vector.iter().map(|write| write.request.len()), bytes);
         let rest = vector.split_off(shares.len());
         for (write, share) in vector.into_iter().zip(shares) {
             // A write that fails after some bytes is a short one: the client sends the rest again
@@ -259,12 +249,10 @@ impl Outcomes {
 
 /// WRITEs as they are to be performed, one vector after the other.
 fn in_vectors(writes: Vec<PermittedWrite>) -> VecDeque<Vec<PermittedWrite>> {
-    if writes.len() == 1 {
-        return [writes].into();
-    }
     let kinds = writes.iter().map(|write| {
+        let request = &write.request;
         // Those without data have nothing to be performed.
-        (write.range, (&write.identity, write.mode, write.data.is_some()))
+        (write.range, (&request.caller.identity, request.mode, request.data.is_some()))
     });
     let vectors = vectors(&kinds.collect::<Vec<_>>());
     let mut writes: Vec<_> = writes.into_iter().map(Some).collect();

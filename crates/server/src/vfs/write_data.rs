@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    BUFFER_ALIGN, ByteRange, DontCacheVerdict, Identity, IoMode, RangeGuard, RangeUse, Room, Route,
-    Segment, WriteBehindFile, WriteData, WriteSplit,
+    BUFFER_ALIGN, ByteRange, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
+    WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::param::page_size;
 
@@ -13,19 +13,15 @@ use super::io_plan::{WindowWhy, WriteFacts, WritePlan};
 use super::{Status, Vfs};
 use crate::counters::Counter;
 use crate::export::ExportRoot;
-use crate::inode_cache::{DirectFile, Inode, Permitted, Writing};
+use crate::inode_cache::{DirectFile, Inode, Permitted, WriteRequest, Writing};
 use crate::trace::{CallId, Event};
 
 /// A WRITE whose caller may write.
 pub(super) struct PermittedWrite {
     /// Its place among the WRITEs of the turn.
     pub(super) place: usize,
-    pub(super) identity: Identity,
-    pub(super) mode: IoMode,
-    pub(super) call: CallId,
     pub(super) range: ByteRange,
-    /// `None` if it has no bytes.
-    pub(super) data: Option<WriteData>,
+    pub(super) request: Box<WriteRequest>,
 }
 
 /// Adjacent WRITEs that may go ahead, with their room in the window and their pages.
@@ -57,13 +53,24 @@ pub(super) struct Written {
 }
 
 impl Vfs {
-    /// The facts that decide how adjacent WRITEs are done.
-    pub(super) fn write_facts(
+    /// Plans adjacent WRITEs of one identity and mode, and acquires what the plan asks for. `None` if
+    /// they have no data.
+    pub(super) async fn prepare_write(
         &self,
         file: &Permitted<Writing>,
+        writer: &Arc<OwnedFd>,
         writes: &[PermittedWrite],
-    ) -> WriteFacts {
-        let (mode, len) = (writes[0].mode, range_of(writes).len());
+    ) -> Result<Option<WriteJob>, Status> {
+        if writes[0].request.data.is_none() {
+            return Ok(None);
+        }
+        let plan = self.write_facts(file, writes).plan();
+        self.acquire_write(file, Arc::clone(writer), writes, plan).await.map(Some)
+    }
+
+    /// The facts that decide how adjacent WRITEs are done.
+    fn write_facts(&self, file: &Permitted<Writing>, writes: &[PermittedWrite]) -> WriteFacts {
+        let (mode, len) = (writes[0].request.mode, range_of(writes).len());
         match mode {
             IoMode::Auto => WriteFacts {
                 mode,
@@ -80,7 +87,7 @@ impl Vfs {
 
     /// Acquires what the plan of adjacent WRITEs, not empty, asks for. Waits while a direct
     /// descriptor is opened, for room in the window and for other I/O on the same pages.
-    pub(super) async fn acquire_write(
+    async fn acquire_write(
         &self,
         file: &Permitted<Writing>,
         writer: Arc<OwnedFd>,
@@ -96,7 +103,7 @@ impl Vfs {
             WritePlan::Window(_) => self.acquire_window(file, writes, plan).await,
             WritePlan::Split => match self.direct_or_note(file).await? {
                 Some(direct) if writes.len() == 1 || takes_parts(&direct) => {
-                    self.acquire_split(file, writes, direct).await
+                    Box::pin(self.acquire_split(file, writes, direct)).await
                 }
                 Some(_) => {
                     let plan = WritePlan::Window(WindowWhy::Small);
@@ -160,7 +167,7 @@ impl Vfs {
                 Route::Direct => Event::WriteDirect,
             };
             for write in writes.iter().filter(|write| write.range.overlaps(range)) {
-                self.emit_write(event, write.call, write.range.intersection(range));
+                self.emit_write(event, write.request.call, write.range.intersection(range));
             }
         }
         let window = self.window_of(file);
@@ -173,7 +180,7 @@ impl Vfs {
     }
 
     fn emit_writes(&self, event: Event, writes: &[PermittedWrite]) {
-        writes.iter().for_each(|write| self.emit_write(event, write.call, write.range));
+        writes.iter().for_each(|write| self.emit_write(event, write.request.call, write.range));
     }
 
     fn window_of(&self, file: &Permitted<Writing>) -> Arc<WriteBehindFile> {
@@ -196,16 +203,29 @@ impl Vfs {
 }
 
 impl Written {
-    /// The outcome of a WRITE without data.
-    pub(super) fn nothing() -> Self {
-        Self { result: Ok(0), refused_direct: false }
+    /// The outcome of a job, or of WRITEs without data, which have none.
+    pub(super) fn by(job: Option<WriteJob>, parts: &[&[u8]]) -> Self {
+        job.map_or(Self { result: Ok(0), refused_direct: false }, |job| job.perform(parts))
+    }
+
+    /// Bytes in the file, of a job for one WRITE. If it failed after some, it is short: the client
+    /// sends the rest again and then gets the error.
+    ///
+    /// # Errors
+    /// Nothing was written.
+    pub(super) fn bytes(self) -> Result<usize, Status> {
+        match self.result {
+            Err(failed) if failed.written == 0 => Err(failed.error.into()),
+            Err(failed) => Ok(failed.written),
+            Ok(count) => Ok(count),
+        }
     }
 }
 
 impl PermittedWrite {
-    /// Bytes to write.
-    pub(super) fn len(&self) -> usize {
-        self.data.as_ref().map_or(0, WriteData::len)
+    /// The bytes to write, if there are any.
+    pub(super) fn data(&self) -> Option<&[u8]> {
+        self.request.data.as_ref().map(WriteData::as_slice)
     }
 }
 
@@ -228,7 +248,7 @@ fn note_writers(file: &Permitted<Writing>, writes: &[PermittedWrite]) -> u64 {
 
 impl WriteJob {
     /// Writes the data, which comes in parts, on a thread that may block.
-    pub(super) fn perform(self, parts: &[&[u8]]) -> Written {
+    fn perform(self, parts: &[&[u8]]) -> Written {
         let Self { file, writer, range, target, _pages } = self;
         let result = match target {
             Target::Cache => io::write_parts_at(writer.as_fd(), parts, range.offset()),
