@@ -75,7 +75,7 @@ fn one_export_and_defaults_are_enough() {
     assert_eq!(config.connections_max(), 16384);
     assert_eq!(config.idle_timeout(), Duration::from_secs(360));
     assert!(!config.portmap());
-    assert_eq!((config.data_threads(), config.metadata_threads()), (32, 16));
+    assert_eq!((config.data_threads(), config.metadata_threads()), (44, 22));
     assert_eq!(config.window_bytes(), 64 << 20);
     assert!(config.read_ahead() && config.splice());
     assert!(config.trace().is_empty());
