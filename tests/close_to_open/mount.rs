@@ -21,6 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 const LINK_TRIES: u8 = 20;
 const APPENDS: u8 = 200;
+const APPENDING: Duration = Duration::from_secs(3);
 /// No part of a page, so that the end of the file lies within one.
 const APPENDED_BYTES: usize = 700;
 
@@ -208,7 +209,8 @@ pub(crate) fn read_what_others_append(place: &Place) {
 }
 
 /// Appends to a file without the mount and reads to the new end, through one descriptor. Without
-/// cached attributes each read begins with a GETATTR that shows the change.
+/// cached attributes each read begins with a GETATTR that shows the change. It goes on for longer
+/// than a mount leaves stale pages to the kernel.
 pub(crate) fn read_what_others_append_to_an_open_file(place: &Place) {
     fs::create_dir(place.export().join("links")).unwrap();
     let path = place.export().join("file");
@@ -216,9 +218,12 @@ pub(crate) fn read_what_others_append_to_an_open_file(place: &Place) {
     let server = Server::start(place.export(), ("auto", "auto"));
     let Some(mount) = Mount::new(&server.url(), "noac") else { return };
     let opened = Opened::open(mount.path("file")).unwrap();
-    let mut offset = 0;
-    for round in 0..APPENDS {
-        let added = [round; APPENDED_BYTES];
+    let (mut offset, begun) = (0, Instant::now());
+    for round in 0_u64.. {
+        if begun.elapsed() > APPENDING {
+            break;
+        }
+        let added = [round as u8; APPENDED_BYTES];
         OpenOptions::new().append(true).open(&path).unwrap().write_all(&added).unwrap();
         let mut data = [0; APPENDED_BYTES];
         let read = opened.read_at(&mut data, offset).unwrap();

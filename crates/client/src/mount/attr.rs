@@ -16,6 +16,7 @@ use crate::file_system::FileSystem;
 impl Operations {
     pub(super) async fn getattr(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
+        let _answered = node.begin_getattr();
         let nlink_min = node.nlink_min();
         let caller = self.as_caller(head);
         caller.attributes(&node.inode).await?;

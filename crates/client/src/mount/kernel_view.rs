@@ -3,12 +3,16 @@
 //! `FUSE_NOTIFY_INVAL_INODE` makes the kernel discard the reply to each GETATTR of that inode that is
 //! under way (`fi->attr_version`, fs/fuse/inode.c). A read beyond the size that the kernel knows begins
 //! with such a GETATTR, and without its reply ends at the old size. So after an OPEN, which promises
-//! the size that the file has by then, no such notification may come before the read. It is not
-//! needed soon either:
+//! the size that the file has by then, no such notification may come before the read, and none while
+//! a GETATTR is being answered. It is not needed soon either:
 //!
 //! - The kernel drops all pages itself when an OPEN is answered without `FOPEN_KEEP_CACHE`, and when
 //!   attributes in a reply have another size.
 //! - It asks for attributes itself if its cached ones have expired.
+//!
+//! A reply with another size does not settle the matter: the kernel discards it too if a write(2)
+//! or another reply for the file overtakes it. The notification then follows once replies repeat
+//! the size. It can still meet a GETATTR that the kernel has queued and this process has not read.
 //!
 //! The kernel counts the links of a file itself: the reply to an UNLINK, or to a RENAME that
 //! replaces the file, subtracts one from the `nlink` of the last attributes (`fuse_entry_unlinked`,
@@ -32,8 +36,13 @@ pub(super) struct KernelView {
     nlink: u32,
     /// A call that removes a name of the file has not been answered to the kernel.
     is_losing_name: bool,
-    /// Another client has changed the file since then, and its pages were not dropped.
+    /// Another client has changed the file, and its pages were not dropped for certain: the time of
+    /// the latest reply with another size since then, or of the change.
     stale_since: Option<Instant>,
+    /// A task will drop the stale pages.
+    is_drop_scheduled: bool,
+    /// GETATTRs that are being answered.
+    getattrs: usize,
     opened_at: Option<Instant>,
     /// The last reply to an OPEN that makes the kernel drop pages.
     dropped_at: Option<Instant>,
@@ -41,7 +50,11 @@ pub(super) struct KernelView {
 
 impl KernelView {
     /// Notes attributes in a reply, which the kernel caches for `ttl`.
-    pub(super) fn learn(&mut self, attributes: &Attributes, ttl: Duration) {
+    pub(super) fn learn(&mut self, attributes: &Attributes, ttl: Duration, now: Instant) {
+        let has_new_size = self.attributes.is_some_and(|known| known.size != attributes.size);
+        if has_new_size && let Some(since) = &mut self.stale_since {
+            *since = now;
+        }
         (self.attributes, self.is_believed) = (Some(*attributes), !ttl.is_zero());
         self.nlink = attributes.nlink;
     }
@@ -75,11 +88,20 @@ impl KernelView {
         (self.attributes, self.is_believed) = (None, false);
     }
 
-    /// Notes a change by another client. Returns whether the pages were not stale before.
+    /// Notes a change by another client. Returns whether the caller has to start the task that drops
+    /// the pages.
     pub(super) fn note_stale_pages(&mut self, now: Instant) -> bool {
-        let newly = self.stale_since.is_none();
         self.stale_since.get_or_insert(now);
-        newly
+        !std::mem::replace(&mut self.is_drop_scheduled, true)
+    }
+
+    /// A GETATTR is being answered, until [`end_getattr`](Self::end_getattr).
+    pub(super) fn begin_getattr(&mut self) {
+        self.getattrs += 1;
+    }
+
+    pub(super) fn end_getattr(&mut self) {
+        self.getattrs -= 1;
     }
 
     /// An OPEN is about to be answered; `is_unchanged` if no other client has changed the file since
@@ -102,9 +124,12 @@ impl KernelView {
         is_settled && self.attributes.is_some_and(|known| known.size == size)
     }
 
-    /// Whether pages have been stale for [`SETTLING`], so that no OPEN was answered since.
-    pub(super) fn is_drop_due(&self, now: Instant) -> bool {
-        self.stale_since.is_some_and(|since| now >= since + SETTLING)
+    /// The time until the task drops the stale pages, as far as it is known now. `None` if it has
+    /// nothing left to do, and ends.
+    pub(super) fn until_drop(&mut self, now: Instant) -> Option<Duration> {
+        self.is_drop_scheduled = self.stale_since.is_some();
+        let due_at = self.stale_since? + SETTLING;
+        Some(if self.getattrs > 0 { SETTLING } else { due_at.saturating_duration_since(now) })
     }
 
     /// Returns whether pages are stale. If so, the caller drops them by a notification.
@@ -135,14 +160,14 @@ mod tests {
 
     #[test]
     fn only_believed_attributes_have_to_be_replaced() {
-        let mut view = KernelView::default();
+        let (mut view, start) = (KernelView::default(), Instant::now());
         assert!(!view.believes_others(&attributes(1)));
-        view.learn(&attributes(1), TTL);
+        view.learn(&attributes(1), TTL, start);
         assert!(!view.believes_others(&attributes(1)));
         assert!(view.believes_others(&attributes(2)));
-        view.learn(&attributes(1), Duration::ZERO);
+        view.learn(&attributes(1), Duration::ZERO, start);
         assert!(!view.believes_others(&attributes(2)));
-        view.learn(&attributes(1), TTL);
+        view.learn(&attributes(1), TTL, start);
         view.discard_attributes();
         assert!(!view.believes_others(&attributes(2)));
     }
@@ -153,7 +178,11 @@ mod tests {
         assert!(view.note_stale_pages(start));
         assert!(!view.note_stale_pages(start));
         assert!(!view.open(true, start));
-        assert!(!view.is_drop_due(start + SETTLING));
+        assert!(!view.note_stale_pages(start + SETTLING / 2));
+        assert_eq!(view.until_drop(start + SETTLING), Some(SETTLING / 2));
+        assert!(!view.open(true, start + SETTLING));
+        assert_eq!(view.until_drop(start + SETTLING), None);
+        assert!(view.note_stale_pages(start + SETTLING));
     }
 
     #[test]
@@ -166,22 +195,34 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_dropped_a_while_after_the_last_open() {
+    fn pages_are_dropped_a_while_after_the_last_reply_with_another_size() {
         let (mut view, start) = (KernelView::default(), Instant::now());
+        view.learn(&attributes(1), TTL, start);
+        view.note_stale_pages(start);
         let later = start + SETTLING / 2;
-        assert!(view.note_stale_pages(start));
-        assert!(!view.open(true, later));
-        assert!(view.note_stale_pages(later));
-        assert!(!view.is_drop_due(start + SETTLING));
-        assert!(view.is_drop_due(later + SETTLING));
+        view.learn(&attributes(2), Duration::ZERO, later);
+        assert_eq!(view.until_drop(start + SETTLING), Some(SETTLING / 2));
+        view.learn(&attributes(2), Duration::ZERO, start + SETTLING);
+        assert_eq!(view.until_drop(later + SETTLING), Some(Duration::ZERO));
         assert!(view.take_stale_pages());
         assert!(!view.take_stale_pages());
+        assert_eq!(view.until_drop(later + SETTLING), None);
+    }
+
+    #[test]
+    fn pages_are_not_dropped_while_a_getattr_is_answered() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        view.note_stale_pages(start);
+        view.begin_getattr();
+        assert_eq!(view.until_drop(start + SETTLING), Some(SETTLING));
+        view.end_getattr();
+        assert_eq!(view.until_drop(start + SETTLING), Some(Duration::ZERO));
     }
 
     #[test]
     fn replies_include_a_name_until_its_removal_is_answered() {
         let mut view = KernelView::default();
-        view.learn(&Attributes { nlink: 3, ..attributes(1) }, TTL);
+        view.learn(&Attributes { nlink: 3, ..attributes(1) }, TTL, Instant::now());
         assert_eq!(view.nlink_min(), 0);
         view.begin_name_removal();
         assert_eq!(view.nlink_min(), 3);
@@ -198,7 +239,7 @@ mod tests {
     fn getattr_drops_pages_only_if_its_reply_may_be_discarded() {
         let (mut view, start) = (KernelView::default(), Instant::now());
         assert!(!view.can_drop_pages(1, start));
-        view.learn(&attributes(1), Duration::ZERO);
+        view.learn(&attributes(1), Duration::ZERO, start);
         assert!(view.can_drop_pages(1, start));
         assert!(!view.can_drop_pages(2, start));
         view.open(true, start);

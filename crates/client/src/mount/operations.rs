@@ -13,7 +13,7 @@ use super::callers::Callers;
 use super::grants::Grants;
 use super::handles::Handles;
 use super::kernel::Notifier;
-use super::kernel_view::{KernelView, SETTLING};
+use super::kernel_view::KernelView;
 use super::nodes::Nodes;
 use super::reply::{Answer, Entry, Granted, Stat};
 use super::request::{Head, Operation};
@@ -80,6 +80,15 @@ impl Drop for NameRemoval {
         if let Some(node) = &self.node {
             node.view().end_name_removal(self.is_removed);
         }
+    }
+}
+
+/// A GETATTR that is being answered.
+pub(super) struct GetattrGuard<'a>(&'a Node);
+
+impl Drop for GetattrGuard<'_> {
+    fn drop(&mut self) {
+        self.0.view().end_getattr();
     }
 }
 
@@ -330,8 +339,8 @@ impl Operations {
         keeps_pages
     }
 
-    /// Another client has changed an open file: the next OPEN drops its pages, or a task after
-    /// [`SETTLING`].
+    /// Another client has changed an open file: the next OPEN drops its pages, or a task when
+    /// [`KernelView::until_drop`] has passed.
     pub(super) fn changed_by_others(self: &Arc<Self>, handle: FileHandle, runtime: &Handle) {
         let Some((number, node)) = self.nodes.find(handle) else { return };
         if !node.view().note_stale_pages(Instant::now()) {
@@ -339,12 +348,23 @@ impl Operations {
         }
         let operations = Arc::downgrade(self);
         runtime.spawn(async move {
-            tokio::time::sleep(SETTLING).await;
-            let Some(operations) = operations.upgrade() else { return };
-            let Some(node) = operations.nodes.get(number) else { return };
-            operations
-                .drop_stale_pages(number, &node, |view| view.is_drop_due(Instant::now()))
-                .await;
+            loop {
+                let Some(operations) = operations.upgrade() else { return };
+                let Some(node) = operations.nodes.get(number) else { return };
+                let wait = node.view().until_drop(Instant::now());
+                match wait {
+                    None => return,
+                    Some(Duration::ZERO) => {
+                        let is_due =
+                            |view: &mut KernelView| view.until_drop(Instant::now()) == wait;
+                        operations.drop_stale_pages(number, &node, is_due).await;
+                    }
+                    Some(wait) => {
+                        drop((operations, node));
+                        tokio::time::sleep(wait).await;
+                    }
+                }
+            }
         });
     }
 
@@ -354,12 +374,12 @@ impl Operations {
         &self,
         number: u64,
         node: &Node,
-        is_permitted: impl FnOnce(&KernelView) -> bool,
+        is_permitted: impl FnOnce(&mut KernelView) -> bool,
     ) {
         let _only = node.dropping_pages.lock().await;
         {
             let mut view = node.view();
-            if !is_permitted(&view) || !view.take_stale_pages() {
+            if !is_permitted(&mut view) || !view.take_stale_pages() {
                 return;
             }
         }
@@ -393,13 +413,19 @@ impl Node {
         let is_exact = shown.nlink == known.nlink;
         let ttl = if is_exact { attributes_ttl(&self.inode) } else { Duration::ZERO };
         // `nlink_min` is from before a removal that the kernel subtracts, if it is the larger.
-        view.learn(&Attributes { nlink, ..known }, ttl);
+        view.learn(&Attributes { nlink, ..known }, ttl, Instant::now());
         (shown, ttl)
     }
 
     /// [`KernelView::nlink_min`] of a request that arrives now.
     pub(super) fn nlink_min(&self) -> u32 {
         self.view().nlink_min()
+    }
+
+    /// A GETATTR is being answered until the guard is dropped.
+    pub(super) fn begin_getattr(&self) -> GetattrGuard<'_> {
+        self.view().begin_getattr();
+        GetattrGuard(self)
     }
 
     /// Waits until pages that are being dropped are gone.
