@@ -62,6 +62,44 @@ def full_disk():
         fails_and_recovers(mount, export.directory, errno.ENOSPC)
 
 
+def outcomes(path, flags, *steps):
+    """The results of steps on a new file: a number of bytes, None, or the name of an errno."""
+    file = os.open(path, os.O_CREAT | os.O_WRONLY | flags)
+    results = []
+    for step in (*steps, os.close):
+        try:
+            results.append(step(file))
+        except OSError as error:
+            results.append(errno.errorcode[error.errno])
+    os.unlink(path)
+    return results
+
+
+@case
+def full_disk_in_one_write():
+    """The kernel sends a large write(2) in parts, and returns no error of a later one."""
+    with (
+        spillway_export(size_bytes=SIZE, quick=True) as export,
+        export.mount() as mount,
+        mmap.mmap(-1, 2 * SIZE) as data,
+    ):
+        data[:] = BLOCK * (len(data) // MIB)
+
+        def write(file):
+            return os.write(file, data)
+
+        steps = ((write,), (write, os.fsync), (write, write, os.fsync))
+        for flags in (os.O_DIRECT, os.O_DIRECT | os.O_SYNC, os.O_SYNC):
+            # A second write fails for itself once the first has returned the error.
+            for each in steps[:2] if flags == os.O_SYNC else steps:
+                found = outcomes(mount / "large", flags, *each)
+                check(found.count("ENOSPC") == 1, f"flags {flags:o}: {found}")
+        # Parts that are sent meanwhile can fail after the error was returned.
+        for each in steps:
+            found = outcomes(mount / "large", 0, *each, os.fsync)
+            check("ENOSPC" in found and found[-2:] != ["ENOSPC"] * 2, f"cached: {found}")
+
+
 @case
 def full_disk_in_small_writes():
     """Many small files, each closed: the error reaches the one whose data was refused."""

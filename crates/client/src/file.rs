@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 use crate::Result;
 use crate::cache::read_ahead::{Purpose, ReadAhead, ReadSource};
-use crate::cache::write_back::{ReadMark, WriteBack, Writer};
+use crate::cache::write_back::{ReadMark, Writer};
 use crate::inode::{Inode, SillyRename, WriteCalls};
 use crate::nfs3::{Nfs3, ReadData};
 use crate::trace::{Event, Tracer};
@@ -154,24 +154,6 @@ impl File {
         let written = self.inode.written()?;
         self.inode.data_changed();
         written.write(&self.writer, offset, data).await?;
-        self.settle_write(written).await
-    }
-
-    /// Like [`write_at`](Self::write_at), but `data` is referenced until it is on stable storage,
-    /// and not copied, if it is the payload of one WRITE. It should not be a part of a larger
-    /// allocation.
-    ///
-    /// # Errors
-    /// Those of [`write_at`](Self::write_at).
-    pub async fn write_bytes_at(&self, offset: u64, data: &Bytes) -> Result<()> {
-        let written = self.inode.written()?;
-        self.inode.data_changed();
-        written.write_bytes(&self.writer, offset, data).await?;
-        self.settle_write(written).await
-    }
-
-    /// Waits after a write as the flags require.
-    async fn settle_write(&self, written: &WriteBack<WriteCalls>) -> Result<()> {
         if self.flags.sync {
             written.sync(&self.writer).await
         } else if self.flags.direct {
@@ -179,6 +161,39 @@ impl File {
         } else {
             Ok(())
         }
+    }
+
+    /// Like [`write_at`](Self::write_at), but `data` is referenced until it is on stable storage,
+    /// and not copied, if it is the payload of one WRITE. It should not be a part of a larger
+    /// allocation. Write errors, also those of a `sync` or `direct` file, are left for
+    /// [`check`](Self::check).
+    ///
+    /// # Errors
+    /// `FBIG` beyond the largest offset of a file.
+    pub async fn write_bytes_at(&self, offset: u64, data: &Bytes) -> Result<()> {
+        let written = self.inode.written()?;
+        self.inode.data_changed();
+        written.write_bytes(&self.writer, offset, data).await?;
+        if self.flags.sync {
+            written.commit().await;
+        } else if self.flags.direct {
+            written.drain().await;
+        }
+        Ok(())
+    }
+
+    /// Whether [`check`](Self::check) would report an error.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.inode.written().is_ok_and(|written| written.has_failed(&self.writer))
+    }
+
+    /// Waits for nothing.
+    ///
+    /// # Errors
+    /// Data written since the file was opened was lost, and this was not reported to this file.
+    pub fn check(&self) -> Result<()> {
+        self.inode.written()?.check(&self.writer)
     }
 
     /// Waits until all data written to the file so far is on the server's stable storage.

@@ -155,15 +155,18 @@ impl<T: WriteTarget> WriteBack<T> {
     /// then. [`Error::Refused`] with EFBIG beyond the largest offset of a file. In a `sync` file
     /// also the error of this write.
     pub(crate) async fn write(&self, writer: &Writer<T>, offset: u64, data: &[u8]) -> Result<()> {
-        self.write_from(writer, offset, WriteData { bytes: data, owned: None }).await
+        self.check(writer)?;
+        self.write_from(writer, offset, WriteData { bytes: data, owned: None }).await?;
+        if self.file.sync { self.check(writer) } else { Ok(()) }
     }
 
     /// Like [`write`](Self::write), but `data` is referenced and not copied if it is the payload of
     /// one WRITE, of the length and alignment [`write_bytes`](WriteBackConfig::write_bytes). It
-    /// should not be a part of a larger allocation, which the budget does not include.
+    /// should not be a part of a larger allocation, which the budget does not include. Errors of
+    /// WRITE and COMMIT, also those of a `sync` file, are left for [`check`](Self::check).
     ///
     /// # Errors
-    /// Those of [`write`](Self::write).
+    /// [`Error::Refused`] with EFBIG beyond the largest offset of a file.
     pub(crate) async fn write_bytes(
         &self,
         writer: &Writer<T>,
@@ -180,16 +183,12 @@ impl<T: WriteTarget> WriteBack<T> {
             return Err(Error::Refused(Errno::FBIG));
         }
         self.file.traced.emit(Event::WriteEnter, offset, len, format_args!(""));
-        let taken = {
-            let mut dirty = self.file.lock();
-            dirty.errors.check(&writer.errors)?;
-            self.file.put(&mut dirty, &writer.target, offset, data, None)
-        };
+        let taken = self.file.put(&mut self.file.lock(), &writer.target, offset, data, None);
         if let Err(lack) = taken {
             Box::pin(self.write_rest(writer, offset, data, lack)).await;
         }
         if self.file.sync && len > 0 {
-            Box::pin(self.sync(writer)).await?;
+            Box::pin(self.commit()).await;
         }
         Ok(())
     }
@@ -239,6 +238,11 @@ impl<T: WriteTarget> WriteBack<T> {
         self.reach(Goal::Answered).await;
     }
 
+    /// Like [`sync`](Self::sync), but leaves write errors for the openers to collect.
+    pub(crate) async fn commit(&self) {
+        self.reach(Goal::Committed).await;
+    }
+
     /// Like [`sync`](Self::sync), without a writer, at the end of a mount.
     ///
     /// # Errors
@@ -246,6 +250,11 @@ impl<T: WriteTarget> WriteBack<T> {
     pub(crate) async fn settle(&self) -> Result<()> {
         self.reach(Goal::Committed).await;
         self.file.lock().errors.check_unreported()
+    }
+
+    /// Whether [`check`](Self::check) would report an error to `writer`.
+    pub(crate) fn has_failed(&self, writer: &Writer<T>) -> bool {
+        self.file.lock().errors.has(&writer.errors)
     }
 
     /// Reports the latest error to `writer`, once.

@@ -12,7 +12,8 @@ use super::operations::{OpenFile, Operations, Outcome, Refusal};
 use super::reply::{
     Answer, MODE_BITS, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
 };
-use super::request::{Head, Name, WRITE_KILL_SUIDGID};
+use super::request::{Head, Name, WRITE_CACHE, WRITE_KILL_SUIDGID};
+use super::short_write::ShortWrite;
 use crate::error::Result;
 use crate::file::{File, OpenFlags};
 use crate::file_system::FileSystem;
@@ -32,7 +33,7 @@ impl Operations {
         }
         let keeps_pages = self.prepare_open(head.node, &node, file.keep_cache());
         let reply_flags = reply_flags(&file, flags, keeps_pages);
-        let open = OpenFile { file, keeps_pages };
+        let open = OpenFile { file, keeps_pages, short_write: ShortWrite::default() };
         Ok(Answer::opened(self.files.insert(open), reply_flags))
     }
 
@@ -58,7 +59,7 @@ impl Operations {
         let node = self.node(entry.node)?;
         let keeps_pages = node.view().open(file.keep_cache(), Instant::now());
         let reply_flags = reply_flags(&file, flags, keeps_pages);
-        let open = OpenFile { file, keeps_pages };
+        let open = OpenFile { file, keeps_pages, short_write: ShortWrite::default() };
         Ok(Answer::created(&entry, self.files.insert(open), reply_flags))
     }
 
@@ -67,20 +68,35 @@ impl Operations {
         Ok(Answer::data(self.file(fh)?.file.read_at(offset, size).await?))
     }
 
+    /// WRITE. An error of an earlier one ends the caller's write(2), see [`ShortWrite`].
     pub(super) async fn write(
         &self,
+        head: &Head,
         fh: u64,
         offset: u64,
         write_flags: u32,
         data: &Bytes,
     ) -> Outcome {
         let open = self.file(fh)?;
-        open.file.write_bytes_at(offset, data).await?;
+        // Behind a mapping there is no write(2). FSYNC and FLUSH report the error.
+        let is_write = write_flags & WRITE_CACHE == 0;
+        if is_write && open.short_write.take(head.pid) {
+            open.file.check()?;
+        }
+        let mut count = data.len();
+        if is_write && open.file.has_failed() {
+            count = open.short_write.cut(head.pid, offset, count);
+        }
+        open.file.write_bytes_at(offset, &data.slice(..count)).await?;
         // The server clears set-id bits with the WRITE, and stat(2) after write(2) must show that.
         if write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&open.file) {
-            open.file.sync().await?;
+            open.file.inode().send_written().await;
         }
-        Ok(Answer::written(u32::try_from(data.len()).expect("a WRITE is below 4 GiB")))
+        // The error of this WRITE, in a file whose writes wait for the server.
+        if is_write && count == data.len() && open.file.has_failed() {
+            count = open.short_write.cut(head.pid, offset, count);
+        }
+        Ok(Answer::written(u32::try_from(count).expect("a WRITE is below 4 GiB")))
     }
 
     /// FSYNC, and FLUSH, which is close(2) of a descriptor of an open file. Sends and commits all data,

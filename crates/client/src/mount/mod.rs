@@ -21,6 +21,7 @@ mod readdir;
 mod reply;
 mod request;
 mod session;
+mod short_write;
 
 use std::fmt;
 use std::io;

@@ -17,6 +17,7 @@ use super::kernel_view::KernelView;
 use super::nodes::Nodes;
 use super::reply::{Answer, Entry, Granted, Stat};
 use super::request::{Head, Operation};
+use super::short_write::ShortWrite;
 use crate::directory::Directory;
 use crate::error::Error;
 use crate::file::File;
@@ -97,6 +98,7 @@ pub(super) struct OpenFile {
     pub(super) file: File,
     /// Whether the reply to the OPEN had the kernel keep its pages.
     pub(super) keeps_pages: bool,
+    pub(super) short_write: ShortWrite,
 }
 
 /// The error of a request.
@@ -161,7 +163,7 @@ impl Operations {
             Operation::Create { name, mode, flags } => self.create(&head, &name, mode, flags).await,
             Operation::Read { fh, offset, size } => self.read(fh, offset, size).await,
             Operation::Write { fh, offset, write_flags, data } => {
-                self.write(fh, offset, write_flags, data.bytes()).await
+                self.write(&head, fh, offset, write_flags, data.bytes()).await
             }
             Operation::Flush { fh } | Operation::Fsync { fh } => self.sync(fh).await,
             Operation::Release { fh } => self.release(fh).await,

@@ -330,6 +330,9 @@ pub(super) const HEAD_BYTES: usize = 40;
 /// Bytes before the data of a WRITE.
 pub(super) const WRITE_HEAD_BYTES: usize = HEAD_BYTES + 40;
 
+/// `FUSE_WRITE_CACHE`: the kernel writes pages that were stored to through a mapping.
+pub(super) const WRITE_CACHE: u32 = 1 << 0;
+
 /// `FUSE_WRITE_KILL_SUIDGID`: the write clears set-id bits.
 pub(super) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 

@@ -32,10 +32,16 @@ impl Errors {
         ErrorCursor(AtomicU64::new(self.count - u64::from(unreported)))
     }
 
+    /// Whether [`check`](Self::check) would return an error.
+    #[inline]
+    pub(super) fn has(&self, cursor: &ErrorCursor) -> bool {
+        cursor.0.load(Ordering::Relaxed) != self.count
+    }
+
     /// Returns the latest error, once for each cursor.
     #[inline]
     pub(super) fn check(&mut self, cursor: &ErrorCursor) -> Result<()> {
-        if cursor.0.load(Ordering::Relaxed) == self.count {
+        if !self.has(cursor) {
             return Ok(());
         }
         cursor.0.store(self.count, Ordering::Relaxed);
