@@ -15,7 +15,8 @@
 //! nanosecond after the one shown before: later than what is known to clients, and earlier than any
 //! time that the kernel has given the inode since, because the kernel's clock goes on by more than
 //! that between two calls. So no stamp that clients have seen during the changes equals the one
-//! that the last change leaves.
+//! that the last change leaves. The length shown is that of the changes that have ended: the one
+//! that the kernel shows may include data of a change at work, which no client has.
 //!
 //! A local process may change the inode meanwhile, and its change counts at once. What was read is
 //! its work where no change of this server explains it: a length that none of those at work leads
@@ -249,24 +250,30 @@ impl ChangeStamps {
         (shown, look().filter(|now| now.follows(&shown)))
     }
 
-    /// Ends a change that shares the inode and has all its data in place. `look` reads the stamp,
-    /// at once; `renew` has the kernel renew the ctime, which is needed where its clock is so
+    /// Ends a change that shares the inode and has all its data in place, up to the offset `end`.
+    /// `look` reads the stamp, at once; `renew` has the kernel renew the ctime, which is needed where its clock is so
     /// coarse, or was set back, that the stamp is not later than the one shown. Returns the stamps
     /// before and after, or `None` where no pair would be true: `look` failed, or the clock stands
     /// still.
     pub fn end_shared(
         &self,
         clock: &ChangeClock,
+        end: u64,
         look: impl Fn() -> Option<Stamp>,
         renew: impl FnOnce(),
     ) -> Option<Pair> {
         // Under the lock: no other change may end between reading the stamp and publishing it.
         let mut state = self.lock();
-        let shown = state.shown.expect("it was published when the change began");
+        let mut shown = state.shown.expect("it was published when the change began");
         let mut now = look();
         let after = if state.at_work > 1 {
             let live = now.unwrap_or(shown.live);
-            let stamp = now.unwrap_or(shown.stamp).right_after(&shown.stamp);
+            if live != shown.live && !state.explains(&shown.stamp, &live) {
+                // A local process's change comes first, so that the pair does not cover it.
+                shown.stamp = live.right_after(&shown.stamp);
+            }
+            let size = shown.stamp.size.max(end).min(live.size);
+            let stamp = Stamp { size, ..shown.stamp }.right_after(&shown.stamp);
             state.shown = Some(Shown { stamp, live });
             now.map(|_| stamp)
         } else {

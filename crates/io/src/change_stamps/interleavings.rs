@@ -32,6 +32,8 @@ enum Fault {
     PairFromBeginning,
     /// A WRITE is taken for the cause of any length.
     LocalHidden,
+    /// A WRITE that shares the inode shows the length that the kernel shows.
+    LengthOfOthers,
 }
 
 /// A kernel's inode.
@@ -79,7 +81,7 @@ impl Server {
         self.kernel.lock().unwrap()
     }
 
-    /// write(2): the times first, then the data, then the length, which the first WRITEs change.
+    /// write(2): the times first, then the data, then the length.
     fn kernel_write(&self, block: usize, value: u32) {
         {
             let mut kernel = self.kernel();
@@ -88,9 +90,8 @@ impl Server {
             (kernel.stamp.mtime, kernel.stamp.ctime) = (now, now);
         }
         self.kernel().data[block] = value;
-        if value == 1 {
-            self.kernel().stamp.size += 1;
-        }
+        let mut kernel = self.kernel();
+        kernel.stamp.size = kernel.stamp.size.max(end_of(block));
     }
 
     /// ftruncate(2) by a local process, which leaves the data alone.
@@ -159,7 +160,8 @@ impl Server {
         self.note_start();
         self.kernel_write(block, value);
         let renew = || panic!("the clock goes on");
-        let pair = self.stamps.end_shared(&self.clock, || Some(self.live()), renew);
+        let end = if self.fault == Fault::LengthOfOthers { u64::MAX } else { end_of(block) };
+        let pair = self.stamps.end_shared(&self.clock, end, || Some(self.live()), renew);
         match (self.fault, pair) {
             (Fault::PairFromBeginning, Some((_, after))) => Some((begun, after)),
             _ => pair,
@@ -167,11 +169,20 @@ impl Server {
     }
 }
 
+/// Where a block ends.
+fn end_of(block: usize) -> u64 {
+    block as u64 + 1
+}
+
 impl Cache {
     /// Applies the reply to an own WRITE as RFC 1813 §2.6 has it.
     fn wrote(mut self, server: &Server, (block, value): (usize, u32), pair: Option<Pair>) -> Self {
         match pair {
             Some((before, after)) if before == self.known => {
+                // Between the two lengths the client has its own data alone.
+                let own = before.size.max(end_of(block));
+                let is_own = after.size == own || after.size >= LOCAL_LEN;
+                assert!(is_own, "{} after a WRITE of {block} at {}", after.size, before.size);
                 self.data[block] = value;
                 Self { known: after, ..self }
             }
@@ -201,6 +212,10 @@ fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
     let local = {
         let server = Arc::clone(&server);
         thread::spawn(move || {
+            if fault == Fault::LengthOfOthers {
+                // A length beyond all WRITEs would hide the fault.
+                return Vec::new();
+            }
             server.set_len_locally();
             assert!(server.attributes().size >= LOCAL_LEN, "the local change is hidden");
             Vec::new()
@@ -231,6 +246,7 @@ fn each_fault_has_an_interleaving_that_shows_it() {
         (Fault::PairFromBeginning, true),
         (Fault::LocalHidden, false),
         (Fault::LocalHidden, true),
+        (Fault::LengthOfOthers, true),
     ] {
         let search =
             || check(2_000, move || clients_end_without_stale_data(fault, [shared; WRITERS]));

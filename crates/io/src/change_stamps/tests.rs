@@ -39,7 +39,9 @@ fn a_change_alone_shows_the_stamp_before_it_until_it_ends() {
 #[test]
 fn sharers_take_effect_one_after_the_other_at_their_ends() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    let end = |tick| stamps.end_shared(&clock, || Some(stamp(tick)), || panic!("time goes on"));
+    let end = |tick: u32| {
+        stamps.end_shared(&clock, tick.into(), || Some(stamp(tick)), || panic!("time goes on"))
+    };
     for _ in 0..3 {
         assert_eq!(begin_shared(&stamps, 1), stamp(1));
     }
@@ -59,17 +61,36 @@ fn sharers_take_effect_one_after_the_other_at_their_ends() {
 }
 
 #[test]
+fn a_sharer_shows_no_length_of_those_at_work() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    let end = |end, tick| {
+        let ended = stamps.end_shared(&clock, end, || Some(stamp(tick)), || panic!("time goes on"));
+        ended.unwrap().1
+    };
+    for _ in 0..4 {
+        begin_shared(&stamps, 1);
+    }
+    let first = end(3, 9);
+    assert_eq!(first.size, 3, "the rest is of another one");
+    assert_eq!(seen(&stamps, &clock, 9), first);
+    assert_eq!(end(2, 9).size, 3);
+    assert_eq!(end(9, 9).size, 9);
+    assert_eq!(end(5, 9), stamp(9));
+}
+
+#[test]
 fn an_equal_stamp_is_renewed_or_makes_no_pair() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     let later = Stamp { size: 9, ..stamp(1) };
     for renewed in [stamp(2), later] {
         begin_shared(&stamps, 1);
         let now = std::cell::Cell::new(later);
-        let pair = stamps.end_shared(&clock, || Some(now.get()), || now.set(renewed));
+        let pair = stamps.end_shared(&clock, 0, || Some(now.get()), || now.set(renewed));
         assert_eq!(pair, (renewed == stamp(2)).then_some((stamp(1), renewed)));
     }
     begin_shared(&stamps, 1);
-    let unchanged = stamps.end_shared(&clock, || Some(stamp(1)), || panic!("nothing has changed"));
+    let unchanged =
+        stamps.end_shared(&clock, 0, || Some(stamp(1)), || panic!("nothing has changed"));
     assert_eq!(unchanged, Some((stamp(1), stamp(1))));
 }
 
@@ -80,9 +101,9 @@ fn a_failed_stat_begins_no_change_and_makes_no_pair() {
     assert_eq!(seen(&stamps, &clock, 3), stamp(3));
     begin_shared(&stamps, 3);
     begin_shared(&stamps, 3);
-    assert_eq!(stamps.end_shared(&clock, || None, || ()), None);
+    assert_eq!(stamps.end_shared(&clock, 0, || None, || ()), None);
     assert!(seen(&stamps, &clock, 4).ctime > stamp(3).ctime, "a change all the same");
-    assert_eq!(stamps.end_shared(&clock, || None, || ()), None);
+    assert_eq!(stamps.end_shared(&clock, 0, || None, || ()), None);
     assert_eq!(seen(&stamps, &clock, 4), stamp(4));
 }
 
@@ -112,7 +133,7 @@ fn a_local_length_is_shown_during_a_change() {
     begin_shared(&stamps, 1);
     let late = Stamp { ctime: (9, 0), ..stamp(1) };
     let shown = seen_of_local(&stamps, &clock, late);
-    let end = || stamps.end_shared(&clock, || Some(late), || panic!("time goes on")).unwrap();
+    let end = || stamps.end_shared(&clock, 0, || Some(late), || panic!("time goes on")).unwrap();
     let (before, after) = end();
     assert_eq!((before, after.ctime), (shown, (5, TICK + 2)));
     assert_eq!(end(), (after, late));

@@ -211,18 +211,24 @@ impl Change {
     /// Ends the change, all of which is done. `fd` is the object's, `O_PATH` or not. Returns the
     /// attributes before the change and after it. May block where `statx` does.
     pub(crate) fn end(self, fd: BorrowedFd<'_>) -> Wcc {
-        self.end_by(fd, || attributes_of(fd))
+        self.end_by(fd, 0, || attributes_of(fd))
+    }
+
+    /// The same, of WRITEs up to the offset `written`.
+    pub(crate) fn end_written(self, fd: BorrowedFd<'_>, written: u64) -> Wcc {
+        self.end_by(fd, written, || attributes_of(fd))
     }
 
     /// The same, with attributes that `look` reads.
     pub(crate) fn end_by(
         self,
         fd: BorrowedFd<'_>,
+        written: u64,
         look: impl Fn() -> Result<LiveAttributes, Status>,
     ) -> Wcc {
         match self.held {
             Held::Alone(alone) => alone.end(self.before, fd, look),
-            Held::Shared(shared) => shared.end(self.before, fd, look),
+            Held::Shared(shared) => shared.end(self.before, fd, written, look),
         }
     }
 }
@@ -247,6 +253,7 @@ impl Shared {
         mut self,
         begun: Attributes,
         fd: BorrowedFd<'_>,
+        written: u64,
         look: impl Fn() -> Result<LiveAttributes, Status>,
     ) -> Wcc {
         let looked = Looked::by(look);
@@ -254,7 +261,7 @@ impl Shared {
         let renew = || renew_ctime(fd);
         // A client that gets only the attributes after takes every change since its last GETATTR
         // for its own.
-        match self.stamps.end_shared(&CLOCK, || looked.stamp(), renew) {
+        match self.stamps.end_shared(&CLOCK, written, || looked.stamp(), renew) {
             Some((before, after)) => Wcc {
                 before: Some(Attributes::with(*begun, before)),
                 after: looked.attributes(Some(after)),
@@ -322,9 +329,10 @@ mod tests {
     }
 
     async fn share(lock: &InodeLock, size: u32) -> Change {
-        lock.share(Lengths::ANY, || look(size))
-            .await
-            .unwrap_or_else(|_| panic!("a look that succeeds"))
+        let change = lock.share(Lengths::ANY, || look(size)).await;
+        let change = change.unwrap_or_else(|_| panic!("a look that succeeds"));
+        change.note_start();
+        change
     }
 
     fn begin(alone: Alone, size: u32) -> Change {
@@ -334,7 +342,7 @@ mod tests {
     }
 
     fn end(change: Change, size: u32) -> (Stamp, Stamp) {
-        let wcc = change.end_by(file().as_fd(), || look(size));
+        let wcc = change.end_by(file().as_fd(), size.into(), || look(size));
         (wcc.before.unwrap().stamp(), wcc.after.unwrap().stamp())
     }
 

@@ -99,7 +99,7 @@ impl Vfs {
         }
         if let Err(status) = checked {
             let now = self.live_attributes(&file).await;
-            return Answer { attributes: begun.end_by(file.fd(), || now), result: Err(status) };
+            return Answer { attributes: begun.end_by(file.fd(), 0, || now), result: Err(status) };
         }
         let changed = Arc::clone(&file);
         let job = move || {

@@ -163,7 +163,9 @@ impl Vfs {
         }
         let Some(identity) = last else { return Wcc::default() };
         let writer = Arc::clone(&target.writer);
-        let ended = self.engine.data_as(identity, move || change.end(writer.as_fd())).await;
+        let end = outcomes.performed.iter().map(|&(_, end)| end).max().unwrap_or(0);
+        let end = move || change.end_written(writer.as_fd(), end);
+        let ended = self.engine.data_as(identity, end).await;
         ended.unwrap_or_default()
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proto::nfs3::*;
 
-use crate::client::{Client, ok};
+use crate::client::{Client, ok, size};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
 
 const MIB: usize = 1024 * 1024;
@@ -267,6 +267,36 @@ fn a_client_that_trusts_its_pairs_keeps_no_stale_bytes(mode: &str, part_bytes: u
 fn no_pair_of_a_write_covers_another_clients_write() {
     a_client_that_trusts_its_pairs_keeps_no_stale_bytes("direct", MIB, 120);
     a_client_that_trusts_its_pairs_keeps_no_stale_bytes("auto", 64 * 1024, 120);
+}
+
+#[test]
+fn no_pair_of_a_write_covers_the_length_of_another() {
+    const ROUNDS: usize = 60;
+    const WRITERS: usize = 4;
+    let fixture = Fixture::in_modes("", "direct", "direct");
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let data = vec![1; MIB];
+    ok(client.write(file, 0, &data));
+    let mut writers = [(); WRITERS].map(|()| fixture.client());
+    let barrier = Barrier::new(WRITERS);
+    for round in 0..ROUNDS {
+        ok(client.setattr(file, size(MIB as u64)));
+        std::thread::scope(|scope| {
+            for (part, client) in writers.iter_mut().enumerate() {
+                let (barrier, data) = (&barrier, &data);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let offset = (1 + part) * MIB;
+                    let wcc = ok(client.write(file, offset as u64, data)).wcc;
+                    let (Some(before), Some(after)) = (wcc.before, wcc.after) else { return };
+                    let own = before.size.max((offset + MIB) as u64);
+                    assert_eq!(after.size, own, "round {round}: a WRITE at {}", before.size);
+                });
+            }
+        });
+        assert_eq!(client.getattr(file).unwrap().size, ((1 + WRITERS) * MIB) as u64);
+    }
 }
 
 #[test]
