@@ -94,6 +94,9 @@ def full_disk_in_one_write():
             for each in steps[:2] if flags == os.O_SYNC else steps:
                 found = outcomes(mount / "large", flags, *each)
                 check(found.count("ENOSPC") == 1, f"flags {flags:o}: {found}")
+        with export.mount("sync") as waiting:
+            found = outcomes(waiting / "large", 0, write, os.fsync)
+            check(found == ["ENOSPC", None, None], f"on a sync mount: {found}")
         # Parts that are sent meanwhile can fail after the error was returned.
         for each in steps:
             found = outcomes(mount / "large", 0, *each, os.fsync)

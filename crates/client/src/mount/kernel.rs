@@ -241,6 +241,10 @@ fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
         if flags.suid { MountOption::Suid } else { MountOption::NoSuid },
         if flags.exec { MountOption::Exec } else { MountOption::NoExec },
     ];
+    if nfs.sync {
+        // The kernel sends FSYNC after each write(2) and returns its error, also behind a first part.
+        options.push(MountOption::Sync);
+    }
     if fuse.default_permissions {
         options.push(MountOption::DefaultPermissions);
     }
@@ -359,10 +363,12 @@ mod tests {
             assert!(plain.mount_options.contains(&option), "{option:?}");
         }
         assert!(plain.mount_options.contains(&MountOption::FSName("host:/export".to_owned())));
-        let asked = config_of("ro,allow_other,default_permissions,auto_unmount,max_read=8192,suid");
+        let list = "ro,sync,allow_other,default_permissions,auto_unmount,max_read=8192,suid";
+        let asked = config_of(list);
         assert_eq!(asked.acl, SessionACL::All);
         for option in [
             MountOption::RO,
+            MountOption::Sync,
             MountOption::Suid,
             MountOption::DefaultPermissions,
             MountOption::AutoUnmount,
