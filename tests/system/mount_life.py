@@ -2,6 +2,7 @@
 """How a mount begins and ends: in the foreground or not, by which user, with which errors."""
 
 import contextlib
+import ctypes
 import errno
 import os
 import pathlib
@@ -22,6 +23,8 @@ from mount_rig import (
 # fusermount needs a name for its caller, and this user has one on each system.
 USER = 65534
 FUSE_DEVICE = (10, 229)
+# Flags of mount(2).
+MS_RDONLY, MS_REMOUNT = 1, 32
 
 
 @contextlib.contextmanager
@@ -179,6 +182,34 @@ def killed_daemon_leaves_a_dead_mount():
         mount.start()
         check((mount.directory / "file").read_text() == "content", "wrong content")
         mount.end()
+
+
+@case
+def remounted_read_only():
+    """As root by mount(2): the newer mount(8) passes options that no FUSE mount can change."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def remount(mount, flags):
+        done = libc.mount(None, bytes(mount), None, MS_REMOUNT | flags, None)
+        return 0 if done == 0 else ctypes.get_errno()
+
+    with export() as server, held(server.mount()) as mount:
+        with open(mount.directory / "written", "w", encoding="ascii") as file:
+            file.write("before")
+            check(remount(mount.directory, MS_RDONLY) == errno.EBUSY, "not busy")
+        check(remount(mount.directory, MS_RDONLY) == 0, "refused")
+        check((mount.directory / "written").read_text() == "before", "wrong content")
+        check((server.directory / "written").read_text() == "before", "the server has other data")
+        try:
+            (mount.directory / "file").write_text("more", encoding="ascii")
+        except OSError as error:
+            check(error.errno == errno.EROFS, f"{error}")
+        else:
+            check(False, "written to a read-only mount")
+        check(remount(mount.directory, 0) == 0, "refused")
+        (mount.directory / "file").write_text("more", encoding="ascii")
+        run_ok("umount", mount.directory)
+        ended_with(mount, 0, "umount")
 
 
 @case
