@@ -22,6 +22,7 @@ mod inode;
 mod inode_lock;
 mod permitted;
 mod state;
+mod sweeps;
 mod table;
 #[cfg(test)]
 mod two_devices;

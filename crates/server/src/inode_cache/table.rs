@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 
 use super::busy_devices::BusyDevices;
 use super::state::InodeStates;
+use super::sweeps::Sweeps;
 use super::{Flush, Inode, InodeKey};
 use crate::export::ExportRoot;
 use crate::fs::Status;
@@ -33,7 +34,7 @@ pub(crate) struct InodeCache {
     /// Counts seconds, for what need not be exact: reading it costs nothing.
     pub(super) ticks: AtomicU64,
     pub(super) busy: BusyDevices,
-    pub(super) sweeping: BusyDevices,
+    pub(super) sweeps: Sweeps,
 }
 
 #[derive(Default)]
@@ -56,7 +57,7 @@ impl InodeCache {
             began: Instant::now(),
             ticks: AtomicU64::new(0),
             busy: BusyDevices::default(),
-            sweeping: BusyDevices::default(),
+            sweeps: Sweeps::default(),
         }
     }
 

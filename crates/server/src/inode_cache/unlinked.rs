@@ -2,61 +2,108 @@
 //!
 //! A descriptor of the cache keeps a deleted file and its blocks, and the kernel reports nothing of
 //! the deletion to the holder. So the link counts of objects that no call uses are read once a second,
-//! on file systems that answer from memory. Elsewhere such a file keeps its blocks until it is idle.
+//! and before a call fails for want of space, on file systems that answer from memory. Elsewhere
+//! such a file keeps its blocks until it is idle.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use io::Engine;
+use io::{DeviceNumber, Engine};
+use tokio::sync::OwnedMutexGuard;
 
-use super::busy_devices::{Claim, Device};
+use super::sweeps::LastSweeps;
 use super::table::lock;
 use super::{Inode, InodeCache, InodeKey};
 use crate::fs::attributes_of_linked_or_not;
 
-/// Objects of a shard whose link count is read in one second: 16,384 of the whole table, which takes
+/// Objects of a shard whose link count is read in one sweep: 16,384 of the whole table, which takes
 /// a thread about 10 ms. Larger tables take turns.
 const SHARD_INODES_MAX: usize = 1024;
 
-/// Unused objects of one device. There is one list per device at a time.
+/// For so long after a sweep of a device that has closed something, calls that lack space may
+/// succeed; and after one for want of space that has closed nothing, there is no other.
+const SPACE_SWEEP_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Unused objects of one device.
 pub(crate) struct UnusedInodes {
-    inodes: Vec<(InodeKey, Arc<OwnedFd>)>,
-    claim: Claim,
+    inodes: Candidates,
+    sweep: OwnedMutexGuard<LastSweeps>,
 }
 
+/// Objects that no call used when they were listed, and their descriptors.
+type Candidates = Vec<(InodeKey, Arc<OwnedFd>)>;
+
 impl InodeCache {
-    /// Objects of each device that no call uses. To be called once a second; does not block.
+    /// Objects of each device that no call uses, unless a sweep of the device is under way. To be
+    /// called once a second; does not block.
     #[must_use]
     pub(crate) fn unused(&self) -> Vec<UnusedInodes> {
+        let begun = |(device, inodes)| {
+            let sweep = self.sweeps.of(device).try_lock_owned().ok()?;
+            Some(UnusedInodes { inodes, sweep })
+        };
+        self.candidates(|_| true).into_iter().filter_map(begun).collect()
+    }
+
+    /// Closes those of the objects that have lost their last name, unless a call uses them now. No
+    /// client can reach them, so what is not flushed of them is not flushed any more.
+    pub(crate) async fn give_up_unlinked(&self, unused: UnusedInodes, engine: &Engine) {
+        let UnusedInodes { inodes, mut sweep } = unused;
+        if self.close_unlinked(inodes, engine).await {
+            sweep.closed_at = Some(Instant::now());
+        }
+    }
+
+    /// The same for a device on which a call has just failed for want of space. Calls that fail
+    /// meanwhile wait for it. Returns whether the call may succeed now.
+    pub(crate) async fn free_space(&self, device: DeviceNumber, engine: &Engine) -> bool {
+        let failed_at = Instant::now();
+        let is_recent =
+            |at: Option<Instant>| at.is_some_and(|at| at + SPACE_SWEEP_INTERVAL > failed_at);
+        let mut sweep = self.sweeps.of(device).lock_owned().await;
+        if !is_recent(sweep.futile_at) {
+            let candidates = self.candidates(|of| of == device).remove(&device).unwrap_or_default();
+            if self.close_unlinked(candidates, engine).await {
+                sweep.closed_at = Some(Instant::now());
+            } else if !is_recent(sweep.closed_at) {
+                sweep.futile_at = Some(Instant::now());
+            }
+        }
+        is_recent(sweep.closed_at)
+    }
+
+    /// Objects of the selected devices that no call uses.
+    fn candidates(
+        &self,
+        selects: impl Fn(DeviceNumber) -> bool,
+    ) -> HashMap<DeviceNumber, Candidates> {
         let turn = usize::try_from(self.ticks.load(Ordering::Relaxed)).unwrap_or(0);
-        let mut unused: HashMap<Device, Vec<(InodeKey, Arc<OwnedFd>)>> = HashMap::new();
+        let mut candidates: HashMap<_, Candidates> = HashMap::new();
         for shard in &self.shards {
             let shard = lock(shard);
             let len = shard.files.len();
             let first = if len > SHARD_INODES_MAX { turn * SHARD_INODES_MAX % len } else { 0 };
             for step in 0..len.min(SHARD_INODES_MAX) {
                 let inode = &shard.files[(first + step) % len];
-                if inode.root.attributes_in_memory && is_unused(inode) {
-                    let of_device = unused.entry(inode.root.device()).or_default();
+                let device = inode.root.device();
+                if selects(device) && inode.root.attributes_in_memory && is_unused(inode) {
+                    let of_device = candidates.entry(device).or_default();
                     of_device.push((inode.key(), Arc::clone(&inode.base)));
                 }
             }
         }
-        let claimed =
-            |(device, inodes)| Some(UnusedInodes { inodes, claim: self.sweeping.claim(device)? });
-        unused.into_iter().filter_map(claimed).collect()
+        candidates
     }
 
-    /// Closes those of the objects that have lost their last name, unless a call uses them now. No
-    /// client can reach them, so what is not flushed of them is not flushed any more.
-    pub(crate) async fn give_up_unlinked(&self, unused: UnusedInodes, engine: &Engine) {
-        let UnusedInodes { inodes, claim } = unused;
+    /// Closes those that have lost their last name. Returns whether there were any.
+    async fn close_unlinked(&self, candidates: Candidates, engine: &Engine) -> bool {
         let unlinked = engine.data(move || {
             let is_unlinked =
                 |fd: &OwnedFd| attributes_of_linked_or_not(fd).is_ok_and(|now| now.nlink == 0);
-            let unlinked = inodes.into_iter().filter(|(_, fd)| is_unlinked(fd));
+            let unlinked = candidates.into_iter().filter(|(_, fd)| is_unlinked(fd));
             unlinked.map(|(key, _)| key).collect::<Vec<_>>()
         });
         let leave = |key: &InodeKey| {
@@ -65,11 +112,12 @@ impl InodeCache {
             if leaves { shard.files.swap_remove(key) } else { None }
         };
         let leaving: Vec<Arc<Inode>> = unlinked.await.iter().filter_map(leave).collect();
-        if !leaving.is_empty() {
-            // The last close of a file frees its blocks, which may wait for the disk.
-            engine.data(move || leaving.iter().for_each(|inode| inode.release())).await;
+        if leaving.is_empty() {
+            return false;
         }
-        drop(claim);
+        // The last close of a file frees its blocks, which may wait for the disk.
+        engine.data(move || leaving.iter().for_each(|inode| inode.release())).await;
+        true
     }
 }
 
@@ -98,37 +146,83 @@ mod tests {
         cache.add(Arc::clone(root), handle, file_type, fd).key()
     }
 
+    /// Three files of an export, the last of which a call uses, and the last two of which are deleted.
+    struct Deleted {
+        _dir: tempfile::TempDir,
+        root: Arc<ExportRoot>,
+        cache: InodeCache,
+        engine: Engine,
+        keys: [InodeKey; 3],
+        _user: Arc<Inode>,
+    }
+
+    impl Deleted {
+        fn new() -> Option<Self> {
+            let memory = Path::new("/dev/shm");
+            if !memory.exists() {
+                eprintln!("skipped: no /dev/shm");
+                return None;
+            }
+            let dir = tempfile::tempdir_in(memory).unwrap();
+            let root = ExportRoot::open_path(1, dir.path(), &FileSystems::default()).unwrap();
+            let root = Arc::new(root);
+            let config = EngineConfig { data_threads: 1, metadata_threads: 1, queue_max: 16 };
+            let (cache, engine) = (InodeCache::new(1000), Engine::new(config));
+            let names = ["kept", "deleted", "used"];
+            let keys = names.map(|name| {
+                let path = dir.path().join(name);
+                std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+                open(&cache, &root, &path)
+            });
+            let user = cache.find(&keys[2]).unwrap();
+            for name in &names[1..] {
+                std::fs::remove_file(dir.path().join(name)).unwrap();
+            }
+            Some(Self { _dir: dir, root, cache, engine, keys, _user: user })
+        }
+
+        /// Which of the files are open.
+        fn found(&self) -> [bool; 3] {
+            self.keys.each_ref().map(|key| self.cache.find(key).is_some())
+        }
+
+        async fn free_space(&self) -> bool {
+            self.cache.free_space(self.root.device(), &self.engine).await
+        }
+    }
+
     #[tokio::test]
     async fn deleted_files_leave_unless_they_are_used() {
-        let memory = Path::new("/dev/shm");
-        if !memory.exists() {
-            return eprintln!("skipped: no /dev/shm");
+        let Some(files) = Deleted::new() else { return };
+        for unused in files.cache.unused() {
+            files.cache.give_up_unlinked(unused, &files.engine).await;
         }
-        let dir = tempfile::tempdir_in(memory).unwrap();
-        let root = ExportRoot::open_path(1, dir.path(), &FileSystems::default()).unwrap();
-        let root = Arc::new(root);
-        let config = EngineConfig { data_threads: 1, metadata_threads: 1, queue_max: 16 };
-        let (cache, engine) = (InodeCache::new(1000), Engine::new(config));
-        let [kept, deleted, used] = ["kept", "deleted", "used"].map(|name| {
-            let path = dir.path().join(name);
-            std::fs::write(&path, vec![1; 1 << 20]).unwrap();
-            open(&cache, &root, &path)
-        });
-        let user = cache.find(&used).unwrap();
-        for name in ["deleted", "used"] {
-            std::fs::remove_file(dir.path().join(name)).unwrap();
-        }
-        let sweep = async || {
-            for unused in cache.unused() {
-                cache.give_up_unlinked(unused, &engine).await;
-            }
-        };
-        sweep().await;
-        assert!(cache.find(&kept).is_some());
-        assert!(cache.find(&deleted).is_none());
-        assert!(cache.find(&used).is_some(), "a call uses it");
-        drop(user);
-        sweep().await;
-        assert!(cache.find(&used).is_none());
+        assert_eq!(files.found(), [true, false, true]);
+    }
+
+    #[tokio::test]
+    async fn a_call_that_lacks_space_closes_deleted_files() {
+        let Some(files) = Deleted::new() else { return };
+        assert!(files.free_space().await);
+        assert_eq!(files.found(), [true, false, true]);
+    }
+
+    #[tokio::test]
+    async fn calls_that_lack_space_wait_for_one_sweep() {
+        let Some(files) = Deleted::new() else { return };
+        let sweep = files.cache.unused().pop().unwrap();
+        let mut lacking = std::pin::pin!(files.free_space());
+        let wait = Duration::from_millis(10);
+        assert!(tokio::time::timeout(wait, lacking.as_mut()).await.is_err());
+        files.cache.give_up_unlinked(sweep, &files.engine).await;
+        assert!(lacking.await, "the sweep has closed a file");
+    }
+
+    #[tokio::test]
+    async fn a_device_without_deleted_files_is_full() {
+        let Some(files) = Deleted::new() else { return };
+        files.cache.forget(&files.keys[1]);
+        assert!(!files.free_space().await, "the other one is used");
+        assert_eq!(files.found(), [true, false, true]);
     }
 }

@@ -212,6 +212,12 @@ impl Vfs {
         self.inode_cache.give_up_unlinked(unused, &self.engine).await;
     }
 
+    /// After a call has failed for want of space: closes what has lost its last name on the device of
+    /// `root`. Returns whether the call may succeed now.
+    async fn free_space(&self, root: &ExportRoot) -> bool {
+        root.attributes_in_memory && self.inode_cache.free_space(root.device(), &self.engine).await
+    }
+
     /// Flushes everything, empties the window, closes all objects and ends the threads.
     ///
     /// # Errors

@@ -246,7 +246,7 @@ impl Vfs {
 
     /// Runs a change of one directory as the caller, between its attributes before and after, and
     /// makes it durable where the export promises that. `job` is repeated as an attempt of
-    /// [`Self::with_descriptors`].
+    /// [`Self::with_descriptors`], and once if there is space after all.
     async fn change_directory<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -276,7 +276,11 @@ impl Vfs {
             }
         };
         let device = dir.root().device();
-        let (attributes, result) = match self.with_descriptors(device, attempt).await {
+        let mut done = self.with_descriptors(device, &attempt).await;
+        if matches!(done, Ok((_, Err(Status::NoSpace)))) && self.free_space(dir.root()).await {
+            done = self.with_descriptors(device, &attempt).await;
+        }
+        let (attributes, result) = match done {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };

@@ -1,6 +1,6 @@
 //! WRITE and COMMIT.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::slice;
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::io_plan::SPLIT_BYTES_MIN;
-use super::write_data::{PermittedWrite, WriteJob, Written};
+use super::write_data::{PermittedWrite, WriteJob, WriteTarget, Written, unperformed};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of};
 use crate::counters::Counter;
-use crate::inode_cache::{Change, Flush, Inode, Permitted, WriteRequest, WriteTurn, Writing};
+use crate::inode_cache::{Change, Flush, Inode, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
 
 /// How durable a WRITE is (RFC 1813 §3.3.7, `stable_how`), in rising order.
@@ -139,30 +139,41 @@ impl Vfs {
         self.engine.ask_for_data_thread().await;
         let mut turn = unperformed(file, &change, request.flush);
         let prepared = self.permit_and_prepare(file, change.before(), request).await;
-        let (writer, write, job) = match prepared {
+        let (target, write, job) = match prepared {
             Ok(prepared) => prepared,
             Err(status) => return WriteTurn { result: Err(status), ..turn },
         };
-        let (identity, written_to) = (write.request.caller.identity.clone(), Arc::clone(file));
+        let identity = write.request.caller.identity.clone();
         change.note_start();
         let job = move || {
             let written = Written::by(job, write.data().as_slice());
-            written_to.note_change();
-            (written, change.end(writer.as_fd()))
+            target.file.note_change();
+            if written.lacks_space() {
+                return Err(Box::new((target, change, write)));
+            }
+            let end = write.written_up_to(written.count());
+            let attributes = change.end_written(target.writer.as_fd(), end);
+            Ok((written, attributes))
         };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
         match self.engine.data_as(identity, job).await {
-            Ok((written, attributes)) => {
+            Ok(Ok((written, attributes))) => {
                 if written.refused_direct {
                     self.note_refused(file);
                 }
                 turn.attributes = attributes;
                 turn.result = written.bytes();
+                turn
             }
-            Err(error) => turn.result = Err(Status::no_identity(&error)),
+            // A batch of one has space made for it.
+            Ok(Err(unfinished)) => {
+                let (target, change, write) = *unfinished;
+                let batch = self.perform_permitted(target, change, vec![write], vec![turn]);
+                Box::pin(batch).await.remove(0)
+            }
+            Err(error) => WriteTurn { result: Err(Status::no_identity(&error)), ..turn },
         }
-        turn
     }
 
     /// Permits a WRITE by the attributes at the beginning of its change, and acquires what it needs.
@@ -171,11 +182,11 @@ impl Vfs {
         file: &Arc<Inode>,
         before: &LiveAttributes,
         request: Box<WriteRequest>,
-    ) -> Result<(Arc<OwnedFd>, PermittedWrite, Option<WriteJob>), Status> {
-        let (file, writer, range) = self.may_write(file, before, &request).await?;
+    ) -> Result<(WriteTarget, PermittedWrite, Option<WriteJob>), Status> {
+        let (target, range) = self.may_write(file, before, &request).await?;
         let write = PermittedWrite { place: 0, range, request };
-        let job = self.prepare_write(&file, &writer, slice::from_ref(&write)).await?;
-        Ok((writer, write, job))
+        let job = self.prepare_write(&target, slice::from_ref(&write)).await?;
+        Ok((target, write, job))
     }
 
     /// A change of an open file that it shares with others.
@@ -225,11 +236,11 @@ impl Vfs {
         file: &Arc<Inode>,
         attributes: &LiveAttributes,
         request: &WriteRequest,
-    ) -> Result<(Permitted<Writing>, Arc<OwnedFd>, ByteRange), Status> {
-        let permitted = self.permit(&request.caller, file, attributes).await?;
+    ) -> Result<(WriteTarget, ByteRange), Status> {
+        let file = self.permit(&request.caller, file, attributes).await?;
         let range = range_of(request)?;
-        let writer = self.writer(&permitted).await?;
-        Ok((permitted, writer, range))
+        let writer = self.writer(&file).await?;
+        Ok((WriteTarget { file, writer }, range))
     }
 
     /// Makes the written data durable by `flush`, if there is one. `failures` counts the file's
@@ -253,15 +264,4 @@ impl Vfs {
 /// `TooLarge` if it ends behind the largest offset of a file.
 fn range_of(request: &WriteRequest) -> Result<ByteRange, Status> {
     ByteRange::new(request.offset, request.len() as u64).ok_or(Status::TooLarge)
-}
-
-/// The outcome of a WRITE within `change` that was not performed yet.
-pub(super) fn unperformed(file: &Inode, change: &Change, flush: Option<Flush>) -> WriteTurn {
-    WriteTurn {
-        attributes: change.refused(),
-        result: Err(Status::ServerFault),
-        verifier: file.root().file_system.verifier.current(),
-        failures: file.failures(),
-        flush,
-    }
 }

@@ -1,26 +1,17 @@
 //! A batch of WRITEs that waited for one file: those that are adjacent become one write.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use io::Lengths;
 use tokio::sync::oneshot;
 
-use super::write::unperformed;
-use super::write_data::{PermittedWrite, Written};
+use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
 use super::write_vectors::{shares, vectors};
 use super::{Status, Vfs, Wcc};
 use crate::counters::Counter;
-use crate::inode_cache::{
-    BatchDuty, Change, Inode, Permitted, WaitingWrite, WriteRequest, WriteTurn, Writing,
-};
-
-/// A file that may be written to, and its descriptor.
-struct Target {
-    file: Permitted<Writing>,
-    writer: Arc<OwnedFd>,
-}
+use crate::inode_cache::{BatchDuty, Change, Inode, WaitingWrite, WriteRequest, WriteTurn};
 
 /// The outcomes of the WRITEs of a turn.
 struct Outcomes {
@@ -100,13 +91,26 @@ impl Vfs {
         self.engine.ask_for_data_thread().await;
         let strongest = requests.iter().filter_map(|(_, request)| request.flush).max();
         let flushes = requests.iter().map(|(_, request)| request.flush.and(strongest));
-        let turns = flushes.map(|flush| unperformed(file, &change, flush)).collect();
-        let mut outcomes = Outcomes { turns, performed: Vec::with_capacity(requests.len()) };
-        let (target, writes) = self.permit_writes(file, &change, requests, &mut outcomes).await;
-        if let Some(target) = target {
-            let pair = self.perform_writes(&target, change, writes, &mut outcomes).await;
-            outcomes.divide(pair);
+        let mut turns: Vec<_> = flushes.map(|flush| unperformed(file, &change, flush)).collect();
+        let (target, writes) = self.permit_writes(file, &change, requests, &mut turns).await;
+        match target {
+            Some(target) => self.perform_permitted(target, change, writes, turns).await,
+            None => turns,
         }
+    }
+
+    /// Performs WRITEs that are permitted within one change, which it ends. `turns` are the outcomes
+    /// of those that are not performed, by their places.
+    pub(super) async fn perform_permitted(
+        &self,
+        target: WriteTarget,
+        change: Change,
+        writes: Vec<PermittedWrite>,
+        turns: Vec<WriteTurn>,
+    ) -> Vec<WriteTurn> {
+        let mut outcomes = Outcomes { turns, performed: Vec::with_capacity(writes.len()) };
+        let pair = self.perform_writes(&target, change, writes, &mut outcomes).await;
+        outcomes.divide(pair);
         outcomes.turns
     }
 
@@ -116,17 +120,17 @@ impl Vfs {
         file: &Arc<Inode>,
         change: &Change,
         requests: Vec<(usize, Box<WriteRequest>)>,
-        outcomes: &mut Outcomes,
-    ) -> (Option<Target>, Vec<PermittedWrite>) {
+        turns: &mut [WriteTurn],
+    ) -> (Option<WriteTarget>, Vec<PermittedWrite>) {
         let before = *change.before();
         let (mut target, mut writes) = (None, Vec::with_capacity(requests.len()));
         for (place, request) in requests {
             match self.may_write(file, &before, &request).await {
-                Ok((file, writer, range)) => {
-                    target = Some(Target { file, writer });
+                Ok((permitted, range)) => {
+                    target = Some(permitted);
                     writes.push(PermittedWrite { place, range, request });
                 }
-                Err(status) => outcomes.turns[place].result = Err(status),
+                Err(status) => turns[place].result = Err(status),
             }
         }
         (target, writes)
@@ -136,17 +140,25 @@ impl Vfs {
     /// of them.
     async fn perform_writes(
         &self,
-        target: &Target,
+        target: &WriteTarget,
         change: Change,
         writes: Vec<PermittedWrite>,
         outcomes: &mut Outcomes,
     ) -> Wcc {
         let mut waiting = in_vectors(writes);
-        let mut last = None;
+        let (mut last, mut may_repeat) = (None, true);
         while let Some(vector) = waiting.pop_front() {
             let identity = vector[0].request.caller.identity.clone();
             match self.perform_vector(target, &change, vector).await {
                 Ok((written, vector)) => {
+                    if may_repeat
+                        && written.lacks_space()
+                        && self.free_space(target.file.root()).await
+                    {
+                        may_repeat = false;
+                        waiting.push_front(vector);
+                        continue;
+                    }
                     // What lies behind a WRITE that failed is attempted by itself.
                     let rest = outcomes.share_out(written, vector);
                     if !rest.is_empty() {
@@ -175,17 +187,17 @@ impl Vfs {
     /// They were not performed. Comes with their places.
     async fn perform_vector(
         &self,
-        Target { file, writer }: &Target,
+        target: &WriteTarget,
         change: &Change,
         vector: Vec<PermittedWrite>,
     ) -> Result<(Written, Vec<PermittedWrite>), (Status, Vec<usize>)> {
         let places: Vec<_> = vector.iter().map(|write| write.place).collect();
         let identity = vector[0].request.caller.identity.clone();
-        let job = match self.prepare_write(file, writer, &vector).await {
+        let job = match self.prepare_write(target, &vector).await {
             Ok(job) => job,
             Err(status) => return Err((status, places)),
         };
-        let written_to = Arc::clone(file);
+        let written_to = Arc::clone(&target.file);
         change.note_start();
         let job = move || {
             let parts: Vec<_> = vector.iter().filter_map(PermittedWrite::data).collect();
@@ -198,7 +210,7 @@ impl Vfs {
         match self.engine.data_as(identity, job).await {
             Ok((written, vector)) => {
                 if written.refused_direct {
-                    self.note_refused(file);
+                    self.note_refused(&target.file);
                 }
                 Ok((written, vector))
             }
@@ -228,10 +240,8 @@ impl Outcomes {
         written: Written,
         mut vector: Vec<PermittedWrite>,
     ) -> Vec<PermittedWrite> {
-        let (bytes, mut error) = match written.result {
-            Ok(bytes) => (bytes, None),
-            Err(failed) => (failed.written, Some(failed.error)),
-        };
+        let bytes = written.count();
+        let mut error = written.result.err().map(|failed| failed.error);
         let shares = shares(vector.iter().map(|write| write.request.len()), bytes);
         let rest = vector.split_off(shares.len());
         for (write, share) in vector.into_iter().zip(shares) {
@@ -241,7 +251,7 @@ impl Outcomes {
                 Some(error) => Err(error.into()),
                 None => Ok(share),
             };
-            let end = if share > 0 { write.range.offset() + share as u64 } else { 0 };
+            let end = write.written_up_to(share);
             self.turns[write.place].result = result;
             self.performed.push((write.place, end));
         }

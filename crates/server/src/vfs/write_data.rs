@@ -7,13 +7,16 @@ use io::{
     BUFFER_ALIGN, ByteRange, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
     WriteBehindFile, WriteData, WriteSplit,
 };
+use rustix::io::Errno;
 use rustix::param::page_size;
 
 use super::io_plan::{WindowWhy, WriteFacts, WritePlan};
 use super::{Status, Vfs};
 use crate::counters::Counter;
 use crate::export::ExportRoot;
-use crate::inode_cache::{DirectFile, Inode, Permitted, WriteRequest, Writing};
+use crate::inode_cache::{
+    Change, DirectFile, Flush, Inode, Permitted, WriteRequest, WriteTurn, Writing,
+};
 use crate::trace::{CallId, Event};
 
 /// A WRITE whose caller may write.
@@ -22,6 +25,12 @@ pub(super) struct PermittedWrite {
     pub(super) place: usize,
     pub(super) range: ByteRange,
     pub(super) request: Box<WriteRequest>,
+}
+
+/// A file that may be written to, and its descriptor.
+pub(super) struct WriteTarget {
+    pub(super) file: Permitted<Writing>,
+    pub(super) writer: Arc<OwnedFd>,
 }
 
 /// Adjacent WRITEs that may go ahead, with their room in the window and their pages.
@@ -57,8 +66,7 @@ impl Vfs {
     /// they have no data.
     pub(super) async fn prepare_write(
         &self,
-        file: &Permitted<Writing>,
-        writer: &Arc<OwnedFd>,
+        WriteTarget { file, writer }: &WriteTarget,
         writes: &[PermittedWrite],
     ) -> Result<Option<WriteJob>, Status> {
         if writes[0].request.data.is_none() {
@@ -203,9 +211,25 @@ impl Vfs {
 }
 
 impl Written {
+    /// Whether nothing was written, for want of space.
+    pub(super) fn lacks_space(&self) -> bool {
+        let full = Some(Errno::NOSPC.raw_os_error());
+        self.result
+            .as_ref()
+            .is_err_and(|failed| failed.written == 0 && failed.error.raw_os_error() == full)
+    }
+
     /// The outcome of a job, or of WRITEs without data, which have none.
     pub(super) fn by(job: Option<WriteJob>, parts: &[&[u8]]) -> Self {
         job.map_or(Self { result: Ok(0), refused_direct: false }, |job| job.perform(parts))
+    }
+
+    /// Bytes in the file.
+    pub(super) fn count(&self) -> usize {
+        match &self.result {
+            Ok(count) => *count,
+            Err(failed) => failed.written,
+        }
     }
 
     /// Bytes in the file, of a job for one WRITE. If it failed after some, it is short: the client
@@ -226,6 +250,22 @@ impl PermittedWrite {
     /// The bytes to write, if there are any.
     pub(super) fn data(&self) -> Option<&[u8]> {
         self.request.data.as_ref().map(WriteData::as_slice)
+    }
+
+    /// Where the first so many of its bytes end in the file; 0 for none.
+    pub(super) fn written_up_to(&self, count: usize) -> u64 {
+        if count > 0 { self.range.offset() + count as u64 } else { 0 }
+    }
+}
+
+/// The outcome of a WRITE within `change` that was not performed yet.
+pub(super) fn unperformed(file: &Inode, change: &Change, flush: Option<Flush>) -> WriteTurn {
+    WriteTurn {
+        attributes: change.refused(),
+        result: Err(Status::ServerFault),
+        verifier: file.root().file_system.verifier.current(),
+        failures: file.failures(),
+        flush,
     }
 }
 

@@ -204,6 +204,14 @@ fn a_flush_that_fails_on_its_own_changes_the_verifier() {
     });
 }
 
+/// An export of the directory `export` that trusts its clients, with a mode for WRITEs.
+fn trusting(mode: &str) -> String {
+    format!(
+        "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"\n\
+         sync = false\nio_cache_write = \"{mode}\""
+    )
+}
+
 /// XFS gives the blocks of a file back when the last descriptor of it is closed.
 #[test]
 fn space_of_a_removed_file_is_free_at_once() {
@@ -213,11 +221,7 @@ fn space_of_a_removed_file_is_free_at_once() {
     }
     for (mode, replaces) in [("dontcache", false), ("direct", true), ("auto", false)] {
         let mut mount = None;
-        let config = format!(
-            "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"\n\
-             sync = false\nio_cache_write = \"{mode}\""
-        );
-        let fixture = Fixture::prepared(&config, |dir| mount = nearly_full_xfs(dir));
+        let fixture = Fixture::prepared(&trusting(mode), |dir| mount = nearly_full_xfs(dir));
         let Some(_mount) = mount else { return eprintln!("{test} skipped: no XFS here") };
         let (mut client, root) = fixture.mounted();
         let data = vec![7; 1 << 20];
@@ -234,6 +238,56 @@ fn space_of_a_removed_file_is_free_at_once() {
             }
             ok(client.remove(root, b"f"));
         }
+    }
+}
+
+#[test]
+fn space_of_a_file_that_a_local_program_removes_is_free_at_once() {
+    let test = "space_of_a_file_that_a_local_program_removes_is_free_at_once";
+    if !is_root(test) {
+        return;
+    }
+    for mode in ["dontcache", "direct", "auto"] {
+        let mut mount = None;
+        let fixture = Fixture::prepared(&trusting(mode), |dir| mount = nearly_full_xfs(dir));
+        let Some(_mount) = mount else { return eprintln!("{test} skipped: no XFS here") };
+        let (mut client, root) = fixture.mounted();
+        let data = vec![7; 1 << 20];
+        for round in 0..5 {
+            let name = format!("f{round}");
+            let file = client.create(root, &name);
+            let mut offset = 0;
+            while offset < BLOCKS_WRITTEN << 20 {
+                let written = client.write(file, offset, &data);
+                let what = format!("{offset} of round {round} in {mode}");
+                offset += u64::from(written.unwrap_or_else(|_| panic!("{what}")).count);
+            }
+            ok(client.commit(file));
+            std::fs::remove_file(fixture.exported(&name)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_inode_that_a_local_program_removes_is_free_at_once() {
+    let mut mount = None;
+    let fixture = Fixture::prepared(&trusting("auto"), |dir| {
+        mount = Mounted::tmpfs_of_inodes(&dir.join("export"), 8);
+    });
+    let Some(_mount) = mount else { return eprintln!("skipped: no tmpfs can be mounted here") };
+    let (mut client, root) = fixture.mounted();
+    let create = |number: usize| std::fs::write(fixture.exported(&format!("f{number}")), b"data");
+    let count = (0..8).take_while(|&number| create(number).is_ok()).count();
+    assert!((2..8).contains(&count), "{count}");
+    for number in 0..count {
+        // The server opens the file.
+        let file = client.find(root, &format!("f{number}"));
+        client.read(file, 0, 4).unwrap();
+    }
+    // The READ of the last one may hold it still.
+    for number in 0..count - 1 {
+        std::fs::remove_file(fixture.exported(&format!("f{number}"))).unwrap();
+        client.create(root, &format!("g{number}"));
     }
 }
 

@@ -234,6 +234,13 @@ impl Mounted {
             .then(|| Self(at.to_owned()))
     }
 
+    /// Mounts a tmpfs of so many inodes; `None` where that is not allowed.
+    pub(crate) fn tmpfs_of_inodes(at: &Path, inodes: u32) -> Option<Self> {
+        let options = format!("nr_inodes={inodes},mode=777");
+        run("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", at.to_str().unwrap()])
+            .then(|| Self(at.to_owned()))
+    }
+
     /// Mounts a file that holds a file system.
     pub(crate) fn image(image: &Path, at: &Path) -> Option<Self> {
         let (image, to) = (image.to_str().unwrap(), at.to_str().unwrap());
