@@ -7,7 +7,7 @@
 //! gives an equal value.
 
 use crate::xdr::{Decode, Encode, Reader, Writer, decode_all, padded};
-use crate::{mount3, nfs3, oncrpc, portmap};
+use crate::{mount3, nfs3, nfs4, oncrpc, portmap};
 
 /// Every target by its name, which is also that of its folder of seeds.
 pub const TARGETS: &[Target] = &[
@@ -23,6 +23,12 @@ pub const TARGETS: &[Target] = &[
     ("nfs3_read", nfs3_read),
     ("nfs3_write", nfs3_write),
     ("nfs3_fsinfo", nfs3_fsinfo),
+    ("nfs4_compound", nfs4_compound),
+    ("nfs4_attr", nfs4_attr),
+    ("nfs4_namespace", nfs4_namespace),
+    ("nfs4_data", nfs4_data),
+    ("nfs4_session", nfs4_session),
+    ("nfs4_state", nfs4_state),
 ];
 
 /// A name and the function to feed.
@@ -126,8 +132,86 @@ fn within(bytes_len: usize, limit: u32) -> bool {
     u32::try_from(bytes_len).is_ok_and(|len| len <= limit)
 }
 
-/// Declares a target that tries one of several types, chosen by the first byte.
+/// The arguments of a COMPOUND, received bit by bit and then decoded operation by operation; no byte
+/// chooses.
+pub fn nfs4_compound(bytes: &[u8]) {
+    let found = scan_in_steps(bytes);
+    if let nfs4::PayloadScan::Found(payload) = found {
+        assert!(payload.at <= bytes.len(), "the payload begins behind what was looked at");
+    }
+    let outline = nfs4::Outline::of(bytes);
+    assert!(outline.handle.is_none_or(|handle| handle.len() <= nfs4::FILE_HANDLE_BYTES_MAX));
+    let mut r = Reader::new(bytes);
+    let Ok(head) = nfs4::CompoundHead::decode(&mut r) else { return };
+    for _ in 0..head.operations {
+        let Ok(Ok(operation)) = nfs4::next_operation(&mut r) else { return };
+        if !skip_arguments(operation, &mut r) {
+            return;
+        }
+    }
+}
+
+/// Finds the payload as a receiver does, which asks for no more bytes than are needed.
+fn scan_in_steps(bytes: &[u8]) -> nfs4::PayloadScan {
+    let mut have = 0;
+    loop {
+        match nfs4::scan_payload(&bytes[..have]) {
+            nfs4::PayloadScan::Needs(needed) => {
+                assert!(needed > have, "a scan that does not advance");
+                if needed > bytes.len() {
+                    return nfs4::PayloadScan::Nothing;
+                }
+                have = needed;
+            }
+            found => return found,
+        }
+    }
+}
+
+/// Whether the arguments of an operation could be decoded.
+fn skip_arguments(operation: nfs4::OperationCode, r: &mut Reader<'_>) -> bool {
+    use nfs4::OperationCode as Op;
+    match operation {
+        Op::Access => nfs4::AccessArgs::decode(r).is_ok(),
+        Op::Close => nfs4::CloseArgs::decode(r).is_ok(),
+        Op::Commit => nfs4::CommitArgs::decode(r).is_ok(),
+        Op::Create => nfs4::CreateArgs::decode(r).is_ok(),
+        Op::Getattr => nfs4::GetattrArgs::decode(r).is_ok(),
+        Op::Link | Op::Lookup | Op::Remove | Op::Secinfo => nfs4::NameArgs::decode(r).is_ok(),
+        Op::Lock => nfs4::LockArgs::decode(r).is_ok(),
+        Op::Open => nfs4::OpenArgs::decode(r).is_ok(),
+        Op::Putfh => nfs4::Handle::decode(r).is_ok(),
+        Op::Read => nfs4::ReadArgs::decode(r).is_ok(),
+        Op::Readdir => nfs4::ReaddirArgs::decode(r).is_ok(),
+        Op::Rename => nfs4::RenameArgs::decode(r).is_ok(),
+        Op::Setattr => nfs4::SetattrArgs::decode(r).is_ok(),
+        Op::Write => nfs4::WriteArgs::decode(r).is_ok(),
+        Op::ExchangeId => nfs4::ExchangeIdArgs::decode(r).is_ok(),
+        Op::CreateSession => nfs4::CreateSessionArgs::decode(r).is_ok(),
+        Op::Sequence => nfs4::SequenceArgs::decode(r).is_ok(),
+        Op::Getfh | Op::Lookupp | Op::Putrootfh | Op::Readlink | Op::Restorefh | Op::Savefh => true,
+        _ => false,
+    }
+}
+
+/// Declares a target that tries one of several types, chosen by the first byte. Types that `shrink`
+/// pass over what they do not use, so that they may be encoded in fewer bytes.
 macro_rules! family {
+    ($(#[$doc:meta])* $name:ident shrink: $($decoded:ty),+ $(,)?) => {
+        $(#[$doc])*
+        pub fn $name(bytes: &[u8]) {
+            const DECODERS: &[fn(&[u8])] = &[$(|bytes| {
+                let Ok(value) = decode_all::<$decoded>(bytes) else { return };
+                let mut w = Writer::new();
+                value.encode(&mut w);
+                assert!(w.len() <= bytes.len(), "{value:?} grew");
+                assert_eq!(decode_all::<$decoded>(w.as_slice()), Ok(value));
+            }),+];
+            if let Some((choice, bytes)) = bytes.split_first() {
+                DECODERS[usize::from(*choice) % DECODERS.len()](bytes);
+            }
+        }
+    };
     ($(#[$doc:meta])* $name:ident: $($decoded:ty),+ $(,)?) => {
         $(#[$doc])*
         pub fn $name(bytes: &[u8]) {
@@ -231,4 +315,81 @@ family! {
         nfs3::FsinfoReply,
         nfs3::PathconfArgs,
         nfs3::PathconfReply,
+}
+
+family! {
+    /// GETATTR, SETATTR, VERIFY and ACCESS.
+    nfs4_attr shrink:
+        nfs4::Attributes<'_>,
+        nfs4::GetattrArgs,
+        nfs4::SetattrArgs<'_>,
+        nfs4::RawAttributes<'_>,
+        nfs4::AccessArgs,
+        nfs4::Reply<nfs4::AccessOk>,
+        nfs4::Bitmap,
+}
+
+family! {
+    /// LOOKUP, READLINK, READDIR, SECINFO and the operations that change names.
+    nfs4_namespace shrink:
+        nfs4::Handle,
+        nfs4::NameArgs<'_>,
+        nfs4::CreateArgs<'_>,
+        nfs4::Reply<nfs4::CreateOk>,
+        nfs4::RenameArgs<'_>,
+        nfs4::Reply<nfs4::RenameOk>,
+        nfs4::Reply<nfs4::ChangedOk>,
+        nfs4::Reply<nfs4::ReadlinkOk<'_>>,
+        nfs4::Reply<nfs4::SecinfoOk<'_>>,
+        nfs4::SecinfoNoNameArgs,
+        nfs4::ReaddirArgs,
+        nfs4::Reply<nfs4::ReaddirOk<'_>>,
+}
+
+family! {
+    /// READ, WRITE, COMMIT and SEEK.
+    nfs4_data shrink:
+        nfs4::ReadArgs,
+        nfs4::Reply<nfs4::ReadOk<'_>>,
+        nfs4::WriteArgs<'_>,
+        nfs4::WriteHead,
+        nfs4::Reply<nfs4::WriteOk>,
+        nfs4::CommitArgs,
+        nfs4::Reply<nfs4::CommitOk>,
+        nfs4::SeekArgs,
+        nfs4::Reply<nfs4::SeekOk>,
+}
+
+family! {
+    /// Clients and sessions.
+    nfs4_session shrink:
+        nfs4::ExchangeIdArgs<'_>,
+        nfs4::Reply<nfs4::ExchangeIdOk<'_>>,
+        nfs4::CreateSessionArgs<'_>,
+        nfs4::Reply<nfs4::CreateSessionOk>,
+        nfs4::SequenceArgs,
+        nfs4::Reply<nfs4::SequenceOk>,
+        nfs4::BindConnToSession,
+        nfs4::BackchannelCtlArgs<'_>,
+        nfs4::DestroySessionArgs,
+        nfs4::DestroyClientidArgs,
+        nfs4::ReclaimCompleteArgs,
+        nfs4::CompoundHead<'_>,
+        nfs4::CompoundResult<'_>,
+}
+
+family! {
+    /// Opens and locks.
+    nfs4_state shrink:
+        nfs4::OpenArgs<'_>,
+        nfs4::Reply<nfs4::OpenOk>,
+        nfs4::OpenDowngradeArgs,
+        nfs4::CloseArgs,
+        nfs4::Reply<nfs4::OneStateid>,
+        nfs4::LockArgs<'_>,
+        nfs4::LockDenied<'_>,
+        nfs4::LocktArgs<'_>,
+        nfs4::LockuArgs,
+        nfs4::TestStateidArgs<'_>,
+        nfs4::Reply<nfs4::TestStateidOk<'_>>,
 }

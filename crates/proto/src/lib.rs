@@ -12,6 +12,7 @@
 pub mod fuzz;
 pub mod mount3;
 pub mod nfs3;
+pub mod nfs4;
 pub mod oncrpc;
 pub mod portmap;
 pub mod xdr;

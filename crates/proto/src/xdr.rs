@@ -3,9 +3,11 @@
 
 use std::fmt;
 
+mod array;
 mod list;
 mod macros;
 
+pub use array::Array;
 pub use list::{List, encode_list};
 pub(crate) use macros::{xdr_enum, xdr_struct};
 

@@ -1,0 +1,119 @@
+//! COMPOUND, RFC 8881 §16.2: what stands in front of its operations and of their results.
+
+use super::OperationCode;
+use super::ReadArgs;
+use super::types::{FILE_HANDLE_BYTES_MAX, NFS4_OK, OPAQUE_BYTES_MAX, Reply};
+use crate::xdr::{Decode, DecodeError, Encode, Reader, Writer, xdr_struct};
+
+/// `COMPOUND4args` up to the operations, which follow one by one: an [`OperationCode`] and its
+/// arguments.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CompoundHead<'a> {
+    /// For the client's use; comes back in the reply.
+    pub tag: &'a [u8],
+    /// The minor version.
+    pub minor_version: u32,
+    /// The operations that follow.
+    pub operations: u32,
+}
+
+xdr_struct!(CompoundHead<'a> {
+    tag: opaque(OPAQUE_BYTES_MAX),
+    minor_version: u32,
+    operations: u32,
+});
+
+/// `COMPOUND4res` up to the results.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CompoundResult<'a> {
+    /// That of the last operation performed; [`NFS4_OK`] if there was none.
+    pub status: u32,
+    /// That of the call.
+    pub tag: &'a [u8],
+    /// The results that follow: an [`OperationCode`], and a status with what belongs to it.
+    pub results: u32,
+}
+
+xdr_struct!(CompoundResult<'a> { status: u32, tag: opaque(OPAQUE_BYTES_MAX), results: u32 });
+
+/// The next operation's number; `Err` holds one that is none of the protocol's.
+///
+/// # Errors
+/// Fewer than four bytes remain.
+pub fn next_operation(r: &mut Reader<'_>) -> Result<Result<OperationCode, u32>, DecodeError> {
+    let code = r.u32("nfs_opnum4")?;
+    Ok(match OperationCode::from_code(code) {
+        Some(OperationCode::Illegal) | None => Err(code),
+        Some(operation) => Ok(operation),
+    })
+}
+
+/// Appends the result of an operation without a body for its failures.
+pub fn encode_result<T: Encode>(w: &mut Writer, operation: OperationCode, reply: &Reply<T>) {
+    operation.encode(w);
+    reply.encode(w);
+}
+
+/// Appends what stands in front of the body of an operation that succeeded.
+pub fn encode_success(w: &mut Writer, operation: OperationCode) {
+    operation.encode(w);
+    w.u32(NFS4_OK);
+}
+
+/// What a COMPOUND is about, as far as its first operations show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outline<'a> {
+    /// That of the first PUTFH.
+    pub handle: Option<&'a [u8]>,
+    /// The first operation that is none of sessions and none of current filehandles.
+    pub work: Option<OperationCode>,
+    /// If that is READ: the bytes that it asks for.
+    pub read_count: u32,
+}
+
+impl<'a> Outline<'a> {
+    /// Of a COMPOUND with these arguments, which need not be whole or valid.
+    #[must_use]
+    pub fn of(arguments: &'a [u8]) -> Self {
+        let mut outline = Self::default();
+        // An end too early leaves what was found until then.
+        let _ = outline.find(&mut Reader::new(arguments));
+        outline
+    }
+
+    fn find(&mut self, r: &mut Reader<'a>) -> Result<(), DecodeError> {
+        let operations = CompoundHead::decode(r)?.operations.min(OUTLINE_OPERATIONS_MAX);
+        for _ in 0..operations {
+            match next_operation(r)? {
+                Ok(OperationCode::Sequence) => r.skip(SEQUENCE_BYTES, "SEQUENCE4args")?,
+                Ok(OperationCode::Putfh) => {
+                    let handle = r.opaque(FILE_HANDLE_BYTES_MAX, "nfs_fh4")?;
+                    self.handle.get_or_insert(handle);
+                }
+                Ok(
+                    OperationCode::Putrootfh
+                    | OperationCode::Putpubfh
+                    | OperationCode::Savefh
+                    | OperationCode::Restorefh
+                    | OperationCode::Getfh,
+                ) => {}
+                Ok(OperationCode::Read) => {
+                    self.work = Some(OperationCode::Read);
+                    self.read_count = ReadArgs::decode(r)?.count;
+                    return Ok(());
+                }
+                Ok(work) => {
+                    self.work = Some(work);
+                    return Ok(());
+                }
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Operations that an outline is found in.
+const OUTLINE_OPERATIONS_MAX: u32 = 8;
+/// The arguments of SEQUENCE.
+pub(super) const SEQUENCE_BYTES: usize = 32;
