@@ -10,6 +10,7 @@
 //! - [`Engine`]: operating-system threads that run blocking file calls for asynchronous callers;
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
 //! - [`check_access`]: what that user may do;
+//! - [`set_ofd_lock`]: byte-range locks that local programs see;
 //! - [`KernelHandle`]: names for files that survive a rename and a restart;
 //! - [`read_at`], [`write_at`], [`write_parts_at`], [`try_read_at_nowait`]: positioned reads and
 //!   writes that handle short results;
@@ -28,6 +29,7 @@ mod buffer_pool;
 mod byte_range;
 mod change_stamps;
 mod change_watch;
+mod clone_range;
 mod data_file;
 mod descriptor_path;
 mod descriptor_table;
@@ -40,6 +42,7 @@ mod identity;
 mod io_mode;
 mod kernel_handle;
 mod memory;
+mod ofd_lock;
 mod payload;
 mod pipe;
 mod process_clock;
@@ -61,6 +64,7 @@ pub use change_stamps::{
     ChangeClock, ChangeStamps, Lengths, Moment, Pair, Stamp, StampTime, stamps_between,
 };
 pub use change_watch::{ChangeWatch, ChangeWatches};
+pub use clone_range::clone_range;
 pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,
     write_parts_at,
@@ -77,6 +81,7 @@ pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
 pub use memory::Memory;
+pub use ofd_lock::{ForeignLock, OfdLock, foreign_lock, set_ofd_lock};
 pub use payload::{Payload, WriteData};
 pub use pipe::{Pipe, PipePool};
 pub use process_clock::process_cpu_time;
