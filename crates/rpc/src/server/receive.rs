@@ -53,13 +53,15 @@ pub enum Layout {
         len: u32,
         /// Where in a file the payload belongs.
         offset: u64,
+        /// The head goes on behind the payload. Else nothing may follow.
+        has_tail: bool,
     },
 }
 
 /// One call as it came.
 pub struct Record {
-    /// The message without the payload. Cut at `HEAD_BYTES_MAX`, where no valid call is as
-    /// long: what is cut fails to decode.
+    /// The message without the payload, of which the tail follows at once. Cut at
+    /// `HEAD_BYTES_MAX`, where no valid call is as long: what is cut fails to decode.
     pub head: Vec<u8>,
     /// `None` when there is none, or more than the server takes.
     pub payload: Option<WriteData>,
@@ -178,9 +180,13 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
                     self.extend(&mut head, HEAD_BYTES_MAX, false).await?;
                     break;
                 }
-                Layout::Payload { len, offset } => {
+                Layout::Payload { len, offset, has_tail } => {
                     self.expected_bytes = RecordMark::BYTES + head.len();
                     payload = self.receive_payload(len, offset).await?;
+                    if has_tail {
+                        // To the byte: the data of the next call must not come along with it.
+                        self.extend(&mut head, HEAD_BYTES_MAX, true).await?;
+                    }
                     break;
                 }
             }

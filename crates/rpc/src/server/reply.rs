@@ -19,6 +19,8 @@ pub struct Reply {
     head: Vec<u8>,
     /// The data of a READ, or what else is long.
     data: Option<Payload>,
+    /// The results behind the data and its padding.
+    tail: Vec<u8>,
     /// Bytes already sent.
     sent: usize,
     /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
@@ -50,10 +52,18 @@ impl Reply {
     ///
     /// # Panics
     /// It has 2 GiB or more.
-    pub fn new(mut head: Vec<u8>, data: Option<Payload>) -> Self {
-        put_mark(&mut head, padded(data.as_ref().map_or(0, Payload::len)))
+    pub fn new(head: Vec<u8>, data: Option<Payload>) -> Self {
+        Self::with_tail(head, data, Vec::new())
+    }
+
+    /// As [`Self::new`], with results that follow the data.
+    ///
+    /// # Panics
+    /// It has 2 GiB or more.
+    pub fn with_tail(mut head: Vec<u8>, data: Option<Payload>, tail: Vec<u8>) -> Self {
+        put_mark(&mut head, padded(data.as_ref().map_or(0, Payload::len)) + tail.len())
             .expect("a reply is shorter than a fragment may be");
-        Self { head, data, sent: 0, _slot: None, receipt: None }
+        Self { head, data, tail, sent: 0, _slot: None, receipt: None }
     }
 
     /// The same reply, which keeps `slot` from the client's next call until it is gone.
@@ -73,8 +83,8 @@ impl Reply {
         }
     }
 
-    /// Head, data, and the zero bytes that fill up the last word of the data (RFC 4506 §4.10).
-    fn segments(&self) -> [Segment<'_>; 3] {
+    /// Head, data, the zero bytes that fill up the last word of the data (RFC 4506 §4.10), and tail.
+    fn segments(&self) -> [Segment<'_>; 4] {
         let (data, padding) = match &self.data {
             None => (Segment::Memory(&[]), 0),
             Some(data) => {
@@ -82,12 +92,13 @@ impl Reply {
                 (segment, padded(data.len()) - data.len())
             }
         };
-        [Segment::Memory(&self.head), data, Segment::Memory(&PADDING[..padding])]
+        let (head, padding) = (Segment::Memory(&self.head), Segment::Memory(&PADDING[..padding]));
+        [head, data, padding, Segment::Memory(&self.tail)]
     }
 
     /// Its length in bytes, with the record mark.
     pub(super) fn len(&self) -> usize {
-        self.head.len() + self.data.as_ref().map_or(0, |data| padded(data.len()))
+        self.head.len() + self.data.as_ref().map_or(0, |data| padded(data.len())) + self.tail.len()
     }
 
     /// Bytes that are still to be sent.
@@ -120,7 +131,7 @@ impl Reply {
             return None;
         }
         let data = self.data.as_mut()?;
-        let is_padded = padded(data.len()) > data.len();
-        Some((data.unsent_pipe()?, is_padded))
+        let goes_on = padded(data.len()) > data.len() || !self.tail.is_empty();
+        Some((data.unsent_pipe()?, goes_on))
     }
 }

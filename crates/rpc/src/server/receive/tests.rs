@@ -66,7 +66,10 @@ fn layout(head: &[u8]) -> Layout {
     };
     match WriteHead::scan(arguments) {
         WriteScan::Needs(len) => Layout::HeadUntil(arguments_at + len),
-        WriteScan::Head(write) => Layout::Payload { len: write.data_len, offset: write.offset },
+        WriteScan::Head(write) => {
+            let (len, offset) = (write.data_len, write.offset);
+            Layout::Payload { len, offset, has_tail: false }
+        }
         WriteScan::Malformed(_) => Layout::Head,
     }
 }
@@ -387,4 +390,31 @@ proptest! {
             assert_is_write(&record, &call, offset, &data);
         });
     }
+}
+
+#[test]
+fn a_head_goes_on_behind_the_payload_where_the_layout_has_a_tail() {
+    run(async {
+        let mut rig = Rig::new();
+        let data = data(10_001);
+        let mut call = write_call(4096, &data);
+        let head_len = head_len(&call, &data);
+        call.extend(*b"the tail");
+        let null = self::call(nfs3::Procedure::Null, &());
+        for _ in 0..2 {
+            let records = [in_fragments(&call, &[]), in_fragments(&null, &[])].concat();
+            rig.send(&records).await;
+            let with_tail = |head: &[u8]| match layout(head) {
+                Layout::Payload { len, offset, .. } => {
+                    Layout::Payload { len, offset, has_tail: true }
+                }
+                other => other,
+            };
+            let record = rig.receiver.next(with_tail).await.unwrap().unwrap();
+            assert_eq!(record.head, [&call[..head_len], b"the tail"].concat());
+            assert_eq!(record.trailing_bytes, 0);
+            assert_eq!(record.payload.unwrap().as_slice(), data);
+            assert_eq!(rig.next().await.head, null);
+        }
+    });
 }
