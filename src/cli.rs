@@ -11,7 +11,9 @@ use std::process::ExitCode;
 use ::io::IoMode;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
-use server::config::{ByteSize, Config, ConfigError, DirectoryExport, ListenAddress, Overrides};
+use server::config::{
+    ByteSize, Config, ConfigError, DirectoryExport, ListenAddress, NfsVersions, Overrides,
+};
 use server::trace::{Event, Events};
 
 use crate::commands::mount::MountCommand;
@@ -105,6 +107,10 @@ pub(crate) struct ServeOptions {
     #[arg(long)]
     no_splice: bool,
 
+    /// Versions of NFS to serve: 3, 4.1, 4.2; version 4 is incomplete [default: 3]
+    #[arg(long, value_name = "VERSION[,VERSION...]")]
+    nfs_versions: Option<NfsVersions>,
+
     /// Print these events to stderr as they happen, each with the call it belongs to; `all` for all
     /// of them, repeatable [default: none]
     #[arg(long, value_name = "EVENT[,EVENT...]", value_delimiter = ',')]
@@ -162,6 +168,7 @@ impl ServeOptions {
             max_transfer: self.max_transfer,
             read_only: self.read_only,
             portmap: self.portmap,
+            nfs_versions: self.nfs_versions,
             read_mode: self.read_mode,
             write_mode: self.write_mode,
             window: self.window,

@@ -2,15 +2,15 @@
 //! connection, and travels with the call from there on.
 
 use io::WriteData;
-use proto::nfs3::{self, WriteScan};
 use proto::oncrpc::{
     self, AcceptStat, CREDENTIAL_AT, CallError, CallHeader, Gids, call_header_len, call_target,
     decode_call,
 };
 use proto::xdr::Reader;
+use proto::{nfs3, nfs4};
 use rpc::server::{Layout, Record};
 
-use crate::procedures::{Operation, Procedure, Programs};
+use crate::procedures::{Operation, PayloadScan, Procedure, Programs};
 
 /// Where in the head the host name of an AUTH_SYS credential is: behind its stamp and its length.
 const MACHINE_NAME_AT: usize = CREDENTIAL_AT + 8;
@@ -30,8 +30,10 @@ pub(crate) struct Call {
     /// Its row in the table, or the answer to a call of what is not served.
     pub(crate) procedure: Result<&'static Procedure, AcceptStat>,
     pub(crate) credential: Credential,
-    /// The arguments of a WRITE without its data.
+    /// The arguments of a WRITE of version 3 without its data.
     pub(crate) write: Option<nfs3::WriteHead>,
+    /// Where in the arguments of a COMPOUND the data of its first WRITE was.
+    pub(crate) compound_payload: Option<nfs4::WritePayload>,
     /// The data of a WRITE; `None` if there is none, or more than the server takes.
     pub(crate) payload: Option<WriteData>,
     /// Bytes that followed the arguments.
@@ -76,8 +78,17 @@ impl Call {
     pub(crate) fn nfs3(&self) -> Option<nfs3::Procedure> {
         match self.procedure.ok()?.operation {
             Operation::Nfs3(procedure) => Some(procedure),
-            Operation::Mount3(_) | Operation::Portmap(_) | Operation::Rpcbind(_) => None,
+            Operation::Nfs4(_)
+            | Operation::Mount3(_)
+            | Operation::Portmap(_)
+            | Operation::Rpcbind(_) => None,
         }
+    }
+
+    /// Whether the procedure is COMPOUND.
+    pub(crate) fn is_compound(&self) -> bool {
+        let compound = Operation::Nfs4(nfs4::Procedure::Compound);
+        self.procedure.is_ok_and(|row| row.operation == compound)
     }
 }
 
@@ -87,12 +98,13 @@ pub(crate) struct Incoming {
     /// Set when the first words are there.
     procedure: Option<Result<&'static Procedure, AcceptStat>>,
     write: Option<nfs3::WriteHead>,
+    compound_payload: Option<nfs4::WritePayload>,
 }
 
 impl Incoming {
     /// Of a connection to a port where `programs` answer.
     pub(crate) fn new(programs: Programs) -> Self {
-        Self { programs, procedure: None, write: None }
+        Self { programs, procedure: None, write: None, compound_payload: None }
     }
 
     /// How the record goes on behind the bytes in `head`, which are at least [`CREDENTIAL_AT`].
@@ -110,16 +122,20 @@ impl Incoming {
             return Layout::HeadUntil(arguments_at);
         };
         match scan(arguments) {
-            WriteScan::Needs(len) => Layout::HeadUntil(arguments_at + len),
-            WriteScan::Head(write) => {
+            PayloadScan::Needs(len) => Layout::HeadUntil(arguments_at + len),
+            PayloadScan::Nfs3(write) => {
                 self.write = Some(write);
-                Layout::Payload { len: write.data_len, offset: write.offset }
+                Layout::Payload { len: write.data_len, offset: write.offset, has_tail: false }
             }
-            WriteScan::Malformed(_) => Layout::Head,
+            PayloadScan::Nfs4(payload) => {
+                self.compound_payload = Some(payload);
+                Layout::Payload { len: payload.len, offset: payload.offset, has_tail: true }
+            }
+            PayloadScan::Nothing => Layout::Head,
         }
     }
 
-    /// The WRITE whose data comes next.
+    /// The WRITE of version 3 whose data comes next.
     pub(crate) fn write(&self) -> Option<&nfs3::WriteHead> {
         self.write.as_ref()
     }
@@ -156,6 +172,7 @@ impl Incoming {
             procedure,
             credential,
             write: self.write,
+            compound_payload: self.compound_payload,
             payload,
             trailing_bytes,
         })

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use proto::mount3;
 use proto::nfs3::{self, DirOp, FileHandle, Procedure};
+use proto::nfs4;
 use proto::xdr::{Decode, DecodeError, Reader};
 
 use crate::call::Call;
@@ -106,11 +107,17 @@ impl Line<'_> {
             let path = Reader::new(arguments).opaque(mount3::PATH_BYTES_MAX, "path").ok()?;
             return Some(ObjectText(format!(" path={}", Shown(path))));
         }
+        if self.call.is_compound() {
+            return Some(ObjectText(compound_text(arguments)));
+        }
         let arguments = Arguments::decode(self.call.nfs3()?, arguments).ok()?;
         Some(ObjectText(arguments.to_string()))
     }
 
     fn first_handle(&self) -> Option<FileHandle> {
+        if self.call.is_compound() {
+            return FileHandle::new(nfs4::Outline::of(self.call.arguments()).handle?);
+        }
         let arguments = Arguments::decode(self.call.nfs3()?, self.call.arguments());
         arguments.ok().map(|arguments| arguments.handle)
     }
@@ -141,6 +148,10 @@ impl Line<'_> {
     /// The status in front of the results, by its name in RFC 1813; most procedures have one.
     fn result_status(&self, results: &[u8]) -> String {
         let code = Reader::new(results).u32("status").unwrap_or(0);
+        if self.call.is_compound() {
+            let status = nfs4::Status::from_code(code).map(nfs4::Status::name);
+            return status.unwrap_or("NFS4_OK").to_owned();
+        }
         let name = match self.call.nfs3() {
             Some(Procedure::Null) => None,
             Some(_) if code == 0 => Some("NFS3_OK"),
@@ -153,6 +164,15 @@ impl Line<'_> {
         };
         name.unwrap_or("done").to_owned()
     }
+}
+
+/// What a line shows of a COMPOUND: its first handle, and the first operation that works on files.
+fn compound_text(arguments: &[u8]) -> String {
+    let outline = nfs4::Outline::of(arguments);
+    let hash = |handle| format!(" fh_hash=0x{:08x}", handle_hash(handle));
+    let handle = outline.handle.map(hash).unwrap_or_default();
+    let work = outline.work.map(|work| format!(" operation={}", work.name())).unwrap_or_default();
+    handle + &work
 }
 
 /// Shown behind a space, or empty.

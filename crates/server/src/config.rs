@@ -8,6 +8,7 @@
 mod error;
 mod export;
 mod raw;
+mod versions;
 
 use std::env;
 use std::ffi::OsString;
@@ -26,6 +27,7 @@ use error::{Given, Origin, Source};
 use export::Resolve;
 pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
 use raw::{ListenList, ListenText, RawConfig, RawEvents, TimeSpan};
+pub use versions::{NfsVersions, NoSuchVersions};
 
 use crate::export::ExportTable;
 use crate::trace::Events;
@@ -40,6 +42,7 @@ pub struct Config {
     connections_max: usize,
     idle_timeout: Duration,
     portmap: bool,
+    nfs_versions: NfsVersions,
     data_threads: usize,
     metadata_threads: usize,
     window_bytes: usize,
@@ -66,6 +69,8 @@ pub struct Overrides {
     pub read_only: bool,
     /// `--portmap`.
     pub portmap: bool,
+    /// `--nfs-versions`.
+    pub nfs_versions: Option<NfsVersions>,
     /// `--read-mode`: of every export, overriding the file.
     pub read_mode: Option<IoMode>,
     /// `--write-mode`: of every export, overriding the file.
@@ -166,6 +171,12 @@ impl Config {
         self.portmap
     }
 
+    /// The versions of NFS that are served.
+    #[must_use]
+    pub fn nfs_versions(&self) -> NfsVersions {
+        self.nfs_versions
+    }
+
     /// Threads that read and write file data.
     #[must_use]
     pub fn data_threads(&self) -> usize {
@@ -220,6 +231,7 @@ impl Config {
             ("max_connections", self.connections_max != new.connections_max),
             ("idle_timeout", self.idle_timeout != new.idle_timeout),
             ("portmap", self.portmap != new.portmap),
+            ("nfs_versions", self.nfs_versions != new.nfs_versions),
             ("data_threads", self.data_threads != new.data_threads),
             ("metadata_threads", self.metadata_threads != new.metadata_threads),
             ("window", self.window_bytes != new.window_bytes),
@@ -255,6 +267,7 @@ fn parse_with(
         )?,
         idle_timeout: idle_timeout(raw.idle_timeout, source)?,
         portmap: Given::pick(portmap, raw.portmap, false).value,
+        nfs_versions: nfs_versions(raw.nfs_versions, overrides, source)?,
         data_threads: threads("data_threads", raw.data_threads, DATA_THREADS_DEFAULT)?,
         metadata_threads: threads(
             "metadata_threads",
@@ -267,6 +280,21 @@ fn parse_with(
         trace: trace(raw.trace, overrides),
         exports: Arc::new(exports),
     })
+}
+
+fn nfs_versions(
+    raw: Option<Spanned<Vec<String>>>,
+    overrides: &Overrides,
+    source: Source<'_>,
+) -> Result<NfsVersions, ConfigError> {
+    if let Some(versions) = overrides.nfs_versions {
+        return Ok(versions);
+    }
+    let Some(raw) = raw else { return Ok(NfsVersions::V3) };
+    raw.get_ref()
+        .join(",")
+        .parse()
+        .map_err(|why: NoSuchVersions| source.at(&raw.span(), why.to_string()))
 }
 
 fn listen(

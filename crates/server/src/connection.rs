@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -19,12 +20,15 @@ use crate::dispatch::{self, Verdict};
 use crate::procedures::{Programs, Thread};
 use crate::request::Peer;
 use crate::service::Service;
+use crate::state::ConnectionId;
 
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
 /// receiver, and a stranger who sends slowly must not keep memory from the others until then. Longer
 /// data is thrown away and the call refused, or the connection ended where the record is longer than
 /// this and a head. After a reload that admits the peer, its next connection takes all.
 const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
+/// The number of the next connection.
+static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 /// How long the last calls may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
@@ -48,7 +52,8 @@ pub(crate) async fn serve(
     let (reader, writer) = stream.into_split();
     let (writer, buffers) = (Arc::new(writer), Arc::clone(&service.buffers));
     let replies = Arc::new(ReplyQueue::new(address, writer, buffers));
-    let peer = Peer { address, programs };
+    let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
+    let peer = Peer { address, connection, programs };
     let activity = &place.activity;
     activity.begins(replies.link());
     let receiver = Receiver::new(
@@ -73,6 +78,7 @@ pub(crate) async fn serve(
     // Accepted calls are completed and answered, if the peer still reads.
     drop(tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await);
     sender.abort();
+    service.state.connection_closed(connection);
     tracing::debug!(client = %address, "disconnected");
 }
 
@@ -134,7 +140,7 @@ async fn take_calls(
         let share = Share::new(&device, activity.client());
         match thread {
             Thread::Connection => poll_first(share.run(work)),
-            Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall => {
+            Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall | Thread::ByOperations => {
                 share.begin_here(work).await;
             }
             Thread::Data => share.begin_data(work).await,
@@ -193,7 +199,7 @@ fn poll_first(work: impl Future<Output = ()> + Send + 'static) {
 
 /// The limits of a peer.
 fn limits(service: &Service, peer: Peer) -> Limits {
-    let may_write = peer.programs == Programs::Files && service.knows(peer.address);
+    let may_write = matches!(peer.programs, Programs::Files(_)) && service.knows(peer.address);
     let transfer_bytes_max =
         if may_write { service.memory.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX };
     Limits { transfer_bytes_max, idle_timeout: service.idle_timeout }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io::{Device, WriteData};
-use proto::nfs3;
 use proto::oncrpc::{
     AcceptStat, AuthStat, CallError, RPC_VERSION, RejectStat, ReplyHeader, encode_success,
 };
-use proto::xdr::{Encode, Writer};
+use proto::xdr::{Encode, Reader, Writer};
+use proto::{nfs3, nfs4};
 use rpc::record::MARK_ROOM;
 use rpc::server::{Link, Reply};
 
@@ -23,7 +23,7 @@ use crate::procedures::{Operation, Procedure, Programs, Thread};
 use crate::reply_cache::{Begin, Replay, Wait};
 use crate::request::{Fault, Handled, Peer, Refusal, Request};
 use crate::service::Service;
-use crate::{mount3 as mount, portmap as mapper};
+use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
 
 /// The pause between two questions for a reply's delivery. The acknowledgement of a peer that has
 /// nothing to send is delayed by 40 ms or more.
@@ -44,7 +44,8 @@ pub(crate) enum Verdict {
 /// copy out of the page cache then costs less than a handover.
 const READ_HERE_BYTES_MAX: u32 = 64 * 1024;
 
-/// The thread that the work on a call begins on; not [`Thread::ConnectionFirstIfSmall`].
+/// The thread that the work on a call begins on; not [`Thread::ConnectionFirstIfSmall`] and not
+/// [`Thread::ByOperations`].
 ///
 /// `alone`: the connection has no other call in progress. A long READ is then tried on its thread
 /// too, for no other call waits there: 1 MiB at a time from the page cache, one client, 2,209 to
@@ -57,8 +58,23 @@ pub(crate) fn thread(call: &Call, alone: bool) -> Thread {
             }
             _ => Thread::Data,
         },
+        Ok(Thread::ByOperations) => compound_thread(&nfs4::Outline::of(call.arguments()), alone),
         Ok(thread) => thread,
         Err(_) => Thread::Connection,
+    }
+}
+
+/// As [`thread`], by the first operation of a COMPOUND that works on files.
+fn compound_thread(outline: &nfs4::Outline<'_>, alone: bool) -> Thread {
+    use nfs4::OperationCode as Op;
+    match outline.work {
+        None | Some(Op::Getattr) => Thread::Connection,
+        Some(Op::Write) => Thread::ConnectionFirst,
+        Some(Op::Read) if alone || outline.read_count <= READ_HERE_BYTES_MAX => {
+            Thread::ConnectionFirst
+        }
+        Some(Op::Read | Op::Commit) => Thread::Data,
+        Some(_) => Thread::Metadata,
     }
 }
 
@@ -67,7 +83,11 @@ pub(crate) fn thread(call: &Call, alone: bool) -> Thread {
 /// its threads are those of no device.
 pub(crate) fn device(service: &Service, call: &Call) -> Device {
     let exports = service.exports.load();
-    let handle = call.nfs3().and_then(|procedure| nfs::first_handle(procedure, call.arguments()));
+    let handle = if call.is_compound() {
+        nfs4::Outline::of(call.arguments()).handle
+    } else {
+        call.nfs3().and_then(|procedure| nfs::first_handle(procedure, call.arguments()))
+    };
     let export = handle.and_then(claimed_export_id).and_then(|id| exports.table.by_id(id));
     let engine = &service.engine;
     match export {
@@ -107,8 +127,9 @@ pub(crate) async fn answer(
         call_log::ended(&line, start, &done, &reply.as_slice()[results_at..]);
     }
     match done {
-        Ok(Handled::Executed { payload, receipt }) => {
-            Verdict::Reply(Reply::new(reply.into_vec(), payload).with_receipt(receipt))
+        Ok(Handled::Executed { payload, tail, receipt }) => {
+            let reply = Reply::with_tail(reply.into_vec(), payload, tail);
+            Verdict::Reply(reply.with_receipt(receipt))
         }
         Ok(Handled::Repeated(Replay { reply, receipt })) => {
             service.counters.add(Counter::Replays, 1);
@@ -162,6 +183,18 @@ async fn execute(
             } else {
                 Box::pin(execute_once(&request, (row, procedure), (call, link), reply)).await
             };
+            if let Some(fault) = request.fault.status() {
+                call_log::failed(&Line { service, peer, call }, fault);
+            }
+            done
+        }
+        Operation::Nfs4(nfs4::Procedure::Null) => {
+            Reader::new(call.arguments()).finish()?;
+            Ok(Handled::executed(None))
+        }
+        Operation::Nfs4(nfs4::Procedure::Compound) => {
+            let request = request(service, peer, call)?;
+            let done = Box::pin(compound::execute(&request, peer, call, payload, reply)).await;
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
             }
@@ -224,7 +257,7 @@ async fn execute_once(
                     Executed::NotAdmitted => Handled::executed(None),
                     Executed::Done(payload) => {
                         let receipt = running.complete(reply.as_slice(), Instant::now());
-                        Handled::Executed { payload, receipt: Some(receipt) }
+                        Handled::Executed { payload, tail: Vec::new(), receipt: Some(receipt) }
                     }
                 });
             }

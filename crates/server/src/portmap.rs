@@ -35,7 +35,7 @@ pub(crate) fn execute(
     match procedure.operation {
         Operation::Portmap(procedure) => execute_portmap(nfs_port, procedure, args, reply),
         Operation::Rpcbind(procedure) => execute_rpcbind(nfs_port, procedure, args, reply),
-        Operation::Nfs3(_) | Operation::Mount3(_) => {
+        Operation::Nfs3(_) | Operation::Nfs4(_) | Operation::Mount3(_) => {
             Err(Refusal::NotExecuted(AcceptStat::ProgUnavail))
         }
     }

@@ -3,16 +3,19 @@
 
 use proto::mount3;
 use proto::nfs3;
+use proto::nfs4;
 use proto::oncrpc::AcceptStat;
 use proto::portmap::{
     self, PortmapProcedure, RpcbindProcedure, VERSION_PORTMAP, VERSION_RPCBIND_3, VERSION_RPCBIND_4,
 };
 
+use crate::config::NfsVersions;
+
 /// The programs that answer on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Programs {
-    /// NFS and MOUNT.
-    Files,
+    /// NFS, and MOUNT with version 3.
+    Files(NfsVersions),
     /// The portmapper, which maps NFS and MOUNT to this port.
     Portmapper {
         /// The port of the files.
@@ -21,11 +24,16 @@ pub(crate) enum Programs {
 }
 
 impl Programs {
-    const fn versions(self) -> &'static [ProgramVersion] {
-        match self {
-            Self::Files => &FILES,
-            Self::Portmapper { .. } => &PORTMAPPER,
-        }
+    fn versions(self) -> impl Iterator<Item = &'static ProgramVersion> {
+        let (versions, served): (&[ProgramVersion], _) = match self {
+            Self::Files(served) => (&FILES, Some(served)),
+            Self::Portmapper { .. } => (&PORTMAPPER, None),
+        };
+        versions.iter().filter(move |version| match (served, version.version) {
+            (Some(served), nfs4::VERSION) => served.v4_1 || served.v4_2,
+            (Some(served), _) => served.v3,
+            (None, _) => true,
+        })
     }
 
     /// The row of a procedure.
@@ -38,13 +46,12 @@ impl Programs {
         version: u32,
         code: u32,
     ) -> Result<&'static Procedure, AcceptStat> {
-        let versions = self.versions();
-        if let Some(served) = versions.iter().find(|v| (v.program, v.version) == (program, version))
-        {
+        let is_asked_for = |v: &&ProgramVersion| (v.program, v.version) == (program, version);
+        if let Some(served) = self.versions().find(is_asked_for) {
             let row = usize::try_from(code).ok().and_then(|code| served.procedures.get(code));
             return row.ok_or(AcceptStat::ProcUnavail);
         }
-        let others = || versions.iter().filter(|v| v.program == program).map(|v| v.version);
+        let others = || self.versions().filter(|v| v.program == program).map(|v| v.version);
         match (others().min(), others().max()) {
             (Some(low), Some(high)) => Err(AcceptStat::ProgMismatch { low, high }),
             _ => Err(AcceptStat::ProgUnavail),
@@ -77,6 +84,7 @@ pub(crate) struct Procedure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Nfs3(nfs3::Procedure),
+    Nfs4(nfs4::Procedure),
     Mount3(mount3::Procedure),
     /// Version 2 of the portmapper.
     Portmap(PortmapProcedure),
@@ -94,6 +102,8 @@ pub(crate) enum Thread {
     /// As `ConnectionFirst` if the last argument, a count of bytes, is small or the connection has no
     /// other call at work; else as `Data`.
     ConnectionFirstIfSmall,
+    /// As the operations of a COMPOUND have it.
+    ByOperations,
     /// One for file data.
     Data,
     /// One for names and attributes.
@@ -101,7 +111,35 @@ pub(crate) enum Thread {
 }
 
 /// Finds the payload of a call from the first bytes of its arguments.
-pub(crate) type ScanPayload = fn(arguments: &[u8]) -> nfs3::WriteScan;
+pub(crate) type ScanPayload = fn(arguments: &[u8]) -> PayloadScan;
+
+/// What the first bytes of a call's arguments show.
+pub(crate) enum PayloadScan {
+    /// At least this many bytes of the arguments are needed, more than there are.
+    Needs(usize),
+    /// The data of a WRITE of version 3 comes next, and ends the call.
+    Nfs3(nfs3::WriteHead),
+    /// The data of a WRITE of version 4 comes next, and more operations may follow.
+    Nfs4(nfs4::WritePayload),
+    /// There is no payload.
+    Nothing,
+}
+
+fn scan_nfs3(arguments: &[u8]) -> PayloadScan {
+    match nfs3::WriteHead::scan(arguments) {
+        nfs3::WriteScan::Needs(len) => PayloadScan::Needs(len),
+        nfs3::WriteScan::Head(head) => PayloadScan::Nfs3(head),
+        nfs3::WriteScan::Malformed(_) => PayloadScan::Nothing,
+    }
+}
+
+fn scan_nfs4(arguments: &[u8]) -> PayloadScan {
+    match nfs4::scan_payload(arguments) {
+        nfs4::PayloadScan::Needs(len) => PayloadScan::Needs(len),
+        nfs4::PayloadScan::Found(payload) => PayloadScan::Nfs4(payload),
+        nfs4::PayloadScan::Nothing => PayloadScan::Nothing,
+    }
+}
 
 /// A version of a program, with its procedures in the order of their codes.
 struct ProgramVersion {
@@ -110,8 +148,9 @@ struct ProgramVersion {
     procedures: &'static [Procedure],
 }
 
-static FILES: [ProgramVersion; 2] = [
+static FILES: [ProgramVersion; 3] = [
     ProgramVersion { program: nfs3::PROGRAM, version: nfs3::VERSION, procedures: &NFS3 },
+    ProgramVersion { program: nfs4::PROGRAM, version: nfs4::VERSION, procedures: &NFS4 },
     ProgramVersion { program: mount3::PROGRAM, version: mount3::VERSION, procedures: &MOUNT3 },
 ];
 
@@ -132,7 +171,7 @@ static NFS3: [Procedure; 22] = {
         nfs3(P::Readlink, Thread::Metadata),
         nfs3(P::Read, Thread::ConnectionFirstIfSmall),
         // Whose turn is next is known there, and another WRITE may hold the file.
-        nfs3(P::Write, Thread::ConnectionFirst).with_payload(nfs3::WriteHead::scan),
+        nfs3(P::Write, Thread::ConnectionFirst).with_payload(scan_nfs3),
         nfs3(P::Create, Thread::Metadata).once(),
         nfs3(P::Mkdir, Thread::Metadata).once(),
         nfs3(P::Symlink, Thread::Metadata).once(),
@@ -149,6 +188,12 @@ static NFS3: [Procedure; 22] = {
         nfs3(P::Commit, Thread::Data),
     ]
 };
+
+/// Retransmissions of COMPOUND are for the slots of sessions to detect, not for the reply cache.
+static NFS4: [Procedure; 2] = [
+    nfs4(nfs4::Procedure::Null, Thread::Connection),
+    nfs4(nfs4::Procedure::Compound, Thread::ByOperations).with_payload(scan_nfs4),
+];
 
 static MOUNT3: [Procedure; 6] = {
     use mount3::Procedure as P;
@@ -221,6 +266,19 @@ const fn nfs3(procedure: nfs3::Procedure, thread: Thread) -> Procedure {
     }
 }
 
+const fn nfs4(procedure: nfs4::Procedure, thread: Thread) -> Procedure {
+    Procedure {
+        program: nfs4::PROGRAM,
+        version: nfs4::VERSION,
+        code: procedure.code(),
+        name: procedure.name(),
+        operation: Operation::Nfs4(procedure),
+        thread,
+        is_idempotent: true,
+        scan_payload: None,
+    }
+}
+
 const fn mount3(procedure: mount3::Procedure) -> Procedure {
     Procedure {
         program: mount3::PROGRAM,
@@ -275,6 +333,8 @@ impl Procedure {
 mod tests {
     use super::*;
 
+    const FILES_3: Programs = Programs::Files(NfsVersions::V3);
+    const FILES_4: Programs = Programs::Files(NfsVersions { v3: false, v4_1: true, v4_2: false });
     const ON_PORT_111: Programs = Programs::Portmapper { nfs_port: 2049 };
 
     fn rows() -> impl Iterator<Item = (&'static ProgramVersion, &'static Procedure)> {
@@ -301,6 +361,9 @@ mod tests {
         for procedure in nfs3::Procedure::ALL {
             assert_eq!(rows_of(Operation::Nfs3(*procedure)), [3], "{}", procedure.name());
         }
+        for procedure in nfs4::Procedure::ALL {
+            assert_eq!(rows_of(Operation::Nfs4(*procedure)), [4], "{}", procedure.name());
+        }
         for procedure in mount3::Procedure::ALL {
             assert_eq!(rows_of(Operation::Mount3(*procedure)), [3], "{}", procedure.name());
         }
@@ -313,6 +376,7 @@ mod tests {
             assert_eq!(rows_of(Operation::Rpcbind(*procedure)), versions, "{}", procedure.name());
         }
         let expected = nfs3::Procedure::ALL.len()
+            + nfs4::Procedure::ALL.len()
             + mount3::Procedure::ALL.len()
             + PortmapProcedure::ALL.len()
             + RpcbindProcedure::ALL.len()
@@ -327,9 +391,11 @@ mod tests {
                 programs.find(program, version, code).ok().map(|row| row.operation)
             };
             let nfs = nfs3::Procedure::from_code(code).map(Operation::Nfs3);
-            assert_eq!(found(Programs::Files, nfs3::PROGRAM, 3), nfs);
+            assert_eq!(found(FILES_3, nfs3::PROGRAM, 3), nfs);
+            let nfs = nfs4::Procedure::from_code(code).map(Operation::Nfs4);
+            assert_eq!(found(FILES_4, nfs4::PROGRAM, 4), nfs);
             let mount = mount3::Procedure::from_code(code).map(Operation::Mount3);
-            assert_eq!(found(Programs::Files, mount3::PROGRAM, 3), mount);
+            assert_eq!(found(FILES_3, mount3::PROGRAM, 3), mount);
             let portmap = PortmapProcedure::from_code(code).map(Operation::Portmap);
             assert_eq!(found(ON_PORT_111, portmap::PROGRAM, 2), portmap);
             let rpcbind = RpcbindProcedure::from_code(code).map(Operation::Rpcbind);
@@ -342,9 +408,9 @@ mod tests {
         for code in 0..30 {
             for version in (0..100).chain([u32::MAX]).filter(|version| *version != 3) {
                 let mismatch = Some(AcceptStat::ProgMismatch { low: 3, high: 3 });
-                let found = Programs::Files.find(nfs3::PROGRAM, version, code).err();
+                let found = FILES_3.find(nfs3::PROGRAM, version, code).err();
                 assert_eq!(found, mismatch, "NFS version {version} procedure {code}");
-                let found = Programs::Files.find(mount3::PROGRAM, version, code).err();
+                let found = FILES_3.find(mount3::PROGRAM, version, code).err();
                 assert_eq!(found, mismatch, "MOUNT version {version} procedure {code}");
             }
             for version in [0, 1, 5, u32::MAX] {
@@ -352,11 +418,14 @@ mod tests {
                 assert_eq!(found, Some(AcceptStat::ProgMismatch { low: 2, high: 4 }));
             }
         }
+        let mismatch = Some(AcceptStat::ProgMismatch { low: 4, high: 4 });
+        assert_eq!(FILES_4.find(nfs3::PROGRAM, 3, 0).err(), mismatch);
+        assert_eq!(FILES_4.find(mount3::PROGRAM, 3, 0).err(), Some(AcceptStat::ProgUnavail));
         let unknown = Some(AcceptStat::ProcUnavail);
-        assert_eq!(Programs::Files.find(nfs3::PROGRAM, 3, 22).err(), unknown);
+        assert_eq!(FILES_3.find(nfs3::PROGRAM, 3, 22).err(), unknown);
         assert_eq!(ON_PORT_111.find(portmap::PROGRAM, 3, 9).err(), unknown);
         let elsewhere = Some(AcceptStat::ProgUnavail);
-        assert_eq!(Programs::Files.find(portmap::PROGRAM, 2, 3).err(), elsewhere);
+        assert_eq!(FILES_3.find(portmap::PROGRAM, 2, 3).err(), elsewhere);
         assert_eq!(ON_PORT_111.find(nfs3::PROGRAM, 3, 0).err(), elsewhere);
     }
 
@@ -377,8 +446,10 @@ mod tests {
         for (_, row) in rows() {
             let runs_once = once.iter().any(|p| row.operation == Operation::Nfs3(*p));
             assert_eq!(row.is_idempotent, !runs_once, "{}", row.name);
-            let is_write = row.operation == Operation::Nfs3(P::Write);
-            assert_eq!(row.scan_payload.is_some(), is_write, "{}", row.name);
+            let has_payload =
+                [Operation::Nfs3(P::Write), Operation::Nfs4(nfs4::Procedure::Compound)]
+                    .contains(&row.operation);
+            assert_eq!(row.scan_payload.is_some(), has_payload, "{}", row.name);
         }
     }
 }

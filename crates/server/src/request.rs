@@ -13,11 +13,14 @@ use crate::fs::Status;
 use crate::procedures::Programs;
 use crate::reply_cache::Replay;
 use crate::service::Service;
+use crate::state::ConnectionId;
 
 /// The other end of a connection, and the programs that answer there.
 #[derive(Clone, Copy)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
+    /// The connection, by a number that no other has had since the start.
+    pub(crate) connection: ConnectionId,
     pub(crate) programs: Programs,
 }
 
@@ -59,9 +62,9 @@ pub(crate) enum Refusal {
 
 /// The outcome of a call that was not refused.
 pub(crate) enum Handled {
-    /// It was executed. Its results stand in the reply's head, the data of a READ comes behind them;
-    /// the receipt is that of a stored reply.
-    Executed { payload: Option<Payload>, receipt: Option<Arc<Receipt>> },
+    /// It was executed. Its results stand in the reply's head, the data of a READ comes behind them,
+    /// and then the tail; the receipt is that of a stored reply.
+    Executed { payload: Option<Payload>, tail: Vec<u8>, receipt: Option<Arc<Receipt>> },
     /// It repeats a call that was executed.
     Repeated(Replay),
     /// It repeats a call of the same connection that is at work.
@@ -71,7 +74,7 @@ pub(crate) enum Handled {
 impl Handled {
     /// An executed call whose reply is not stored.
     pub(crate) const fn executed(payload: Option<Payload>) -> Self {
-        Self::Executed { payload, receipt: None }
+        Self::Executed { payload, tail: Vec::new(), receipt: None }
     }
 }
 

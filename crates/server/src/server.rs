@@ -14,6 +14,7 @@ use crate::export::{ExportError, Exports, HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
 use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::Programs;
+use crate::recovery::Recovery;
 use crate::service::Service;
 use crate::state_dir::{StateDir, StateDirError};
 use crate::{listener, portmap};
@@ -36,6 +37,9 @@ pub enum StartError {
     /// The key that file handles are sealed with.
     #[error(transparent)]
     HandleKey(#[from] HandleKeyError),
+    /// The records of clients of version 4 in the state directory.
+    #[error("cannot use the records of clients: {0}")]
+    Recovery(std::io::Error),
     /// A directory to be served.
     #[error(transparent)]
     Export(#[from] ExportError),
@@ -100,7 +104,8 @@ impl Server {
         let state_dir = StateDir::open(config.state_dir())?;
         let handle_key = HandleKey::load_or_create(state_dir.path())?;
         let exports = Exports::open(Arc::clone(config.exports()), None)?;
-        let service = Arc::new(Service::new(&config, exports, handle_key));
+        let recovered = Recovery::open(state_dir.path()).map_err(StartError::Recovery)?;
+        let service = Arc::new(Service::new(&config, exports, handle_key, recovered));
         let mut listeners = Vec::new();
         for address in config.listen() {
             let address = *address;
@@ -125,7 +130,7 @@ impl Server {
             server.start_portmap().await?;
         }
         for (_, listener) in listeners {
-            server.accept(Programs::Files, listener);
+            server.accept(Programs::Files(config.nfs_versions()), listener);
         }
         server.tasks.push(server.threads.next().spawn(keep_time(Arc::clone(&server.service))));
         Ok(server)
@@ -179,7 +184,12 @@ impl Server {
         let mut figures: Vec<_> =
             Counter::ALL.iter().map(|counter| (counter.name(), counters.value(*counter))).collect();
         figures.extend(service.vfs.window_figures());
+        let state = service.state.counts();
         figures.extend([
+            ("nfs4_clients", state.clients as u64),
+            ("nfs4_sessions", state.sessions as u64),
+            ("nfs4_opens", state.opens as u64),
+            ("nfs4_locks", state.locks as u64),
             ("connections_open", service.connections.open() as u64),
             ("buffers_in_use_bytes", service.buffers.bytes_in_use() as u64),
             ("buffers_mapped_bytes", service.buffers.bytes_mapped() as u64),
@@ -245,9 +255,13 @@ async fn keep_time(service: Arc<Service>) {
             let service = Arc::clone(&service);
             tasks.spawn(async move { service.vfs.close_unlinked(unused).await });
         }
+        tasks.spawn({
+            let service = Arc::clone(&service);
+            async move { service.expire().await }
+        });
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
-                tracing::error!(%error, "idle objects were not given up");
+                tracing::error!(%error, "a task of the clock has failed");
             }
         }
     }

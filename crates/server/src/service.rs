@@ -3,7 +3,8 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use io::{
@@ -20,13 +21,20 @@ use crate::export::{
     HandleKey, Object,
 };
 use crate::fs::{Caller, Status};
+use crate::held_files::HeldFiles;
+use crate::inode_cache::Inode;
 use crate::memory_plan::{Budget, MemoryPlan};
 use crate::mount_list::MountList;
+use crate::random::random_u64;
+use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
+use crate::state::{ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Piece, State};
 use crate::trace::{CallId, Tracer, handle_hash};
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
 
+/// What a COMPOUND has besides the data of a READ or WRITE, in both directions.
+const COMPOUND_BYTES_MAX: u32 = 8 * 1024;
 /// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
 const QUEUE_MAX: usize = 1024;
 
@@ -62,6 +70,17 @@ pub(crate) struct Service {
     pub(crate) write_order: Arc<WriteOrder>,
     /// How long a connection may go without a call.
     pub(crate) idle_timeout: Duration,
+    /// Clients, sessions, opens and locks of version 4.
+    pub(crate) state: Arc<State>,
+    /// The files that are open in it.
+    pub(crate) held_files: Arc<HeldFiles>,
+    recovery: Arc<Recovery>,
+    /// The key of the digests that distinguish calls on a slot.
+    pub(crate) digest_key: u64,
+    /// Whether clients could reclaim state of version 4 a second ago.
+    was_in_grace: AtomicBool,
+    /// The clock of `state`.
+    started: Instant,
     /// Whether threads can act as the users that clients name.
     assumes_users: bool,
     /// The runtime whose timers calls use on threads that have none.
@@ -84,8 +103,32 @@ fn divide_descriptors(config: &Config) -> DescriptorPlan {
     plan
 }
 
+/// The state of version 4 with what an earlier server has left.
+fn new_state(recovered: Recovered, transfer_bytes_max: u32) -> State {
+    let usual = Limits::default();
+    let bytes_max = transfer_bytes_max + COMPOUND_BYTES_MAX;
+    let fore = ChannelAttributes {
+        request_bytes_max: bytes_max,
+        response_bytes_max: bytes_max,
+        ..usual.fore
+    };
+    let key = || random_u64().unwrap_or_default();
+    let Recovered { epoch, clients } = recovered;
+    if !clients.is_empty() {
+        let (clients, seconds) = (clients.len(), usual.grace.as_secs());
+        tracing::info!("{clients} clients of version 4 may reclaim state for {seconds} seconds");
+    }
+    State::new(Limits { fore, ..usual }, epoch, (key(), key()), clients, Duration::ZERO)
+}
+
 impl Service {
-    pub(crate) fn new(config: &Config, exports: Exports, handle_key: HandleKey) -> Self {
+    /// Serves `exports`; `recovery` has the records of clients of version 4.
+    pub(crate) fn new(
+        config: &Config,
+        exports: Exports,
+        handle_key: HandleKey,
+        (recovery, recovered): (Recovery, Recovered),
+    ) -> Self {
         let counters = Arc::new(Counters::default());
         if let Err(error) = io::survive_file_size_limit() {
             tracing::warn!(%error, "a WRITE past the limit on file sizes will end the server");
@@ -114,6 +157,7 @@ impl Service {
         let buffers = BufferPool::new(memory.pool_bytes);
         let calls_max = memory.connection_calls_max;
         let tracer = Arc::new(Tracer::default());
+        let may_reclaim = !recovered.clients.is_empty();
         tracer.set(config.trace());
         Self {
             vfs: Vfs::new(
@@ -137,6 +181,12 @@ impl Service {
             counters,
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),
+            state: Arc::new(new_state(recovered, memory.transfer_bytes_max)),
+            held_files: Arc::default(),
+            recovery: Arc::new(recovery),
+            was_in_grace: AtomicBool::new(may_reclaim),
+            digest_key: random_u64().unwrap_or_default(),
+            started: Instant::now(),
             assumes_users,
             timers: Handle::current(),
         }
@@ -148,6 +198,87 @@ impl Service {
     /// There are no buffers as large.
     pub(crate) async fn take_buffer(&self, len: usize) -> Result<Buffer, BufferTooLarge> {
         self.buffers.take(Share::current_client(), len).await
+    }
+
+    /// The time since the start.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// How long state of version 4 lasts without a call of its client.
+    pub(crate) fn lease(&self) -> Duration {
+        Limits::default().lease
+    }
+
+    /// What this server is called by EXCHANGE_ID: the same as long as its state directory is.
+    pub(crate) fn server_id(&self) -> String {
+        let pseudo_root = self.exports.load().pseudo_root.node(0).handle();
+        let sealed = self.handle_key.seal(&pseudo_root);
+        let mac = sealed.as_bytes().iter().rev().take(8);
+        mac.fold(String::from("spillway-"), |id, byte| format!("{id}{byte:02x}"))
+    }
+
+    /// Does what remains to be done after a change of [`Self::state`], before the reply.
+    pub(crate) async fn settle(&self, effects: Effects) {
+        let waits = |effect: &Effect| match effect {
+            Effect::Records | Effect::Unlock { .. } | Effect::Release { .. } => true,
+            Effect::Unpin(_) | Effect::NotifyLock { .. } | Effect::EndSession(_) => false,
+        };
+        if !effects.iter().any(waits) {
+            effects.iter().for_each(|effect| self.held_files.perform(effect));
+            return;
+        }
+        let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
+        let recovery = Arc::clone(&self.recovery);
+        let job = move || {
+            for effect in &effects {
+                if *effect == Effect::Records {
+                    recovery.settle(&state);
+                }
+                held.perform(effect);
+            }
+        };
+        self.engine.data(job).await;
+    }
+
+    /// Takes a lock that [`Self::state`] has granted for local programs too.
+    ///
+    /// # Errors
+    /// As [`HeldFiles::mirror`]. The grant comes back in any case.
+    pub(crate) async fn mirror(
+        &self,
+        grant: LockGrant,
+    ) -> (LockGrant, Result<Option<Piece>, Status>) {
+        let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
+        let job = move || {
+            let mirrored = held.mirror(&state, &grant);
+            (grant, mirrored)
+        };
+        self.engine.data(job).await
+    }
+
+    /// The lock of a local program in the way of one that [`Self::state`] would grant.
+    ///
+    /// # Errors
+    /// As [`HeldFiles::foreign_lock`].
+    pub(crate) async fn foreign_lock(
+        &self,
+        inode: Arc<Inode>,
+        (wanted, lock): (Piece, Option<LockId>),
+    ) -> Result<Option<Piece>, Status> {
+        let held = Arc::clone(&self.held_files);
+        self.engine.data(move || held.foreign_lock(&inode, lock, wanted)).await
+    }
+
+    /// Ends the leases that have run out. To be called once a second.
+    pub(crate) async fn expire(&self) {
+        let mut effects = Effects::new();
+        self.state.expire(self.now(), &mut effects);
+        self.settle(effects).await;
+        let is_in_grace = self.state.counts().is_in_grace;
+        if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {
+            tracing::info!("the grace period of version 4 is over");
+        }
     }
 
     /// Sleeps on any thread.

@@ -5,9 +5,11 @@ use proto::xdr::{Encode, Writer};
 use proto::{mount3, portmap};
 
 use super::*;
+use crate::config::NfsVersions;
 use crate::dispatch;
 use crate::procedures::Thread;
 
+const FILES: Programs = Programs::Files(NfsVersions::V3);
 const NFS: (u32, u32) = (nfs3::PROGRAM, nfs3::VERSION);
 
 fn call((program, version): (u32, u32), code: u32, args: &impl Encode) -> Vec<u8> {
@@ -33,7 +35,7 @@ fn write_call(version: (u32, u32)) -> (Vec<u8>, usize) {
 }
 
 fn received(head: Vec<u8>) -> Call {
-    let mut incoming = Incoming::new(Programs::Files);
+    let mut incoming = Incoming::new(FILES);
     incoming.layout(&head);
     incoming.finish(Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0 }).unwrap()
 }
@@ -41,7 +43,7 @@ fn received(head: Vec<u8>) -> Call {
 #[test]
 fn a_write_head_is_found_from_as_much_of_it_as_is_there() {
     let (call, whole) = write_call(NFS);
-    let mut incoming = Incoming::new(Programs::Files);
+    let mut incoming = Incoming::new(FILES);
     let mut before = 0;
     for len in CREDENTIAL_AT..whole {
         let Layout::HeadUntil(shown) = incoming.layout(&call[..len]) else {
@@ -51,7 +53,7 @@ fn a_write_head_is_found_from_as_much_of_it_as_is_there() {
         assert!(shown > len, "more follows {len} bytes");
         before = shown;
     }
-    let payload = Layout::Payload { len: 13, offset: 5 };
+    let payload = Layout::Payload { len: 13, offset: 5, has_tail: false };
     assert_eq!(incoming.layout(&call[..whole]), payload);
     let head = call[..whole].to_vec();
     let call =
@@ -67,7 +69,7 @@ fn arguments_of_a_write_that_cannot_be_decoded_have_no_payload() {
     let change = |at: usize, value: u32| {
         let mut head = head.to_vec();
         head[at..at + 4].copy_from_slice(&value.to_be_bytes());
-        Incoming::new(Programs::Files).layout(&head)
+        Incoming::new(FILES).layout(&head)
     };
     let handle_len_at = call_header_len(head);
     assert_eq!(change(handle_len_at, 65), Layout::Head);
@@ -95,7 +97,7 @@ fn versions_that_are_not_served_are_never_taken_for_served_ones() {
             assert_eq!(dispatch::thread(&call, true), Thread::Connection, "{version:?} {code}");
         }
         let (call, _) = write_call(version);
-        assert_eq!(Incoming::new(Programs::Files).layout(&call), Layout::Head, "{version:?}");
+        assert_eq!(Incoming::new(FILES).layout(&call), Layout::Head, "{version:?}");
         assert!(received(call).write.is_none());
     }
 }
@@ -142,7 +144,7 @@ fn a_read_begins_by_its_length() {
 proptest! {
     #[test]
     fn any_bytes_have_a_bounded_head(bytes in proptest::collection::vec(any::<u8>(), 32..200)) {
-        let mut incoming = Incoming::new(Programs::Files);
+        let mut incoming = Incoming::new(FILES);
         if let Layout::HeadUntil(len) = incoming.layout(&bytes) {
             prop_assert!(len > bytes.len() && len < 2048);
         }
@@ -154,7 +156,7 @@ proptest! {
         arguments in proptest::collection::vec(any::<u8>(), 0..100),
     ) {
         let head = [call(NFS, P::Write.code(), &()), arguments].concat();
-        if let Layout::HeadUntil(len) = Incoming::new(Programs::Files).layout(&head) {
+        if let Layout::HeadUntil(len) = Incoming::new(FILES).layout(&head) {
             prop_assert!(len > head.len() && len < 2048);
         }
     }

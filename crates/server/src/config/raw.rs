@@ -26,6 +26,7 @@ pub(super) struct RawConfig {
     pub(super) max_connections: Option<Spanned<u32>>,
     pub(super) idle_timeout: Option<Spanned<TimeSpan>>,
     pub(super) portmap: Option<Spanned<bool>>,
+    pub(super) nfs_versions: Option<Spanned<Vec<String>>>,
     pub(super) data_threads: Option<Spanned<u32>>,
     pub(super) metadata_threads: Option<Spanned<u32>>,
     pub(super) window: Option<Spanned<ByteSize>>,

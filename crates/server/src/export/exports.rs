@@ -7,7 +7,7 @@ use std::sync::Arc;
 use io::{IoPolicy, KernelHandle};
 
 use super::table::{Access, Denied, Export, ExportTable, Flavor, Peer};
-use super::{ExportRoot, FileHandle, FileSystems};
+use super::{ExportRoot, FileHandle, FileSystems, PseudoRoot};
 use crate::fs::Status;
 
 /// One generation of the configuration: policy, and the directory behind each export.
@@ -15,6 +15,8 @@ pub(crate) struct Exports {
     pub(crate) table: Arc<ExportTable>,
     file_systems: Arc<FileSystems>,
     roots: BTreeMap<u32, (PathBuf, Arc<ExportRoot>)>,
+    /// The directories above them.
+    pub(crate) pseudo_root: PseudoRoot,
 }
 
 /// An export's directory that cannot be served.
@@ -60,7 +62,8 @@ impl Exports {
         for export in table.iter() {
             roots[&export.id].1.set_name(&export.name);
         }
-        Ok(Self { table, file_systems, roots })
+        let pseudo_root = PseudoRoot::new(&table);
+        Ok(Self { table, file_systems, roots, pseudo_root })
     }
 
     /// Gives up the directories of an earlier generation that this one does not serve. Returns what

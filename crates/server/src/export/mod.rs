@@ -8,6 +8,7 @@ mod handle;
 mod io_support;
 mod kind;
 mod places;
+mod pseudo_root;
 mod root;
 mod table;
 mod write_verifier;
@@ -19,6 +20,7 @@ pub(crate) use generations::Generations;
 pub use handle::HandleKeyError;
 pub(crate) use handle::{FileHandle, HandleKey, claimed_export_id};
 pub(crate) use io_support::IoSupport;
+pub(crate) use pseudo_root::{PseudoNode, PseudoRoot, pseudo_id};
 pub(crate) use root::ExportRoot;
 pub use table::{
     ANONYMOUS_ID, Access, Conflict, Credential, Denied, Export, ExportTable, Flavor, GROUPS_MAX,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use io::KernelHandle;
+use io::{KernelHandle, RangeLock};
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
@@ -13,7 +13,7 @@ use super::file::File;
 use super::state::{InodeState, InodeStates};
 use super::{Attributes, DirectoryStreams, WriteQueue};
 use crate::export::ExportRoot;
-use crate::fs::{Caller, Status, attributes_of, proc_path};
+use crate::fs::{Caller, LiveAttributes, Status, attributes_of_linked_or_not, proc_path};
 
 /// The key of an object in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,9 +127,19 @@ impl Inode {
     /// Its attributes now, for a reply. May block.
     ///
     /// # Errors
-    /// As [`attributes_of`].
+    /// As [`Self::live_attributes`].
     pub(crate) fn attributes(&self) -> Result<Attributes, Status> {
-        Ok(self.state.lock.attributes(attributes_of(self.fd())?))
+        Ok(self.state.lock.attributes(self.live_attributes()?))
+    }
+
+    /// Its attributes as the kernel has them. May block.
+    ///
+    /// # Errors
+    /// Those of `statx`; `Stale` without a name left, unless a client has it open.
+    pub(crate) fn live_attributes(&self) -> Result<LiveAttributes, Status> {
+        let attributes = attributes_of_linked_or_not(self.fd())?;
+        let is_gone = attributes.nlink == 0 && !self.is_held();
+        if is_gone { Err(Status::Stale) } else { Ok(attributes) }
     }
 
     /// A descriptor good for attributes and as the start of a path, not for data.
@@ -157,6 +167,11 @@ impl Inode {
     /// Whether a WRITE of this caller will most likely be permitted, for the last one was.
     pub(crate) fn expects_writer(&self, caller: &Caller) -> bool {
         !caller.read_only && self.file().is_ok_and(|file| file.has_last_writer(caller))
+    }
+
+    /// What keeps cached and direct I/O on the pages of a regular file apart.
+    pub(crate) fn ranges(&self) -> Option<&Arc<RangeLock>> {
+        self.file().ok().map(|file| &file.state.ranges)
     }
 
     /// Keeps WRITEs that come later behind a change that is about to wait for the inode lock.
@@ -197,6 +212,11 @@ impl Inode {
     pub(crate) fn shown_path(&self) -> Option<String> {
         let path = io::path_of(self.fd())?;
         Some(path.as_os_str().as_encoded_bytes().escape_ascii().to_string())
+    }
+
+    /// Where the state that all exports share is in memory: its own as long as the object is open.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.state).addr()
     }
 
     /// Its key in the cache.

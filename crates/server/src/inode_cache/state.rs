@@ -41,6 +41,8 @@ pub(crate) struct InodeState {
     durable: AtomicU64,
     /// Flushes that failed.
     failures: AtomicU64,
+    /// Holders of opens of NFSv4. With one, the object can be used without a name.
+    holds: AtomicU64,
 
     /// The number of changes that were there when the last flush that succeeded began. The lock is
     /// held over the flush: a caller that waits for it finds its own changes flushed, most often.
@@ -74,6 +76,7 @@ impl InodeState {
             flushed: tokio::sync::Mutex::default(),
             durable: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            holds: AtomicU64::new(0),
         }
     }
 
@@ -104,6 +107,21 @@ impl InodeState {
 
     fn window(&self) -> Option<&Arc<WriteBehindFile>> {
         self.file.as_ref().and_then(|file| file.window.get())
+    }
+
+    /// Lets the object be used when it has lost its last name, until [`Self::end_hold`].
+    pub(crate) fn hold(&self) {
+        self.holds.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Ends a hold.
+    pub(crate) fn end_hold(&self) {
+        self.holds.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether a client has it open.
+    pub(crate) fn is_held(&self) -> bool {
+        self.holds.load(Ordering::SeqCst) > 0
     }
 
     /// Counts a change that the kernel has taken and a crash could lose.

@@ -3,6 +3,7 @@
 
 mod access;
 mod attr;
+mod copy;
 mod descriptors;
 mod fsinfo;
 mod io_plan;
@@ -44,11 +45,13 @@ use crate::trace::Tracer;
 
 pub(crate) use access::AccessRights;
 pub(crate) use attr::{AttributeChange, SetTime};
+pub(crate) use copy::{Allocation, CopyRange, Sought};
+pub(crate) use fsinfo::{FileSystemSpace, PathLimits};
 pub(crate) use namespace::{CreateMode, NodeKind};
 pub(crate) use read::ReadDone;
 pub(crate) use readdir::{DirectoryEntry, Listing};
 pub(crate) use switches::Switches;
-pub(crate) use write::Stability;
+pub(crate) use write::{Stability, WriteDone};
 
 /// A window holds at least so many runs: a small one writes in smaller runs.
 const WINDOW_RUNS_MIN: u64 = 8;
@@ -169,6 +172,14 @@ impl Vfs {
     /// Features that a reload switches on and off.
     pub(crate) fn switches(&self) -> &Switches {
         &self.switches
+    }
+
+    /// The open object behind a handle, to be held by state of version 4.
+    ///
+    /// # Errors
+    /// `Stale` when it is gone.
+    pub(crate) async fn hold(&self, object: &Object) -> Result<Arc<Inode>, Status> {
+        self.inode(object).await
     }
 
     /// The object with this handle in an export, if it is open.
@@ -309,10 +320,10 @@ impl Vfs {
     /// file system keeps them in memory.
     async fn live_attributes(&self, file: &Arc<Inode>) -> Result<LiveAttributes, Status> {
         let result = if file.root().attributes_in_memory {
-            attributes_of(file.fd())
+            file.live_attributes()
         } else {
             let file = Arc::clone(file);
-            let look = move || attributes_of(file.fd());
+            let look = move || file.live_attributes();
             Box::pin(self.in_metadata_lane(Identity::Server, look)).await
         };
         if result == Err(Status::Stale) {

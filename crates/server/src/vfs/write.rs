@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::io_plan::SPLIT_BYTES_MIN;
 use super::write_data::{PermittedWrite, WriteJob, WriteTarget, Written, unperformed};
-use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of};
+use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc};
 use crate::counters::Counter;
 use crate::inode_cache::{Change, Flush, Inode, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
@@ -192,7 +192,7 @@ impl Vfs {
     /// A change of an open file that it shares with others.
     async fn begin_shared(&self, file: &Arc<Inode>, lengths: Lengths) -> Result<Change, Status> {
         file.close_write_batch();
-        let change = file.lock.share(lengths, || attributes_of(file.fd())).await;
+        let change = file.lock.share(lengths, || file.live_attributes()).await;
         if matches!(change, Err(Status::Stale)) {
             self.inode_cache.forget(&file.key());
         }

@@ -1,5 +1,5 @@
-//! The whole server, asked over real sockets: each file is one subject of RFC 1813 or of the
-//! server's own promises.
+//! The whole server, asked over real sockets: each file is one subject of RFC 1813, of RFC
+//! 8881 or of the server's own promises.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![expect(clippy::result_large_err, reason = "a refusal comes with attributes, as on the wire")]
@@ -19,6 +19,7 @@ mod io_counters;
 mod io_modes;
 mod limits;
 mod namespace;
+mod nfs4;
 mod page_cache;
 mod read_ahead;
 mod readdir;

@@ -1,0 +1,290 @@
+//! Locks of NFSv4 clients beside those of local programs, on real files.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proto::nfs4::{
+    ClientId, LockRange, LockType, SequenceId, ShareAccess, ShareDeny, Stateid, Verifier,
+};
+use rustix::fs::{CWD, Mode, openat};
+use tempfile::TempDir;
+
+use super::*;
+use crate::export::{ExportRoot, FileSystems};
+use crate::fs::{PATH_ONLY, attributes_of};
+use crate::inode_cache::InodeCache;
+use crate::state::{
+    ChannelAttributes, ConnectionId, CreateSession, Effects, ExchangeId, Limits, Lock, LockFailure,
+    LockTarget, OpenFile, Principal,
+};
+
+const NOW: Duration = Duration::ZERO;
+const ALL: LockRange = LockRange { offset: 0, length: u64::MAX };
+
+/// A file, and the state of clients that use it.
+struct Bed {
+    dir: TempDir,
+    cache: InodeCache,
+    inode: Arc<Inode>,
+    state: State,
+    held: HeldFiles,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "data").unwrap();
+        let root = Arc::new(ExportRoot::open_path(1, dir.path(), &FileSystems::default()).unwrap());
+        let cache = InodeCache::new(1000);
+        let fd = openat(CWD, &path, PATH_ONLY, Mode::empty()).unwrap();
+        let handle = root.identify(fd.as_fd()).unwrap();
+        let file_type = attributes_of(&fd).unwrap().file_type;
+        let inode = cache.add(root, handle, file_type, fd);
+        let state = State::new(Limits::default(), 1, (1, 2), Vec::new(), NOW);
+        Self { dir, cache, inode, state, held: HeldFiles::default() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("file")
+    }
+
+    fn client(&self, owner: &[u8]) -> ClientId {
+        let (mut effects, principal) = (Effects::new(), Principal::None);
+        let (verifier, is_update) = (Verifier::default(), false);
+        let call = ExchangeId { owner, verifier, is_update, principal };
+        let client = self.state.exchange_id(&call, NOW, &mut effects).unwrap().client;
+        let channel = ChannelAttributes {
+            request_bytes_max: 4096,
+            response_bytes_max: 4096,
+            cached_bytes_max: 4096,
+            operations_max: 8,
+            slots_max: 1,
+        };
+        let call = CreateSession {
+            client,
+            sequence: SequenceId(1),
+            fore: channel,
+            back: channel,
+            wants_backchannel: false,
+            principal,
+            connection: ConnectionId(1),
+        };
+        self.state.create_session(&call, NOW, &mut effects).unwrap();
+        self.state.reclaim_complete(client, false, NOW, &mut effects).unwrap();
+        client
+    }
+
+    fn open(&self, client: ClientId, access: ShareAccess) -> Stateid {
+        let pin = self.held.pin(&self.inode);
+        let (file, deny) = (pin.file(), ShareDeny::None);
+        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false };
+        let opened = self.state.open(&call, NOW, &mut Effects::new()).unwrap();
+        if opened.is_new {
+            pin.keep();
+        }
+        opened.stateid
+    }
+
+    fn perform(&self, effects: Effects) {
+        effects.iter().for_each(|effect| self.held.perform(effect));
+    }
+
+    /// The stateid, or the lock of a local program.
+    fn lock(
+        &self,
+        client: ClientId,
+        target: LockTarget<'_>,
+        kind: LockType,
+        range: LockRange,
+    ) -> Result<Stateid, Piece> {
+        let (file, mut effects) = (file_id(&self.inode), Effects::new());
+        let call = Lock { client, target, file, range, kind, is_reclaim: false };
+        let grant = match self.state.lock_range(&call, NOW, &mut effects) {
+            Ok(grant) => grant,
+            Err(LockFailure::Denied(conflict)) => return Err(conflict.piece),
+            Err(LockFailure::Status(status)) => panic!("{status:?}"),
+        };
+        let result = match self.held.mirror(&self.state, &grant).unwrap() {
+            None => Ok(self.state.confirm_lock(grant, NOW, &mut effects).unwrap()),
+            Some(conflict) => {
+                self.state.undo_lock(grant, NOW, &mut effects);
+                Err(conflict)
+            }
+        };
+        self.perform(effects);
+        result
+    }
+
+    fn unlock(&self, client: ClientId, stateid: &Stateid, range: LockRange) -> Stateid {
+        let (file, mut effects) = (file_id(&self.inode), Effects::new());
+        let unlocked =
+            self.state.unlock_range(client, stateid, file, range, NOW, &mut effects).unwrap();
+        self.perform(effects);
+        unlocked
+    }
+
+    fn close(&self, client: ClientId, stateid: &Stateid) {
+        let mut effects = Effects::new();
+        let file = file_id(&self.inode);
+        self.state.close(client, stateid, file, NOW, &mut effects).unwrap();
+        self.perform(effects);
+    }
+
+    fn local_file(&self) -> File {
+        OpenOptions::new().read(true).write(true).open(self.path()).unwrap()
+    }
+}
+
+fn locally(file: &File, (first, last): (u64, u64), wanted: OfdLock) -> bool {
+    io::set_ofd_lock(file.as_fd(), (first, last), wanted).unwrap()
+}
+
+fn new(open: &Stateid) -> LockTarget<'_> {
+    LockTarget::New { open, owner: b"l" }
+}
+
+fn piece(first: u64, last: u64, kind: LockKind) -> Piece {
+    Piece { range: Range { first, last }, kind }
+}
+
+#[test]
+fn local_programs_see_the_locks_of_clients() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both);
+    let local = bed.local_file();
+    let low = LockRange { offset: 0, length: 10 };
+    let held = bed.lock(client, new(&open), LockType::Write, low).unwrap();
+    assert!(!locally(&local, (9, 9), OfdLock::Read));
+    assert!(locally(&local, (10, 20), OfdLock::Write));
+    let middle = LockRange { offset: 4, length: 2 };
+    let held = bed.unlock(client, &held, middle);
+    assert!(locally(&local, (4, 5), OfdLock::Write));
+    assert!(!locally(&local, (6, 6), OfdLock::Read));
+    bed.unlock(client, &held, ALL);
+    assert!(locally(&local, (0, u64::MAX), OfdLock::Write));
+}
+
+#[test]
+fn clients_see_the_locks_of_local_programs() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both);
+    let local = bed.local_file();
+    assert!(locally(&local, (5, 9), OfdLock::Write));
+    let in_the_way = Err(piece(5, 9, LockKind::Write));
+    assert_eq!(bed.lock(client, new(&open), LockType::Read, ALL), in_the_way);
+    let wanted = piece(0, u64::MAX, LockKind::Read);
+    let foreign = |lock| bed.held.foreign_lock(&bed.inode, lock, wanted).unwrap();
+    assert_eq!(foreign(None), in_the_way.err());
+    assert!(locally(&local, (5, 9), OfdLock::Unlock));
+    bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
+    let (file, mut effects) = (file_id(&bed.inode), Effects::new());
+    let owner = (client, b"l".as_slice());
+    let (_, lock) =
+        bed.state.test_lock(owner, file, ALL, LockType::Read, NOW, &mut effects).unwrap();
+    assert_eq!(foreign(lock), None, "its own lock is not in the way");
+}
+
+#[test]
+fn a_denied_lock_leaves_the_kernel_as_the_table() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both);
+    let local = bed.local_file();
+    let low = LockRange { offset: 0, length: 10 };
+    let held = bed.lock(client, new(&open), LockType::Read, low).unwrap();
+    assert!(locally(&local, (5, 20), OfdLock::Read));
+    let denied = bed.lock(client, LockTarget::Known(&held), LockType::Write, ALL);
+    assert_eq!(denied, Err(piece(5, 20, LockKind::Read)));
+    assert!(!locally(&local, (0, 0), OfdLock::Write), "the shared lock is still there");
+    assert!(locally(&local, (10, 20), OfdLock::Write), "and nothing else");
+    bed.unlock(client, &held, ALL);
+    assert!(locally(&local, (0, u64::MAX), OfdLock::Write));
+}
+
+#[test]
+fn shared_locks_survive_the_change_to_a_descriptor_that_can_write() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let reader = bed.open(client, ShareAccess::Read);
+    let at = |offset| LockRange { offset, length: 1 };
+    let first = bed.lock(client, new(&reader), LockType::Read, at(0)).unwrap();
+    bed.lock(client, LockTarget::Known(&first), LockType::Read, at(2)).unwrap();
+    // The same open owner opens the file for writing too.
+    let both = bed.open(client, ShareAccess::Write);
+    bed.lock(client, new(&both), LockType::Write, at(2)).unwrap();
+    let local = bed.local_file();
+    assert!(!locally(&local, (0, 0), OfdLock::Write));
+    assert!(locally(&local, (0, 0), OfdLock::Read), "it is shared");
+    assert!(!locally(&local, (2, 2), OfdLock::Read), "it is exclusive");
+    assert!(locally(&local, (1, 1), OfdLock::Write), "it is not locked");
+}
+
+#[test]
+fn a_reader_does_not_open_the_file_for_writing() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Read);
+    bed.lock(client, new(&open), LockType::Read, ALL).unwrap();
+    let files = bed.held.lock();
+    let owners = files.values().flat_map(|held| held.locks.values());
+    let writable = owners.filter_map(|owner| Some(owner.0.lock().unwrap().as_ref()?.is_writable()));
+    assert_eq!(writable.collect::<Vec<_>>(), [false]);
+}
+
+#[test]
+fn owners_have_locks_of_their_own_which_end_with_their_open() {
+    let bed = Bed::new();
+    let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
+    let (open_a, open_b) = (bed.open(a, ShareAccess::Both), bed.open(b, ShareAccess::Both));
+    bed.lock(a, new(&open_a), LockType::Read, ALL).unwrap();
+    bed.lock(b, new(&open_b), LockType::Read, ALL).unwrap();
+    let local = bed.local_file();
+    bed.close(a, &open_a);
+    assert!(!locally(&local, (0, 0), OfdLock::Write), "the other client's lock");
+    bed.close(b, &open_b);
+    assert!(locally(&local, (0, u64::MAX), OfdLock::Write));
+    assert!(bed.held.lock().is_empty());
+}
+
+#[test]
+fn a_client_that_is_forgotten_leaves_no_lock_in_the_kernel() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both);
+    let (file, mut effects) = (file_id(&bed.inode), Effects::new());
+    let (target, kind) = (new(&open), LockType::Write);
+    let call = Lock { client, target, file, range: ALL, kind, is_reclaim: false };
+    let grant = bed.state.lock_range(&call, NOW, &mut effects).unwrap();
+    // It is forgotten before its lock is mirrored, while another client has the file open.
+    let other = bed.client(b"other");
+    bed.open(other, ShareAccess::Both);
+    bed.close(client, &open);
+    bed.held.mirror(&bed.state, &grant).unwrap();
+    bed.state.confirm_lock(grant, NOW, &mut effects).unwrap_err();
+    bed.perform(effects);
+    assert!(locally(&bed.local_file(), (0, u64::MAX), OfdLock::Write));
+}
+
+#[test]
+fn an_open_file_stays_when_its_last_name_is_removed() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both);
+    std::fs::remove_file(bed.path()).unwrap();
+    let file = file_id(&bed.inode);
+    let key = bed.inode.key();
+    let Bed { cache, inode, state, held, dir } = bed;
+    drop(inode);
+    assert!(cache.unused().is_empty(), "the open uses it");
+    let inode = held.inode(file).unwrap();
+    assert!(Arc::ptr_eq(&cache.find(&key).unwrap(), &inode));
+    let bed = Bed { cache, inode, state, held, dir };
+    bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
+    bed.close(client, &open);
+    assert!(bed.held.inode(file).is_none());
+}

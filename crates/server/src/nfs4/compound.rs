@@ -1,0 +1,224 @@
+//! COMPOUND, RFC 8881 §16.2.
+
+use std::hash::Hasher;
+
+use io::WriteData;
+use proto::nfs4::{CompoundHead, CompoundResult, NFS4_OK, OperationCode, Status, next_operation};
+use proto::xdr::{Decode, Encode, Reader, Writer};
+use siphasher::sip::SipHasher13;
+
+use super::location::Current;
+use super::results::{RESULT_BYTES_MAX, Results};
+use super::{Outcome, Refused};
+use crate::call::{Call, Credential};
+use crate::procedures::Programs;
+use crate::request::{Handled, Peer, Refusal, Request};
+use crate::state::Running;
+
+/// A COMPOUND at work.
+pub(super) struct Compound<'a> {
+    pub(super) request: &'a Request<'a>,
+    pub(super) peer: Peer,
+    call: &'a Call,
+    pub(super) minor_version: u32,
+    /// The operations of the call.
+    pub(super) operations: u32,
+    /// Set by SEQUENCE.
+    pub(super) running: Option<Running>,
+    pub(super) current: Option<Current>,
+    pub(super) saved: Option<Current>,
+    pub(super) results: Results<'a>,
+    /// The data of the first WRITE, which was received apart.
+    payload: Option<WriteData>,
+}
+
+/// How SEQUENCE goes on.
+pub(super) enum Sequenced {
+    /// With the next operation, unless there is no room for its result.
+    Run(Result<(), Status>),
+    /// The call was performed before; its reply is this.
+    Replay(std::sync::Arc<[u8]>),
+    /// The call is at work, and will be answered.
+    Duplicate,
+}
+
+/// Runs the operations of a COMPOUND until one fails, and appends their results to `reply`.
+///
+/// # Errors
+/// What stands in front of the operations cannot be decoded.
+pub(crate) async fn execute(
+    request: &Request<'_>,
+    peer: Peer,
+    call: &Call,
+    payload: Option<WriteData>,
+    reply: &mut Writer,
+) -> Result<Handled, Refusal> {
+    let mut reader = Reader::new(call.arguments());
+    let CompoundHead { tag, minor_version, operations } = Decode::decode(&mut reader)?;
+    let mut results = Results::new(reply);
+    CompoundResult { status: NFS4_OK, tag, results: 0 }.encode(results.writer());
+    let Programs::Files(served) = peer.programs else { return Ok(Handled::executed(None)) };
+    if !served.serves_minor(minor_version) {
+        results.patch(0, Status::MinorVersMismatch.code());
+        return Ok(Handled::executed(None));
+    }
+    let compound = Compound {
+        request,
+        peer,
+        call,
+        minor_version,
+        operations,
+        running: None,
+        current: None,
+        saved: None,
+        results,
+        payload,
+    };
+    let count_at = 8 + tag.len().next_multiple_of(4);
+    Ok(compound.run(&mut reader, count_at).await)
+}
+
+impl<'a> Compound<'a> {
+    /// `count_at` is where the number of results stands among them.
+    async fn run(mut self, reader: &mut Reader<'a>, count_at: usize) -> Handled {
+        let mut status = NFS4_OK;
+        for place in 0..self.operations {
+            let next = next_operation(reader).map_err(Refused::from);
+            let operation = match &next {
+                Ok(Ok(operation)) if self.has(*operation) => *operation,
+                _ => OperationCode::Illegal,
+            };
+            let checked = next.and_then(|known| self.check(known.ok(), place));
+            let outcome = match checked {
+                Ok(OperationCode::Sequence) => match self.sequence(reader).await {
+                    Ok(Sequenced::Run(outcome)) => outcome,
+                    Ok(Sequenced::Duplicate) => return Handled::Duplicate,
+                    Ok(Sequenced::Replay(body)) => return self.replay(&body),
+                    Err(refused) => Err(self.refuse(operation, refused)),
+                },
+                // The work on a COMPOUND is as large as its largest operation.
+                Ok(operation) => self.perform(operation, reader).await,
+                Err(refused) => Err(self.refuse(operation, refused)),
+            };
+            if let Err(failed) = outcome {
+                status = failed.code();
+                break;
+            }
+        }
+        self.results.patch(0, status);
+        self.results.patch(count_at, self.results.count());
+        self.complete()
+    }
+
+    /// Whether an operation belongs to the minor version.
+    fn has(&self, operation: OperationCode) -> bool {
+        self.minor_version >= 2 || !operation.is_minor_2()
+    }
+
+    /// Checks what RFC 8881 §2.10.2 and §15.1.11 demand of an operation's place in the COMPOUND.
+    fn check(&self, operation: Option<OperationCode>, place: u32) -> Outcome<OperationCode> {
+        let known = operation.filter(|operation| self.has(*operation));
+        let operation = known.ok_or(Status::OpIllegal)?;
+        let stands_alone = matches!(
+            operation,
+            OperationCode::ExchangeId
+                | OperationCode::CreateSession
+                | OperationCode::DestroySession
+                | OperationCode::BindConnToSession
+                | OperationCode::DestroyClientid
+        );
+        let status = match (place, operation, &self.running) {
+            (0, OperationCode::Sequence, _) => return Ok(operation),
+            (_, OperationCode::Sequence, _) => Status::SequencePos,
+            (0, _, _) if !stands_alone => Status::OpNotInSession,
+            (0, _, _) if self.operations > 1 => Status::NotOnlyOp,
+            (
+                _,
+                OperationCode::ExchangeId
+                | OperationCode::CreateSession
+                | OperationCode::BindConnToSession,
+                Some(_),
+            ) => Status::NotOnlyOp,
+            _ if self.results.room() < RESULT_BYTES_MAX => self.results.too_big(),
+            _ => return Ok(operation),
+        };
+        Err(status.into())
+    }
+
+    /// Appends the result of an operation that was refused.
+    pub(super) fn refuse(&mut self, operation: OperationCode, refused: Refused) -> Status {
+        self.put::<()>(operation, Err(refused)).err().unwrap_or(refused.status)
+    }
+
+    /// Appends the result of an operation, and notes a fault of the system.
+    pub(super) fn put<T: Encode>(
+        &mut self,
+        operation: OperationCode,
+        outcome: Outcome<T>,
+    ) -> Result<(), Status> {
+        self.put_with(operation, outcome, |value, results| {
+            value.encode(results.writer());
+            Ok(())
+        })
+    }
+
+    /// As [`Self::put`]; `encode` appends what stands behind the status of a success.
+    pub(super) fn put_with<T>(
+        &mut self,
+        operation: OperationCode,
+        outcome: Outcome<T>,
+        encode: impl FnOnce(T, &mut Results<'_>) -> Outcome<()>,
+    ) -> Result<(), Status> {
+        if let Err(Refused { cause: Some(cause), .. }) = &outcome {
+            self.request.fault.note(*cause);
+        }
+        self.results.put_with(operation, outcome, encode)
+    }
+
+    /// The data of the WRITE whose arguments end where the reader is, if it was received apart.
+    pub(super) fn take_payload(&mut self, reader: &Reader<'_>) -> Option<Option<WriteData>> {
+        let place = self.call.compound_payload?;
+        (place.at == reader.position()).then(|| self.payload.take())
+    }
+
+    /// A hash that distinguishes a call from another with the same slot and sequence number.
+    pub(super) fn digest(&self) -> u64 {
+        let mut hasher = SipHasher13::new_with_keys(self.request.service.digest_key, 0);
+        match &self.call.credential {
+            Credential::None => hasher.write_u8(0),
+            Credential::Sys(sys) => {
+                hasher.write_u32(sys.uid);
+                hasher.write_u32(sys.gid);
+                sys.gids.iter().for_each(|gid| hasher.write_u32(*gid));
+            }
+            Credential::Other { flavor } => hasher.write_u32(*flavor),
+        }
+        hasher.write(self.call.arguments());
+        hasher.finish()
+    }
+
+    /// The length of the call without its RPC header.
+    pub(super) fn call_bytes(&self) -> u64 {
+        let payload = self.call.compound_payload.map_or(0, |payload| u64::from(payload.len));
+        self.call.arguments().len() as u64 + payload
+    }
+
+    /// Whether the operation at work is the last.
+    pub(super) fn is_last(&self) -> bool {
+        self.results.count() + 1 == self.operations
+    }
+
+    fn complete(self) -> Handled {
+        if let Some(running) = self.running {
+            let body = self.results.in_memory().unwrap_or_default();
+            running.complete(body, self.request.service.now());
+        }
+        let (payload, tail) = self.results.finish();
+        Handled::Executed { payload, tail, receipt: None }
+    }
+
+    fn replay(mut self, body: &[u8]) -> Handled {
+        self.results.replace(body);
+        Handled::executed(None)
+    }
+}

@@ -1,0 +1,141 @@
+//! Current and saved filehandles: PUTFH, PUTROOTFH, GETFH.
+
+use proto::nfs4::{FileHandle, Status};
+
+use super::compound::Compound;
+use super::location::{Current, Located, Place, Pseudo};
+use super::{Outcome, Refused};
+use crate::export::{Exports, Object, pseudo_id};
+use crate::fs;
+use crate::trace::CallId;
+
+impl Compound<'_> {
+    /// Replaces the current filehandle.
+    pub(super) fn go(&mut self, place: Place) {
+        self.current = Some(Current { place, stateid: None });
+    }
+
+    /// The current filehandle.
+    ///
+    /// # Errors
+    /// `Nofilehandle`.
+    pub(super) fn place(&self) -> Outcome<&Place> {
+        let current = self.current.as_ref().ok_or(Status::Nofilehandle)?;
+        Ok(&current.place)
+    }
+
+    /// The current object of an export, to be changed or read.
+    ///
+    /// # Errors
+    /// `Nofilehandle`; `otherwise` for a directory above the exports.
+    pub(super) fn object_or(&self, otherwise: Status) -> Outcome<Located> {
+        match self.place()? {
+            Place::Object(located) => Ok(located.clone()),
+            Place::Pseudo(_) => Err(otherwise.into()),
+        }
+    }
+
+    /// The saved object of an export.
+    ///
+    /// # Errors
+    /// As [`Self::object_or`].
+    pub(super) fn saved_object_or(&self, otherwise: Status) -> Outcome<Located> {
+        match &self.saved.as_ref().ok_or(Status::Nofilehandle)?.place {
+            Place::Object(located) => Ok(located.clone()),
+            Place::Pseudo(_) => Err(otherwise.into()),
+        }
+    }
+
+    /// PUTFH, RFC 8881 §18.19.
+    pub(super) fn put_handle(&mut self, handle: &FileHandle) -> Outcome<()> {
+        let (request, service) = (self.request, self.request.service);
+        let bytes = handle.as_bytes();
+        let place = match service.handle_key.open(bytes) {
+            Some(opened) if pseudo_id(&opened).is_some() => {
+                let exports = service.exports.load_full();
+                let place = exports.pseudo_root.place_of(&opened).ok_or(Status::Stale)?;
+                self.enter(Pseudo { exports, place })?
+            }
+            Some(_) => {
+                let (xid, peer, flavor) = (request.xid, &request.peer, request.flavor);
+                let found = service.resolve(xid, bytes, peer, flavor, request.credential);
+                let (caller, object) = found?;
+                Place::Object(Located { caller, object })
+            }
+            None => return Err(Status::Badhandle.into()),
+        };
+        self.go(place);
+        Ok(())
+    }
+
+    /// PUTROOTFH and PUTPUBFH, RFC 8881 §18.20 and §18.21.
+    pub(super) fn put_root(&mut self) -> Outcome<()> {
+        let exports = self.request.service.exports.load_full();
+        let place = self.enter(Pseudo { exports, place: 0 })?;
+        self.go(place);
+        Ok(())
+    }
+
+    /// The export at a place, or the directory if there is none.
+    ///
+    /// # Errors
+    /// `Access` for an export that does not admit the peer, unless one below does.
+    pub(super) fn enter(&self, pseudo: Pseudo) -> Outcome<Place> {
+        let Some(id) = pseudo.node().export else { return Ok(Place::Pseudo(pseudo)) };
+        match self.root_of(&pseudo.exports, id) {
+            Ok(root) => Ok(Place::Object(root)),
+            Err(_) if self.is_visible(&pseudo) => Ok(Place::Pseudo(pseudo)),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    /// The root of an export.
+    fn root_of(&self, exports: &Exports, id: u32) -> Outcome<Located> {
+        let (request, service) = (self.request, self.request.service);
+        let export = exports.table.by_id(id).ok_or(Status::Stale)?;
+        let admitted = service
+            .admit(exports, export, &request.peer, request.flavor)
+            .map_err(|_| Refused::from(fs::Status::Access))?;
+        let caller = service.caller(admitted.access(), request.credential);
+        Ok(Located { caller, object: admitted.root() })
+    }
+
+    /// Whether an export at the place or below it admits the peer.
+    pub(super) fn is_visible(&self, pseudo: &Pseudo) -> bool {
+        let (exports, request) = (&pseudo.exports, self.request);
+        let ids = exports.pseudo_root.exports_below(pseudo.place);
+        let mut below = ids.iter().filter_map(|id| exports.table.by_id(*id));
+        below.any(|export| exports.admit(export, &request.peer, request.flavor).is_ok())
+    }
+
+    /// The place of an export among the directories above.
+    pub(super) fn pseudo_of(&self, located: &Located) -> Option<Pseudo> {
+        let exports = self.request.service.exports.load_full();
+        let place = exports.pseudo_root.place_of_export(located.object.root().id)?;
+        Some(Pseudo { exports, place })
+    }
+
+    /// GETFH, RFC 8881 §18.8.
+    pub(super) fn handle_of(&self, place: &Place) -> FileHandle {
+        let service = self.request.service;
+        match place {
+            Place::Object(Located { object, .. }) => {
+                let sealed = service.seal(object.root(), *object.handle());
+                FileHandle::new(sealed.as_bytes()).expect("version 4 has longer handles")
+            }
+            Place::Pseudo(pseudo) => {
+                let sealed = service.handle_key.seal(&pseudo.node().handle());
+                FileHandle::new(sealed.as_bytes()).expect("version 4 has longer handles")
+            }
+        }
+    }
+
+    /// The subject of trace events on an object.
+    pub(super) fn call_id(&self, object: &Object) -> CallId {
+        let (service, xid) = (self.request.service, self.request.xid);
+        if service.tracer.events().is_empty() {
+            return CallId { xid, fh_hash: 0 };
+        }
+        service.call_id(xid, service.seal(object.root(), *object.handle()).as_bytes())
+    }
+}

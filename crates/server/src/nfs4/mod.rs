@@ -1,0 +1,57 @@
+//! NFS version 4.1 and 4.2 (RFC 8881, RFC 7862): the operations of a COMPOUND, one after the other.
+//!
+//! An operation takes arguments from the call, makes one call of `vfs` or `state`, and appends its
+//! result to the reply. It returns an [`Outcome`], so that `?` ends it, and with it the COMPOUND.
+
+mod attr;
+mod compound;
+mod convert;
+mod extension;
+mod filehandle;
+mod location;
+mod namespace;
+mod opening;
+mod operation;
+mod read;
+mod readdir;
+mod results;
+mod session;
+mod state;
+mod write;
+
+pub(crate) use compound::execute;
+
+use proto::nfs4::Status;
+use proto::xdr::DecodeError;
+
+use crate::fs;
+
+/// The results of an operation, or why there are none.
+type Outcome<T> = Result<T, Refused>;
+
+/// Why an operation has no results.
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    status: Status,
+    /// The error of the file operation behind it.
+    cause: Option<fs::Status>,
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Self {
+        Self { status, cause: None }
+    }
+}
+
+impl From<fs::Status> for Refused {
+    fn from(cause: fs::Status) -> Self {
+        Self { status: convert::status(cause), cause: Some(cause) }
+    }
+}
+
+impl From<DecodeError> for Refused {
+    fn from(error: DecodeError) -> Self {
+        tracing::debug!(%error, "an operation that cannot be decoded");
+        Status::Badxdr.into()
+    }
+}

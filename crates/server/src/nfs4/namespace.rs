@@ -1,0 +1,241 @@
+//! LOOKUP, LOOKUPP, READLINK, CREATE, REMOVE, RENAME, LINK, SECINFO.
+
+use io::{Buffer, Payload};
+use proto::nfs4::{
+    ChangedOk, CreateArgs, CreateKind, CreateOk, NameArgs, OperationCode, RenameArgs, RenameOk,
+    SecinfoNoNameArgs, SecinfoOk, SecinfoStyle, Status,
+};
+use proto::xdr::Array;
+
+use super::compound::Compound;
+use super::location::{Located, Place, Pseudo};
+use super::{Outcome, convert};
+use crate::fs;
+use crate::vfs::NodeKind;
+
+/// The RPC flavours that files can be used with: AUTH_SYS.
+const FLAVORS: [u32; 1] = [1];
+/// The longest target of a link that is sent with the head of the reply, outside the budget.
+const SHORT_TARGET_BYTES_MAX: usize = 512;
+/// Room for the longest target that Linux allows.
+const LONG_TARGET_BYTES: usize = 4096;
+
+impl Compound<'_> {
+    /// LOOKUP, RFC 8881 §18.13.
+    pub(super) async fn lookup(&mut self, args: NameArgs<'_>) -> Outcome<()> {
+        let found = self.find(args.name).await?;
+        self.go(found);
+        Ok(())
+    }
+
+    /// What has a name in the current directory.
+    async fn find(&self, name: &[u8]) -> Outcome<Place> {
+        check_name(name)?;
+        match self.place()? {
+            Place::Pseudo(pseudo) => self.find_above(pseudo, name),
+            Place::Object(located) => {
+                if located.is_root()
+                    && let Some(pseudo) = self.pseudo_of(located)
+                    && let Some(place) = pseudo.exports.pseudo_root.child(pseudo.place, name)
+                    && pseudo.exports.pseudo_root.node(place).export.is_some()
+                {
+                    return self.enter(pseudo.at(place));
+                }
+                let Located { caller, object } = located;
+                let answer = self.request.service.vfs.lookup(caller, object, name).await;
+                match answer.result {
+                    Ok(found) => Ok(Place::Object(located.found(&found))),
+                    Err(status) => Err(self.not_a_directory(located, status).await),
+                }
+            }
+        }
+    }
+
+    fn find_above(&self, pseudo: &Pseudo, name: &[u8]) -> Outcome<Place> {
+        let child = pseudo.exports.pseudo_root.child(pseudo.place, name);
+        let child = pseudo.at(child.ok_or(Status::Noent)?);
+        if self.is_visible(&child) { self.enter(child) } else { Err(Status::Noent.into()) }
+    }
+
+    /// A symbolic link where a directory is needed has a status of its own (RFC 8881 §15.1.2.8).
+    async fn not_a_directory(&self, located: &Located, status: fs::Status) -> super::Refused {
+        if status == fs::Status::NotDirectory {
+            let attributes = self.request.service.vfs.getattr(&located.object).await;
+            let is_link =
+                |a: crate::inode_cache::Attributes| a.file_type == rustix::fs::FileType::Symlink;
+            if attributes.is_ok_and(is_link) {
+                return Status::Symlink.into();
+            }
+        }
+        status.into()
+    }
+
+    /// LOOKUPP, RFC 8881 §18.14.
+    pub(super) async fn lookup_parent(&mut self) -> Outcome<()> {
+        let parent = self.parent().await?;
+        self.go(parent);
+        Ok(())
+    }
+
+    async fn parent(&self) -> Outcome<Place> {
+        let above = |pseudo: &Pseudo| {
+            let parent = pseudo.at(pseudo.node().parent);
+            if pseudo.place == 0 { Err(Status::Noent.into()) } else { self.enter(parent) }
+        };
+        match self.place()? {
+            Place::Pseudo(pseudo) => above(pseudo),
+            Place::Object(located) if located.is_root() => match self.pseudo_of(located) {
+                Some(pseudo) => above(&pseudo),
+                None => Err(Status::Noent.into()),
+            },
+            Place::Object(located) => {
+                let Located { caller, object } = located;
+                match self.request.service.vfs.lookup(caller, object, b"..").await.result {
+                    Ok(found) => Ok(Place::Object(located.found(&found))),
+                    Err(status) => Err(self.not_a_directory(located, status).await),
+                }
+            }
+        }
+    }
+
+    /// READLINK, RFC 8881 §18.24. A long target is sent behind the head.
+    pub(super) async fn readlink(&mut self) -> Result<(), Status> {
+        let outcome = self.read_target().await;
+        self.put_with(OperationCode::Readlink, outcome, |(target, buffer), results| {
+            match buffer {
+                Some(buffer) if results.data_room()?.1 => {
+                    let len = u32::try_from(target.len()).expect("a target is short");
+                    results.writer().u32(len);
+                    results.set_payload(Payload::copied(buffer, &target));
+                }
+                _ => {
+                    let (room, _) = results.data_room()?;
+                    if target.len() > room {
+                        return Err(results.too_big().into());
+                    }
+                    results.put_inline(&target);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The target of the current link, and memory of the budget for a long one.
+    async fn read_target(&self) -> Outcome<(Vec<u8>, Option<Buffer>)> {
+        let located = self.object_or(Status::WrongType)?;
+        let vfs = &self.request.service.vfs;
+        let target = vfs.readlink(&located.object).await.result.map_err(wrong_type)?;
+        if target.len() <= SHORT_TARGET_BYTES_MAX {
+            return Ok((target, None));
+        }
+        // Read again once there is memory to keep it in: what waits for memory holds none.
+        drop(target);
+        let buffer = self.request.service.take_buffer(LONG_TARGET_BYTES).await.ok();
+        let target = vfs.readlink(&located.object).await.result.map_err(wrong_type)?;
+        Ok((target, buffer))
+    }
+
+    /// CREATE, RFC 8881 §18.4.
+    pub(super) async fn create(&mut self, args: CreateArgs<'_>) -> Outcome<CreateOk> {
+        let located = self.object_or(Status::Rofs)?;
+        check_name(args.name)?;
+        let kind = match args.kind {
+            CreateKind::Directory => NodeKind::Directory,
+            CreateKind::Symlink([]) => return Err(Status::Inval.into()),
+            CreateKind::Symlink(target) => NodeKind::Symlink(target.to_vec()),
+            CreateKind::BlockDevice(spec) => NodeKind::BlockDevice(spec.major, spec.minor),
+            CreateKind::CharacterDevice(spec) => NodeKind::CharacterDevice(spec.major, spec.minor),
+            CreateKind::Socket => NodeKind::Socket,
+            CreateKind::Fifo => NodeKind::Fifo,
+            CreateKind::Other(_) => return Err(Status::Badtype.into()),
+        };
+        let change = convert::attribute_change(&args.attributes)?;
+        let Located { caller, object } = &located;
+        let vfs = &self.request.service.vfs;
+        let answer = vfs.make_node(caller, object, args.name, kind, change).await;
+        let found = answer.result?;
+        self.go(Place::Object(located.found(&found)));
+        let change = convert::change_info(&answer.attributes);
+        Ok(CreateOk { change, attributes_set: args.attributes.bitmap })
+    }
+
+    /// REMOVE, RFC 8881 §18.25, of an object of any kind.
+    pub(super) async fn remove(&mut self, args: NameArgs<'_>) -> Outcome<ChangedOk> {
+        let Located { caller, object } = &self.object_or(Status::Rofs)?;
+        check_name(args.name)?;
+        let vfs = &self.request.service.vfs;
+        let mut answer = vfs.remove(caller, object, args.name, false).await;
+        if answer.result == Err(fs::Status::IsDirectory) {
+            answer = vfs.remove(caller, object, args.name, true).await;
+        }
+        answer.result?;
+        Ok(ChangedOk { change: convert::change_info(&answer.attributes) })
+    }
+
+    /// RENAME, RFC 8881 §18.26.
+    pub(super) async fn rename(&mut self, args: RenameArgs<'_>) -> Outcome<RenameOk> {
+        let from = self.saved_object_or(Status::Rofs)?;
+        let to = self.object_or(Status::Rofs)?;
+        check_name(args.old)?;
+        check_name(args.new)?;
+        let (old, new) = ((&from.object, args.old), (&to.object, args.new));
+        let answer = self.request.service.vfs.rename(&to.caller, old, new).await;
+        answer.result?;
+        let (source, target) = &answer.attributes;
+        let (source, target) = (convert::change_info(source), convert::change_info(target));
+        Ok(RenameOk { source, target })
+    }
+
+    /// LINK, RFC 8881 §18.9.
+    pub(super) async fn link(&mut self, args: NameArgs<'_>) -> Outcome<ChangedOk> {
+        let file = self.saved_object_or(Status::Rofs)?;
+        let Located { caller, object } = &self.object_or(Status::Rofs)?;
+        check_name(args.name)?;
+        let vfs = &self.request.service.vfs;
+        let answer = vfs.link(caller, &file.object, object, args.name).await;
+        answer.result?;
+        Ok(ChangedOk { change: convert::change_info(&answer.attributes.1) })
+    }
+
+    /// SECINFO, RFC 8881 §18.29. The current filehandle is used up.
+    pub(super) async fn secinfo(&mut self, args: NameArgs<'_>) -> Outcome<SecinfoOk<'static>> {
+        self.find(args.name).await?;
+        self.current = None;
+        Ok(SecinfoOk { flavors: Array::from(&FLAVORS[..]) })
+    }
+
+    /// SECINFO_NO_NAME, RFC 8881 §18.45. The current filehandle is used up.
+    pub(super) async fn secinfo_no_name(
+        &mut self,
+        args: SecinfoNoNameArgs,
+    ) -> Outcome<SecinfoOk<'static>> {
+        match args.style {
+            SecinfoStyle::CurrentFh => drop(self.place()?),
+            SecinfoStyle::Parent => drop(self.parent().await?),
+        }
+        self.current = None;
+        Ok(SecinfoOk { flavors: Array::from(&FLAVORS[..]) })
+    }
+}
+
+/// READLINK of what is no symbolic link (RFC 8881 §18.24.4).
+fn wrong_type(status: fs::Status) -> super::Refused {
+    match status {
+        fs::Status::Invalid => Status::WrongType.into(),
+        status => status.into(),
+    }
+}
+
+/// Refuses names that have a status of their own (RFC 8881 §14.5); the others are for `vfs` to check.
+///
+/// # Errors
+/// `Inval` for an empty name, `Badname` for `.` and `..`, `Badchar` for a slash or a NUL.
+pub(super) fn check_name(name: &[u8]) -> Outcome<()> {
+    let status = match name {
+        b"" => Status::Inval,
+        b"." | b".." => Status::Badname,
+        _ if name.iter().any(|byte| matches!(byte, b'/' | 0)) => Status::Badchar,
+        _ => return Ok(()),
+    };
+    Err(status.into())
+}

@@ -1,0 +1,223 @@
+//! OPEN.
+
+use proto::nfs4::{
+    Bitmap, ChangeInfo, NoDelegation, OPEN_RESULT_LOCKTYPE_POSIX, OpenArgs, OpenClaim, OpenHow,
+    OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_MASK, SHARE_WHEN_MASK, ShareAccess,
+    Status, Verifier, WhyNoDelegation, attribute,
+};
+
+use super::compound::Compound;
+use super::location::{Located, Place};
+use super::namespace::check_name;
+use super::state::share;
+use super::{Outcome, Refused, convert};
+use crate::fs;
+use crate::inode_cache::Attributes;
+use crate::state::{Effects, OpenFile};
+use crate::vfs::{AccessRights, AttributeChange, CreateMode};
+
+/// A name can come and go between the looks that UNCHECKED4 takes.
+const ATTEMPTS: usize = 8;
+/// Attributes in which an exclusive OPEN keeps its verifier: the client sets them afterwards.
+const VERIFIER_ATTRIBUTES: Bitmap = Bitmap::of(&[attribute::TIME_ACCESS, attribute::TIME_MODIFY]);
+
+/// The file that an OPEN is of.
+struct Target {
+    located: Located,
+    change: ChangeInfo,
+    attributes_set: Bitmap,
+    /// It was made by this OPEN: the caller may open it whatever its mode is.
+    is_new: bool,
+}
+
+impl Compound<'_> {
+    /// OPEN, RFC 8881 §18.16, without delegations.
+    pub(super) async fn open(&mut self, args: OpenArgs<'_>) -> Outcome<OpenOk> {
+        let known = SHARE_ACCESS_MASK | SHARE_WANT_MASK | SHARE_WHEN_MASK;
+        if args.share_access & !known != 0 {
+            return Err(Status::Inval.into());
+        }
+        let (access, deny) = share(args.share_access, args.share_deny)?;
+        let (service, client) = (self.request.service, self.client()?);
+        let is_reclaim = matches!(args.claim, OpenClaim::Previous(_));
+        service.state.check_claim(client, is_reclaim)?;
+        let target = self.target(&args).await?;
+        if !target.is_new && !is_reclaim {
+            self.check_permission(&target.located, access).await?;
+        }
+        let inode = service.vfs.hold(&target.located.object).await?;
+        let pin = service.held_files.pin(&inode);
+        let file = pin.file();
+        let call = OpenFile { client, owner: args.owner.owner, file, access, deny, is_reclaim };
+        let mut effects = Effects::new();
+        let opened = service.state.open(&call, service.now(), &mut effects);
+        if opened.as_ref().is_ok_and(|opened| opened.is_new) {
+            pin.keep();
+        } else {
+            drop(pin);
+        }
+        service.settle(effects).await;
+        let opened = opened?;
+        self.go(Place::Object(target.located));
+        self.set_stateid(opened.stateid);
+        Ok(OpenOk {
+            stateid: opened.stateid,
+            change: target.change,
+            flags: OPEN_RESULT_LOCKTYPE_POSIX,
+            attributes_set: target.attributes_set,
+            delegation: match args.share_access & SHARE_WANT_MASK {
+                0 => NoDelegation::None,
+                _ => NoDelegation::Why(WhyNoDelegation::NotWanted),
+            },
+        })
+    }
+
+    /// The file that an OPEN is of, which is made if the client asks for that.
+    async fn target(&self, args: &OpenArgs<'_>) -> Outcome<Target> {
+        match (&args.claim, &args.how) {
+            (OpenClaim::Null(name), how) => {
+                let directory = self.object_or(directory_only(how))?;
+                check_name(name)?;
+                match how {
+                    OpenHow::NoCreate => self.existing(&directory, name).await,
+                    OpenHow::Unchecked(raw) => self.make_unchecked(&directory, name, raw).await,
+                    OpenHow::Guarded(raw) => {
+                        let change = convert::attribute_change(raw)?;
+                        let mode = CreateMode::Guarded(change);
+                        self.make(&directory, name, mode, raw.bitmap).await
+                    }
+                    OpenHow::Exclusive { verifier, attributes } => {
+                        let attributes = attributes.as_ref();
+                        self.make_exclusive(&directory, name, *verifier, attributes).await
+                    }
+                }
+            }
+            (OpenClaim::Handle | OpenClaim::Previous(_), OpenHow::NoCreate) => {
+                let located = self.object_or(Status::Isdir)?;
+                let attributes = self.request.service.vfs.getattr(&located.object).await?;
+                check_type(&attributes)?;
+                Ok(found(located))
+            }
+            (OpenClaim::Handle | OpenClaim::Previous(_), _) => Err(Status::Inval.into()),
+            (OpenClaim::DelegateCurrent(..) | OpenClaim::DelegateCurrentHandle(_), _) => {
+                Err(Status::BadStateid.into())
+            }
+            (OpenClaim::DelegatePrevious(_) | OpenClaim::DelegatePreviousHandle, _) => {
+                Err(Status::Notsupp.into())
+            }
+        }
+    }
+
+    async fn existing(&self, directory: &Located, name: &[u8]) -> Outcome<Target> {
+        let Located { caller, object } = directory;
+        let answer = self.request.service.vfs.lookup(caller, object, name).await;
+        let change = answer.attributes.as_ref().map_or(0, convert::change);
+        let child = answer.result?;
+        check_type(&child.attributes)?;
+        let change = ChangeInfo { atomic: true, before: change, after: change };
+        Ok(Target { change, ..found(directory.found(&child)) })
+    }
+
+    /// UNCHECKED4: of an existing file only the length is set.
+    async fn make_unchecked(
+        &self,
+        directory: &Located,
+        name: &[u8],
+        raw: &RawAttributes<'_>,
+    ) -> Outcome<Target> {
+        let change = convert::attribute_change(raw)?;
+        for _ in 0..ATTEMPTS {
+            match self.existing(directory, name).await {
+                Ok(target) => return self.cut(target, change.size).await,
+                Err(Refused { status: Status::Noent, .. }) => {}
+                Err(refused) => return Err(refused),
+            }
+            match self.make(directory, name, CreateMode::Guarded(change), raw.bitmap).await {
+                Err(Refused { status: Status::Exist, .. }) => {}
+                made => return made,
+            }
+        }
+        Err(Status::Delay.into())
+    }
+
+    async fn cut(&self, target: Target, size: Option<u64>) -> Outcome<Target> {
+        let Some(size) = size else { return Ok(target) };
+        let Located { caller, object } = &target.located;
+        let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
+        self.check_permission(&target.located, ShareAccess::Write).await?;
+        self.request.service.vfs.setattr(caller, object, change, None).await.result?;
+        Ok(Target { attributes_set: Bitmap::of(&[attribute::SIZE]), ..target })
+    }
+
+    /// EXCLUSIVE4 and EXCLUSIVE4_1.
+    async fn make_exclusive(
+        &self,
+        directory: &Located,
+        name: &[u8],
+        Verifier(verifier): Verifier,
+        raw: Option<&RawAttributes<'_>>,
+    ) -> Outcome<Target> {
+        let change = raw.map(convert::attribute_change).transpose()?.unwrap_or_default();
+        let set = raw.map_or(Bitmap::EMPTY, |raw| raw.bitmap);
+        let times = Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
+        if !set.intersection(times).is_empty() {
+            return Err(Status::Inval.into());
+        }
+        let mode = CreateMode::Exclusive(verifier);
+        let target = self.make(directory, name, mode, set.union(VERIFIER_ATTRIBUTES)).await?;
+        if change != AttributeChange::default() {
+            let Located { caller, object } = &target.located;
+            self.request.service.vfs.setattr(caller, object, change, None).await.result?;
+        }
+        Ok(target)
+    }
+
+    async fn make(
+        &self,
+        directory: &Located,
+        name: &[u8],
+        mode: CreateMode,
+        attributes_set: Bitmap,
+    ) -> Outcome<Target> {
+        let Located { caller, object } = directory;
+        let answer = self.request.service.vfs.create(caller, object, name, mode).await;
+        let made = answer.result?;
+        let change = convert::change_info(&answer.attributes);
+        let located = directory.found(&made);
+        Ok(Target { located, change, attributes_set, is_new: true })
+    }
+
+    /// A program that may be executed may be read.
+    async fn check_permission(&self, located: &Located, access: ShareAccess) -> Outcome<()> {
+        let Located { caller, object } = located;
+        if access.writes() {
+            caller.may_change()?;
+        }
+        let (_, rights) = self.request.service.vfs.access(caller, object).await?;
+        let AccessRights { read, write, execute } = rights;
+        let may = (!access.reads() || read || execute) && (!access.writes() || write);
+        if may { Ok(()) } else { Err(fs::Status::Access.into()) }
+    }
+}
+
+/// A file that no name led to, or that was there.
+fn found(located: Located) -> Target {
+    let change = ChangeInfo::default();
+    Target { located, change, attributes_set: Bitmap::EMPTY, is_new: false }
+}
+
+/// The status of an OPEN by name in a directory above the exports.
+fn directory_only(how: &OpenHow<'_>) -> Status {
+    if *how == OpenHow::NoCreate { Status::Noent } else { Status::Rofs }
+}
+
+/// Only regular files are opened.
+fn check_type(attributes: &Attributes) -> Outcome<()> {
+    use rustix::fs::FileType as Kind;
+    match attributes.file_type {
+        Kind::RegularFile => Ok(()),
+        Kind::Directory => Err(Status::Isdir.into()),
+        Kind::Symlink => Err(Status::Symlink.into()),
+        _ => Err(Status::WrongType.into()),
+    }
+}

@@ -1,0 +1,181 @@
+//! The table of operations.
+
+use proto::nfs4::{Handle, OperationCode as Op, Status};
+use proto::xdr::{Decode, Reader};
+
+use super::compound::Compound;
+use super::{Outcome, Refused};
+use crate::vfs::Allocation;
+
+/// Decodes the arguments of an operation, and appends the result of the method that performs it.
+macro_rules! answer {
+    ($compound:ident.$work:ident($($more:expr)?), $operation:ident, $reader:ident) => {{
+        let outcome = match decoded($reader) {
+            Ok(args) => $compound.$work(args $(, $more)?).await,
+            Err(refused) => Err(refused),
+        };
+        $compound.put($operation, outcome)
+    }};
+}
+
+impl<'a> Compound<'a> {
+    /// Decodes the arguments of an operation, performs it, and appends its result.
+    ///
+    /// # Errors
+    /// Its status: the COMPOUND ends with it.
+    pub(super) async fn perform(
+        &mut self,
+        operation: Op,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), Status> {
+        match operation {
+            Op::Putfh => {
+                let outcome = self.put_fh(reader);
+                self.put(operation, outcome)
+            }
+            Op::Putrootfh | Op::Putpubfh => {
+                let outcome = self.put_root();
+                self.put(operation, outcome)
+            }
+            Op::Getfh => {
+                let outcome = self.place().map(|place| Handle { object: self.handle_of(place) });
+                self.put(operation, outcome)
+            }
+            Op::Savefh => {
+                let outcome = self.save();
+                self.put(operation, outcome)
+            }
+            Op::Restorefh => {
+                let outcome = self.restore();
+                self.put(operation, outcome)
+            }
+            Op::Read => self.read(reader).await,
+            Op::Write => self.write(reader).await,
+            Op::Getattr => self.getattr(reader).await,
+            Op::Access | Op::Setattr | Op::Verify | Op::Nverify | Op::Commit | Op::Readdir => {
+                Box::pin(self.perform_on_object(operation, reader)).await
+            }
+            Op::Lookup
+            | Op::Lookupp
+            | Op::Readlink
+            | Op::Create
+            | Op::Remove
+            | Op::Rename
+            | Op::Link
+            | Op::Secinfo
+            | Op::SecinfoNoName => Box::pin(self.perform_on_names(operation, reader)).await,
+            Op::Seek | Op::Allocate | Op::Deallocate | Op::Copy | Op::Clone => {
+                Box::pin(self.perform_on_ranges(operation, reader)).await
+            }
+            _ => Box::pin(self.perform_on_state(operation, reader)).await,
+        }
+    }
+
+    async fn perform_on_object(
+        &mut self,
+        operation: Op,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), Status> {
+        match operation {
+            Op::Access => answer!(self.access(), operation, reader),
+            Op::Setattr => self.setattr(reader).await,
+            Op::Commit => answer!(self.commit(), operation, reader),
+            Op::Readdir => self.readdir(reader).await,
+            // VERIFY and NVERIFY.
+            _ => answer!(self.verify(operation == Op::Verify), operation, reader),
+        }
+    }
+
+    async fn perform_on_names(
+        &mut self,
+        operation: Op,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), Status> {
+        match operation {
+            Op::Lookup => answer!(self.lookup(), operation, reader),
+            Op::Create => answer!(self.create(), operation, reader),
+            Op::Remove => answer!(self.remove(), operation, reader),
+            Op::Rename => answer!(self.rename(), operation, reader),
+            Op::Link => answer!(self.link(), operation, reader),
+            Op::Secinfo => answer!(self.secinfo(), operation, reader),
+            Op::SecinfoNoName => answer!(self.secinfo_no_name(), operation, reader),
+            Op::Readlink => self.readlink().await,
+            // LOOKUPP.
+            _ => {
+                let outcome = self.lookup_parent().await;
+                self.put(operation, outcome)
+            }
+        }
+    }
+
+    async fn perform_on_ranges(
+        &mut self,
+        operation: Op,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), Status> {
+        match operation {
+            Op::Seek => answer!(self.seek(), operation, reader),
+            Op::Allocate => answer!(self.allocate(Allocation::Allocate), operation, reader),
+            Op::Deallocate => answer!(self.allocate(Allocation::Deallocate), operation, reader),
+            Op::Copy => answer!(self.copy(), operation, reader),
+            // CLONE.
+            _ => answer!(self.clone_range(), operation, reader),
+        }
+    }
+
+    async fn perform_on_state(
+        &mut self,
+        operation: Op,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), Status> {
+        match operation {
+            Op::ExchangeId => {
+                let outcome = match decoded(reader) {
+                    Ok(args) => self.exchange_id(args).await,
+                    Err(refused) => Err(refused),
+                };
+                self.put_exchanged(outcome)
+            }
+            Op::CreateSession => answer!(self.create_session(), operation, reader),
+            Op::DestroySession => answer!(self.destroy_session(), operation, reader),
+            Op::DestroyClientid => answer!(self.destroy_clientid(), operation, reader),
+            Op::BindConnToSession => answer!(self.bind_connection(), operation, reader),
+            Op::BackchannelCtl => answer!(self.backchannel_ctl(), operation, reader),
+            Op::ReclaimComplete => answer!(self.reclaim_complete(), operation, reader),
+            Op::Open => answer!(self.open(), operation, reader),
+            Op::Close => answer!(self.close(), operation, reader),
+            Op::OpenDowngrade => answer!(self.open_downgrade(), operation, reader),
+            Op::FreeStateid => answer!(self.free_stateid(), operation, reader),
+            Op::TestStateid => self.test_stateid(reader),
+            Op::Lock | Op::Lockt => self.lock_or_test(operation, reader).await,
+            Op::Locku => answer!(self.unlock(), operation, reader),
+            Op::Delegreturn => self.put::<()>(operation, Err(Status::BadStateid.into())),
+            _ => self.put::<()>(operation, Err(Status::Notsupp.into())),
+        }
+    }
+
+    fn put_fh(&mut self, reader: &mut Reader<'a>) -> Outcome<()> {
+        let Handle { object } = decoded(reader)?;
+        self.put_handle(&object)
+    }
+
+    fn save(&mut self) -> Outcome<()> {
+        self.place()?;
+        self.saved = self.current.clone();
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Outcome<()> {
+        let saved = self.saved.clone().ok_or(Status::Nofilehandle)?;
+        self.current = Some(saved);
+        Ok(())
+    }
+}
+
+/// The arguments of an operation.
+///
+/// # Errors
+/// `Badxdr`.
+pub(super) fn decoded<'a, T: Decode<'a>>(reader: &mut Reader<'a>) -> Outcome<T> {
+    T::decode(reader).map_err(Refused::from)
+}

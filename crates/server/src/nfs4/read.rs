@@ -1,0 +1,54 @@
+//! READ.
+
+use proto::nfs4::{OperationCode, ReadArgs, ShareAccess, Status};
+use proto::xdr::Reader;
+
+use super::Outcome;
+use super::compound::Compound;
+use super::operation::decoded;
+use crate::trace::Event;
+use crate::vfs::ReadDone;
+
+impl Compound<'_> {
+    /// READ, RFC 8881 §18.22. The data is sent from the buffer that it was read into, unless the
+    /// reply has a payload already.
+    pub(super) async fn read(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
+        let outcome = match decoded(reader) {
+            Ok(args) => self.read_data(args).await,
+            Err(refused) => Err(refused),
+        };
+        self.put_with(OperationCode::Read, outcome, |done, results| {
+            let len = u32::try_from(done.count()).expect("at most what was asked for");
+            results.writer().bool(done.eof);
+            let (_, as_payload) = results.data_room()?;
+            match done.data {
+                Some(data) if as_payload => {
+                    results.writer().u32(len);
+                    results.set_payload(data);
+                }
+                Some(data) => match data.in_memory() {
+                    Some(data) => results.put_inline(data),
+                    None => return Err(Status::Delay.into()),
+                },
+                None => results.writer().u32(0),
+            }
+            Ok(())
+        })
+    }
+
+    async fn read_data(&mut self, args: ReadArgs) -> Outcome<ReadDone> {
+        let located = self.object_or(Status::Isdir)?;
+        let ReadArgs { stateid, offset, count } = args;
+        self.check_io(&located, &stateid, ShareAccess::Read).await?;
+        let (room, _) = self.results.data_room()?;
+        let count = count.min(u32::try_from(room).unwrap_or(u32::MAX));
+        let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
+        self.trace(Event::ReadStart, call, (offset, count), None);
+        let answer = vfs.read(&located.caller, &located.object, call, offset, count).await;
+        let done = answer.result.as_ref().map_or(0, ReadDone::count);
+        let done = u32::try_from(done).expect("at most what was asked for");
+        let result = answer.result.as_ref().map(|_| done).map_err(|status| *status);
+        self.trace(Event::ReadDone, call, (offset, count), Some(result));
+        Ok(answer.result?)
+    }
+}

@@ -1,0 +1,227 @@
+//! READDIR.
+//!
+//! As in version 3, the entries lie in a buffer of the memory budget, which is reserved before
+//! anything is listed, and are sent as the reply's payload.
+
+use std::sync::Arc;
+
+use io::{Buffer, Payload};
+use proto::nfs4::{
+    Attributes, Bitmap, Entry, EntryEncoder, FileHandle, LISTING_END_BYTES, OperationCode,
+    ReaddirArgs, Status, Verifier, attribute, listing_end,
+};
+use proto::xdr::Reader;
+
+use super::Outcome;
+use super::attr::{Described, of_object, of_server};
+use super::compound::Compound;
+use super::location::{Located, Place, Pseudo};
+use super::operation::decoded;
+use super::results::Results;
+use crate::counters::Counter;
+use crate::export::Object;
+use crate::fs;
+use crate::service::Service;
+use crate::trace::Event;
+use crate::vfs::DirectoryEntry;
+
+/// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
+/// fits all.
+const VERIFIER: Verifier = Verifier([0; 8]);
+/// The shortest listing: one entry with a long name and all attributes.
+const LISTING_BYTES_MIN: usize = 64;
+/// The verifier in front of the entries.
+const HEAD_BYTES: usize = 8;
+/// Attributes of an entry that need no object.
+const WITHOUT_OBJECT: Bitmap =
+    Bitmap::of(&[attribute::RDATTR_ERROR, attribute::FILEID, attribute::MOUNTED_ON_FILEID]);
+/// The first cookies are reserved (RFC 8881 §18.23.3).
+const COOKIE_MIN: u64 = 3;
+
+/// A part of a listing: the verifier, the entries and the end of the list, encoded.
+struct Listed(Buffer, usize);
+
+impl Compound<'_> {
+    /// READDIR, RFC 8881 §18.23.
+    pub(super) async fn readdir(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
+        let outcome = match decoded(reader) {
+            Ok(args) => self.list(args).await,
+            Err(refused) => Err(refused),
+        };
+        self.put_with(OperationCode::Readdir, outcome, |Listed(buffer, len), results| {
+            send(results, buffer, len)
+        })
+    }
+
+    async fn list(&mut self, args: ReaddirArgs) -> Outcome<Listed> {
+        if !args
+            .wanted
+            .intersection(Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]))
+            .is_empty()
+        {
+            return Err(Status::Inval.into());
+        }
+        if matches!(args.cookie, 1 | 2) {
+            return Err(Status::BadCookie.into());
+        }
+        let service = self.request.service;
+        let (room, _) = self.results.data_room()?;
+        let wanted_bytes = args.bytes_max.min(service.memory.listing_bytes_max);
+        let bytes = room.min(usize::try_from(wanted_bytes).unwrap_or(usize::MAX));
+        if bytes < LISTING_BYTES_MIN {
+            return Err(Status::Toosmall.into());
+        }
+        let buffer = service.take_buffer(bytes).await.map_err(|_| Status::Delay)?;
+        let bytes_max = u32::try_from(bytes).expect("at most what was asked for");
+        let wanted = args.wanted.intersection(self.supported());
+        let mut page = Page {
+            service: Arc::clone(service),
+            minor_version: self.minor_version,
+            object: None,
+            wanted,
+            encoder: EntryEncoder::new(bytes_max, args.dir_bytes),
+            buffer,
+            filled: HEAD_BYTES,
+            names: 0,
+        };
+        page.buffer.as_mut_slice()[..HEAD_BYTES].copy_from_slice(&VERIFIER.0);
+        match self.place()?.clone() {
+            Place::Pseudo(pseudo) => self.list_pseudo(&pseudo, args.cookie, page),
+            Place::Object(located) => {
+                page.object = Some(located.object.clone());
+                self.list_directory(&located, &args, page).await
+            }
+        }
+    }
+
+    async fn list_directory(
+        &self,
+        located: &Located,
+        args: &ReaddirArgs,
+        page: Page,
+    ) -> Outcome<Listed> {
+        let Located { caller, object } = located;
+        let (service, cookie) = (self.request.service, args.cookie);
+        let call = self.call_id(object);
+        let range = (cookie, args.bytes_max);
+        self.trace(Event::ReaddirEnter, call, range, None);
+        service.counters.add(Counter::Readdirs, 1);
+        if cookie == 0 {
+            service.counters.add(Counter::ReaddirsFromStart, 1);
+        }
+        let with_objects = !page.wanted.difference(WITHOUT_OBJECT).is_empty();
+        let answer =
+            service.vfs.readdir(caller, object, cookie, with_objects, page, Page::push).await;
+        let names = answer.result.as_ref().map(|l| l.page.names).map_err(|status| *status);
+        self.trace(Event::ReaddirExit, call, range, Some(names));
+        let listing = answer.result?;
+        Ok(listing.page.finish(listing.eof))
+    }
+
+    fn list_pseudo(&self, pseudo: &Pseudo, cookie: u64, mut page: Page) -> Outcome<Listed> {
+        let children = &pseudo.node().children;
+        let done = usize::try_from(cookie.saturating_sub(COOKIE_MIN - 1)).unwrap_or(usize::MAX);
+        let mut eof = true;
+        for (place, child) in (COOKIE_MIN..).zip(children).skip(done) {
+            let child = pseudo.at(*child);
+            if !self.is_visible(&child) {
+                continue;
+            }
+            // The attributes of an export's root are those that LOOKUP leads to, not known here.
+            let attributes = self.describe_pseudo(&child, page.wanted);
+            let name = child.node().name.clone();
+            if !page.put(&Entry { cookie: place, name: name.as_bytes(), attributes }) {
+                eof = false;
+                break;
+            }
+        }
+        if page.names == 0 && !eof {
+            return Err(fs::Status::TooSmall.into());
+        }
+        Ok(page.finish(eof))
+    }
+}
+
+fn send(results: &mut Results<'_>, buffer: Buffer, len: usize) -> Outcome<()> {
+    let (room, as_payload) = results.data_room()?;
+    if as_payload {
+        results.set_payload(Payload::new(buffer.trimmed(len), 0, len));
+    } else if len <= room {
+        results.writer().array(&buffer.as_slice()[..len]);
+        results.note_inline(len);
+    } else {
+        return Err(results.too_big().into());
+    }
+    Ok(())
+}
+
+/// The encoded entries of a reply.
+struct Page {
+    service: Arc<Service>,
+    minor_version: u32,
+    /// The directory.
+    object: Option<Object>,
+    wanted: Bitmap,
+    encoder: EntryEncoder,
+    /// Holds what the encoder's limits let through, and the end of the list.
+    buffer: Buffer,
+    filled: usize,
+    names: u32,
+}
+
+impl Page {
+    fn push(&mut self, entry: &DirectoryEntry<'_>) -> bool {
+        let name = entry.name.to_bytes();
+        if matches!(name, b"." | b"..") {
+            return true;
+        }
+        let attributes = self.attributes(entry);
+        self.put(&Entry { cookie: entry.cookie, name, attributes })
+    }
+
+    fn attributes(&self, entry: &DirectoryEntry<'_>) -> Attributes<'static> {
+        let (Some(found), Some(object)) = (&entry.object, &self.object) else {
+            // It vanished, or is another file system's; or nothing of it is asked for.
+            let mut attributes = Attributes {
+                rdattr_error: Some(Status::Noent.code()),
+                fileid: Some(entry.fileid),
+                mounted_on_fileid: Some(entry.fileid),
+                ..Attributes::default()
+            };
+            if self.wanted.difference(WITHOUT_OBJECT).is_empty() {
+                attributes.rdattr_error = Some(proto::nfs4::NFS4_OK);
+            }
+            attributes.keep(self.wanted);
+            return attributes;
+        };
+        let handle = self.wanted.contains(attribute::FILEHANDLE).then(|| {
+            let sealed = self.service.seal(object.root(), found.handle);
+            FileHandle::new(sealed.as_bytes()).expect("version 4 has longer handles")
+        });
+        let described = Described {
+            attributes: &found.attributes,
+            export_id: object.root().id,
+            mounted_on: None,
+            handle,
+            space: None,
+            limits: None,
+        };
+        let mut attributes = of_object(&described, self.wanted);
+        of_server(&mut attributes, &self.service, self.minor_version, self.wanted);
+        attributes
+    }
+
+    fn put(&mut self, entry: &Entry<'_>) -> bool {
+        let Some(encoded) = self.encoder.encode(entry) else { return false };
+        self.buffer.as_mut_slice()[self.filled..][..encoded.len()].copy_from_slice(encoded);
+        self.filled += encoded.len();
+        self.names += 1;
+        true
+    }
+
+    fn finish(mut self, eof: bool) -> Listed {
+        let len = self.filled + LISTING_END_BYTES;
+        self.buffer.as_mut_slice()[self.filled..len].copy_from_slice(&listing_end(eof));
+        Listed(self.buffer, len)
+    }
+}

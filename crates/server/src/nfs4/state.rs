@@ -1,0 +1,272 @@
+//! Stateids and locks: CLOSE, OPEN_DOWNGRADE, TEST_STATEID, FREE_STATEID, LOCK, LOCKT, LOCKU.
+
+use std::sync::Arc;
+
+use proto::nfs4::{
+    ClientId, CloseArgs, LockArgs, LockDenied, LockOwner, Locker, LocktArgs, LockuArgs, NFS4_OK,
+    OneStateid, OpenDowngradeArgs, OperationCode, SHARE_ACCESS_MASK, ShareAccess, ShareDeny,
+    Stateid, Status, TEST_STATEIDS_MAX, TestStateidArgs, TestStateidOk,
+};
+use proto::xdr::{Array, Encode, Reader};
+
+use super::compound::Compound;
+use super::location::Located;
+use super::operation::decoded;
+use super::{Outcome, Refused};
+use crate::held_files::file_id;
+use crate::inode_cache::Inode;
+use crate::state::{Conflict, Effects, FileId, Lock, LockFailure, LockTarget, Piece};
+
+impl Compound<'_> {
+    /// Replaces the special stateid that means the current one (RFC 8881 §16.2.3.1.2).
+    pub(super) fn known_stateid(&self, stateid: &Stateid) -> Outcome<Stateid> {
+        if *stateid != Stateid::CURRENT {
+            return Ok(*stateid);
+        }
+        let current = self.current.as_ref().and_then(|current| current.stateid);
+        current.ok_or(Status::BadStateid.into())
+    }
+
+    /// Makes a stateid the current one.
+    pub(super) fn set_stateid(&mut self, stateid: Stateid) {
+        if let Some(current) = &mut self.current {
+            current.stateid = Some(stateid);
+        }
+    }
+
+    /// The file behind an object, held while its state is looked at.
+    pub(super) async fn hold(&self, located: &Located) -> Outcome<(Arc<Inode>, FileId)> {
+        let inode = self.request.service.vfs.hold(&located.object).await?;
+        let file = file_id(&inode);
+        Ok((inode, file))
+    }
+
+    /// Checks the stateid of an operation on data.
+    pub(super) async fn check_io(
+        &self,
+        located: &Located,
+        stateid: &Stateid,
+        access: ShareAccess,
+    ) -> Outcome<()> {
+        let stateid = self.known_stateid(stateid)?;
+        let (_inode, file) = self.hold(located).await?;
+        let (service, client) = (self.request.service, self.client()?);
+        let mut effects = Effects::new();
+        let now = service.now();
+        let checked = service.state.check_io(client, &stateid, file, access, now, &mut effects);
+        if !effects.is_empty() {
+            service.settle(effects).await;
+        }
+        checked?;
+        Ok(())
+    }
+
+    /// CLOSE, RFC 8881 §18.2.
+    pub(super) async fn close(&mut self, args: CloseArgs) -> Outcome<OneStateid> {
+        let stateid = self.known_stateid(&args.stateid)?;
+        let located = self.object_or(Status::BadStateid)?;
+        let (_inode, file) = self.hold(&located).await?;
+        let (service, client) = (self.request.service, self.client()?);
+        let mut effects = Effects::new();
+        let closed = service.state.close(client, &stateid, file, service.now(), &mut effects);
+        service.settle(effects).await;
+        let stateid = closed?;
+        self.set_stateid(stateid);
+        Ok(OneStateid { stateid })
+    }
+
+    /// OPEN_DOWNGRADE, RFC 8881 §18.18.
+    pub(super) async fn open_downgrade(&mut self, args: OpenDowngradeArgs) -> Outcome<OneStateid> {
+        let stateid = self.known_stateid(&args.stateid)?;
+        let (access, deny) = share(args.share_access, args.share_deny)?;
+        let located = self.object_or(Status::BadStateid)?;
+        let (_inode, file) = self.hold(&located).await?;
+        let (state, client) = (&self.request.service.state, self.client()?);
+        let stateid = state.open_downgrade(client, &stateid, file, access, deny)?;
+        self.set_stateid(stateid);
+        Ok(OneStateid { stateid })
+    }
+
+    /// FREE_STATEID, RFC 8881 §18.38.
+    pub(super) async fn free_stateid(&mut self, args: OneStateid) -> Outcome<()> {
+        let stateid = self.known_stateid(&args.stateid)?;
+        let (service, client) = (self.request.service, self.client()?);
+        let mut effects = Effects::new();
+        let freed = service.state.free_stateid(client, &stateid, service.now(), &mut effects);
+        service.settle(effects).await;
+        Ok(freed?)
+    }
+
+    /// TEST_STATEID, RFC 8881 §18.48.
+    pub(super) fn test_stateid(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
+        let outcome = match decoded::<TestStateidArgs<'_>>(reader) {
+            Ok(args) => self.statuses(&args),
+            Err(refused) => Err(refused),
+        };
+        self.put_with(OperationCode::TestStateid, outcome, |statuses, results| {
+            TestStateidOk { statuses: Array::from(&statuses[..]) }.encode(results.writer());
+            Ok(())
+        })
+    }
+
+    fn statuses(&self, args: &TestStateidArgs<'_>) -> Outcome<Vec<u32>> {
+        let (state, client) = (&self.request.service.state, self.client()?);
+        let mut statuses = Vec::with_capacity(TEST_STATEIDS_MAX.min(8));
+        for stateid in args.stateids.iter() {
+            let status = state.test_stateid(client, &stateid).err();
+            statuses.push(status.map_or(NFS4_OK, Status::code));
+        }
+        Ok(statuses)
+    }
+
+    /// LOCK and LOCKT, RFC 8881 §18.10 and §18.11.
+    pub(super) async fn lock_or_test(
+        &mut self,
+        operation: OperationCode,
+        reader: &mut Reader<'_>,
+    ) -> Result<(), Status> {
+        let result = if operation == OperationCode::Lock {
+            match decoded(reader) {
+                Ok(args) => self.lock(args).await.map(Some),
+                Err(refused) => Err(refused.into()),
+            }
+        } else {
+            match decoded(reader) {
+                Ok(args) => self.test_lock(args).await.map(|()| None),
+                Err(refused) => Err(refused.into()),
+            }
+        };
+        match result {
+            Ok(Some(locked)) => self.put(operation, Ok(locked)),
+            Ok(None) => self.put(operation, Ok(())),
+            Err(Unlocked::Refused(refused)) => Err(self.refuse(operation, refused)),
+            Err(Unlocked::Denied(conflict)) => {
+                let status = self.refuse(operation, Status::Denied.into());
+                denied(&conflict).encode(self.results.writer());
+                Err(status)
+            }
+        }
+    }
+
+    async fn lock(&mut self, args: LockArgs<'_>) -> Result<OneStateid, Unlocked> {
+        let located = self.object_or(Status::BadStateid)?;
+        let (inode, file) = self.hold(&located).await?;
+        let (service, client) = (self.request.service, self.client()?);
+        let known;
+        let target = match &args.locker {
+            Locker::New { open, owner, .. } => {
+                known = self.known_stateid(open)?;
+                LockTarget::New { open: &known, owner: owner.owner }
+            }
+            Locker::Existing { stateid, .. } => {
+                known = self.known_stateid(stateid)?;
+                LockTarget::Known(&known)
+            }
+        };
+        let (range, kind, is_reclaim) = (args.range, args.kind, args.reclaim);
+        let call = Lock { client, target, file, range, kind, is_reclaim };
+        let mut effects = Effects::new();
+        let granted = service.state.lock_range(&call, service.now(), &mut effects);
+        service.settle(std::mem::take(&mut effects)).await;
+        let (grant, mirrored) = service.mirror(granted?).await;
+        let stateid = match mirrored {
+            Ok(None) => {
+                let confirmed = service.state.confirm_lock(grant, service.now(), &mut effects);
+                confirmed.map_err(Unlocked::from)
+            }
+            Ok(Some(foreign)) => {
+                service.state.undo_lock(grant, service.now(), &mut effects);
+                Err(Unlocked::Denied(local_conflict(foreign)))
+            }
+            Err(status) => {
+                service.state.undo_lock(grant, service.now(), &mut effects);
+                Err(Refused::from(status).into())
+            }
+        };
+        service.settle(effects).await;
+        drop(inode);
+        let stateid = stateid?;
+        self.set_stateid(stateid);
+        Ok(OneStateid { stateid })
+    }
+
+    async fn test_lock(&mut self, args: LocktArgs<'_>) -> Result<(), Unlocked> {
+        let located = self.object_or(Status::Isdir)?;
+        let (inode, file) = self.hold(&located).await?;
+        let (service, client) = (self.request.service, self.client()?);
+        let mut effects = Effects::new();
+        let (owner, now) = ((client, args.owner.owner), service.now());
+        let tested = service.state.test_lock(owner, file, args.range, args.kind, now, &mut effects);
+        service.settle(effects).await;
+        match service.foreign_lock(inode, tested?).await.map_err(Refused::from)? {
+            Some(foreign) => Err(Unlocked::Denied(local_conflict(foreign))),
+            None => Ok(()),
+        }
+    }
+
+    /// LOCKU, RFC 8881 §18.12.
+    pub(super) async fn unlock(&mut self, args: LockuArgs) -> Outcome<OneStateid> {
+        let stateid = self.known_stateid(&args.stateid)?;
+        let located = self.object_or(Status::BadStateid)?;
+        let (_inode, file) = self.hold(&located).await?;
+        let (service, client) = (self.request.service, self.client()?);
+        let mut effects = Effects::new();
+        let (range, now) = (args.range, service.now());
+        let unlocked = service.state.unlock_range(client, &stateid, file, range, now, &mut effects);
+        service.settle(effects).await;
+        let stateid = unlocked?;
+        self.set_stateid(stateid);
+        Ok(OneStateid { stateid })
+    }
+}
+
+/// Why a lock is not granted.
+enum Unlocked {
+    Refused(Refused),
+    Denied(Conflict),
+}
+
+impl From<Refused> for Unlocked {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
+}
+
+impl From<Status> for Unlocked {
+    fn from(status: Status) -> Self {
+        Self::Refused(status.into())
+    }
+}
+
+impl From<LockFailure> for Unlocked {
+    fn from(failure: LockFailure) -> Self {
+        match failure {
+            LockFailure::Denied(conflict) => Self::Denied(conflict),
+            LockFailure::Status(status) => Self::Refused(status.into()),
+        }
+    }
+}
+
+/// The lock of a local program, which has no name here.
+fn local_conflict(piece: Piece) -> Conflict {
+    Conflict { client: ClientId(0), owner: Arc::default(), piece }
+}
+
+fn denied(conflict: &Conflict) -> LockDenied<'_> {
+    let (client, owner) = (conflict.client, &*conflict.owner);
+    LockDenied {
+        range: conflict.piece.range.to_wire(),
+        kind: conflict.kind(),
+        owner: LockOwner { client, owner },
+    }
+}
+
+/// The access and the deny mode of an open, without the wants.
+///
+/// # Errors
+/// `Inval`.
+pub(super) fn share(access: u32, deny: u32) -> Outcome<(ShareAccess, ShareDeny)> {
+    let access = ShareAccess::from_code(access & SHARE_ACCESS_MASK).ok_or(Status::Inval)?;
+    let deny = ShareDeny::from_code(deny).ok_or(Status::Inval)?;
+    Ok((access, deny))
+}

@@ -1,0 +1,221 @@
+//! Records of clients in the state directory, which let them reclaim their state after a restart, and
+//! the epoch that distinguishes the ids of one start of the server from those of another.
+//!
+//! A record is a file of its own, replaced by rename(2) and synced with its directory, so that a crash
+//! leaves the old one or the new one. What cannot be read is removed after a line in the log. A record
+//! that cannot be written costs its client the reclaim, and the server goes on.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use proto::nfs4::OPAQUE_BYTES_MAX;
+
+use crate::random::random_u64;
+use crate::state::{ClientRecord, Principal, RecordChange, State};
+
+/// The records of clients.
+#[derive(Debug)]
+pub(crate) struct Recovery {
+    /// Held while records change, so that the changes keep their order.
+    records: Mutex<Records>,
+}
+
+/// What an earlier server has left.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    /// Another one with each start.
+    pub(crate) epoch: u32,
+    /// The clients that may reclaim.
+    pub(crate) clients: Vec<ClientRecord>,
+}
+
+#[derive(Debug)]
+struct Records {
+    directory: PathBuf,
+    /// The file numbers of the owners.
+    numbers: HashMap<Arc<[u8]>, u64>,
+    /// The next file number.
+    next: u64,
+}
+
+impl Recovery {
+    /// Reads the records in the state directory, and begins a new epoch.
+    ///
+    /// # Errors
+    /// The directory cannot be made or read, or the epoch not written.
+    pub(crate) fn open(state_dir: &Path) -> io::Result<(Self, Recovered)> {
+        let directory = state_dir.join(DIRECTORY);
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        let epoch = next_epoch(&directory)?;
+        let mut records = Records { directory, numbers: HashMap::new(), next: 0 };
+        let clients = records.load()?;
+        Ok((Self { records: Mutex::new(records) }, Recovered { epoch, clients }))
+    }
+
+    /// Performs the changes that `state` asks for: the effect [`Records`](crate::state::Effect::Records).
+    /// Blocks for the disk.
+    pub(crate) fn settle(&self, state: &State) {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = state.record_changes();
+        for change in &changes {
+            let (owner, result) = match change {
+                RecordChange::Write(client) => (&client.owner, records.write(client)),
+                RecordChange::Remove(owner) => (owner, records.remove(owner)),
+            };
+            if let Err(error) = result {
+                let (client, path) = (owner.escape_ascii(), records.directory.display());
+                tracing::error!(%client, %path, %error, "cannot change the record of a client");
+            }
+        }
+        state.records_changed(changes.len());
+    }
+}
+
+impl Records {
+    /// Reads all records, in the order of their numbers.
+    fn load(&mut self) -> io::Result<Vec<ClientRecord>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let name = entry?.file_name();
+            if name.as_encoded_bytes().ends_with(UNFINISHED.as_bytes()) {
+                fs::remove_file(self.directory.join(name))?;
+            } else if let Some(number) = name.to_str().and_then(number_of) {
+                numbers.push(number);
+            }
+        }
+        numbers.sort_unstable();
+        self.next = numbers.last().map_or(0, |last| last + 1);
+        let mut clients = Vec::new();
+        for number in numbers {
+            let path = self.path(number);
+            let record = if clients.len() < RECORDS_MAX { read(&path)? } else { None };
+            match record {
+                Some(client) if !self.numbers.contains_key(&client.owner) => {
+                    self.numbers.insert(Arc::clone(&client.owner), number);
+                    clients.push(client);
+                }
+                Some(_) | None => {
+                    let path = path.display();
+                    tracing::warn!(%path, "removing a client's record that is of no use");
+                    fs::remove_file(self.path(number))?;
+                }
+            }
+        }
+        Ok(clients)
+    }
+
+    fn write(&mut self, client: &ClientRecord) -> io::Result<()> {
+        let number = self.numbers.get(&client.owner).copied().unwrap_or(self.next);
+        replace(&self.path(number), encode(client).as_bytes())?;
+        if self.numbers.insert(Arc::clone(&client.owner), number).is_none() {
+            self.next += 1;
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, owner: &[u8]) -> io::Result<()> {
+        let Some(number) = self.numbers.get(owner) else { return Ok(()) };
+        match fs::remove_file(self.path(*number)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => drop(self.numbers.remove(owner)),
+        }
+        File::open(&self.directory)?.sync_all()
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        self.directory.join(format!("{PREFIX}{number}"))
+    }
+}
+
+/// A file's number. Those that a server gives fit 32 bits.
+fn number_of(name: &str) -> Option<u64> {
+    name.strip_prefix(PREFIX)?.parse::<u32>().ok().map(u64::from)
+}
+
+/// Two lines: the principal, and the owner in hexadecimal.
+fn encode(client: &ClientRecord) -> String {
+    let principal = match client.principal {
+        Principal::None => "none".to_owned(),
+        Principal::User(uid) => format!("user {uid}"),
+    };
+    let owner: String = client.owner.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{principal}\n{owner}\n")
+}
+
+fn decode(text: &str) -> Option<ClientRecord> {
+    let (principal, owner) = text.strip_suffix('\n')?.split_once('\n')?;
+    let principal = match principal.split_once(' ') {
+        None if principal == "none" => Principal::None,
+        Some(("user", uid)) => Principal::User(uid.parse().ok()?),
+        None | Some(_) => return None,
+    };
+    let digit =
+        |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+    let byte = |pair: &[u8]| -> Option<u8> {
+        let [high, low] = pair else { return None };
+        Some((digit(*high)? << 4) | digit(*low)?)
+    };
+    let owner: Option<Arc<[u8]>> = owner.as_bytes().chunks(2).map(byte).collect();
+    Some(ClientRecord { owner: owner?, principal })
+}
+
+/// The record in a file; `None` if it holds none.
+fn read(path: &Path) -> io::Result<Option<ClientRecord>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(RECORD_BYTES_MAX + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > RECORD_BYTES_MAX {
+        return Ok(None);
+    }
+    Ok(std::str::from_utf8(&text).ok().and_then(decode))
+}
+
+/// The epoch after the one on the disk. The first is random, so that a lost file does not bring an
+/// old one back.
+fn next_epoch(directory: &Path) -> io::Result<u32> {
+    let path = directory.join(EPOCH_FILE);
+    let last = match fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse::<u32>().ok(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => None,
+        Err(error) => return Err(error),
+    };
+    let epoch = match last {
+        Some(last) => last.wrapping_add(1),
+        None => u32::try_from(random_u64()? >> 32).expect("32 bits are left"),
+    };
+    replace(&path, format!("{epoch}\n").as_bytes())?;
+    Ok(epoch)
+}
+
+/// Replaces a file by one with these bytes, which are on the disk when this returns.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(UNFINISHED);
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(&unfinished)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    let directory = path.parent().expect("a record lies in a directory");
+    File::open(directory)?.sync_all()
+}
+
+/// The directory of records below the state directory.
+const DIRECTORY: &str = "nfs4";
+const EPOCH_FILE: &str = "epoch";
+/// A record's file name is this and a number.
+const PREFIX: &str = "client-";
+/// The end of the name of a file that is not complete.
+const UNFINISHED: &str = ".new";
+/// The longest record: two digits for each byte of the owner, and a user.
+const RECORD_BYTES_MAX: u64 = 2 * OPAQUE_BYTES_MAX as u64 + 32;
+/// Records that are read. A server makes fewer: it has no more clients.
+const RECORDS_MAX: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use proto::nfs4::{ClientId, SequenceId, SessionId, Verifier};
+use tempfile::TempDir;
+
+use super::*;
+use crate::state::{ChannelAttributes, ConnectionId, CreateSession, Effects, ExchangeId, Limits};
+
+const NOW: Duration = Duration::ZERO;
+
+fn state_of(recovered: Recovered) -> State {
+    State::new(Limits::default(), recovered.epoch, (1, 2), recovered.clients, NOW)
+}
+
+fn owner(number: u32) -> [u8; 4] {
+    number.to_be_bytes()
+}
+
+/// EXCHANGE_ID, CREATE_SESSION and RECLAIM_COMPLETE.
+fn add_client(state: &State, owner: &[u8], uid: u32) -> (ClientId, SessionId) {
+    let (principal, mut effects) = (Principal::User(uid), Effects::new());
+    let (verifier, is_update) = (Verifier::default(), false);
+    let call = ExchangeId { owner, verifier, is_update, principal };
+    let client = state.exchange_id(&call, NOW, &mut effects).unwrap().client;
+    let channel = ChannelAttributes {
+        request_bytes_max: 4096,
+        response_bytes_max: 4096,
+        cached_bytes_max: 4096,
+        operations_max: 8,
+        slots_max: 1,
+    };
+    let call = CreateSession {
+        client,
+        sequence: SequenceId(1),
+        fore: channel,
+        back: channel,
+        wants_backchannel: false,
+        principal,
+        connection: ConnectionId(1),
+    };
+    let session = state.create_session(&call, NOW, &mut effects).unwrap().session;
+    state.reclaim_complete(client, false, NOW, &mut effects).unwrap();
+    (client, session)
+}
+
+fn remove_client(state: &State, (client, session): (ClientId, SessionId), uid: u32) {
+    let mut effects = Effects::new();
+    state.destroy_session(session, &mut effects).unwrap();
+    state.destroy_clientid(client, Principal::User(uid), NOW, &mut effects).unwrap();
+}
+
+fn recover(dir: &TempDir) -> Recovered {
+    Recovery::open(dir.path()).unwrap().1
+}
+
+fn file(dir: &TempDir, name: &str) -> PathBuf {
+    dir.path().join(DIRECTORY).join(name)
+}
+
+fn files(dir: &TempDir) -> BTreeSet<String> {
+    let entries = fs::read_dir(dir.path().join(DIRECTORY)).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn records_last_until_their_clients_go() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    assert!(recovered.clients.is_empty());
+    let state = state_of(recovered);
+    let long = [0xff; OPAQUE_BYTES_MAX];
+    let first = add_client(&state, b"first\n", 0);
+    add_client(&state, &long, u32::MAX);
+    recovery.settle(&state);
+    assert!(state.record_changes().is_empty());
+
+    let record =
+        |owner: &[u8], uid| ClientRecord { owner: owner.into(), principal: Principal::User(uid) };
+    let (first_record, long_record) = (record(b"first\n", 0), record(&long, u32::MAX));
+    assert_eq!(recover(&dir).clients, [first_record, long_record.clone()]);
+    remove_client(&state, first, 0);
+    recovery.settle(&state);
+    assert_eq!(recover(&dir).clients, [long_record]);
+    assert_eq!(files(&dir).len(), 2, "the epoch and a record");
+}
+
+#[test]
+fn an_epoch_is_used_once() {
+    let dir = TempDir::new().unwrap();
+    let first = recover(&dir).epoch;
+    assert_eq!(recover(&dir).epoch, first.wrapping_add(1));
+    assert_eq!(recover(&dir).epoch, first.wrapping_add(2));
+    for garbage in [b"".as_slice(), b"4294967296\n", b"\xff\xfe", b"-1"] {
+        fs::write(file(&dir, EPOCH_FILE), garbage).unwrap();
+        let epoch = recover(&dir).epoch;
+        assert_eq!(recover(&dir).epoch, epoch.wrapping_add(1));
+    }
+}
+
+#[test]
+fn garbage_is_removed_and_does_not_hide_the_other_records() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    let state = state_of(recovered);
+    add_client(&state, b"good", 5);
+    recovery.settle(&state);
+    let long = vec![b'0'; 5000];
+    let garbage: [&[u8]; 9] = [
+        b"",
+        b"user 5",
+        b"user 5\n",
+        b"user -1\n00\n",
+        b"user 5\n0\n",
+        b"user 5\n0g\n",
+        b"root\n00\n",
+        b"\xff\n00\n",
+        &long,
+    ];
+    for (number, bytes) in garbage.iter().enumerate() {
+        fs::write(file(&dir, &format!("client-{}", 10 + number)), bytes).unwrap();
+    }
+    fs::write(file(&dir, "client-99"), b"user 5\n676f6f64\n").unwrap();
+    for foreign in ["notes", "client-x", "client-99999999999"] {
+        fs::write(file(&dir, foreign), b"not ours").unwrap();
+    }
+    let clients = recover(&dir).clients;
+    assert_eq!(clients.len(), 1);
+    assert_eq!(*clients[0].owner, *b"good");
+    let kept = ["client-0", "client-99999999999", "client-x", "epoch", "notes"];
+    assert_eq!(files(&dir), kept.map(str::to_owned).into());
+}
+
+#[test]
+fn numbers_of_records_are_not_used_twice() {
+    let dir = TempDir::new().unwrap();
+    for round in 0..3u32 {
+        let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+        // Clients on record are in their grace period; each round adds one.
+        let state = state_of(recovered);
+        add_client(&state, &owner(round), 0);
+        recovery.settle(&state);
+    }
+    assert_eq!(recover(&dir).clients.len(), 3);
+}
+
+/// A kill leaves a prefix of the steps of `replace`.
+#[test]
+fn a_kill_between_the_steps_leaves_the_old_record_or_the_new_one() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    let state = state_of(recovered);
+    add_client(&state, b"old", 1);
+    recovery.settle(&state);
+    let old = fs::read(file(&dir, "client-0")).unwrap();
+    let new = b"user 2\n6e6577\n";
+    let unfinished = file(&dir, "client-0.new");
+    for written in 0..=new.len() {
+        fs::write(&unfinished, &new[..written]).unwrap();
+        let clients = recover(&dir).clients;
+        assert_eq!(clients.len(), 1);
+        assert_eq!(*clients[0].owner, *b"old");
+        assert!(!unfinished.exists());
+    }
+    assert_eq!(fs::read(file(&dir, "client-0")).unwrap(), old);
+    fs::write(&unfinished, new).unwrap();
+    fs::rename(&unfinished, file(&dir, "client-0")).unwrap();
+    assert_eq!(*recover(&dir).clients[0].owner, *b"new");
+}
+
+/// Where the process that is killed keeps its records.
+const CHILD_DIRECTORY: &str = "SPILLWAY_TEST_RECOVERY";
+
+/// Run by the test below in a process of its own: adds and removes clients for ever, and reports each
+/// change that is settled.
+#[test]
+fn child_changes_records_until_it_is_killed() {
+    let Some(dir) = std::env::var_os(CHILD_DIRECTORY) else { return };
+    let (recovery, recovered) = Recovery::open(Path::new(&dir)).unwrap();
+    let state = State::new(Limits::default(), recovered.epoch, (1, 2), Vec::new(), NOW);
+    let mut clients = Vec::new();
+    for number in 0.. {
+        clients.push(add_client(&state, &owner(number), 0));
+        recovery.settle(&state);
+        println!("\n+{number}");
+        if let Some(old) = number.checked_sub(2) {
+            remove_client(&state, clients[old as usize], 0);
+            recovery.settle(&state);
+            println!("\n-{old}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_server_has_every_record_that_it_reported() {
+    for lines in [1, 2, 3, 4, 7, 12, 25] {
+        let dir = TempDir::new().unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "recovery::tests::child_changes_records_until_it_is_killed"])
+            .arg("--nocapture")
+            .env(CHILD_DIRECTORY, dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (mut expected, mut reported, mut next) = (BTreeSet::new(), 0, (true, 0));
+        for line in output.lines().map(|line| line.unwrap()) {
+            let Some(number) = line.get(1..).and_then(|number| number.parse::<u32>().ok()) else {
+                continue;
+            };
+            match line.as_bytes()[0] {
+                b'+' => {
+                    expected.insert(number);
+                    let old = number.checked_sub(2);
+                    next = old.map_or((true, number + 1), |old| (false, old));
+                }
+                b'-' => {
+                    expected.remove(&number);
+                    next = (true, number + 3);
+                }
+                _ => continue,
+            }
+            reported += 1;
+            if reported == lines {
+                child.kill().unwrap();
+            }
+        }
+        child.wait().unwrap();
+        assert!(reported >= lines, "{reported} changes");
+        let clients = recover(&dir).clients;
+        let found = clients.iter().map(|client| {
+            u32::from_be_bytes(client.owner[..].try_into().expect("an owner of the child"))
+        });
+        let mut found: BTreeSet<u32> = found.collect();
+        // The change that the kill interrupted may have happened or not.
+        match next {
+            (true, number) if found.contains(&number) => drop(expected.insert(number)),
+            (false, number) if !found.contains(&number) => drop(expected.remove(&number)),
+            _ => {}
+        }
+        assert_eq!(std::mem::take(&mut found), expected, "after {reported} changes");
+    }
+}

@@ -1,0 +1,229 @@
+//! The byte-range locks of one file, and the requests that wait for them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::nfs4::ClientId;
+
+use super::LockId;
+use super::ranges::{Piece, Range, Ranges};
+
+/// Locks by owner; a lock state stands for its owner.
+#[derive(Debug, Default)]
+pub(super) struct FileLocks {
+    owners: BTreeMap<LockId, Ranges>,
+    waiters: VecDeque<Waiter>,
+}
+
+/// An owner as its client names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Owner {
+    pub(super) client: ClientId,
+    pub(super) name: Arc<[u8]>,
+}
+
+/// A blocking request that was denied. Its client repeats it after a notification, or polls.
+#[derive(Debug)]
+struct Waiter {
+    owner: Owner,
+    wanted: Piece,
+    asked_at: Duration,
+    /// The lock is reserved for a while from here on.
+    notified_at: Option<Duration>,
+}
+
+impl FileLocks {
+    #[cfg(test)]
+    pub(super) fn is_unused(&self) -> bool {
+        self.owners.is_empty() && self.waiters.is_empty()
+    }
+
+    /// The ranges that an owner holds.
+    pub(super) fn of(&self, owner: LockId) -> Option<&Ranges> {
+        self.owners.get(&owner)
+    }
+
+    /// A lock that conflicts with `wanted`, of another owner than `owner`.
+    pub(super) fn conflict(&self, owner: Option<LockId>, wanted: Piece) -> Option<(LockId, Piece)> {
+        let others = self.owners.iter().filter(|(other, _)| Some(**other) != owner);
+        let mut overlapping = others.flat_map(|(other, ranges)| {
+            ranges.overlapping(wanted.range).map(move |piece| (*other, piece))
+        });
+        overlapping.find(|(_, piece)| piece.kind.conflicts(wanted.kind))
+    }
+
+    /// Changes the ranges of an owner. Returns by how much their number changed.
+    pub(super) fn change<T>(
+        &mut self,
+        owner: LockId,
+        change: impl FnOnce(&mut Ranges) -> T,
+    ) -> (T, isize) {
+        let ranges = self.owners.entry(owner).or_default();
+        let before = ranges.len();
+        let result = change(ranges);
+        let grown = ranges.len().cast_signed() - before.cast_signed();
+        if ranges.is_empty() {
+            self.owners.remove(&owner);
+        }
+        (result, grown)
+    }
+
+    /// Notes a denied request, once however often it is repeated. When too many wait, the client has
+    /// to poll.
+    pub(super) fn wait(&mut self, owner: Owner, wanted: Piece, now: Duration) {
+        self.waiters.retain(|waiter| now.saturating_sub(waiter.asked_at) <= WAITER_LIFETIME);
+        let is_same = |waiter: &&mut Waiter| waiter.owner == owner && waiter.wanted == wanted;
+        if let Some(known) = self.waiters.iter_mut().find(is_same) {
+            (known.asked_at, known.notified_at) = (now, None);
+        } else if self.waiters.len() < WAITERS_MAX {
+            self.waiters.push_back(Waiter { owner, wanted, asked_at: now, notified_at: None });
+        }
+    }
+
+    /// The request that `wanted` has to let pass: it waits longer, and its client was just notified.
+    pub(super) fn reservation(
+        &self,
+        owner: &Owner,
+        wanted: Piece,
+        now: Duration,
+    ) -> Option<(&Owner, Piece)> {
+        let ahead = self.waiters.iter().take_while(|w| w.owner != *owner || w.wanted != wanted);
+        let mut reserved = ahead.filter(|waiter| waiter.holds_reservation(now));
+        let found =
+            reserved.find(|waiter| waiter.owner != *owner && waiter.wanted.conflicts(wanted))?;
+        Some((&found.owner, found.wanted))
+    }
+
+    /// Ends the wait of a request that was granted.
+    pub(super) fn stop_waiting(&mut self, owner: &Owner, range: Range) {
+        self.waiters.retain(|waiter| waiter.owner != *owner || waiter.wanted.range != range);
+    }
+
+    /// Ends all waits of a client.
+    pub(super) fn stop_waiting_client(&mut self, client: ClientId) {
+        self.waiters.retain(|waiter| waiter.owner.client != client);
+    }
+
+    /// The owners whose requests can be granted now, in the order in which they asked. `lock_of` is
+    /// the lock state of an owner.
+    pub(super) fn wake(
+        &mut self,
+        now: Duration,
+        lock_of: impl Fn(&Owner) -> Option<LockId>,
+    ) -> Vec<Owner> {
+        let mut waiters = std::mem::take(&mut self.waiters);
+        waiters.retain(|waiter| now.saturating_sub(waiter.asked_at) <= WAITER_LIFETIME);
+        let (mut ahead, mut woken) = (Vec::<(Owner, Piece)>::new(), Vec::new());
+        for waiter in &mut waiters {
+            let is_behind = ahead
+                .iter()
+                .any(|(owner, wanted)| *owner != waiter.owner && wanted.conflicts(waiter.wanted));
+            if is_behind || self.conflict(lock_of(&waiter.owner), waiter.wanted).is_some() {
+                continue;
+            }
+            if !waiter.holds_reservation(now) {
+                waiter.notified_at = Some(now);
+                woken.push(waiter.owner.clone());
+            }
+            ahead.push((waiter.owner.clone(), waiter.wanted));
+        }
+        self.waiters = waiters;
+        woken
+    }
+}
+
+impl Waiter {
+    fn holds_reservation(&self, now: Duration) -> bool {
+        self.notified_at.is_some_and(|at| now.saturating_sub(at) <= RESERVED_FOR)
+    }
+}
+
+/// Requests that may wait for one file.
+const WAITERS_MAX: usize = 256;
+/// How long a request waits for its client to repeat it. Linux polls every 30 s at the latest.
+const WAITER_LIFETIME: Duration = Duration::from_secs(60);
+/// How long a notified client has to repeat its request before others are served. Its process may
+/// have ended.
+const RESERVED_FOR: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::super::ranges::LockKind;
+    use super::*;
+
+    fn owner(client: u64) -> Owner {
+        Owner { client: ClientId(client), name: b"owner".as_slice().into() }
+    }
+
+    fn piece(first: u64, last: u64, kind: LockKind) -> Piece {
+        Piece { range: Range { first, last }, kind }
+    }
+
+    fn at(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn lock(locks: &mut FileLocks, id: u64, piece: Piece) {
+        assert_eq!(locks.conflict(Some(LockId(id)), piece), None);
+        locks.change(LockId(id), |ranges| ranges.lock(piece.range, piece.kind));
+    }
+
+    fn unlock(locks: &mut FileLocks, id: u64, range: Range) {
+        locks.change(LockId(id), |ranges| ranges.unlock(range));
+    }
+
+    #[test]
+    fn conflicts_are_between_owners_and_need_a_write_lock() {
+        let mut locks = FileLocks::default();
+        lock(&mut locks, 1, piece(0, 9, LockKind::Read));
+        lock(&mut locks, 2, piece(5, 14, LockKind::Read));
+        let wanted = piece(9, 9, LockKind::Write);
+        assert_eq!(
+            locks.conflict(Some(LockId(1)), wanted),
+            Some((LockId(2), piece(5, 14, LockKind::Read)))
+        );
+        assert_eq!(locks.conflict(None, piece(15, 20, LockKind::Write)), None);
+        unlock(&mut locks, 2, Range { first: 0, last: u64::MAX });
+        assert_eq!(locks.conflict(Some(LockId(1)), wanted), None);
+        unlock(&mut locks, 1, Range { first: 0, last: u64::MAX });
+        assert!(locks.is_unused());
+    }
+
+    #[test]
+    fn waiters_are_served_in_order_and_readers_together() {
+        let mut locks = FileLocks::default();
+        let none = |_: &Owner| None;
+        lock(&mut locks, 1, piece(0, 9, LockKind::Write));
+        let [read, write] = [LockKind::Read, LockKind::Write].map(|kind| piece(0, 0, kind));
+        for (client, wanted) in [(2, read), (3, read), (4, write), (2, read)] {
+            locks.wait(owner(client), wanted, at(1));
+        }
+        assert_eq!(locks.wake(at(2), none), []);
+        unlock(&mut locks, 1, Range { first: 0, last: 9 });
+        assert_eq!(locks.wake(at(2), none), [owner(2), owner(3)]);
+        assert_eq!(locks.wake(at(2), none), [], "each is notified once");
+        assert_eq!(locks.reservation(&owner(4), write, at(3)), Some((&owner(2), read)));
+        assert!(locks.reservation(&owner(9), write, at(3)).is_some(), "a newcomer waits too");
+        assert_eq!(locks.reservation(&owner(9), read, at(3)), None);
+        assert_eq!(locks.reservation(&owner(4), write, at(4)), None, "it is over");
+        for client in [2, 3] {
+            locks.stop_waiting(&owner(client), read.range);
+        }
+        assert_eq!(locks.wake(at(4), none), [owner(4)]);
+        locks.stop_waiting_client(ClientId(4));
+        assert!(locks.is_unused());
+    }
+
+    #[test]
+    fn requests_that_are_not_repeated_are_forgotten() {
+        let mut locks = FileLocks::default();
+        lock(&mut locks, 1, piece(0, 0, LockKind::Write));
+        for client in 0..WAITERS_MAX as u64 + 9 {
+            locks.wait(owner(client), piece(0, 0, LockKind::Write), at(1));
+        }
+        assert_eq!(locks.waiters.len(), WAITERS_MAX);
+        locks.wait(owner(1), piece(0, 0, LockKind::Write), at(62));
+        assert_eq!(locks.waiters.len(), 1);
+    }
+}

@@ -1,0 +1,312 @@
+//! The state of files: their opens and locks, and the stateids that name them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use proto::nfs4::ClientId;
+
+use super::file_locks::{FileLocks, Owner};
+use super::ranges::{Range, Ranges};
+use super::shares::{Modes, Share, ShareCounts};
+use super::{Effect, Effects, FileId, LockId};
+
+/// All opens and locks.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    files: HashMap<FileId, FileState>,
+    opens: HashMap<u64, Open>,
+    locks: HashMap<LockId, LockState>,
+    clients: HashMap<ClientId, Holdings>,
+    ranges: usize,
+    /// The last number given to a state.
+    last: u64,
+}
+
+#[derive(Debug, Default)]
+struct FileState {
+    opens: HashMap<Owner, u64>,
+    shares: ShareCounts,
+    lock_owners: HashMap<Owner, LockId>,
+    locks: FileLocks,
+}
+
+/// A file that an owner has open, however many times.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) owner: Owner,
+    pub(super) file: FileId,
+    pub(super) modes: Modes,
+    pub(super) seqid: u32,
+    locks: BTreeSet<LockId>,
+}
+
+/// A lock owner's grip on a file.
+#[derive(Debug)]
+pub(super) struct LockState {
+    pub(super) owner: Owner,
+    pub(super) file: FileId,
+    /// The open that it began from.
+    pub(super) open: u64,
+    pub(super) seqid: u32,
+}
+
+/// What one client holds.
+#[derive(Debug, Default)]
+struct Holdings {
+    opens: BTreeSet<u64>,
+    locks: usize,
+    ranges: usize,
+}
+
+/// A state that a stateid names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StateKey {
+    Open(u64),
+    Lock(LockId),
+}
+
+impl Files {
+    pub(super) fn open(&self, number: u64) -> &Open {
+        &self.opens[&number]
+    }
+
+    pub(super) fn lock(&self, id: LockId) -> &LockState {
+        &self.locks[&id]
+    }
+
+    /// The state of a number, if there is one.
+    pub(super) fn key(&self, number: u64) -> Option<StateKey> {
+        if self.opens.contains_key(&number) {
+            return Some(StateKey::Open(number));
+        }
+        let id = LockId(number);
+        self.locks.contains_key(&id).then_some(StateKey::Lock(id))
+    }
+
+    /// The client, the file and the seqid of a state.
+    pub(super) fn facts(&self, key: StateKey) -> (ClientId, FileId, u32) {
+        match key {
+            StateKey::Open(number) => {
+                let open = self.open(number);
+                (open.owner.client, open.file, open.seqid)
+            }
+            StateKey::Lock(id) => {
+                let lock = self.lock(id);
+                (lock.owner.client, lock.file, lock.seqid)
+            }
+        }
+    }
+
+    /// The share of the open that a state belongs to.
+    pub(super) fn share(&self, key: StateKey) -> Share {
+        let number = match key {
+            StateKey::Open(number) => number,
+            StateKey::Lock(id) => self.lock(id).open,
+        };
+        self.open(number).modes.share()
+    }
+
+    pub(super) fn has_state(&self, client: ClientId) -> bool {
+        self.clients.contains_key(&client)
+    }
+
+    /// Opens of all clients, and of this one.
+    pub(super) fn open_counts(&self, client: ClientId) -> (usize, usize) {
+        let own = self.clients.get(&client).map_or(0, |held| held.opens.len());
+        (self.opens.len(), own)
+    }
+
+    /// Lock states and locked ranges of all clients, and of this one.
+    pub(super) fn lock_counts(&self, client: ClientId) -> (usize, usize) {
+        let own = self.clients.get(&client).map_or(0, |held| held.locks + held.ranges);
+        (self.locks.len() + self.ranges, own)
+    }
+
+    /// The open of an owner.
+    pub(super) fn open_of(&self, file: FileId, owner: &Owner) -> Option<u64> {
+        self.files.get(&file)?.opens.get(owner).copied()
+    }
+
+    /// The lock state of an owner.
+    pub(super) fn lock_of(&self, file: FileId, owner: &Owner) -> Option<LockId> {
+        self.files.get(&file)?.lock_owners.get(owner).copied()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let has_states = !self.opens.is_empty() || !self.locks.is_empty();
+        !has_states && self.files.is_empty() && self.clients.is_empty() && self.ranges == 0
+    }
+
+    /// Whether an open other than `own` conflicts with `share`.
+    pub(super) fn is_denied(&self, file: FileId, share: Share, own: Option<u64>) -> bool {
+        let own = own.map_or(Share::default(), |own| self.open(own).modes.share());
+        self.files.get(&file).is_some_and(|file| file.shares.conflicts(share, own))
+    }
+
+    /// The clients whose opens other than `own` conflict with `share`.
+    pub(super) fn deniers(&self, file: FileId, share: Share, own: Option<u64>) -> Vec<ClientId> {
+        let Some(file) = self.files.get(&file) else { return Vec::new() };
+        let others = file.opens.iter().filter(|(_, number)| Some(**number) != own);
+        let denies = |number: &u64| self.open(*number).modes.share().conflicts(share);
+        others.filter(|(_, number)| denies(number)).map(|(owner, _)| owner.client).collect()
+    }
+
+    /// Opens a file, or adds to the owner's open of it. Returns its number and whether it is new.
+    pub(super) fn add_open(&mut self, file: FileId, owner: Owner, share: Share) -> (u64, bool) {
+        if let Some(number) = self.open_of(file, &owner) {
+            let open = self.opens.get_mut(&number).expect("an open of a file is in the table");
+            let mut modes = open.modes;
+            modes.insert(share);
+            self.set_modes(number, modes);
+            return (number, false);
+        }
+        let number = self.next_number();
+        let mut modes = Modes::default();
+        modes.insert(share);
+        let state = self.files.entry(file).or_default();
+        state.shares.add(share);
+        state.opens.insert(owner.clone(), number);
+        self.clients.entry(owner.client).or_default().opens.insert(number);
+        let open = Open { owner, file, modes, seqid: 1, locks: BTreeSet::new() };
+        self.opens.insert(number, open);
+        (number, true)
+    }
+
+    /// Replaces the modes of an open, which counts as a change of it.
+    pub(super) fn set_modes(&mut self, number: u64, modes: Modes) {
+        let open = self.opens.get_mut(&number).expect("the caller has looked it up");
+        let shares = &mut self.files.get_mut(&open.file).expect("an open file has state").shares;
+        shares.remove(open.modes.share());
+        shares.add(modes.share());
+        open.modes = modes;
+        open.seqid = next_seqid(open.seqid);
+    }
+
+    /// Closes an open, with the locks that belong to it.
+    pub(super) fn remove_open(&mut self, number: u64, now: Duration, effects: &mut Effects) {
+        let locks = std::mem::take(&mut self.opens.get_mut(&number).expect("known").locks);
+        locks.into_iter().for_each(|id| self.remove_lock(id, now, effects));
+        let open = self.opens.remove(&number).expect("known");
+        let state = self.files.get_mut(&open.file).expect("an open file has state");
+        state.shares.remove(open.modes.share());
+        state.opens.remove(&open.owner);
+        self.clients.get_mut(&open.owner.client).expect("it holds an open").opens.remove(&number);
+        effects.push(Effect::Unpin(open.file));
+        self.tidy(open.file, open.owner.client);
+    }
+
+    /// The lock state of an owner below an open, made if it is new.
+    pub(super) fn add_lock(&mut self, open: u64, owner: Owner) -> LockId {
+        let file = self.open(open).file;
+        if let Some(id) = self.lock_of(file, &owner) {
+            return id;
+        }
+        let id = LockId(self.next_number());
+        self.opens.get_mut(&open).expect("known").locks.insert(id);
+        let state = self.files.get_mut(&file).expect("an open file has state");
+        state.lock_owners.insert(owner.clone(), id);
+        self.clients.get_mut(&owner.client).expect("it holds an open").locks += 1;
+        self.locks.insert(id, LockState { owner, file, open, seqid: 0 });
+        id
+    }
+
+    /// Removes a lock state and unlocks its ranges.
+    pub(super) fn remove_lock(&mut self, id: LockId, now: Duration, effects: &mut Effects) {
+        let everything = Range { first: 0, last: u64::MAX };
+        self.change_ranges(id, |ranges| ranges.unlock(everything));
+        let lock = self.locks.remove(&id).expect("the caller has looked it up");
+        if let Some(open) = self.opens.get_mut(&lock.open) {
+            open.locks.remove(&id);
+        }
+        let state = self.files.get_mut(&lock.file).expect("a locked file has state");
+        state.lock_owners.remove(&lock.owner);
+        self.clients.get_mut(&lock.owner.client).expect("it holds a lock").locks -= 1;
+        effects.push(Effect::Release { file: lock.file, lock: id });
+        self.wake(lock.file, now, effects);
+        self.tidy(lock.file, lock.owner.client);
+    }
+
+    /// The ranges that a lock state holds.
+    pub(super) fn ranges(&self, id: LockId) -> Option<&Ranges> {
+        self.files.get(&self.locks.get(&id)?.file)?.locks.of(id)
+    }
+
+    /// Changes the ranges of a lock state.
+    pub(super) fn change_ranges<T>(
+        &mut self,
+        id: LockId,
+        change: impl FnOnce(&mut Ranges) -> T,
+    ) -> T {
+        let lock = &self.locks[&id];
+        let state = self.files.get_mut(&lock.file).expect("a locked file has state");
+        let (result, grown) = state.locks.change(id, change);
+        let held = self.clients.get_mut(&lock.owner.client).expect("it holds a lock");
+        let add = |count: usize| count.checked_add_signed(grown).expect("ranges are counted");
+        (held.ranges, self.ranges) = (add(held.ranges), add(self.ranges));
+        result
+    }
+
+    /// Counts a change of a lock state; returns its stateid's new seqid.
+    pub(super) fn advance_lock(&mut self, id: LockId) -> u32 {
+        let lock = self.locks.get_mut(&id).expect("the caller has looked it up");
+        lock.seqid = next_seqid(lock.seqid);
+        lock.seqid
+    }
+
+    /// The locks and waiting requests of a file.
+    pub(super) fn locks(&self, file: FileId) -> Option<&FileLocks> {
+        Some(&self.files.get(&file)?.locks)
+    }
+
+    /// Changes the waiting requests of an open file.
+    pub(super) fn locks_mut(&mut self, file: FileId) -> Option<&mut FileLocks> {
+        Some(&mut self.files.get_mut(&file)?.locks)
+    }
+
+    /// Notifies the requests that can be granted now.
+    pub(super) fn wake(&mut self, file: FileId, now: Duration, effects: &mut Effects) {
+        let Some(state) = self.files.get_mut(&file) else { return };
+        let FileState { lock_owners, locks, .. } = state;
+        for Owner { client, name: owner } in
+            locks.wake(now, |owner| lock_owners.get(owner).copied())
+        {
+            effects.push(Effect::NotifyLock { client, file, owner });
+        }
+    }
+
+    /// Removes all that a client holds.
+    pub(super) fn remove_client(&mut self, client: ClientId, now: Duration, effects: &mut Effects) {
+        let Some(held) = self.clients.get(&client) else { return };
+        let opens: Vec<_> = held.opens.iter().copied().collect();
+        for number in opens {
+            let file = self.open(number).file;
+            if let Some(state) = self.files.get_mut(&file) {
+                state.locks.stop_waiting_client(client);
+            }
+            self.remove_open(number, now, effects);
+        }
+        assert!(!self.clients.contains_key(&client), "all its state hangs on its opens");
+    }
+
+    /// Forgets a file and a client that hold nothing any more.
+    fn tidy(&mut self, file: FileId, client: ClientId) {
+        let is_unused = |state: &FileState| state.opens.is_empty() && state.lock_owners.is_empty();
+        if self.files.get(&file).is_some_and(is_unused) {
+            self.files.remove(&file);
+        }
+        if self.clients.get(&client).is_some_and(|held| held.opens.is_empty()) {
+            self.clients.remove(&client);
+        }
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+}
+
+/// The seqid after `seqid`; zero is passed over, because it means the latest (RFC 8881 §8.2.2).
+fn next_seqid(seqid: u32) -> u32 {
+    seqid.wrapping_add(1).max(1)
+}

@@ -1,0 +1,296 @@
+//! LOCK, LOCKT and LOCKU, RFC 8881 §18.10 to §18.12.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::nfs4::{ClientId, LockRange, LockType, ShareAccess, Stateid, Status};
+
+use super::file_locks::Owner;
+use super::files::StateKey;
+use super::ranges::{LockKind, Piece, Range};
+use super::registry::{State, Table};
+use super::shares::Share;
+use super::{Effect, Effects, FileId, LockId};
+
+/// LOCK's arguments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lock<'a> {
+    pub(crate) client: ClientId,
+    pub(crate) target: LockTarget<'a>,
+    pub(crate) file: FileId,
+    pub(crate) range: LockRange,
+    pub(crate) kind: LockType,
+    pub(crate) is_reclaim: bool,
+}
+
+/// Whose lock it is to be: `locker4`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LockTarget<'a> {
+    /// An owner without a stateid for the file yet, by the stateid of an open.
+    New { open: &'a Stateid, owner: &'a [u8] },
+    /// By the stateid of an earlier LOCK.
+    Known(&'a Stateid),
+}
+
+/// Why a lock is not granted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LockFailure {
+    /// `NFS4ERR_DENIED`.
+    Denied(Conflict),
+    Status(Status),
+}
+
+/// The lock in the way, `LOCK4denied`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Conflict {
+    pub(crate) client: ClientId,
+    pub(crate) owner: Arc<[u8]>,
+    pub(crate) piece: Piece,
+}
+
+/// A lock that is granted here, and has to be mirrored to the kernel before it is
+/// [confirmed](State::confirm_lock) or [undone](State::undo_lock).
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct LockGrant {
+    pub(crate) file: FileId,
+    pub(crate) lock: LockId,
+    pub(crate) piece: Piece,
+    /// Whether the owner may write to the file, so that its descriptor can.
+    pub(crate) is_writable: bool,
+    /// What it held in the range.
+    before: Vec<Piece>,
+}
+
+impl From<Status> for LockFailure {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
+impl State {
+    /// LOCK. A denied blocking request is queued, and its client notified when it can be granted.
+    ///
+    /// # Errors
+    /// `Denied`; `Inval` for the range; `BadStateid`, `OldStateid`, `Openmode`; those of
+    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks.
+    pub(crate) fn lock_range(
+        &self,
+        call: &Lock<'_>,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<LockGrant, LockFailure> {
+        let mut table = self.lock();
+        table.check_claim(call.client, call.is_reclaim)?;
+        let piece = Piece { range: Range::new(call.range)?, kind: call.kind.into() };
+        let (open, owner) = self.lock_owner(&table, call)?;
+        let share = table.files.open(open).modes.share();
+        let needed = if call.kind.is_write() { ShareAccess::Write } else { ShareAccess::Read };
+        if !share.allows(Share::of_access(needed)) {
+            return Err(Status::Openmode.into());
+        }
+        let is_blocking = call.kind.is_blocking();
+        let found = self.conflict(&mut table, call.file, &owner, piece, now, effects);
+        let reserved = || table.files.locks(call.file)?.reservation(&owner, piece, now);
+        let reserved = || reserved().map(|(owner, piece)| Conflict::new(owner, piece));
+        if let Some(conflict) = found.or_else(|| if is_blocking { reserved() } else { None }) {
+            if call.is_reclaim {
+                return Err(Status::ReclaimConflict.into());
+            }
+            if is_blocking && let Some(locks) = table.files.locks_mut(call.file) {
+                locks.wait(owner, piece, now);
+            }
+            return Err(LockFailure::Denied(conflict));
+        }
+        self.make_room_for_lock(&mut table, call.client, now, effects)?;
+        let lock = table.files.add_lock(open, owner.clone());
+        let before = table.files.change_ranges(lock, |ranges| {
+            let before = ranges.within(piece.range);
+            ranges.lock(piece.range, piece.kind);
+            before
+        });
+        if let Some(locks) = table.files.locks_mut(call.file) {
+            locks.stop_waiting(&owner, piece.range);
+        }
+        Ok(LockGrant { file: call.file, lock, piece, is_writable: share.writes(), before })
+    }
+
+    /// The stateid of a lock that the kernel has granted too.
+    ///
+    /// # Errors
+    /// `BadStateid` if the client has closed the file meanwhile, or was forgotten.
+    pub(crate) fn confirm_lock(
+        &self,
+        grant: LockGrant,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<Stateid, Status> {
+        let mut table = self.lock();
+        if table.files.key(grant.lock.0).is_none() {
+            // The effect that released it came before the kernel's lock.
+            effects.push(Effect::Release { file: grant.file, lock: grant.lock });
+            return Err(Status::BadStateid);
+        }
+        let seqid = table.files.advance_lock(grant.lock);
+        table.settle_records(effects);
+        // A lock that became a shared one lets others in.
+        table.files.wake(grant.file, now, effects);
+        Ok(self.stateid(grant.lock.0, seqid))
+    }
+
+    /// Takes back a lock that the kernel has denied.
+    pub(crate) fn undo_lock(&self, grant: LockGrant, now: Duration, effects: &mut Effects) {
+        let mut table = self.lock();
+        if table.files.key(grant.lock.0).is_none() {
+            return;
+        }
+        let range = grant.piece.range;
+        table.files.change_ranges(grant.lock, |ranges| ranges.restore(range, &grant.before));
+        let is_unused = table.files.ranges(grant.lock).is_none();
+        if is_unused && table.files.lock(grant.lock).seqid == 0 {
+            table.files.remove_lock(grant.lock, now, effects);
+        } else {
+            table.files.wake(grant.file, now, effects);
+        }
+    }
+
+    /// What the owner of a lock held in the file before it was granted.
+    pub(crate) fn pieces_before(&self, grant: &LockGrant) -> Vec<Piece> {
+        let table = self.lock();
+        let Some(ranges) = table.files.ranges(grant.lock) else { return Vec::new() };
+        let mut ranges = ranges.clone();
+        ranges.restore(grant.piece.range, &grant.before);
+        ranges.iter().collect()
+    }
+
+    /// LOCKT: whether a lock could be granted. Returns it, and what the owner holds in the file, to ask
+    /// the kernel.
+    ///
+    /// # Errors
+    /// `Denied`; `Inval`; `Grace`.
+    pub(crate) fn test_lock(
+        &self,
+        (client, owner): (ClientId, &[u8]),
+        file: FileId,
+        range: LockRange,
+        kind: LockType,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(Piece, Option<LockId>), LockFailure> {
+        let mut table = self.lock();
+        table.check_claim(client, false)?;
+        let piece = Piece { range: Range::new(range)?, kind: kind.into() };
+        let owner = Owner { client, name: owner.into() };
+        match self.conflict(&mut table, file, &owner, piece, now, effects) {
+            Some(conflict) => Err(LockFailure::Denied(conflict)),
+            None => Ok((piece, table.files.lock_of(file, &owner))),
+        }
+    }
+
+    /// LOCKU. What the owner does not hold in the range does not matter.
+    ///
+    /// # Errors
+    /// `BadStateid`, `OldStateid`, `Inval`; `Delay` when the client has too many ranges to split one.
+    pub(crate) fn unlock_range(
+        &self,
+        client: ClientId,
+        stateid: &Stateid,
+        file: FileId,
+        range: LockRange,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<Stateid, Status> {
+        let mut table = self.lock();
+        let range = Range::new(range)?;
+        let StateKey::Lock(lock) = self.key_of(&table, client, stateid, file)? else {
+            return Err(Status::BadStateid);
+        };
+        if table.files.ranges(lock).is_some_and(|ranges| ranges.is_split_by(range)) {
+            self.make_room_for_lock(&mut table, client, now, effects)?;
+        }
+        table.files.change_ranges(lock, |ranges| ranges.unlock(range));
+        effects.push(match table.files.ranges(lock) {
+            Some(_) => Effect::Unlock { file, lock, range },
+            None => Effect::Release { file, lock },
+        });
+        table.files.wake(file, now, effects);
+        let seqid = table.files.advance_lock(lock);
+        Ok(self.stateid(lock.0, seqid))
+    }
+
+    /// The open below which a lock is to be, and its owner.
+    fn lock_owner(&self, table: &Table, call: &Lock<'_>) -> Result<(u64, Owner), Status> {
+        match call.target {
+            LockTarget::New { open, owner } => {
+                let open = self.open_number(table, call.client, open, call.file)?;
+                Ok((open, Owner { client: call.client, name: owner.into() }))
+            }
+            LockTarget::Known(stateid) => {
+                match self.key_of(table, call.client, stateid, call.file)? {
+                    StateKey::Lock(id) => {
+                        let lock = table.files.lock(id);
+                        Ok((lock.open, lock.owner.clone()))
+                    }
+                    StateKey::Open(_) => Err(Status::BadStateid),
+                }
+            }
+        }
+    }
+
+    /// A lock of another owner in the way, after expired clients have made way.
+    fn conflict(
+        &self,
+        table: &mut Table,
+        file: FileId,
+        owner: &Owner,
+        wanted: Piece,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Option<Conflict> {
+        loop {
+            let own = table.files.lock_of(file, owner);
+            let (id, piece) = table.files.locks(file)?.conflict(own, wanted)?;
+            let holder = table.files.lock(id).owner.clone();
+            let is_other = holder.client != owner.client;
+            if !is_other || !self.forget_expired(table, [holder.client], now, effects) {
+                return Some(Conflict::new(&holder, piece));
+            }
+        }
+    }
+
+    fn make_room_for_lock(
+        &self,
+        table: &mut Table,
+        client: ClientId,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let is_full = |table: &Table| {
+            let (all, own) = table.files.lock_counts(client);
+            all + LOCK_GROWTH_MAX > self.limits.locks_max
+                || own + LOCK_GROWTH_MAX > self.limits.client_locks_max
+        };
+        if is_full(table) {
+            self.forget_all_expired(table, now, effects);
+            table.check_known(client)?;
+        }
+        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+    }
+}
+
+impl Conflict {
+    fn new(owner: &Owner, piece: Piece) -> Self {
+        Self { client: owner.client, owner: Arc::clone(&owner.name), piece }
+    }
+
+    /// As `LOCK4denied` has it.
+    pub(crate) fn kind(&self) -> LockType {
+        match self.piece.kind {
+            LockKind::Read => LockType::Read,
+            LockKind::Write => LockType::Write,
+        }
+    }
+}
+
+/// A LOCK makes a lock state, and cuts a range into three.
+const LOCK_GROWTH_MAX: usize = 3;

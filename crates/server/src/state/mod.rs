@@ -1,0 +1,113 @@
+//! The state of NFS version 4: clients, sessions, opens, locks, and the grace period, RFC 8881 §2.10,
+//! §8 and §9.
+//!
+//! Nothing here performs I/O or reads a clock: `now` is the time since the server's start, and what
+//! remains to be done comes back as [`Effects`]. The caller performs them in order, without a lock of
+//! this module, and before anything else: before a granted lock is mirrored to the kernel, and before
+//! the reply.
+//!
+//! A client whose lease ran out keeps its state until another client needs it, as a courtesy. Then it
+//! is forgotten as a whole, never in part, so that no stateid is ever revoked by itself.
+//!
+//! Locks: one for the sessions by id, one for each session's slots, one for all else. Under the last
+//! one of the others may be taken, and nothing else is waited for under any.
+
+mod clients;
+mod file_locks;
+mod files;
+mod grace;
+mod lease;
+mod limits;
+mod locking;
+mod opening;
+mod ranges;
+mod registry;
+mod session;
+mod shares;
+mod slots;
+mod stateids;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use proto::nfs4::{ClientId, SequenceId, SessionId};
+
+pub(crate) use clients::{ExchangeId, ExchangedId};
+pub(crate) use limits::Limits;
+pub(crate) use locking::{Conflict, Lock, LockFailure, LockGrant, LockTarget};
+pub(crate) use opening::OpenFile;
+pub(crate) use ranges::{LockKind, Piece, Range};
+pub(crate) use registry::{CreateSession, State};
+pub(crate) use session::{Begin, ChannelAttributes, Running};
+pub(crate) use slots::Sequence;
+
+/// The authenticated user behind a call. AUTH_SYS names it by the user id: the groups of a user may
+/// change while it holds state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Principal {
+    /// AUTH_NONE.
+    None,
+    /// AUTH_SYS.
+    User(u32),
+}
+
+/// A TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ConnectionId(pub(crate) u64);
+
+/// A file, by a number that is its own as long as it is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FileId(pub(crate) u64);
+
+/// A lock owner's grip on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LockId(pub(crate) u64);
+
+/// A client that may reclaim its state after a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClientRecord {
+    /// `co_ownerid`.
+    pub(crate) owner: Arc<[u8]>,
+    pub(crate) principal: Principal,
+}
+
+/// A change of the records on the disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RecordChange {
+    Write(ClientRecord),
+    /// Remove the record of this owner.
+    Remove(Arc<[u8]>),
+}
+
+/// CREATE_SESSION's results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CreatedSession {
+    pub(crate) session: SessionId,
+    pub(crate) sequence: SequenceId,
+    pub(crate) fore: ChannelAttributes,
+    pub(crate) back: ChannelAttributes,
+    /// `CREATE_SESSION4_FLAG_CONN_BACK_CHAN`: the connection is bound in both directions.
+    pub(crate) has_backchannel: bool,
+}
+
+/// What remains to be done after a change of the state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Records have to change: perform [`State::record_changes`]. A client's record must be on the disk
+    /// before its first state, and gone before others get what it lost.
+    Records,
+    /// An open ended: it pins its file no longer.
+    Unpin(FileId),
+    /// A range was unlocked.
+    Unlock { file: FileId, lock: LockId, range: Range },
+    /// A lock state ended: its ranges are unlocked and its descriptors closed.
+    Release { file: FileId, lock: LockId },
+    /// The owner's blocking request can be granted now: CB_NOTIFY_LOCK.
+    NotifyLock { client: ClientId, file: FileId, owner: Arc<[u8]> },
+    /// The session is gone, with its backchannel.
+    EndSession(SessionId),
+}
+
+/// Effects in the order in which they are to be performed.
+pub(crate) type Effects = Vec<Effect>;

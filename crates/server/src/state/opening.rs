@@ -1,0 +1,251 @@
+//! OPEN, OPEN_DOWNGRADE, CLOSE, and the check of stateids by operations on data.
+
+use std::time::Duration;
+
+use proto::nfs4::{ClientId, ShareAccess, ShareDeny, Stateid, Status};
+
+use super::file_locks::Owner;
+use super::files::StateKey;
+use super::registry::{State, Table};
+use super::shares::Share;
+use super::{Effects, FileId};
+
+/// OPEN's arguments on an existing file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenFile<'a> {
+    /// Of the session: the one in `open_owner4` is ignored (RFC 8881 §18.16.3).
+    pub(crate) client: ClientId,
+    pub(crate) owner: &'a [u8],
+    /// Pinned by the caller, until the effect [`Unpin`](super::Effect::Unpin) if the open is new.
+    pub(crate) file: FileId,
+    pub(crate) access: ShareAccess,
+    pub(crate) deny: ShareDeny,
+    /// `CLAIM_PREVIOUS`.
+    pub(crate) is_reclaim: bool,
+}
+
+/// An open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Opened {
+    pub(crate) stateid: Stateid,
+    /// The owner did not have the file open.
+    pub(crate) is_new: bool,
+}
+
+/// The right of an operation on data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IoState {
+    /// The file was opened for it, and permission was decided then.
+    Opened,
+    /// Permission is still to be checked: the stateid is special, or that of an open for writing alone
+    /// in a READ.
+    Unchecked,
+}
+
+impl State {
+    /// Checks whether a client may open or lock now. To be called before an OPEN creates or opens
+    /// anything.
+    ///
+    /// # Errors
+    /// For a reclaim, `NoGrace` without a grace period or after RECLAIM_COMPLETE, and `ReclaimBad` for a
+    /// client without a record. Otherwise `Grace` in the grace period and before RECLAIM_COMPLETE.
+    /// `Badsession` if the client was forgotten meanwhile.
+    pub(crate) fn check_claim(&self, client: ClientId, is_reclaim: bool) -> Result<(), Status> {
+        self.lock().check_claim(client, is_reclaim)
+    }
+
+    /// OPEN of a file, RFC 8881 §18.16. An owner that has it open adds to its share.
+    ///
+    /// # Errors
+    /// As [`Self::check_claim`]; `ShareDenied`, or `ReclaimConflict` for a reclaim; `Delay` for too
+    /// many opens.
+    pub(crate) fn open(
+        &self,
+        call: &OpenFile<'_>,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<Opened, Status> {
+        let mut table = self.lock();
+        table.check_claim(call.client, call.is_reclaim)?;
+        let share = Share::new(call.access, call.deny);
+        let owner = Owner { client: call.client, name: call.owner.into() };
+        let own = table.files.open_of(call.file, &owner);
+        if !self.is_admitted(&mut table, call, share, own, now, effects) {
+            let denied =
+                if call.is_reclaim { Status::ReclaimConflict } else { Status::ShareDenied };
+            return Err(denied);
+        }
+        if own.is_none() {
+            self.make_room_for_open(&mut table, call.client, now, effects)?;
+        }
+        let (number, is_new) = table.files.add_open(call.file, owner, share);
+        let stateid = self.stateid(number, table.files.open(number).seqid);
+        table.settle_records(effects);
+        Ok(Opened { stateid, is_new })
+    }
+
+    /// Whether no other open denies `share`, after expired clients have made way.
+    fn is_admitted(
+        &self,
+        table: &mut Table,
+        call: &OpenFile<'_>,
+        share: Share,
+        own: Option<u64>,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> bool {
+        let is_denied = |table: &Table| table.files.is_denied(call.file, share, own);
+        if is_denied(table) {
+            let mut deniers = table.files.deniers(call.file, share, own);
+            deniers.retain(|client| *client != call.client);
+            self.forget_expired(table, deniers, now, effects);
+        }
+        !is_denied(table)
+    }
+
+    fn make_room_for_open(
+        &self,
+        table: &mut Table,
+        client: ClientId,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let is_full = |table: &Table| {
+            let (all, own) = table.files.open_counts(client);
+            all >= self.limits.opens_max || own >= self.limits.client_opens_max
+        };
+        if is_full(table) {
+            self.forget_all_expired(table, now, effects);
+            table.check_known(client)?;
+        }
+        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+    }
+
+    /// OPEN_DOWNGRADE, RFC 8881 §18.18.
+    ///
+    /// # Errors
+    /// `BadStateid`, `OldStateid`; `Inval` unless the share is a union of those of earlier OPENs.
+    pub(crate) fn open_downgrade(
+        &self,
+        client: ClientId,
+        stateid: &Stateid,
+        file: FileId,
+        access: ShareAccess,
+        deny: ShareDeny,
+    ) -> Result<Stateid, Status> {
+        let mut table = self.lock();
+        let number = self.open_number(&table, client, stateid, file)?;
+        let modes = table.files.open(number).modes.downgraded(Share::new(access, deny));
+        table.files.set_modes(number, modes.ok_or(Status::Inval)?);
+        Ok(self.stateid(number, table.files.open(number).seqid))
+    }
+
+    /// CLOSE, RFC 8881 §18.2. Locks below the open are released. The stateid that it returns is not
+    /// valid for anything.
+    ///
+    /// # Errors
+    /// `BadStateid`, `OldStateid`.
+    pub(crate) fn close(
+        &self,
+        client: ClientId,
+        stateid: &Stateid,
+        file: FileId,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<Stateid, Status> {
+        let mut table = self.lock();
+        let number = self.open_number(&table, client, stateid, file)?;
+        table.files.remove_open(number, now, effects);
+        Ok(Stateid::INVALID)
+    }
+
+    pub(super) fn open_number(
+        &self,
+        table: &Table,
+        client: ClientId,
+        stateid: &Stateid,
+        file: FileId,
+    ) -> Result<u64, Status> {
+        match self.key_of(table, client, stateid, file)? {
+            StateKey::Open(number) => Ok(number),
+            StateKey::Lock(_) => Err(Status::BadStateid),
+        }
+    }
+
+    /// Checks the stateid of READ, WRITE, SETATTR of the size and their like, RFC 8881 §8.2.5 and §9.1.2.
+    /// The current stateid has to be replaced before.
+    ///
+    /// # Errors
+    /// `BadStateid`, `OldStateid`; `Openmode`; for special stateids `Grace`, and `Locked` when an open
+    /// denies the access.
+    pub(crate) fn check_io(
+        &self,
+        client: ClientId,
+        stateid: &Stateid,
+        file: FileId,
+        access: ShareAccess,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<IoState, Status> {
+        let mut table = self.lock();
+        let wanted = Share::of_access(access);
+        if *stateid == Stateid::READ_BYPASS && !access.writes() {
+            return Ok(IoState::Unchecked);
+        }
+        if *stateid == Stateid::ANONYMOUS || *stateid == Stateid::READ_BYPASS {
+            self.check_anonymous(&mut table, file, wanted, now, effects)?;
+            return Ok(IoState::Unchecked);
+        }
+        let key = self.key_of(&table, client, stateid, file)?;
+        if table.files.share(key).allows(wanted) {
+            Ok(IoState::Opened)
+        } else if access.writes() {
+            Err(Status::Openmode)
+        } else {
+            // A client reads around what it writes, RFC 8881 §9.1.2.
+            Ok(IoState::Unchecked)
+        }
+    }
+
+    fn check_anonymous(
+        &self,
+        table: &mut Table,
+        file: FileId,
+        wanted: Share,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        if table.grace.is_active() {
+            return Err(Status::Grace);
+        }
+        if table.files.is_denied(file, wanted, None) {
+            let deniers = table.files.deniers(file, wanted, None);
+            self.forget_expired(table, deniers, now, effects);
+        }
+        if table.files.is_denied(file, wanted, None) { Err(Status::Locked) } else { Ok(()) }
+    }
+}
+
+impl Table {
+    /// # Errors
+    /// See [`State::check_claim`].
+    pub(super) fn check_claim(&self, id: ClientId, is_reclaim: bool) -> Result<(), Status> {
+        let client = self.clients.get(id).ok_or(Status::Badsession)?;
+        let in_grace = self.grace.is_active();
+        match (is_reclaim, in_grace, client.has_reclaimed) {
+            (true, false, _) | (true, true, true) => Err(Status::NoGrace),
+            (true, true, false) => {
+                let may_reclaim = self.grace.may_reclaim(&client.owner, client.principal);
+                if may_reclaim { Ok(()) } else { Err(Status::ReclaimBad) }
+            }
+            (false, true, _) | (false, false, false) => Err(Status::Grace),
+            (false, false, true) => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// `Badsession` for a client that was forgotten.
+    pub(super) fn check_known(&self, id: ClientId) -> Result<(), Status> {
+        self.clients.get(id).map(drop).ok_or(Status::Badsession)
+    }
+}

@@ -1,0 +1,246 @@
+//! The byte ranges that one owner has locked in one file.
+
+use std::collections::BTreeMap;
+
+use proto::nfs4::{LockRange, LockType, Status};
+
+/// The bytes `first..=last`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+}
+
+impl Range {
+    /// The range of a LOCK, RFC 8881 §18.10.3: a length of all ones reaches to the last offset.
+    ///
+    /// # Errors
+    /// `Inval` for a length of zero, and for a range that passes the last offset.
+    pub(crate) fn new(range: LockRange) -> Result<Self, Status> {
+        let first = range.offset;
+        if range.length == u64::MAX {
+            return Ok(Self { first, last: u64::MAX });
+        }
+        let last = range.length.checked_sub(1).and_then(|more| first.checked_add(more));
+        Ok(Self { first, last: last.ok_or(Status::Inval)? })
+    }
+
+    /// As a reply has it.
+    pub(crate) fn to_wire(self) -> LockRange {
+        let length = if self.last == u64::MAX { u64::MAX } else { self.last - self.first + 1 };
+        LockRange { offset: self.first, length }
+    }
+
+    fn overlaps(self, other: Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+/// A shared or an exclusive lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LockKind {
+    /// Shared.
+    Read,
+    /// Exclusive.
+    Write,
+}
+
+impl LockKind {
+    /// Whether two owners cannot hold these on the same byte.
+    pub(crate) fn conflicts(self, other: Self) -> bool {
+        self == Self::Write || other == Self::Write
+    }
+}
+
+impl From<LockType> for LockKind {
+    fn from(wanted: LockType) -> Self {
+        if wanted.is_write() { Self::Write } else { Self::Read }
+    }
+}
+
+/// A locked range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) range: Range,
+    pub(crate) kind: LockKind,
+}
+
+impl Piece {
+    /// Whether two owners cannot hold both.
+    pub(crate) fn conflicts(self, other: Self) -> bool {
+        self.range.overlaps(other.range) && self.kind.conflicts(other.kind)
+    }
+}
+
+/// Ranges that do not overlap; neighbours of one kind are one range.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ranges {
+    /// By the first byte.
+    pieces: BTreeMap<u64, (u64, LockKind)>,
+}
+
+impl Ranges {
+    pub(super) fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Piece> {
+        self.pieces.iter().map(piece)
+    }
+
+    /// The pieces that have a byte in `range`, in order.
+    pub(super) fn overlapping(&self, range: Range) -> impl Iterator<Item = Piece> {
+        let before = self.pieces.range(..range.first).next_back().map(piece);
+        let before = before.filter(|piece| piece.range.overlaps(range));
+        before.into_iter().chain(self.pieces.range(range.first..=range.last).map(piece))
+    }
+
+    /// Locks the range in place of what was locked there. The range grows by what it touches of its
+    /// kind.
+    pub(super) fn lock(&mut self, range: Range, kind: LockKind) {
+        self.unlock(range);
+        let mut whole = range;
+        let before = self.pieces.range(..range.first).next_back().map(piece);
+        if let Some(before) = before
+            && before.kind == kind
+            && before.range.last.checked_add(1) == Some(range.first)
+        {
+            whole.first = before.range.first;
+        }
+        if let Some(next) = range.last.checked_add(1)
+            && let Some((last, after)) = self.pieces.get(&next).copied()
+            && after == kind
+        {
+            self.pieces.remove(&next);
+            whole.last = last;
+        }
+        self.pieces.insert(whole.first, (whole.last, kind));
+    }
+
+    /// Unlocks the range; a piece that reaches beyond it is cut.
+    pub(super) fn unlock(&mut self, range: Range) {
+        for piece in self.overlapping(range).collect::<Vec<_>>() {
+            self.pieces.remove(&piece.range.first);
+            if piece.range.first < range.first {
+                self.pieces.insert(piece.range.first, (range.first - 1, piece.kind));
+            }
+            if piece.range.last > range.last {
+                self.pieces.insert(range.last + 1, (piece.range.last, piece.kind));
+            }
+        }
+    }
+
+    /// Whether to unlock `range` leaves a piece on either side of it.
+    pub(super) fn is_split_by(&self, range: Range) -> bool {
+        let reaches_beyond =
+            |piece: Piece| piece.range.first < range.first && piece.range.last > range.last;
+        self.overlapping(range).any(reaches_beyond)
+    }
+
+    /// The pieces within `range`, cut to it: what [`Self::restore`] takes.
+    pub(super) fn within(&self, range: Range) -> Vec<Piece> {
+        let cut = |piece: Piece| {
+            let first = piece.range.first.max(range.first);
+            let last = piece.range.last.min(range.last);
+            Piece { range: Range { first, last }, kind: piece.kind }
+        };
+        self.overlapping(range).map(cut).collect()
+    }
+
+    /// Makes `range` what it was when [`Self::within`] returned `pieces`.
+    pub(super) fn restore(&mut self, range: Range, pieces: &[Piece]) {
+        self.unlock(range);
+        pieces.iter().for_each(|piece| self.lock(piece.range, piece.kind));
+    }
+}
+
+fn piece((first, (last, kind)): (&u64, &(u64, LockKind))) -> Piece {
+    Piece { range: Range { first: *first, last: *last }, kind: *kind }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::tests::config;
+    use super::*;
+
+    /// Bytes of the model; the real offsets end at the last of all.
+    const BYTES: u8 = 24;
+
+    fn real(byte: u8) -> u64 {
+        u64::MAX - u64::from(BYTES - 1 - byte)
+    }
+
+    fn any_range() -> impl Strategy<Value = (u8, u8)> {
+        (0..BYTES, 0..BYTES).prop_map(|(a, b)| (a.min(b), a.max(b)))
+    }
+
+    fn any_kind() -> impl Strategy<Value = LockKind> {
+        prop_oneof![Just(LockKind::Read), Just(LockKind::Write)]
+    }
+
+    fn range((first, last): (u8, u8)) -> Range {
+        Range { first: real(first), last: real(last) }
+    }
+
+    fn kind_at(ranges: &Ranges, byte: u8) -> Option<LockKind> {
+        let at = Range { first: real(byte), last: real(byte) };
+        let mut found = ranges.overlapping(at);
+        let kind = found.next().map(|piece| piece.kind);
+        assert_eq!(found.next(), None);
+        kind
+    }
+
+    proptest! {
+        #![proptest_config(config())]
+
+        #[test]
+        fn ranges_are_as_an_array_of_bytes(
+            steps in prop::collection::vec((any_range(), prop::option::of(any_kind()), any::<bool>()), 1..40)
+        ) {
+            let mut ranges = Ranges::default();
+            let mut model = [None; BYTES as usize];
+            for (bytes, kind, undo) in steps {
+                let before = ranges.clone();
+                let saved = ranges.within(range(bytes));
+                match kind {
+                    Some(kind) => ranges.lock(range(bytes), kind),
+                    None => ranges.unlock(range(bytes)),
+                }
+                if undo {
+                    ranges.restore(range(bytes), &saved);
+                    prop_assert_eq!(&ranges, &before);
+                } else {
+                    model[usize::from(bytes.0)..=usize::from(bytes.1)].fill(kind);
+                }
+                for byte in 0..BYTES {
+                    prop_assert_eq!(kind_at(&ranges, byte), model[usize::from(byte)]);
+                }
+                let runs = model.chunk_by(|a, b| a == b).filter(|run| run[0].is_some()).count();
+                prop_assert_eq!(ranges.len(), runs, "neighbours of one kind are one range");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_reach_to_the_last_offset_and_not_beyond() {
+        let new = |offset, length| Range::new(LockRange { offset, length });
+        let max = u64::MAX;
+        assert_eq!(new(0, 1), Ok(Range { first: 0, last: 0 }));
+        assert_eq!(new(5, max), Ok(Range { first: 5, last: max }));
+        assert_eq!(new(max, max), Ok(Range { first: max, last: max }));
+        assert_eq!(new(max, 1), Ok(Range { first: max, last: max }));
+        assert_eq!(new(1, max - 1), Ok(Range { first: 1, last: max - 1 }));
+        assert_eq!(new(0, 0), Err(Status::Inval));
+        assert_eq!(new(max, 2), Err(Status::Inval));
+        for (offset, length) in [(0, 1), (7, max), (1, max - 1)] {
+            let wire = LockRange { offset, length };
+            assert_eq!(Range::new(wire).map(Range::to_wire), Ok(wire));
+        }
+    }
+}

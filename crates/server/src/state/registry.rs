@@ -1,0 +1,518 @@
+//! [`State`]: the clients and their sessions from EXCHANGE_ID until they are forgotten.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hasher;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use proto::nfs4::{ClientId, SequenceId, SessionId, Status};
+use siphasher::sip::SipHasher24;
+
+use super::clients::{Case, Clients, ExchangeId, ExchangedId};
+use super::files::Files;
+use super::grace::Grace;
+use super::lease::Lease;
+use super::session::{ChannelAttributes, Session, SessionState, SlotShare};
+use super::slots::Slots;
+use super::{
+    ClientRecord, ConnectionId, CreatedSession, Effect, Effects, Limits, Principal, RecordChange,
+};
+
+/// The state of NFS version 4.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// In clientids and stateids: those of an earlier server are not taken for ours.
+    pub(super) epoch: u32,
+    pub(super) limits: Limits,
+    /// Makes session ids that no other client can guess.
+    session_key: (u64, u64),
+    share: Arc<SlotShare>,
+    sessions: RwLock<HashMap<SessionId, Arc<Session>>>,
+    table: Mutex<Table>,
+}
+
+/// All but the sessions' slots.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) clients: Clients,
+    pub(super) files: Files,
+    pub(super) grace: Grace,
+    /// Changes that are not on the disk yet, in order.
+    records: VecDeque<RecordChange>,
+    sessions_made: u64,
+}
+
+/// CREATE_SESSION's arguments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CreateSession {
+    pub(crate) client: ClientId,
+    pub(crate) sequence: SequenceId,
+    pub(crate) fore: ChannelAttributes,
+    pub(crate) back: ChannelAttributes,
+    /// `CREATE_SESSION4_FLAG_CONN_BACK_CHAN`.
+    pub(crate) wants_backchannel: bool,
+    pub(crate) principal: Principal,
+    pub(crate) connection: ConnectionId,
+}
+
+/// How much there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StateCounts {
+    pub(crate) clients: usize,
+    pub(crate) sessions: usize,
+    pub(crate) opens: usize,
+    /// Lock states and locked ranges.
+    pub(crate) locks: usize,
+    pub(crate) is_in_grace: bool,
+}
+
+impl State {
+    /// No state. `epoch` is another one with each start of the server, `session_key` random, and
+    /// `recorded` are the clients that may reclaim: if there are any, a grace period begins.
+    pub(crate) fn new(
+        limits: Limits,
+        epoch: u32,
+        session_key: (u64, u64),
+        recorded: Vec<ClientRecord>,
+        now: Duration,
+    ) -> Self {
+        let share = SlotShare { slots_max: limits.slots_max, sessions: AtomicU32::new(0) };
+        let table = Table {
+            clients: Clients::new(epoch),
+            files: Files::default(),
+            grace: Grace::new(recorded, now, limits.grace),
+            records: VecDeque::new(),
+            sessions_made: 0,
+        };
+        let (share, table) = (Arc::new(share), Mutex::new(table));
+        Self { epoch, limits, session_key, share, sessions: RwLock::default(), table }
+    }
+
+    /// EXCHANGE_ID, RFC 8881 §18.35.
+    ///
+    /// # Errors
+    /// `ClidInuse` for another principal's client; `Noent`, `NotSame` and `Perm` for an update;
+    /// `Delay` when there are too many clients.
+    pub(crate) fn exchange_id(
+        &self,
+        call: &ExchangeId<'_>,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<ExchangedId, Status> {
+        let mut table = self.lock();
+        if table.grace.is_reserved(call.owner, call.principal) {
+            return Err(Status::ClidInuse);
+        }
+        let case = table.clients.case(call, |client, id| {
+            let is_expired = client.lease.expired_for(now, self.limits.lease).is_some();
+            !is_expired && (!client.sessions.is_empty() || table.files.has_state(id))
+        })?;
+        let id = match case {
+            Case::Known(id) => id,
+            Case::New { replaces } => {
+                for id in replaces.into_iter().flatten() {
+                    self.forget(&mut table, id, now, effects);
+                }
+                self.make_room_for_client(&mut table, now, effects)?;
+                table.clients.add(call, now)
+            }
+        };
+        Ok(table.clients.exchanged(id))
+    }
+
+    /// CREATE_SESSION, RFC 8881 §18.36. Confirms the client; state of its incarnation before is
+    /// forgotten.
+    ///
+    /// # Errors
+    /// `StaleClientid`; `ClidInuse` for another principal; `SeqMisordered`; `Toosmall`; `Nospc` and
+    /// `Delay` for too many sessions of the client, and of all.
+    pub(crate) fn create_session(
+        &self,
+        call: &CreateSession,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<CreatedSession, Status> {
+        let mut table = self.lock();
+        let client = table.clients.get(call.client).ok_or(Status::StaleClientid)?;
+        if client.principal != call.principal {
+            return Err(Status::ClidInuse);
+        }
+        if let Some(result) = client.replay(call.sequence)? {
+            return result;
+        }
+        let result = self.add_session(&mut table, call, now, effects);
+        // Linux repeats a delayed call with the same number.
+        if result != Err(Status::Delay) {
+            table.clients.get_mut(call.client).expect("it was found above").keep(result);
+        }
+        result
+    }
+
+    fn add_session(
+        &self,
+        table: &mut Table,
+        call: &CreateSession,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<CreatedSession, Status> {
+        let fore = self.negotiate(call.fore)?;
+        let client = table.clients.get(call.client).expect("the caller has looked it up");
+        if client.sessions.len() >= self.limits.client_sessions_max {
+            return Err(Status::Nospc);
+        }
+        if self.session_count() >= self.limits.sessions_max {
+            return Err(Status::Delay);
+        }
+        if !client.is_confirmed {
+            self.confirm(table, call.client, now, effects);
+        }
+        let id = self.session_id(table, call.client);
+        let client = table.clients.get_mut(call.client).expect("it was found above");
+        client.sessions.push(id);
+        client.lease.renew(now);
+        let lease = Arc::clone(&client.lease);
+        let session = self.session_of(call, id, lease, fore);
+        if call.wants_backchannel {
+            session.bind_back(call.connection).expect("it is new");
+        }
+        self.change_sessions(|sessions| sessions.insert(id, Arc::new(session)));
+        let (sequence, back) = (call.sequence, call.back);
+        let has_backchannel = call.wants_backchannel;
+        Ok(CreatedSession { session: id, sequence, fore, back, has_backchannel })
+    }
+
+    fn session_of(
+        &self,
+        call: &CreateSession,
+        id: SessionId,
+        lease: Arc<Lease>,
+        fore: ChannelAttributes,
+    ) -> Session {
+        let slots = Slots::new(fore.slots_max);
+        let state = SessionState { slots, is_destroyed: false, backchannel: None };
+        let (client, share) = (call.client, Arc::clone(&self.share));
+        Session { id, client, lease, share, fore, state: Mutex::new(state) }
+    }
+
+    fn negotiate(&self, asked: ChannelAttributes) -> Result<ChannelAttributes, Status> {
+        let mut fore = asked.min(self.limits.fore);
+        fore.slots_max = fore.slots_max.max(1);
+        let bytes = fore.request_bytes_max.min(fore.response_bytes_max);
+        if bytes < CHANNEL_BYTES_MIN || fore.operations_max < CHANNEL_OPERATIONS_MIN {
+            return Err(Status::Toosmall);
+        }
+        Ok(fore)
+    }
+
+    /// Confirms a client; the incarnation before it has ended.
+    fn confirm(&self, table: &mut Table, id: ClientId, now: Duration, effects: &mut Effects) {
+        if let Some(old) = table.clients.predecessor(id) {
+            self.forget(table, old, now, effects);
+        }
+        table.clients.confirm(id);
+        let client = table.clients.get_mut(id).expect("the caller has looked it up");
+        if table.grace.may_reclaim(&client.owner, client.principal) {
+            client.is_recorded = true;
+        }
+    }
+
+    /// A session id that is not in use. One half names the client, the other cannot be guessed.
+    fn session_id(&self, table: &mut Table, client: ClientId) -> SessionId {
+        loop {
+            table.sessions_made += 1;
+            let mut hasher = SipHasher24::new_with_keys(self.session_key.0, self.session_key.1);
+            hasher.write_u64(client.0);
+            hasher.write_u64(table.sessions_made);
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&client.0.to_be_bytes());
+            bytes[8..].copy_from_slice(&hasher.finish().to_be_bytes());
+            let id = SessionId(bytes);
+            if self.session(id).is_err() {
+                return id;
+            }
+        }
+    }
+
+    /// The session with this id.
+    ///
+    /// # Errors
+    /// `Badsession`.
+    pub(crate) fn session(&self, id: SessionId) -> Result<Arc<Session>, Status> {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        sessions.get(&id).cloned().ok_or(Status::Badsession)
+    }
+
+    /// DESTROY_SESSION, RFC 8881 §18.37. Its calls at work go on. The id is a secret of the client, so
+    /// the principal does not matter.
+    ///
+    /// # Errors
+    /// `Badsession`.
+    pub(crate) fn destroy_session(
+        &self,
+        id: SessionId,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut table = self.lock();
+        let session = self.session(id)?;
+        if let Some(client) = table.clients.get_mut(session.client()) {
+            client.sessions.retain(|other| *other != id);
+        }
+        self.end_session(id, effects);
+        Ok(())
+    }
+
+    /// DESTROY_CLIENTID, RFC 8881 §18.50.
+    ///
+    /// # Errors
+    /// `StaleClientid`; `WrongCred` for another principal; `ClientidBusy` while it has sessions or
+    /// state.
+    pub(crate) fn destroy_clientid(
+        &self,
+        id: ClientId,
+        principal: Principal,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut table = self.lock();
+        let client = table.clients.get(id).ok_or(Status::StaleClientid)?;
+        if client.principal != principal {
+            return Err(Status::WrongCred);
+        }
+        if !client.sessions.is_empty() || table.files.has_state(id) {
+            return Err(Status::ClientidBusy);
+        }
+        self.forget(&mut table, id, now, effects);
+        Ok(())
+    }
+
+    /// BIND_CONN_TO_SESSION, RFC 8881 §18.34, for the backchannel. The fore channel takes calls from
+    /// any connection.
+    ///
+    /// # Errors
+    /// `Badsession`.
+    pub(crate) fn bind_backchannel(
+        &self,
+        id: SessionId,
+        connection: ConnectionId,
+    ) -> Result<(), Status> {
+        self.session(id)?.bind_back(connection)
+    }
+
+    /// Unbinds a closed connection from all sessions.
+    pub(crate) fn connection_closed(&self, connection: ConnectionId) {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        sessions.values().for_each(|session| session.unbind(connection));
+    }
+
+    /// RECLAIM_COMPLETE, RFC 8881 §18.51: from now on the client may have new state. `is_one_fs` is for
+    /// migration and changes nothing.
+    ///
+    /// # Errors
+    /// `CompleteAlready`; `Badsession` if the client was forgotten meanwhile.
+    pub(crate) fn reclaim_complete(
+        &self,
+        id: ClientId,
+        is_one_fs: bool,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut table = self.lock();
+        let Table { clients, grace, records, .. } = &mut *table;
+        let client = clients.get_mut(id).ok_or(Status::Badsession)?;
+        if is_one_fs {
+            return Ok(());
+        }
+        if std::mem::replace(&mut client.has_reclaimed, true) {
+            return Err(Status::CompleteAlready);
+        }
+        if !std::mem::replace(&mut client.is_recorded, true) {
+            records.push_back(RecordChange::Write(client.record()));
+        }
+        grace.finish(&client.owner);
+        table.end_grace(now);
+        table.settle_records(effects);
+        Ok(())
+    }
+
+    /// The changes of records that are still to be performed, in order. One thread at a time performs
+    /// them and calls [`Self::records_changed`].
+    pub(crate) fn record_changes(&self) -> Vec<RecordChange> {
+        self.lock().records.iter().cloned().collect()
+    }
+
+    /// The first `count` of the changes are on the disk.
+    pub(crate) fn records_changed(&self, count: usize) {
+        self.lock().records.drain(..count);
+    }
+
+    /// Forgets what is due, and ends the grace period when its time is over. To be called about once a
+    /// second.
+    pub(crate) fn expire(&self, now: Duration, effects: &mut Effects) {
+        let mut table = self.lock();
+        let mut expired: Vec<_> = table
+            .clients
+            .iter()
+            .filter_map(|(id, client)| {
+                Some((client.lease.expired_for(now, self.limits.lease)?, id))
+            })
+            .collect();
+        // The latest first: the others have had their courtesy.
+        expired.sort_unstable();
+        let mut courteous = 0;
+        for (since, id) in expired {
+            let is_courteous = table.files.has_state(id)
+                && since <= self.limits.courtesy
+                && courteous < self.limits.courteous_max;
+            if is_courteous {
+                courteous += 1;
+            } else {
+                self.forget_if_expired(&mut table, id, now, effects);
+            }
+        }
+        table.end_grace(now);
+        table.settle_records(effects);
+    }
+
+    pub(crate) fn counts(&self) -> StateCounts {
+        let sessions = self.session_count();
+        let table = self.lock();
+        let none = ClientId(0);
+        StateCounts {
+            clients: table.clients.len(),
+            sessions,
+            opens: table.files.open_counts(none).0,
+            locks: table.files.lock_counts(none).0,
+            is_in_grace: table.grace.is_active(),
+        }
+    }
+
+    /// Whether no entry of any table is left.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let table = self.lock();
+        self.session_count() == 0 && table.clients.is_empty() && table.files.is_empty()
+    }
+
+    /// Forgets those of the clients that have expired; true if there was one.
+    pub(super) fn forget_expired(
+        &self,
+        table: &mut Table,
+        clients: impl IntoIterator<Item = ClientId>,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> bool {
+        let mut has_forgotten = false;
+        for id in clients {
+            has_forgotten |= self.forget_if_expired(table, id, now, effects);
+        }
+        has_forgotten
+    }
+
+    /// Forgets all clients that have expired, because others need the room; true if there was one.
+    pub(super) fn forget_all_expired(
+        &self,
+        table: &mut Table,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> bool {
+        let all: Vec<_> = table.clients.iter().map(|(id, _)| id).collect();
+        self.forget_expired(table, all, now, effects)
+    }
+
+    fn forget_if_expired(
+        &self,
+        table: &mut Table,
+        id: ClientId,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> bool {
+        let Some(client) = table.clients.get(id) else { return false };
+        let is_due = client.lease.revoke_if_expired(now, self.limits.lease);
+        if is_due {
+            self.forget(table, id, now, effects);
+        }
+        is_due
+    }
+
+    /// Forgets a client with all it has.
+    fn forget(&self, table: &mut Table, id: ClientId, now: Duration, effects: &mut Effects) {
+        let Some(client) = table.clients.remove(id) else { return };
+        client.sessions.into_iter().for_each(|session| self.end_session(session, effects));
+        table.files.remove_client(id, now, effects);
+        if client.is_recorded {
+            table.grace.finish(&client.owner);
+            table.records.push_back(RecordChange::Remove(client.owner));
+            table.settle_records(effects);
+        }
+    }
+
+    /// Makes room for a client: the expired leave first, then the one that waits longest to be
+    /// confirmed.
+    fn make_room_for_client(
+        &self,
+        table: &mut Table,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let is_full = |table: &Table| table.clients.len() >= self.limits.clients_max;
+        if is_full(table) {
+            self.forget_all_expired(table, now, effects);
+        }
+        if is_full(table) {
+            let unconfirmed = table.clients.iter().filter(|(_, client)| !client.is_confirmed);
+            let oldest = unconfirmed.map(|(id, _)| id).min().ok_or(Status::Delay)?;
+            self.forget(table, oldest, now, effects);
+        }
+        Ok(())
+    }
+
+    fn end_session(&self, id: SessionId, effects: &mut Effects) {
+        if let Some(session) = self.change_sessions(|sessions| sessions.remove(&id)) {
+            session.destroy();
+            effects.push(Effect::EndSession(id));
+        }
+    }
+
+    fn change_sessions<T>(
+        &self,
+        change: impl FnOnce(&mut HashMap<SessionId, Arc<Session>>) -> T,
+    ) -> T {
+        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut sessions);
+        let count = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
+        self.share.sessions.store(count, Ordering::Relaxed);
+        result
+    }
+
+    fn session_count(&self) -> usize {
+        self.sessions.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    /// Ends the grace period when it is time. The clients that have not reclaimed lose their records.
+    fn end_grace(&mut self, now: Duration) {
+        for owner in self.grace.end(now).unwrap_or_default() {
+            self.clients.forget_records(&owner);
+            self.records.push_back(RecordChange::Remove(owner));
+        }
+    }
+
+    /// To be called with every grant: the state may have belonged to a client whose record is still on
+    /// the disk.
+    pub(super) fn settle_records(&self, effects: &mut Effects) {
+        if !self.records.is_empty() {
+            effects.push(Effect::Records);
+        }
+    }
+}
+
+/// The least `ca_maxrequestsize` and `ca_maxresponsesize`: a COMPOUND with a name and a handle.
+const CHANNEL_BYTES_MIN: u32 = 1024;
+/// The least `ca_maxoperations`: SEQUENCE and another.
+const CHANNEL_OPERATIONS_MIN: u32 = 2;

@@ -1,0 +1,252 @@
+//! A session: the slots of its fore channel, and the connections of its backchannel.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use proto::nfs4::{ClientId, SessionId, SlotId, Status};
+
+use super::ConnectionId;
+use super::lease::Lease;
+use super::slots::{Sequence, Slots, Step};
+
+/// `channel_attrs4` without header padding and RDMA, RFC 8881 §18.36.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChannelAttributes {
+    pub(crate) request_bytes_max: u32,
+    pub(crate) response_bytes_max: u32,
+    pub(crate) cached_bytes_max: u32,
+    pub(crate) operations_max: u32,
+    pub(crate) slots_max: u32,
+}
+
+impl ChannelAttributes {
+    /// The lesser of each.
+    pub(super) fn min(self, other: Self) -> Self {
+        Self {
+            request_bytes_max: self.request_bytes_max.min(other.request_bytes_max),
+            response_bytes_max: self.response_bytes_max.min(other.response_bytes_max),
+            cached_bytes_max: self.cached_bytes_max.min(other.cached_bytes_max),
+            operations_max: self.operations_max.min(other.operations_max),
+            slots_max: self.slots_max.min(other.slots_max),
+        }
+    }
+}
+
+/// Divides the slots that the memory for replies allows among the sessions.
+#[derive(Debug)]
+pub(super) struct SlotShare {
+    pub(super) slots_max: u32,
+    pub(super) sessions: AtomicU32,
+}
+
+impl SlotShare {
+    /// The slots of each session, at least one.
+    pub(super) fn each(&self) -> u32 {
+        (self.slots_max / self.sessions.load(Ordering::Relaxed).max(1)).max(1)
+    }
+}
+
+/// A session, which many connections may use.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(super) id: SessionId,
+    pub(super) client: ClientId,
+    pub(super) lease: Arc<Lease>,
+    pub(super) share: Arc<SlotShare>,
+    pub(super) fore: ChannelAttributes,
+    pub(super) state: Mutex<SessionState>,
+}
+
+/// What the session's lock protects.
+#[derive(Debug)]
+pub(super) struct SessionState {
+    pub(super) slots: Slots,
+    pub(super) is_destroyed: bool,
+    pub(super) backchannel: Option<Backchannel>,
+}
+
+/// The backchannel that the client has asked for.
+#[derive(Debug, Default)]
+pub(super) struct Backchannel {
+    /// Connections bound to it, the latest last.
+    connections: Vec<ConnectionId>,
+}
+
+/// The decision on a COMPOUND that begins with SEQUENCE.
+#[derive(Debug)]
+pub(crate) enum Begin {
+    /// Run it.
+    Run(Running),
+    /// Send this body again.
+    Replay(Arc<[u8]>),
+    /// Send nothing: its first copy came over the same connection and will be answered.
+    Duplicate,
+}
+
+/// SEQUENCE's results, RFC 8881 §18.46.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sequenced {
+    pub(crate) highest_slot: SlotId,
+    /// The slots that the client should use from now on.
+    pub(crate) target_highest_slot: SlotId,
+    /// `SEQ4_STATUS_*`.
+    pub(crate) status_flags: u32,
+}
+
+impl Session {
+    pub(crate) fn id(&self) -> SessionId {
+        self.id
+    }
+
+    pub(crate) fn client(&self) -> ClientId {
+        self.client
+    }
+
+    /// The negotiated fore channel.
+    pub(crate) fn fore(&self) -> &ChannelAttributes {
+        &self.fore
+    }
+
+    /// The connection for callbacks, if one is bound: the latest.
+    #[cfg(test)]
+    pub(crate) fn callback_connection(&self) -> Option<ConnectionId> {
+        self.lock().backchannel.as_ref()?.connections.last().copied()
+    }
+
+    /// SEQUENCE, RFC 8881 §18.46: decides on a call and renews the client's lease. `digest` is a keyed
+    /// hash of the credential and the arguments without the data of WRITE: a slot's number with
+    /// another digest is another call.
+    ///
+    /// # Errors
+    /// `Badsession`, and those of slots: `Badslot`, `BadHighSlot`, `SeqMisordered`, `SeqFalseRetry`,
+    /// `RetryUncachedRep`, and `Delay` for a copy of a call that is at work for another connection.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        call: &Sequence,
+        digest: u64,
+        connection: ConnectionId,
+        now: Duration,
+    ) -> Result<Begin, Status> {
+        let mut state = self.lock();
+        if state.is_destroyed || !self.lease.begin_call(now) {
+            return Err(Status::Badsession);
+        }
+        let step = state.slots.begin(call, digest, connection);
+        if matches!(step, Ok(Step::Run)) {
+            let sequenced = self.sequenced(&mut state, call.highest_slot);
+            let (session, slot) = (Arc::clone(self), call.slot);
+            let is_cached = call.cache_this;
+            return Ok(Begin::Run(Running { session, slot, is_cached, sequenced, is_done: false }));
+        }
+        self.lease.end_call();
+        match step? {
+            Step::Run => unreachable!("returned above"),
+            Step::Replay(body) => Ok(Begin::Replay(body)),
+            Step::Duplicate => Ok(Begin::Duplicate),
+        }
+    }
+
+    fn sequenced(&self, state: &mut SessionState, highest_slot: SlotId) -> Sequenced {
+        let slots_max = state.slots.slots_max();
+        let target = SlotId(slots_max.min(self.share.each()) - 1);
+        if target.0 + 1 < slots_max {
+            state.slots.forget_replies_behind(target.max(highest_slot));
+        }
+        let has_no_path = |back: &Backchannel| back.connections.is_empty();
+        let is_path_down = state.backchannel.as_ref().is_some_and(has_no_path);
+        Sequenced {
+            highest_slot: SlotId(slots_max - 1),
+            target_highest_slot: target,
+            status_flags: if is_path_down { CB_PATH_DOWN_SESSION } else { 0 },
+        }
+    }
+
+    /// Binds a connection to the backchannel.
+    ///
+    /// # Errors
+    /// `Badsession`.
+    pub(super) fn bind_back(&self, connection: ConnectionId) -> Result<(), Status> {
+        let mut state = self.lock();
+        if state.is_destroyed {
+            return Err(Status::Badsession);
+        }
+        let connections = &mut state.backchannel.get_or_insert_default().connections;
+        connections.retain(|bound| *bound != connection);
+        if connections.len() == BACK_CONNECTIONS_MAX {
+            connections.remove(0);
+        }
+        connections.push(connection);
+        Ok(())
+    }
+
+    /// Unbinds a connection that was closed.
+    pub(super) fn unbind(&self, connection: ConnectionId) {
+        if let Some(back) = &mut self.lock().backchannel {
+            back.connections.retain(|bound| *bound != connection);
+        }
+    }
+
+    /// Refuses further calls; those at work go on.
+    pub(super) fn destroy(&self) {
+        self.lock().is_destroyed = true;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call that occupies its slot. Dropped without [`Self::complete`], its retries fail with
+/// `RetryUncachedRep`, because it may have run in part.
+#[derive(Debug)]
+pub(crate) struct Running {
+    session: Arc<Session>,
+    slot: SlotId,
+    is_cached: bool,
+    sequenced: Sequenced,
+    is_done: bool,
+}
+
+impl Running {
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// The results of SEQUENCE.
+    pub(crate) fn sequenced(&self) -> Sequenced {
+        self.sequenced
+    }
+
+    /// Whether the client demands that the reply be kept: it must fit `cached_bytes_max`.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.is_cached
+    }
+
+    /// Frees the slot, keeps the body of the reply if the client asked for it, and renews the lease.
+    pub(crate) fn complete(mut self, body: &[u8], now: Duration) {
+        let bytes_max = usize::try_from(self.session.fore.cached_bytes_max).unwrap_or(usize::MAX);
+        let is_kept = self.is_cached && body.len() <= bytes_max;
+        self.session.lease.renew(now);
+        self.end(is_kept.then(|| body.into()));
+    }
+
+    fn end(&mut self, reply: Option<Arc<[u8]>>) {
+        self.is_done = true;
+        self.session.lock().slots.complete(self.slot, reply);
+        self.session.lease.end_call();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.end(None);
+        }
+    }
+}
+
+/// `SEQ4_STATUS_CB_PATH_DOWN_SESSION`: no connection is bound to the backchannel.
+const CB_PATH_DOWN_SESSION: u32 = 0x200;
+/// Connections of a backchannel. Linux opens at most 16 to a server.
+const BACK_CONNECTIONS_MAX: usize = 16;

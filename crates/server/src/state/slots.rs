@@ -1,0 +1,149 @@
+//! The slots of a session: each runs one call at a time and keeps its reply, RFC 8881 §2.10.6.
+
+use std::sync::Arc;
+
+use proto::nfs4::{SequenceId, SlotId, Status};
+
+use super::ConnectionId;
+
+/// SEQUENCE's arguments but the session, RFC 8881 §18.46.1.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sequence {
+    pub(crate) slot: SlotId,
+    pub(crate) sequence: SequenceId,
+    /// The highest slot that the client waits for.
+    pub(crate) highest_slot: SlotId,
+    /// Whether the reply must be kept.
+    pub(crate) cache_this: bool,
+}
+
+/// The decision on a call.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It is new: run it, and [complete](Slots::complete) the slot.
+    Run,
+    /// It ran before: send this reply again.
+    Replay(Arc<[u8]>),
+    /// Its first copy, over the same connection, is at work and will be answered.
+    Duplicate,
+}
+
+/// A slot table. An error leaves it as it was.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// Those used so far; a slot is made when a call first names it.
+    slots: Vec<Slot>,
+    /// The negotiated number of slots.
+    slots_max: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    /// Of the last call that began; zero before the first.
+    sequence: SequenceId,
+    content: Content,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Unused,
+    Busy { digest: u64, connection: ConnectionId },
+    Done { digest: u64, reply: Option<Arc<[u8]>> },
+}
+
+impl Slots {
+    /// `slots_max` slots, none used.
+    pub(super) fn new(slots_max: u32) -> Self {
+        Self { slots: Vec::new(), slots_max }
+    }
+
+    /// The negotiated number of slots.
+    pub(super) fn slots_max(&self) -> u32 {
+        self.slots_max
+    }
+
+    /// Decides on a call by its slot and sequence number. `digest` is that of its credential and
+    /// arguments.
+    ///
+    /// # Errors
+    /// `Badslot`, `BadHighSlot`, `SeqMisordered`; `SeqFalseRetry` for other arguments under a used
+    /// number; `RetryUncachedRep`; `Delay` for a call that is at work for another connection.
+    pub(super) fn begin(
+        &mut self,
+        call: &Sequence,
+        digest: u64,
+        connection: ConnectionId,
+    ) -> Result<Step, Status> {
+        if call.slot.0 >= self.slots_max {
+            return Err(Status::Badslot);
+        }
+        if call.highest_slot.0 >= self.slots_max {
+            return Err(Status::BadHighSlot);
+        }
+        let index = index(call.slot);
+        let (last, content) = match self.slots.get(index) {
+            Some(slot) => (slot.sequence, slot.content.clone()),
+            None => (SequenceId::default(), Content::Unused),
+        };
+        match content {
+            Content::Busy { digest: own, connection: first } if call.sequence == last => {
+                match (own == digest, first == connection) {
+                    (false, _) => Err(Status::SeqFalseRetry),
+                    (true, true) => Ok(Step::Duplicate),
+                    (true, false) => Err(Status::Delay),
+                }
+            }
+            Content::Done { digest: own, reply } if call.sequence == last => {
+                if own != digest {
+                    return Err(Status::SeqFalseRetry);
+                }
+                reply.map(Step::Replay).ok_or(Status::RetryUncachedRep)
+            }
+            Content::Unused | Content::Done { .. } if call.sequence == last.next() => {
+                self.occupy(
+                    index,
+                    Slot { sequence: call.sequence, content: Content::Busy { digest, connection } },
+                );
+                Ok(Step::Run)
+            }
+            Content::Unused | Content::Busy { .. } | Content::Done { .. } => {
+                Err(Status::SeqMisordered)
+            }
+        }
+    }
+
+    /// Ends the call that runs in `slot`; the reply is replayed to its retries.
+    ///
+    /// # Panics
+    /// No call runs there.
+    pub(super) fn complete(&mut self, slot: SlotId, reply: Option<Arc<[u8]>>) {
+        let content = &mut self.slots[index(slot)].content;
+        let Content::Busy { digest, .. } = *content else { panic!("no call runs in {slot:?}") };
+        *content = Content::Done { digest, reply };
+    }
+
+    /// Forgets the replies of slots behind `last`. Their sequence numbers stay, because the client
+    /// goes on counting.
+    pub(super) fn forget_replies_behind(&mut self, last: SlotId) {
+        for slot in self.slots.iter_mut().skip(index(last) + 1) {
+            if let Content::Done { reply, .. } = &mut slot.content {
+                *reply = None;
+            }
+        }
+    }
+
+    fn occupy(&mut self, index: usize, slot: Slot) {
+        if index >= self.slots.len() {
+            let unused = Slot { sequence: SequenceId::default(), content: Content::Unused };
+            self.slots.resize(index + 1, unused);
+        }
+        self.slots[index] = slot;
+    }
+}
+
+fn index(slot: SlotId) -> usize {
+    usize::try_from(slot.0).expect("a slot number fits an index on Linux")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! Stateids: their form, their check, TEST_STATEID and FREE_STATEID, RFC 8881 §8.2.
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use proto::nfs4::{ClientId, Stateid, Status};
+
+use super::files::StateKey;
+use super::registry::{State, Table};
+use super::{Effects, FileId};
+
+impl State {
+    /// TEST_STATEID for one stateid, RFC 8881 §18.48.
+    ///
+    /// # Errors
+    /// `BadStateid`, `OldStateid`.
+    pub(crate) fn test_stateid(&self, client: ClientId, stateid: &Stateid) -> Result<(), Status> {
+        self.key(&self.lock(), client, stateid).map(drop)
+    }
+
+    /// FREE_STATEID, RFC 8881 §18.38: ends a lock state that holds no lock.
+    ///
+    /// # Errors
+    /// `BadStateid`, `OldStateid`; `LocksHeld` for an open and for a state with locks.
+    pub(crate) fn free_stateid(
+        &self,
+        client: ClientId,
+        stateid: &Stateid,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut table = self.lock();
+        match self.key(&table, client, stateid)? {
+            StateKey::Lock(id) if table.files.ranges(id).is_none() => {
+                table.files.remove_lock(id, now, effects);
+                Ok(())
+            }
+            StateKey::Lock(_) | StateKey::Open(_) => Err(Status::LocksHeld),
+        }
+    }
+
+    /// The stateid of a state as it is now.
+    pub(super) fn stateid(&self, number: u64, seqid: u32) -> Stateid {
+        let mut other = [0; 12];
+        other[..4].copy_from_slice(&self.epoch.to_be_bytes());
+        other[4..].copy_from_slice(&number.to_be_bytes());
+        Stateid { seqid, other }
+    }
+
+    /// The state of `client` that a stateid names. A seqid of zero is the latest.
+    ///
+    /// # Errors
+    /// `BadStateid`, `OldStateid`.
+    pub(super) fn key(
+        &self,
+        table: &Table,
+        client: ClientId,
+        stateid: &Stateid,
+    ) -> Result<StateKey, Status> {
+        let [a, b, c, d, number @ ..] = stateid.other;
+        if u32::from_be_bytes([a, b, c, d]) != self.epoch {
+            return Err(Status::BadStateid);
+        }
+        let key = table.files.key(u64::from_be_bytes(number)).ok_or(Status::BadStateid)?;
+        let (owner, _, seqid) = table.files.facts(key);
+        if owner != client {
+            return Err(Status::BadStateid);
+        }
+        // Seqids wrap, so the nearer way round decides.
+        let ahead = stateid.seqid.wrapping_sub(seqid).cast_signed();
+        match ahead.cmp(&0) {
+            _ if stateid.seqid == 0 => Ok(key),
+            Ordering::Equal => Ok(key),
+            Ordering::Less => Err(Status::OldStateid),
+            Ordering::Greater => Err(Status::BadStateid),
+        }
+    }
+
+    /// The same for a call on `file`.
+    ///
+    /// # Errors
+    /// `BadStateid`, also for the state of another file; `OldStateid`.
+    pub(super) fn key_of(
+        &self,
+        table: &Table,
+        client: ClientId,
+        stateid: &Stateid,
+        file: FileId,
+    ) -> Result<StateKey, Status> {
+        let key = self.key(table, client, stateid)?;
+        let (_, own, _) = table.files.facts(key);
+        if own == file { Ok(key) } else { Err(Status::BadStateid) }
+    }
+}

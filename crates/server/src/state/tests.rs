@@ -1,0 +1,512 @@
+//! The state as a whole: what clients see of it, and random sequences of everything against a model.
+
+use std::time::Duration;
+
+use proto::nfs4::{
+    ClientId, LockRange, LockType, SequenceId, ShareAccess, ShareDeny, SlotId, Stateid, Status,
+    Verifier,
+};
+
+use proptest::test_runner::Config as ProptestConfig;
+
+use super::opening::{IoState, Opened};
+use super::registry::StateCounts;
+use super::session::Session;
+use super::*;
+
+mod grace;
+mod model;
+
+/// Failures are reproduced by the printed input, not by files in the source tree.
+pub(super) fn config() -> ProptestConfig {
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::default() }
+}
+
+pub(super) const LEASE: Duration = Duration::from_secs(90);
+
+pub(super) const CHANNEL: ChannelAttributes = ChannelAttributes {
+    request_bytes_max: 1 << 20,
+    response_bytes_max: 1 << 20,
+    cached_bytes_max: 1 << 12,
+    operations_max: 8,
+    slots_max: 100,
+};
+
+pub(super) fn state_with(limits: Limits, recorded: Vec<ClientRecord>) -> State {
+    State::new(limits, 7, (1, 2), recorded, Duration::ZERO)
+}
+
+pub(super) fn exchange(
+    state: &State,
+    (owner, verifier, principal): (&[u8], u8, Principal),
+    is_update: bool,
+    now: Duration,
+) -> Result<ExchangedId, Status> {
+    let call = ExchangeId { owner, verifier: Verifier([verifier; 8]), is_update, principal };
+    state.exchange_id(&call, now, &mut Effects::new())
+}
+
+/// The first CREATE_SESSION of a client of root.
+pub(super) fn call_of(client: ClientId) -> CreateSession {
+    CreateSession {
+        client,
+        sequence: SequenceId(1),
+        fore: CHANNEL,
+        back: CHANNEL,
+        wants_backchannel: false,
+        principal: Principal::User(0),
+        connection: ConnectionId(1),
+    }
+}
+
+/// A state, its time, and the effects so far.
+struct Bed {
+    state: State,
+    now: Duration,
+    effects: Effects,
+}
+
+const FILE: FileId = FileId(1);
+const ALL: LockRange = LockRange { offset: 0, length: u64::MAX };
+
+impl Bed {
+    fn new(limits: Limits, recorded: Vec<ClientRecord>) -> Self {
+        let state = state_with(limits, recorded);
+        Self { state, now: Duration::ZERO, effects: Effects::new() }
+    }
+
+    /// A confirmed client with a session.
+    fn begin_client(&mut self, owner: &[u8]) -> (ClientId, Arc<Session>) {
+        let user = Principal::User(0);
+        let client = exchange(&self.state, (owner, 1, user), false, self.now).unwrap().client;
+        let made = self.state.create_session(&call_of(client), self.now, &mut self.effects);
+        (client, self.state.session(made.unwrap().session).unwrap())
+    }
+
+    /// The same, and it may open files.
+    fn client(&mut self, owner: &[u8]) -> ClientId {
+        let (client, _) = self.begin_client(owner);
+        self.reclaim_complete(client).unwrap();
+        client
+    }
+
+    fn reclaim_complete(&mut self, client: ClientId) -> Result<(), Status> {
+        self.state.reclaim_complete(client, false, self.now, &mut self.effects)
+    }
+
+    fn open_as(
+        &mut self,
+        client: ClientId,
+        share: (ShareAccess, ShareDeny),
+        is_reclaim: bool,
+    ) -> Result<Opened, Status> {
+        let (access, deny) = share;
+        let call = OpenFile { client, owner: b"o", file: FILE, access, deny, is_reclaim };
+        self.state.open(&call, self.now, &mut self.effects)
+    }
+
+    fn open(&mut self, client: ClientId, access: ShareAccess, deny: ShareDeny) -> Opened {
+        self.open_as(client, (access, deny), false).unwrap()
+    }
+
+    fn lock(
+        &mut self,
+        client: ClientId,
+        open: &Stateid,
+        kind: LockType,
+        range: LockRange,
+    ) -> Result<Stateid, LockFailure> {
+        let target = LockTarget::New { open, owner: b"l" };
+        let call = Lock { client, target, file: FILE, range, kind, is_reclaim: false };
+        let grant = self.state.lock_range(&call, self.now, &mut self.effects)?;
+        Ok(self.state.confirm_lock(grant, self.now, &mut self.effects)?)
+    }
+
+    fn check_io(
+        &mut self,
+        client: ClientId,
+        stateid: &Stateid,
+        access: ShareAccess,
+    ) -> Result<IoState, Status> {
+        self.state.check_io(client, stateid, FILE, access, self.now, &mut self.effects)
+    }
+
+    fn close(&mut self, client: ClientId, stateid: &Stateid) -> Result<Stateid, Status> {
+        self.state.close(client, stateid, FILE, self.now, &mut self.effects)
+    }
+
+    /// The effects since the last call.
+    fn taken(&mut self) -> Effects {
+        std::mem::take(&mut self.effects)
+    }
+}
+
+#[test]
+fn an_open_grows_shrinks_and_ends() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let client = bed.client(b"c");
+    let first = bed.open(client, ShareAccess::Read, ShareDeny::None);
+    assert!(first.is_new);
+    assert_eq!(first.stateid.seqid, 1);
+    assert_eq!(bed.check_io(client, &first.stateid, ShareAccess::Write), Err(Status::Openmode));
+    let second = bed.open(client, ShareAccess::Write, ShareDeny::None);
+    assert!(!second.is_new);
+    assert_eq!(second.stateid, Stateid { seqid: 2, ..first.stateid });
+    let write = ShareAccess::Write;
+    assert_eq!(bed.check_io(client, &first.stateid, write), Err(Status::OldStateid));
+    let latest = Stateid { seqid: 0, ..first.stateid };
+    for stateid in [second.stateid, latest] {
+        assert_eq!(bed.check_io(client, &stateid, write), Ok(IoState::Opened));
+    }
+    let future = Stateid { seqid: 3, ..first.stateid };
+    assert_eq!(bed.check_io(client, &future, write), Err(Status::BadStateid));
+
+    let downgrade = |stateid: &Stateid, access| {
+        bed.state.open_downgrade(client, stateid, FILE, access, ShareDeny::None)
+    };
+    assert_eq!(downgrade(&first.stateid, write), Err(Status::OldStateid));
+    let third = downgrade(&second.stateid, write).unwrap();
+    assert_eq!(third.seqid, 3);
+    assert_eq!(downgrade(&third, ShareAccess::Both), Err(Status::Inval));
+    assert_eq!(bed.check_io(client, &third, ShareAccess::Read), Ok(IoState::Unchecked));
+    assert_eq!(bed.close(client, &third), Ok(Stateid::INVALID));
+    assert_eq!(bed.close(client, &third), Err(Status::BadStateid));
+    assert_eq!(
+        bed.taken(),
+        [Effect::Records, Effect::Records, Effect::Records, Effect::Unpin(FILE)]
+    );
+}
+
+#[test]
+fn a_stateid_is_of_no_use_to_another_client_or_for_another_file() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (owner, other) = (bed.client(b"owner"), bed.client(b"other"));
+    let open = bed.open(owner, ShareAccess::Both, ShareDeny::None).stateid;
+    let lock = bed.lock(owner, &open, LockType::Write, ALL).unwrap();
+    for stateid in [open, lock] {
+        let bad = Err(Status::BadStateid);
+        assert_eq!(bed.check_io(other, &stateid, ShareAccess::Read), bad.clone());
+        assert_eq!(bed.close(other, &stateid).map(drop), Err(Status::BadStateid));
+        assert_eq!(bed.state.test_stateid(other, &stateid), Err(Status::BadStateid));
+        let (now, effects) = (bed.now, &mut bed.effects);
+        let unlocked = bed.state.unlock_range(other, &stateid, FILE, ALL, now, effects);
+        assert_eq!(unlocked, Err(Status::BadStateid));
+        let freed = bed.state.free_stateid(other, &stateid, now, effects);
+        assert_eq!(freed, Err(Status::BadStateid));
+        let elsewhere =
+            bed.state.check_io(owner, &stateid, FileId(2), ShareAccess::Read, now, effects);
+        assert_eq!(elsewhere, bad);
+    }
+    let later = State::new(Limits::default(), 8, (1, 2), Vec::new(), bed.now);
+    assert_eq!(later.test_stateid(owner, &open), Err(Status::BadStateid), "another epoch");
+}
+
+#[test]
+fn special_stateids_respect_denials_except_the_bypass() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (holder, other) = (bed.client(b"holder"), bed.client(b"other"));
+    bed.open(holder, ShareAccess::Read, ShareDeny::Both);
+    let (read, write) = (ShareAccess::Read, ShareAccess::Write);
+    let [anonymous, bypass] = [Stateid::ANONYMOUS, Stateid::READ_BYPASS];
+    assert_eq!(bed.check_io(other, &anonymous, read), Err(Status::Locked));
+    assert_eq!(bed.check_io(other, &anonymous, write), Err(Status::Locked));
+    assert_eq!(bed.check_io(other, &bypass, read), Ok(IoState::Unchecked));
+    assert_eq!(bed.check_io(other, &bypass, write), Err(Status::Locked));
+    for invalid in [Stateid::CURRENT, Stateid::INVALID] {
+        assert_eq!(bed.check_io(other, &invalid, read), Err(Status::BadStateid));
+    }
+    bed.now = LEASE * 2;
+    assert_eq!(bed.check_io(other, &anonymous, write), Ok(IoState::Unchecked), "it expired");
+}
+
+#[test]
+fn locks_need_an_open_of_their_mode_and_end_with_it() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (reader, writer) = (bed.client(b"reader"), bed.client(b"writer"));
+    let read = bed.open(reader, ShareAccess::Read, ShareDeny::None).stateid;
+    let write = bed.open(writer, ShareAccess::Write, ShareDeny::None).stateid;
+    let openmode = || Err(LockFailure::Status(Status::Openmode));
+    assert_eq!(bed.lock(reader, &read, LockType::Write, ALL), openmode());
+    assert_eq!(bed.lock(writer, &write, LockType::Read, ALL), openmode());
+    let held = bed.lock(reader, &read, LockType::Read, ALL).unwrap();
+    assert_eq!(bed.check_io(reader, &held, ShareAccess::Read), Ok(IoState::Opened));
+    let Err(LockFailure::Denied(conflict)) = bed.lock(writer, &write, LockType::Write, ALL) else {
+        panic!("a shared lock is in the way");
+    };
+    assert_eq!((conflict.client, &*conflict.owner), (reader, b"l".as_slice()));
+    assert_eq!((conflict.piece.range.to_wire(), conflict.kind()), (ALL, LockType::Read));
+    bed.taken();
+    bed.close(reader, &read).unwrap();
+    let effects = bed.taken();
+    assert!(matches!(effects[..], [Effect::Release { .. }, Effect::Unpin(FILE)]), "{effects:?}");
+    assert_eq!(bed.check_io(reader, &held, ShareAccess::Read), Err(Status::BadStateid));
+    bed.lock(writer, &write, LockType::Write, ALL).unwrap();
+}
+
+#[test]
+fn free_stateid_ends_lock_states_without_locks() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
+    let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
+    let mut free = |stateid| bed.state.free_stateid(client, stateid, bed.now, &mut bed.effects);
+    assert_eq!(free(&open), Err(Status::LocksHeld));
+    assert_eq!(free(&lock), Err(Status::LocksHeld));
+    let now = bed.now;
+    let unlocked = bed.state.unlock_range(client, &lock, FILE, ALL, now, &mut bed.effects);
+    let unlocked = unlocked.unwrap();
+    assert_eq!(unlocked.seqid, lock.seqid + 1);
+    assert_eq!(bed.state.test_stateid(client, &unlocked), Ok(()));
+    assert_eq!(bed.state.test_stateid(client, &lock), Err(Status::OldStateid));
+    bed.state.free_stateid(client, &unlocked, now, &mut bed.effects).unwrap();
+    assert_eq!(bed.state.test_stateid(client, &unlocked), Err(Status::BadStateid));
+    assert_eq!(bed.state.counts().locks, 0);
+}
+
+#[test]
+fn a_lock_that_the_kernel_denies_leaves_what_was_there() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
+    let target = LockTarget::New { open: &open, owner: b"l" };
+    let (file, kind) = (FILE, LockType::Write);
+    let call = Lock { client, target, file, range: ALL, kind, is_reclaim: false };
+    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
+    bed.state.undo_lock(grant, bed.now, &mut bed.effects);
+    assert_eq!(bed.state.counts().locks, 0, "the new lock state is gone too");
+    assert!(matches!(bed.taken()[..], [.., Effect::Release { .. }]));
+
+    let low = LockRange { offset: 0, length: 10 };
+    let held = bed.lock(client, &open, LockType::Read, low).unwrap();
+    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
+    bed.state.undo_lock(grant, bed.now, &mut bed.effects);
+    assert_eq!(bed.state.test_stateid(client, &held), Ok(()), "its seqid did not change");
+    assert_eq!(bed.state.counts().locks, 2, "a lock state and a range");
+
+    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
+    bed.close(client, &open).unwrap();
+    bed.taken();
+    let confirmed = bed.state.confirm_lock(grant, bed.now, &mut bed.effects);
+    assert_eq!(confirmed, Err(Status::BadStateid));
+    assert!(matches!(bed.taken()[..], [Effect::Release { .. }]), "the kernel's lock goes too");
+}
+
+#[test]
+fn a_blocking_lock_is_notified_and_served_before_newcomers() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let clients = [b"a", b"b", b"c"].map(|owner| bed.client(owner));
+    let [(a, open_a), (b, open_b), (c, open_c)] = clients
+        .map(|client| (client, bed.open(client, ShareAccess::Both, ShareDeny::None).stateid));
+    let held = bed.lock(a, &open_a, LockType::Write, ALL).unwrap();
+    let (blocking, trying) = (LockType::WriteBlocking, LockType::Write);
+    assert!(matches!(bed.lock(b, &open_b, blocking, ALL), Err(LockFailure::Denied(_))));
+    bed.taken();
+    bed.state.unlock_range(a, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    let notice = Effect::NotifyLock { client: b, file: FILE, owner: b"l".as_slice().into() };
+    assert_eq!(bed.taken().last(), Some(&notice));
+    let Err(LockFailure::Denied(conflict)) = bed.lock(c, &open_c, blocking, ALL) else {
+        panic!("it is reserved");
+    };
+    assert_eq!(conflict.client, b);
+    bed.lock(b, &open_b, blocking, ALL).unwrap();
+    assert!(matches!(bed.lock(c, &open_c, trying, ALL), Err(LockFailure::Denied(_))));
+    bed.taken();
+    bed.close(b, &open_b).unwrap();
+    let notice = Effect::NotifyLock { client: c, file: FILE, owner: b"l".as_slice().into() };
+    assert!(bed.taken().contains(&notice));
+    bed.lock(a, &open_a, trying, ALL).expect("a request that does not block takes its chance");
+}
+
+#[test]
+fn an_expired_client_keeps_its_state_until_another_needs_it() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (late, session) = bed.begin_client(b"late");
+    bed.reclaim_complete(late).unwrap();
+    let open = bed.open(late, ShareAccess::Both, ShareDeny::Write).stateid;
+    let idle = bed.client(b"idle");
+    bed.now = LEASE + Duration::from_secs(1);
+    bed.state.expire(bed.now, &mut bed.effects);
+    assert_eq!(bed.check_io(late, &open, ShareAccess::Read), Ok(IoState::Opened));
+    assert_eq!(bed.state.test_stateid(idle, &open), Err(Status::BadStateid));
+    assert_eq!(bed.state.counts().clients, 1, "a client without state is forgotten");
+
+    let other = bed.client(b"other");
+    bed.taken();
+    bed.open(other, ShareAccess::Write, ShareDeny::None);
+    assert_eq!(
+        bed.taken(),
+        [Effect::EndSession(session.id()), Effect::Unpin(FILE), Effect::Records, Effect::Records]
+    );
+    assert_eq!(bed.check_io(late, &open, ShareAccess::Read), Err(Status::BadStateid));
+    let call = Sequence {
+        slot: SlotId(0),
+        sequence: SequenceId(1),
+        highest_slot: SlotId(0),
+        cache_this: true,
+    };
+    let begun = session.begin(&call, 1, ConnectionId(1), bed.now);
+    assert_eq!(begun.unwrap_err(), Status::Badsession);
+}
+
+#[test]
+fn a_call_renews_the_lease_even_after_it_ran_out() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (late, session) = bed.begin_client(b"late");
+    bed.reclaim_complete(late).unwrap();
+    bed.open(late, ShareAccess::Read, ShareDeny::Write);
+    let other = bed.client(b"other");
+    bed.now = LEASE * 2;
+    let call = Sequence {
+        slot: SlotId(0),
+        sequence: SequenceId(1),
+        highest_slot: SlotId(0),
+        cache_this: true,
+    };
+    let Ok(Begin::Run(running)) = session.begin(&call, 1, ConnectionId(1), bed.now) else {
+        panic!("a new call");
+    };
+    let write = (ShareAccess::Write, ShareDeny::None);
+    bed.now = LEASE * 4;
+    assert_eq!(bed.open_as(other, write, false).map(drop), Err(Status::ShareDenied), "at work");
+    running.complete(b"reply", bed.now);
+    assert_eq!(bed.open_as(other, write, false).map(drop), Err(Status::ShareDenied));
+    bed.now += LEASE;
+    bed.open(other, ShareAccess::Write, ShareDeny::None);
+}
+
+#[test]
+fn courtesy_is_bounded_in_time_and_number() {
+    let limits = Limits { courteous_max: 2, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    for (at, owner) in [b"a", b"b", b"c"].iter().enumerate() {
+        bed.now = Duration::from_secs(at as u64);
+        let client = bed.client(*owner);
+        bed.open(client, ShareAccess::Read, ShareDeny::None);
+    }
+    bed.now = LEASE * 2;
+    bed.state.expire(bed.now, &mut bed.effects);
+    assert_eq!(bed.state.counts().clients, 2);
+    bed.now = LEASE + limits.courtesy + Duration::from_secs(2);
+    bed.state.expire(bed.now, &mut bed.effects);
+    assert_eq!(bed.state.counts().clients, 1);
+    bed.now += Duration::from_secs(1);
+    bed.state.expire(bed.now, &mut bed.effects);
+    assert_eq!(bed.state.counts(), StateCounts::default());
+}
+
+#[test]
+fn sessions_share_the_slots_and_replies_of_others_are_forgotten() {
+    let limits = Limits { slots_max: 8, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let (_, session) = bed.begin_client(b"a");
+    let slots_max = session.fore().slots_max;
+    assert_eq!(slots_max, limits.fore.slots_max);
+    let call = |slot, sequence, highest| Sequence {
+        slot: SlotId(slot),
+        sequence: SequenceId(sequence),
+        highest_slot: SlotId(highest),
+        cache_this: true,
+    };
+    let now = bed.now;
+    let run = |call: Sequence| {
+        let begun = session.begin(&call, 1, ConnectionId(1), now);
+        let Ok(Begin::Run(running)) = begun else { panic!("{begun:?}") };
+        let sequenced = running.sequenced();
+        running.complete(b"reply", now);
+        sequenced.target_highest_slot
+    };
+    assert_eq!(run(call(6, 1, 6)), SlotId(7));
+    bed.begin_client(b"b");
+    assert_eq!(run(call(0, 1, 6)), SlotId(3));
+    let replay = |call| session.begin(&call, 1, ConnectionId(2), now);
+    assert!(matches!(replay(call(6, 1, 6)), Ok(Begin::Replay(body)) if *body == *b"reply"));
+    run(call(0, 2, 3));
+    assert_eq!(replay(call(6, 1, 6)).unwrap_err(), Status::RetryUncachedRep);
+    assert_eq!(run(call(6, 2, 6)), SlotId(3), "the number goes on");
+}
+
+#[test]
+fn a_lost_backchannel_is_reported_until_another_is_bound() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let user = Principal::User(0);
+    let client = exchange(&bed.state, (b"c", 1, user), false, bed.now).unwrap().client;
+    let call = CreateSession { wants_backchannel: true, ..call_of(client) };
+    let made = bed.state.create_session(&call, bed.now, &mut bed.effects).unwrap();
+    let session = bed.state.session(made.session).unwrap();
+    let mut sequence = SequenceId(0);
+    let mut flags = || {
+        sequence = sequence.next();
+        let (slot, highest_slot) = (SlotId(0), SlotId(0));
+        let call = Sequence { slot, sequence, highest_slot, cache_this: false };
+        let begun = session.begin(&call, 1, ConnectionId(9), Duration::ZERO);
+        let Ok(Begin::Run(running)) = begun else { panic!("{begun:?}") };
+        running.sequenced().status_flags
+    };
+    assert_eq!(flags(), 0);
+    bed.state.connection_closed(ConnectionId(1));
+    assert_eq!(flags(), 0x200);
+    assert_eq!(session.callback_connection(), None);
+    bed.state.bind_backchannel(made.session, ConnectionId(2)).unwrap();
+    assert_eq!(flags(), 0);
+    assert_eq!(session.callback_connection(), Some(ConnectionId(2)));
+}
+
+#[test]
+fn a_dropped_call_frees_its_slot_and_is_not_run_again() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (_, session) = bed.begin_client(b"c");
+    let call = |sequence| Sequence {
+        slot: SlotId(0),
+        sequence: SequenceId(sequence),
+        highest_slot: SlotId(0),
+        cache_this: true,
+    };
+    let begin = |sequence| session.begin(&call(sequence), 1, ConnectionId(1), Duration::ZERO);
+    drop(begin(1).unwrap());
+    assert_eq!(begin(1).unwrap_err(), Status::RetryUncachedRep);
+    assert!(matches!(begin(2), Ok(Begin::Run(_))));
+}
+
+#[test]
+fn opens_and_locks_of_a_client_are_bounded() {
+    let limits = Limits { client_opens_max: 2, client_locks_max: 8, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let client = bed.client(b"c");
+    let open = |file| {
+        let (access, deny) = (ShareAccess::Both, ShareDeny::None);
+        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false };
+        bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
+    };
+    open(FileId(2)).unwrap();
+    open(FileId(1)).unwrap();
+    assert_eq!(open(FileId(3)), Err(Status::Delay));
+    let stateid = open(FileId(1)).expect("no open is added");
+    let byte = |offset| LockRange { offset, length: 1 };
+    let granted = (0..20u64)
+        .take_while(|at| bed.lock(client, &stateid, LockType::Write, byte(2 * at)).is_ok())
+        .count();
+    assert!(granted < 8 && bed.state.counts().locks <= 8, "{granted}");
+    let other = bed.client(b"other");
+    let open = bed.open(other, ShareAccess::Both, ShareDeny::None).stateid;
+    bed.lock(other, &open, LockType::Write, byte(100)).expect("others are not bounded by it");
+}
+
+#[test]
+fn unlocking_holes_is_bounded_too() {
+    let limits = Limits { client_locks_max: 8, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
+    let mut lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
+    let mut refused = None;
+    for at in 0..20 {
+        let hole = LockRange { offset: 10 * at + 5, length: 1 };
+        match bed.state.unlock_range(client, &lock, FILE, hole, bed.now, &mut bed.effects) {
+            Ok(stateid) => lock = stateid,
+            Err(status) => refused = refused.or(Some(status)),
+        }
+    }
+    assert_eq!(refused, Some(Status::Delay));
+    assert!(bed.state.counts().locks <= 8);
+    bed.state.unlock_range(client, &lock, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+}

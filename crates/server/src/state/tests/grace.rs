@@ -1,0 +1,129 @@
+//! Restarts: who may reclaim, who has to wait, and which records remain.
+
+use super::*;
+
+fn record(owner: &[u8]) -> ClientRecord {
+    ClientRecord { owner: owner.into(), principal: Principal::User(0) }
+}
+
+const READ: (ShareAccess, ShareDeny) = (ShareAccess::Read, ShareDeny::None);
+
+/// The changes of records so far, which are then on the disk.
+fn settled(bed: &mut Bed) -> Vec<RecordChange> {
+    let changes = bed.state.record_changes();
+    bed.state.records_changed(changes.len());
+    changes
+}
+
+#[test]
+fn a_client_is_recorded_before_its_first_state() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (client, _) = bed.begin_client(b"c");
+    assert_eq!(bed.open_as(client, READ, false).map(drop), Err(Status::Grace));
+    assert_eq!(settled(&mut bed), []);
+    bed.reclaim_complete(client).unwrap();
+    assert_eq!(bed.taken(), [Effect::Records]);
+    assert_eq!(bed.reclaim_complete(client), Err(Status::CompleteAlready));
+    assert_eq!(settled(&mut bed), [RecordChange::Write(record(b"c"))]);
+    let stateid = bed.open_as(client, READ, false).unwrap().stateid;
+    assert_eq!(bed.open_as(client, READ, true).map(drop), Err(Status::NoGrace));
+    assert_eq!(bed.taken(), [], "the record is on the disk");
+    bed.close(client, &stateid).unwrap();
+    let user = Principal::User(0);
+    let busy = bed.state.destroy_clientid(client, user, bed.now, &mut bed.effects);
+    assert_eq!(busy, Err(Status::ClientidBusy));
+}
+
+#[test]
+fn only_recorded_clients_reclaim_and_all_others_wait_for_them() {
+    let mut bed = Bed::new(Limits::default(), vec![record(b"a"), record(b"b")]);
+    let stranger = bed.client(b"stranger");
+    assert_eq!(bed.open_as(stranger, READ, true).map(drop), Err(Status::NoGrace));
+    assert_eq!(bed.open_as(stranger, READ, false).map(drop), Err(Status::Grace));
+    let (newcomer, _) = bed.begin_client(b"newcomer");
+    assert_eq!(bed.open_as(newcomer, READ, true).map(drop), Err(Status::ReclaimBad));
+    let anonymous = Stateid::ANONYMOUS;
+    assert_eq!(bed.check_io(stranger, &anonymous, ShareAccess::Read), Err(Status::Grace));
+    let imposter = exchange(&bed.state, (b"a", 1, Principal::User(5)), false, bed.now);
+    assert_eq!(imposter, Err(Status::ClidInuse));
+
+    let [(a, _), (b, _)] = [b"a", b"b"].map(|owner| bed.begin_client(owner));
+    let open = bed.open_as(a, (ShareAccess::Both, ShareDeny::Both), true).unwrap().stateid;
+    assert_eq!(bed.open_as(b, READ, true).map(drop), Err(Status::ReclaimConflict));
+    let target = LockTarget::New { open: &open, owner: b"l" };
+    let (file, kind) = (FILE, LockType::Write);
+    let call = Lock { client: a, target, file, range: ALL, kind, is_reclaim: true };
+    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
+    bed.state.confirm_lock(grant, bed.now, &mut bed.effects).unwrap();
+
+    settled(&mut bed);
+    bed.reclaim_complete(a).unwrap();
+    assert_eq!(bed.open_as(a, READ, true).map(drop), Err(Status::NoGrace));
+    assert_eq!(bed.open_as(a, READ, false).map(drop), Err(Status::Grace), "b is missing");
+    assert!(bed.state.counts().is_in_grace);
+    bed.reclaim_complete(b).unwrap();
+    assert!(!bed.state.counts().is_in_grace);
+    assert_eq!(settled(&mut bed), [], "both were on record, and stay so");
+    assert_eq!(bed.open_as(b, READ, false).map(drop), Err(Status::ShareDenied));
+}
+
+#[test]
+fn clients_that_do_not_reclaim_lose_their_records_before_others_get_state() {
+    let mut bed = Bed::new(Limits::default(), vec![record(b"gone"), record(b"slow")]);
+    let other = bed.client(b"other");
+    assert_eq!(settled(&mut bed), [RecordChange::Write(record(b"other"))]);
+    let (slow, _) = bed.begin_client(b"slow");
+    bed.open_as(slow, READ, true).unwrap();
+    bed.taken();
+    bed.now = Limits::default().grace - Duration::from_secs(1);
+    bed.state.expire(bed.now, &mut bed.effects);
+    assert!(bed.state.counts().is_in_grace);
+    bed.now += Duration::from_secs(1);
+    let (still_here, _) = (other, ());
+    bed.state.expire(bed.now, &mut bed.effects);
+    assert!(bed.taken().contains(&Effect::Records));
+    let mut removed = bed.state.record_changes();
+    let owner = |change: &RecordChange| format!("{change:?}");
+    removed.sort_by_key(owner);
+    let remove = |owner: &[u8]| RecordChange::Remove(owner.into());
+    // The lease of `other` ran out too, and it had no state.
+    let mut expected = [remove(b"gone"), remove(b"slow"), remove(b"other")];
+    expected.sort_by_key(owner);
+    assert_eq!(removed, expected);
+    assert_eq!(bed.open_as(still_here, READ, false).map(drop), Err(Status::Badsession));
+
+    let newcomer = bed.client(b"newcomer");
+    bed.taken();
+    bed.open_as(newcomer, READ, false).unwrap();
+    assert_eq!(bed.taken(), [Effect::Records], "until they are removed, each grant waits");
+    settled(&mut bed);
+    bed.open_as(newcomer, (ShareAccess::Write, ShareDeny::None), false).unwrap();
+    assert_eq!(bed.taken(), []);
+
+    bed.reclaim_complete(slow).unwrap();
+    assert_eq!(settled(&mut bed), [RecordChange::Write(record(b"slow"))]);
+}
+
+#[test]
+fn a_client_that_reboots_has_nothing_to_reclaim() {
+    let mut bed = Bed::new(Limits::default(), vec![record(b"c")]);
+    let (old, _) = bed.begin_client(b"c");
+    bed.open_as(old, READ, true).unwrap();
+    let user = Principal::User(0);
+    let new = exchange(&bed.state, (b"c", 2, user), false, bed.now).unwrap().client;
+    bed.state.create_session(&call_of(new), bed.now, &mut bed.effects).unwrap();
+    assert_eq!(settled(&mut bed), [RecordChange::Remove(b"c".as_slice().into())]);
+    assert_eq!(bed.open_as(new, READ, true).map(drop), Err(Status::ReclaimBad));
+    bed.reclaim_complete(new).unwrap();
+    assert_eq!(settled(&mut bed), [RecordChange::Write(record(b"c"))]);
+    assert!(!bed.state.counts().is_in_grace);
+}
+
+#[test]
+fn reclaim_complete_of_one_file_system_changes_nothing() {
+    let mut bed = Bed::new(Limits::default(), vec![record(b"c")]);
+    let (client, _) = bed.begin_client(b"c");
+    bed.state.reclaim_complete(client, true, bed.now, &mut bed.effects).unwrap();
+    assert!(bed.state.counts().is_in_grace);
+    bed.reclaim_complete(client).unwrap();
+}

@@ -1,0 +1,492 @@
+//! Random sequences of everything that clients do with two files, against a list of opens and an
+//! array of bytes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const CLIENTS: usize = 3;
+const FILES: u64 = 2;
+/// Bytes of a file in the model.
+const BYTES: usize = 12;
+/// Opens and locks are bounded so narrowly that the bounds are met.
+const LIMITS_OPENS: usize = 7;
+const LIMITS_LOCKS: usize = 24;
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Open {
+        owner: u8,
+        access: ShareAccess,
+        deny: ShareDeny,
+    },
+    Downgrade {
+        owner: u8,
+        access: ShareAccess,
+        deny: ShareDeny,
+    },
+    Close {
+        owner: u8,
+    },
+    Lock {
+        owner: u8,
+        bytes: (usize, usize),
+        kind: LockType,
+        kernel_grants: bool,
+    },
+    Test {
+        owner: u8,
+        bytes: (usize, usize),
+        kind: LockType,
+    },
+    Unlock {
+        owner: u8,
+        bytes: (usize, usize),
+    },
+    Free {
+        owner: u8,
+    },
+    Read,
+    /// The client boots and comes back.
+    Restart,
+    /// Time passes, and only the client of the action renews its lease.
+    Sleep {
+        secs: u64,
+    },
+    Expire,
+}
+
+fn any_access() -> impl Strategy<Value = ShareAccess> {
+    prop::sample::select(ShareAccess::ALL)
+}
+
+fn any_deny() -> impl Strategy<Value = ShareDeny> {
+    prop_oneof![5 => Just(ShareDeny::None), 1 => prop::sample::select(ShareDeny::ALL)]
+}
+
+fn any_bytes() -> impl Strategy<Value = (usize, usize)> {
+    (0..BYTES, 0..BYTES).prop_map(|(a, b)| (a.min(b), a.max(b)))
+}
+
+fn any_action() -> impl Strategy<Value = Action> {
+    let kind = || prop::sample::select(LockType::ALL);
+    prop_oneof![
+        6 => (0..2u8, any_access(), any_deny())
+            .prop_map(|(owner, access, deny)| Action::Open { owner, access, deny }),
+        2 => (0..2u8, any_access(), any_deny())
+            .prop_map(|(owner, access, deny)| Action::Downgrade { owner, access, deny }),
+        2 => (0..2u8).prop_map(|owner| Action::Close { owner }),
+        9 => (0..2u8, any_bytes(), kind(), prop::bool::weighted(0.8)).prop_map(
+            |(owner, bytes, kind, kernel_grants)| Action::Lock { owner, bytes, kind, kernel_grants }
+        ),
+        2 => (0..2u8, any_bytes(), kind())
+            .prop_map(|(owner, bytes, kind)| Action::Test { owner, bytes, kind }),
+        4 => (0..2u8, any_bytes()).prop_map(|(owner, bytes)| Action::Unlock { owner, bytes }),
+        1 => (0..2u8).prop_map(|owner| Action::Free { owner }),
+        2 => Just(Action::Read),
+        1 => Just(Action::Restart),
+        1 => prop_oneof![Just(1), Just(50), Just(100)].prop_map(|secs| Action::Sleep { secs }),
+        1 => Just(Action::Expire),
+    ]
+}
+
+/// An owner of opens or of locks: client, file, owner.
+type Key = (usize, u64, u8);
+
+#[derive(Clone, Debug)]
+struct ModelOpen {
+    /// What was asked for since it was opened or downgraded.
+    shares: BTreeSet<(u32, u32)>,
+    stateid: Stateid,
+}
+
+#[derive(Clone, Debug)]
+struct ModelLocks {
+    bytes: [Option<LockKind>; BYTES],
+    stateid: Stateid,
+    open_owner: u8,
+}
+
+impl ModelOpen {
+    fn share(&self) -> (u32, u32) {
+        self.shares.iter().fold((0, 0), |(a, d), (access, deny)| (a | access, d | deny))
+    }
+}
+
+struct Model {
+    bed: Bed,
+    clients: Vec<(ClientId, Arc<Session>)>,
+    renewed_at: [u64; CLIENTS],
+    boots: [u8; CLIENTS],
+    opens: BTreeMap<Key, ModelOpen>,
+    locks: BTreeMap<Key, ModelLocks>,
+    /// New opens, and their ends.
+    pins: BTreeMap<u64, i64>,
+    /// Lock states that the kernel knows.
+    mirrored: BTreeSet<LockId>,
+}
+
+fn range_of((first, last): (usize, usize)) -> LockRange {
+    LockRange { offset: first as u64, length: (last - first + 1) as u64 }
+}
+
+impl Model {
+    fn new() -> Self {
+        let limits = Limits {
+            opens_max: LIMITS_OPENS,
+            client_opens_max: 3,
+            locks_max: LIMITS_LOCKS,
+            client_locks_max: 14,
+            ..Limits::default()
+        };
+        let mut model = Self {
+            bed: Bed::new(limits, Vec::new()),
+            clients: Vec::new(),
+            renewed_at: [0; CLIENTS],
+            boots: [0; CLIENTS],
+            opens: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            pins: BTreeMap::new(),
+            mirrored: BTreeSet::new(),
+        };
+        model.clients = (0..CLIENTS).map(|at| model.boot(at)).collect();
+        model
+    }
+
+    /// EXCHANGE_ID with a new verifier, CREATE_SESSION and RECLAIM_COMPLETE.
+    fn boot(&mut self, at: usize) -> (ClientId, Arc<Session>) {
+        self.boots[at] += 1;
+        self.renewed_at[at] = self.bed.now.as_secs();
+        let (owner, user) = ([u8::try_from(at).unwrap()], Principal::User(0));
+        let exchanged =
+            exchange(&self.bed.state, (&owner, self.boots[at], user), false, self.bed.now);
+        let client = exchanged.unwrap().client;
+        let Bed { state, now, effects } = &mut self.bed;
+        let made = state.create_session(&call_of(client), *now, effects).unwrap();
+        state.reclaim_complete(client, false, *now, effects).unwrap();
+        let session = state.session(made.session).unwrap();
+        (client, session)
+    }
+
+    fn is_expired(&self, client: usize) -> bool {
+        self.bed.now.as_secs() - self.renewed_at[client] >= LEASE.as_secs()
+    }
+
+    fn forget(&mut self, client: usize) {
+        self.opens.retain(|key, _| key.0 != client);
+        self.locks.retain(|key, _| key.0 != client);
+    }
+
+    /// The client renews its lease, or boots if the server has forgotten it.
+    fn wake_client(&mut self, at: usize) {
+        if self.clients[at].1.lease.renew(self.bed.now) {
+            self.renewed_at[at] = self.bed.now.as_secs();
+            return;
+        }
+        self.clients[at] = self.boot(at);
+    }
+
+    /// The clients that the server forgot by itself must have been expired.
+    fn note_forgotten(&mut self) -> Result<(), TestCaseError> {
+        for at in 0..CLIENTS {
+            let is_known = self.bed.state.session(self.clients[at].1.id()).is_ok();
+            if !is_known {
+                prop_assert!(self.is_expired(at), "only an expired client is forgotten");
+                self.forget(at);
+            }
+        }
+        Ok(())
+    }
+
+    /// Performs the effects, as the server does.
+    fn perform_effects(&mut self) -> Result<(), TestCaseError> {
+        for effect in self.bed.taken() {
+            match effect {
+                Effect::Unpin(file) => *self.pins.entry(file.0).or_default() -= 1,
+                Effect::Release { lock, .. } => drop(self.mirrored.remove(&lock)),
+                Effect::Unlock { lock, .. } => prop_assert!(self.mirrored.contains(&lock)),
+                Effect::Records => {
+                    let changes = self.bed.state.record_changes();
+                    self.bed.state.records_changed(changes.len());
+                }
+                Effect::NotifyLock { .. } | Effect::EndSession(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn open(
+        &mut self,
+        (client, file, owner): Key,
+        access: ShareAccess,
+        deny: ShareDeny,
+    ) -> Result<(), TestCaseError> {
+        let call = OpenFile {
+            client: self.clients[client].0,
+            owner: &[owner],
+            file: FileId(file),
+            access,
+            deny,
+            is_reclaim: false,
+        };
+        let result = self.bed.state.open(&call, self.bed.now, &mut self.bed.effects);
+        self.note_forgotten()?;
+        let key = (client, file, owner);
+        let (access, deny) = (access.code(), deny.code());
+        let denies = |(other, open): (&Key, &ModelOpen)| {
+            let (others, denied) = open.share();
+            let is_other = *other != key && other.1 == file && !self.is_expired(other.0);
+            is_other && (access & denied) | (deny & others) != 0
+        };
+        let is_denied = self.opens.iter().any(denies);
+        match result {
+            Ok(opened) => {
+                prop_assert!(!is_denied);
+                prop_assert_eq!(opened.is_new, !self.opens.contains_key(&key));
+                *self.pins.entry(file).or_default() += i64::from(opened.is_new);
+                let shares = BTreeSet::new();
+                let new = ModelOpen { shares, stateid: opened.stateid };
+                let open = self.opens.entry(key).or_insert(new);
+                open.shares.insert((access, deny));
+                open.stateid = opened.stateid;
+            }
+            Err(Status::ShareDenied) => prop_assert!(is_denied),
+            Err(status) => {
+                prop_assert_eq!(status, Status::Delay);
+                let own = self.opens.keys().filter(|other| other.0 == client).count();
+                prop_assert!(own == 3 || self.opens.len() == LIMITS_OPENS);
+            }
+        }
+        Ok(())
+    }
+
+    fn downgrade(
+        &mut self,
+        key: Key,
+        access: ShareAccess,
+        deny: ShareDeny,
+    ) -> Result<(), TestCaseError> {
+        let Some(open) = self.opens.get_mut(&key) else { return Ok(()) };
+        let client = self.clients[key.0].0;
+        let result =
+            self.bed.state.open_downgrade(client, &open.stateid, FileId(key.1), access, deny);
+        let (access, deny) = (access.code(), deny.code());
+        let within = |share: &(u32, u32)| share.0 & !access == 0 && share.1 & !deny == 0;
+        let shares = open.shares.iter().copied().filter(within).collect();
+        let kept = ModelOpen { shares, stateid: open.stateid };
+        let is_union = !kept.shares.is_empty() && kept.share() == (access, deny);
+        prop_assert_eq!(result.is_ok(), is_union, "{:?}", result);
+        if let Ok(stateid) = result {
+            *open = ModelOpen { stateid, ..kept };
+        }
+        Ok(())
+    }
+
+    /// An open of the client's, for a new lock owner.
+    fn any_open(&self, client: usize, file: u64) -> Option<(u8, Stateid, (u32, u32))> {
+        let of_client = |(key, _): &(&Key, &ModelOpen)| key.0 == client && key.1 == file;
+        let (key, open) = self.opens.iter().find(of_client)?;
+        Some((key.2, open.stateid, open.share()))
+    }
+
+    fn has_conflict(&self, key: Key, (first, last): (usize, usize), kind: LockKind) -> bool {
+        let is_other = |other: &Key| *other != key && other.1 == key.1 && !self.is_expired(other.0);
+        let others = self.locks.iter().filter(|(other, _)| is_other(other));
+        others
+            .flat_map(|(_, locks)| locks.bytes[first..=last].iter().flatten())
+            .any(|held| kind.conflicts(*held))
+    }
+
+    fn lock(
+        &mut self,
+        key: Key,
+        bytes: (usize, usize),
+        kind: LockType,
+        kernel_grants: bool,
+    ) -> Result<(), TestCaseError> {
+        let known = self.locks.get(&key).map(|locks| (locks.open_owner, locks.stateid));
+        let Some((open_owner, open, _)) = self.any_open(key.0, key.1) else { return Ok(()) };
+        let owner = [key.2];
+        let (open_owner, target) = match &known {
+            Some((open_owner, stateid)) => (*open_owner, LockTarget::Known(stateid)),
+            None => (open_owner, LockTarget::New { open: &open, owner: &owner }),
+        };
+        let access = self.opens[&(key.0, key.1, open_owner)].share().0;
+        let (client, file) = (self.clients[key.0].0, FileId(key.1));
+        let call = Lock { client, target, file, range: range_of(bytes), kind, is_reclaim: false };
+        let result = self.bed.state.lock_range(&call, self.bed.now, &mut self.bed.effects);
+        self.note_forgotten()?;
+        let has_conflict = self.has_conflict(key, bytes, kind.into());
+        match result {
+            Ok(grant) if kernel_grants => {
+                prop_assert!(!has_conflict);
+                self.perform_effects()?;
+                self.mirrored.insert(grant.lock);
+                let confirmed =
+                    self.bed.state.confirm_lock(grant, self.bed.now, &mut self.bed.effects);
+                let stateid = confirmed.map_err(|status| TestCaseError::fail(status.name()))?;
+                let new = ModelLocks { bytes: [None; BYTES], stateid, open_owner };
+                let locks = self.locks.entry(key).or_insert(new);
+                locks.bytes[bytes.0..=bytes.1].fill(Some(kind.into()));
+                locks.stateid = stateid;
+            }
+            Ok(grant) => self.bed.state.undo_lock(grant, self.bed.now, &mut self.bed.effects),
+            // A blocking request may have to let an earlier one pass.
+            Err(LockFailure::Denied(_)) => prop_assert!(has_conflict || kind.is_blocking()),
+            Err(LockFailure::Status(Status::Openmode)) => {
+                prop_assert_eq!(access & if kind.is_write() { 2 } else { 1 }, 0);
+            }
+            Err(LockFailure::Status(status)) => prop_assert_eq!(status, Status::Delay),
+        }
+        Ok(())
+    }
+
+    fn test(
+        &mut self,
+        key: Key,
+        bytes: (usize, usize),
+        kind: LockType,
+    ) -> Result<(), TestCaseError> {
+        let name = [key.2];
+        let owner = (self.clients[key.0].0, name.as_slice());
+        let Bed { state, now, effects } = &mut self.bed;
+        let result = state.test_lock(owner, FileId(key.1), range_of(bytes), kind, *now, effects);
+        self.note_forgotten()?;
+        prop_assert_eq!(result.is_err(), self.has_conflict(key, bytes, kind.into()));
+        Ok(())
+    }
+
+    fn unlock(&mut self, key: Key, bytes: (usize, usize)) -> Result<(), TestCaseError> {
+        let Some(locks) = self.locks.get_mut(&key) else { return Ok(()) };
+        let (client, file) = (self.clients[key.0].0, FileId(key.1));
+        let Bed { state, now, effects } = &mut self.bed;
+        let range = range_of(bytes);
+        match state.unlock_range(client, &locks.stateid, file, range, *now, effects) {
+            Ok(stateid) => {
+                locks.bytes[bytes.0..=bytes.1].fill(None);
+                locks.stateid = stateid;
+            }
+            Err(status) => prop_assert_eq!(status, Status::Delay),
+        }
+        self.note_forgotten()
+    }
+
+    fn free(&mut self, key: Key) -> Result<(), TestCaseError> {
+        let Some(locks) = self.locks.get(&key) else { return Ok(()) };
+        let client = self.clients[key.0].0;
+        let Bed { state, now, effects } = &mut self.bed;
+        let result = state.free_stateid(client, &locks.stateid, *now, effects);
+        let is_held = locks.bytes.iter().any(Option::is_some);
+        prop_assert_eq!(result, if is_held { Err(Status::LocksHeld) } else { Ok(()) });
+        if !is_held {
+            self.locks.remove(&key);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, key: Key) -> Result<(), TestCaseError> {
+        let Some(open) = self.opens.remove(&key) else { return Ok(()) };
+        let client = self.clients[key.0].0;
+        let Bed { state, now, effects } = &mut self.bed;
+        let result = state.close(client, &open.stateid, FileId(key.1), *now, effects);
+        prop_assert_eq!(result, Ok(Stateid::INVALID));
+        let hangs_on_it =
+            |(client, file, _): Key, locks: &ModelLocks| (client, file, locks.open_owner) == key;
+        self.locks.retain(|key, locks| !hangs_on_it(*key, locks));
+        Ok(())
+    }
+
+    fn read(&mut self, client: usize, file: u64) -> Result<(), TestCaseError> {
+        let id = self.clients[client].0;
+        let (read, anonymous) = (ShareAccess::Read, Stateid::ANONYMOUS);
+        let Bed { state, now, effects } = &mut self.bed;
+        let result = state.check_io(id, &anonymous, FileId(file), read, *now, effects);
+        self.note_forgotten()?;
+        let denies = |(key, open): (&Key, &ModelOpen)| {
+            key.1 == file && open.share().1 & 1 != 0 && !self.is_expired(key.0)
+        };
+        prop_assert_eq!(result.is_err(), self.opens.iter().any(denies));
+        for (key, open) in self.opens.iter().filter(|(key, _)| key.0 == client) {
+            let Bed { state, now, effects } = &mut self.bed;
+            let file = FileId(key.1);
+            let state = state.check_io(id, &open.stateid, file, read, *now, effects);
+            let is_reader = open.share().0 & 1 != 0;
+            let expected = if is_reader { IoState::Opened } else { IoState::Unchecked };
+            prop_assert_eq!(state, Ok(expected));
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, at: usize, file: u64, action: Action) -> Result<(), TestCaseError> {
+        self.wake_client(at);
+        let key = |owner| (at, file, owner);
+        match action {
+            Action::Open { owner, access, deny } => self.open(key(owner), access, deny)?,
+            Action::Downgrade { owner, access, deny } => {
+                self.downgrade(key(owner), access, deny)?
+            }
+            Action::Close { owner } => self.close(key(owner))?,
+            Action::Lock { owner, bytes, kind, kernel_grants } => {
+                self.lock(key(owner), bytes, kind, kernel_grants)?;
+            }
+            Action::Test { owner, bytes, kind } => self.test(key(owner), bytes, kind)?,
+            Action::Unlock { owner, bytes } => self.unlock(key(owner), bytes)?,
+            Action::Free { owner } => self.free(key(owner))?,
+            Action::Read => self.read(at, file)?,
+            Action::Restart => {
+                self.forget(at);
+                self.clients[at] = self.boot(at);
+            }
+            Action::Sleep { secs } => self.bed.now += Duration::from_secs(secs),
+            Action::Expire => {
+                self.bed.state.expire(self.bed.now, &mut self.bed.effects);
+                self.note_forgotten()?;
+            }
+        }
+        self.perform_effects()?;
+        self.check_counts()
+    }
+
+    fn check_counts(&self) -> Result<(), TestCaseError> {
+        let counts = self.bed.state.counts();
+        prop_assert_eq!(counts.opens, self.opens.len());
+        prop_assert!(counts.opens <= LIMITS_OPENS && counts.locks <= LIMITS_LOCKS);
+        let runs = |locks: &ModelLocks| {
+            locks.bytes.chunk_by(|a, b| a == b).filter(|run| run[0].is_some()).count()
+        };
+        let locks: usize = self.locks.values().map(|locks| 1 + runs(locks)).sum();
+        prop_assert_eq!(counts.locks, locks);
+        for file in 0..FILES {
+            let opens = self.opens.keys().filter(|key| key.1 == file).count();
+            let pins = self.pins.get(&file).copied().unwrap_or(0);
+            prop_assert_eq!(pins, i64::try_from(opens).unwrap());
+        }
+        let is_held = |locks: &&ModelLocks| locks.bytes.iter().any(Option::is_some);
+        let held = self.locks.values().filter(is_held).count();
+        prop_assert_eq!(self.mirrored.len(), held, "a descriptor for each owner of locks");
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..config() })]
+
+    #[test]
+    fn state_is_as_lists_of_opens_and_arrays_of_bytes(
+        steps in prop::collection::vec((0..CLIENTS, 0..FILES, any_action()), 1..120)
+    ) {
+        let mut model = Model::new();
+        for (client, file, action) in steps {
+            model.perform(client, file, action)?;
+        }
+        model.bed.now += LEASE + model.bed.state.limits.courtesy + Duration::from_secs(1);
+        model.bed.state.expire(model.bed.now, &mut model.bed.effects);
+        model.perform_effects()?;
+        prop_assert_eq!(model.bed.state.counts(), StateCounts::default());
+        prop_assert!(model.pins.values().all(|pins| *pins == 0));
+        prop_assert!(model.mirrored.is_empty());
+        prop_assert!(model.bed.state.is_empty(), "no memory is left");
+    }
+}

@@ -1,0 +1,291 @@
+//! SEEK, ALLOCATE, DEALLOCATE, CLONE and COPY: the operations on data that minor version 2 of NFSv4
+//! adds.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use io::{ByteRange, IoMode, Lengths, RangeGuard, RangeUse};
+use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, seek};
+use rustix::io::Errno;
+
+use super::{Caller, Object, Status, Vfs};
+use crate::inode_cache::{Change, Inode, Permitted, Reading, Writing};
+
+/// What SEEK looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sought {
+    Data,
+    Hole,
+}
+
+/// What becomes of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allocation {
+    /// It has blocks; the file grows to its end.
+    Allocate,
+    /// It is a hole; the length stays.
+    Deallocate,
+}
+
+/// A part of one file that goes to a place in another, or in the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopyRange {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// Bytes; zero means to the end of the source.
+    pub(crate) count: u64,
+}
+
+/// The result of a COPY.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopyDone {
+    /// Bytes copied, possibly fewer than asked for.
+    pub(crate) count: u64,
+    /// The verifier as it was before they were written.
+    pub(crate) verifier: [u8; 8],
+}
+
+/// The ends of a copy that may begin.
+struct Ends {
+    source: Arc<OwnedFd>,
+    destination: Permitted<Writing>,
+    writer: Arc<OwnedFd>,
+}
+
+impl Vfs {
+    /// SEEK, RFC 7862 §15.11. Returns where the next data or hole begins, and whether that is the end
+    /// of the file.
+    ///
+    /// # Errors
+    /// `NoDevice` beyond the end of the file, and when there is no more data; those of READ.
+    pub(crate) async fn seek(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        offset: u64,
+        sought: Sought,
+    ) -> Result<(u64, bool), Status> {
+        let file = self.inode(object).await?;
+        let size = self.live_attributes(&file).await?.size;
+        let (_, reader) = self.source(caller, &file).await?;
+        let position = match sought {
+            Sought::Data => SeekFrom::Data(offset),
+            Sought::Hole => SeekFrom::Hole(offset),
+        };
+        if i64::try_from(offset).is_err() {
+            return Err(Status::NoDevice);
+        }
+        // The descriptor is shared, but only its position changes, which no other operation uses.
+        let found = self.engine.data(move || seek(&*reader, position)).await?;
+        Ok((found, found >= size))
+    }
+
+    /// ALLOCATE and DEALLOCATE, RFC 7862 §15.1 and §15.4, as the caller.
+    ///
+    /// # Errors
+    /// `Invalid` for no bytes, `TooLarge`, `NotSupported`, and those of WRITE.
+    pub(crate) async fn allocate(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        (offset, length): (u64, u64),
+        allocation: Allocation,
+    ) -> Result<(), Status> {
+        let range = ByteRange::new(offset, length).ok_or(Status::TooLarge)?;
+        let (flags, lengths) = match allocation {
+            Allocation::Allocate => (FallocateFlags::empty(), Lengths::up_to(range.end())),
+            Allocation::Deallocate => {
+                (FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, Lengths::KEPT)
+            }
+        };
+        let (file, change) = self.begin_change(object, lengths).await?;
+        let permitted = self.permit::<Writing>(caller, &file, change.before()).await?;
+        let writer = self.writer(&permitted).await?;
+        let pages = permitted.data().ranges.lock(range, RangeUse::Exclusive).await;
+        let changed = Arc::clone(&file);
+        change.note_start();
+        let job = move || {
+            let result = fallocate(&*writer, flags, offset, length);
+            changed.note_change();
+            drop(pages);
+            change.end(writer.as_fd());
+            Ok(result?)
+        };
+        let result = self.in_data_lane(caller, job).await;
+        let settled = self.settle(&file, object.sync).await;
+        result.and(settled)
+    }
+
+    /// CLONE, RFC 7862 §15.13, as the caller.
+    ///
+    /// # Errors
+    /// `Invalid` for ranges that overlap or are not aligned to the blocks of the file system, or that
+    /// end behind the source; `CrossDevice`, `NotSupported`, and those of READ and WRITE.
+    pub(crate) async fn clone_range(
+        &self,
+        caller: &Caller,
+        source: &Object,
+        destination: &Object,
+        range: CopyRange,
+    ) -> Result<(), Status> {
+        let from = self.inode(source).await?;
+        let range = self.resolve(&from, range).await?;
+        let (file, change) =
+            self.begin_change(destination, Lengths::up_to(range.to + range.count)).await?;
+        let ends = self.ends(caller, &from, (&file, &change), range).await?;
+        let pages = lock_pages(&from, &ends.destination, range).await;
+        let changed = Arc::clone(&file);
+        change.note_start();
+        let job = move || {
+            let Ends { source, writer, .. } = ends;
+            let part = ByteRange::between(range.from, range.from + range.count);
+            let result = io::clone_range(source.as_fd(), part, writer.as_fd(), range.to);
+            changed.note_change();
+            drop(pages);
+            change.end(writer.as_fd());
+            Ok(result?)
+        };
+        let result = self.in_data_lane(caller, job).await;
+        let settled = self.settle(&file, destination.sync).await;
+        result.and(settled)
+    }
+
+    /// COPY, RFC 7862 §15.2, as the caller: unstable, as a WRITE is.
+    ///
+    /// # Errors
+    /// `Invalid` for ranges that overlap in one file, or that end behind the source; `CrossDevice`;
+    /// those of READ and WRITE.
+    pub(crate) async fn copy(
+        &self,
+        caller: &Caller,
+        source: &Object,
+        destination: &Object,
+        range: CopyRange,
+    ) -> Result<CopyDone, Status> {
+        let from = self.inode(source).await?;
+        let range = self.resolve(&from, range).await?;
+        let range = CopyRange { count: range.count.min(COPY_BYTES_MAX), ..range };
+        let target = ByteRange::between(range.to, range.to + range.count);
+        let (file, change) = self.begin_change(destination, Lengths::up_to(target.end())).await?;
+        let verifier = file.root().file_system.verifier.current();
+        let ends = self.ends(caller, &from, (&file, &change), range).await?;
+        let window = match destination.policy.write {
+            IoMode::Buffered => None,
+            IoMode::DontCache | IoMode::Direct | IoMode::Auto => {
+                let window = ends.destination.data().window(&self.window, file.root().device());
+                let room = window.room(range.count).await;
+                Some((window, room))
+            }
+        };
+        let pages = lock_pages(&from, &ends.destination, range).await;
+        change.note_start();
+        let job = move || {
+            let Ends { source, writer, .. } = ends;
+            let intent =
+                window.map(|(window, room)| window.before_write(writer.as_fd(), target, room));
+            let result = copy(&source, &writer, range);
+            if let (Some(intent), Ok(count)) = (intent, &result) {
+                intent.enroll(&writer, ByteRange::between(range.to, range.to + count));
+            }
+            file.note_change();
+            drop(pages);
+            change.end(writer.as_fd());
+            result
+        };
+        let count = self.in_data_lane(caller, job).await?;
+        Ok(CopyDone { count, verifier })
+    }
+
+    /// The bytes of the source that a range names.
+    async fn resolve(&self, source: &Arc<Inode>, range: CopyRange) -> Result<CopyRange, Status> {
+        let size = self.live_attributes(source).await?.size;
+        let left = size.checked_sub(range.from).ok_or(Status::Invalid)?;
+        let count = if range.count == 0 { left } else { range.count };
+        if count > left {
+            return Err(Status::Invalid);
+        }
+        ByteRange::new(range.to, count).ok_or(Status::TooLarge)?;
+        Ok(CopyRange { count, ..range })
+    }
+
+    async fn ends(
+        &self,
+        caller: &Caller,
+        source: &Arc<Inode>,
+        (file, change): (&Arc<Inode>, &Change),
+        range: CopyRange,
+    ) -> Result<Ends, Status> {
+        let is_apart = range.from.abs_diff(range.to) >= range.count;
+        if source.lock.is(&file.lock) && !is_apart {
+            return Err(Status::Invalid);
+        }
+        let (_, source) = self.source(caller, source).await?;
+        let destination = self.permit::<Writing>(caller, file, change.before()).await?;
+        let writer = self.writer(&destination).await?;
+        Ok(Ends { source, destination, writer })
+    }
+
+    /// A file to read from.
+    async fn source(
+        &self,
+        caller: &Caller,
+        file: &Arc<Inode>,
+    ) -> Result<(Permitted<Reading>, Arc<OwnedFd>), Status> {
+        let attributes = self.live_attributes(file).await?;
+        let permitted = self.permit::<Reading>(caller, file, &attributes).await?;
+        let reader = self.reader(&permitted).await?;
+        Ok((permitted, reader))
+    }
+
+    /// Runs a blocking operation on data as the caller.
+    async fn in_data_lane<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        job: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let done = self.engine.data_as(caller.identity.clone(), job).await;
+        done.unwrap_or_else(|error| Err(Status::no_identity(&error)))
+    }
+}
+
+/// The pages of both ranges. Of two files the one with the lower rank comes first, so that two copies
+/// in opposite directions do not wait for each other.
+async fn lock_pages(
+    source: &Arc<Inode>,
+    destination: &Permitted<Writing>,
+    range: CopyRange,
+) -> Vec<RangeGuard> {
+    let to = ByteRange::between(range.to, range.to + range.count);
+    let from = ByteRange::between(range.from, range.from + range.count);
+    let own = &destination.data().ranges;
+    if source.lock.is(&destination.lock) {
+        let both = ByteRange::between(to.offset().min(from.offset()), to.end().max(from.end()));
+        return vec![own.lock(both, RangeUse::Exclusive).await];
+    }
+    let Some(other) = source.ranges() else { return Vec::new() };
+    if source.lock.rank() < destination.lock.rank() {
+        let first = other.lock(from, RangeUse::Cached).await;
+        vec![first, own.lock(to, RangeUse::Exclusive).await]
+    } else {
+        let first = own.lock(to, RangeUse::Exclusive).await;
+        vec![first, other.lock(from, RangeUse::Cached).await]
+    }
+}
+
+/// Copies as much as the kernel does; fewer bytes if it fails on the way, or the source ends.
+fn copy(source: &OwnedFd, writer: &OwnedFd, range: CopyRange) -> Result<u64, Status> {
+    let (mut from, mut to, end) = (range.from, range.to, range.to + range.count);
+    while to < end {
+        let left = usize::try_from(end - to).expect("at most 4 MiB");
+        match copy_file_range(source, Some(&mut from), writer, Some(&mut to), left) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) if to == range.to => return Err(errno.into()),
+            Err(_) => break,
+        }
+    }
+    Ok(to - range.to)
+}
+
+/// Bytes of one COPY, which keeps a data thread.
+const COPY_BYTES_MAX: u64 = 4 << 20;

@@ -1,0 +1,247 @@
+//! SEEK, ALLOCATE, DEALLOCATE, COPY and CLONE of version 4.2.
+
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use proto::nfs4::*;
+use proto::xdr::{Decode, Encode};
+
+use super::client::{ALL_VERSIONS, Operations, Session, open_args};
+use crate::fixture::Fixture;
+
+const BLOCK: usize = 64 << 10;
+
+/// A client with two files open.
+struct Bed {
+    fixture: Fixture,
+    session: Session,
+    source: (FileHandle, Stateid),
+    target: (FileHandle, Stateid),
+}
+
+impl Bed {
+    fn new() -> Self {
+        let fixture = Fixture::with(ALL_VERSIONS);
+        let mut session = Session::of(&fixture, b"client", 2);
+        let export = session.export();
+        let (source, target) = (session.open(export, b"source"), session.open(export, b"target"));
+        Self { fixture, session, source, target }
+    }
+
+    fn write(&self, name: &str, offset: usize, data: &[u8]) {
+        let file = std::fs::OpenOptions::new().write(true).open(self.fixture.exported(name));
+        file.unwrap().write_all_at(data, offset as u64).unwrap();
+    }
+
+    fn contents(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.fixture.exported(name)).unwrap()
+    }
+
+    fn perform<T: for<'a> Decode<'a>>(
+        &mut self,
+        operation: OperationCode,
+        file: FileHandle,
+        args: &impl Encode,
+    ) -> Reply<T> {
+        let mut results = self.session.call(&Operations::new().at(file).op(operation, args));
+        results.skip(&[OperationCode::Putfh]).next(operation)
+    }
+
+    fn seek(&mut self, offset: u64, what: u32) -> Reply<SeekOk> {
+        let (file, stateid) = self.source;
+        self.perform(OperationCode::Seek, file, &SeekArgs { stateid, offset, what })
+    }
+
+    fn allocate(&mut self, operation: OperationCode, offset: u64, length: u64) -> Reply<()> {
+        let (file, stateid) = self.source;
+        self.perform(operation, file, &AllocateArgs { stateid, offset, length })
+    }
+
+    fn range(&self, source_offset: u64, destination_offset: u64, count: u64) -> CloneArgs {
+        CloneArgs {
+            source_stateid: self.source.1,
+            destination_stateid: self.target.1,
+            source_offset,
+            destination_offset,
+            count,
+        }
+    }
+
+    /// From one of the files to another, by their handles.
+    fn copy(&mut self, range: CloneArgs, from: FileHandle, to: FileHandle) -> Reply<CopyOk> {
+        let args =
+            CopyArgs { range, consecutive: true, synchronous: true, is_between_servers: false };
+        let call = Operations::new().at(from).op(OperationCode::Savefh, &()).at(to);
+        let mut results = self.session.call(&call.op(OperationCode::Copy, &args));
+        results.skip(&[OperationCode::Putfh, OperationCode::Savefh, OperationCode::Putfh]);
+        results.next(OperationCode::Copy)
+    }
+}
+
+#[test]
+fn seek_finds_data_and_the_hole_at_the_end() {
+    let mut bed = Bed::new();
+    bed.write("source", 16 * BLOCK, &[1; BLOCK]);
+    let size = 17 * BLOCK as u64;
+    let found = bed.seek(0, Content::Data.code()).unwrap();
+    assert!(!found.eof && found.offset <= size - BLOCK as u64, "{found:?}");
+    let found = bed.seek(found.offset, Content::Hole.code()).unwrap();
+    assert_eq!(found, SeekOk { eof: true, offset: size });
+    assert_eq!(bed.seek(size, Content::Data.code()), Err(Status::Nxio));
+    assert_eq!(bed.seek(u64::MAX, Content::Hole.code()), Err(Status::Nxio));
+    assert_eq!(bed.seek(0, 7), Err(Status::UnionNotsupp));
+}
+
+#[test]
+fn allocate_grows_a_file_and_deallocate_punches_a_hole() {
+    let mut bed = Bed::new();
+    bed.write("source", 0, &[1; 3 * BLOCK]);
+    let end = 4 * BLOCK as u64;
+    match bed.allocate(OperationCode::Allocate, 0, end) {
+        Err(Status::Notsupp) => return eprintln!("skipped: no fallocate on this file system"),
+        result => result.unwrap(),
+    }
+    let metadata = std::fs::metadata(bed.fixture.exported("source")).unwrap();
+    assert_eq!(metadata.len(), end);
+    assert!(metadata.blocks() * 512 >= end);
+    match bed.allocate(OperationCode::Deallocate, BLOCK as u64, BLOCK as u64) {
+        Err(Status::Notsupp) => return eprintln!("skipped: no holes on this file system"),
+        result => result.unwrap(),
+    }
+    bed.allocate(OperationCode::Deallocate, end, end).unwrap();
+    let expected = [[1; BLOCK], [0; BLOCK], [1; BLOCK], [0; BLOCK]].concat();
+    assert!(bed.contents("source") == expected);
+    assert_eq!(bed.allocate(OperationCode::Allocate, 0, 0), Err(Status::Inval));
+    assert_eq!(bed.allocate(OperationCode::Allocate, 1, u64::MAX), Err(Status::Fbig));
+}
+
+#[test]
+fn a_read_after_deallocate_has_zeros() {
+    let mut bed = Bed::new();
+    bed.write("source", 0, &[1; 4 * BLOCK]);
+    let (file, stateid) = bed.source;
+    let read = ReadArgs { stateid, offset: BLOCK as u64, count: 4096 };
+    let read = Operations::new().at(file).op(OperationCode::Read, &read);
+    let data = |bed: &mut Bed| {
+        let mut results = bed.session.ok(&read);
+        results
+            .skip(&[OperationCode::Putfh])
+            .next_with(OperationCode::Read, |r| ReadOk::decode(r).unwrap().data.to_vec())
+    };
+    assert_eq!(data(&mut bed), Ok(vec![1; 4096]));
+    match bed.allocate(OperationCode::Deallocate, 0, 4 * BLOCK as u64) {
+        Err(Status::Notsupp) => return eprintln!("skipped: no holes on this file system"),
+        result => result.unwrap(),
+    }
+    assert_eq!(data(&mut bed), Ok(vec![0; 4096]));
+}
+
+#[test]
+fn copy_takes_bytes_from_one_file_to_another() {
+    let mut bed = Bed::new();
+    let data: Vec<u8> = (0..5 * BLOCK).map(|at| u8::try_from(at % 251).unwrap()).collect();
+    bed.write("source", 0, &data);
+    let (source, target) = (bed.source.0, bed.target.0);
+    let count = 2 * BLOCK as u64;
+    let done = bed.copy(bed.range(100, 7, count), source, target).unwrap();
+    assert_eq!(done.count, count);
+    assert!(bed.contents("target")[7..] == data[100..100 + 2 * BLOCK]);
+    // To the end of the source.
+    let done = bed.copy(bed.range(BLOCK as u64, 0, 0), source, target).unwrap();
+    assert_eq!(done.count, 4 * BLOCK as u64);
+    assert!(bed.contents("target") == data[BLOCK..]);
+    let beyond = bed.range(1, 0, data.len() as u64);
+    assert_eq!(bed.copy(beyond, source, target), Err(Status::Inval));
+}
+
+#[test]
+fn copy_within_a_file_needs_ranges_apart() {
+    let mut bed = Bed::new();
+    bed.write("source", 0, &[[1; BLOCK], [2; BLOCK]].concat());
+    let (file, stateid) = bed.source;
+    let within = |to, count| CloneArgs {
+        source_stateid: stateid,
+        destination_stateid: stateid,
+        source_offset: 0,
+        destination_offset: to,
+        count,
+    };
+    let block = BLOCK as u64;
+    assert_eq!(bed.copy(within(block - 1, block), file, file), Err(Status::Inval));
+    assert_eq!(bed.copy(within(block, block), file, file).unwrap().count, block);
+    assert!(bed.contents("source") == [1; 2 * BLOCK]);
+}
+
+#[test]
+fn copies_in_opposite_directions_end() {
+    let bed = Bed::new();
+    let block = BLOCK as u64;
+    bed.write("source", 0, &[1; BLOCK]);
+    bed.write("target", 0, &[2; BLOCK]);
+    let (source, target) = (bed.source, bed.target);
+    let fixture = &bed.fixture;
+    std::thread::scope(|scope| {
+        for ((from, _), (to, _)) in [(source, target), (target, source)] {
+            scope.spawn(move || {
+                let mut session = Session::of(fixture, from.as_bytes(), 2);
+                let export = session.export();
+                let files = [b"source", b"target"].map(|name| session.open(export, name));
+                let stateid = |file| files.iter().find(|(own, _)| *own == file).unwrap().1;
+                let range = CloneArgs {
+                    source_stateid: stateid(from),
+                    destination_stateid: stateid(to),
+                    source_offset: 0,
+                    destination_offset: 0,
+                    count: block,
+                };
+                let (consecutive, synchronous) = (true, false);
+                let args = CopyArgs { range, consecutive, synchronous, is_between_servers: false };
+                let call = Operations::new().at(from).op(OperationCode::Savefh, &()).at(to);
+                let call = call.op(OperationCode::Copy, &args);
+                for _ in 0..50 {
+                    session.ok(&call);
+                }
+            });
+        }
+    });
+    assert!(bed.contents("source") == bed.contents("target"));
+}
+
+#[test]
+fn clone_shares_blocks_or_is_not_supported() {
+    let mut bed = Bed::new();
+    bed.write("source", 0, &[7; BLOCK]);
+    let range = bed.range(0, 0, 0);
+    let call = Operations::new().at(bed.source.0).op(OperationCode::Savefh, &()).at(bed.target.0);
+    let mut results = bed.session.call(&call.op(OperationCode::Clone, &range));
+    results.skip(&[OperationCode::Putfh, OperationCode::Savefh, OperationCode::Putfh]);
+    match results.next::<()>(OperationCode::Clone) {
+        Ok(()) => assert!(bed.contents("target") == [7; BLOCK]),
+        status => assert_eq!(status, Err(Status::Notsupp)),
+    }
+}
+
+#[test]
+fn an_open_for_reading_is_no_destination() {
+    let mut bed = Bed::new();
+    bed.write("source", 0, &[7; BLOCK]);
+    std::fs::write(bed.fixture.exported("other"), b"").unwrap();
+    let export = bed.session.export();
+    let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"other"));
+    let call = Operations::new().at(export).op(OperationCode::Open, &args).getfh();
+    let mut results = bed.session.ok(&call);
+    let opened: OpenOk = results.skip(&[OperationCode::Putfh]).next(OperationCode::Open).unwrap();
+    let other = results.handle();
+    let range = CloneArgs { destination_stateid: opened.stateid, ..bed.range(0, 0, 0) };
+    assert_eq!(bed.copy(range, bed.source.0, other), Err(Status::Openmode));
+}
+
+#[test]
+fn version_4_1_does_not_have_them() {
+    let mut bed = Bed::new();
+    bed.session.minor_version = 1;
+    let (file, stateid) = bed.source;
+    let args = SeekArgs { stateid, offset: 0, what: 0 };
+    let mut results = bed.session.call(&Operations::new().at(file).op(OperationCode::Seek, &args));
+    results.skip(&[OperationCode::Putfh]);
+    assert_eq!(results.next::<()>(OperationCode::Illegal), Err(Status::OpIllegal));
+}

@@ -1,0 +1,229 @@
+//! Data and attributes of files.
+
+use proto::nfs4::*;
+use proto::xdr::{Decode, Encode, Writer};
+
+use super::client::{ALL_VERSIONS, Operations, Results, Session};
+use crate::fixture::Fixture;
+
+fn read_data(results: &mut Results) -> Reply<(bool, Vec<u8>)> {
+    results.next_with(OperationCode::Read, |r| {
+        let ok = ReadOk::decode(r).unwrap();
+        (ok.eof, ok.data.to_vec())
+    })
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i % 251).to_le_bytes()[0]).collect()
+}
+
+#[test]
+fn a_write_with_operations_behind_it_is_received_as_in_version_3() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let before = fixture.counter(spillway_server::counters::Counter::PayloadBytes);
+    for len in [1, 3, 4096, 100_001, 1 << 20] {
+        let data = pattern(len);
+        let args = WriteArgs { stateid, offset: 4096, stable: StableHow::FileSync, data: &data };
+        let write = Operations::new().at(file).op(OperationCode::Write, &args);
+        let mut results = session.ok(&write.getattr(&[attribute::SIZE]));
+        let written: WriteOk =
+            results.skip(&[OperationCode::Putfh]).next(OperationCode::Write).unwrap();
+        assert_eq!(usize::try_from(written.count).unwrap(), len);
+        assert_eq!(written.committed, StableHow::FileSync);
+        let size = results
+            .next_with(OperationCode::Getattr, |r| Attributes::decode(r).unwrap().size.unwrap());
+        assert_eq!(size, Ok(4096 + len as u64));
+        assert_eq!(std::fs::read(fixture.exported("file")).unwrap()[4096..], data);
+        std::fs::write(fixture.exported("file"), b"").unwrap();
+    }
+    let apart = fixture.counter(spillway_server::counters::Counter::PayloadBytes) - before;
+    assert_eq!(apart, 1 + 3 + 4096 + 100_001 + (1 << 20), "the data was received apart");
+}
+
+#[test]
+fn a_second_write_of_a_compound_is_written_too() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let write = |ops: Operations, offset, data: &[u8]| {
+        let stable = StableHow::Unstable;
+        ops.op(OperationCode::Write, &WriteArgs { stateid, offset, stable, data })
+    };
+    session.ok(&write(write(Operations::new().at(file), 0, b"one"), 3, b"two"));
+    let commit = CommitArgs { offset: 0, count: 0 };
+    session.ok(&Operations::new().at(file).op(OperationCode::Commit, &commit));
+    assert_eq!(std::fs::read(fixture.exported("file")).unwrap(), b"onetwo");
+}
+
+#[test]
+fn a_read_with_operations_behind_it_carries_its_data() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let data = pattern(300_003);
+    std::fs::write(fixture.exported("file"), &data).unwrap();
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    // Spliced or copied, with and without padding.
+    for count in [5_u32, 4096, 65_537, 300_003] {
+        let read = ReadArgs { stateid, offset: 0, count };
+        let call = Operations::new().at(file).op(OperationCode::Read, &read);
+        let mut results = session.ok(&call.getattr(&[attribute::SIZE]));
+        let (eof, read) = read_data(results.skip(&[OperationCode::Putfh])).unwrap();
+        assert_eq!(eof, count == 300_003);
+        assert!(read == data[..usize::try_from(count).unwrap()], "{count} bytes");
+        let size = results
+            .next_with(OperationCode::Getattr, |r| Attributes::decode(r).unwrap().size.unwrap());
+        assert_eq!(size, Ok(300_003));
+        assert!(results.rest().is_empty());
+    }
+}
+
+#[test]
+fn further_reads_of_a_compound_are_short() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let data = pattern(100_000);
+    std::fs::write(fixture.exported("file"), &data).unwrap();
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let read = ReadArgs { stateid, offset: 0, count: 50_000 };
+    let twice =
+        (0..2).fold(Operations::new().at(file), |ops, _| ops.op(OperationCode::Read, &read));
+    let mut results = session.ok(&twice);
+    let (_, first) = read_data(results.skip(&[OperationCode::Putfh])).unwrap();
+    let (_, second) = read_data(&mut results).unwrap();
+    assert!(first == data[..50_000]);
+    assert!(second.len() < 10_000 && second == data[..second.len()], "{}", second.len());
+}
+
+#[test]
+fn attributes_come_back_as_they_were_set() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let time = Time { seconds: -5, nseconds: 7 };
+    let set = Attributes {
+        mode: Some(0o640),
+        size: Some(9),
+        time_modify_set: Some(SetTime::ToClientTime(time)),
+        ..Attributes::default()
+    };
+    let mut w = Writer::new();
+    stateid.encode(&mut w);
+    set.encode(&mut w);
+    let args = Encoded(w.into_vec());
+    let wanted = [attribute::MODE, attribute::SIZE, attribute::TIME_MODIFY, attribute::CHANGE];
+    let call = Operations::new().at(file).getattr(&wanted).op(OperationCode::Setattr, &args);
+    let mut results = session.ok(&call.getattr(&wanted));
+    results.skip(&[OperationCode::Putfh]);
+    let attributes = |results: &mut Results| {
+        let decode = |r: &mut proto::xdr::Reader<'_>| {
+            let a = Attributes::decode(r).unwrap();
+            (a.mode.unwrap(), a.size.unwrap(), a.time_modify.unwrap(), a.change.unwrap())
+        };
+        results.next_with(OperationCode::Getattr, decode).unwrap()
+    };
+    let before = attributes(&mut results);
+    let done: Bitmap = results.next(OperationCode::Setattr).unwrap();
+    assert_eq!(done, set.present());
+    let after = attributes(&mut results);
+    assert_eq!((after.0, after.1, after.2), (0o640, 9, time));
+    assert_ne!(after.3, before.3);
+}
+
+#[test]
+fn only_attributes_that_exist_can_be_set() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    for (bit, status) in [
+        (attribute::FILEID, Status::Inval),
+        (12, Status::Attrnotsupp),
+        (Bitmap::UNKNOWN, Status::Attrnotsupp),
+    ] {
+        let bitmap = Bitmap::of(&[bit]);
+        let attributes = RawAttributes { bitmap, values: &[0; 8] };
+        let args = SetattrArgs { stateid: Stateid::ANONYMOUS, attributes };
+        let mut results =
+            session.call(&Operations::new().at(export).op(OperationCode::Setattr, &args));
+        results.skip(&[OperationCode::Putfh]);
+        assert_eq!(results.next::<()>(OperationCode::Setattr), Err(status), "attribute {bit}");
+        assert_eq!(results.rest(), [0; 4], "no attribute was set");
+    }
+}
+
+#[test]
+fn verify_compares_attributes() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let is = Attributes { file_type: Some(FileType::Directory), ..Attributes::default() };
+    let is_not = Attributes { file_type: Some(FileType::Regular), ..Attributes::default() };
+    let mut status = |operation, attributes: &Attributes<'_>| {
+        let call = Operations::new().at(export).op(operation, attributes);
+        session.call(&call).skip(&[OperationCode::Putfh]).next::<()>(operation)
+    };
+    assert_eq!(status(OperationCode::Verify, &is), Ok(()));
+    assert_eq!(status(OperationCode::Verify, &is_not), Err(Status::NotSame));
+    assert_eq!(status(OperationCode::Nverify, &is), Err(Status::Same));
+    assert_eq!(status(OperationCode::Nverify, &is_not), Ok(()));
+}
+
+#[test]
+fn names_are_made_moved_and_removed() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let attributes = RawAttributes { bitmap: Bitmap::EMPTY, values: &[] };
+    let make = |kind, name| CreateArgs { kind, name, attributes };
+    let at = || Operations::new().at(export);
+    session.ok(&at().op(OperationCode::Create, &make(CreateKind::Directory, b"dir")).getfh());
+    session.ok(&at().op(OperationCode::Create, &make(CreateKind::Symlink(b"to"), b"link")));
+    let mut results = session.ok(&at().lookup(b"link").op(OperationCode::Readlink, &()));
+    results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
+    let target = results
+        .next_with(OperationCode::Readlink, |r| ReadlinkOk::decode(r).unwrap().target.to_vec());
+    assert_eq!(target, Ok(b"to".to_vec()));
+
+    let rename = RenameArgs { old: b"link", new: b"moved" };
+    let save = |ops: Operations| ops.op(OperationCode::Savefh, &());
+    let moved = save(at()).lookup(b"dir").op(OperationCode::Rename, &rename);
+    let mut results = session.ok(&moved);
+    results.skip(&[OperationCode::Putfh, OperationCode::Savefh, OperationCode::Lookup]);
+    let changed: RenameOk = results.next(OperationCode::Rename).unwrap();
+    assert!(changed.source.atomic && changed.source.after > changed.source.before);
+    assert!(fixture.exported("dir/moved").symlink_metadata().is_ok());
+
+    let remove = |name| NameArgs { name };
+    let mut results = session.call(&at().op(OperationCode::Remove, &remove(b"dir")));
+    results.skip(&[OperationCode::Putfh]);
+    assert_eq!(results.next::<()>(OperationCode::Remove), Err(Status::Notempty));
+    session.ok(&at().lookup(b"dir").op(OperationCode::Remove, &remove(b"moved")));
+    session.ok(&at().op(OperationCode::Remove, &remove(b"dir")));
+    assert!(!fixture.exported("dir").exists());
+
+    for (name, status) in [
+        (&b""[..], Status::Inval),
+        (b"..", Status::Badname),
+        (b"a/b", Status::Badchar),
+        (&[b'x'; 300], Status::Nametoolong),
+    ] {
+        let mut results = session.call(&at().lookup(name));
+        results.skip(&[OperationCode::Putfh]);
+        assert_eq!(results.next::<()>(OperationCode::Lookup), Err(status), "{name:?}");
+    }
+}
+
+/// Bytes that are encoded already.
+struct Encoded(Vec<u8>);
+
+impl Encode for Encoded {
+    fn encode(&self, w: &mut Writer) {
+        w.array(&self.0);
+    }
+}

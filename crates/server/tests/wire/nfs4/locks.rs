@@ -1,0 +1,170 @@
+//! Byte-range locks of clients, and of local programs on the same files.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+
+use io::{OfdLock, set_ofd_lock};
+use proto::nfs4::*;
+use proto::xdr::decode_all;
+
+use super::client::{ALL_VERSIONS, Operations, Session};
+use crate::fixture::Fixture;
+
+/// A client with a file open, as the owner of locks in it.
+struct Locking {
+    session: Session,
+    file: FileHandle,
+    open: Stateid,
+    held: Option<Stateid>,
+}
+
+fn range(offset: u64, length: u64) -> LockRange {
+    LockRange { offset, length }
+}
+
+const ALL: LockRange = LockRange { offset: 0, length: u64::MAX };
+
+impl Locking {
+    fn new(fixture: &Fixture, owner: &[u8]) -> Self {
+        let mut session = Session::of(fixture, owner, 2);
+        let export = session.export();
+        let (file, open) = session.open(export, b"file");
+        Self { session, file, open, held: None }
+    }
+
+    /// The range in the way, if the lock is denied.
+    fn lock(&mut self, kind: LockType, range: LockRange) -> Result<(), LockRange> {
+        let owner = LockOwner { client: ClientId(0), owner: b"locker" };
+        let locker = match self.held {
+            Some(stateid) => Locker::Existing { stateid, lock_seqid: 0 },
+            None => Locker::New { open_seqid: 0, open: self.open, lock_seqid: 0, owner },
+        };
+        let args = LockArgs { kind, reclaim: false, range, locker };
+        let call = Operations::new().at(self.file).op(OperationCode::Lock, &args);
+        let mut results = self.session.call(&call);
+        results.skip(&[OperationCode::Putfh]);
+        match results.next::<OneStateid>(OperationCode::Lock) {
+            Ok(held) => {
+                self.held = Some(held.stateid);
+                Ok(())
+            }
+            Err(Status::Denied) => Err(decode_all::<LockDenied<'_>>(results.rest()).unwrap().range),
+            Err(status) => panic!("{status:?}"),
+        }
+    }
+
+    fn test(&mut self, kind: LockType, range: LockRange) -> Result<(), LockRange> {
+        let owner = LockOwner { client: ClientId(0), owner: b"locker" };
+        let args = LocktArgs { kind, range, owner };
+        let call = Operations::new().at(self.file).op(OperationCode::Lockt, &args);
+        let mut results = self.session.call(&call);
+        results.skip(&[OperationCode::Putfh]);
+        match results.next::<()>(OperationCode::Lockt) {
+            Ok(()) => Ok(()),
+            Err(Status::Denied) => Err(decode_all::<LockDenied<'_>>(results.rest()).unwrap().range),
+            Err(status) => panic!("{status:?}"),
+        }
+    }
+
+    fn unlock(&mut self, range: LockRange) {
+        let stateid = self.held.expect("it holds a lock");
+        let args = LockuArgs { kind: LockType::Write, seqid: 0, stateid, range };
+        let call = Operations::new().at(self.file).op(OperationCode::Locku, &args);
+        let mut results = self.session.ok(&call);
+        let held: OneStateid =
+            results.skip(&[OperationCode::Putfh]).next(OperationCode::Locku).unwrap();
+        self.held = Some(held.stateid);
+    }
+
+    fn close(&mut self) {
+        let args = CloseArgs { seqid: 0, stateid: self.open };
+        self.session.ok(&Operations::new().at(self.file).op(OperationCode::Close, &args));
+    }
+}
+
+fn local(fixture: &Fixture) -> File {
+    OpenOptions::new().read(true).write(true).open(fixture.exported("file")).unwrap()
+}
+
+fn locally(file: &File, (first, last): (u64, u64), lock: OfdLock) -> bool {
+    set_ofd_lock(file.as_fd(), (first, last), lock).unwrap()
+}
+
+#[test]
+fn ranges_split_and_merge() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Locking::new(&fixture, b"one"), Locking::new(&fixture, b"two"));
+    one.lock(LockType::Write, range(0, 30)).unwrap();
+    one.unlock(range(10, 10));
+    assert_eq!(two.lock(LockType::Read, ALL), Err(range(0, 10)));
+    two.lock(LockType::Write, range(10, 10)).unwrap();
+    assert_eq!(one.test(LockType::Read, range(5, 10)), Err(range(10, 10)));
+    two.unlock(ALL);
+    one.lock(LockType::Write, range(10, 10)).unwrap();
+    assert_eq!(two.test(LockType::Read, range(15, 1)), Err(range(0, 30)), "one range again");
+    assert_eq!(two.test(LockType::Write, range(30, u64::MAX)), Ok(()));
+}
+
+#[test]
+fn a_lock_is_upgraded_and_downgraded_in_place() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Locking::new(&fixture, b"one"), Locking::new(&fixture, b"two"));
+    let local = local(&fixture);
+    one.lock(LockType::Read, ALL).unwrap();
+    two.lock(LockType::Read, range(0, 1)).unwrap();
+    assert_eq!(one.lock(LockType::Write, ALL), Err(range(0, 1)));
+    assert!(!locally(&local, (5, 5), OfdLock::Write), "it still has the shared lock");
+    two.unlock(ALL);
+    one.lock(LockType::Write, ALL).unwrap();
+    assert!(!locally(&local, (0, 0), OfdLock::Read));
+    one.lock(LockType::Read, ALL).unwrap();
+    assert!(locally(&local, (0, 0), OfdLock::Read));
+    two.lock(LockType::Read, range(0, 1)).unwrap();
+}
+
+#[test]
+fn clients_and_local_programs_see_each_others_locks() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut client = Locking::new(&fixture, b"client");
+    let local = local(&fixture);
+    assert!(locally(&local, (5, 9), OfdLock::Write));
+    assert_eq!(client.lock(LockType::Read, ALL), Err(range(5, 5)));
+    assert_eq!(client.test(LockType::Read, range(9, 1)), Err(range(5, 5)));
+    client.lock(LockType::Write, range(10, u64::MAX)).unwrap();
+    assert!(!locally(&local, (10, 10), OfdLock::Read));
+    assert!(locally(&local, (5, 9), OfdLock::Unlock));
+    client.lock(LockType::Write, ALL).unwrap();
+    assert_eq!(client.test(LockType::Write, ALL), Ok(()), "its own lock is not in the way");
+    client.close();
+    assert!(locally(&local, (0, u64::MAX), OfdLock::Write));
+}
+
+#[test]
+fn a_blocking_lock_is_granted_when_it_is_repeated() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Locking::new(&fixture, b"one"), Locking::new(&fixture, b"two"));
+    one.lock(LockType::Write, ALL).unwrap();
+    assert_eq!(two.lock(LockType::WriteBlocking, ALL), Err(ALL));
+    one.unlock(ALL);
+    let waiting = one.lock(LockType::WriteBlocking, ALL);
+    assert_eq!(waiting, Err(ALL), "the other client waits longer");
+    two.lock(LockType::WriteBlocking, ALL).unwrap();
+}
+
+#[test]
+fn an_unlinked_file_stays_usable_while_it_is_open() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut client = Locking::new(&fixture, b"client");
+    std::fs::write(fixture.exported("file"), b"data").unwrap();
+    let export = client.session.export();
+    let remove =
+        Operations::new().at(export).op(OperationCode::Remove, &NameArgs { name: b"file" });
+    client.session.ok(&remove);
+    let read = ReadArgs { stateid: client.open, offset: 0, count: 4 };
+    let read = Operations::new().at(client.file).op(OperationCode::Read, &read);
+    client.session.ok(&read);
+    client.lock(LockType::Write, ALL).unwrap();
+    client.close();
+    let gone = client.session.call(&Operations::new().at(client.file).getattr(&[attribute::SIZE]));
+    assert_eq!(gone.status, Err(Status::Stale));
+}

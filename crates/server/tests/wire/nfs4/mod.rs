@@ -1,0 +1,11 @@
+//! NFS version 4.1 and 4.2, RFC 8881 and RFC 7862.
+
+mod client;
+mod extension;
+mod files;
+mod hostile;
+mod locks;
+mod opens;
+mod pseudo_root;
+mod restart;
+mod sessions;

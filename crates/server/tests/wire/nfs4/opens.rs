@@ -1,0 +1,153 @@
+//! OPEN, CLOSE, share reservations and byte-range locks.
+
+use proto::nfs4::*;
+
+use super::client::{ALL_VERSIONS, Operations, Session, open_args};
+use crate::fixture::Fixture;
+
+fn open(session: &mut Session, dir: FileHandle, args: &OpenArgs<'_>) -> Reply<OpenOk> {
+    let call = Operations::new().at(dir).op(OperationCode::Open, args);
+    session.call(&call).skip(&[OperationCode::Putfh]).next(OperationCode::Open)
+}
+
+fn lock_args<'a>(kind: LockType, stateid: Stateid, owner: &'a [u8]) -> LockArgs<'a> {
+    let owner = LockOwner { client: ClientId(0), owner };
+    let locker = Locker::New { open_seqid: 0, open: stateid, lock_seqid: 0, owner };
+    LockArgs { kind, reclaim: false, range: LockRange { offset: 0, length: 10 }, locker }
+}
+
+#[test]
+fn opens_are_found_by_their_stateids_until_they_are_closed() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let close = CloseArgs { seqid: 0, stateid };
+    session.ok(&Operations::new().at(file).op(OperationCode::Close, &close));
+    let read = ReadArgs { stateid, offset: 0, count: 1 };
+    let mut results = session.call(&Operations::new().at(file).op(OperationCode::Read, &read));
+    results.skip(&[OperationCode::Putfh]);
+    assert_eq!(results.next::<()>(OperationCode::Read), Err(Status::BadStateid));
+}
+
+#[test]
+fn guarded_and_exclusive_opens_make_a_file_once() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let none = RawAttributes { bitmap: Bitmap::EMPTY, values: &[] };
+    let guarded = open_args(ShareAccess::Both, OpenHow::Guarded(none), OpenClaim::Null(b"g"));
+    assert!(open(&mut session, export, &guarded).is_ok());
+    assert_eq!(open(&mut session, export, &guarded), Err(Status::Exist));
+    let exclusive =
+        |verifier| OpenHow::Exclusive { verifier: Verifier([verifier; 8]), attributes: Some(none) };
+    let args = |verifier| open_args(ShareAccess::Both, exclusive(verifier), OpenClaim::Null(b"e"));
+    let made = open(&mut session, export, &args(1)).unwrap();
+    assert!(made.attributes_set.contains(attribute::TIME_MODIFY), "the client resets the times");
+    assert!(open(&mut session, export, &args(1)).is_ok(), "a retry");
+    assert_eq!(open(&mut session, export, &args(2)), Err(Status::Exist));
+}
+
+#[test]
+fn only_files_are_opened() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    std::fs::create_dir(fixture.exported("dir")).unwrap();
+    std::os::unix::fs::symlink("to", fixture.exported("link")).unwrap();
+    for (name, status) in
+        [(&b"dir"[..], Status::Isdir), (b"link", Status::Symlink), (b"none", Status::Noent)]
+    {
+        let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(name));
+        assert_eq!(open(&mut session, export, &args), Err(status), "{name:?}");
+    }
+}
+
+#[test]
+fn share_reservations_hold_between_clients() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Session::of(&fixture, b"one", 1), Session::of(&fixture, b"two", 2));
+    let export = one.export();
+    std::fs::write(fixture.exported("file"), b"x").unwrap();
+    let args = |access, deny: ShareDeny| OpenArgs {
+        share_deny: deny.code(),
+        ..open_args(access, OpenHow::NoCreate, OpenClaim::Null(b"file"))
+    };
+    let read = args(ShareAccess::Read, ShareDeny::Write);
+    let opened = open(&mut one, export, &read).unwrap();
+    let write = args(ShareAccess::Write, ShareDeny::None);
+    assert_eq!(open(&mut two, export, &write), Err(Status::ShareDenied));
+    let other = Operations::new().at(export).lookup(b"file");
+    let data = WriteArgs {
+        stateid: Stateid::ANONYMOUS,
+        offset: 0,
+        stable: StableHow::FileSync,
+        data: b"y",
+    };
+    let mut results = two.call(&other.clone().op(OperationCode::Write, &data));
+    results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
+    assert_eq!(results.next::<()>(OperationCode::Write), Err(Status::Locked));
+    let close = CloseArgs { seqid: 0, stateid: opened.stateid };
+    one.ok(&other.op(OperationCode::Close, &close));
+    assert!(open(&mut two, export, &write).is_ok());
+}
+
+#[test]
+fn an_open_for_reading_does_not_write() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    std::fs::write(fixture.exported("file"), b"x").unwrap();
+    let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+    let stateid = open(&mut session, export, &args).unwrap().stateid;
+    let stable = StableHow::FileSync;
+    let write = WriteArgs { stateid, offset: 0, stable, data: b"y" };
+    let call = Operations::new().at(export).lookup(b"file").op(OperationCode::Write, &write);
+    let mut results = session.call(&call);
+    results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
+    assert_eq!(results.next::<()>(OperationCode::Write), Err(Status::Openmode));
+}
+
+#[test]
+fn the_current_stateid_is_that_of_the_open() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    std::fs::write(fixture.exported("file"), b"data").unwrap();
+    let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+    let read = ReadArgs { stateid: Stateid::CURRENT, offset: 0, count: 4 };
+    let close = CloseArgs { seqid: 0, stateid: Stateid::CURRENT };
+    let call = Operations::new()
+        .at(export)
+        .op(OperationCode::Open, &args)
+        .op(OperationCode::Read, &read)
+        .op(OperationCode::Close, &close);
+    session.ok(&call);
+    let mut results = session.call(&Operations::new().at(export).op(OperationCode::Close, &close));
+    results.skip(&[OperationCode::Putfh]);
+    assert_eq!(results.next::<()>(OperationCode::Close), Err(Status::BadStateid));
+}
+
+#[test]
+fn locks_of_two_clients_exclude_each_other() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Session::of(&fixture, b"one", 1), Session::of(&fixture, b"two", 1));
+    let export = one.export();
+    let (file, first) = one.open(export, b"file");
+    let (_, second) = two.open(export, b"file");
+    let lock = |stateid| {
+        let args = lock_args(LockType::Write, stateid, b"locker");
+        Operations::new().at(file).op(OperationCode::Lock, &args)
+    };
+    let mut results = one.ok(&lock(first));
+    let held: OneStateid = results.skip(&[OperationCode::Putfh]).next(OperationCode::Lock).unwrap();
+    let mut results = two.call(&lock(second));
+    results.skip(&[OperationCode::Putfh]);
+    assert_eq!(results.next::<()>(OperationCode::Lock), Err(Status::Denied));
+    let denied: LockDenied<'_> = proto::xdr::decode_all(results.rest()).unwrap();
+    assert_eq!((denied.range.length, denied.owner.owner), (10, &b"locker"[..]));
+    let range = LockRange { offset: 0, length: u64::MAX };
+    let unlock = LockuArgs { kind: LockType::Write, seqid: 0, stateid: held.stateid, range };
+    one.ok(&Operations::new().at(file).op(OperationCode::Locku, &unlock));
+    two.ok(&lock(second));
+}

@@ -1,0 +1,138 @@
+//! The directories above the exports.
+
+use proto::nfs4::*;
+use proto::xdr::Decode;
+
+use super::client::{ALL_VERSIONS, Operations, Session};
+use crate::fixture::Fixture;
+
+const SEVERAL: &str = r#"
+    nfs_versions = ["4.1", "4.2"]
+    [[export]]
+    path = "$DIR/export"
+    name = "/srv/one"
+    squash = "none"
+    [[export]]
+    path = "$DIR/two"
+    name = "/srv/deep/two"
+    squash = "none"
+    [[export]]
+    path = "$DIR/hidden"
+    name = "/hidden"
+    [[export.client]]
+    hosts = ["192.0.2.1"]
+"#;
+
+fn several() -> Fixture {
+    Fixture::prepared(SEVERAL, |dir| {
+        std::fs::create_dir(dir.join("two")).unwrap();
+        std::fs::create_dir(dir.join("hidden")).unwrap();
+        std::fs::write(dir.join("two/file"), b"two").unwrap();
+    })
+}
+
+/// The names in a directory.
+fn names(session: &mut Session, at: Operations) -> Vec<String> {
+    let args = ReaddirArgs {
+        cookie: 0,
+        verifier: Verifier::default(),
+        dir_bytes: 0,
+        bytes_max: 4096,
+        wanted: Bitmap::of(&[attribute::FILEID, attribute::RDATTR_ERROR]),
+    };
+    let lookups = at.clone();
+    let mut results = session.ok(&at.op(OperationCode::Readdir, &args));
+    results.skip(&lookups.codes());
+    let body = results.next_with(OperationCode::Readdir, |r| {
+        let ok = ReaddirOk::decode(r).unwrap();
+        assert!(ok.eof);
+        let names = ok.entries.iter();
+        names.map(|entry| String::from_utf8_lossy(entry.name).into_owned()).collect()
+    });
+    body.unwrap()
+}
+
+#[test]
+fn all_exports_lie_below_one_root() {
+    let fixture = several();
+    let mut session = Session::new(&fixture);
+    assert_eq!(names(&mut session, Operations::new().root()), ["srv"], "others are not shown");
+    let srv = Operations::new().root().lookup(b"srv");
+    assert_eq!(names(&mut session, srv.clone()), ["one", "deep"]);
+    let two = srv.lookup(b"deep").lookup(b"two");
+    assert_eq!(names(&mut session, two), ["file"]);
+    let mut results = session.call(&Operations::new().root().lookup(b"hidden"));
+    results.skip(&[OperationCode::Putrootfh]);
+    assert_eq!(results.next::<()>(OperationCode::Lookup), Err(Status::Noent));
+}
+
+#[test]
+fn handles_of_the_root_last_over_a_restart() {
+    let mut fixture = several();
+    let mut session = Session::new(&fixture);
+    let call = Operations::new().root().lookup(b"srv").getfh();
+    let mut results = session.ok(&call);
+    let srv = results.skip(&[OperationCode::Putrootfh, OperationCode::Lookup]).handle();
+    fixture.restart();
+    let mut session = Session::new(&fixture);
+    session.ok(&Operations::new().at(srv).lookup(b"one"));
+}
+
+#[test]
+fn lookupp_leads_from_an_export_to_the_root() {
+    let fixture = several();
+    let mut session = Session::new(&fixture);
+    let up = |ops: Operations| ops.op(OperationCode::Lookupp, &());
+    let root = Operations::new().root();
+    let there_and_back = up(up(root.clone().lookup(b"srv").lookup(b"one"))).getfh();
+    let mut results = session.ok(&there_and_back);
+    let ops = [OperationCode::Putrootfh, OperationCode::Lookup, OperationCode::Lookup];
+    let back = results.skip(&ops).skip(&[OperationCode::Lookupp; 2]).handle();
+    let mut results = session.ok(&root.clone().getfh());
+    assert_eq!(results.skip(&[OperationCode::Putrootfh]).handle(), back);
+    let mut results = session.call(&up(root));
+    results.skip(&[OperationCode::Putrootfh]);
+    assert_eq!(results.next::<()>(OperationCode::Lookupp), Err(Status::Noent));
+}
+
+#[test]
+fn nothing_can_be_changed_above_the_exports() {
+    let fixture = several();
+    let mut session = Session::new(&fixture);
+    let args = NameArgs { name: b"srv" };
+    let mut results = session.call(&Operations::new().root().op(OperationCode::Remove, &args));
+    results.skip(&[OperationCode::Putrootfh]);
+    assert_eq!(results.next::<()>(OperationCode::Remove), Err(Status::Rofs));
+    let access = AccessArgs { access: 0x1ff };
+    let mut results = session.ok(&Operations::new().root().op(OperationCode::Access, &access));
+    let granted: AccessOk =
+        results.skip(&[OperationCode::Putrootfh]).next(OperationCode::Access).unwrap();
+    assert_eq!(granted.access, ACCESS_READ | ACCESS_LOOKUP);
+}
+
+#[test]
+fn file_systems_differ_at_the_root_of_an_export() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let wanted = [attribute::FSID, attribute::FILEID, attribute::MOUNTED_ON_FILEID];
+    let call = Operations::new().root().getattr(&wanted).lookup(b"export").getattr(&wanted);
+    let mut results = session.ok(&call);
+    results.skip(&[OperationCode::Putrootfh]);
+    let mut attributes = || {
+        results.next_with(OperationCode::Getattr, |r| {
+            let a = Attributes::decode(r).unwrap();
+            (a.fsid.unwrap(), a.fileid.unwrap(), a.mounted_on_fileid.unwrap())
+        })
+    };
+    let root = attributes().unwrap();
+    assert_eq!(root.1, root.2);
+    results.skip(&[OperationCode::Lookup]);
+    let export = results
+        .next_with(OperationCode::Getattr, |r| {
+            let a = Attributes::decode(r).unwrap();
+            (a.fsid.unwrap(), a.fileid.unwrap(), a.mounted_on_fileid.unwrap())
+        })
+        .unwrap();
+    assert_ne!(root.0, export.0);
+    assert_ne!(export.1, export.2, "the number below the mount is another");
+}

@@ -1,0 +1,127 @@
+//! Restarts of the server and of clients: what is reclaimed, and who has to wait.
+
+use proto::nfs4::*;
+
+use super::client::{
+    ALL_VERSIONS, Operations, Session, compound, create_session_args, exchange_id, open_args,
+};
+use crate::fixture::Fixture;
+
+/// A session of a client that has not reclaimed yet.
+fn connect(fixture: &Fixture, owner: &[u8], verifier: u8) -> Session {
+    let mut client = fixture.client();
+    let (client_id, sequence, _) = exchange_id(&mut client, owner, verifier).unwrap();
+    let args = create_session_args(client_id, sequence);
+    let call = Operations::new().op(OperationCode::CreateSession, &args);
+    let made: CreateSessionOk =
+        compound(&mut client, 1, &call).next(OperationCode::CreateSession).unwrap();
+    let (id, fore) = (made.session, made.fore);
+    Session { client, id, minor_version: 1, client_id, fore, sequence: 0, cache_this: false }
+}
+
+fn reclaim_complete(session: &mut Session) {
+    let done = ReclaimCompleteArgs { one_fs: false };
+    session.ok(&Operations::new().op(OperationCode::ReclaimComplete, &done));
+}
+
+/// Opens a file by its handle.
+fn open(session: &mut Session, file: FileHandle, claim: OpenClaim<'_>) -> Reply<Stateid> {
+    let args = open_args(ShareAccess::Both, OpenHow::NoCreate, claim);
+    let call = Operations::new().at(file).op(OperationCode::Open, &args);
+    let mut results = session.call(&call);
+    let opened: OpenOk = results.skip(&[OperationCode::Putfh]).next(OperationCode::Open)?;
+    Ok(opened.stateid)
+}
+
+fn lock(session: &mut Session, file: FileHandle, open: Stateid, reclaim: bool) -> Reply<Stateid> {
+    let owner = LockOwner { client: ClientId(0), owner: b"locker" };
+    let locker = Locker::New { open_seqid: 0, open, lock_seqid: 0, owner };
+    let range = LockRange { offset: 0, length: u64::MAX };
+    let args = LockArgs { kind: LockType::Write, reclaim, range, locker };
+    let call = Operations::new().at(file).op(OperationCode::Lock, &args);
+    let mut results = session.call(&call);
+    let held: OneStateid = results.skip(&[OperationCode::Putfh]).next(OperationCode::Lock)?;
+    Ok(held.stateid)
+}
+
+const PREVIOUS: OpenClaim<'_> = OpenClaim::Previous(DelegationType::None);
+
+#[test]
+fn a_client_reclaims_its_lock_before_others_can_have_it() {
+    let mut fixture = Fixture::with(ALL_VERSIONS);
+    let mut holder = connect(&fixture, b"holder", 1);
+    reclaim_complete(&mut holder);
+    let export = holder.export();
+    let (file, stateid) = holder.open(export, b"file");
+    lock(&mut holder, file, stateid, false).unwrap();
+    fixture.restart();
+
+    let mut other = connect(&fixture, b"other", 1);
+    assert_eq!(open(&mut other, file, PREVIOUS), Err(Status::ReclaimBad));
+    reclaim_complete(&mut other);
+    assert_eq!(open(&mut other, file, OpenClaim::Handle), Err(Status::Grace));
+    let mut holder = connect(&fixture, b"holder", 1);
+    let stateid = open(&mut holder, file, PREVIOUS).unwrap();
+    lock(&mut holder, file, stateid, true).unwrap();
+    assert_eq!(open(&mut other, file, OpenClaim::Handle), Err(Status::Grace));
+    reclaim_complete(&mut holder);
+    assert_eq!(open(&mut holder, file, PREVIOUS), Err(Status::NoGrace));
+
+    let stateid = open(&mut other, file, OpenClaim::Handle).expect("all have reclaimed");
+    assert_eq!(lock(&mut other, file, stateid, false), Err(Status::Denied));
+}
+
+#[test]
+fn sessions_and_stateids_of_before_a_restart_are_unknown() {
+    let mut fixture = Fixture::with(ALL_VERSIONS);
+    let mut before = Session::of(&fixture, b"holder", 1);
+    let export = before.export();
+    let (file, stateid) = before.open(export, b"file");
+    fixture.restart();
+    before.client = fixture.client();
+    before.sequence += 1;
+    let call = before.sequenced(&Operations::new());
+    let mut results = compound(&mut before.client, 1, &call);
+    assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::Badsession));
+
+    let mut after = Session::of(&fixture, b"holder", 1);
+    assert_ne!(after.client_id, before.client_id);
+    let read = ReadArgs { stateid, offset: 0, count: 1 };
+    let mut results = after.call(&Operations::new().at(file).op(OperationCode::Read, &read));
+    results.skip(&[OperationCode::Putfh]);
+    assert_eq!(results.next::<()>(OperationCode::Read), Err(Status::BadStateid));
+}
+
+#[test]
+fn there_is_no_grace_when_no_client_held_state() {
+    let mut fixture = Fixture::with(ALL_VERSIONS);
+    let mut before = Session::of(&fixture, b"gone", 1);
+    let destroy = DestroySessionArgs { session: before.id };
+    before.ok(&Operations::new().op(OperationCode::DestroySession, &destroy));
+    let destroy = DestroyClientidArgs { client: before.client_id };
+    let call = Operations::new().op(OperationCode::DestroyClientid, &destroy);
+    assert_eq!(compound(&mut before.client, 1, &call).status, Ok(()));
+    fixture.restart();
+    let mut session = Session::of(&fixture, b"new", 1);
+    let export = session.export();
+    session.open(export, b"file");
+}
+
+#[test]
+fn a_client_that_boots_loses_its_locks() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut holder = connect(&fixture, b"holder", 1);
+    reclaim_complete(&mut holder);
+    let export = holder.export();
+    let (file, stateid) = holder.open(export, b"file");
+    lock(&mut holder, file, stateid, false).unwrap();
+    let mut other = Session::of(&fixture, b"other", 1);
+    let stateid = open(&mut other, file, OpenClaim::Handle).unwrap();
+    assert_eq!(lock(&mut other, file, stateid, false), Err(Status::Denied));
+
+    let mut booted = connect(&fixture, b"holder", 2);
+    lock(&mut other, file, stateid, false).expect("the old incarnation is forgotten");
+    reclaim_complete(&mut booted);
+    let stateid = open(&mut booted, file, OpenClaim::Handle).unwrap();
+    assert_eq!(lock(&mut booted, file, stateid, false), Err(Status::Denied));
+}

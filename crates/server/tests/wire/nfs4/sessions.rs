@@ -1,0 +1,162 @@
+//! Clients, sessions and slots.
+
+use proto::nfs4::*;
+
+use super::client::{
+    ALL_VERSIONS, Operations, Session, compound, create_session_args, exchange_id,
+};
+use crate::fixture::Fixture;
+
+#[test]
+fn minor_version_0_is_refused() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    for minor in [0, 3, u32::MAX] {
+        let results = compound(&mut fixture.client(), minor, &Operations::new().root());
+        let mismatch = Err(Status::MinorVersMismatch);
+        assert_eq!((results.status, results.count), (mismatch, 0), "minor version {minor}");
+    }
+}
+
+#[test]
+fn version_4_is_served_on_request_only() {
+    let fixture = Fixture::new();
+    let mut client = fixture.client();
+    let target = (PROGRAM, VERSION, 0);
+    let (header, _) = client.exchange(target, &[]);
+    let stat = proto::oncrpc::AcceptStat::ProgMismatch { low: 3, high: 3 };
+    assert_eq!(header, proto::oncrpc::ReplyHeader::Accepted { xid: header.xid(), stat });
+}
+
+#[test]
+fn operations_need_a_session_unless_they_make_one() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut client = fixture.client();
+    let mut results = compound(&mut client, 1, &Operations::new().root().getfh());
+    assert_eq!(results.next::<()>(OperationCode::Putrootfh), Err(Status::OpNotInSession));
+    assert_eq!(results.count, 1);
+
+    let args = create_session_args(ClientId(7), SequenceId(1));
+    let two = Operations::new().op(OperationCode::CreateSession, &args).root();
+    let mut results = compound(&mut client, 1, &two);
+    assert_eq!(results.next::<()>(OperationCode::CreateSession), Err(Status::NotOnlyOp));
+
+    let alone = Operations::new().op(OperationCode::CreateSession, &args);
+    let mut results = compound(&mut client, 1, &alone);
+    assert_eq!(results.next::<()>(OperationCode::CreateSession), Err(Status::StaleClientid));
+}
+
+#[test]
+fn sequence_comes_first_and_once() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    session.sequence += 1;
+    let twice = session.sequenced(&session.sequenced(&Operations::new()));
+    let mut results = compound(&mut session.client, 1, &twice);
+    results.next::<SequenceOk>(OperationCode::Sequence).unwrap();
+    assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::SequencePos));
+}
+
+#[test]
+fn a_retry_gets_the_reply_that_was_kept() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    session.cache_this = true;
+    session.sequence += 1;
+    let args = NameArgs { name: b"gone" };
+    std::fs::write(fixture.exported("gone"), b"x").unwrap();
+    let remove = Operations::new().at(export).op(OperationCode::Remove, &args);
+    let call = session.sequenced(&remove);
+    let first = compound(&mut session.client, 1, &call);
+    assert_eq!(first.status, Ok(()));
+    let second = compound(&mut session.client, 1, &call);
+    assert_eq!(second, first, "it does not run twice");
+
+    let args = NameArgs { name: b"another" };
+    let other = Operations::new().at(export).op(OperationCode::Remove, &args);
+    let other = session.sequenced(&other);
+    let mut results = compound(&mut session.client, 1, &other);
+    assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::SeqFalseRetry));
+}
+
+#[test]
+fn slots_refuse_numbers_out_of_order() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    session.ok(&Operations::new().root());
+    let number = session.sequence;
+    session.sequence = number + 2;
+    let call = session.sequenced(&Operations::new().root());
+    let mut results = compound(&mut session.client, 1, &call);
+    assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::SeqMisordered));
+    session.sequence = number;
+    session.ok(&Operations::new().root());
+}
+
+#[test]
+fn a_session_takes_as_many_operations_as_it_has_promised() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let many = (0..session.fore.operations_max).fold(Operations::new(), |ops, _| ops.root());
+    session.sequence += 1;
+    let call = session.sequenced(&many);
+    let mut results = compound(&mut session.client, 1, &call);
+    assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::TooManyOps));
+}
+
+#[test]
+fn a_client_that_boots_again_loses_its_session() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let mut client = fixture.client();
+    let (client_id, sequence, flags) = exchange_id(&mut client, b"a client", 2).unwrap();
+    assert_ne!(client_id, session.client_id);
+    assert_eq!(flags & EXCHGID_CONFIRMED_R, 0);
+    session.ok(&Operations::new().root());
+    let args = create_session_args(client_id, sequence);
+    let create = Operations::new().op(OperationCode::CreateSession, &args);
+    assert_eq!(compound(&mut client, 1, &create).status, Ok(()));
+    session.sequence += 1;
+    let call = session.sequenced(&Operations::new().root());
+    let mut results = compound(&mut session.client, 1, &call);
+    assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::Badsession));
+}
+
+#[test]
+fn destroyed_sessions_and_clients_are_gone() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let client = DestroyClientidArgs { client: session.client_id };
+    let client = Operations::new().op(OperationCode::DestroyClientid, &client);
+    let mut results = compound(&mut session.client, 1, &client);
+    assert_eq!(results.next::<()>(OperationCode::DestroyClientid), Err(Status::ClientidBusy));
+    let destroy = DestroySessionArgs { session: session.id };
+    let destroy = Operations::new().op(OperationCode::DestroySession, &destroy);
+    let mut results = compound(&mut session.client, 1, &destroy);
+    assert_eq!(results.next::<()>(OperationCode::DestroySession), Ok(()));
+    let mut results = compound(&mut session.client, 1, &destroy);
+    assert_eq!(results.next::<()>(OperationCode::DestroySession), Err(Status::Badsession));
+    assert_eq!(compound(&mut session.client, 1, &client).status, Ok(()));
+    let gone = Err(Status::StaleClientid);
+    assert_eq!(compound(&mut session.client, 1, &client).status, gone);
+}
+
+#[test]
+fn a_reply_that_must_be_kept_and_cannot_be_is_refused() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    std::fs::write(fixture.exported("file"), [7; 10_000]).unwrap();
+    let export = session.export();
+    session.cache_this = true;
+    let stateid = Stateid::ANONYMOUS;
+    let args = ReadArgs { stateid, offset: 0, count: 10_000 };
+    let read = Operations::new().at(export).lookup(b"file").op(OperationCode::Read, &args);
+    let mut results = session.call(&read);
+    results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
+    // A short reply is one that fits.
+    let len = results.next_with(OperationCode::Read, |r| {
+        use proto::xdr::Decode;
+        ReadOk::decode(r).unwrap().data.len()
+    });
+    assert!(len.unwrap() < 2048, "{len:?}");
+}
