@@ -81,7 +81,7 @@ impl Operations {
         // Behind a mapping there is no write(2). FSYNC and FLUSH report the error.
         let is_write = write_flags & WRITE_CACHE == 0;
         if is_write && open.short_write.take(head.pid) {
-            open.file.check()?;
+            open.file.check().inspect_err(|error| open.short_write.note_returned(error.errno()))?;
         }
         let mut count = data.len();
         if is_write && open.file.has_failed() {
@@ -96,14 +96,21 @@ impl Operations {
         if is_write && count == data.len() && open.file.has_failed() {
             count = open.short_write.cut(head.pid, offset, count);
         }
+        // The kernel extends the file by itself.
+        self.node(head.node)?.view().note_written(offset + count as u64);
         Ok(Answer::written(u32::try_from(count).expect("a WRITE is below 4 GiB")))
     }
 
     /// FSYNC, and FLUSH, which is close(2) of a descriptor of an open file. Sends and commits all data,
-    /// and returns the error of an earlier write that has not been reported.
+    /// and returns the error of an earlier write that has not been reported, or was by a WRITE.
     pub(super) async fn sync(&self, fh: u64) -> Outcome {
-        self.file(fh)?.file.sync().await?;
-        Ok(Answer::done())
+        let open = self.file(fh)?;
+        let returned = open.short_write.take_returned();
+        open.file.sync().await?;
+        match returned {
+            Some(errno) => Err(Refusal(errno)),
+            None => Ok(Answer::done()),
+        }
     }
 
     /// RELEASE: the last descriptor and the last mapping are gone.

@@ -59,6 +59,13 @@ impl KernelView {
         self.nlink = attributes.nlink;
     }
 
+    /// Notes a write(2) up to `end`, by which the kernel extends the file.
+    pub(super) fn note_written(&mut self, end: u64) {
+        if let Some(attributes) = &mut self.attributes {
+            attributes.size = attributes.size.max(end);
+        }
+    }
+
     /// The minimum `nlink` in replies to requests that arrive now: while a name is being removed,
     /// they include it, because the kernel is about to subtract it. If it has done so before the
     /// reply arrives, it discards the reply's attributes as older (`fi->attr_version`).
@@ -207,6 +214,16 @@ mod tests {
         assert!(view.take_stale_pages());
         assert!(!view.take_stale_pages());
         assert_eq!(view.until_drop(later + SETTLING), None);
+    }
+
+    #[test]
+    fn own_growth_does_not_postpone_the_drop_of_stale_pages() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        view.learn(&attributes(1), TTL, start);
+        view.note_stale_pages(start);
+        view.note_written(5);
+        view.learn(&attributes(5), TTL, start + SETTLING / 2);
+        assert_eq!(view.until_drop(start + SETTLING), Some(Duration::ZERO));
     }
 
     #[test]

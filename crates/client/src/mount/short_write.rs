@@ -7,16 +7,27 @@
 //!
 //! So a WRITE that finds an error is answered with fewer bytes, which ends the write(2), whichever
 //! one it was. The next WRITE of the same thread is the first of another, and returns the error.
+//!
+//! But sendfile(2), splice(2) and copy_file_range(2) go on after a short write, and return the
+//! length before the error. So FSYNC or FLUSH returns that error once more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-/// The thread whose last WRITE to an open file has ended its write(2) for certain.
+use rustix::io::Errno;
+
+/// The errors that WRITEs to an open file return.
 #[derive(Debug)]
-pub(super) struct ShortWrite(AtomicU64);
+pub(super) struct ShortWrite {
+    /// The thread whose last WRITE has ended its write(2) for certain.
+    thread: AtomicU64,
+    /// The last error that a WRITE has returned, until FSYNC or FLUSH.
+    returned: Mutex<Option<Errno>>,
+}
 
 impl Default for ShortWrite {
     fn default() -> Self {
-        Self(AtomicU64::new(NONE))
+        Self { thread: AtomicU64::new(NONE), returned: Mutex::default() }
     }
 }
 
@@ -24,8 +35,18 @@ impl ShortWrite {
     /// Whether a WRITE of thread `pid` is the first of a write(2), and can return an error. Only one
     /// WRITE is.
     pub(super) fn take(&self, pid: u32) -> bool {
-        let taken = self.0.compare_exchange(pid.into(), NONE, Ordering::AcqRel, Ordering::Relaxed);
-        taken.is_ok()
+        let (acquired, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.thread.compare_exchange(pid.into(), NONE, acquired, failed).is_ok()
+    }
+
+    /// Notes an error that a WRITE returns.
+    pub(super) fn note_returned(&self, errno: Errno) {
+        *self.returned.lock().unwrap_or_else(PoisonError::into_inner) = Some(errno);
+    }
+
+    /// The last error that a WRITE has returned, once.
+    pub(super) fn take_returned(&self) -> Option<Errno> {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// How many of `len` bytes a WRITE of thread `pid` at `offset` accepts, to end its write(2).
@@ -33,7 +54,7 @@ impl ShortWrite {
         // A single byte cannot be cut. It is the last of its write(2), unless it ends a page.
         let is_end = len > 1 || !(offset + 1).is_multiple_of(PAGE_BYTES);
         if is_end {
-            self.0.store(pid.into(), Ordering::Release);
+            self.thread.store(pid.into(), Ordering::Release);
         }
         if len > 1 { len / 2 } else { len }
     }

@@ -33,7 +33,7 @@ pub(super) struct File {
     pub(super) state: Arc<FileState>,
     /// WRITEs that wait for the inode lock.
     pub(super) writes: WriteQueue,
-    /// The user and group whose WRITE was permitted last.
+    /// The user and group that were permitted to write last.
     last_writer: AtomicU64,
     descriptors: Mutex<DataDescriptors>,
 }
@@ -94,12 +94,22 @@ impl File {
         self.descriptors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a WRITE of this caller was permitted.
-    pub(super) fn note_writer(&self, caller: &Caller) {
-        self.last_writer.store(user_and_group(caller), Ordering::Relaxed);
+    /// Notes whether this caller is permitted to write.
+    pub(super) fn note_writer(&self, caller: &Caller, is_permitted: bool) {
+        let writer = user_and_group(caller);
+        if is_permitted {
+            self.last_writer.store(writer, Ordering::Relaxed);
+        } else {
+            let _ = self.last_writer.compare_exchange(
+                writer,
+                NO_WRITER,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
     }
 
-    /// Whether the last WRITE that was permitted was one of this caller, or of one with more groups.
+    /// Whether this caller was permitted to write last, or one with the same ids and other groups.
     pub(super) fn has_last_writer(&self, caller: &Caller) -> bool {
         self.last_writer.load(Ordering::Relaxed) == user_and_group(caller)
     }

@@ -133,13 +133,10 @@ impl<U: DataUse> Permitted<U> {
                 Box::pin(answer).await.unwrap_or_else(|error| Err(Status::no_identity(&error)))?
             }
         };
-        if !allowed {
-            return Err(Status::Access);
-        }
         if U::USE == Use::Write {
-            file.file()?.note_writer(caller);
+            file.file()?.note_writer(caller, allowed);
         }
-        Ok(Self::new(file))
+        if allowed { Ok(Self::new(file)) } else { Err(Status::Access) }
     }
 }
 

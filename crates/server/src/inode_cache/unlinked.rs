@@ -64,6 +64,9 @@ impl InodeCache {
         let is_recent =
             |at: Option<Instant>| at.is_some_and(|at| at + SPACE_SWEEP_INTERVAL > failed_at);
         let mut sweep = self.sweeps.of(device).lock_owned().await;
+        if sweep.closed_at.is_some_and(|at| at >= failed_at) {
+            return true;
+        }
         if !is_recent(sweep.futile_at) {
             let candidates = self.candidates(|of| of == device).remove(&device).unwrap_or_default();
             if self.close_unlinked(candidates, engine).await {

@@ -166,14 +166,25 @@ impl Vfs {
                 turn.result = written.bytes();
                 turn
             }
-            // A batch of one has space made for it.
-            Ok(Err(unfinished)) => {
-                let (target, change, write) = *unfinished;
-                let batch = self.perform_permitted(target, change, vec![write], vec![turn]);
-                Box::pin(batch).await.remove(0)
-            }
+            Ok(Err(unfinished)) => Box::pin(self.repeat_with_space(file, *unfinished, turn)).await,
             Err(error) => WriteTurn { result: Err(Status::no_identity(&error)), ..turn },
         }
+    }
+
+    /// Performs a WRITE once more that has failed for want of space, if there is some now.
+    async fn repeat_with_space(
+        &self,
+        file: &Arc<Inode>,
+        (target, change, write): (WriteTarget, Change, PermittedWrite),
+        turn: WriteTurn,
+    ) -> WriteTurn {
+        if self.free_space(file.root()).await {
+            return self.perform_permitted(target, change, vec![write], vec![turn]).await.remove(0);
+        }
+        let identity = write.request.caller.identity.clone();
+        let end = move || change.end_written(target.writer.as_fd(), 0);
+        let attributes = self.engine.data_as(identity, end).await.unwrap_or_default();
+        WriteTurn { attributes, result: Err(Status::NoSpace), ..turn }
     }
 
     /// Permits a WRITE by the attributes at the beginning of its change, and acquires what it needs.
