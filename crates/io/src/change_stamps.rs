@@ -251,10 +251,10 @@ impl ChangeStamps {
     }
 
     /// Ends a change that shares the inode and has all its data in place, up to the offset `end`.
-    /// `look` reads the stamp, at once; `renew` has the kernel renew the ctime, which is needed where its clock is so
-    /// coarse, or was set back, that the stamp is not later than the one shown. Returns the stamps
-    /// before and after, or `None` where no pair would be true: `look` failed, or the clock stands
-    /// still.
+    /// `look` reads the stamp, at once; `renew` has the kernel renew the ctime, which is needed where
+    /// its clock is so coarse, or was set back, that the stamp is not later than the one shown.
+    /// Returns the stamps before and after, or `None` where no pair would be true: `look` failed, or
+    /// the clock stands still.
     pub fn end_shared(
         &self,
         clock: &ChangeClock,

@@ -9,7 +9,8 @@
 //! all they are slower by. They share the inode instead. Each takes effect at its end: the
 //! attributes before it are those after the one that ended before it, and the replies form a chain
 //! without a gap. A change by a local process during a WRITE is in its pair if nothing distinguishes
-//! it (same length, within 100 ms), also when the WRITE has the inode to itself.
+//! it (a length that a WRITE at work leads to, within 100 ms), also when the WRITE has the inode to
+//! itself.
 //!
 //! LINK, RENAME and REMOVE change the link count and the ctime of an object whose lock they do not
 //! take. A WRITE at work then may claim that ctime. No client loses by it: what it has cached of the
