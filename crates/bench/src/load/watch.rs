@@ -73,7 +73,30 @@ impl Series {
     pub(super) fn end(&mut self, end: Instant, ranks: &[Progress]) {
         if end > self.until {
             self.record(end, ranks);
+        } else {
+            self.shorten(end);
         }
+    }
+
+    /// Has the last second end with the group, which was looked at after its end and before that was
+    /// reported.
+    fn shorten(&mut self, end: Instant) {
+        let end_secs = (end - self.started).as_secs_f64();
+        while let Some(mut last) = self.seconds.pop() {
+            let begin_secs = last.at_secs - last.secs;
+            match self.seconds.last_mut() {
+                Some(before) if begin_secs >= end_secs => {
+                    before.bytes += last.bytes;
+                    before.operations += last.operations;
+                }
+                _ => {
+                    (last.at_secs, last.secs) = (end_secs, end_secs - begin_secs);
+                    self.seconds.push(last);
+                    break;
+                }
+            }
+        }
+        self.until = end;
     }
 
     fn record(&mut self, now: Instant, ranks: &[Progress]) {
@@ -117,6 +140,29 @@ pub(super) fn until_ended(
                 next = (next + PERIOD).max(now);
             }
             Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_end_with_the_group_even_if_it_was_looked_at_later() {
+        let started = Instant::now();
+        let at = |millis| started + Duration::from_millis(millis);
+        for (looks, end) in [(&[1000][..], 963), (&[1000, 2000], 963), (&[1000], 1500)] {
+            let mut series = Series::new(started);
+            for &look in looks {
+                series.look(at(look), Observed::default(), &[]);
+            }
+            series.end(at(end), &[]);
+            let seconds = series.into_seconds();
+            let sum: f64 = seconds.iter().map(|second| second.secs).sum();
+            let end = Duration::from_millis(end).as_secs_f64();
+            assert!((sum - end).abs() < 1e-9, "{looks:?} {end}: {seconds:?}");
+            assert!((seconds[seconds.len() - 1].at_secs - end).abs() < 1e-9, "{seconds:?}");
         }
     }
 }
