@@ -123,6 +123,7 @@ impl Compound<'_> {
     /// The target of the current link, and memory of the budget for a long one.
     async fn read_target(&self) -> Outcome<(Vec<u8>, Option<Buffer>)> {
         let located = self.object_or(Status::WrongType)?;
+        self.results.data_room()?;
         let vfs = &self.request.service.vfs;
         let target = vfs.readlink(&located.object).await.result.map_err(wrong_type)?;
         if target.len() <= SHORT_TARGET_BYTES_MAX {

@@ -11,7 +11,7 @@ use crate::vfs::ReadDone;
 
 impl Compound<'_> {
     /// READ, RFC 8881 §18.22. The data is sent from the buffer that it was read into, unless the
-    /// reply has a payload already.
+    /// reply is to be kept.
     pub(super) async fn read(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
         let outcome = match decoded(reader) {
             Ok(args) => self.read_data(args).await,

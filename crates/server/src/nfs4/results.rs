@@ -6,8 +6,7 @@ use proto::xdr::{Encode, Writer};
 
 use super::{Outcome, Refused};
 
-/// Data of READ, READDIR and READLINK that a reply carries besides its payload: a COMPOUND with more
-/// than one of them gets shorter results.
+/// Data of READ, READDIR and READLINK that a reply carries in memory, where a slot has to keep it.
 const INLINE_BYTES_MAX: usize = 8 * 1024;
 /// Room that an operation needs to begin: the longest result of one that changes something.
 pub(super) const RESULT_BYTES_MAX: usize = 256;
@@ -60,16 +59,26 @@ impl<'a> Results<'a> {
         if self.is_cached { Status::RepTooBigToCache } else { Status::RepTooBig }
     }
 
-    /// The bytes of data that an operation may return: in a payload if there can be one, else in
-    /// memory.
+    /// The bytes of data that an operation may return: in a payload, or in memory if the reply is to
+    /// be kept.
     ///
     /// # Errors
-    /// There is no room.
+    /// There is no room, or a payload already: see [`Self::check_no_payload`].
     pub(super) fn data_room(&self) -> Outcome<(usize, bool)> {
-        let has_payload = self.payload.is_none() && !self.is_cached;
+        self.check_no_payload()?;
+        let as_payload = !self.is_cached;
         let room = self.room().saturating_sub(RESULT_BYTES_MAX);
-        let room = if has_payload { room } else { room.min(self.inline_left) };
-        if room == 0 { Err(self.too_big().into()) } else { Ok((room, has_payload)) }
+        let room = if as_payload { room } else { room.min(self.inline_left) };
+        if room == 0 { Err(self.too_big().into()) } else { Ok((room, as_payload)) }
+    }
+
+    /// Checks that the reply has no payload. To be called before waiting for memory of the budget:
+    /// calls that hold some while they wait for more would wait for each other.
+    ///
+    /// # Errors
+    /// As for a result that does not fit: the client sends the operation again in another COMPOUND.
+    pub(super) fn check_no_payload(&self) -> Outcome<()> {
+        if self.payload.is_some() { Err(self.too_big().into()) } else { Ok(()) }
     }
 
     /// Where the next result goes.

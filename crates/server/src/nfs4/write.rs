@@ -47,6 +47,7 @@ impl Compound<'_> {
         if bytes.is_empty() {
             return Ok((head, None));
         }
+        self.results.check_no_payload()?;
         let start = usize::try_from(head.offset % BUFFER_ALIGN as u64).expect("below a page");
         let taken = self.request.service.take_buffer(start + len).await;
         let mut buffer = taken.map_err(|_| Status::Delay)?;

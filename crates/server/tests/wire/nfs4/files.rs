@@ -83,21 +83,42 @@ fn a_read_with_operations_behind_it_carries_its_data() {
 }
 
 #[test]
-fn further_reads_of_a_compound_are_short() {
+fn operations_that_need_memory_end_a_compound_that_holds_some() {
     let fixture = Fixture::with(ALL_VERSIONS);
     let mut session = Session::new(&fixture);
     let data = pattern(100_000);
     std::fs::write(fixture.exported("file"), &data).unwrap();
+    std::os::unix::fs::symlink("t".repeat(1000), fixture.exported("link")).unwrap();
     let export = session.export();
     let (file, stateid) = session.open(export, b"file");
     let read = ReadArgs { stateid, offset: 0, count: 50_000 };
-    let twice =
-        (0..2).fold(Operations::new().at(file), |ops, _| ops.op(OperationCode::Read, &read));
-    let mut results = session.ok(&twice);
-    let (_, first) = read_data(results.skip(&[OperationCode::Putfh])).unwrap();
-    let (_, second) = read_data(&mut results).unwrap();
-    assert!(first == data[..50_000]);
-    assert!(second.len() < 10_000 && second == data[..second.len()], "{}", second.len());
+    let list = ReaddirArgs {
+        cookie: 0,
+        verifier: Verifier([0; 8]),
+        dir_bytes: 4096,
+        bytes_max: 4096,
+        wanted: Bitmap::EMPTY,
+    };
+    let write = WriteArgs { stateid, offset: 0, stable: StableHow::FileSync, data: b"new" };
+    let holding = || Operations::new().at(file).op(OperationCode::Read, &read).at(export);
+    let needing = [
+        (holding().at(file).op(OperationCode::Read, &read), OperationCode::Read),
+        (holding().op(OperationCode::Readdir, &list), OperationCode::Readdir),
+        (holding().lookup(b"link").op(OperationCode::Readlink, &()), OperationCode::Readlink),
+        (holding().at(file).op(OperationCode::Write, &write), OperationCode::Write),
+    ];
+    for (call, last) in needing {
+        let mut results = session.call(&call);
+        let (_, first) = read_data(results.skip(&[OperationCode::Putfh])).unwrap();
+        assert!(first == data[..50_000]);
+        let between = &call.codes()[2..call.codes().len() - 1];
+        assert_eq!(results.skip(between).next::<()>(last), Err(Status::RepTooBig), "{last:?}");
+    }
+    // A listing holds memory, too.
+    let call = Operations::new().at(export).op(OperationCode::Readdir, &list).at(file);
+    let results = session.call(&call.op(OperationCode::Read, &read));
+    assert_eq!(results.status, Err(Status::RepTooBig));
+    assert!(std::fs::read(fixture.exported("file")).unwrap() == data, "nothing was written");
 }
 
 #[test]
