@@ -115,8 +115,12 @@ impl<'a> Compound<'a> {
         self.minor_version >= 2 || !operation.is_minor_2()
     }
 
-    /// Checks what RFC 8881 §2.10.2 and §15.1.11 demand of an operation's place in the COMPOUND.
+    /// Checks what RFC 8881 §2.10.2 and §15.1.11 demand of an operation's place in the COMPOUND, and
+    /// that some export admits the peer: no other gets state.
     fn check(&self, operation: Option<OperationCode>, place: u32) -> Outcome<OperationCode> {
+        if place == 0 && !self.request.service.knows(self.peer.address) {
+            return Err(Status::Access.into());
+        }
         let known = operation.filter(|operation| self.has(*operation));
         let operation = known.ok_or(Status::OpIllegal)?;
         let stands_alone = matches!(

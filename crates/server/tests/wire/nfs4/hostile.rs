@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use proto::nfs4::*;
 
-use super::client::{ALL_VERSIONS, Operations, Session, compound};
+use super::client::{ALL_VERSIONS, Operations, Session, compound, exchange_id};
+use crate::client::Client;
 use crate::fixture::Fixture;
 
 #[test]
@@ -111,4 +112,27 @@ fn tags_come_back_and_are_bounded() {
     let (header, _) = client.exchange((PROGRAM, VERSION, 1), &arguments);
     let stat = proto::oncrpc::AcceptStat::GarbageArgs;
     assert_eq!(header, proto::oncrpc::ReplyHeader::Accepted { xid: header.xid(), stat });
+}
+
+#[test]
+fn a_client_that_no_export_admits_gets_no_client_id() {
+    let fixture = Fixture::with(
+        r#"
+        nfs_versions = ["3", "4.1", "4.2"]
+        [[export]]
+        path = "$DIR/export"
+        name = "/export"
+        [[export.client]]
+        hosts = ["127.0.0.1"]
+        "#,
+    );
+    let elsewhere = std::net::Ipv4Addr::new(127, 0, 0, 2);
+    let mut stranger = Client::connect_from(elsewhere, fixture.address());
+    assert_eq!(exchange_id(&mut stranger, b"owner", 1).err(), Some(Status::Access));
+    // Nor does it use another's session.
+    let mut session = Session::new(&fixture);
+    let call = session.sequenced(&Operations::new());
+    let mut results = compound(&mut stranger, 1, &call);
+    assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::Access));
+    session.ok(&Operations::new().root());
 }
