@@ -139,7 +139,11 @@ impl Vfs {
         let job = move || {
             let Ends { source, writer, .. } = ends;
             let part = ByteRange::between(range.from, range.from + range.count);
-            let result = io::clone_range(source.as_fd(), part, writer.as_fd(), range.to);
+            // No bytes would mean all to the kernel.
+            let result = match range.count {
+                0 => Ok(()),
+                _ => io::clone_range(source.as_fd(), part, writer.as_fd(), range.to),
+            };
             changed.note_change();
             drop(pages);
             change.end(writer.as_fd());

@@ -245,3 +245,13 @@ fn version_4_1_does_not_have_them() {
     results.skip(&[OperationCode::Putfh]);
     assert_eq!(results.next::<()>(OperationCode::Illegal), Err(Status::OpIllegal));
 }
+
+#[test]
+fn a_clone_to_the_end_of_an_empty_file_changes_nothing() {
+    let mut bed = Bed::new();
+    bed.write("target", 0, b"kept");
+    let call = Operations::new().at(bed.source.0).op(OperationCode::Savefh, &()).at(bed.target.0);
+    let range = bed.range(0, 0, 0);
+    bed.session.ok(&call.op(OperationCode::Clone, &range));
+    assert_eq!(bed.contents("target"), b"kept");
+}
