@@ -21,13 +21,18 @@ const ATTEMPTS: usize = 8;
 /// Attributes in which an exclusive OPEN keeps its verifier: the client sets them afterwards.
 const VERIFIER_ATTRIBUTES: Bitmap = Bitmap::of(&[attribute::TIME_ACCESS, attribute::TIME_MODIFY]);
 
+const SIZE: Bitmap = Bitmap::of(&[attribute::SIZE]);
+
 /// The file that an OPEN is of.
 struct Target {
     located: Located,
     change: ChangeInfo,
     attributes_set: Bitmap,
-    /// It was made by this OPEN: the caller may open it whatever its mode is.
+    /// It was made by this OPEN: the caller may open it whatever its mode is. Not set by exclusive
+    /// ones, which may be retries.
     is_new: bool,
+    /// The length to cut it to.
+    size: Option<u64>,
 }
 
 impl Compound<'_> {
@@ -42,8 +47,13 @@ impl Compound<'_> {
         let is_reclaim = matches!(args.claim, OpenClaim::Previous(_));
         service.state.check_claim(client, is_reclaim)?;
         let target = self.target(&args).await?;
-        if !target.is_new && !is_reclaim {
-            self.check_permission(&target.located, access).await?;
+        if !target.is_new {
+            // What the owner has open, or began to make, it keeps whatever the mode is by now.
+            let owner_may = is_reclaim || matches!(args.how, OpenHow::Exclusive { .. });
+            self.check_permission(&target.located, access, owner_may).await?;
+        }
+        if target.size.is_some() {
+            self.check_permission(&target.located, ShareAccess::Write, false).await?;
         }
         let inode = service.vfs.hold(&target.located.object).await?;
         let pin = service.held_files.pin(&inode);
@@ -58,6 +68,17 @@ impl Compound<'_> {
         }
         service.settle(effects).await;
         let opened = opened?;
+        if let Err(refused) = self.cut(&target).await {
+            if opened.is_new {
+                let (now, mut effects) = (service.now(), Effects::new());
+                let undone = service.state.close(client, &opened.stateid, file, now, &mut effects);
+                if let Err(status) = undone {
+                    tracing::debug!(?status, "an open is gone before it could be undone");
+                }
+                service.settle(effects).await;
+            }
+            return Err(refused);
+        }
         self.go(Place::Object(target.located));
         self.set_stateid(opened.stateid);
         Ok(OpenOk {
@@ -128,7 +149,10 @@ impl Compound<'_> {
         let change = convert::attribute_change(raw)?;
         for _ in 0..ATTEMPTS {
             match self.existing(directory, name).await {
-                Ok(target) => return self.cut(target, change.size).await,
+                Ok(target) => {
+                    let attributes_set = change.size.map_or(Bitmap::EMPTY, |_| SIZE);
+                    return Ok(Target { size: change.size, attributes_set, ..target });
+                }
                 Err(Refused { status: Status::Noent, .. }) => {}
                 Err(refused) => return Err(refused),
             }
@@ -140,13 +164,13 @@ impl Compound<'_> {
         Err(Status::Delay.into())
     }
 
-    async fn cut(&self, target: Target, size: Option<u64>) -> Outcome<Target> {
-        let Some(size) = size else { return Ok(target) };
+    /// Sets the length that UNCHECKED4 asks for.
+    async fn cut(&self, target: &Target) -> Outcome<()> {
+        let Some(size) = target.size else { return Ok(()) };
         let Located { caller, object } = &target.located;
         let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
-        self.check_permission(&target.located, ShareAccess::Write).await?;
         self.request.service.vfs.setattr(caller, object, change, None).await.result?;
-        Ok(Target { attributes_set: Bitmap::of(&[attribute::SIZE]), ..target })
+        Ok(())
     }
 
     /// EXCLUSIVE4 and EXCLUSIVE4_1.
@@ -180,20 +204,29 @@ impl Compound<'_> {
         attributes_set: Bitmap,
     ) -> Outcome<Target> {
         let Located { caller, object } = directory;
+        let is_new = !matches!(mode, CreateMode::Exclusive(_));
         let answer = self.request.service.vfs.create(caller, object, name, mode).await;
         let made = answer.result?;
         let change = convert::change_info(&answer.attributes);
         let located = directory.found(&made);
-        Ok(Target { located, change, attributes_set, is_new: true })
+        Ok(Target { located, change, attributes_set, is_new, size: None })
     }
 
-    /// A program that may be executed may be read.
-    async fn check_permission(&self, located: &Located, access: ShareAccess) -> Outcome<()> {
+    /// A program that may be executed may be read. With `owner_may`, the mode does not bind the owner.
+    async fn check_permission(
+        &self,
+        located: &Located,
+        access: ShareAccess,
+        owner_may: bool,
+    ) -> Outcome<()> {
         let Located { caller, object } = located;
         if access.writes() {
             caller.may_change()?;
         }
-        let (_, rights) = self.request.service.vfs.access(caller, object).await?;
+        let (attributes, rights) = self.request.service.vfs.access(caller, object).await?;
+        if owner_may && caller.uid == attributes.uid {
+            return Ok(());
+        }
         let AccessRights { read, write, execute } = rights;
         let may = (!access.reads() || read || execute) && (!access.writes() || write);
         if may { Ok(()) } else { Err(fs::Status::Access.into()) }
@@ -203,7 +236,7 @@ impl Compound<'_> {
 /// A file that no name led to, or that was there.
 fn found(located: Located) -> Target {
     let change = ChangeInfo::default();
-    Target { located, change, attributes_set: Bitmap::EMPTY, is_new: false }
+    Target { located, change, attributes_set: Bitmap::EMPTY, is_new: false, size: None }
 }
 
 /// The status of an OPEN by name in a directory above the exports.

@@ -3,7 +3,8 @@
 use proto::nfs4::*;
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
-use crate::fixture::Fixture;
+use crate::client::Ids;
+use crate::fixture::{Fixture, is_root, set_mode};
 
 fn open(session: &mut Session, dir: FileHandle, args: &OpenArgs<'_>) -> Reply<OpenOk> {
     let call = Operations::new().at(dir).op(OperationCode::Open, args);
@@ -49,6 +50,27 @@ fn guarded_and_exclusive_opens_make_a_file_once() {
 }
 
 #[test]
+fn an_exclusive_open_of_a_file_of_another_user_needs_permission() {
+    if !is_root("an_exclusive_open_of_a_file_of_another_user_needs_permission") {
+        return;
+    }
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    set_mode(&fixture.exported(""), 0o777);
+    let none = RawAttributes { bitmap: Bitmap::EMPTY, values: &[] };
+    let how = OpenHow::Exclusive { verifier: Verifier([1; 8]), attributes: Some(none) };
+    let args = open_args(ShareAccess::Both, how, OpenClaim::Null(b"e"));
+    session.client.ids = Some(Ids::user(1001));
+    assert!(open(&mut session, export, &args).is_ok());
+    session.client.ids = Some(Ids::user(1002));
+    assert_eq!(open(&mut session, export, &args), Err(Status::Access));
+    session.client.ids = Some(Ids::user(1001));
+    set_mode(&fixture.exported("e"), 0o400);
+    assert!(open(&mut session, export, &args).is_ok(), "a retry of the owner");
+}
+
+#[test]
 fn only_files_are_opened() {
     let fixture = Fixture::with(ALL_VERSIONS);
     let mut session = Session::new(&fixture);
@@ -90,6 +112,29 @@ fn share_reservations_hold_between_clients() {
     let close = CloseArgs { seqid: 0, stateid: opened.stateid };
     one.ok(&other.op(OperationCode::Close, &close));
     assert!(open(&mut two, export, &write).is_ok());
+}
+
+#[test]
+fn an_open_that_is_denied_does_not_cut_the_file() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Session::of(&fixture, b"one", 1), Session::of(&fixture, b"two", 1));
+    let export = one.export();
+    std::fs::write(fixture.exported("file"), b"content").unwrap();
+    let name = OpenClaim::Null(b"file");
+    let deny = OpenArgs {
+        share_deny: ShareDeny::Write.code(),
+        ..open_args(ShareAccess::Read, OpenHow::NoCreate, name)
+    };
+    let denying = open(&mut one, export, &deny).unwrap().stateid;
+    let empty = RawAttributes { bitmap: Bitmap::of(&[attribute::SIZE]), values: &[0; 8] };
+    let cut = open_args(ShareAccess::Both, OpenHow::Unchecked(empty), name);
+    assert_eq!(open(&mut two, export, &cut), Err(Status::ShareDenied));
+    assert_eq!(std::fs::read(fixture.exported("file")).unwrap(), b"content");
+    let close = CloseArgs { seqid: 0, stateid: denying };
+    one.ok(&Operations::new().at(export).lookup(b"file").op(OperationCode::Close, &close));
+    let opened = open(&mut two, export, &cut).unwrap();
+    assert!(opened.attributes_set.contains(attribute::SIZE));
+    assert_eq!(std::fs::read(fixture.exported("file")).unwrap(), b"");
 }
 
 #[test]
