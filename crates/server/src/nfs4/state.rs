@@ -4,18 +4,22 @@ use std::sync::Arc;
 
 use proto::nfs4::{
     ClientId, CloseArgs, LockArgs, LockDenied, LockOwner, Locker, LocktArgs, LockuArgs, NFS4_OK,
-    OneStateid, OpenDowngradeArgs, OperationCode, SHARE_ACCESS_MASK, ShareAccess, ShareDeny,
-    Stateid, Status, TEST_STATEIDS_MAX, TestStateidArgs, TestStateidOk,
+    OPAQUE_BYTES_MAX, OneStateid, OpenDowngradeArgs, OperationCode, SHARE_ACCESS_MASK, ShareAccess,
+    ShareDeny, Stateid, Status, TEST_STATEIDS_MAX, TestStateidArgs, TestStateidOk,
 };
 use proto::xdr::{Array, Encode, Reader};
 
 use super::compound::Compound;
 use super::location::Located;
 use super::operation::decoded;
+use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};
 use crate::held_files::file_id;
 use crate::inode_cache::Inode;
 use crate::state::{Conflict, Effects, FileId, Lock, LockFailure, LockTarget, Piece};
+
+/// Room for the result of a LOCK or LOCKT that is denied: it names the owner of the other lock.
+const DENIED_BYTES_MAX: usize = RESULT_BYTES_MAX + OPAQUE_BYTES_MAX;
 
 impl Compound<'_> {
     /// Replaces the special stateid that means the current one (RFC 8881 §16.2.3.1.2).
@@ -125,6 +129,11 @@ impl Compound<'_> {
         operation: OperationCode,
         reader: &mut Reader<'_>,
     ) -> Result<(), Status> {
+        // The conflict's description must fit once the lock was tried.
+        if self.results.room() < DENIED_BYTES_MAX {
+            let too_big = self.results.too_big();
+            return Err(self.refuse(operation, too_big.into()));
+        }
         let result = if operation == OperationCode::Lock {
             match decoded(reader) {
                 Ok(args) => self.lock(args).await.map(Some),

@@ -219,9 +219,20 @@ impl Session {
     }
 
     pub(super) fn of(fixture: &Fixture, owner: &[u8], minor_version: u32) -> Self {
+        Self::with_replies(fixture, owner, minor_version, CHANNEL.response_bytes_max)
+    }
+
+    /// As [`Self::of`], with a bound of the replies.
+    pub(super) fn with_replies(
+        fixture: &Fixture,
+        owner: &[u8],
+        minor_version: u32,
+        response_bytes_max: u32,
+    ) -> Self {
         let mut client = fixture.client();
         let (client_id, sequence, _) = exchange_id(&mut client, owner, 1).unwrap();
-        let args = create_session_args(client_id, sequence);
+        let mut args = create_session_args(client_id, sequence);
+        args.fore.response_bytes_max = response_bytes_max;
         let call = Operations::new().op(OperationCode::CreateSession, &args);
         let mut results = compound(&mut client, 1, &call);
         let made: CreateSessionOk = results.next(OperationCode::CreateSession).unwrap();

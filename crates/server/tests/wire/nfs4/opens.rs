@@ -196,3 +196,25 @@ fn locks_of_two_clients_exclude_each_other() {
     one.ok(&Operations::new().at(file).op(OperationCode::Locku, &unlock));
     two.ok(&lock(second));
 }
+
+#[test]
+fn a_lock_whose_conflict_would_not_fit_in_the_reply_is_not_tried() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::with_replies(&fixture, b"client", 1, 1100);
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let args = lock_args(LockType::Write, stateid, b"locker");
+    let test = LocktArgs {
+        kind: args.kind,
+        range: args.range,
+        owner: LockOwner { client: ClientId(0), owner: b"other" },
+    };
+    for call in [
+        Operations::new().at(file).op(OperationCode::Lock, &args),
+        Operations::new().at(file).op(OperationCode::Lockt, &test),
+    ] {
+        let mut results = session.call(&call);
+        results.skip(&[OperationCode::Putfh]);
+        assert_eq!(results.next::<()>(call.codes()[1]), Err(Status::RepTooBig));
+    }
+}
