@@ -30,7 +30,7 @@ impl Programs {
             Self::Portmapper { .. } => (&PORTMAPPER, None),
         };
         versions.iter().filter(move |version| match (served, version.version) {
-            (Some(served), nfs4::VERSION) => served.v4_1 || served.v4_2,
+            (Some(served), nfs4::VERSION) => served.serves_v4(),
             (Some(served), _) => served.v3,
             (None, _) => true,
         })

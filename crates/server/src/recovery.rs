@@ -25,7 +25,7 @@ pub(crate) struct Recovery {
 }
 
 /// What an earlier server has left.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Recovered {
     /// Another one with each start.
     pub(crate) epoch: u32,

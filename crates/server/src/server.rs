@@ -104,8 +104,10 @@ impl Server {
         let state_dir = StateDir::open(config.state_dir())?;
         let handle_key = HandleKey::load_or_create(state_dir.path())?;
         let exports = Exports::open(Arc::clone(config.exports()), None)?;
-        let recovered = Recovery::open(state_dir.path()).map_err(StartError::Recovery)?;
-        let service = Arc::new(Service::new(&config, exports, handle_key, recovered));
+        let serves_v4 = config.nfs_versions().serves_v4();
+        let recovery = serves_v4.then(|| Recovery::open(state_dir.path())).transpose();
+        let recovery = recovery.map_err(StartError::Recovery)?;
+        let service = Arc::new(Service::new(&config, exports, handle_key, recovery));
         let mut listeners = Vec::new();
         for address in config.listen() {
             let address = *address;
@@ -255,10 +257,10 @@ async fn keep_time(service: Arc<Service>) {
             let service = Arc::clone(&service);
             tasks.spawn(async move { service.vfs.close_unlinked(unused).await });
         }
-        tasks.spawn({
+        if service.serves_v4() {
             let service = Arc::clone(&service);
-            async move { service.expire().await }
-        });
+            tasks.spawn(async move { service.expire().await });
+        }
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
                 tracing::error!(%error, "a task of the clock has failed");
@@ -300,6 +302,19 @@ mod tests {
     fn resolve(server: &Server, handle: &FileHandle) -> (Caller, Object) {
         let peer = Peer { address: "127.0.0.1:700".parse().unwrap() };
         server.service.resolve(7, handle.as_bytes(), &peer, Flavor::Sys, None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn version_3_alone_keeps_no_records_of_clients() {
+        for (versions, keeps_records) in [("\"3\"", false), ("\"3\", \"4.2\"", true)] {
+            let dir = TempDir::new().unwrap();
+            std::fs::create_dir(dir.path().join("export")).unwrap();
+            let settings = format!("nfs_versions = [{versions}]");
+            let server = Server::start(config(dir.path(), &settings, "")).await.unwrap();
+            assert_eq!(server.service.serves_v4(), keeps_records);
+            assert_eq!(dir.path().join("state/nfs4").exists(), keeps_records);
+            server.shutdown().await.unwrap();
+        }
     }
 
     #[tokio::test]

@@ -74,7 +74,8 @@ pub(crate) struct Service {
     pub(crate) state: Arc<State>,
     /// The files that are open in it.
     pub(crate) held_files: Arc<HeldFiles>,
-    recovery: Arc<Recovery>,
+    /// The records of clients, if version 4 is served.
+    recovery: Option<Arc<Recovery>>,
     /// The key of the digests that distinguish calls on a slot.
     pub(crate) digest_key: u64,
     /// Whether clients could reclaim state of version 4 a second ago.
@@ -122,12 +123,12 @@ fn new_state(recovered: Recovered, transfer_bytes_max: u32) -> State {
 }
 
 impl Service {
-    /// Serves `exports`; `recovery` has the records of clients of version 4.
+    /// Serves `exports`; `recovery` has the records of clients, if version 4 is served.
     pub(crate) fn new(
         config: &Config,
         exports: Exports,
         handle_key: HandleKey,
-        (recovery, recovered): (Recovery, Recovered),
+        recovery: Option<(Recovery, Recovered)>,
     ) -> Self {
         let counters = Arc::new(Counters::default());
         if let Err(error) = io::survive_file_size_limit() {
@@ -157,6 +158,8 @@ impl Service {
         let buffers = BufferPool::new(memory.pool_bytes);
         let calls_max = memory.connection_calls_max;
         let tracer = Arc::new(Tracer::default());
+        let (recovery, recovered) = recovery.unzip();
+        let recovered = recovered.unwrap_or_default();
         let may_reclaim = !recovered.clients.is_empty();
         tracer.set(config.trace());
         Self {
@@ -183,7 +186,7 @@ impl Service {
             idle_timeout: config.idle_timeout(),
             state: Arc::new(new_state(recovered, memory.transfer_bytes_max)),
             held_files: Arc::default(),
-            recovery: Arc::new(recovery),
+            recovery: recovery.map(Arc::new),
             was_in_grace: AtomicBool::new(may_reclaim),
             digest_key: random_u64().unwrap_or_default(),
             started: Instant::now(),
@@ -203,6 +206,11 @@ impl Service {
     /// The time since the start.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Whether version 4 is served.
+    pub(crate) fn serves_v4(&self) -> bool {
+        self.recovery.is_some()
     }
 
     /// How long state of version 4 lasts without a call of its client.
@@ -229,10 +237,12 @@ impl Service {
             return;
         }
         let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
-        let recovery = Arc::clone(&self.recovery);
+        let recovery = self.recovery.clone();
         let job = move || {
             for effect in &effects {
-                if *effect == Effect::Records {
+                if *effect == Effect::Records
+                    && let Some(recovery) = &recovery
+                {
                     recovery.settle(&state);
                 }
                 held.perform(effect);

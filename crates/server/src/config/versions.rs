@@ -18,6 +18,11 @@ impl NfsVersions {
     /// Version 3 alone, the default.
     pub const V3: Self = Self { v3: true, v4_1: false, v4_2: false };
 
+    /// Whether any minor version of version 4 is served.
+    pub(crate) const fn serves_v4(self) -> bool {
+        self.v4_1 || self.v4_2
+    }
+
     /// Whether a minor version of version 4 is served.
     pub(crate) const fn serves_minor(self, minor_version: u32) -> bool {
         match minor_version {
