@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proto::portmap::PORT;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use crate::config::Config;
 use crate::counters::{Counter, Counters};
@@ -247,6 +247,7 @@ async fn keep_time(service: Arc<Service>) {
     let mut ticks = tokio::time::interval(TICK_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut tasks = JoinSet::new();
+    let mut expiry: Option<AbortHandle> = None;
     loop {
         ticks.tick().await;
         for idle in service.vfs.tick() {
@@ -257,9 +258,10 @@ async fn keep_time(service: Arc<Service>) {
             let service = Arc::clone(&service);
             tasks.spawn(async move { service.vfs.close_unlinked(unused).await });
         }
-        if service.serves_v4() {
+        // One at a time: it waits for the disk that has the records.
+        if service.serves_v4() && expiry.as_ref().is_none_or(AbortHandle::is_finished) {
             let service = Arc::clone(&service);
-            tasks.spawn(async move { service.expire().await });
+            expiry = Some(tasks.spawn(async move { service.expire().await }));
         }
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
