@@ -57,21 +57,28 @@ impl Recovery {
     }
 
     /// Performs the changes that `state` asks for: the effect [`Records`](crate::state::Effect::Records).
-    /// Blocks for the disk.
+    /// Blocks for the disk. A record that cannot be removed would let its client reclaim what others
+    /// have got: its removal and the changes behind it stay in the queue.
     pub(crate) fn settle(&self, state: &State) {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = state.record_changes();
+        let mut settled = 0;
         for change in &changes {
             let (owner, result) = match change {
                 RecordChange::Write(client) => (&client.owner, records.write(client)),
                 RecordChange::Remove(owner) => (owner, records.remove(owner)),
             };
             if let Err(error) = result {
-                let (client, path) = (owner.escape_ascii(), records.directory.display());
-                tracing::error!(%client, %path, %error, "cannot change the record of a client");
+                let owner = owner[..owner.len().min(LOGGED_BYTES_MAX)].escape_ascii();
+                let path = records.directory.display();
+                tracing::error!(%path, %error, %owner, "cannot change the record of a client");
+                if matches!(change, RecordChange::Remove(_)) {
+                    break;
+                }
             }
+            settled += 1;
         }
-        state.records_changed(changes.len());
+        state.records_changed(settled);
     }
 }
 
@@ -121,9 +128,10 @@ impl Records {
         let Some(number) = self.numbers.get(owner) else { return Ok(()) };
         match fs::remove_file(self.path(*number)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => drop(self.numbers.remove(owner)),
+            Ok(()) | Err(_) => File::open(&self.directory)?.sync_all()?,
         }
-        File::open(&self.directory)?.sync_all()
+        self.numbers.remove(owner);
+        Ok(())
     }
 
     fn path(&self, number: u64) -> PathBuf {
@@ -216,6 +224,8 @@ const UNFINISHED: &str = ".new";
 const RECORD_BYTES_MAX: u64 = 2 * OPAQUE_BYTES_MAX as u64 + 32;
 /// Records that are read. A server makes fewer: it has no more clients.
 const RECORDS_MAX: usize = 1 << 16;
+/// Bytes of an owner that the log shows.
+const LOGGED_BYTES_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests;

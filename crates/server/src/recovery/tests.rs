@@ -88,6 +88,26 @@ fn records_last_until_their_clients_go() {
 }
 
 #[test]
+fn a_record_that_cannot_be_removed_is_tried_again() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    let state = state_of(recovered);
+    let client = add_client(&state, b"first", 0);
+    recovery.settle(&state);
+    let record = file(&dir, "client-0");
+    fs::remove_file(&record).unwrap();
+    fs::create_dir(&record).unwrap();
+    remove_client(&state, client, 0);
+    add_client(&state, b"second", 0);
+    recovery.settle(&state);
+    assert_eq!(state.record_changes().len(), 2, "the removal, and what is behind it");
+    fs::remove_dir(&record).unwrap();
+    recovery.settle(&state);
+    assert!(state.record_changes().is_empty());
+    assert_eq!(recover(&dir).clients.len(), 1);
+}
+
+#[test]
 fn an_epoch_is_used_once() {
     let dir = TempDir::new().unwrap();
     let first = recover(&dir).epoch;
