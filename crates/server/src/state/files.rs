@@ -116,6 +116,17 @@ impl Files {
         (self.opens.len(), own)
     }
 
+    /// Opens and lock states of a file.
+    pub(super) fn file_counts(&self, file: FileId) -> (usize, usize) {
+        self.files.get(&file).map_or((0, 0), |file| (file.opens.len(), file.lock_owners.len()))
+    }
+
+    /// Lock states of all clients, and of this one.
+    pub(super) fn lock_owner_counts(&self, client: ClientId) -> (usize, usize) {
+        let own = self.clients.get(&client).map_or(0, |held| held.locks);
+        (self.locks.len(), own)
+    }
+
     /// Lock states and locked ranges of all clients, and of this one.
     pub(super) fn lock_counts(&self, client: ClientId) -> (usize, usize) {
         let own = self.clients.get(&client).map_or(0, |held| held.locks + held.ranges);
@@ -145,8 +156,13 @@ impl Files {
     }
 
     /// The clients whose opens other than `own` conflict with `share`.
-    pub(super) fn deniers(&self, file: FileId, share: Share, own: Option<u64>) -> Vec<ClientId> {
-        let Some(file) = self.files.get(&file) else { return Vec::new() };
+    pub(super) fn deniers(
+        &self,
+        file: FileId,
+        share: Share,
+        own: Option<u64>,
+    ) -> BTreeSet<ClientId> {
+        let Some(file) = self.files.get(&file) else { return BTreeSet::new() };
         let others = file.opens.iter().filter(|(_, number)| Some(**number) != own);
         let denies = |number: &u64| self.open(*number).modes.share().conflicts(share);
         others.filter(|(_, number)| denies(number)).map(|(owner, _)| owner.client).collect()
@@ -185,8 +201,15 @@ impl Files {
 
     /// Closes an open, with the locks that belong to it.
     pub(super) fn remove_open(&mut self, number: u64, now: Duration, effects: &mut Effects) {
+        let file = self.open(number).file;
+        self.end_open(number, effects);
+        self.wake(file, now, effects);
+    }
+
+    /// Closes an open; the caller wakes those that wait for it.
+    fn end_open(&mut self, number: u64, effects: &mut Effects) {
         let locks = std::mem::take(&mut self.opens.get_mut(&number).expect("known").locks);
-        locks.into_iter().for_each(|id| self.remove_lock(id, now, effects));
+        locks.into_iter().for_each(|id| self.end_lock(id, effects));
         let open = self.opens.remove(&number).expect("known");
         let state = self.files.get_mut(&open.file).expect("an open file has state");
         state.shares.remove(open.modes.share());
@@ -213,6 +236,13 @@ impl Files {
 
     /// Removes a lock state and unlocks its ranges.
     pub(super) fn remove_lock(&mut self, id: LockId, now: Duration, effects: &mut Effects) {
+        let file = self.lock(id).file;
+        self.end_lock(id, effects);
+        self.wake(file, now, effects);
+    }
+
+    /// Removes a lock state; the caller wakes those that wait for it.
+    fn end_lock(&mut self, id: LockId, effects: &mut Effects) {
         let everything = Range { first: 0, last: u64::MAX };
         self.change_ranges(id, |ranges| ranges.unlock(everything));
         let lock = self.locks.remove(&id).expect("the caller has looked it up");
@@ -223,7 +253,6 @@ impl Files {
         state.lock_owners.remove(&lock.owner);
         self.clients.get_mut(&lock.owner.client).expect("it holds a lock").locks -= 1;
         effects.push(Effect::Release { file: lock.file, lock: id });
-        self.wake(lock.file, now, effects);
         self.tidy(lock.file, lock.owner.client);
     }
 
@@ -279,14 +308,16 @@ impl Files {
     pub(super) fn remove_client(&mut self, client: ClientId, now: Duration, effects: &mut Effects) {
         let Some(held) = self.clients.get(&client) else { return };
         let opens: Vec<_> = held.opens.iter().copied().collect();
-        for number in opens {
-            let file = self.open(number).file;
+        let files: BTreeSet<_> = opens.iter().map(|number| self.open(*number).file).collect();
+        opens.into_iter().for_each(|number| self.end_open(number, effects));
+        assert!(!self.clients.contains_key(&client), "all its state hangs on its opens");
+        // Each file once: a search for requests that can be granted looks at all its locks.
+        for file in files {
             if let Some(state) = self.files.get_mut(&file) {
                 state.locks.stop_waiting_client(client);
+                self.wake(file, now, effects);
             }
-            self.remove_open(number, now, effects);
         }
-        assert!(!self.clients.contains_key(&client), "all its state hangs on its opens");
     }
 
     /// Forgets a file and a client that hold nothing any more.

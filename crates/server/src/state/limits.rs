@@ -25,6 +25,14 @@ pub(crate) struct Limits {
     pub(crate) opens_max: usize,
     /// Opens of one client.
     pub(crate) client_opens_max: usize,
+    /// Lock states of all clients: each has a descriptor.
+    pub(crate) lock_owners_max: usize,
+    /// Lock states of one client.
+    pub(crate) client_lock_owners_max: usize,
+    /// Opens of one file.
+    pub(crate) file_opens_max: usize,
+    /// Lock states of one file.
+    pub(crate) file_lock_owners_max: usize,
     /// Lock states and locked ranges of all clients.
     pub(crate) locks_max: usize,
     /// Lock states and locked ranges of one client.
@@ -46,8 +54,12 @@ impl Default for Limits {
             clients_max: 4096,
             sessions_max: 8192,
             client_sessions_max: 64,
-            opens_max: 1 << 20,
-            client_opens_max: 1 << 18,
+            opens_max: 1 << 16,
+            client_opens_max: 1 << 15,
+            lock_owners_max: 1 << 16,
+            client_lock_owners_max: 1 << 15,
+            file_opens_max: 1024,
+            file_lock_owners_max: 1024,
             locks_max: 1 << 20,
             client_locks_max: 1 << 18,
             slots_max: 1 << 14,

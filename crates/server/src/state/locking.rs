@@ -103,6 +103,9 @@ impl State {
             return Err(LockFailure::Denied(conflict));
         }
         self.make_room_for_lock(&mut table, call.client, now, effects)?;
+        if table.files.lock_of(call.file, &owner).is_none() {
+            self.make_room_for_lock_owner(&mut table, call, now, effects)?;
+        }
         let lock = table.files.add_lock(open, owner.clone());
         let before = table.files.change_ranges(lock, |ranges| {
             let before = ranges.within(piece.range);
@@ -142,6 +145,8 @@ impl State {
     pub(crate) fn undo_lock(&self, grant: LockGrant, now: Duration, effects: &mut Effects) {
         let mut table = self.lock();
         if table.files.key(grant.lock.0).is_none() {
+            // The effect that released it came before the kernel was asked.
+            effects.push(Effect::Release { file: grant.file, lock: grant.lock });
             return;
         }
         let range = grant.piece.range;
@@ -209,10 +214,8 @@ impl State {
             self.make_room_for_lock(&mut table, client, now, effects)?;
         }
         table.files.change_ranges(lock, |ranges| ranges.unlock(range));
-        effects.push(match table.files.ranges(lock) {
-            Some(_) => Effect::Unlock { file, lock, range },
-            None => Effect::Release { file, lock },
-        });
+        // The descriptor stays with the lock state: the owner may be locking again already.
+        effects.push(Effect::Unlock { file, lock, range });
         table.files.wake(file, now, effects);
         let seqid = table.files.advance_lock(lock);
         Ok(self.stateid(lock.0, seqid))
@@ -265,14 +268,41 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
+        let (_, own) = table.files.lock_counts(client);
+        // The client's own bound costs no other client its courtesy.
+        if own + LOCK_GROWTH_MAX > self.limits.client_locks_max {
+            return Err(Status::Delay);
+        }
         let is_full = |table: &Table| {
-            let (all, own) = table.files.lock_counts(client);
+            let (all, _) = table.files.lock_counts(client);
             all + LOCK_GROWTH_MAX > self.limits.locks_max
-                || own + LOCK_GROWTH_MAX > self.limits.client_locks_max
         };
         if is_full(table) {
             self.forget_all_expired(table, now, effects);
             table.check_known(client)?;
+        }
+        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+    }
+
+    fn make_room_for_lock_owner(
+        &self,
+        table: &mut Table,
+        call: &Lock<'_>,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let (_, own) = table.files.lock_owner_counts(call.client);
+        if own >= self.limits.client_lock_owners_max {
+            return Err(Status::Delay);
+        }
+        let is_full = |table: &Table| {
+            let (all, _) = table.files.lock_owner_counts(call.client);
+            let (_, of_file) = table.files.file_counts(call.file);
+            all >= self.limits.lock_owners_max || of_file >= self.limits.file_lock_owners_max
+        };
+        if is_full(table) {
+            self.forget_all_expired(table, now, effects);
+            table.check_known(call.client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
     }

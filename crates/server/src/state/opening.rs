@@ -76,7 +76,7 @@ impl State {
             return Err(denied);
         }
         if own.is_none() {
-            self.make_room_for_open(&mut table, call.client, now, effects)?;
+            self.make_room_for_open(&mut table, call, now, effects)?;
         }
         let (number, is_new) = table.files.add_open(call.file, owner, share);
         let stateid = self.stateid(number, table.files.open(number).seqid);
@@ -106,17 +106,23 @@ impl State {
     fn make_room_for_open(
         &self,
         table: &mut Table,
-        client: ClientId,
+        call: &OpenFile<'_>,
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
+        let (_, own) = table.files.open_counts(call.client);
+        // The client's own bound costs no other client its courtesy.
+        if own >= self.limits.client_opens_max {
+            return Err(Status::Delay);
+        }
         let is_full = |table: &Table| {
-            let (all, own) = table.files.open_counts(client);
-            all >= self.limits.opens_max || own >= self.limits.client_opens_max
+            let (all, _) = table.files.open_counts(call.client);
+            let (of_file, _) = table.files.file_counts(call.file);
+            all >= self.limits.opens_max || of_file >= self.limits.file_opens_max
         };
         if is_full(table) {
             self.forget_all_expired(table, now, effects);
-            table.check_known(client)?;
+            table.check_known(call.client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
     }

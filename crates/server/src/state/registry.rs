@@ -161,10 +161,16 @@ impl State {
         if client.sessions.len() >= self.limits.client_sessions_max {
             return Err(Status::Nospc);
         }
+        let is_confirmed = client.is_confirmed;
         if self.session_count() >= self.limits.sessions_max {
-            return Err(Status::Delay);
+            // It has just called, so it is not among those that leave.
+            client.lease.renew(now);
+            self.forget_all_expired(table, now, effects);
+            if self.session_count() >= self.limits.sessions_max {
+                return Err(Status::Delay);
+            }
         }
-        if !client.is_confirmed {
+        if !is_confirmed {
             self.confirm(table, call.client, now, effects);
         }
         let id = self.session_id(table, call.client);

@@ -510,3 +510,69 @@ fn unlocking_holes_is_bounded_too() {
     assert!(bed.state.counts().locks <= 8);
     bed.state.unlock_range(client, &lock, FILE, ALL, bed.now, &mut bed.effects).unwrap();
 }
+
+#[test]
+fn owners_of_a_file_are_bounded() {
+    let limits = Limits { file_opens_max: 2, file_lock_owners_max: 2, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let client = bed.client(b"c");
+    let (access, deny) = (ShareAccess::Both, ShareDeny::None);
+    let open = |file, owner: &[u8]| {
+        let call = OpenFile { client, owner, file, access, deny, is_reclaim: false };
+        bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
+    };
+    open(FILE, b"a").unwrap();
+    let stateid = open(FILE, b"b").unwrap();
+    assert_eq!(open(FILE, b"c"), Err(Status::Delay));
+    open(FileId(2), b"c").expect("another file");
+    let lock = |owner: &[u8], offset| {
+        let target = LockTarget::New { open: &stateid, owner };
+        let (kind, range) = (LockType::Write, LockRange { offset, length: 1 });
+        let call = Lock { client, target, file: FILE, range, kind, is_reclaim: false };
+        let effects = &mut Effects::new();
+        let grant = bed.state.lock_range(&call, Duration::ZERO, effects)?;
+        Ok(bed.state.confirm_lock(grant, Duration::ZERO, effects).map(drop)?)
+    };
+    lock(b"a", 0).unwrap();
+    lock(b"b", 1).unwrap();
+    assert_eq!(lock(b"c", 2), Err(LockFailure::Status(Status::Delay)));
+    lock(b"a", 2).expect("no owner is added");
+}
+
+#[test]
+fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
+    let limits = Limits { client_opens_max: 1, sessions_max: 2, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let late = bed.client(b"late");
+    let stateid = bed.open(late, ShareAccess::Read, ShareDeny::None).stateid;
+    bed.now = LEASE * 2;
+    let client = bed.client(b"c");
+    bed.open(client, ShareAccess::Read, ShareDeny::None);
+    let (access, deny) = (ShareAccess::Read, ShareDeny::None);
+    let call = OpenFile { client, owner: b"p", file: FILE, access, deny, is_reclaim: false };
+    let refused = bed.state.open(&call, bed.now, &mut bed.effects);
+    assert_eq!(refused, Err(Status::Delay));
+    assert_eq!(bed.check_io(late, &stateid, ShareAccess::Read), Ok(IoState::Opened));
+    bed.begin_client(b"third");
+    assert_eq!(bed.state.counts().sessions, 2, "the session of the expired client made room");
+}
+
+#[test]
+fn a_denied_lock_of_a_closed_file_is_released() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
+    let target = LockTarget::New { open: &open, owner: b"l" };
+    let (file, kind) = (FILE, LockType::Write);
+    let call = Lock { client, target, file, range: ALL, kind, is_reclaim: false };
+    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
+    bed.close(client, &open).unwrap();
+    bed.taken();
+    bed.state.undo_lock(grant, bed.now, &mut bed.effects);
+    assert!(matches!(bed.taken()[..], [Effect::Release { .. }]));
+    let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
+    let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
+    bed.taken();
+    bed.state.unlock_range(client, &lock, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    assert!(matches!(bed.taken()[..], [Effect::Unlock { .. }]), "the lock state lives on");
+}
