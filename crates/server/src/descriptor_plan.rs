@@ -15,6 +15,13 @@ const PIPES: usize = 16;
 /// Descriptors of open files, however few there are: two objects in each part of the cache.
 const FILES_MIN: usize = 64;
 
+/// With version 4, opens take at most this part of what is left to files, and lock owners as much.
+const STATE_PART: usize = 8;
+/// Descriptors of an open's object, at most.
+const OPEN_DESCRIPTORS: usize = 5;
+/// Opens, and lock owners, however few descriptors there are.
+const STATE_MIN: usize = 8;
+
 /// Numbers of descriptors; of pipes, which take two each, the number of pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DescriptorPlan {
@@ -27,21 +34,37 @@ pub(crate) struct DescriptorPlan {
     pub(crate) listings: usize,
     /// Two for each. Held by `PipePool`, and by the reply whose data is in the pipe.
     pub(crate) pipes: usize,
+    /// Five for each, of the object that it pins. Held by `HeldFiles`.
+    pub(crate) opens: usize,
+    /// One for each lock owner of a file. Held by `HeldFiles`.
+    pub(crate) lock_owners: usize,
     /// One to five for each object. Held by the `InodeCache`.
     pub(crate) files: usize,
 }
 
 impl DescriptorPlan {
     /// Divides the `limit` of a process that is to serve `connections_max` connections, with at most
-    /// `window_files_max` files in the window.
-    pub(crate) fn new(limit: usize, connections_max: usize, window_files_max: usize) -> Self {
-        let others = Self {
+    /// `window_files_max` files in the window, and version 4 if `serves_v4`.
+    pub(crate) fn new(
+        limit: usize,
+        connections_max: usize,
+        window_files_max: usize,
+        serves_v4: bool,
+    ) -> Self {
+        let mut others = Self {
             sockets: connections_max.min(limit / SOCKETS_PART).max(1),
             window_files: (limit / WINDOW_PART).clamp(WINDOW_FILES_MIN, window_files_max),
             listings: LISTINGS,
             pipes: PIPES,
+            opens: 0,
+            lock_owners: 0,
             files: 0,
         };
+        if serves_v4 {
+            let part = limit.saturating_sub(others.sum()) / STATE_PART;
+            others.opens = (part / OPEN_DESCRIPTORS).max(STATE_MIN);
+            others.lock_owners = part.max(STATE_MIN);
+        }
         let plan = Self { files: limit.saturating_sub(others.sum()).max(FILES_MIN), ..others };
         assert!(plan.sum() <= limit.max(others.sum() + FILES_MIN), "{plan:?} of {limit}");
         plan
@@ -49,8 +72,9 @@ impl DescriptorPlan {
 
     /// All of them, with what is reserved.
     fn sum(&self) -> usize {
-        let Self { sockets, window_files, listings, pipes, files } = self;
-        RESERVED + sockets + window_files + listings + 2 * pipes + files
+        let Self { sockets, window_files, listings, pipes, opens, lock_owners, files } = self;
+        let state = OPEN_DESCRIPTORS * opens + lock_owners;
+        RESERVED + sockets + window_files + listings + 2 * pipes + state + files
     }
 }
 
@@ -60,16 +84,20 @@ mod tests {
 
     #[test]
     fn the_descriptors_of_a_process_are_divided_without_rest() {
-        let plan = DescriptorPlan::new(524_288, 16_384, 16_384);
-        assert_eq!((plan.sockets, plan.window_files), (16_384, 16_384));
-        assert_eq!(plan.sum(), 524_288);
+        for serves_v4 in [false, true] {
+            let plan = DescriptorPlan::new(524_288, 16_384, 16_384, serves_v4);
+            assert_eq!((plan.sockets, plan.window_files), (16_384, 16_384));
+            assert_eq!((plan.opens > 10_000, plan.lock_owners > 10_000), (serves_v4, serves_v4));
+            assert_eq!(plan.sum(), 524_288);
+        }
     }
 
     #[test]
     fn few_descriptors_leave_some_for_each_holder() {
         for limit in [0, 256, 1024, 4096] {
-            let plan = DescriptorPlan::new(limit, 16_384, 16_384);
+            let plan = DescriptorPlan::new(limit, 16_384, 16_384, true);
             assert!(plan.sockets >= 1 && plan.sockets <= (limit / SOCKETS_PART).max(1), "{plan:?}");
+            assert!(plan.opens >= STATE_MIN && plan.lock_owners >= STATE_MIN, "{plan:?}");
             assert!(plan.window_files >= WINDOW_FILES_MIN && plan.files >= FILES_MIN, "{plan:?}");
         }
     }

@@ -146,7 +146,7 @@ mod tests {
         Budget { memory_bytes: 256 * MIB, window_bytes: 64 * MIB, transfer_bytes_max: 1 << 20 };
 
     fn plan(budget: Budget, connections_max: usize) -> MemoryPlan {
-        MemoryPlan::new(budget, &DescriptorPlan::new(524_288, connections_max, 16_384))
+        MemoryPlan::new(budget, &DescriptorPlan::new(524_288, connections_max, 16_384, false))
     }
 
     #[test]

@@ -93,7 +93,8 @@ pub(crate) struct Service {
 fn divide_descriptors(config: &Config) -> DescriptorPlan {
     let limit = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
     let window_files_max = WriteBehindConfig::default().files_max;
-    let plan = DescriptorPlan::new(limit, config.connections_max(), window_files_max);
+    let serves_v4 = config.nfs_versions().serves_v4();
+    let plan = DescriptorPlan::new(limit, config.connections_max(), window_files_max, serves_v4);
     if plan.sockets < config.connections_max() {
         let sockets = plan.sockets;
         tracing::info!("at most {sockets} connections: this process may open {limit} descriptors");
@@ -105,8 +106,8 @@ fn divide_descriptors(config: &Config) -> DescriptorPlan {
 }
 
 /// The state of version 4 with what an earlier server has left.
-fn new_state(recovered: Recovered, transfer_bytes_max: u32) -> State {
-    let usual = Limits::default();
+fn new_state(recovered: Recovered, transfer_bytes_max: u32, descriptors: &DescriptorPlan) -> State {
+    let usual = Limits::default().within(descriptors.opens, descriptors.lock_owners);
     let bytes_max = transfer_bytes_max + COMPOUND_BYTES_MAX;
     let fore = ChannelAttributes {
         request_bytes_max: bytes_max,
@@ -184,7 +185,7 @@ impl Service {
             counters,
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),
-            state: Arc::new(new_state(recovered, memory.transfer_bytes_max)),
+            state: Arc::new(new_state(recovered, memory.transfer_bytes_max, &descriptors)),
             held_files: Arc::default(),
             recovery: recovery.map(Arc::new),
             was_in_grace: AtomicBool::new(may_reclaim),

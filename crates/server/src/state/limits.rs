@@ -73,3 +73,18 @@ impl Default for Limits {
         }
     }
 }
+
+impl Limits {
+    /// At most so many opens and lock owners, of which a client has half.
+    pub(crate) fn within(self, opens: usize, lock_owners: usize) -> Self {
+        let opens_max = self.opens_max.min(opens);
+        let lock_owners_max = self.lock_owners_max.min(lock_owners);
+        Self {
+            opens_max,
+            client_opens_max: opens_max / 2,
+            lock_owners_max,
+            client_lock_owners_max: lock_owners_max / 2,
+            ..self
+        }
+    }
+}
