@@ -253,6 +253,7 @@ fn parse_with(
     let no_splice = overrides.no_splice.then_some(("--no-splice", false));
     let threads = |key, raw, default| count(key, raw, default, 1..=THREADS_MAX, source);
     let exports = export::export_table(raw.exports, overrides, source, resolve)?;
+    let nfs_versions = nfs_versions(raw.nfs_versions, overrides, source)?;
     Ok(Config {
         listen: listen(raw.listen, overrides, source)?,
         state_dir: state_dir(raw.state_dir, overrides, &exports, source)?,
@@ -266,8 +267,9 @@ fn parse_with(
             source,
         )?,
         idle_timeout: idle_timeout(raw.idle_timeout, source)?,
-        portmap: Given::pick(portmap, raw.portmap, false).value,
-        nfs_versions: nfs_versions(raw.nfs_versions, overrides, source)?,
+        // Clients of version 4 need no portmapper, and nothing else is to be found with it.
+        portmap: Given::pick(portmap, raw.portmap, false).value && nfs_versions.v3,
+        nfs_versions,
         data_threads: threads("data_threads", raw.data_threads, DATA_THREADS_DEFAULT)?,
         metadata_threads: threads(
             "metadata_threads",

@@ -522,3 +522,13 @@ fn versions_of_nfs_are_chosen_by_key_or_flag() {
         assert!(versions(text, &none).is_err(), "{text}");
     }
 }
+
+#[test]
+fn the_portmapper_is_there_for_version_3() {
+    let machine = Machine::new();
+    for (versions, portmap) in [("\"3\", \"4.1\"", true), ("\"4.1\"", false)] {
+        let text =
+            format!("portmap = true\nnfs_versions = [{versions}]\n[[export]]\npath = \"$A\"");
+        assert_eq!(machine.parse(&text).unwrap().portmap(), portmap, "{versions}");
+    }
+}
