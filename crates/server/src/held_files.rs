@@ -17,6 +17,7 @@ use crate::state::{Effect, FileId, LockGrant, LockId, LockKind, Piece, Range, St
 /// Files with opens.
 #[derive(Default)]
 pub(crate) struct HeldFiles {
+    /// Held for moments. An inode counts its holds under it, and no other lock is taken.
     files: Mutex<HashMap<FileId, Held>>,
 }
 
@@ -28,7 +29,8 @@ struct Held {
 }
 
 /// The descriptor of a lock owner, opened for its first lock. The lock is held over the system calls
-/// of this owner alone.
+/// of this owner alone. Under it the lock of `state` may be taken, which never waits for this one, and
+/// no other; [`HeldFiles::files`] is released before it is taken.
 #[derive(Default)]
 struct OwnerLocks(Mutex<Option<LockDescriptor>>);
 
