@@ -295,10 +295,16 @@ impl Service {
         self.engine.data(move || held.foreign_lock(&inode, lock, wanted)).await
     }
 
-    /// Ends the leases that have run out. To be called once a second.
+    /// Ends the leases that have run out, and the state of files whose exports are not served any more.
+    /// To be called once a second.
     pub(crate) async fn expire(&self) {
         let mut effects = Effects::new();
         self.state.expire(self.now(), &mut effects);
+        let (retired, left) = self.held_files.retired();
+        if !left.is_empty() {
+            self.engine.data(move || drop(left)).await;
+        }
+        self.state.release_files(&retired, self.now(), &mut effects);
         self.settle(effects).await;
         let is_in_grace = self.state.counts().is_in_grace;
         if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {

@@ -125,6 +125,11 @@ impl Files {
         self.clients.get(&client).map_or(0, |held| held.opens.len())
     }
 
+    /// The opens of a file.
+    pub(super) fn opens_in(&self, file: FileId) -> impl Iterator<Item = u64> {
+        self.files.get(&file).into_iter().flat_map(|file| file.opens.values().copied())
+    }
+
     /// Opens and lock states of a file.
     pub(super) fn file_counts(&self, file: FileId) -> (usize, usize) {
         self.files.get(&file).map_or((0, 0), |file| (file.opens.len(), file.lock_owners.len()))

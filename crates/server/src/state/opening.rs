@@ -166,6 +166,16 @@ impl State {
         Ok(Stateid::INVALID)
     }
 
+    /// Ends all opens of files, with their locks: their exports are not served any more. Their clients
+    /// find the filehandles stale.
+    pub(crate) fn release_files(&self, files: &[FileId], now: Duration, effects: &mut Effects) {
+        let mut table = self.lock();
+        for number in files.iter().flat_map(|file| table.files.opens_in(*file)).collect::<Vec<_>>()
+        {
+            table.files.remove_open(number, now, effects);
+        }
+    }
+
     pub(super) fn open_number(
         &self,
         table: &Table,
