@@ -14,11 +14,12 @@ import tempfile
 import time
 
 from harness import (
-    EXPORT, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
+    EXPORT, MIB, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
 )  # fmt: skip
 from mount_rig import (
-    OPTIONS, OpenServer, eventually, mounted, need_fuse,
+    OPTIONS, HeldReplies, OpenServer, eventually, mounted, need_fuse,
 )  # fmt: skip
+from nfs3 import READ
 
 # fusermount needs a name for its caller, and this user has one on each system.
 USER = 65534
@@ -491,6 +492,36 @@ def server_that_is_gone_lets_go():
                 ended_with(mount, 0, f"{way} without a server")
                 check(time.monotonic() - begun < 15, f"{way} took too long")
                 server.start()
+
+
+def waits_for_a_page(pid):
+    """Whether a thread of the process waits in the kernel for a page that is locked."""
+    states = pathlib.Path(f"/proc/{pid}/task").glob("*/wchan")
+    return any("folio_lock" in state.read_text(encoding="ascii") for state in states)
+
+
+@case
+def umount_does_not_wait_for_a_silent_server():
+    """Not for the page of a READ without reply either, in a file that another client has changed."""
+    with export() as server:
+        (server.directory / "file").write_bytes(os.urandom(8 * MIB))
+        with (
+            HeldReplies(server.port, READ) as replies, held(replies.mount("actimeo=0")) as mount,
+        ):  # fmt: skip
+            file = os.open(mount.directory / "file", os.O_RDONLY)
+            os.posix_fadvise(file, 0, MIB, os.POSIX_FADV_WILLNEED)
+            check(replies.arrived.wait(10), "no READ")
+            with open(server.directory / "file", "r+b") as changed:
+                changed.write(b"foreign")
+            os.stat(mount.directory / "file")
+            # Longer than the mount waits until it drops the pages.
+            eventually(lambda: waits_for_a_page(mount.process.pid), 3)
+            os.close(file)
+            umount = subprocess.Popen(["umount", mount.directory])
+            ended = eventually(lambda: umount.poll() is not None, 10)
+            replies.released.set()
+            check(umount.wait() == 0 and ended, "umount(8) waited for the reply")
+            ended_with(mount, 0, "umount")
 
 
 @contextlib.contextmanager
