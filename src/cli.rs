@@ -1,6 +1,5 @@
 //! The command line: flags to typed commands.
 
-use std::env;
 use std::error::Error as _;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -17,7 +16,7 @@ use server::config::{
 use server::trace::{Event, Events};
 
 use crate::commands::mount::MountCommand;
-use crate::{commands, exit};
+use crate::{arguments, commands, exit};
 
 #[derive(Parser)]
 #[command(name = "spillway", version, about, max_term_width = 100)]
@@ -194,7 +193,7 @@ impl ServeOptions {
 /// # Errors
 /// The exit status, once help, the version or a complaint has been printed.
 pub(crate) fn parse() -> Result<Command, ExitCode> {
-    let arguments = arguments(env::args_os());
+    let arguments = arguments::of_process();
     Cli::try_parse_from(&arguments).map(|cli| cli.command).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let printed = error.print().and_then(|()| io::stdout().flush());
@@ -230,17 +229,6 @@ fn asked_for<'a>(root: &'a clap::Command, arguments: &[OsString]) -> (String, &'
     (path, command)
 }
 
-/// The arguments, with the command in its place where the program is called as the helper of
-/// mount(8) for `-t spillway`, which it finds by its name.
-fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments: Vec<_> = given.collect();
-    let name = arguments.first().map(Path::new).and_then(Path::file_name);
-    if name.is_some_and(|name| name == "mount.spillway") {
-        arguments.insert(1, "mount".into());
-    }
-    arguments
-}
-
 /// Reports why a configuration was refused; a wrong flag is misuse, a wrong file or machine a
 /// failure.
 pub(crate) fn refused(error: &ConfigError) -> ExitCode {
@@ -255,7 +243,7 @@ pub(crate) fn refused(error: &ConfigError) -> ExitCode {
 /// Reports that the command line is wrong, and where its help is.
 pub(crate) fn misused(sentence: &str) -> ExitCode {
     let root = Cli::command();
-    let (path, _) = asked_for(&root, &arguments(env::args_os()));
+    let (path, _) = asked_for(&root, &arguments::of_process());
     exit::misused(&path, sentence)
 }
 
@@ -283,12 +271,10 @@ mod tests {
     }
 
     #[test]
-    fn the_helper_of_mount_mounts() {
-        let given = |name: &str| [name, "nfs://h/e", "/mnt", "-o", "rw"].map(OsString::from);
-        let helper = arguments(given("/sbin/mount.spillway").into_iter());
-        let command = Cli::try_parse_from(helper).map(|cli| cli.command);
+    fn arguments_of_mount_8_are_those_of_the_command() {
+        let words = "spillway mount h:/e /mnt -sfnv -o rw,noauto -t fuse.spillway".split(' ');
+        let command = Cli::try_parse_from(words).map(|cli| cli.command);
         assert!(matches!(command, Ok(Command::Mount(_))));
-        assert_eq!(arguments(given("/usr/bin/spillway").into_iter()), given("/usr/bin/spillway"));
     }
 
     #[test]

@@ -11,6 +11,9 @@ use rustix::io::Errno;
 
 pub(crate) const FAILED: u8 = 1;
 pub(crate) const MISUSED: u8 = 2;
+/// The statuses of mount(8) for the same.
+const MOUNT_MISUSED: u8 = 1;
+const MOUNT_FAILED: u8 = 32;
 /// The status that a shell reports for a program that SIGPIPE ended, as it ends coreutils. Rust's
 /// runtime ignores the signal, and so the write fails instead.
 pub(crate) const READER_GONE: u8 = 128 + 13;
@@ -34,6 +37,17 @@ pub(crate) fn failed(error: &dyn Error) -> ExitCode {
 pub(crate) fn misused(command: &str, sentence: &str) -> ExitCode {
     complain(&format!("{sentence}\nTry `{command} --help`."));
     ExitCode::from(MISUSED)
+}
+
+/// The status that a helper of mount(8) ends with.
+pub(crate) fn of_mount_helper(status: ExitCode) -> ExitCode {
+    if status == ExitCode::from(FAILED) {
+        ExitCode::from(MOUNT_FAILED)
+    } else if status == ExitCode::from(MISUSED) {
+        ExitCode::from(MOUNT_MISUSED)
+    } else {
+        status
+    }
 }
 
 /// The exit status once all output was written to stdout, or was not: then as coreutils.

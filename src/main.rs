@@ -1,6 +1,7 @@
 //! `spillway`: serves directories over NFS version 3, and works with those of other servers.
 
 mod announce;
+mod arguments;
 mod check;
 mod cli;
 mod commands;
@@ -14,6 +15,11 @@ use std::process::ExitCode;
 use cli::Command;
 
 fn main() -> ExitCode {
+    let status = run();
+    if arguments::are_of_mount_helper() { exit::of_mount_helper(status) } else { status }
+}
+
+fn run() -> ExitCode {
     match cli::parse() {
         Ok(Command::Serve(options)) => serve::run(&options),
         Ok(Command::Check(options)) => check::run(&options),

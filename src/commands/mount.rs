@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use client::mount::{Mount, Unmounted};
-use client::mount_options::MountRequest;
+use client::mount::{Mount, Unmounted, remount};
+use client::mount_options::{MountRequest, OptionError, Unknown};
 use client::trace::{Events, Tracer};
 use client::{FileSystem, Identity, NfsUrl};
 use tokio::runtime;
@@ -26,6 +26,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::announce::print;
+use crate::arguments;
 use crate::exit;
 use crate::log;
 
@@ -64,15 +65,39 @@ pub(crate) struct MountCommand {
     /// mount(8) passes it to its helpers; there is no mtab to leave alone
     #[arg(short = 'n', hide = true)]
     _no_mtab: bool,
+
+    /// For mount(8): ignore unknown options
+    #[arg(short, hide = true)]
+    sloppy: bool,
+
+    /// For mount(8): check the command line only
+    #[arg(short, hide = true)]
+    fake: bool,
+
+    /// For mount(8), which passes `fuse.spillway`
+    #[arg(short = 't', hide = true, value_name = "TYPE")]
+    _type: Option<String>,
 }
 
-/// Mounts, and in the foreground serves until it is unmounted. Returns [`ExitCode::SUCCESS`] only
-/// if the mount answers, or if all written data is at the server.
+/// Mounts, and in the foreground serves until it is unmounted; or changes a mounted file system.
+/// Returns [`ExitCode::SUCCESS`] only if the mount answers, or if all written data is at the server.
 pub(crate) fn run(command: &MountCommand) -> ExitCode {
-    let plan = match Plan::new(command) {
+    let request = match command.request() {
+        Ok(request) => request,
+        Err(error) => return exit::misused("spillway mount", &error.to_string()),
+    };
+    // Before the source is read, which can be a name of the user's choice then.
+    if request.remount {
+        let done = if command.fake { Ok(()) } else { remount(&command.directory, &request) };
+        return done.map_or_else(|error| exit::failed(&error), |()| ExitCode::SUCCESS);
+    }
+    let plan = match Plan::new(command, request) {
         Ok(plan) => plan,
         Err(sentence) => return exit::misused("spillway mount", &sentence),
     };
+    if command.fake {
+        return ExitCode::SUCCESS;
+    }
     let in_background = env::var_os(BACKGROUND).is_some();
     if !command.foreground && !in_background {
         return start_in_background().unwrap_or_else(|error| exit::failed(&error));
@@ -95,6 +120,18 @@ pub(crate) fn run(command: &MountCommand) -> ExitCode {
     status
 }
 
+impl MountCommand {
+    /// The options, checked.
+    fn request(&self) -> Result<MountRequest, OptionError> {
+        let mut request = MountRequest::default();
+        // As with mount(8), what root mounts is for everybody.
+        request.fuse.allow_other = rustix::process::geteuid().is_root();
+        let unknown = if self.sloppy { Unknown::Ignored } else { Unknown::Refused };
+        self.options.iter().try_for_each(|list| request.apply(list, unknown))?;
+        Ok(request)
+    }
+}
+
 /// The checked command line.
 struct Plan {
     source: String,
@@ -106,14 +143,8 @@ struct Plan {
 
 impl Plan {
     /// # Errors
-    /// A sentence about what cannot be meant.
-    fn new(command: &MountCommand) -> Result<Self, String> {
-        let mut request = MountRequest::default();
-        // As with mount(8), what root mounts is for everybody.
-        request.fuse.allow_other = rustix::process::geteuid().is_root();
-        for list in &command.options {
-            request.apply(list).map_err(|error| error.to_string())?;
-        }
+    /// A sentence about a source that cannot be meant.
+    fn new(command: &MountCommand, request: MountRequest) -> Result<Self, String> {
         Ok(Self {
             source: command.source.to_string_lossy().into_owned(),
             url: parse_source(&command.source)?,
@@ -226,7 +257,7 @@ fn failed(sentence: String) -> ExitCode {
 
 /// Starts this program again, and waits for it to mount or to fail.
 fn start_in_background() -> io::Result<ExitCode> {
-    let mut arguments = env::args_os();
+    let mut arguments = arguments::of_process().into_iter();
     let mut command = Command::new("/proc/self/exe");
     if let Some(name) = arguments.next() {
         command.arg0(name);

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 from harness import MIB, case, check, loop_file_system, main, need, run, run_ok
 from mount_rig import OpenServer, eventually, need_fuse, spillway_export
@@ -110,10 +111,41 @@ def full_disk_in_one_write():
         with export.mount("sync") as waiting:
             found = outcomes(waiting / "large", 0, write, os.fsync)
             check(found == ["ENOSPC", None, None], f"on a sync mount: {found}")
+            # There the kernel sends no FSYNC, and the next write(2) returns the error.
+            for each in steps:
+                found = outcomes(waiting / "large", os.O_DIRECT, *each)
+                count = 2 if each == steps[2] else 1
+                check(found.count("ENOSPC") == count, f"O_DIRECT on a sync mount: {found}")
         # Parts that are sent meanwhile can fail after the error was returned.
         for each in steps:
             found = outcomes(mount / "large", 0, *each, os.fsync)
             check("ENOSPC" in found and found[-2:] != ["ENOSPC"] * 2, f"cached: {found}")
+
+
+@case
+def full_disk_and_threads():
+    """Threads that write one open file in turns get the error from write(2). With O_DIRECT each
+    does, because each of its writes fails before it returns."""
+    with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
+        for flags in (0, os.O_DIRECT):
+            with (
+                ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other,
+                mmap.mmap(-1, MIB) as data,
+            ):  # fmt: skip
+                file = os.open(mount / "file", os.O_CREAT | os.O_WRONLY | flags)
+                errors = {one: 0, other: 0}
+                for _ in range(3 * SIZE // MIB):
+                    for thread in errors:
+                        try:
+                            thread.submit(os.write, file, data).result()
+                        except OSError as error:
+                            check(error.errno == errno.ENOSPC, f"{error}")
+                            errors[thread] += 1
+                with contextlib.suppress(OSError):
+                    os.close(file)
+                os.unlink(mount / "file")
+                found = (all if flags else any)(errors.values())
+                check(found, f"flags {flags:o}: {list(errors.values())} errors")
 
 
 @case

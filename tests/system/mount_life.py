@@ -14,11 +14,12 @@ import tempfile
 import time
 
 from harness import (
-    EXPORT, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
+    EXPORT, MIB, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
 )  # fmt: skip
 from mount_rig import (
-    OPTIONS, OpenServer, eventually, mounted, need_fuse,
+    OPTIONS, HeldReplies, OpenServer, eventually, mounted, need_fuse,
 )  # fmt: skip
+from nfs3 import READ
 
 # fusermount needs a name for its caller, and this user has one on each system.
 USER = 65534
@@ -212,6 +213,154 @@ def remounted_read_only():
         ended_with(mount, 0, "umount")
 
 
+@contextlib.contextmanager
+def helpers_of_mount(binary):
+    """The directory of mount(8)'s helpers with this program alone, in this mount name space."""
+    if os.environ.get("SYSTEM_TEST_PRIVATE_NETWORK") != "yes":
+        raise Skip("no mount name space of our own")
+    helpers = scratch_dir("sbin")
+    for name in ("mount.spillway", "mount.fuse.spillway"):
+        (helpers / name).symlink_to(binary)
+    helpers.chmod(0o755)
+    place = os.path.realpath("/sbin")
+    check(place != os.path.realpath("/bin"), "mount(8) is in the directory of its helpers")
+    run_ok("mount", "--bind", helpers, place)
+    try:
+        yield
+    finally:
+        run_ok("umount", place)
+
+
+@contextlib.contextmanager
+def fstab(server, place, options):
+    """A table of mounts with one line, for the export."""
+    table = scratch_dir("fstab") / "fstab"
+    ports = f"port={server.port},mountport={server.port}"
+    line = f"127.0.0.1:{EXPORT} {place} spillway _netdev,{ports},{options} 0 0\n"
+    table.write_text(line, encoding="ascii")
+    try:
+        yield table
+    finally:
+        if mounted(place):
+            run("umount", "--lazy", place)
+
+
+def flags_of(place):
+    """The flags of what is mounted there, and those of its file system."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as table:
+        fields = [line.split() for line in table if line.split()[4] == str(place)][-1]
+    return set(fields[5].split(",")), set(fields[-1].split(","))
+
+
+@case
+def mounted_by_fstab():
+    """By mount(8): in the background when mount(8) returns, once, and with safe flags."""
+    options = "ro,noatime,nofail,noauto,x-systemd.automount,nconnect=2"
+    place = scratch_dir("mount")
+    with (
+        export() as server, helpers_of_mount(Server.binary),
+        fstab(server, place, options) as table,
+    ):  # fmt: skip
+        device = server.directory / "device"
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        run_ok("mount", "-T", table, place)
+        check((place / "file").read_text() == "content", "wrong content")
+        found = flags_of(place)[0]
+        check(found >= {"ro", "nosuid", "nodev"}, f"mounted with {found}")
+        try:
+            os.close(os.open(place / "device", os.O_RDONLY))
+        except OSError as error:
+            check(error.errno == errno.EACCES, f"{error}")
+        else:
+            check(False, "a device was opened")
+        run_ok("mount", "-T", table, "-a")
+        run_ok("umount", place)
+        check(not mounted(place), "mounted twice")
+        check(eventually(lambda: not daemons(place)), f"still running: {daemons(place)}")
+
+
+@case
+def remounted_by_mount():
+    """With options of fstab and without; mount(8) passes those of the mounted file system then."""
+    place = scratch_dir("mount")
+    with (
+        export() as server, helpers_of_mount(Server.binary),
+        fstab(server, place, "noexec,sync,fsname=my files") as table,
+    ):  # fmt: skip
+        # As fstab(5) writes a blank.
+        table.write_text(table.read_text().replace("my files", "my\\040files"))
+        run_ok("mount", "-T", table, place)
+        written = open(place / "written", "w", encoding="ascii")
+        busy = run("mount", "-o", "remount,ro", place)
+        written.close()
+        check(busy.returncode == 32 and "busy" in busy.stderr.lower(), f"printed {busy.stderr}")
+        for words, is_read_only, expected in (
+            (["-o", "remount,ro"], True, {"ro", "nosuid", "nodev", "noexec"}),
+            (["-o", "remount,rw,exec"], False, {"rw", "nosuid", "nodev"}),
+            (["-o", "remount,suid"], False, {"rw", "nodev"}),
+            (["-T", table, "-o", "remount,ro"], True, {"ro", "nosuid", "nodev", "noexec"}),
+            (["-T", table, "-o", "remount,rw"], False, {"rw", "nosuid", "nodev", "noexec"}),
+        ):
+            run_ok("mount", *words, place)
+            of_mount, of_file_system = flags_of(place)
+            of_mount.discard("relatime")
+            check(of_mount == expected, f"{words}: {of_mount}")
+            check("sync" in of_file_system, f"{words}: {of_file_system}")
+            try:
+                (place / "file").write_text("more", encoding="ascii")
+                check(not is_read_only, f"{words}: written to a read-only mount")
+            except OSError as error:
+                check(is_read_only and error.errno == errno.EROFS, f"{words}: {error}")
+        options = ["-o", "remount,ro"]
+        refused = run("/sbin/mount.spillway", "x", scratch_dir("empty"), *options)
+        one_sentence(refused, 32, "not a mount of spillway")
+        run_ok("umount", place)
+
+
+@case
+def helper_of_mount_ends_with_its_statuses():
+    """1 for a wrong option, 32 for a mount that fails; -s ignores options, -f mounts nothing."""
+    place = scratch_dir("mount")
+    with export() as server, helpers_of_mount(Server.binary), fstab(server, place, "rw") as table:
+        source = url(server)
+        mount = ("mount", "-t", "spillway", source, place)
+        unknown = run(*mount, "-o", "nonsense")
+        check(unknown.returncode == 1 and "nonsense" in unknown.stderr, f"printed {unknown.stderr}")
+        missing = run("mount", "-t", "spillway", source + "/missing", place)
+        one_sentence(missing, 32, "missing")
+        run_ok(*mount, "-f")
+        check(not mounted(place), "mounted with -f")
+        run_ok(*mount, "-s", "-o", "nonsense")
+        run_ok("umount", place)
+        run_ok("mount", "-T", table, place)
+        run_ok("umount", place)
+
+
+@case
+def ordinary_users_mount_by_fstab():
+    """A line with `user`: mount(8) calls the helper as that user, who also unmounts."""
+    fusermount()
+    with export() as server, device_for_everyone(), reachable_place() as reachable:
+        os.chown(server.directory, USER, USER)
+        place = reachable / "mount"
+        place.mkdir()
+        os.chown(place, USER, USER)
+        binary = shutil.copy(Server.binary, reachable)
+        with helpers_of_mount(binary), fstab(server, place, "noauto,user") as table:
+            run_ok("mount", "--bind", table, "/etc/fstab")
+            try:
+                identity = {"user": USER, "group": USER, "extra_groups": [], "cwd": "/"}
+                run_ok("mount", place, **identity)
+                text = run_ok("cat", place / "file", **identity).stdout
+                check(text == "content", f"cat printed {text}")
+                found = flags_of(place)[0]
+                check(found >= {"nosuid", "nodev", "noexec"}, f"mounted with {found}")
+                run_ok("umount", place, **identity)
+                check(not mounted(place), "still mounted")
+            finally:
+                run_ok("umount", "/etc/fstab")
+
+
 @case
 def remounted_many_times():
     with export() as server:
@@ -343,6 +492,36 @@ def server_that_is_gone_lets_go():
                 ended_with(mount, 0, f"{way} without a server")
                 check(time.monotonic() - begun < 15, f"{way} took too long")
                 server.start()
+
+
+def waits_for_a_page(pid):
+    """Whether a thread of the process waits in the kernel for a page that is locked."""
+    states = pathlib.Path(f"/proc/{pid}/task").glob("*/wchan")
+    return any("folio_lock" in state.read_text(encoding="ascii") for state in states)
+
+
+@case
+def umount_does_not_wait_for_a_silent_server():
+    """Not for the page of a READ without reply either, in a file that another client has changed."""
+    with export() as server:
+        (server.directory / "file").write_bytes(os.urandom(8 * MIB))
+        with (
+            HeldReplies(server.port, READ) as replies, held(replies.mount("actimeo=0")) as mount,
+        ):  # fmt: skip
+            file = os.open(mount.directory / "file", os.O_RDONLY)
+            os.posix_fadvise(file, 0, MIB, os.POSIX_FADV_WILLNEED)
+            check(replies.arrived.wait(10), "no READ")
+            with open(server.directory / "file", "r+b") as changed:
+                changed.write(b"foreign")
+            os.stat(mount.directory / "file")
+            # Longer than the mount waits until it drops the pages.
+            eventually(lambda: waits_for_a_page(mount.process.pid), 3)
+            os.close(file)
+            umount = subprocess.Popen(["umount", mount.directory])
+            ended = eventually(lambda: umount.poll() is not None, 10)
+            replies.released.set()
+            check(umount.wait() == 0 and ended, "umount(8) waited for the reply")
+            ended_with(mount, 0, "umount")
 
 
 @contextlib.contextmanager

@@ -32,6 +32,13 @@ def mounted(directory):
         return any(line.split()[4] == str(directory) for line in table)
 
 
+def waits(pid):
+    """The threads of a process, each with the function of the kernel in which it waits."""
+    tasks = sorted(pathlib.Path(f"/proc/{pid}/task").iterdir())
+    words = ((task / "comm", task / "wchan") for task in tasks)
+    return ", ".join(" ".join(file.read_text().strip() for file in files) for files in words)
+
+
 def need_fuse():
     """Skips the case unless this process may mount a FUSE file system."""
     if not os.path.exists("/dev/fuse"):
@@ -89,9 +96,11 @@ class Mount:
         check(process.poll() is None, f"spillway mount died: {process.poll()}, {self.last_words()}")
         try:
             run_ok("umount", self.directory)
-            status = process.wait(END_SECS_MAX)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"no exit {END_SECS_MAX} s after umount") from None
+            try:
+                status = process.wait(END_SECS_MAX)
+            except subprocess.TimeoutExpired:
+                why = f"no exit {END_SECS_MAX} s after umount: {waits(process.pid)}"
+                raise AssertionError(f"{why}, {self.last_words()}") from None
         finally:
             self.tear_down()
         check(status == 0, f"exit status {status} after umount: {self.last_words()}")

@@ -12,6 +12,8 @@ pub struct MountRequest {
     pub nfs: MountOptions,
     /// Options of the kernel.
     pub fuse: FuseOptions,
+    /// `remount`: changes the flags of a mounted file system.
+    pub remount: bool,
 }
 
 /// The options of a FUSE mount.
@@ -31,6 +33,15 @@ pub struct FuseOptions {
     pub lookup_cache: LookupCache,
     /// `dev`, `suid`, `exec` and their opposites; the last one of each pair counts.
     pub flags: MountFlags,
+}
+
+/// What becomes of an unknown option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// It is an error.
+    Refused,
+    /// It is ignored, as with `-s` of mount(8).
+    Ignored,
 }
 
 /// Which results of LOOKUP the kernel caches.
@@ -77,7 +88,7 @@ impl FromStr for MountRequest {
     /// Parses a list separated by commas. A later option overrides an earlier one.
     fn from_str(list: &str) -> Result<Self, OptionError> {
         let mut request = Self::default();
-        request.apply(list)?;
+        request.apply(list, Unknown::Refused)?;
         Ok(request)
     }
 }
@@ -86,18 +97,24 @@ impl MountRequest {
     /// Adds the options of `list` behind those parsed before.
     ///
     /// # Errors
-    /// Names the first unknown or invalid option.
-    pub fn apply(&mut self, list: &str) -> Result<(), OptionError> {
+    /// Names the first invalid option, or unknown one unless these are ignored.
+    pub fn apply(&mut self, list: &str, unknown: Unknown) -> Result<(), OptionError> {
+        let has = |prefix| list.split(',').any(|text| text.starts_with(prefix));
+        if has("remount") && has("user_id=") {
+            // mount(8) has read them from the mounted file system, and has left out what is not set.
+            self.fuse.flags = MountFlags { dev: true, suid: true, exec: true };
+        }
         for text in list.split(',').filter(|text| !text.is_empty()) {
             let option = Named::split(text);
             let known = if option.value.is_some() {
                 self.apply_nfs_value(option)? || self.apply_fuse_value(option)? || option.ignored()
             } else {
+                self.remount |= option.name == "remount";
                 self.apply_nfs_flag(option.name)
                     || self.apply_fuse_flag(option.name)
                     || option.ignored()
             };
-            if !known {
+            if !known && unknown == Unknown::Refused {
                 return Err(option.refused());
             }
         }
@@ -262,14 +279,15 @@ impl<'a> Named<'a> {
         })
     }
 
-    /// Whether the option has no effect here: it is the default, or for mount(8) and fstab.
+    /// Whether the option has no effect here: it is the default, for mount(8) and fstab, or what
+    /// mount(8) passes of a mounted file system to change it.
     fn ignored(self) -> bool {
         match (self.name, self.value) {
             ("vers" | "nfsvers" | "mountvers", Some("3"))
             | ("proto" | "mountproto", Some("tcp" | "tcp6"))
             | ("sec", Some("sys"))
             | ("local_lock", Some("all"))
-            | ("subtype", Some(_)) => true,
+            | ("subtype" | "user" | "user_id" | "group_id", Some(_)) => true,
             (name, None) => IGNORED.contains(&name) || name.starts_with("x-"),
             (name, Some(_)) => name == "comment" || name.starts_with("x-"),
         }
@@ -316,6 +334,10 @@ const IGNORED: &[&str] = &[
     "group",
     "nofail",
     "_netdev",
+    "remount",
+    "dirsync",
+    "silent",
+    "loud",
 ];
 
 /// In tenths of a second: an hour.
@@ -416,6 +438,25 @@ mod tests {
     }
 
     #[test]
+    fn a_remount_has_the_flags_of_the_mounted_file_system() {
+        // As mount(8) passes them for `remount,ro,dev,exec`.
+        let request = parsed("ro,nosuid,relatime,remount,user_id=0,group_id=0,allow_other");
+        assert!(request.remount && request.nfs.read_only && request.fuse.allow_other);
+        assert_eq!(request.fuse.flags, MountFlags { dev: true, suid: false, exec: true });
+        // And with those of fstab.
+        assert_eq!(parsed("_netdev,remount,ro").fuse.flags, MountFlags::default());
+        assert_eq!(parsed("user_id=0").fuse.flags, MountFlags::default());
+    }
+
+    #[test]
+    fn unknown_options_are_ignored_on_request() {
+        let mut request = MountRequest::default();
+        request.apply("wszie=1,sloppy,ro", Unknown::Ignored).unwrap();
+        assert!(request.nfs.read_only);
+        assert!(request.apply("timeo=-1", Unknown::Ignored).is_err());
+    }
+
+    #[test]
     fn actimeo_sets_all_four_times() {
         let nfs = parsed("actimeo=7").nfs;
         let seven = Duration::from_secs(7);
@@ -431,7 +472,7 @@ mod tests {
     #[test]
     fn options_of_fstab_for_others_are_accepted() {
         let list = "vers=3,nfsvers=3,proto=tcp,mountproto=tcp,nolock,noatime,relatime,_netdev,\
-             nofail,x-systemd.automount,x-a.b=c,comment=mine,sec=sys";
+             nofail,x-systemd.automount,x-a.b=c,comment=mine,sec=sys,noauto,user,user=me";
         assert_eq!(parsed(list), MountRequest::default());
     }
 

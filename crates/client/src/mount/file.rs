@@ -63,7 +63,9 @@ impl Operations {
         Ok(Answer::created(&entry, self.files.insert(open), reply_flags))
     }
 
-    pub(super) async fn read(&self, fh: u64, offset: u64, size: u32) -> Outcome {
+    pub(super) async fn read(&self, head: &Head, fh: u64, offset: u64, size: u32) -> Outcome {
+        let node = self.node(head.node)?;
+        let _answered = node.begin_transfer();
         let size = usize::try_from(size).expect("a usize has at least 32 bits");
         Ok(Answer::data(self.file(fh)?.file.read_at(offset, size).await?))
     }
@@ -78,6 +80,8 @@ impl Operations {
         data: &Bytes,
     ) -> Outcome {
         let open = self.file(fh)?;
+        let node = self.node(head.node)?;
+        let _answered = node.begin_transfer();
         // Behind a mapping there is no write(2). FSYNC and FLUSH report the error.
         let is_write = write_flags & WRITE_CACHE == 0;
         if is_write && open.short_write.take(head.pid) {
@@ -97,7 +101,7 @@ impl Operations {
             count = open.short_write.cut(head.pid, offset, count);
         }
         // The kernel extends the file by itself.
-        self.node(head.node)?.view().note_written(offset + count as u64);
+        node.view().note_written(offset + count as u64);
         Ok(Answer::written(u32::try_from(count).expect("a WRITE is below 4 GiB")))
     }
 

@@ -58,6 +58,12 @@ pub enum MountError {
     /// Without root's privileges mounting needs fusermount, which is not installed.
     #[error("only root can mount here: neither fusermount3 nor fusermount is installed")]
     NoFusermount,
+    /// No mount of this program is there to be changed.
+    #[error("{}: not a mount of spillway", dir.display())]
+    NotMounted {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The kernel or `fusermount` refuses.
     #[error("{}: {why}", dir.display())]
     Refused {
@@ -197,7 +203,7 @@ pub(super) fn widen_read_ahead(dir: &Path, bytes: u32) {
 }
 
 /// The absolute path of `dir`, which must be a directory.
-fn check(dir: &Path) -> Result<PathBuf, MountError> {
+pub(super) fn check(dir: &Path) -> Result<PathBuf, MountError> {
     let failure = |error: io::Error| match Errno::from_io_error(&error) {
         Some(Errno::NOTCONN) => MountError::Dead { dir: dir.to_owned() },
         errno => {
@@ -233,9 +239,8 @@ fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
     let flags = fuse.flags;
     let mut options = vec![
         MountOption::FSName(name.to_owned()),
-        // A custom option reaches the kernel with and without fusermount, and mount(8) shows
-        // `fuse.spillway`.
-        MountOption::CUSTOM("subtype=spillway".to_owned()),
+        // A custom option reaches the kernel with and without fusermount.
+        MountOption::CUSTOM(format!("subtype={SUBTYPE}")),
         if nfs.read_only { MountOption::RO } else { MountOption::RW },
         if flags.dev { MountOption::Dev } else { MountOption::NoDev },
         if flags.suid { MountOption::Suid } else { MountOption::NoSuid },
@@ -260,7 +265,7 @@ fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
     config
 }
 
-fn refused(dir: &Path, error: &io::Error) -> MountError {
+pub(super) fn refused(dir: &Path, error: &io::Error) -> MountError {
     let dir = dir.to_owned();
     match Errno::from_io_error(error) {
         Some(Errno::NOTCONN) => MountError::Dead { dir },
@@ -331,6 +336,9 @@ impl Agreement {
         flags
     }
 }
+
+/// mount(8) shows the type `fuse.spillway`.
+pub(super) const SUBTYPE: &str = "spillway";
 
 /// `struct fuse_out_header` of the kernel: its length, a code, the number of a request.
 const NOTICE_BYTES: u32 = 16;

@@ -14,6 +14,10 @@
 //! or another reply for the file overtakes it. The notification then follows once replies repeat
 //! the size. It can still meet a GETATTR that the kernel has queued and this process has not read.
 //!
+//! The kernel also waits for the pages of READs and WRITEs that are not answered, and umount(2) waits
+//! for the notification (`fc->killsb`). So none comes while the server leaves one of them without a
+//! reply.
+//!
 //! The kernel counts the links of a file itself: the reply to an UNLINK, or to a RENAME that
 //! replaces the file, subtracts one from the `nlink` of the last attributes (`fuse_entry_unlinked`,
 //! fs/fuse/dir.c). Attributes that have the removal already and arrive before that reply would
@@ -21,6 +25,7 @@
 //!
 //! Callers pass the time, and this module makes no calls.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use proto::nfs3::Attributes;
@@ -43,6 +48,9 @@ pub(super) struct KernelView {
     is_drop_scheduled: bool,
     /// GETATTRs that are being answered.
     getattrs: usize,
+    /// READs and WRITEs that are being answered, by number, with the time when each began.
+    transfers: BTreeMap<u64, Instant>,
+    next_transfer: u64,
     opened_at: Option<Instant>,
     /// The last reply to an OPEN that makes the kernel drop pages.
     dropped_at: Option<Instant>,
@@ -111,6 +119,23 @@ impl KernelView {
         self.getattrs -= 1;
     }
 
+    /// A READ or WRITE is being answered, until [`end_transfer`](Self::end_transfer). Returns its
+    /// number.
+    pub(super) fn begin_transfer(&mut self, now: Instant) -> u64 {
+        self.next_transfer += 1;
+        self.transfers.insert(self.next_transfer, now);
+        self.next_transfer
+    }
+
+    pub(super) fn end_transfer(&mut self, number: u64) {
+        self.transfers.remove(&number);
+    }
+
+    /// Whether the server has left a READ or WRITE without a reply for [`SETTLING`].
+    fn has_silent_transfer(&self, now: Instant) -> bool {
+        self.transfers.first_key_value().is_some_and(|(_, begun)| now >= *begun + SETTLING)
+    }
+
     /// An OPEN is about to be answered; `is_unchanged` if no other client has changed the file since
     /// the one before. Returns whether the kernel may keep its pages. It may not while it may not have
     /// executed an earlier reply that drops them.
@@ -128,7 +153,9 @@ impl KernelView {
     /// discards that reply, so it must know the size, and no read may still wait for one.
     pub(super) fn can_drop_pages(&self, size: u64, now: Instant) -> bool {
         let is_settled = self.opened_at.is_none_or(|at| now >= at + SETTLING);
-        is_settled && self.attributes.is_some_and(|known| known.size == size)
+        is_settled
+            && !self.has_silent_transfer(now)
+            && self.attributes.is_some_and(|known| known.size == size)
     }
 
     /// The time until the task drops the stale pages, as far as it is known now. `None` if it has
@@ -136,7 +163,8 @@ impl KernelView {
     pub(super) fn until_drop(&mut self, now: Instant) -> Option<Duration> {
         self.is_drop_scheduled = self.stale_since.is_some();
         let due_at = self.stale_since? + SETTLING;
-        Some(if self.getattrs > 0 { SETTLING } else { due_at.saturating_duration_since(now) })
+        let must_wait = self.getattrs > 0 || self.has_silent_transfer(now);
+        Some(if must_wait { SETTLING } else { due_at.saturating_duration_since(now) })
     }
 
     /// Returns whether pages are stale. If so, the caller drops them by a notification.
@@ -234,6 +262,24 @@ mod tests {
         assert_eq!(view.until_drop(start + SETTLING), Some(SETTLING));
         view.end_getattr();
         assert_eq!(view.until_drop(start + SETTLING), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn pages_are_not_dropped_while_the_server_is_silent() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        view.learn(&attributes(1), TTL, start);
+        view.note_stale_pages(start);
+        let read = view.begin_transfer(start);
+        let write = view.begin_transfer(start + SETTLING / 2);
+        let later = start + SETTLING;
+        assert_eq!(view.until_drop(later), Some(SETTLING));
+        assert!(!view.can_drop_pages(1, later));
+        view.end_transfer(read);
+        assert_eq!(view.until_drop(later), Some(Duration::ZERO));
+        assert!(view.can_drop_pages(1, later));
+        assert_eq!(view.until_drop(later + SETTLING), Some(SETTLING));
+        view.end_transfer(write);
+        assert_eq!(view.until_drop(later + SETTLING), Some(Duration::ZERO));
     }
 
     #[test]

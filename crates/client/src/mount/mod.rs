@@ -18,6 +18,7 @@ mod namespace;
 mod nodes;
 mod operations;
 mod readdir;
+mod remount;
 mod reply;
 mod request;
 mod session;
@@ -39,6 +40,7 @@ use crate::mount_options::{FuseOptions, MountRequest};
 use kernel::{Kernel, REQUEST_BYTES_MAX, Unmounter};
 pub use kernel::{MountError, Unmounted};
 use operations::{Operations, Rules};
+pub use remount::remount;
 use session::Session;
 
 /// A file system that is mounted on a directory, and served as long as this exists.

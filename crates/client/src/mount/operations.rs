@@ -93,6 +93,18 @@ impl Drop for GetattrGuard<'_> {
     }
 }
 
+/// A READ or WRITE that is being answered.
+pub(super) struct TransferGuard<'a> {
+    node: &'a Node,
+    number: u64,
+}
+
+impl Drop for TransferGuard<'_> {
+    fn drop(&mut self) {
+        self.node.view().end_transfer(self.number);
+    }
+}
+
 /// A file that is open.
 pub(super) struct OpenFile {
     pub(super) file: File,
@@ -161,7 +173,7 @@ impl Operations {
             Operation::Link { node, new_name } => self.link(&head, node, &new_name).await,
             Operation::Open { flags } => self.open(&head, flags).await,
             Operation::Create { name, mode, flags } => self.create(&head, &name, mode, flags).await,
-            Operation::Read { fh, offset, size } => self.read(fh, offset, size).await,
+            Operation::Read { fh, offset, size } => self.read(&head, fh, offset, size).await,
             Operation::Write { fh, offset, write_flags, data } => {
                 self.write(&head, fh, offset, write_flags, data.bytes()).await
             }
@@ -428,6 +440,11 @@ impl Node {
     pub(super) fn begin_getattr(&self) -> GetattrGuard<'_> {
         self.view().begin_getattr();
         GetattrGuard(self)
+    }
+
+    /// A READ or WRITE is being answered until the guard is dropped.
+    pub(super) fn begin_transfer(&self) -> TransferGuard<'_> {
+        TransferGuard { node: self, number: self.view().begin_transfer(Instant::now()) }
     }
 
     /// Waits until pages that are being dropped are gone.

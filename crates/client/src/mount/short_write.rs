@@ -7,61 +7,73 @@
 //!
 //! So a WRITE that finds an error is answered with fewer bytes, which ends the write(2), whichever
 //! one it was. The next WRITE of the same thread is the first of another, and returns the error.
+//! Threads of a foreign PID namespace all have the number 0: a WRITE of one can return the error
+//! within the write(2) of another.
 //!
 //! But sendfile(2), splice(2) and copy_file_range(2) go on after a short write, and return the
-//! length before the error. So FSYNC or FLUSH returns that error once more.
+//! length before the error. So FSYNC or FLUSH returns an error that a WRITE has returned once more.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
 /// The errors that WRITEs to an open file return.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ShortWrite {
-    /// The thread whose last WRITE has ended its write(2) for certain.
-    thread: AtomicU64,
-    /// The last error that a WRITE has returned, until FSYNC or FLUSH.
-    returned: Mutex<Option<Errno>>,
+    state: Mutex<State>,
 }
 
-impl Default for ShortWrite {
-    fn default() -> Self {
-        Self { thread: AtomicU64::new(NONE), returned: Mutex::default() }
-    }
+#[derive(Debug, Default)]
+struct State {
+    /// The threads whose last WRITE has ended its write(2) for certain, the latest at the end.
+    ended: VecDeque<u32>,
+    /// The last error that a WRITE has returned, until FSYNC or FLUSH.
+    returned: Option<Errno>,
 }
 
 impl ShortWrite {
     /// Whether a WRITE of thread `pid` is the first of a write(2), and can return an error. Only one
     /// WRITE is.
     pub(super) fn take(&self, pid: u32) -> bool {
-        let (acquired, failed) = (Ordering::AcqRel, Ordering::Relaxed);
-        self.thread.compare_exchange(pid.into(), NONE, acquired, failed).is_ok()
+        let mut state = self.lock();
+        let found = state.ended.iter().position(|ended| *ended == pid);
+        found.and_then(|index| state.ended.remove(index)).is_some()
     }
 
     /// Notes an error that a WRITE returns.
     pub(super) fn note_returned(&self, errno: Errno) {
-        *self.returned.lock().unwrap_or_else(PoisonError::into_inner) = Some(errno);
+        self.lock().returned = Some(errno);
     }
 
     /// The last error that a WRITE has returned, once.
     pub(super) fn take_returned(&self) -> Option<Errno> {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.lock().returned.take()
     }
 
     /// How many of `len` bytes a WRITE of thread `pid` at `offset` accepts, to end its write(2).
     pub(super) fn cut(&self, pid: u32, offset: u64, len: usize) -> usize {
         // A single byte cannot be cut. It is the last of its write(2), unless it ends a page.
         let is_end = len > 1 || !(offset + 1).is_multiple_of(PAGE_BYTES);
-        if is_end {
-            self.thread.store(pid.into(), Ordering::Release);
+        let mut state = self.lock();
+        // A single byte that fails itself, behind an error, is cut twice.
+        if is_end && !state.ended.contains(&pid) {
+            if state.ended.len() == THREADS_MAX {
+                state.ended.pop_front();
+            }
+            state.ended.push_back(pid);
         }
         if len > 1 { len / 2 } else { len }
     }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// No thread: their numbers have 32 bits.
-const NONE: u64 = u64::MAX;
+/// A thread before so many others that write to the file gets another short write instead of the
+/// error.
+const THREADS_MAX: usize = 1024;
 
 /// The kernel's pages have this size or a multiple of it.
 const PAGE_BYTES: u64 = 4096;
@@ -81,11 +93,33 @@ mod tests {
     }
 
     #[test]
+    fn threads_in_turns_do_not_cut_each_other_short_again() {
+        let short = ShortWrite::default();
+        for pid in [7, 8] {
+            assert!(!short.take(pid));
+            short.cut(pid, 0, 100);
+        }
+        assert!(short.take(7) && short.take(8));
+    }
+
+    #[test]
+    fn remembered_threads_are_bounded() {
+        let short = ShortWrite::default();
+        for pid in 0..=u32::try_from(THREADS_MAX).unwrap() {
+            short.cut(pid, 0, 100);
+        }
+        assert_eq!(short.lock().ended.len(), THREADS_MAX);
+        assert!(!short.take(0) && short.take(1));
+    }
+
+    #[test]
     fn writes_of_single_bytes_return_the_error_too() {
         let short = ShortWrite::default();
         assert_eq!(short.cut(7, 4095, 1), 1);
         assert!(!short.take(7), "the next may continue in the next page");
         assert_eq!(short.cut(7, 4096, 1), 1);
+        assert_eq!(short.cut(7, 4096, 1), 1);
         assert!(short.take(7));
+        assert!(!short.take(7));
     }
 }
