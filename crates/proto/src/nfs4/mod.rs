@@ -15,6 +15,7 @@ mod state;
 mod status;
 mod types;
 mod write;
+mod xattr;
 
 pub use attr::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
@@ -46,6 +47,10 @@ pub use types::{
 pub use write::{
     CommitArgs, CommitOk, PayloadScan, SCAN_OPERATIONS_MAX, WriteArgs, WriteHead, WriteOk,
     WritePayload, scan_payload,
+};
+pub use xattr::{
+    GetxattrOk, ListxattrsArgs, ListxattrsOk, SetxattrArgs, SetxattrHead, SetxattrOption,
+    XATTR_BYTES_MAX, XATTR_NAMES_MAX, XattrName,
 };
 
 use crate::xdr::xdr_enum;

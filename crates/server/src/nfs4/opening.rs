@@ -103,7 +103,7 @@ impl Compound<'_> {
                     OpenHow::NoCreate => self.existing(&directory, name).await,
                     OpenHow::Unchecked(raw) => self.make_unchecked(&directory, name, raw).await,
                     OpenHow::Guarded(raw) => {
-                        let change = convert::attribute_change(raw)?;
+                        let change = convert::new_attributes(raw)?;
                         let mode = CreateMode::Guarded(change);
                         self.make(&directory, name, mode, raw.bitmap).await
                     }
@@ -146,7 +146,7 @@ impl Compound<'_> {
         name: &[u8],
         raw: &RawAttributes<'_>,
     ) -> Outcome<Target> {
-        let change = convert::attribute_change(raw)?;
+        let change = convert::new_attributes(raw)?;
         for _ in 0..ATTEMPTS {
             match self.existing(directory, name).await {
                 Ok(target) => {
@@ -181,19 +181,14 @@ impl Compound<'_> {
         Verifier(verifier): Verifier,
         raw: Option<&RawAttributes<'_>>,
     ) -> Outcome<Target> {
-        let change = raw.map(convert::attribute_change).transpose()?.unwrap_or_default();
+        let change = raw.map(convert::new_attributes).transpose()?.unwrap_or_default();
         let set = raw.map_or(Bitmap::EMPTY, |raw| raw.bitmap);
         let times = Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
         if !set.intersection(times).is_empty() {
             return Err(Status::Inval.into());
         }
-        let mode = CreateMode::Exclusive(verifier);
-        let target = self.make(directory, name, mode, set.union(VERIFIER_ATTRIBUTES)).await?;
-        if change != AttributeChange::default() {
-            let Located { caller, object } = &target.located;
-            self.request.service.vfs.setattr(caller, object, change, None).await.result?;
-        }
-        Ok(target)
+        let mode = CreateMode::Exclusive(verifier, change);
+        self.make(directory, name, mode, set.union(VERIFIER_ATTRIBUTES)).await
     }
 
     async fn make(
@@ -204,7 +199,7 @@ impl Compound<'_> {
         attributes_set: Bitmap,
     ) -> Outcome<Target> {
         let Located { caller, object } = directory;
-        let is_new = !matches!(mode, CreateMode::Exclusive(_));
+        let is_new = !matches!(mode, CreateMode::Exclusive(..));
         let answer = self.request.service.vfs.create(caller, object, name, mode).await;
         let made = answer.result?;
         let change = convert::change_info(&answer.attributes);

@@ -9,3 +9,4 @@ mod opens;
 mod pseudo_root;
 mod restart;
 mod sessions;
+mod xattr;
