@@ -20,7 +20,7 @@ use crate::export::{
     self, Access, Admitted, Credential, Denied, Export, ExportRoot, Exports, FileHandle, Flavor,
     HandleKey, Object,
 };
-use crate::fs::{Caller, Status};
+use crate::fs::{Caller, OpenedFor, Status};
 use crate::held_files::HeldFiles;
 use crate::inode_cache::Inode;
 use crate::memory_plan::{Budget, MemoryPlan};
@@ -394,16 +394,16 @@ impl Service {
 
     /// The caller of `credential` after squashing, and the identity of its threads.
     pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
-        let read_only = access.read_only;
+        let (read_only, opened) = (access.read_only, OpenedFor::default());
         if !self.assumes_users {
             let uid = rustix::process::geteuid().as_raw();
             let gid = rustix::process::getegid().as_raw();
             let identity = Identity::Server;
-            return Caller { uid, gid, groups: Arc::default(), read_only, identity };
+            return Caller { uid, gid, groups: Arc::default(), read_only, opened, identity };
         }
         let ids = access.identity(credential);
         let groups: Arc<[u32]> = Arc::from(&*ids.groups);
         let identity = Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
-        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, identity }
+        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, opened, identity }
     }
 }

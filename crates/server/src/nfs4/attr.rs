@@ -203,10 +203,10 @@ impl Compound<'_> {
     }
 
     async fn set_attributes(&mut self, args: &SetattrArgs<'_>) -> Outcome<()> {
-        let located = self.object_or(Status::Rofs)?;
+        let mut located = self.object_or(Status::Rofs)?;
         let change = convert::attribute_change(&args.attributes)?;
         if change.size.is_some() {
-            self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
+            located.caller = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
         }
         let vfs = &self.request.service.vfs;
         Ok(vfs.setattr(&located.caller, &located.object, change, None).await.result?)

@@ -36,7 +36,7 @@ use proto::nfs4::{ClientId, SequenceId, SessionId};
 pub(crate) use clients::{ExchangeId, ExchangedId};
 pub(crate) use limits::Limits;
 pub(crate) use locking::{Conflict, Lock, LockFailure, LockGrant, LockTarget};
-pub(crate) use opening::OpenFile;
+pub(crate) use opening::{IoState, OpenFile};
 pub(crate) use ranges::{LockKind, Piece, Range};
 pub(crate) use registry::{CreateSession, State};
 pub(crate) use session::{Begin, ChannelAttributes, Running};
