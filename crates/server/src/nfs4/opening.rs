@@ -2,8 +2,9 @@
 
 use proto::nfs4::{
     Bitmap, ChangeInfo, NoDelegation, OPEN_RESULT_LOCKTYPE_POSIX, OpenArgs, OpenClaim, OpenHow,
-    OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_MASK, SHARE_WHEN_MASK, ShareAccess,
-    Status, Verifier, WhyNoDelegation, attribute,
+    OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_CANCEL, SHARE_WANT_MASK,
+    SHARE_WANT_NO_DELEGATION, SHARE_WHEN_MASK, ShareAccess, Status, Verifier, WhyNoDelegation,
+    attribute,
 };
 
 use super::compound::Compound;
@@ -89,7 +90,9 @@ impl Compound<'_> {
             attributes_set: target.attributes_set,
             delegation: match args.share_access & SHARE_WANT_MASK {
                 0 => NoDelegation::None,
-                _ => NoDelegation::Why(WhyNoDelegation::NotWanted),
+                SHARE_WANT_NO_DELEGATION => NoDelegation::Why(WhyNoDelegation::NotWanted),
+                SHARE_WANT_CANCEL => NoDelegation::Why(WhyNoDelegation::Cancelled),
+                _ => NoDelegation::Why(WhyNoDelegation::NotSupported),
             },
         })
     }

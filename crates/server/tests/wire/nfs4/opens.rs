@@ -264,3 +264,25 @@ fn what_an_open_permitted_is_kept_until_the_export_forbids_it() {
     assert_eq!(read(&mut session, stateid), Err(Status::Access));
     assert_eq!(write(&mut session), Err(Status::Access));
 }
+
+#[test]
+fn an_open_reports_why_it_delegates_nothing_to_a_client_that_asked() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    session.open(export, b"file");
+    let table = [
+        (0, NoDelegation::None),
+        (0x100, NoDelegation::Why(WhyNoDelegation::NotSupported)),
+        (0x200, NoDelegation::Why(WhyNoDelegation::NotSupported)),
+        (0x300, NoDelegation::Why(WhyNoDelegation::NotSupported)),
+        (SHARE_WANT_NO_DELEGATION, NoDelegation::Why(WhyNoDelegation::NotWanted)),
+        (SHARE_WANT_CANCEL, NoDelegation::Why(WhyNoDelegation::Cancelled)),
+    ];
+    for (want, delegation) in table {
+        let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+        let args = OpenArgs { share_access: args.share_access | want, ..args };
+        let opened = open(&mut session, export, &args).unwrap();
+        assert_eq!(opened.delegation, delegation, "{want:#x}");
+    }
+}
