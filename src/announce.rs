@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
+use server::config::NfsVersions;
 use server::export::{Export, ExportTable, Flavor, Peer};
 
 /// Prints `text` to stdout and flushes it: a script may be waiting for it through a pipe.
@@ -13,8 +14,13 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// The addresses, then for each export a line for mount(8) and a URL for libnfs, ready to paste.
-pub(crate) fn announcement(addresses: &[SocketAddr], exports: &ExportTable) -> String {
+/// The addresses, then for each export the lines for mount(8), that of version 4 first, and a URL for
+/// libnfs, ready to paste.
+pub(crate) fn announcement(
+    addresses: &[SocketAddr],
+    exports: &ExportTable,
+    versions: NfsVersions,
+) -> String {
     let mut text = String::new();
     for address in addresses {
         text += &format!("listening on {address}\n");
@@ -23,23 +29,37 @@ pub(crate) fn announcement(addresses: &[SocketAddr], exports: &ExportTable) -> S
         text += &format!("export {}\n", export.name);
         for address in addresses {
             let host = SocketAddr::new(host_to_name(address.ip(), export), address.port());
-            write_mount(&mut text, host, &export.name).expect("a String takes all that is written");
+            let written = write_mount(&mut text, host, &export.name, versions);
+            written.expect("a String takes all that is written");
         }
     }
     text
 }
 
-/// Writes the two ways to mount `name`. They name the ports: without the portmapper a client would
-/// not find MOUNT. `nolock` because there is no lock manager.
-fn write_mount(text: &mut String, host: SocketAddr, name: &str) -> std::fmt::Result {
+/// Writes the ways to mount `name`. Version 4 needs the port alone, and its own not even that. Those of
+/// version 3 name the ports: without the portmapper a client would not find MOUNT. `nolock` because
+/// there is no lock manager.
+fn write_mount(
+    text: &mut String,
+    host: SocketAddr,
+    name: &str,
+    versions: NfsVersions,
+) -> std::fmt::Result {
     let port = host.port();
     let (proto, host) = match host.ip() {
         IpAddr::V4(address) => ("tcp", address.to_string()),
         IpAddr::V6(address) => ("tcp6", format!("[{address}]")),
     };
+    let source = shell_quoted(&format!("{host}:{name}"));
+    if versions.v4_1 || versions.v4_2 {
+        let options = if port == NFS_PORT { String::new() } else { format!("-o port={port} ") };
+        writeln!(text, "    mount -t nfs {options}{source} /mnt")?;
+    }
+    if !versions.v3 {
+        return Ok(());
+    }
     let options =
         format!("vers=3,proto={proto},port={port},mountport={port},mountproto={proto},nolock");
-    let source = shell_quoted(&format!("{host}:{name}"));
     writeln!(text, "    mount -t nfs -o {options} {source} /mnt")?;
     let path = url_path(name);
     writeln!(text, "    nfs://{host}{path}?version=3&nfsport={port}&mountport={port}")
@@ -100,6 +120,8 @@ fn url_path(name: &str) -> String {
     path
 }
 
+/// The port that clients of version 4 connect to (RFC 8881 §2.9.3).
+const NFS_PORT: u16 = 2049;
 /// Port 9, "discard": never used, but a connected socket wants one.
 const DISCARD_PORT: u16 = 9;
 
@@ -135,13 +157,25 @@ mod tests {
             mount -t nfs -o vers=3,proto=tcp,port=40961,mountport=40961,mountproto=tcp,nolock \
             127.0.0.1:/data /mnt\n    \
             nfs://127.0.0.1/data?version=3&nfsport=40961&mountport=40961\n";
-        assert_eq!(announcement(&[address], &table), expected);
+        assert_eq!(announcement(&[address], &table, NfsVersions::V3), expected);
+    }
+
+    #[test]
+    fn the_line_for_version_4_comes_first_and_is_short() {
+        let table = ExportTable::new(vec![export("/data", everyone())]).unwrap();
+        let [other, usual] = ["127.0.0.1:40961", "127.0.0.1:2049"].map(|a| a.parse().unwrap());
+        let text = announcement(&[other], &table, "3,4.2".parse().unwrap());
+        let lines: Vec<_> = text.lines().map(str::trim).collect();
+        assert_eq!(lines[2], "mount -t nfs -o port=40961 127.0.0.1:/data /mnt");
+        assert!(lines[3].starts_with("mount -t nfs -o vers=3,"), "{text}");
+        let text = announcement(&[usual], &table, "4.1".parse().unwrap());
+        assert!(text.ends_with("export /data\n    mount -t nfs 127.0.0.1:/data /mnt\n"), "{text}");
     }
 
     #[test]
     fn odd_names_and_ipv6_are_quoted() {
         let table = ExportTable::new(vec![export("/it's a $name", everyone())]).unwrap();
-        let text = announcement(&["[::1]:2049".parse().unwrap()], &table);
+        let text = announcement(&["[::1]:2049".parse().unwrap()], &table, NfsVersions::V3);
         assert!(text.contains(r"'[::1]:/it'\''s a $name' /mnt"), "{text}");
         assert!(text.contains("proto=tcp6,port=2049"), "{text}");
         assert!(text.contains("nfs://[::1]/it%27s%20a%20%24name?"), "{text}");

@@ -41,7 +41,8 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
         Ok(server) => server,
         Err(error) => return exit::failed(&error),
     };
-    if let Err(error) = print(&announcement(server.local_addrs(), config.exports())) {
+    let text = announcement(server.local_addrs(), config.exports(), config.nfs_versions());
+    if let Err(error) = print(&text) {
         warn!(%error, "stdout did not take the addresses");
     }
     notify(&[NotifyState::Ready]);

@@ -43,6 +43,7 @@ pub struct Config {
     idle_timeout: Duration,
     portmap: bool,
     nfs_versions: NfsVersions,
+    state_limits: StateLimits,
     data_threads: usize,
     metadata_threads: usize,
     window_bytes: usize,
@@ -50,6 +51,19 @@ pub struct Config {
     splice: bool,
     trace: Events,
     exports: Arc<ExportTable>,
+}
+
+/// The most that all clients of version 4 have together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateLimits {
+    /// Clients that have introduced themselves.
+    pub clients_max: usize,
+    /// Sessions.
+    pub sessions_max: usize,
+    /// Opens.
+    pub opens_max: usize,
+    /// Byte-range locks.
+    pub locks_max: usize,
 }
 
 /// The settings of the command line, which override the file.
@@ -177,6 +191,12 @@ impl Config {
         self.nfs_versions
     }
 
+    /// The bounds of the state of version 4.
+    #[must_use]
+    pub fn state_limits(&self) -> StateLimits {
+        self.state_limits
+    }
+
     /// Threads that read and write file data.
     #[must_use]
     pub fn data_threads(&self) -> usize {
@@ -232,6 +252,10 @@ impl Config {
             ("idle_timeout", self.idle_timeout != new.idle_timeout),
             ("portmap", self.portmap != new.portmap),
             ("nfs_versions", self.nfs_versions != new.nfs_versions),
+            ("max_clients", self.state_limits.clients_max != new.state_limits.clients_max),
+            ("max_sessions", self.state_limits.sessions_max != new.state_limits.sessions_max),
+            ("max_opens", self.state_limits.opens_max != new.state_limits.opens_max),
+            ("max_locks", self.state_limits.locks_max != new.state_limits.locks_max),
             ("data_threads", self.data_threads != new.data_threads),
             ("metadata_threads", self.metadata_threads != new.metadata_threads),
             ("window", self.window_bytes != new.window_bytes),
@@ -246,6 +270,7 @@ fn parse_with(
     resolve: Resolve<'_>,
 ) -> Result<Config, ConfigError> {
     let raw: RawConfig = toml::from_str(source.text).map_err(|error| source.not_toml(&error))?;
+    let state_limits = state_limits(&raw, source)?;
     let max_transfer = max_transfer(raw.max_transfer, overrides, source)?;
     let memory_bytes = memory_bytes(raw.memory, &max_transfer, overrides, source)?;
     let portmap = overrides.portmap.then_some(("--portmap", true));
@@ -253,6 +278,7 @@ fn parse_with(
     let no_splice = overrides.no_splice.then_some(("--no-splice", false));
     let threads = |key, raw, default| count(key, raw, default, 1..=THREADS_MAX, source);
     let exports = export::export_table(raw.exports, overrides, source, resolve)?;
+    let nfs_versions = nfs_versions(raw.nfs_versions, overrides, source)?;
     Ok(Config {
         listen: listen(raw.listen, overrides, source)?,
         state_dir: state_dir(raw.state_dir, overrides, &exports, source)?,
@@ -266,8 +292,10 @@ fn parse_with(
             source,
         )?,
         idle_timeout: idle_timeout(raw.idle_timeout, source)?,
-        portmap: Given::pick(portmap, raw.portmap, false).value,
-        nfs_versions: nfs_versions(raw.nfs_versions, overrides, source)?,
+        // Clients of version 4 need no portmapper, and nothing else is to be found with it.
+        portmap: Given::pick(portmap, raw.portmap, false).value && nfs_versions.v3,
+        nfs_versions,
+        state_limits,
         data_threads: threads("data_threads", raw.data_threads, DATA_THREADS_DEFAULT)?,
         metadata_threads: threads(
             "metadata_threads",
@@ -279,6 +307,18 @@ fn parse_with(
         splice: Given::pick(no_splice, raw.splice, true).value,
         trace: trace(raw.trace, overrides),
         exports: Arc::new(exports),
+    })
+}
+
+fn state_limits(raw: &RawConfig, source: Source<'_>) -> Result<StateLimits, ConfigError> {
+    let count = |key, raw: &Option<Spanned<u32>>, default, range| {
+        count(key, raw.clone(), default, range, source)
+    };
+    Ok(StateLimits {
+        clients_max: count("max_clients", &raw.max_clients, CLIENTS_DEFAULT, CLIENTS_RANGE)?,
+        sessions_max: count("max_sessions", &raw.max_sessions, SESSIONS_DEFAULT, CLIENTS_RANGE)?,
+        opens_max: count("max_opens", &raw.max_opens, OPENS_DEFAULT, OPENS_RANGE)?,
+        locks_max: count("max_locks", &raw.max_locks, LOCKS_DEFAULT, LOCKS_RANGE)?,
     })
 }
 
@@ -521,6 +561,14 @@ const MAX_TRANSFER_RANGE: RangeInclusive<ByteSize> = ByteSize(64 << 10)..=ByteSi
 const TRANSFER_UNIT_BYTES: u32 = 4096;
 const CONNECTIONS_DEFAULT: u32 = 16384;
 const CONNECTIONS_MAX: u32 = 65536;
+const CLIENTS_DEFAULT: u32 = 4096;
+const SESSIONS_DEFAULT: u32 = 8192;
+/// Of clients and sessions. With fewer than four, one host would have them all.
+const CLIENTS_RANGE: RangeInclusive<u32> = 4..=65_536;
+const OPENS_DEFAULT: u32 = 65_536;
+const OPENS_RANGE: RangeInclusive<u32> = 16..=(1 << 20);
+const LOCKS_DEFAULT: u32 = 1 << 20;
+const LOCKS_RANGE: RangeInclusive<u32> = 16..=(1 << 24);
 const THREADS_MAX: u32 = 1024;
 /// So many that one client alone, which may hold three quarters of them, drives a disk with about 32
 /// requests, and looks names up with 16.

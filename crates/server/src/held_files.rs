@@ -17,18 +17,21 @@ use crate::state::{Effect, FileId, LockGrant, LockId, LockKind, Piece, Range, St
 /// Files with opens.
 #[derive(Default)]
 pub(crate) struct HeldFiles {
+    /// Held for moments. An inode counts its holds under it, and no other lock is taken.
     files: Mutex<HashMap<FileId, Held>>,
 }
 
-/// A file with opens. Its inode stays in the cache, also when its last name is gone.
+/// A file with opens. Its inodes stay in the cache, also when its last name is gone.
 struct Held {
-    inode: Arc<Inode>,
+    /// One of each export that it was opened in, and at least one.
+    inodes: Vec<Arc<Inode>>,
     opens: usize,
     locks: HashMap<LockId, Arc<OwnerLocks>>,
 }
 
 /// The descriptor of a lock owner, opened for its first lock. The lock is held over the system calls
-/// of this owner alone.
+/// of this owner alone. Under it the lock of `state` may be taken, which never waits for this one, and
+/// no other; [`HeldFiles::files`] is released before it is taken.
 #[derive(Default)]
 struct OwnerLocks(Mutex<Option<LockDescriptor>>);
 
@@ -68,16 +71,36 @@ impl HeldFiles {
         let file = file_id(inode);
         let new = || {
             inode.hold();
-            Held { inode: Arc::clone(inode), opens: 0, locks: HashMap::new() }
+            Held { inodes: Vec::new(), opens: 0, locks: HashMap::new() }
         };
-        self.lock().entry(file).or_insert_with(new).opens += 1;
+        let mut files = self.lock();
+        let held = files.entry(file).or_insert_with(new);
+        if !held.inodes.iter().any(|known| Arc::ptr_eq(known, inode)) {
+            held.inodes.push(Arc::clone(inode));
+        }
+        held.opens += 1;
         Pin { held: self, file }
+    }
+
+    /// The files that were opened in no export that is still served. A file that another one serves
+    /// leaves the retired ones: those inodes come beside, because closing one may wait for the disk.
+    pub(crate) fn retired(&self) -> (Vec<FileId>, Vec<Arc<Inode>>) {
+        let (mut retired, mut left) = (Vec::new(), Vec::new());
+        for (file, held) in self.lock().iter_mut() {
+            let is_retired = |inode: &mut Arc<Inode>| inode.root().is_retired();
+            if held.inodes.iter_mut().all(is_retired) {
+                retired.push(*file);
+            } else {
+                left.extend(held.inodes.extract_if(.., is_retired));
+            }
+        }
+        (retired, left)
     }
 
     /// The inode of an open file.
     #[cfg(test)]
     pub(crate) fn inode(&self, file: FileId) -> Option<Arc<Inode>> {
-        Some(Arc::clone(&self.lock().get(&file)?.inode))
+        Some(Arc::clone(&self.lock().get(&file)?.inodes[0]))
     }
 
     /// Performs what `state` asks of files. May block.
@@ -99,7 +122,7 @@ impl HeldFiles {
         let (inode, owner) = {
             let mut files = self.lock();
             let held = files.get_mut(&grant.file).ok_or(Status::Stale)?;
-            (Arc::clone(&held.inode), Arc::clone(held.locks.entry(grant.lock).or_default()))
+            (Arc::clone(&held.inodes[0]), Arc::clone(held.locks.entry(grant.lock).or_default()))
         };
         let mut descriptor = owner.0.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = grant.piece;
@@ -164,7 +187,7 @@ impl HeldFiles {
         let Some(held) = files.get_mut(&file) else { return };
         held.opens -= 1;
         if held.opens == 0 {
-            held.inode.end_hold();
+            held.inodes[0].end_hold();
             let held = files.remove(&file);
             drop(files);
             drop(held);

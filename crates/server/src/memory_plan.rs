@@ -7,6 +7,7 @@ use rustix::param::page_size;
 use crate::connections::{CALLS_MAX, CALLS_MIN};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::reply_cache;
+use crate::state::Limits;
 
 /// The pool holds at least so many of the largest transfers: a few of each kind are always at work,
 /// and each returns its buffer to those that wait.
@@ -83,6 +84,13 @@ pub(crate) struct MemoryPlan {
     pub(crate) names_bytes: usize,
     /// Replies to calls that must not run twice. Held by the `ReplyCache` for two minutes.
     pub(crate) replies_bytes: usize,
+    /// Sessions of version 4, each with its slots and one reply. Held by `State`.
+    pub(crate) sessions_bytes: usize,
+    /// Replies that the other slots of all sessions keep. Held by `State`, as its `ReplyBudget`.
+    pub(crate) slot_replies_bytes: usize,
+    /// Clients, opens, locks and waiting locks of version 4, reached only with names of owners of 1 KiB.
+    /// Held by `State`.
+    pub(crate) owners_bytes: usize,
     /// Handles of 163,840 listed inodes. Held by the `HandleCache`, which allocates each 64th part when
     /// it is first used.
     pub(crate) handles_bytes: usize,
@@ -91,12 +99,17 @@ pub(crate) struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Divides the budget of a process with these descriptors.
+    /// Divides the budget of a process with these descriptors. `state` has the bounds of version 4, if
+    /// it is served.
     ///
     /// # Panics
     /// The terms do not add up to the budget, or a bound within the pool is larger than the pool.
     /// Neither happens with a valid configuration.
-    pub(crate) fn new(budget: Budget, descriptors: &DescriptorPlan) -> Self {
+    pub(crate) fn new(
+        budget: Budget,
+        descriptors: &DescriptorPlan,
+        state: Option<&Limits>,
+    ) -> Self {
         let Budget { memory_bytes, window_bytes, transfer_bytes_max } = budget;
         let pool_bytes = memory_bytes.saturating_sub(window_bytes);
         let transfer_bytes = usize::try_from(transfer_bytes_max).expect("a usize has 32 bits");
@@ -114,6 +127,9 @@ impl MemoryPlan {
             pipes_bytes: descriptors.pipes * (transfer_bytes + page_size()),
             names_bytes: descriptors.listings * KERNEL_BUFFER_BYTES,
             replies_bytes: reply_cache::BYTES_MAX,
+            sessions_bytes: state.map_or(0, Limits::sessions_bytes),
+            slot_replies_bytes: state.map_or(0, |limits| limits.replies_bytes_max),
+            owners_bytes: state.map_or(0, Limits::owners_bytes),
             handles_bytes: HANDLE_CACHE_BYTES_MAX,
             slab_rest_bytes: BufferPool::SLAB_REST_BYTES_MAX,
         };
@@ -131,6 +147,9 @@ impl MemoryPlan {
             + self.pipes_bytes
             + self.names_bytes
             + self.replies_bytes
+            + self.sessions_bytes
+            + self.slot_replies_bytes
+            + self.owners_bytes
             + self.handles_bytes
             + self.slab_rest_bytes
     }
@@ -146,7 +165,8 @@ mod tests {
         Budget { memory_bytes: 256 * MIB, window_bytes: 64 * MIB, transfer_bytes_max: 1 << 20 };
 
     fn plan(budget: Budget, connections_max: usize) -> MemoryPlan {
-        MemoryPlan::new(budget, &DescriptorPlan::new(524_288, connections_max, 16_384, false))
+        let descriptors = DescriptorPlan::new(524_288, connections_max, 16_384, false);
+        MemoryPlan::new(budget, &descriptors, None)
     }
 
     #[test]
@@ -174,6 +194,18 @@ mod tests {
     fn memory_outside_the_budget_is_bounded() {
         let plan = plan(DEFAULT, 16);
         assert!(plan.outside_bytes() - plan.heads_bytes < 64 * MIB, "{plan:?}");
+    }
+
+    #[test]
+    fn version_4_adds_its_state() {
+        let descriptors = DescriptorPlan::new(524_288, 16, 16_384, true);
+        let limits = Limits::default().with_files(10_000, 10_000, 1 << 20);
+        let plan = MemoryPlan::new(DEFAULT, &descriptors, Some(&limits));
+        let added = plan.outside_bytes() - self::plan(DEFAULT, 16).outside_bytes();
+        let state = plan.sessions_bytes + plan.slot_replies_bytes + plan.owners_bytes;
+        assert_eq!(added, state);
+        assert!(plan.sessions_bytes + plan.slot_replies_bytes <= 96 * MIB, "{plan:?}");
+        assert!(plan.owners_bytes <= 160 * MIB, "{plan:?}");
     }
 
     #[test]

@@ -20,7 +20,8 @@ use crate::state::{ClientRecord, Principal, RecordChange, State};
 /// The records of clients.
 #[derive(Debug)]
 pub(crate) struct Recovery {
-    /// Held while records change, so that the changes keep their order.
+    /// Held while records change, also for the disk, so that the changes keep their order. Under it the
+    /// lock of `state` is taken for moments; it is not waited for under that or any other lock.
     records: Mutex<Records>,
 }
 

@@ -40,6 +40,9 @@ pub enum StartError {
     /// The records of clients of version 4 in the state directory.
     #[error("cannot use the records of clients: {0}")]
     Recovery(std::io::Error),
+    /// The kernel's random source, which makes the ids of sessions unguessable.
+    #[error("cannot read random bytes: {0}")]
+    Random(std::io::Error),
     /// A directory to be served.
     #[error(transparent)]
     Export(#[from] ExportError),
@@ -107,7 +110,8 @@ impl Server {
         let serves_v4 = config.nfs_versions().serves_v4();
         let recovery = serves_v4.then(|| Recovery::open(state_dir.path())).transpose();
         let recovery = recovery.map_err(StartError::Recovery)?;
-        let service = Arc::new(Service::new(&config, exports, handle_key, recovery));
+        let service = Service::new(&config, exports, handle_key, recovery);
+        let service = Arc::new(service.map_err(StartError::Random)?);
         let mut listeners = Vec::new();
         for address in config.listen() {
             let address = *address;
@@ -192,6 +196,9 @@ impl Server {
             ("nfs4_sessions", state.sessions as u64),
             ("nfs4_opens", state.opens as u64),
             ("nfs4_locks", state.locks as u64),
+            ("nfs4_waiting_locks", state.waiting as u64),
+            ("nfs4_replies_bytes", state.replies_bytes as u64),
+            ("nfs4_in_grace", u64::from(state.is_in_grace)),
             ("connections_open", service.connections.open() as u64),
             ("buffers_in_use_bytes", service.buffers.bytes_in_use() as u64),
             ("buffers_mapped_bytes", service.buffers.bytes_mapped() as u64),

@@ -105,32 +105,45 @@ fn divide_descriptors(config: &Config) -> DescriptorPlan {
     plan
 }
 
-/// The state of version 4 with what an earlier server has left.
-fn new_state(recovered: Recovered, transfer_bytes_max: u32, descriptors: &DescriptorPlan) -> State {
-    let usual = Limits::default().within(descriptors.opens, descriptors.lock_owners);
-    let bytes_max = transfer_bytes_max + COMPOUND_BYTES_MAX;
+/// The bounds of the state of version 4.
+fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
+    let set = config.state_limits();
+    let limits = Limits::default().with_clients(set.clients_max, set.sessions_max).with_files(
+        set.opens_max.min(descriptors.opens),
+        set.opens_max.min(descriptors.lock_owners),
+        set.locks_max,
+    );
+    let bytes_max = config.max_transfer_bytes() + COMPOUND_BYTES_MAX;
     let fore = ChannelAttributes {
         request_bytes_max: bytes_max,
         response_bytes_max: bytes_max,
-        ..usual.fore
+        ..limits.fore
     };
-    let key = || random_u64().unwrap_or_default();
+    Limits { fore, ..limits }
+}
+
+/// The state of version 4 with what an earlier server has left.
+fn new_state(recovered: Recovered, limits: Limits) -> std::io::Result<State> {
     let Recovered { epoch, clients } = recovered;
     if !clients.is_empty() {
-        let (clients, seconds) = (clients.len(), usual.grace.as_secs());
+        let (clients, seconds) = (clients.len(), limits.grace.as_secs());
         tracing::info!("{clients} clients of version 4 may reclaim state for {seconds} seconds");
     }
-    State::new(Limits { fore, ..usual }, epoch, (key(), key()), clients, Duration::ZERO)
+    let session_key = (random_u64()?, random_u64()?);
+    Ok(State::new(limits, epoch, session_key, clients, Duration::ZERO))
 }
 
 impl Service {
     /// Serves `exports`; `recovery` has the records of clients, if version 4 is served.
+    ///
+    /// # Errors
+    /// Those of the kernel's random source.
     pub(crate) fn new(
         config: &Config,
         exports: Exports,
         handle_key: HandleKey,
         recovery: Option<(Recovery, Recovered)>,
-    ) -> Self {
+    ) -> std::io::Result<Self> {
         let counters = Arc::new(Counters::default());
         if let Err(error) = io::survive_file_size_limit() {
             tracing::warn!(%error, "a WRITE past the limit on file sizes will end the server");
@@ -141,7 +154,8 @@ impl Service {
             window_bytes: config.window_bytes(),
             transfer_bytes_max: config.max_transfer_bytes(),
         };
-        let memory = MemoryPlan::new(budget, &descriptors);
+        let limits = state_limits(config, &descriptors);
+        let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
         let outside_bytes = memory.outside_bytes();
         tracing::debug!(?memory, outside_bytes, ?descriptors, "bounds");
         let assumes_users = io::can_assume_users();
@@ -163,7 +177,7 @@ impl Service {
         let recovered = recovered.unwrap_or_default();
         let may_reclaim = !recovered.clients.is_empty();
         tracer.set(config.trace());
-        Self {
+        Ok(Self {
             vfs: Vfs::new(
                 &memory,
                 &descriptors,
@@ -185,15 +199,15 @@ impl Service {
             counters,
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),
-            state: Arc::new(new_state(recovered, memory.transfer_bytes_max, &descriptors)),
+            state: Arc::new(new_state(recovered, limits)?),
             held_files: Arc::default(),
             recovery: recovery.map(Arc::new),
             was_in_grace: AtomicBool::new(may_reclaim),
-            digest_key: random_u64().unwrap_or_default(),
+            digest_key: random_u64()?,
             started: Instant::now(),
             assumes_users,
             timers: Handle::current(),
-        }
+        })
     }
 
     /// A buffer within the share of the client whose call is at work.
@@ -281,10 +295,16 @@ impl Service {
         self.engine.data(move || held.foreign_lock(&inode, lock, wanted)).await
     }
 
-    /// Ends the leases that have run out. To be called once a second.
+    /// Ends the leases that have run out, and the state of files whose exports are not served any more.
+    /// To be called once a second.
     pub(crate) async fn expire(&self) {
         let mut effects = Effects::new();
         self.state.expire(self.now(), &mut effects);
+        let (retired, left) = self.held_files.retired();
+        if !left.is_empty() {
+            self.engine.data(move || drop(left)).await;
+        }
+        self.state.release_files(&retired, self.now(), &mut effects);
         self.settle(effects).await;
         let is_in_grace = self.state.counts().is_in_grace;
         if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {

@@ -257,6 +257,10 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
     ("max_transfer = \"66000B\"", "1:16: 66000B is not a multiple of 4KiB"),
     ("max_transfer = \"8GiB\"", "1:16: 8GiB is not a multiple of 4KiB"),
     ("max_connections = 0", "1:19: max_connections lies between 1 and 65536"),
+    ("max_clients = 3", "1:15: max_clients lies between 4 and 65536"),
+    ("max_sessions = 65537", "1:16: max_sessions lies between 4 and 65536"),
+    ("max_opens = 15", "1:13: max_opens lies between 16 and 1048576"),
+    ("max_locks = 0", "1:13: max_locks lies between 16 and 16777216"),
     ("data_threads = 1025", "1:16: data_threads lies between 1 and 1024"),
     ("metadata_threads = 0", "1:20: metadata_threads lies between 1 and 1024"),
     ("idle_timeout = \"0s\"", "1:16: the idle timeout lies between 1s and 24h"),
@@ -521,4 +525,29 @@ fn versions_of_nfs_are_chosen_by_key_or_flag() {
     for text in ["nfs_versions = []", "nfs_versions = [\"4\"]"] {
         assert!(versions(text, &none).is_err(), "{text}");
     }
+}
+
+#[test]
+fn the_portmapper_is_there_for_version_3() {
+    let machine = Machine::new();
+    for (versions, portmap) in [("\"3\", \"4.1\"", true), ("\"4.1\"", false)] {
+        let text =
+            format!("portmap = true\nnfs_versions = [{versions}]\n[[export]]\npath = \"$A\"");
+        assert_eq!(machine.parse(&text).unwrap().portmap(), portmap, "{versions}");
+    }
+}
+
+#[test]
+fn the_state_of_version_4_is_bounded_by_keys() {
+    let machine = Machine::new();
+    let usual = machine.parse("[[export]]\npath = \"$A\"").unwrap();
+    let StateLimits { clients_max, sessions_max, opens_max, locks_max } = usual.state_limits();
+    assert_eq!((clients_max, sessions_max, opens_max, locks_max), (4096, 8192, 65_536, 1 << 20));
+    let text = "max_clients = 4\nmax_sessions = 5\nmax_opens = 16\nmax_locks = 17\n[[export]]\n\
+                path = \"$A\"";
+    let set = machine.parse(text).unwrap();
+    let StateLimits { clients_max, sessions_max, opens_max, locks_max } = set.state_limits();
+    assert_eq!((clients_max, sessions_max, opens_max, locks_max), (4, 5, 16, 17));
+    let keys = ["max_clients", "max_sessions", "max_opens", "max_locks"];
+    assert_eq!(usual.restart_only_changes(&set), keys);
 }

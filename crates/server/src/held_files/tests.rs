@@ -1,6 +1,7 @@
 //! Locks of NFSv4 clients beside those of local programs, on real files.
 
 use std::fs::{File, OpenOptions};
+use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -54,7 +55,8 @@ impl Bed {
     fn client(&self, owner: &[u8]) -> ClientId {
         let (mut effects, principal) = (Effects::new(), Principal::None);
         let (verifier, is_update) = (Verifier::default(), false);
-        let call = ExchangeId { owner, verifier, is_update, principal };
+        let peer = Ipv4Addr::LOCALHOST.into();
+        let call = ExchangeId { owner, verifier, is_update, principal, peer };
         let client = self.state.exchange_id(&call, NOW, &mut effects).unwrap().client;
         let channel = ChannelAttributes {
             request_bytes_max: 4096,

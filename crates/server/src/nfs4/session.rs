@@ -76,6 +76,7 @@ impl Compound<'_> {
             verifier: args.owner.verifier,
             is_update: args.flags & EXCHGID_UPD_CONFIRMED_REC_A != 0,
             principal: self.principal(),
+            peer: self.peer.address.ip().to_canonical(),
         };
         let (service, mut effects) = (self.request.service, Vec::new());
         let exchanged = service.state.exchange_id(&call, service.now(), &mut effects);

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ fn owner(number: u32) -> [u8; 4] {
 fn add_client(state: &State, owner: &[u8], uid: u32) -> (ClientId, SessionId) {
     let (principal, mut effects) = (Principal::User(uid), Effects::new());
     let (verifier, is_update) = (Verifier::default(), false);
-    let call = ExchangeId { owner, verifier, is_update, principal };
+    let peer = Ipv4Addr::LOCALHOST.into();
+    let call = ExchangeId { owner, verifier, is_update, principal, peer };
     let client = state.exchange_id(&call, NOW, &mut effects).unwrap().client;
     let channel = ChannelAttributes {
         request_bytes_max: 4096,

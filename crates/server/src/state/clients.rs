@@ -1,12 +1,14 @@
 //! Clients: each owner has a confirmed incarnation, an unconfirmed one, or both, RFC 8881 §18.35.4.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::nfs4::{ClientId, SequenceId, SessionId, Status, Verifier};
 
 use super::lease::Lease;
+use super::replies::ReplyBudget;
 use super::{ClientRecord, CreatedSession, Principal};
 
 /// EXCHANGE_ID's arguments that choose its case.
@@ -18,6 +20,8 @@ pub(crate) struct ExchangeId<'a> {
     /// `EXCHGID4_FLAG_UPD_CONFIRMED_REC_A`.
     pub(crate) is_update: bool,
     pub(crate) principal: Principal,
+    /// The address that the call came from.
+    pub(crate) peer: IpAddr,
 }
 
 /// EXCHANGE_ID's results that depend on its case.
@@ -45,6 +49,8 @@ pub(super) struct Client {
     pub(super) owner: Arc<[u8]>,
     pub(super) verifier: Verifier,
     pub(super) principal: Principal,
+    /// The address that it introduced itself from, which its state is counted for.
+    pub(super) peer: IpAddr,
     pub(super) is_confirmed: bool,
     pub(super) lease: Arc<Lease>,
     pub(super) sessions: Vec<SessionId>,
@@ -97,6 +103,16 @@ pub(super) struct Clients {
     last: u32,
     by_id: HashMap<ClientId, Client>,
     by_owner: HashMap<Arc<[u8]>, Incarnations>,
+    by_peer: HashMap<IpAddr, PeerClients>,
+    /// Of all clients.
+    replies: Arc<ReplyBudget>,
+}
+
+/// The clients of an address: at least one.
+#[derive(Debug)]
+struct PeerClients {
+    ids: BTreeSet<ClientId>,
+    replies: Arc<ReplyBudget>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -107,8 +123,9 @@ struct Incarnations {
 
 impl Clients {
     /// Clients with ids of this epoch.
-    pub(super) fn new(epoch: u32) -> Self {
-        Self { epoch, last: 0, by_id: HashMap::new(), by_owner: HashMap::new() }
+    pub(super) fn new(epoch: u32, replies: Arc<ReplyBudget>) -> Self {
+        let (by_id, by_owner, by_peer) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { epoch, last: 0, by_id, by_owner, by_peer, replies }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -117,7 +134,7 @@ impl Clients {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.by_id.is_empty() && self.by_owner.is_empty()
+        self.by_id.is_empty() && self.by_owner.is_empty() && self.by_peer.is_empty()
     }
 
     pub(super) fn get(&self, id: ClientId) -> Option<&Client> {
@@ -130,6 +147,26 @@ impl Clients {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (ClientId, &Client)> {
         self.by_id.iter().map(|(id, client)| (*id, client))
+    }
+
+    /// The clients of an address.
+    pub(super) fn of_peer(&self, peer: IpAddr) -> impl Iterator<Item = ClientId> {
+        self.by_peer.get(&peer).into_iter().flat_map(|peer| peer.ids.iter().copied())
+    }
+
+    /// The clients of the address that this one has.
+    pub(super) fn of_same_peer(&self, id: ClientId) -> impl Iterator<Item = ClientId> {
+        self.get(id).into_iter().flat_map(|client| self.of_peer(client.peer))
+    }
+
+    /// The sessions of an address.
+    pub(super) fn sessions_of_peer(&self, peer: IpAddr) -> usize {
+        self.of_peer(peer).map(|id| self.by_id[&id].sessions.len()).sum()
+    }
+
+    /// The memory for replies to a client, which is that of its address.
+    pub(super) fn replies_of(&self, id: ClientId) -> Arc<ReplyBudget> {
+        Arc::clone(&self.by_peer[&self.by_id[&id].peer].replies)
     }
 
     /// The case of an EXCHANGE_ID, numbered as in RFC 8881 §18.35.4. `is_in_use` is whether a client
@@ -171,12 +208,18 @@ impl Clients {
         let id = self.unused_id();
         let owner: Arc<[u8]> = call.owner.into();
         self.by_owner.entry(Arc::clone(&owner)).or_default().unconfirmed = Some(id);
+        let new = || PeerClients {
+            ids: BTreeSet::new(),
+            replies: Arc::new(ReplyBudget::of_peer(&self.replies)),
+        };
+        self.by_peer.entry(call.peer).or_insert_with(new).ids.insert(id);
         self.by_id.insert(
             id,
             Client {
                 owner,
                 verifier: call.verifier,
                 principal: call.principal,
+                peer: call.peer,
                 is_confirmed: false,
                 lease: Arc::new(Lease::new(now)),
                 sessions: Vec::new(),
@@ -221,6 +264,11 @@ impl Clients {
     pub(super) fn remove(&mut self, id: ClientId) -> Option<Client> {
         let client = self.by_id.remove(&id)?;
         client.lease.revoke();
+        let of_peer = self.by_peer.get_mut(&client.peer).expect("it has this client");
+        of_peer.ids.remove(&id);
+        if of_peer.ids.is_empty() {
+            self.by_peer.remove(&client.peer);
+        }
         if let Some(incarnations) = self.by_owner.get_mut(&client.owner) {
             for place in [&mut incarnations.confirmed, &mut incarnations.unconfirmed] {
                 *place = place.filter(|other| *other != id);

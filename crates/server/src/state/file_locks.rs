@@ -31,6 +31,19 @@ struct Waiter {
     asked_at: Duration,
     /// The lock is reserved for a while from here on.
     notified_at: Option<Duration>,
+    /// Counts it among all that wait, and among those of its client.
+    _counted: [Arc<Waiting>; 2],
+}
+
+/// Shared by the requests that count together, and by their holder.
+#[derive(Debug, Default)]
+pub(super) struct Waiting;
+
+impl Waiting {
+    /// The requests that share it.
+    pub(super) fn count(shared: &Arc<Self>) -> usize {
+        Arc::strong_count(shared) - 1
+    }
 }
 
 impl FileLocks {
@@ -69,16 +82,30 @@ impl FileLocks {
         (result, grown)
     }
 
-    /// Notes a denied request, once however often it is repeated. When too many wait, the client has
-    /// to poll.
-    pub(super) fn wait(&mut self, owner: Owner, wanted: Piece, now: Duration) {
-        self.waiters.retain(|waiter| now.saturating_sub(waiter.asked_at) <= WAITER_LIFETIME);
+    /// Notes a denied request, once however often it is repeated. `counted` is what a new one holds;
+    /// without it, and when too many wait for the file, the client has to poll.
+    pub(super) fn wait(
+        &mut self,
+        owner: Owner,
+        wanted: Piece,
+        counted: Option<[Arc<Waiting>; 2]>,
+        now: Duration,
+    ) {
+        self.forget_lost_waiters(now);
         let is_same = |waiter: &&mut Waiter| waiter.owner == owner && waiter.wanted == wanted;
         if let Some(known) = self.waiters.iter_mut().find(is_same) {
             (known.asked_at, known.notified_at) = (now, None);
-        } else if self.waiters.len() < WAITERS_MAX {
-            self.waiters.push_back(Waiter { owner, wanted, asked_at: now, notified_at: None });
+        } else if self.waiters.len() < WAITERS_MAX
+            && let Some(_counted) = counted
+        {
+            let (asked_at, notified_at) = (now, None);
+            self.waiters.push_back(Waiter { owner, wanted, asked_at, notified_at, _counted });
         }
+    }
+
+    /// Forgets the requests that their clients have not repeated.
+    pub(super) fn forget_lost_waiters(&mut self, now: Duration) {
+        self.waiters.retain(|waiter| now.saturating_sub(waiter.asked_at) <= WAITER_LIFETIME);
     }
 
     /// The request that `wanted` has to let pass: it waits longer, and its client was just notified.
@@ -160,6 +187,10 @@ mod tests {
         Piece { range: Range { first, last }, kind }
     }
 
+    fn counted() -> Option<[Arc<Waiting>; 2]> {
+        Some([(); 2].map(|()| Arc::default()))
+    }
+
     fn at(secs: u64) -> Duration {
         Duration::from_secs(secs)
     }
@@ -197,7 +228,7 @@ mod tests {
         lock(&mut locks, 1, piece(0, 9, LockKind::Write));
         let [read, write] = [LockKind::Read, LockKind::Write].map(|kind| piece(0, 0, kind));
         for (client, wanted) in [(2, read), (3, read), (4, write), (2, read)] {
-            locks.wait(owner(client), wanted, at(1));
+            locks.wait(owner(client), wanted, counted(), at(1));
         }
         assert_eq!(locks.wake(at(2), none), []);
         unlock(&mut locks, 1, Range { first: 0, last: 9 });
@@ -220,10 +251,10 @@ mod tests {
         let mut locks = FileLocks::default();
         lock(&mut locks, 1, piece(0, 0, LockKind::Write));
         for client in 0..WAITERS_MAX as u64 + 9 {
-            locks.wait(owner(client), piece(0, 0, LockKind::Write), at(1));
+            locks.wait(owner(client), piece(0, 0, LockKind::Write), counted(), at(1));
         }
         assert_eq!(locks.waiters.len(), WAITERS_MAX);
-        locks.wait(owner(1), piece(0, 0, LockKind::Write), at(62));
+        locks.wait(owner(1), piece(0, 0, LockKind::Write), counted(), at(62));
         assert_eq!(locks.waiters.len(), 1);
     }
 }

@@ -1,12 +1,13 @@
 //! The state of files: their opens and locks, and the stateids that name them.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::nfs4::ClientId;
 
-use super::file_locks::{FileLocks, Owner};
-use super::ranges::{Range, Ranges};
+use super::file_locks::{FileLocks, Owner, Waiting};
+use super::ranges::{Piece, Range, Ranges};
 use super::shares::{Modes, Share, ShareCounts};
 use super::{Effect, Effects, FileId, LockId};
 
@@ -18,6 +19,8 @@ pub(super) struct Files {
     locks: HashMap<LockId, LockState>,
     clients: HashMap<ClientId, Holdings>,
     ranges: usize,
+    /// Held by each request that waits, in any file.
+    waiting: Arc<Waiting>,
     /// The last number given to a state.
     last: u64,
 }
@@ -58,6 +61,8 @@ struct Holdings {
     opens: BTreeSet<u64>,
     locks: usize,
     ranges: usize,
+    /// Held by each of its requests that waits.
+    waiting: Arc<Waiting>,
 }
 
 /// A state that a stateid names.
@@ -121,10 +126,19 @@ impl Files {
         self.clients.contains_key(&client)
     }
 
-    /// Opens of all clients, and of this one.
-    pub(super) fn open_counts(&self, client: ClientId) -> (usize, usize) {
-        let own = self.clients.get(&client).map_or(0, |held| held.opens.len());
-        (self.opens.len(), own)
+    /// Opens of all clients.
+    pub(super) fn opens(&self) -> usize {
+        self.opens.len()
+    }
+
+    /// Opens of this client.
+    pub(super) fn opens_of(&self, client: ClientId) -> usize {
+        self.clients.get(&client).map_or(0, |held| held.opens.len())
+    }
+
+    /// The opens of a file.
+    pub(super) fn opens_in(&self, file: FileId) -> impl Iterator<Item = u64> {
+        self.files.get(&file).into_iter().flat_map(|file| file.opens.values().copied())
     }
 
     /// Opens and lock states of a file.
@@ -132,16 +146,24 @@ impl Files {
         self.files.get(&file).map_or((0, 0), |file| (file.opens.len(), file.lock_owners.len()))
     }
 
-    /// Lock states of all clients, and of this one.
-    pub(super) fn lock_owner_counts(&self, client: ClientId) -> (usize, usize) {
-        let own = self.clients.get(&client).map_or(0, |held| held.locks);
-        (self.locks.len(), own)
+    /// Lock states of all clients.
+    pub(super) fn lock_states(&self) -> usize {
+        self.locks.len()
     }
 
-    /// Lock states and locked ranges of all clients, and of this one.
-    pub(super) fn lock_counts(&self, client: ClientId) -> (usize, usize) {
-        let own = self.clients.get(&client).map_or(0, |held| held.locks + held.ranges);
-        (self.locks.len() + self.ranges, own)
+    /// Lock states of this client.
+    pub(super) fn lock_states_of(&self, client: ClientId) -> usize {
+        self.clients.get(&client).map_or(0, |held| held.locks)
+    }
+
+    /// Lock states and locked ranges of all clients.
+    pub(super) fn locks_and_ranges(&self) -> usize {
+        self.locks.len() + self.ranges
+    }
+
+    /// Lock states and locked ranges of this client.
+    pub(super) fn locks_and_ranges_of(&self, client: ClientId) -> usize {
+        self.clients.get(&client).map_or(0, |held| held.locks + held.ranges)
     }
 
     /// The open of an owner.
@@ -310,6 +332,35 @@ impl Files {
     /// Changes the waiting requests of an open file.
     pub(super) fn locks_mut(&mut self, file: FileId) -> Option<&mut FileLocks> {
         Some(&mut self.files.get_mut(&file)?.locks)
+    }
+
+    /// Notes a denied request, unless `all_max` requests wait already, or `own_max` of the client.
+    pub(super) fn wait(
+        &mut self,
+        file: FileId,
+        owner: Owner,
+        wanted: Piece,
+        (all_max, own_max): (usize, usize),
+        now: Duration,
+    ) {
+        let Some(held) = self.clients.get(&owner.client) else { return };
+        let Some(state) = self.files.get_mut(&file) else { return };
+        let (all, own) = (Arc::clone(&self.waiting), Arc::clone(&held.waiting));
+        // Both count this request already.
+        let may_wait = Waiting::count(&all) <= all_max && Waiting::count(&own) <= own_max;
+        state.locks.wait(owner, wanted, may_wait.then_some([all, own]), now);
+    }
+
+    /// Blocking requests that wait.
+    pub(super) fn waiting(&self) -> usize {
+        Waiting::count(&self.waiting)
+    }
+
+    /// Forgets the requests that their clients have not repeated.
+    pub(super) fn forget_lost_waiters(&mut self, now: Duration) {
+        if self.waiting() > 0 {
+            self.files.values_mut().for_each(|file| file.locks.forget_lost_waiters(now));
+        }
     }
 
     /// Notifies the requests that can be granted now.

@@ -1,10 +1,14 @@
-//! The bounds of the state, in total and for each client.
+//! The bounds of the state, in total and for each client address, and the memory that they allow.
 
 use std::time::Duration;
 
+use proto::nfs4::OPAQUE_BYTES_MAX;
+
 use super::ChannelAttributes;
 
-/// At a bound calls get `Delay`, and the client repeats them: expired clients make room first.
+/// At a bound calls get `Delay`, and the client repeats them: expired clients make room first. The
+/// bounds of an address are for the clients that introduced themselves from it, so that one host
+/// leaves room for the others however many clients it makes up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// How long state lives without a call of its client.
@@ -17,74 +21,125 @@ pub(crate) struct Limits {
     pub(crate) courteous_max: usize,
     /// Clients, confirmed or not.
     pub(crate) clients_max: usize,
+    /// Clients of one address.
+    pub(crate) peer_clients_max: usize,
     /// Sessions of all clients.
     pub(crate) sessions_max: usize,
+    /// Sessions of one address.
+    pub(crate) peer_sessions_max: usize,
     /// Sessions of one client.
     pub(crate) client_sessions_max: usize,
     /// Opens of all clients.
     pub(crate) opens_max: usize,
-    /// Opens of one client.
-    pub(crate) client_opens_max: usize,
+    /// Opens of one address.
+    pub(crate) peer_opens_max: usize,
     /// Lock states of all clients: each has a descriptor.
     pub(crate) lock_owners_max: usize,
-    /// Lock states of one client.
-    pub(crate) client_lock_owners_max: usize,
+    /// Lock states of one address.
+    pub(crate) peer_lock_owners_max: usize,
     /// Opens of one file.
     pub(crate) file_opens_max: usize,
     /// Lock states of one file.
     pub(crate) file_lock_owners_max: usize,
     /// Lock states and locked ranges of all clients.
     pub(crate) locks_max: usize,
-    /// Lock states and locked ranges of one client.
-    pub(crate) client_locks_max: usize,
-    /// Slots of all sessions together, to which the sessions are steered. With `fore.cached_bytes_max`
-    /// this bounds the memory of replies.
-    pub(crate) slots_max: u32,
+    /// Lock states and locked ranges of one address.
+    pub(crate) peer_locks_max: usize,
+    /// Blocking requests that wait in all files. The clients of others poll.
+    pub(crate) waiters_max: usize,
+    /// Blocking requests of one client that wait.
+    pub(crate) client_waiters_max: usize,
+    /// The replies that slots keep, in bytes, beside one for each session. An address has a quarter.
+    pub(crate) replies_bytes_max: usize,
     /// The largest fore channel.
     pub(crate) fore: ChannelAttributes,
 }
 
 impl Default for Limits {
     fn default() -> Self {
+        let bytes_max = (1 << 20) + (64 << 10);
+        let fore = ChannelAttributes {
+            request_bytes_max: bytes_max,
+            response_bytes_max: bytes_max,
+            cached_bytes_max: 2 << 10,
+            operations_max: 64,
+            slots_max: 64,
+        };
+        let (opens_max, locks_max) = (1 << 16, 1 << 20);
         Self {
             lease: Duration::from_secs(90),
             grace: Duration::from_secs(90),
             courtesy: Duration::from_secs(24 * 60 * 60),
             courteous_max: 1024,
-            clients_max: 4096,
-            sessions_max: 8192,
+            clients_max: 0,
+            peer_clients_max: 0,
+            sessions_max: 0,
+            peer_sessions_max: 0,
             client_sessions_max: 64,
-            opens_max: 1 << 16,
-            client_opens_max: 1 << 15,
-            lock_owners_max: 1 << 16,
-            client_lock_owners_max: 1 << 15,
+            opens_max,
+            peer_opens_max: opens_max / 2,
+            lock_owners_max: opens_max,
+            peer_lock_owners_max: opens_max / 2,
             file_opens_max: 1024,
             file_lock_owners_max: 1024,
-            locks_max: 1 << 20,
-            client_locks_max: 1 << 18,
-            slots_max: 1 << 14,
-            fore: ChannelAttributes {
-                request_bytes_max: (1 << 20) + (64 << 10),
-                response_bytes_max: (1 << 20) + (64 << 10),
-                cached_bytes_max: 4 << 10,
-                operations_max: 64,
-                slots_max: 64,
-            },
+            locks_max,
+            peer_locks_max: locks_max / 2,
+            waiters_max: 1 << 14,
+            client_waiters_max: 1 << 10,
+            replies_bytes_max: 32 << 20,
+            fore,
         }
+        .with_clients(1 << 12, 1 << 13)
     }
 }
 
 impl Limits {
-    /// At most so many opens and lock owners, of which a client has half.
-    pub(crate) fn within(self, opens: usize, lock_owners: usize) -> Self {
-        let opens_max = self.opens_max.min(opens);
-        let lock_owners_max = self.lock_owners_max.min(lock_owners);
+    /// So many clients and sessions, of which an address has a quarter.
+    pub(crate) fn with_clients(self, clients_max: usize, sessions_max: usize) -> Self {
+        let part = |all: usize| (all / PEER_PART).max(PEER_MIN).min(all);
         Self {
-            opens_max,
-            client_opens_max: opens_max / 2,
-            lock_owners_max,
-            client_lock_owners_max: lock_owners_max / 2,
+            clients_max,
+            peer_clients_max: part(clients_max),
+            sessions_max,
+            peer_sessions_max: part(sessions_max),
             ..self
         }
     }
+
+    /// So many opens, lock states, and locks, of which an address has half.
+    pub(crate) fn with_files(self, opens: usize, lock_owners: usize, locks: usize) -> Self {
+        Self {
+            opens_max: opens,
+            peer_opens_max: opens.div_ceil(2),
+            lock_owners_max: lock_owners,
+            peer_lock_owners_max: lock_owners.div_ceil(2),
+            locks_max: locks,
+            peer_locks_max: locks.div_ceil(2),
+            ..self
+        }
+    }
+
+    /// The sessions, in bytes: each has its slots, and the reply of the first.
+    pub(crate) fn sessions_bytes(&self) -> usize {
+        let slots = self.fore.slots_max as usize * SLOT_BYTES;
+        self.sessions_max * (SESSION_BYTES + slots + self.fore.cached_bytes_max as usize)
+    }
+
+    /// Clients, opens, locks and waiting requests, in bytes, with owners of the greatest length.
+    pub(crate) fn owners_bytes(&self) -> usize {
+        let owners = self.clients_max + self.opens_max + self.lock_owners_max + self.waiters_max;
+        owners * (OPAQUE_BYTES_MAX + OWNER_BYTES) + self.locks_max * RANGE_BYTES
+    }
 }
+
+/// An address has this part of the clients and sessions, but not fewer than so many.
+const PEER_PART: usize = 4;
+const PEER_MIN: usize = 64;
+/// A slot without its reply.
+const SLOT_BYTES: usize = 64;
+/// A session without its slots.
+const SESSION_BYTES: usize = 512;
+/// A client, open, lock state or waiting request without its owner.
+const OWNER_BYTES: usize = 512;
+/// A locked range.
+const RANGE_BYTES: usize = 64;

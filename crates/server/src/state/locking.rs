@@ -6,7 +6,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, LockRange, LockType, ShareAccess, Stateid, Status};
 
 use super::file_locks::Owner;
-use super::files::StateKey;
+use super::files::{Files, StateKey};
 use super::ranges::{LockKind, Piece, Range};
 use super::registry::{State, Table};
 use super::shares::Share;
@@ -97,8 +97,9 @@ impl State {
             if call.is_reclaim {
                 return Err(Status::ReclaimConflict.into());
             }
-            if is_blocking && let Some(locks) = table.files.locks_mut(call.file) {
-                locks.wait(owner, piece, now);
+            if is_blocking {
+                let (all, own) = (self.limits.waiters_max, self.limits.client_waiters_max);
+                table.files.wait(call.file, owner, piece, (all, own), now);
             }
             return Err(LockFailure::Denied(conflict));
         }
@@ -268,15 +269,14 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let (_, own) = table.files.lock_counts(client);
-        // The client's own bound costs no other client its courtesy.
-        if own + LOCK_GROWTH_MAX > self.limits.client_locks_max {
+        let grown = |table: &Table| table.files.locks_and_ranges() + LOCK_GROWTH_MAX;
+        let own = |files: &Files, client| files.locks_and_ranges_of(client);
+        // The address's own bound costs no other client its courtesy.
+        let peer_max = (self.limits.peer_locks_max + 1).saturating_sub(LOCK_GROWTH_MAX);
+        if table.is_peer_full(client, table.files.locks_and_ranges(), peer_max, own) {
             return Err(Status::Delay);
         }
-        let is_full = |table: &Table| {
-            let (all, _) = table.files.lock_counts(client);
-            all + LOCK_GROWTH_MAX > self.limits.locks_max
-        };
+        let is_full = |table: &Table| grown(table) > self.limits.locks_max;
         if is_full(table) {
             self.forget_all_expired(table, now, effects);
             table.check_known(client)?;
@@ -291,12 +291,13 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let (_, own) = table.files.lock_owner_counts(call.client);
-        if own >= self.limits.client_lock_owners_max {
+        let all = table.files.lock_states();
+        let own = |files: &Files, client| files.lock_states_of(client);
+        if table.is_peer_full(call.client, all, self.limits.peer_lock_owners_max, own) {
             return Err(Status::Delay);
         }
         let is_full = |table: &Table| {
-            let (all, _) = table.files.lock_owner_counts(call.client);
+            let all = table.files.lock_states();
             let (_, of_file) = table.files.file_counts(call.file);
             all >= self.limits.lock_owners_max || of_file >= self.limits.file_lock_owners_max
         };

@@ -22,6 +22,7 @@ mod locking;
 mod opening;
 mod ranges;
 mod registry;
+mod replies;
 mod session;
 mod shares;
 mod slots;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, ShareAccess, ShareDeny, Stateid, Status};
 
 use super::file_locks::Owner;
-use super::files::StateKey;
+use super::files::{Files, StateKey};
 use super::registry::{State, Table};
 use super::shares::Share;
 use super::{Effects, FileId};
@@ -112,13 +112,14 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let (_, own) = table.files.open_counts(call.client);
-        // The client's own bound costs no other client its courtesy.
-        if own >= self.limits.client_opens_max {
+        let all = table.files.opens();
+        let own = |files: &Files, client| files.opens_of(client);
+        // The address's own bound costs no other client its courtesy.
+        if table.is_peer_full(call.client, all, self.limits.peer_opens_max, own) {
             return Err(Status::Delay);
         }
         let is_full = |table: &Table| {
-            let (all, _) = table.files.open_counts(call.client);
+            let all = table.files.opens();
             let (of_file, _) = table.files.file_counts(call.file);
             all >= self.limits.opens_max || of_file >= self.limits.file_opens_max
         };
@@ -165,6 +166,16 @@ impl State {
         let number = self.open_number(&table, client, stateid, file)?;
         table.files.remove_open(number, now, effects);
         Ok(Stateid::INVALID)
+    }
+
+    /// Ends all opens of files, with their locks: their exports are not served any more. Their clients
+    /// find the filehandles stale.
+    pub(crate) fn release_files(&self, files: &[FileId], now: Duration, effects: &mut Effects) {
+        let mut table = self.lock();
+        for number in files.iter().flat_map(|file| table.files.opens_in(*file)).collect::<Vec<_>>()
+        {
+            table.files.remove_open(number, now, effects);
+        }
     }
 
     pub(super) fn open_number(

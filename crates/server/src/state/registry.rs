@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hasher;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use super::clients::{Case, Clients, ExchangeId, ExchangedId};
 use super::files::Files;
 use super::grace::Grace;
 use super::lease::Lease;
-use super::session::{ChannelAttributes, Session, SessionState, SlotShare};
+use super::replies::ReplyBudget;
+use super::session::{ChannelAttributes, Session, SessionState};
 use super::slots::Slots;
 use super::{
     ClientRecord, ConnectionId, CreatedSession, Effect, Effects, Limits, Principal, RecordChange,
@@ -27,7 +28,7 @@ pub(crate) struct State {
     pub(super) limits: Limits,
     /// Makes session ids that no other client can guess.
     session_key: (u64, u64),
-    share: Arc<SlotShare>,
+    replies: Arc<ReplyBudget>,
     sessions: RwLock<HashMap<SessionId, Arc<Session>>>,
     table: Mutex<Table>,
 }
@@ -64,6 +65,10 @@ pub(crate) struct StateCounts {
     pub(crate) opens: usize,
     /// Lock states and locked ranges.
     pub(crate) locks: usize,
+    /// Blocking requests that wait.
+    pub(crate) waiting: usize,
+    /// Taken for the replies that slots keep.
+    pub(crate) replies_bytes: usize,
     pub(crate) is_in_grace: bool,
 }
 
@@ -77,16 +82,17 @@ impl State {
         recorded: Vec<ClientRecord>,
         now: Duration,
     ) -> Self {
-        let share = SlotShare { slots_max: limits.slots_max, sessions: AtomicU32::new(0) };
+        let replies = ReplyBudget::new(limits.replies_bytes_max, limits.fore.cached_bytes_max);
+        let replies = Arc::new(replies);
         let table = Table {
-            clients: Clients::new(epoch),
+            clients: Clients::new(epoch, Arc::clone(&replies)),
             files: Files::default(),
             grace: Grace::new(recorded, now, limits.grace),
             records: VecDeque::new(),
             sessions_made: 0,
         };
-        let (share, table) = (Arc::new(share), Mutex::new(table));
-        Self { epoch, limits, session_key, share, sessions: RwLock::default(), table }
+        let table = Mutex::new(table);
+        Self { epoch, limits, session_key, replies, sessions: RwLock::default(), table }
     }
 
     /// EXCHANGE_ID, RFC 8881 §18.35.
@@ -114,7 +120,7 @@ impl State {
                 for id in replaces.into_iter().flatten() {
                     self.forget(&mut table, id, now, effects);
                 }
-                self.make_room_for_client(&mut table, now, effects)?;
+                self.make_room_for_client(&mut table, call.peer, now, effects)?;
                 table.clients.add(call, now)
             }
         };
@@ -162,6 +168,9 @@ impl State {
             return Err(Status::Nospc);
         }
         let is_confirmed = client.is_confirmed;
+        if table.clients.sessions_of_peer(client.peer) >= self.limits.peer_sessions_max {
+            return Err(Status::Delay);
+        }
         if self.session_count() >= self.limits.sessions_max {
             // It has just called, so it is not among those that leave.
             client.lease.renew(now);
@@ -178,7 +187,11 @@ impl State {
         client.sessions.push(id);
         client.lease.renew(now);
         let lease = Arc::clone(&client.lease);
-        let session = self.session_of(call, id, lease, fore);
+        let replies = table.clients.replies_of(call.client);
+        replies.begin_session();
+        let fore =
+            ChannelAttributes { slots_max: fore.slots_max.min(replies.slots_each()), ..fore };
+        let session = session_of(call, id, lease, replies, fore);
         if call.wants_backchannel {
             session.bind_back(call.connection).expect("it is new");
         }
@@ -186,19 +199,6 @@ impl State {
         let (sequence, back) = (call.sequence, call.back);
         let has_backchannel = call.wants_backchannel;
         Ok(CreatedSession { session: id, sequence, fore, back, has_backchannel })
-    }
-
-    fn session_of(
-        &self,
-        call: &CreateSession,
-        id: SessionId,
-        lease: Arc<Lease>,
-        fore: ChannelAttributes,
-    ) -> Session {
-        let slots = Slots::new(fore.slots_max);
-        let state = SessionState { slots, is_destroyed: false, backchannel: None };
-        let (client, share) = (call.client, Arc::clone(&self.share));
-        Session { id, client, lease, share, fore, state: Mutex::new(state) }
     }
 
     fn negotiate(&self, asked: ChannelAttributes) -> Result<ChannelAttributes, Status> {
@@ -376,6 +376,7 @@ impl State {
                 self.forget_if_expired(&mut table, id, now, effects);
             }
         }
+        table.files.forget_lost_waiters(now);
         table.end_grace(now);
         table.settle_records(effects);
     }
@@ -383,12 +384,13 @@ impl State {
     pub(crate) fn counts(&self) -> StateCounts {
         let sessions = self.session_count();
         let table = self.lock();
-        let none = ClientId(0);
         StateCounts {
             clients: table.clients.len(),
             sessions,
-            opens: table.files.open_counts(none).0,
-            locks: table.files.lock_counts(none).0,
+            opens: table.files.opens(),
+            locks: table.files.locks_and_ranges(),
+            waiting: table.files.waiting(),
+            replies_bytes: self.replies.bytes(),
             is_in_grace: table.grace.is_active(),
         }
     }
@@ -453,29 +455,59 @@ impl State {
         }
     }
 
-    /// Makes room for a client: the expired leave first, then the one that waits longest to be
-    /// confirmed.
+    /// Makes room for a client of an address. At the address's own bound others of it make room, at the
+    /// bound of all any: the expired without state first, then the one that waits longest to be
+    /// confirmed, and at the bound of all the expired with state.
     fn make_room_for_client(
         &self,
         table: &mut Table,
+        peer: IpAddr,
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
+        let is_peer_full =
+            |table: &Table| table.clients.of_peer(peer).count() >= self.limits.peer_clients_max;
+        if is_peer_full(table) {
+            let own: Vec<_> = table.clients.of_peer(peer).collect();
+            self.forget_idle(table, own, now, effects);
+        }
+        if is_peer_full(table) {
+            return Err(Status::Delay);
+        }
         let is_full = |table: &Table| table.clients.len() >= self.limits.clients_max;
+        if is_full(table) {
+            let all: Vec<_> = table.clients.iter().map(|(id, _)| id).collect();
+            self.forget_idle(table, all, now, effects);
+        }
         if is_full(table) {
             self.forget_all_expired(table, now, effects);
         }
-        if is_full(table) {
-            let unconfirmed = table.clients.iter().filter(|(_, client)| !client.is_confirmed);
-            let oldest = unconfirmed.map(|(id, _)| id).min().ok_or(Status::Delay)?;
+        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+    }
+
+    /// Forgets those of the clients that have expired and have no state. Without one, the client that
+    /// waits longest to be confirmed.
+    fn forget_idle(
+        &self,
+        table: &mut Table,
+        mut clients: Vec<ClientId>,
+        now: Duration,
+        effects: &mut Effects,
+    ) {
+        clients.retain(|id| !table.files.has_state(*id));
+        if self.forget_expired(table, clients.iter().copied(), now, effects) {
+            return;
+        }
+        clients.retain(|id| table.clients.get(*id).is_some_and(|client| !client.is_confirmed));
+        if let Some(oldest) = clients.into_iter().min() {
             self.forget(table, oldest, now, effects);
         }
-        Ok(())
     }
 
     fn end_session(&self, id: SessionId, effects: &mut Effects) {
         if let Some(session) = self.change_sessions(|sessions| sessions.remove(&id)) {
             session.destroy();
+            session.replies.end_session();
             effects.push(Effect::EndSession(id));
         }
     }
@@ -484,11 +516,7 @@ impl State {
         &self,
         change: impl FnOnce(&mut HashMap<SessionId, Arc<Session>>) -> T,
     ) -> T {
-        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
-        let result = change(&mut sessions);
-        let count = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
-        self.share.sessions.store(count, Ordering::Relaxed);
-        result
+        change(&mut self.sessions.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn session_count(&self) -> usize {
@@ -500,6 +528,18 @@ impl State {
     }
 }
 
+fn session_of(
+    call: &CreateSession,
+    id: SessionId,
+    lease: Arc<Lease>,
+    replies: Arc<ReplyBudget>,
+    fore: ChannelAttributes,
+) -> Session {
+    let slots = Slots::new(fore.slots_max);
+    let state = SessionState { slots, is_destroyed: false, backchannel: None };
+    Session { id, client: call.client, lease, replies, fore, state: Mutex::new(state) }
+}
+
 impl Table {
     /// Ends the grace period when it is time. The clients that have not reclaimed lose their records.
     fn end_grace(&mut self, now: Duration) {
@@ -507,6 +547,19 @@ impl Table {
             self.clients.forget_records(&owner);
             self.records.push_back(RecordChange::Remove(owner));
         }
+    }
+
+    /// Whether the clients at the address of this one have `peer_max` of something together, of which
+    /// all clients have `all`. Summed up only when all have as much.
+    pub(super) fn is_peer_full(
+        &self,
+        client: ClientId,
+        all: usize,
+        peer_max: usize,
+        of: impl Fn(&Files, ClientId) -> usize,
+    ) -> bool {
+        let own = || self.clients.of_same_peer(client).map(|id| of(&self.files, id));
+        all >= peer_max && own().sum::<usize>() >= peer_max
     }
 
     /// To be called with every grant: the state may have belonged to a client whose record is still on

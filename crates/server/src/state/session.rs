@@ -1,6 +1,5 @@
 //! A session: the slots of its fore channel, and the connections of its backchannel.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use proto::nfs4::{ClientId, SessionId, SlotId, Status};
 
 use super::ConnectionId;
 use super::lease::Lease;
+use super::replies::ReplyBudget;
 use super::slots::{Sequence, Slots, Step};
 
 /// `channel_attrs4` without header padding and RDMA, RFC 8881 §18.36.1.
@@ -33,27 +33,14 @@ impl ChannelAttributes {
     }
 }
 
-/// Divides the slots that the memory for replies allows among the sessions.
-#[derive(Debug)]
-pub(super) struct SlotShare {
-    pub(super) slots_max: u32,
-    pub(super) sessions: AtomicU32,
-}
-
-impl SlotShare {
-    /// The slots of each session, at least one.
-    pub(super) fn each(&self) -> u32 {
-        (self.slots_max / self.sessions.load(Ordering::Relaxed).max(1)).max(1)
-    }
-}
-
 /// A session, which many connections may use.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) id: SessionId,
     pub(super) client: ClientId,
     pub(super) lease: Arc<Lease>,
-    pub(super) share: Arc<SlotShare>,
+    /// Of the client's address.
+    pub(super) replies: Arc<ReplyBudget>,
     pub(super) fore: ChannelAttributes,
     pub(super) state: Mutex<SessionState>,
 }
@@ -120,7 +107,8 @@ impl Session {
     ///
     /// # Errors
     /// `Badsession`, and those of slots: `Badslot`, `BadHighSlot`, `SeqMisordered`, `SeqFalseRetry`,
-    /// `RetryUncachedRep`, and `Delay` for a copy of a call that is at work for another connection.
+    /// `RetryUncachedRep`, and `Delay` for a copy of a call that is at work for another connection, or
+    /// without room for a reply that must be kept, beyond the slots that the session should use.
     pub(crate) fn begin(
         self: &Arc<Self>,
         call: &Sequence,
@@ -132,7 +120,9 @@ impl Session {
         if state.is_destroyed || !self.lease.begin_call(now) {
             return Err(Status::Badsession);
         }
-        let step = state.slots.begin(call, digest, connection);
+        let reply_bytes = usize::try_from(self.fore.cached_bytes_max).unwrap_or(usize::MAX);
+        let room = || self.replies.take(reply_bytes);
+        let step = state.slots.begin(call, digest, connection, room);
         if matches!(step, Ok(Step::Run)) {
             let sequenced = self.sequenced(&mut state, call.highest_slot);
             let (session, slot) = (Arc::clone(self), call.slot);
@@ -149,7 +139,7 @@ impl Session {
 
     fn sequenced(&self, state: &mut SessionState, highest_slot: SlotId) -> Sequenced {
         let slots_max = state.slots.slots_max();
-        let target = SlotId(slots_max.min(self.share.each()) - 1);
+        let target = SlotId(slots_max.min(self.replies.slots_each()) - 1);
         if target.0 + 1 < slots_max {
             state.slots.forget_replies_behind(target.max(highest_slot));
         }

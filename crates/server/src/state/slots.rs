@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proto::nfs4::{SequenceId, SlotId, Status};
 
 use super::ConnectionId;
+use super::replies::ReplyRoom;
 
 /// SEQUENCE's arguments but the session, RFC 8881 §18.46.1.
 #[derive(Clone, Copy, Debug)]
@@ -37,18 +38,27 @@ pub(super) struct Slots {
     slots_max: u32,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug, Default)]
 struct Slot {
     /// Of the last call that began; zero before the first.
     sequence: SequenceId,
     content: Content,
+    /// Room for replies, taken by the first call whose reply is to be kept. The first slot needs none.
+    room: Option<ReplyRoom>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 enum Content {
+    #[default]
     Unused,
-    Busy { digest: u64, connection: ConnectionId },
-    Done { digest: u64, reply: Option<Arc<[u8]>> },
+    Busy {
+        digest: u64,
+        connection: ConnectionId,
+    },
+    Done {
+        digest: u64,
+        reply: Option<Arc<[u8]>>,
+    },
 }
 
 impl Slots {
@@ -63,16 +73,18 @@ impl Slots {
     }
 
     /// Decides on a call by its slot and sequence number. `digest` is that of its credential and
-    /// arguments.
+    /// arguments; `room` takes room for a reply, and is called before a call whose reply must be kept.
     ///
     /// # Errors
     /// `Badslot`, `BadHighSlot`, `SeqMisordered`; `SeqFalseRetry` for other arguments under a used
-    /// number; `RetryUncachedRep`; `Delay` for a call that is at work for another connection.
+    /// number; `RetryUncachedRep`; `Delay` for a call that is at work for another connection, and when
+    /// there is no room for the reply.
     pub(super) fn begin(
         &mut self,
         call: &Sequence,
         digest: u64,
         connection: ConnectionId,
+        room: impl FnOnce() -> Option<ReplyRoom>,
     ) -> Result<Step, Status> {
         if call.slot.0 >= self.slots_max {
             return Err(Status::Badslot);
@@ -100,10 +112,15 @@ impl Slots {
                 reply.map(Step::Replay).ok_or(Status::RetryUncachedRep)
             }
             Content::Unused | Content::Done { .. } if call.sequence == last.next() => {
-                self.occupy(
-                    index,
-                    Slot { sequence: call.sequence, content: Content::Busy { digest, connection } },
-                );
+                let has_room = index == 0 || self.slots.get(index).is_some_and(Slot::has_room);
+                let room = match call.cache_this && !has_room {
+                    true => Some(room().ok_or(Status::Delay)?),
+                    false => None,
+                };
+                let slot = self.slot(index);
+                slot.sequence = call.sequence;
+                slot.content = Content::Busy { digest, connection };
+                slot.room = room.or(slot.room.take());
                 Ok(Step::Run)
             }
             Content::Unused | Content::Busy { .. } | Content::Done { .. } => {
@@ -122,22 +139,28 @@ impl Slots {
         *content = Content::Done { digest, reply };
     }
 
-    /// Forgets the replies of slots behind `last`. Their sequence numbers stay, because the client
-    /// goes on counting.
+    /// Forgets the replies of slots behind `last`, and gives their room back. Their sequence numbers
+    /// stay, because the client goes on counting.
     pub(super) fn forget_replies_behind(&mut self, last: SlotId) {
         for slot in self.slots.iter_mut().skip(index(last) + 1) {
             if let Content::Done { reply, .. } = &mut slot.content {
                 *reply = None;
+                slot.room = None;
             }
         }
     }
 
-    fn occupy(&mut self, index: usize, slot: Slot) {
+    fn slot(&mut self, index: usize) -> &mut Slot {
         if index >= self.slots.len() {
-            let unused = Slot { sequence: SequenceId::default(), content: Content::Unused };
-            self.slots.resize(index + 1, unused);
+            self.slots.resize_with(index + 1, Slot::default);
         }
-        self.slots[index] = slot;
+        &mut self.slots[index]
+    }
+}
+
+impl Slot {
+    fn has_room(&self) -> bool {
+        self.room.is_some()
     }
 }
 

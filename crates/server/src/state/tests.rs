@@ -1,5 +1,6 @@
 //! The state as a whole: what clients see of it, and random sequences of everything against a model.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use proto::nfs4::{
@@ -42,8 +43,14 @@ pub(super) fn exchange(
     is_update: bool,
     now: Duration,
 ) -> Result<ExchangedId, Status> {
-    let call = ExchangeId { owner, verifier: Verifier([verifier; 8]), is_update, principal };
+    let peer = peer_of(owner);
+    let call = ExchangeId { owner, verifier: Verifier([verifier; 8]), is_update, principal, peer };
     state.exchange_id(&call, now, &mut Effects::new())
+}
+
+/// The address of a client: those whose owners begin alike have the same.
+pub(super) fn peer_of(owner: &[u8]) -> IpAddr {
+    IpAddr::from([10, 0, 0, owner[0]])
 }
 
 /// The first CREATE_SESSION of a client of root.
@@ -396,11 +403,14 @@ fn courtesy_is_bounded_in_time_and_number() {
 
 #[test]
 fn sessions_share_the_slots_and_replies_of_others_are_forgotten() {
-    let limits = Limits { slots_max: 8, ..Limits::default() };
+    let reply_bytes = 4 << 10;
+    let fore = ChannelAttributes { cached_bytes_max: reply_bytes, ..Limits::default().fore };
+    let replies_bytes_max = 4 * 6 * reply_bytes as usize;
+    let limits = Limits { replies_bytes_max, fore, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
     let (_, session) = bed.begin_client(b"a");
     let slots_max = session.fore().slots_max;
-    assert_eq!(slots_max, limits.fore.slots_max);
+    assert_eq!(slots_max, 1 + 6, "an address has a quarter");
     let call = |slot, sequence, highest| Sequence {
         slot: SlotId(slot),
         sequence: SequenceId(sequence),
@@ -415,14 +425,93 @@ fn sessions_share_the_slots_and_replies_of_others_are_forgotten() {
         running.complete(b"reply", now);
         sequenced.target_highest_slot
     };
-    assert_eq!(run(call(6, 1, 6)), SlotId(7));
-    bed.begin_client(b"b");
-    assert_eq!(run(call(0, 1, 6)), SlotId(3));
+    let taken = || bed.state.counts().replies_bytes;
+    assert_eq!(run(call(0, 1, 6)), SlotId(6));
+    assert_eq!(taken(), 0, "the first slot has its reply beside the budget");
+    assert_eq!(run(call(6, 1, 6)), SlotId(6));
+    assert_eq!(taken(), reply_bytes as usize);
+    // Another client of the same address.
+    let client = exchange(&bed.state, (b"a2", 1, Principal::User(0)), false, now).unwrap().client;
+    let made = bed.state.create_session(&call_of(client), now, &mut Effects::new()).unwrap();
+    assert_eq!(made.fore.slots_max, 1 + 3);
+    assert_eq!(run(call(0, 2, 6)), SlotId(3));
     let replay = |call| session.begin(&call, 1, ConnectionId(2), now);
     assert!(matches!(replay(call(6, 1, 6)), Ok(Begin::Replay(body)) if *body == *b"reply"));
-    run(call(0, 2, 3));
+    run(call(0, 3, 3));
+    assert_eq!(taken(), 0, "the session uses fewer slots");
     assert_eq!(replay(call(6, 1, 6)).unwrap_err(), Status::RetryUncachedRep);
     assert_eq!(run(call(6, 2, 6)), SlotId(3), "the number goes on");
+}
+
+#[test]
+fn a_call_whose_reply_has_no_room_is_not_begun() {
+    let cached_bytes_max = 2 << 10;
+    let fore = ChannelAttributes { cached_bytes_max, ..Limits::default().fore };
+    let replies_bytes_max = 4 * 2 * cached_bytes_max as usize;
+    let limits = Limits { replies_bytes_max, fore, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let (_, first) = bed.begin_client(b"a1");
+    let (_, second) = bed.begin_client(b"a2");
+    let (_, other) = bed.begin_client(b"b");
+    let begin = |session: &Arc<Session>, slot, cache_this| {
+        let (slot, highest_slot) = (SlotId(slot), SlotId(slot));
+        let call = Sequence { slot, sequence: SequenceId(1), highest_slot, cache_this };
+        session.begin(&call, 1, ConnectionId(1), Duration::ZERO)
+    };
+    let runs = |begun| matches!(begun, Ok(Begin::Run(_)));
+    // The first client began when it was alone, and uses more than its share now.
+    assert!(runs(begin(&first, 1, true)) && runs(begin(&first, 2, true)));
+    assert_eq!(begin(&second, 1, true).unwrap_err(), Status::Delay);
+    assert!(runs(begin(&second, 1, false)), "a reply that is not kept needs no room");
+    assert!(runs(begin(&second, 0, true)), "the first slot always has some");
+    assert!(runs(begin(&other, 1, true)), "another address has its own part");
+    let mut effects = Effects::new();
+    bed.state.destroy_session(first.id(), &mut effects).unwrap();
+    drop(first);
+    let (slot, highest_slot) = (SlotId(1), SlotId(1));
+    let call = Sequence { slot, sequence: SequenceId(2), highest_slot, cache_this: true };
+    assert!(runs(second.begin(&call, 1, ConnectionId(1), Duration::ZERO)));
+}
+
+#[test]
+fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
+    let limits = Limits { waiters_max: 3, client_waiters_max: 2, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let holder = bed.client(b"h");
+    let open = |state: &State, client, file| {
+        let (access, deny) = (ShareAccess::Both, ShareDeny::None);
+        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false };
+        state.open(&call, Duration::ZERO, &mut Effects::new()).unwrap().stateid
+    };
+    let lock = |state: &State, client, file, kind, now| {
+        let stateid = open(state, client, file);
+        let target = LockTarget::New { open: &stateid, owner: b"l" };
+        let call = Lock { client, target, file, range: ALL, kind, is_reclaim: false };
+        state.lock_range(&call, now, &mut Effects::new())
+    };
+    let files = [FileId(1), FileId(2), FileId(3)];
+    for file in files {
+        let grant = lock(&bed.state, holder, file, LockType::Write, bed.now).unwrap();
+        bed.state.confirm_lock(grant, bed.now, &mut Effects::new()).unwrap();
+    }
+    let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
+    let wait = |client, now| {
+        for file in files {
+            let denied = lock(&bed.state, client, file, LockType::WriteBlocking, now);
+            assert!(matches!(denied, Err(LockFailure::Denied(_))), "{denied:?}");
+        }
+        bed.state.counts().waiting
+    };
+    assert_eq!(wait(a, bed.now), 2, "two for a client");
+    assert_eq!(wait(b, bed.now), 3, "three for all");
+    assert_eq!(wait(a, bed.now), 3, "a repeated request counts once");
+    let late = Duration::from_secs(61);
+    for client in [holder, a, b] {
+        bed.state.lock().clients.get(client).unwrap().lease.renew(late);
+    }
+    bed.state.expire(late, &mut Effects::new());
+    assert_eq!(bed.state.counts().waiting, 0, "lost requests of all files are forgotten");
+    assert_eq!(wait(b, late), 2);
 }
 
 #[test]
@@ -469,7 +558,7 @@ fn a_dropped_call_frees_its_slot_and_is_not_run_again() {
 
 #[test]
 fn opens_and_locks_of_a_client_are_bounded() {
-    let limits = Limits { client_opens_max: 2, client_locks_max: 8, ..Limits::default() };
+    let limits = Limits { peer_opens_max: 2, peer_locks_max: 8, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
     let client = bed.client(b"c");
     let open = |file| {
@@ -493,7 +582,7 @@ fn opens_and_locks_of_a_client_are_bounded() {
 
 #[test]
 fn unlocking_holes_is_bounded_too() {
-    let limits = Limits { client_locks_max: 8, ..Limits::default() };
+    let limits = Limits { peer_locks_max: 8, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
     let client = bed.client(b"c");
     let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
@@ -541,7 +630,7 @@ fn owners_of_a_file_are_bounded() {
 
 #[test]
 fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
-    let limits = Limits { client_opens_max: 1, sessions_max: 2, ..Limits::default() };
+    let limits = Limits { peer_opens_max: 1, sessions_max: 2, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
     let late = bed.client(b"late");
     let stateid = bed.open(late, ShareAccess::Read, ShareDeny::None).stateid;

@@ -4,7 +4,9 @@
 use proptest::prelude::*;
 
 use super::super::tests::{CHANNEL, LEASE, call_of, config, exchange, state_with};
-use super::super::{ChannelAttributes, CreateSession, Effects, Limits, State};
+use proto::nfs4::{ShareAccess, ShareDeny};
+
+use super::super::{ChannelAttributes, CreateSession, Effects, FileId, Limits, OpenFile, State};
 use super::*;
 
 #[derive(Clone, Debug)]
@@ -338,4 +340,34 @@ fn unconfirmed_clients_make_room_for_others() {
     let fourth = exchange(&state, (b"4", 1, root), false, later).unwrap();
     assert!(!fourth.is_confirmed);
     assert_eq!(state.counts().clients, 1, "expired clients leave");
+}
+
+#[test]
+fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state() {
+    let limits = Limits { peer_clients_max: 2, ..Limits::default().with_clients(4, 8) };
+    let state = state_with(limits, Vec::new());
+    let root = Principal::User(0);
+    let make = |owner: &[u8], now| exchange(&state, (owner, 1, root), false, now).map(|c| c.client);
+    let confirm = |id, now| state.create_session(&call_of(id), now, &mut Effects::new());
+    let late = make(b"late", Duration::ZERO).unwrap();
+    confirm(late, Duration::ZERO).unwrap();
+    let mut effects = Effects::new();
+    state.reclaim_complete(late, false, Duration::ZERO, &mut effects).unwrap();
+    let (access, deny) = (ShareAccess::Read, ShareDeny::None);
+    let file = FileId(1);
+    let call = OpenFile { client: late, owner: b"o", file, access, deny, is_reclaim: false };
+    state.open(&call, Duration::ZERO, &mut effects).unwrap();
+    // It is late now, and stays as a courtesy.
+    let now = LEASE * 2;
+    let waiting = make(b"waiting", now).unwrap();
+    for number in 0..100u8 {
+        make(&[b'e', number], now).unwrap();
+    }
+    assert_eq!(state.counts().clients, 2 + 2);
+    confirm(waiting, now).expect("it is not driven out before it is confirmed");
+    let [first, second] = [200, 201].map(|number| make(&[b'e', number], now).unwrap());
+    confirm(first, now).unwrap();
+    confirm(second, now).unwrap();
+    assert_eq!(make(&[b'e', 202], now), Err(Status::Delay));
+    assert_eq!(state.counts().opens, 1, "the late client keeps its state");
 }

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::replies::ReplyBudget;
 use super::super::tests::config;
 use super::*;
 
@@ -55,11 +56,11 @@ fn expected(
 }
 
 fn check(actions: Vec<Action>, start: u32) -> Result<(), TestCaseError> {
+    let budget = Arc::new(ReplyBudget::new(usize::MAX, 1));
     let mut slots = Slots::new(SLOTS);
     let mut model = vec![Model::default(); SLOTS as usize];
     // Numbers wrap to zero, so the table begins shortly before.
-    slots
-        .occupy(SLOTS as usize - 1, Slot { sequence: SequenceId(start), content: Content::Unused });
+    slots.slot(SLOTS as usize - 1);
     slots.slots.iter_mut().for_each(|slot| slot.sequence = SequenceId(start));
     for action in actions {
         match action {
@@ -73,7 +74,7 @@ fn check(actions: Vec<Action>, start: u32) -> Result<(), TestCaseError> {
                     cache_this: true,
                 };
                 let before = format!("{slots:?}");
-                let step = slots.begin(&call, digest, ConnectionId(on));
+                let step = slots.begin(&call, digest, ConnectionId(on), || budget.take(1));
                 prop_assert_eq!(&step, &expected(&model, (slot, far, digest, on, high)));
                 if step == Ok(Step::Run) {
                     let slot = &mut model[slot as usize];
@@ -118,7 +119,7 @@ fn the_first_number_of_a_slot_is_one() {
     let mut begin = |number| {
         let (slot, sequence) = (SlotId(0), SequenceId(number));
         let call = Sequence { slot, sequence, highest_slot: slot, cache_this: false };
-        slots.begin(&call, 7, ConnectionId(1))
+        slots.begin(&call, 7, ConnectionId(1), || None)
     };
     assert_eq!(begin(0), Err(Status::SeqMisordered));
     assert_eq!(begin(2), Err(Status::SeqMisordered));

@@ -136,9 +136,9 @@ impl Model {
     fn new() -> Self {
         let limits = Limits {
             opens_max: LIMITS_OPENS,
-            client_opens_max: 3,
+            peer_opens_max: 3,
             locks_max: LIMITS_LOCKS,
-            client_locks_max: 14,
+            peer_locks_max: 14,
             ..Limits::default()
         };
         let mut model = Self {

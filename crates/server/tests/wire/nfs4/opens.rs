@@ -286,3 +286,38 @@ fn an_open_reports_why_it_delegates_nothing_to_a_client_that_asked() {
         assert_eq!(opened.delegation, delegation, "{want:#x}");
     }
 }
+
+#[test]
+fn opens_of_an_export_that_is_not_served_any_more_end() {
+    let rest = r#"
+        nfs_versions = ["4.1"]
+        [[export]]
+        path = "$DIR/other"
+        name = "/other"
+        squash = "none"
+    "#;
+    let both = format!(
+        "{rest}\n[[export]]\npath = \"$DIR/export\"\nsquash = \"none\"\nname = \"/export\""
+    );
+    let fixture = Fixture::prepared(&both, |dir| std::fs::create_dir(dir.join("other")).unwrap());
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let lock = Operations::new()
+        .at(file)
+        .op(OperationCode::Lock, &lock_args(LockType::Write, stateid, b"l"));
+    session.ok(&lock);
+    let call = Operations::new().root().lookup(b"other").getfh();
+    let passed = [OperationCode::Putrootfh, OperationCode::Lookup];
+    let other = session.ok(&call).skip(&passed).handle();
+    let (kept, kept_stateid) = session.open(other, b"file");
+    fixture.reload(rest);
+    while fixture.figure("nfs4_opens") > 1 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(fixture.figure("nfs4_locks"), 0);
+    let mut results = session.call(&Operations::new().at(file));
+    assert_eq!(results.next::<()>(OperationCode::Putfh), Err(Status::Stale));
+    let close = CloseArgs { seqid: 0, stateid: kept_stateid };
+    session.ok(&Operations::new().at(kept).op(OperationCode::Close, &close));
+}

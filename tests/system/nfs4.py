@@ -1,0 +1,135 @@
+"""A small NFSv4.1 client (RFC 8881 over RFC 5531, TCP) for tests: sessions, opens and locks.
+
+It shares no code with the server under test. It keeps one call in flight, in slot 0 of one session.
+"""
+
+import os
+import struct
+
+from nfs3 import Rpc, opaque, take_opaque
+
+PROGRAM = 100003
+COMPOUND = 1
+CLOSE, GETFH, LOCK, LOOKUP, OPEN, PUTFH, PUTROOTFH, READ, WRITE = 4, 10, 12, 15, 18, 22, 24, 25, 38
+EXCHANGE_ID, CREATE_SESSION, SEQUENCE, RECLAIM_COMPLETE = 42, 43, 53, 58
+DENIED, GRACE, NO_GRACE, RECLAIM_BAD = 10010, 10013, 10033, 10034
+BOTH = 3
+WHOLE = (0, 0xFFFF_FFFF_FFFF_FFFF)
+
+
+class Nfs4Error(Exception):
+    """The nfsstat4 of the operation that a COMPOUND ended with (RFC 8881 section 15.1)."""
+
+    def __init__(self, operation, status):
+        super().__init__(f"operation {operation} answered status {status}")
+        self.operation, self.status = operation, status
+
+
+class Rpc4(Rpc):
+    """Calls of version 4 of the program."""
+
+    def record(self, procedure, arguments, xid=None):
+        """A call as it is sent, with its record mark."""
+        xid = next(self.xids) if xid is None else xid
+        head = struct.pack(">IIIIII", xid, 0, 2, self.program, 4, procedure)
+        message = head + self.auth + arguments
+        return struct.pack(">I", 0x80000000 | len(message)) + message
+
+
+class Client:
+    """A client with one session. It may open and lock after `reclaim_complete`."""
+
+    def __init__(self, port, owner, timeout_secs=30):
+        self.rpc = Rpc4("127.0.0.1", port, PROGRAM, timeout_secs)
+        self.owner, self.sequence = owner, 0
+        arguments = os.urandom(8) + opaque(owner) + struct.pack(">III", 0, 0, 0)
+        reply, at = self._compound([(EXCHANGE_ID, arguments)])
+        self.client, number = struct.unpack_from(">QI", reply, at + 8)
+        channel = struct.pack(">IIIIIII", 0, 1 << 20, 1 << 20, 2048, 16, 8, 0)
+        arguments = struct.pack(">QII", self.client, number, 0) + 2 * channel
+        arguments += struct.pack(">III", 0x40000000, 1, 0)
+        reply, at = self._compound([(CREATE_SESSION, arguments)])
+        self.session = reply[at + 8 : at + 24]
+
+    def close(self):
+        """Closes the connection; the state stays."""
+        self.rpc.close()
+
+    def _compound(self, operations):
+        """Performs operations that all succeed; returns the reply and the last result's offset."""
+        body = b"".join(struct.pack(">I", code) + arguments for code, arguments in operations)
+        head = opaque(b"") + struct.pack(">II", 1, len(operations))
+        reply = self.rpc.call(COMPOUND, head + body)
+        (status,) = struct.unpack_from(">I", reply)
+        _, at = take_opaque(reply, 4)
+        (count,) = struct.unpack_from(">I", reply, at)
+        if status != 0:
+            raise Nfs4Error(operations[count - 1][0], status)
+        at += 4
+        for code, _ in operations[:-1]:
+            at = self._behind(reply, at, code)
+        return reply, at
+
+    @staticmethod
+    def _behind(reply, at, code):
+        """The offset behind a result that is not the last."""
+        lengths = {SEQUENCE: 36, PUTFH: 0, PUTROOTFH: 0, LOOKUP: 0}
+        if code == OPEN:
+            # The stateid, change_info4 and rflags, then the bitmap and the absent delegation.
+            (words,) = struct.unpack_from(">I", reply, at + 8 + 40)
+            at += 8 + 44 + 4 * words
+            (kind,) = struct.unpack_from(">I", reply, at)
+            if kind == 0:
+                return at + 4
+            (why,) = struct.unpack_from(">I", reply, at + 4)
+            return at + 8 + (4 if why in (1, 2) else 0)
+        return at + 8 + lengths[code]
+
+    def call(self, *operations):
+        """The operations behind SEQUENCE."""
+        self.sequence += 1
+        arguments = self.session + struct.pack(">IIII", self.sequence, 0, 0, 0)
+        return self._compound([(SEQUENCE, arguments), *operations])
+
+    def reclaim_complete(self):
+        """RECLAIM_COMPLETE, RFC 8881 section 18.51."""
+        self.call((RECLAIM_COMPLETE, struct.pack(">I", 0)))
+
+    def export(self, name):
+        """The handle of an export."""
+        path = [(LOOKUP, opaque(part.encode())) for part in name.split("/") if part]
+        reply, at = self.call((PUTROOTFH, b""), *path, (GETFH, b""))
+        return take_opaque(reply, at + 8)[0]
+
+    def _open_arguments(self, how, claim):
+        return struct.pack(">IIIQ", 0, BOTH, 0, 0) + opaque(b"opener") + how + claim
+
+    def create(self, directory, name):
+        """Opens a file by its name, or makes it; returns handle and stateid."""
+        attributes = struct.pack(">III", 2, 0, 2) + opaque(struct.pack(">I", 0o644))
+        how = struct.pack(">II", 1, 0) + attributes
+        arguments = self._open_arguments(how, struct.pack(">I", 0) + opaque(name))
+        operations = [(PUTFH, opaque(directory)), (OPEN, arguments)]
+        reply, at = self.call(*operations)
+        stateid = reply[at + 8 : at + 24]
+        reply, at = self.call((PUTFH, opaque(directory)), (LOOKUP, opaque(name)), (GETFH, b""))
+        return take_opaque(reply, at + 8)[0], stateid
+
+    def open(self, handle, reclaim=False):
+        """Opens a file by its handle; returns the stateid."""
+        claim = struct.pack(">II", 1, 0) if reclaim else struct.pack(">I", 4)
+        arguments = self._open_arguments(struct.pack(">I", 0), claim)
+        reply, at = self.call((PUTFH, opaque(handle)), (OPEN, arguments))
+        return reply[at + 8 : at + 24]
+
+    def lock(self, handle, stateid, lock_range=WHOLE, reclaim=False, owner=b"locker"):
+        """An exclusive lock of a new owner below an open; returns the stateid."""
+        arguments = struct.pack(">IIQQ", 2, int(reclaim), *lock_range)
+        arguments += struct.pack(">II", 1, 0) + stateid + struct.pack(">IQ", 0, 0) + opaque(owner)
+        reply, at = self.call((PUTFH, opaque(handle)), (LOCK, arguments))
+        return reply[at + 8 : at + 24]
+
+    def write(self, handle, stateid, offset, data):
+        """A FILE_SYNC WRITE."""
+        arguments = stateid + struct.pack(">QI", offset, 2) + opaque(data)
+        self.call((PUTFH, opaque(handle)), (WRITE, arguments))
