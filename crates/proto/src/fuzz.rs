@@ -390,6 +390,9 @@ family! {
         nfs4::ReclaimCompleteArgs,
         nfs4::CompoundHead<'_>,
         nfs4::CompoundResult<'_>,
+        nfs4::CallbackHead<'_>,
+        nfs4::CallbackSequenceArgs,
+        nfs4::CallbackNotifyLockArgs<'_>,
 }
 
 family! {

@@ -12,6 +12,7 @@ use io::{
 };
 use tokio::runtime::Handle;
 
+use crate::callbacks::Callbacks;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::counters::{Counter, Counters};
@@ -28,7 +29,9 @@ use crate::mount_list::MountList;
 use crate::random::random_u64;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
-use crate::state::{ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Piece, State};
+use crate::state::{
+    ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Notice, Piece, State,
+};
 use crate::trace::{CallId, Tracer, handle_hash};
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
@@ -74,6 +77,8 @@ pub(crate) struct Service {
     pub(crate) state: Arc<State>,
     /// The files that are open in it.
     pub(crate) held_files: Arc<HeldFiles>,
+    /// The connections that callbacks can be sent over.
+    pub(crate) callbacks: Arc<Callbacks>,
     /// The records of clients, if version 4 is served.
     recovery: Option<Arc<Recovery>>,
     /// The key of the digests that distinguish calls on a slot.
@@ -120,6 +125,11 @@ fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
         ..limits.fore
     };
     Limits { fore, ..limits }
+}
+
+/// Whether a client is to be told something.
+fn is_notice(effect: &Effect) -> bool {
+    matches!(effect, Effect::NotifyLock { .. })
 }
 
 /// The state of version 4 with what an earlier server has left.
@@ -201,6 +211,7 @@ impl Service {
             idle_timeout: config.idle_timeout(),
             state: Arc::new(new_state(recovered, limits)?),
             held_files: Arc::default(),
+            callbacks: Arc::default(),
             recovery: recovery.map(Arc::new),
             was_in_grace: AtomicBool::new(may_reclaim),
             digest_key: random_u64()?,
@@ -249,8 +260,10 @@ impl Service {
         };
         if !effects.iter().any(waits) {
             effects.iter().for_each(|effect| self.held_files.perform(effect));
+            effects.into_iter().for_each(|effect| self.notify(effect));
             return;
         }
+        let notices: Vec<_> = effects.iter().filter(|effect| is_notice(effect)).cloned().collect();
         let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
         let recovery = self.recovery.clone();
         let job = move || {
@@ -264,6 +277,20 @@ impl Service {
             }
         };
         self.engine.data(job).await;
+        notices.into_iter().for_each(|notice| self.notify(notice));
+    }
+
+    /// Tells a client that a lock it waits for can be granted. Waits for nothing.
+    fn notify(&self, effect: Effect) {
+        let Effect::NotifyLock { client, file, owner } = effect else { return };
+        let Some(inode) = self.held_files.inode(file) else { return };
+        let sealed = self.seal(inode.root(), *inode.handle());
+        let Some(object) = proto::nfs4::FileHandle::new(sealed.as_bytes()) else { return };
+        let Some((session, first)) = self.state.notify(client, Notice { object, owner }) else {
+            return;
+        };
+        let callbacks = Arc::clone(&self.callbacks);
+        drop(self.timers.spawn(async move { callbacks.send(&session, first).await }));
     }
 
     /// Takes a lock that [`Self::state`] has granted for local programs too.

@@ -4,6 +4,7 @@
 //! where the two differ by more than spelling.
 
 mod attr;
+mod callback;
 mod compound;
 mod copy;
 mod namespace;
@@ -22,6 +23,10 @@ pub use attr::{
     ACCESS_XALIST, ACCESS_XAREAD, ACCESS_XAWRITE, ATTRIBUTES_BYTES_MAX, AccessArgs, AccessOk,
     Attributes, ChangeAttributeType, GetattrArgs, KNOWN_ATTRIBUTES, ModeUmask, NoItems, Principal,
     RawAttributes, SetTime, SetattrArgs, attribute,
+};
+pub use callback::{
+    CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_SEQUENCE, CallbackHead,
+    CallbackNotifyLockArgs, CallbackSequenceArgs,
 };
 pub use compound::{
     CompoundHead, CompoundResult, Outline, encode_result, encode_success, next_operation,

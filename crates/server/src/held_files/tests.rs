@@ -71,6 +71,7 @@ impl Bed {
             fore: channel,
             back: channel,
             wants_backchannel: false,
+            callbacks: None,
             principal,
             connection: ConnectionId(1),
         };

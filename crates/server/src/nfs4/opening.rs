@@ -1,10 +1,10 @@
 //! OPEN.
 
 use proto::nfs4::{
-    Bitmap, ChangeInfo, NoDelegation, OPEN_RESULT_LOCKTYPE_POSIX, OpenArgs, OpenClaim, OpenHow,
-    OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_CANCEL, SHARE_WANT_MASK,
-    SHARE_WANT_NO_DELEGATION, SHARE_WHEN_MASK, ShareAccess, Status, Verifier, WhyNoDelegation,
-    attribute,
+    Bitmap, ChangeInfo, NoDelegation, OPEN_RESULT_LOCKTYPE_POSIX, OPEN_RESULT_MAY_NOTIFY_LOCK,
+    OpenArgs, OpenClaim, OpenHow, OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_CANCEL,
+    SHARE_WANT_MASK, SHARE_WANT_NO_DELEGATION, SHARE_WHEN_MASK, ShareAccess, Status, Verifier,
+    WhyNoDelegation, attribute,
 };
 
 use super::compound::Compound;
@@ -14,7 +14,7 @@ use super::state::share;
 use super::{Outcome, Refused, convert};
 use crate::fs;
 use crate::inode_cache::Attributes;
-use crate::state::{Effects, OpenFile};
+use crate::state::{Effects, OpenFile, Running};
 use crate::vfs::{AccessRights, AttributeChange, CreateMode};
 
 /// A name can come and go between the looks that UNCHECKED4 takes.
@@ -86,7 +86,7 @@ impl Compound<'_> {
         Ok(OpenOk {
             stateid: opened.stateid,
             change: target.change,
-            flags: OPEN_RESULT_LOCKTYPE_POSIX,
+            flags: OPEN_RESULT_LOCKTYPE_POSIX | self.lock_notices(),
             attributes_set: target.attributes_set,
             delegation: match args.share_access & SHARE_WANT_MASK {
                 0 => NoDelegation::None,
@@ -95,6 +95,13 @@ impl Compound<'_> {
                 _ => NoDelegation::Why(WhyNoDelegation::NotSupported),
             },
         })
+    }
+
+    /// Whether the client is told when a lock that it waits for can be granted.
+    fn lock_notices(&self) -> u32 {
+        let session = self.running.as_ref().map(Running::session);
+        let has_path = session.is_some_and(|session| session.has_callback_path());
+        if has_path { OPEN_RESULT_MAY_NOTIFY_LOCK } else { 0 }
     }
 
     /// The file that an OPEN is of, which is made if the client asks for that.

@@ -61,6 +61,7 @@ pub(super) fn call_of(client: ClientId) -> CreateSession {
         fore: CHANNEL,
         back: CHANNEL,
         wants_backchannel: false,
+        callbacks: Some(CallbackParameters { minor_version: 1, program: 7, ids: None }),
         principal: Principal::User(0),
         connection: ConnectionId(1),
     }
@@ -480,7 +481,7 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
     let holder = bed.client(b"h");
     let open = |state: &State, client, file| {
         let (access, deny) = (ShareAccess::Both, ShareDeny::None);
-        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false };
+        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
         state.open(&call, Duration::ZERO, &mut Effects::new()).unwrap().stateid
     };
     let lock = |state: &State, client, file, kind, now| {
