@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use crate::state::{Callback, CallbackEnd, ConnectionId, Session};
 
 /// How long a client may take to answer. Then the connection is a backchannel no longer.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const CALLBACK_ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// The connections that callbacks can be sent over.
 #[derive(Default)]
@@ -96,7 +96,7 @@ impl Callbacks {
         };
         queue.send(Reply::new(encoded(session, callback, xid), None));
         queue.flush();
-        let answer = tokio::time::timeout(ANSWER_MAX, answer).await;
+        let answer = tokio::time::timeout(CALLBACK_ANSWER_MAX, answer).await;
         if answer.is_err()
             && let Some(connection) = self.lock().get_mut(&callback.connection)
         {

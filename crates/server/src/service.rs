@@ -127,7 +127,7 @@ fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
     Limits { fore, ..limits }
 }
 
-/// Whether a client is to be told something.
+/// Whether a client is to be notified.
 fn is_notice(effect: &Effect) -> bool {
     matches!(effect, Effect::NotifyLock { .. })
 }
@@ -280,7 +280,7 @@ impl Service {
         notices.into_iter().for_each(|notice| self.notify(notice));
     }
 
-    /// Tells a client that a lock it waits for can be granted. Waits for nothing.
+    /// Notifies a client that a lock it waits for can be granted. Waits for nothing.
     fn notify(&self, effect: Effect) {
         let Effect::NotifyLock { client, file, owner } = effect else { return };
         let Some(inode) = self.held_files.inode(file) else { return };

@@ -97,7 +97,7 @@ impl Compound<'_> {
         })
     }
 
-    /// Whether the client is told when a lock that it waits for can be granted.
+    /// Whether the client is notified when a lock that it waits for can be granted.
     fn lock_notices(&self) -> u32 {
         let session = self.running.as_ref().map(Running::session);
         let has_path = session.is_some_and(|session| session.has_callback_path());

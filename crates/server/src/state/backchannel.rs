@@ -2,8 +2,7 @@
 //! wait for the slot.
 //!
 //! One slot is enough: a notice is a hint, and a client that misses it repeats its request all the
-//! same. So a client that does not answer costs others nothing, and itself what it would have been
-//! told.
+//! same. So a client that does not answer costs others nothing, and itself only the notices.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ pub(crate) struct CallbackParameters {
     pub(crate) ids: Option<(u32, u32)>,
 }
 
-/// What a client is told: a lock that an owner waits for can be granted (CB_NOTIFY_LOCK).
+/// CB_NOTIFY_LOCK: a lock that an owner waits for can be granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
     pub(crate) object: FileHandle,

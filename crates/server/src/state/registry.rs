@@ -306,8 +306,8 @@ impl State {
         self.session(id)?.bind_back(connection)
     }
 
-    /// Tells a client something over a session of its with a backchannel. Returns the callback to be
-    /// sent now, if any.
+    /// Notifies a client over one of its sessions with a backchannel. Returns the callback to be sent
+    /// now, if any.
     pub(crate) fn notify(
         &self,
         client: ClientId,

@@ -114,7 +114,7 @@ fn lock(
 }
 
 #[test]
-fn a_client_is_told_when_a_lock_that_it_waits_for_is_free() {
+fn a_client_is_notified_when_a_lock_that_it_waits_for_is_free() {
     let mut bed = Bed::new();
     bed.unlock();
     let xid = bed.receive(1);
