@@ -100,7 +100,7 @@ def check_all_is_held(other, holders):
             other.lock(handle, stateid, behind, owner=b"behind")
 
 
-@case
+@case(secs=60)
 def locks_survive_and_no_other_gets_between():
     """All locks are taken back in grace, which ends with the last client that reclaims."""
     with Server(scratch_dir("export"), *VERSIONS) as server:
@@ -108,19 +108,18 @@ def locks_survive_and_no_other_gets_between():
         server.start()
         check(server.counters()["nfs4_in_grace"] == 1, "there is no grace period")
         other = nfs4.Client(server.port, b"other")
-        other.reclaim_complete()
         handle = next(iter(holders[0].held))
-        refused(nfs4.GRACE, other.open, handle)
         refused(nfs4.RECLAIM_BAD, other.open, handle, reclaim=True)
+        other.reclaim_complete()
+        refused(nfs4.GRACE, other.open, handle)
         for holder in holders:
             holder.reclaim()
             refused(nfs4.GRACE, other.open, handle)
-        started = time.monotonic()
         for holder in holders:
             refused(nfs4.GRACE, other.open, handle)
             holder.client.reclaim_complete()
+        # The clock has not ended it: that takes 90 seconds, and this case may take 60.
         check_all_is_held(other, holders)
-        check(time.monotonic() - started < 60, "grace did not end with the last RECLAIM_COMPLETE")
         refused(nfs4.NO_GRACE, holders[0].client.open, handle, reclaim=True)
         check(server.counters()["nfs4_in_grace"] == 0, "the grace period goes on")
         await_line(server, "the grace period of version 4 is over")

@@ -137,7 +137,10 @@ fn new_state(recovered: Recovered, limits: Limits) -> std::io::Result<State> {
     let Recovered { epoch, clients } = recovered;
     if !clients.is_empty() {
         let (clients, seconds) = (clients.len(), limits.grace.as_secs());
-        tracing::info!("{clients} clients of version 4 may reclaim state for {seconds} seconds");
+        tracing::info!(
+            "the grace period of version 4 begins: {clients} clients may reclaim state for {seconds} \
+             seconds"
+        );
     }
     let session_key = (random_u64()?, random_u64()?);
     Ok(State::new(limits, epoch, session_key, clients, Duration::ZERO))
@@ -184,8 +187,7 @@ impl Service {
         let calls_max = memory.connection_calls_max;
         let tracer = Arc::new(Tracer::default());
         let (recovery, recovered) = recovery.unzip();
-        let recovered = recovered.unwrap_or_default();
-        let may_reclaim = !recovered.clients.is_empty();
+        let state = Arc::new(new_state(recovered.unwrap_or_default(), limits)?);
         tracer.set(config.trace());
         Ok(Self {
             vfs: Vfs::new(
@@ -209,11 +211,11 @@ impl Service {
             counters,
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),
-            state: Arc::new(new_state(recovered, limits)?),
+            was_in_grace: AtomicBool::new(state.counts().is_in_grace),
+            state,
             held_files: Arc::default(),
             callbacks: Arc::default(),
             recovery: recovery.map(Arc::new),
-            was_in_grace: AtomicBool::new(may_reclaim),
             digest_key: random_u64()?,
             started: Instant::now(),
             assumes_users,

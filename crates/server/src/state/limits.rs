@@ -96,7 +96,7 @@ impl Default for Limits {
 impl Limits {
     /// So many clients and sessions, of which an address has a quarter.
     pub(crate) fn with_clients(self, clients_max: usize, sessions_max: usize) -> Self {
-        let part = |all: usize| (all / PEER_PART).max(PEER_MIN).min(all);
+        let part = |all: usize| (all / PEER_PART).max(PEER_CLIENTS_MIN).min(all);
         Self {
             clients_max,
             peer_clients_max: part(clients_max),
@@ -134,7 +134,7 @@ impl Limits {
 
 /// An address has this part of the clients and sessions, but not fewer than so many.
 const PEER_PART: usize = 4;
-const PEER_MIN: usize = 64;
+const PEER_CLIENTS_MIN: usize = 64;
 /// A slot without its reply.
 const SLOT_BYTES: usize = 64;
 /// A session without its slots.
