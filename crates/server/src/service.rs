@@ -169,8 +169,7 @@ impl Service {
         };
         let limits = state_limits(config, &descriptors);
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
-        let outside_bytes = memory.outside_bytes();
-        tracing::debug!(?memory, outside_bytes, ?descriptors, "bounds");
+        tracing::debug!(?memory, outside_bytes = memory.outside_bytes(), ?descriptors, "bounds");
         let assumes_users = io::can_assume_users();
         if !assumes_users {
             tracing::warn!(
