@@ -27,6 +27,7 @@ pub const TARGETS: &[Target] = &[
     ("nfs4_attr", nfs4_attr),
     ("nfs4_namespace", nfs4_namespace),
     ("nfs4_data", nfs4_data),
+    ("nfs4_xattr", nfs4_xattr),
     ("nfs4_session", nfs4_session),
     ("nfs4_state", nfs4_state),
 ];
@@ -347,7 +348,7 @@ family! {
 }
 
 family! {
-    /// READ, WRITE, COMMIT and SEEK.
+    /// READ, WRITE, COMMIT, SEEK and the operations on ranges.
     nfs4_data shrink:
         nfs4::ReadArgs,
         nfs4::Reply<nfs4::ReadOk<'_>>,
@@ -358,6 +359,19 @@ family! {
         nfs4::Reply<nfs4::CommitOk>,
         nfs4::SeekArgs,
         nfs4::Reply<nfs4::SeekOk>,
+        nfs4::AllocateArgs,
+        nfs4::CloneArgs,
+        nfs4::CopyArgs,
+}
+
+family! {
+    /// Extended attributes.
+    nfs4_xattr shrink:
+        nfs4::Reply<nfs4::GetxattrOk<'_>>,
+        nfs4::SetxattrHead<'_>,
+        nfs4::SetxattrArgs<'_>,
+        nfs4::ListxattrsArgs,
+        nfs4::Reply<nfs4::ListxattrsOk<'_>>,
 }
 
 family! {
@@ -376,6 +390,9 @@ family! {
         nfs4::ReclaimCompleteArgs,
         nfs4::CompoundHead<'_>,
         nfs4::CompoundResult<'_>,
+        nfs4::CallbackHead<'_>,
+        nfs4::CallbackSequenceArgs,
+        nfs4::CallbackNotifyLockArgs<'_>,
 }
 
 family! {

@@ -54,6 +54,7 @@ pub(crate) async fn serve(
     let replies = Arc::new(ReplyQueue::new(address, writer, buffers));
     let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
     let peer = Peer { address, connection, programs };
+    service.callbacks.add(connection, &replies);
     let activity = &place.activity;
     activity.begins(replies.link());
     let receiver = Receiver::new(
@@ -78,6 +79,7 @@ pub(crate) async fn serve(
     // Accepted calls are completed and answered, if the peer still reads.
     drop(tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await);
     sender.abort();
+    service.callbacks.remove(connection);
     service.state.connection_closed(connection);
     tracing::debug!(client = %address, "disconnected");
 }
@@ -119,6 +121,9 @@ async fn take_calls(
         };
         activity.note_call();
         count(&service.counters, &record);
+        if service.callbacks.take_reply(peer.connection, &record.head) {
+            continue;
+        }
         replies.cork(receiver.has_more());
         let replies = Arc::clone(replies);
         let mut call = match incoming.finish(record) {

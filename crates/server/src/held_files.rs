@@ -98,7 +98,6 @@ impl HeldFiles {
     }
 
     /// The inode of an open file.
-    #[cfg(test)]
     pub(crate) fn inode(&self, file: FileId) -> Option<Arc<Inode>> {
         Some(Arc::clone(&self.lock().get(&file)?.inodes[0]))
     }

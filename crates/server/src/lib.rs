@@ -8,6 +8,7 @@
 
 mod call;
 mod call_log;
+mod callbacks;
 pub mod config;
 mod connection;
 mod connections;

@@ -182,6 +182,8 @@ fn mount_status(status: Status) -> MountStatus {
         Status::Exists
         | Status::IsDirectory
         | Status::TooLarge
+        | Status::NoAttribute
+        | Status::AttributeTooLarge
         | Status::TooManyLinks
         | Status::NotEmpty
         | Status::NotSync

@@ -12,6 +12,7 @@ use io::{
 };
 use tokio::runtime::Handle;
 
+use crate::callbacks::Callbacks;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::counters::{Counter, Counters};
@@ -20,7 +21,7 @@ use crate::export::{
     self, Access, Admitted, Credential, Denied, Export, ExportRoot, Exports, FileHandle, Flavor,
     HandleKey, Object,
 };
-use crate::fs::{Caller, Status};
+use crate::fs::{Caller, OpenedFor, Status};
 use crate::held_files::HeldFiles;
 use crate::inode_cache::Inode;
 use crate::memory_plan::{Budget, MemoryPlan};
@@ -28,7 +29,9 @@ use crate::mount_list::MountList;
 use crate::random::random_u64;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
-use crate::state::{ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Piece, State};
+use crate::state::{
+    ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Notice, Piece, State,
+};
 use crate::trace::{CallId, Tracer, handle_hash};
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
@@ -74,6 +77,8 @@ pub(crate) struct Service {
     pub(crate) state: Arc<State>,
     /// The files that are open in it.
     pub(crate) held_files: Arc<HeldFiles>,
+    /// The connections that callbacks can be sent over.
+    pub(crate) callbacks: Arc<Callbacks>,
     /// The records of clients, if version 4 is served.
     recovery: Option<Arc<Recovery>>,
     /// The key of the digests that distinguish calls on a slot.
@@ -122,6 +127,11 @@ fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
     Limits { fore, ..limits }
 }
 
+/// Whether a client is to be notified.
+fn is_notice(effect: &Effect) -> bool {
+    matches!(effect, Effect::NotifyLock { .. })
+}
+
 /// The state of version 4 with what an earlier server has left.
 fn new_state(recovered: Recovered, limits: Limits) -> std::io::Result<State> {
     let Recovered { epoch, clients } = recovered;
@@ -159,8 +169,7 @@ impl Service {
         };
         let limits = state_limits(config, &descriptors);
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
-        let outside_bytes = memory.outside_bytes();
-        tracing::debug!(?memory, outside_bytes, ?descriptors, "bounds");
+        tracing::debug!(?memory, outside_bytes = memory.outside_bytes(), ?descriptors, "bounds");
         let assumes_users = io::can_assume_users();
         if !assumes_users {
             tracing::warn!(
@@ -204,6 +213,7 @@ impl Service {
             was_in_grace: AtomicBool::new(state.counts().is_in_grace),
             state,
             held_files: Arc::default(),
+            callbacks: Arc::default(),
             recovery: recovery.map(Arc::new),
             digest_key: random_u64()?,
             started: Instant::now(),
@@ -251,8 +261,10 @@ impl Service {
         };
         if !effects.iter().any(waits) {
             effects.iter().for_each(|effect| self.held_files.perform(effect));
+            effects.into_iter().for_each(|effect| self.notify(effect));
             return;
         }
+        let notices: Vec<_> = effects.iter().filter(|effect| is_notice(effect)).cloned().collect();
         let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
         let recovery = self.recovery.clone();
         let job = move || {
@@ -266,6 +278,20 @@ impl Service {
             }
         };
         self.engine.data(job).await;
+        notices.into_iter().for_each(|notice| self.notify(notice));
+    }
+
+    /// Notifies a client that a lock it waits for can be granted. Waits for nothing.
+    fn notify(&self, effect: Effect) {
+        let Effect::NotifyLock { client, file, owner } = effect else { return };
+        let Some(inode) = self.held_files.inode(file) else { return };
+        let sealed = self.seal(inode.root(), *inode.handle());
+        let Some(object) = proto::nfs4::FileHandle::new(sealed.as_bytes()) else { return };
+        let Some((session, first)) = self.state.notify(client, Notice { object, owner }) else {
+            return;
+        };
+        let callbacks = Arc::clone(&self.callbacks);
+        drop(self.timers.spawn(async move { callbacks.send(&session, first).await }));
     }
 
     /// Takes a lock that [`Self::state`] has granted for local programs too.
@@ -416,16 +442,16 @@ impl Service {
 
     /// The caller of `credential` after squashing, and the identity of its threads.
     pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
-        let read_only = access.read_only;
+        let (read_only, opened) = (access.read_only, OpenedFor::default());
         if !self.assumes_users {
             let uid = rustix::process::geteuid().as_raw();
             let gid = rustix::process::getegid().as_raw();
             let identity = Identity::Server;
-            return Caller { uid, gid, groups: Arc::default(), read_only, identity };
+            return Caller { uid, gid, groups: Arc::default(), read_only, opened, identity };
         }
         let ids = access.identity(credential);
         let groups: Arc<[u32]> = Arc::from(&*ids.groups);
         let identity = Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
-        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, identity }
+        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, opened, identity }
     }
 }

@@ -177,6 +177,8 @@ attributes! {
     suppattr_exclcreat: Bitmap = SUPPATTR_EXCLCREAT 75,
     /// CLONE's alignment in bytes. RFC 7862 §12.2.1.
     clone_block_bytes: u32 = CLONE_BLKSIZE 77,
+    /// Bytes that are free once the object is removed. RFC 7862 §12.2.2.
+    space_freed: u64 = SPACE_FREED 78,
     /// How `change` changes. RFC 7862 §12.2.3.
     change_attr_type: ChangeAttributeType = CHANGE_ATTR_TYPE 79,
     /// To be set at creation: mode and umask. RFC 8275 §5.

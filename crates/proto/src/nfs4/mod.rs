@@ -4,6 +4,7 @@
 //! where the two differ by more than spelling.
 
 mod attr;
+mod callback;
 mod compound;
 mod copy;
 mod namespace;
@@ -15,12 +16,17 @@ mod state;
 mod status;
 mod types;
 mod write;
+mod xattr;
 
 pub use attr::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
     ACCESS_XALIST, ACCESS_XAREAD, ACCESS_XAWRITE, ATTRIBUTES_BYTES_MAX, AccessArgs, AccessOk,
     Attributes, ChangeAttributeType, GetattrArgs, KNOWN_ATTRIBUTES, ModeUmask, NoItems, Principal,
     RawAttributes, SetTime, SetattrArgs, attribute,
+};
+pub use callback::{
+    CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_SEQUENCE, CallbackHead,
+    CallbackNotifyLockArgs, CallbackSequenceArgs,
 };
 pub use compound::{
     CompoundHead, CompoundResult, Outline, encode_result, encode_success, next_operation,
@@ -46,6 +52,10 @@ pub use types::{
 pub use write::{
     CommitArgs, CommitOk, PayloadScan, SCAN_OPERATIONS_MAX, WriteArgs, WriteHead, WriteOk,
     WritePayload, scan_payload,
+};
+pub use xattr::{
+    GetxattrOk, ListxattrsArgs, ListxattrsOk, SetxattrArgs, SetxattrHead, SetxattrOption,
+    XATTR_BYTES_MAX, XATTR_NAMES_MAX, XattrName,
 };
 
 use crate::xdr::xdr_enum;

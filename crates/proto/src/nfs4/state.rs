@@ -11,6 +11,10 @@ use crate::xdr::{Array, Decode, DecodeError, Encode, Reader, Writer, xdr_enum, x
 pub const SHARE_ACCESS_MASK: u32 = 0x3;
 /// The bits that say which delegation is wanted.
 pub const SHARE_WANT_MASK: u32 = 0xff00;
+/// None is wanted: `OPEN4_SHARE_ACCESS_WANT_NO_DELEG`.
+pub const SHARE_WANT_NO_DELEGATION: u32 = 0x400;
+/// The client waits for none any more: `OPEN4_SHARE_ACCESS_WANT_CANCEL`.
+pub const SHARE_WANT_CANCEL: u32 = 0x500;
 /// The wants that come with conditions, and those of RFC 9754.
 pub const SHARE_WHEN_MASK: u32 = 0x3f_0000;
 

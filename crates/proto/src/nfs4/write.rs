@@ -87,14 +87,14 @@ pub struct CommitOk {
 
 xdr_struct!(CommitOk { verifier });
 
-/// Where the data of a COMPOUND's first WRITE is.
+/// Where the data of a COMPOUND's first WRITE, or the value of its first SETXATTR, is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WritePayload {
     /// Its first byte, counted from the beginning of the COMPOUND's arguments.
     pub at: usize,
     /// Its length without padding.
     pub len: u32,
-    /// Where in the file it goes.
+    /// Where in the file it goes; zero for a value.
     pub offset: u64,
 }
 
@@ -103,13 +103,13 @@ pub struct WritePayload {
 pub enum PayloadScan {
     /// At least this many bytes of the arguments are needed, more than there are.
     Needs(usize),
-    /// The data of a WRITE comes next.
+    /// The data of a WRITE or the value of a SETXATTR comes next.
     Found(WritePayload),
-    /// No WRITE follows the operations that a scan passes over.
+    /// Neither follows the operations that a scan passes over.
     Nothing,
 }
 
-/// Looks for the data of the first WRITE while the arguments are being received. `arguments` is at
+/// Looks for the data of the first WRITE or SETXATTR while the arguments are being received. `arguments` is at
 /// most as long as the latest [`PayloadScan::Needs`].
 ///
 /// Passes over [`SCAN_OPERATIONS_MAX`] operations of those that come before a WRITE in practice:
@@ -138,6 +138,7 @@ impl Scan<'_> {
         for _ in 0..self.word()?.min(SCAN_OPERATIONS_MAX) {
             let known = match OperationCode::from_code(self.word()?) {
                 Some(OperationCode::Write) => return self.payload(),
+                Some(OperationCode::Setxattr) => return self.value(),
                 Some(OperationCode::Sequence) => self.skip(SEQUENCE_BYTES),
                 Some(OperationCode::Putfh) => self.skip_counted(1, FILE_HANDLE_BYTES_MAX)?,
                 Some(OperationCode::Getattr) => self.skip_counted(4, BITMAP_WORDS_MAX)?,
@@ -163,6 +164,16 @@ impl Scan<'_> {
         let head = self.arguments.get(self.at..end).ok_or(end)?;
         let found = WriteHead::decode(&mut Reader::new(head));
         Ok(found.ok().map(|head| WritePayload { at: end, len: head.data_len, offset: head.offset }))
+    }
+
+    /// The value of a SETXATTR, behind its option and its name.
+    fn value(&mut self) -> Result<Option<WritePayload>, usize> {
+        self.at += 4;
+        if !self.skip_counted(1, NAME_BYTES_MAX)? {
+            return Ok(None);
+        }
+        let len = self.word()?;
+        Ok(Some(WritePayload { at: self.at, len, offset: 0 }))
     }
 
     fn word(&mut self) -> Result<u32, usize> {
@@ -193,7 +204,8 @@ const WRITE_HEAD_BYTES: usize = 32;
 mod tests {
     use super::*;
     use crate::nfs4::{
-        Bitmap, CompoundHead, FileHandle, SequenceArgs, SequenceId, SessionId, SlotId,
+        Bitmap, CompoundHead, FileHandle, SequenceArgs, SequenceId, SessionId, SetxattrHead,
+        SetxattrOption, SlotId,
     };
 
     /// What Linux sends: SEQUENCE, PUTFH, WRITE, GETATTR. Ends with the data's length, and what
@@ -240,6 +252,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_value_of_a_setxattr_is_found() {
+        let mut w = Writer::new();
+        CompoundHead { tag: b"", minor_version: 2, operations: 1 }.encode(&mut w);
+        OperationCode::Setxattr.encode(&mut w);
+        let option = SetxattrOption::Either;
+        SetxattrHead { option, name: b"colour", value_len: 3 }.encode(&mut w);
+        let head = w.into_vec();
+        assert!(matches!(scan_payload(&head[..head.len() - 1]), PayloadScan::Needs(_)));
+        let payload = WritePayload { at: head.len(), len: 3, offset: 0 };
+        assert_eq!(scan_payload(&head), PayloadScan::Found(payload));
     }
 
     #[test]

@@ -57,6 +57,12 @@ pub enum CallError {
     },
 }
 
+/// Whether a message is a reply, by its first words.
+#[must_use]
+pub fn is_reply(message: &[u8]) -> bool {
+    message.get(4..8).is_some_and(|kind| *kind == REPLY.to_be_bytes())
+}
+
 /// Decodes a call header and leaves `r` at the procedure's arguments.
 ///
 /// # Errors

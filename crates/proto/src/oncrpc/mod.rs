@@ -10,6 +10,6 @@ pub use auth::{
 };
 pub use message::{
     AcceptStat, CREDENTIAL_AT, CallError, CallHeader, RPC_VERSION, RejectStat, ReplyHeader,
-    call_header_len, call_target, decode_call, encode_success,
+    call_header_len, call_target, decode_call, encode_success, is_reply,
 };
 pub use record::RecordMark;

@@ -17,9 +17,18 @@ pub(crate) struct Caller {
     pub(crate) groups: Arc<[u32]>,
     /// The export is read-only for this caller.
     pub(crate) read_only: bool,
+    /// The data that an open of version 4 lets this user use, whatever the mode of the file is by now.
+    pub(crate) opened: OpenedFor,
     /// The identity of the threads that work for the caller. [`Identity::Server`] where the server
     /// cannot assume other users.
     pub(crate) identity: Identity,
+}
+
+/// Uses of data that were permitted when the file was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OpenedFor {
+    pub(crate) reading: bool,
+    pub(crate) writing: bool,
 }
 
 impl Caller {

@@ -13,7 +13,7 @@ pub(crate) use attributes::{
     CLOCK, LiveAttributes, Timestamp, attributes_and_birth_at, attributes_and_birth_of,
     attributes_of, attributes_of_linked_or_not,
 };
-pub(crate) use caller::Caller;
+pub(crate) use caller::{Caller, OpenedFor};
 pub(crate) use status::Status;
 
 /// Opens an object for its attributes and as the start of a path, not for data; never through a

@@ -33,6 +33,10 @@ pub(crate) enum Status {
     TooLarge,
     /// No space on the device.
     NoSpace,
+    /// The object has no such extended attribute.
+    NoAttribute,
+    /// The value of an extended attribute is longer than the file system, or the reply, takes.
+    AttributeTooLarge,
     /// The export or its file system is read-only.
     ReadOnly,
     /// Too many hard links.
@@ -85,6 +89,8 @@ impl Status {
             | Self::Invalid
             | Self::TooLarge
             | Self::NoSpace
+            | Self::NoAttribute
+            | Self::AttributeTooLarge
             | Self::ReadOnly
             | Self::TooManyLinks
             | Self::NameTooLong

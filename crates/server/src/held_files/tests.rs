@@ -71,6 +71,7 @@ impl Bed {
             fore: channel,
             back: channel,
             wants_backchannel: false,
+            callbacks: None,
             principal,
             connection: ConnectionId(1),
         };
@@ -82,7 +83,7 @@ impl Bed {
     fn open(&self, client: ClientId, access: ShareAccess) -> Stateid {
         let pin = self.held.pin(&self.inode);
         let (file, deny) = (pin.file(), ShareDeny::None);
-        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false };
+        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
         let opened = self.state.open(&call, NOW, &mut Effects::new()).unwrap();
         if opened.is_new {
             pin.keep();

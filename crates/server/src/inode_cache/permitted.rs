@@ -3,7 +3,8 @@
 //!
 //! Namespace operations run as the caller, and the kernel decides. READ and WRITE go through
 //! descriptors that the server opened, so they are decided here, each time anew from the inode as it
-//! is now: a chown or chmod on the server fences at once. Mode bits alone do not show what an access
+//! is now: a chown or chmod on the server fences at once, except from what a client of version 4 has
+//! open, as POSIX has it. Mode bits alone do not show what an access
 //! control list grants; where there is one, the kernel is asked.
 //!
 //! A descriptor open for writing makes a program impossible to execute (`ETXTBSY`), so one must not
@@ -97,7 +98,8 @@ enum Verdict {
 }
 
 impl<U: DataUse> Permitted<U> {
-    /// Permits `caller` to read or write the data of a file with these attributes now. The owner
+    /// Permits `caller` to read or write the data of a file with these attributes now. An open of
+    /// version 4 that was permitted stays so. The owner
     /// always may: a client checks the mode when it opens the file, and goes on writing after a
     /// chmod that would forbid a second open.
     ///
@@ -114,7 +116,12 @@ impl<U: DataUse> Permitted<U> {
             caller.may_change()?;
         }
         file.file()?;
+        let was_allowed = match U::USE {
+            Use::Read => caller.opened.reading,
+            Use::Write => caller.opened.writing,
+        };
         let allowed = match by_mode(caller, attributes, U::USE) {
+            _ if was_allowed => true,
             Verdict::Allowed => true,
             Verdict::Denied => false,
             Verdict::UnlessList(allowed) if !file.has_access_list() => allowed,
@@ -353,11 +360,12 @@ mod tests {
     use rustix::fs::FileType;
 
     use super::*;
-    use crate::fs::Timestamp;
+    use crate::fs::{OpenedFor, Timestamp};
 
     fn caller(uid: u32, gid: u32, groups: &[u32]) -> Caller {
         let groups: Arc<[u32]> = groups.into();
-        Caller { uid, gid, groups, read_only: false, identity: Identity::Server }
+        let (opened, identity) = (OpenedFor::default(), Identity::Server);
+        Caller { uid, gid, groups, read_only: false, opened, identity }
     }
 
     fn file(mode: u32) -> LiveAttributes {

@@ -168,11 +168,13 @@ mod tests {
     use io::Identity;
 
     use super::*;
+    use crate::fs::OpenedFor;
 
     fn write(offset: u64) -> (WaitingWrite, oneshot::Receiver<WriteTurn>) {
         let (turn, taken) = oneshot::channel();
         let identity = Identity::Server;
-        let caller = Caller { uid: 0, gid: 0, groups: Arc::default(), read_only: false, identity };
+        let (groups, opened) = (Arc::default(), OpenedFor::default());
+        let caller = Caller { uid: 0, gid: 0, groups, read_only: false, opened, identity };
         let call = CallId { xid: 0, fh_hash: 0 };
         let (mode, flush) = (IoMode::Auto, None);
         let request = Box::new(WriteRequest { caller, call, mode, offset, data: None, flush });

@@ -22,6 +22,8 @@ pub(super) fn status(status: Status) -> nfs3::Status {
         Status::Invalid => nfs3::Status::Inval,
         Status::TooLarge => nfs3::Status::Fbig,
         Status::NoSpace => nfs3::Status::Nospc,
+        // Version 3 has no extended attributes.
+        Status::NoAttribute | Status::AttributeTooLarge => nfs3::Status::Serverfault,
         Status::ReadOnly => nfs3::Status::Rofs,
         Status::TooManyLinks => nfs3::Status::Mlink,
         Status::NameTooLong => nfs3::Status::Nametoolong,
@@ -99,6 +101,7 @@ pub(super) fn wcc(object: &Object, wcc: &Wcc) -> WccData {
 pub(super) fn change(set: &nfs3::SetAttributes) -> AttributeChange {
     AttributeChange {
         mode: set.mode,
+        umask: 0,
         uid: set.uid,
         gid: set.gid,
         size: set.size,

@@ -13,7 +13,7 @@ use crate::export::Object;
 use crate::fs::Status;
 use crate::inode_cache::Wcc;
 use crate::request::Request;
-use crate::vfs::{Answer, CreateMode, Found, NodeKind};
+use crate::vfs::{Answer, AttributeChange, CreateMode, Found, NodeKind};
 
 /// The longest target of a link that is sent with the head of the reply, outside the budget.
 const TARGET_IN_HEAD_MAX: usize = 512;
@@ -91,7 +91,9 @@ pub(super) async fn create(
     let mode = match &args.how {
         CreateHow::Unchecked(set) => CreateMode::Unchecked(convert::change(set)),
         CreateHow::Guarded(set) => CreateMode::Guarded(convert::change(set)),
-        CreateHow::Exclusive(verifier) => CreateMode::Exclusive(*verifier),
+        CreateHow::Exclusive(verifier) => {
+            CreateMode::Exclusive(*verifier, AttributeChange::default())
+        }
     };
     let answer = request.service.vfs.create(&caller, &dir, args.where_.name, mode).await;
     created(request, &dir, answer)

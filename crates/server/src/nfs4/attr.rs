@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use proto::nfs4::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
-    AccessArgs, AccessOk, Attributes, Bitmap, ChangeAttributeType, DeviceSpec, FileHandle,
-    FileType, Fsid, GetattrArgs, NoItems, OperationCode, Principal, RawAttributes, SetattrArgs,
-    ShareAccess, Status, Time, attribute,
+    ACCESS_XALIST, ACCESS_XAREAD, ACCESS_XAWRITE, AccessArgs, AccessOk, Attributes, Bitmap,
+    ChangeAttributeType, DeviceSpec, FileHandle, FileType, Fsid, GetattrArgs, NoItems,
+    OperationCode, Principal, RawAttributes, SetattrArgs, ShareAccess, Status, Time, attribute,
 };
 use proto::xdr::{Decode, Encode, Reader, Writer};
 
@@ -20,11 +20,19 @@ use crate::service::Service;
 use crate::vfs::{AccessRights, FileSystemSpace, PathLimits};
 
 /// Attributes of RFC 7862 and later, which minor version 1 does not have.
-const OF_MINOR_2: Bitmap = Bitmap::of(&[attribute::CHANGE_ATTR_TYPE]);
+const OF_MINOR_2: Bitmap = Bitmap::of(&[
+    attribute::CLONE_BLKSIZE,
+    attribute::SPACE_FREED,
+    attribute::CHANGE_ATTR_TYPE,
+    attribute::MODE_UMASK,
+    attribute::XATTR_SUPPORT,
+]);
 /// Attributes that can be set and not read.
-const WRITE_ONLY: Bitmap = Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
-/// Attributes of the file system's space.
+pub(super) const WRITE_ONLY: Bitmap =
+    Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET, attribute::MODE_UMASK]);
+/// Attributes of the file system's space, and of its blocks.
 const OF_SPACE: Bitmap = Bitmap::of(&[
+    attribute::CLONE_BLKSIZE,
     attribute::FILES_AVAIL,
     attribute::FILES_FREE,
     attribute::FILES_TOTAL,
@@ -35,8 +43,15 @@ const OF_SPACE: Bitmap = Bitmap::of(&[
 /// Attributes of the file system's limits.
 const OF_LIMITS: Bitmap = Bitmap::of(&[attribute::MAXLINK, attribute::MAXNAME]);
 /// The attributes that an exclusive OPEN can set: all but the times, which hold the verifier.
-const EXCLUSIVE_CREATE: Bitmap =
-    Bitmap::of(&[attribute::SIZE, attribute::MODE, attribute::OWNER, attribute::OWNER_GROUP]);
+const EXCLUSIVE_CREATE: Bitmap = Bitmap::of(&[
+    attribute::SIZE,
+    attribute::MODE,
+    attribute::OWNER,
+    attribute::OWNER_GROUP,
+    attribute::MODE_UMASK,
+]);
+/// `clone_blksize` where there are no files.
+const PSEUDO_BLOCK_BYTES: u32 = 4096;
 /// `FH4_PERSISTENT`: a handle lasts as long as its object.
 const PERSISTENT: u32 = 0;
 
@@ -50,6 +65,7 @@ pub(super) struct Described<'a> {
     pub(super) handle: Option<FileHandle>,
     pub(super) space: Option<FileSystemSpace>,
     pub(super) limits: Option<PathLimits>,
+    pub(super) supports_xattrs: Option<bool>,
 }
 
 impl Compound<'_> {
@@ -90,6 +106,10 @@ impl Compound<'_> {
                     true => None,
                     false => Some(Box::pin(vfs.pathconf(object)).await.result?),
                 };
+                let supports_xattrs = match wanted.contains(attribute::XATTR_SUPPORT) {
+                    true => Some(Box::pin(vfs.supports_xattrs(object)).await?),
+                    false => None,
+                };
                 let handle = wanted.contains(attribute::FILEHANDLE);
                 let described = Described {
                     attributes: &attributes,
@@ -98,6 +118,7 @@ impl Compound<'_> {
                     handle: handle.then(|| self.handle_of(&Place::Object(located.clone()))),
                     space,
                     limits,
+                    supports_xattrs,
                 };
                 encode(&self.fill(&described, wanted), &mut encoded);
             }
@@ -156,6 +177,10 @@ impl Compound<'_> {
             time_metadata: Some(made),
             time_modify: Some(made),
             mounted_on_fileid: Some(node.id),
+            clone_block_bytes: Some(PSEUDO_BLOCK_BYTES),
+            space_freed: Some(0),
+            // A client asks once for a mount, which may begin here.
+            xattr_support: Some(true),
             ..Attributes::default()
         };
         all.keep(wanted);
@@ -178,10 +203,10 @@ impl Compound<'_> {
     }
 
     async fn set_attributes(&mut self, args: &SetattrArgs<'_>) -> Outcome<()> {
-        let located = self.object_or(Status::Rofs)?;
+        let mut located = self.object_or(Status::Rofs)?;
         let change = convert::attribute_change(&args.attributes)?;
         if change.size.is_some() {
-            self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
+            located.caller = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
         }
         let vfs = &self.request.service.vfs;
         Ok(vfs.setattr(&located.caller, &located.object, change, None).await.result?)
@@ -222,10 +247,14 @@ impl Compound<'_> {
         let known = ACCESS_READ | ACCESS_MODIFY | ACCESS_EXTEND;
         let known =
             known | if is_directory { ACCESS_LOOKUP | ACCESS_DELETE } else { ACCESS_EXECUTE };
+        let known = if self.minor_version >= 2 { known | OF_XATTRS } else { known };
         let supported = args.access & known;
         Ok(AccessOk { supported, access: supported & granted(rights) })
     }
 }
+
+/// The rights of RFC 8276, which minor version 1 does not have.
+const OF_XATTRS: u32 = ACCESS_XAREAD | ACCESS_XAWRITE | ACCESS_XALIST;
 
 /// The attributes of a minor version.
 fn supported(minor_version: u32) -> Bitmap {
@@ -234,14 +263,15 @@ fn supported(minor_version: u32) -> Bitmap {
 
 fn granted(rights: AccessRights) -> u32 {
     let pick = |granted: bool, bits: u32| if granted { bits } else { 0 };
-    pick(rights.read, ACCESS_READ)
+    pick(rights.read, ACCESS_READ | ACCESS_XAREAD | ACCESS_XALIST)
         | pick(rights.execute, ACCESS_LOOKUP | ACCESS_EXECUTE)
-        | pick(rights.write, ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_DELETE)
+        | pick(rights.write, ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_DELETE | ACCESS_XAWRITE)
 }
 
 /// The attributes that differ from object to object.
 pub(super) fn of_object(described: &Described<'_>, wanted: Bitmap) -> Attributes<'static> {
-    let Described { attributes: a, export_id, mounted_on, handle, space, limits } = described;
+    let Described { attributes: a, export_id, mounted_on, handle, space, limits, supports_xattrs } =
+        described;
     let mut filled = Attributes {
         file_type: Some(convert::file_type(a)),
         change: Some(convert::change(a)),
@@ -259,9 +289,13 @@ pub(super) fn of_object(described: &Described<'_>, wanted: Bitmap) -> Attributes
         time_metadata: Some(convert::time(a.ctime)),
         time_modify: Some(convert::time(a.mtime)),
         mounted_on_fileid: Some(mounted_on.unwrap_or(a.fileid)),
+        // Blocks that other files share count too: the kernel does not show them.
+        space_freed: Some(if a.nlink > 1 && !a.is_directory() { 0 } else { a.used }),
+        xattr_support: *supports_xattrs,
         ..Attributes::default()
     };
     if let Some(space) = space {
+        filled.clone_block_bytes = Some(space.block_bytes);
         filled.files_avail = Some(space.available_files);
         filled.files_free = Some(space.free_files);
         filled.files_total = Some(space.total_files);
@@ -307,7 +341,7 @@ pub(super) fn of_server(
         no_trunc: Some(true),
         time_delta: Some(Time { seconds: 0, nseconds: 1 }),
         fs_layout_types: Some(NoItems),
-        suppattr_exclcreat: Some(EXCLUSIVE_CREATE),
+        suppattr_exclcreat: Some(EXCLUSIVE_CREATE.intersection(supported(minor_version))),
         change_attr_type: Some(ChangeAttributeType::TimeMetadata),
         ..Attributes::default()
     };

@@ -9,11 +9,8 @@ use crate::fs::{Status, Timestamp};
 use crate::inode_cache::{Attributes, Wcc};
 use crate::vfs::{AttributeChange, SetTime};
 
-/// Attributes that `fattr4` is decoded with and that are not supported.
-const NOT_SUPPORTED: Bitmap =
-    Bitmap::of(&[attribute::CLONE_BLKSIZE, attribute::MODE_UMASK, attribute::XATTR_SUPPORT]);
 /// The attributes that are supported by minor version 2.
-pub(super) const SUPPORTED: Bitmap = KNOWN_ATTRIBUTES.difference(NOT_SUPPORTED);
+pub(super) const SUPPORTED: Bitmap = KNOWN_ATTRIBUTES;
 
 const NANOSECONDS: i64 = 1_000_000_000;
 
@@ -33,6 +30,8 @@ pub(super) fn status(status: Status) -> nfs4::Status {
         Status::Invalid | Status::NotSync => nfs4::Status::Inval,
         Status::TooLarge => nfs4::Status::Fbig,
         Status::NoSpace => nfs4::Status::Nospc,
+        Status::NoAttribute => nfs4::Status::Noxattr,
+        Status::AttributeTooLarge => nfs4::Status::Xattr2Big,
         Status::ReadOnly => nfs4::Status::Rofs,
         Status::TooManyLinks => nfs4::Status::Mlink,
         Status::NameTooLong => nfs4::Status::Nametoolong,
@@ -96,21 +95,38 @@ const SETTABLE: Bitmap = Bitmap::of(&[
     attribute::TIME_MODIFY_SET,
 ]);
 
-/// The change that a SETATTR, CREATE or OPEN asks for.
+/// The change that a SETATTR asks for.
 ///
 /// # Errors
-/// `Inval` for an attribute that is only read, `Attrnotsupp` for one that is not supported,
-/// `Badowner` for a user or group that is no number, `Badxdr`.
+/// `Inval` for an attribute that is only read, or only set at creation; `Attrnotsupp` for one that is
+/// not supported; `Badowner` for a user or group that is no number; `Badxdr`.
 pub(super) fn attribute_change(raw: &RawAttributes<'_>) -> Outcome<AttributeChange> {
-    let others = raw.bitmap.difference(SETTABLE);
+    change_within(SETTABLE, raw)
+}
+
+/// The attributes of an object that a CREATE or OPEN makes.
+///
+/// # Errors
+/// As [`attribute_change`]; `Inval` for two modes (RFC 8275 §5).
+pub(super) fn new_attributes(raw: &RawAttributes<'_>) -> Outcome<AttributeChange> {
+    if raw.bitmap.contains(attribute::MODE) && raw.bitmap.contains(attribute::MODE_UMASK) {
+        return Err(nfs4::Status::Inval.into());
+    }
+    change_within(SETTABLE.union(Bitmap::of(&[attribute::MODE_UMASK])), raw)
+}
+
+fn change_within(settable: Bitmap, raw: &RawAttributes<'_>) -> Outcome<AttributeChange> {
+    let others = raw.bitmap.difference(settable);
     if !others.is_empty() {
-        let is_read_only = others.difference(SUPPORTED).is_empty();
-        let status = if is_read_only { nfs4::Status::Inval } else { nfs4::Status::Attrnotsupp };
+        let is_known = others.difference(SUPPORTED).is_empty();
+        let status = if is_known { nfs4::Status::Inval } else { nfs4::Status::Attrnotsupp };
         return Err(status.into());
     }
     let set = raw.parse()?;
+    let mode = set.mode.or(set.mode_umask.map(|both| both.mode));
     Ok(AttributeChange {
-        mode: set.mode.map(checked_mode).transpose()?,
+        mode: mode.map(checked_mode).transpose()?,
+        umask: set.mode_umask.map_or(0, |both| both.umask & 0o777),
         uid: set.owner.map(id).transpose()?,
         gid: set.owner_group.map(id).transpose()?,
         size: set.size,

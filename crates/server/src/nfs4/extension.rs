@@ -8,6 +8,7 @@ use proto::nfs4::{
 use super::Outcome;
 use super::compound::Compound;
 use super::location::Located;
+use crate::fs::{Caller, OpenedFor};
 use crate::vfs::{Allocation, CopyRange, Sought};
 
 impl Compound<'_> {
@@ -18,9 +19,9 @@ impl Compound<'_> {
             Content::Data => Sought::Data,
             Content::Hole => Sought::Hole,
         };
-        self.check_io(&located, &args.stateid, ShareAccess::Read).await?;
-        let (vfs, Located { caller, object }) = (&self.request.service.vfs, &located);
-        let (offset, eof) = vfs.seek(caller, object, args.offset, sought).await?;
+        let caller = self.check_io(&located, &args.stateid, ShareAccess::Read).await?;
+        let (vfs, object) = (&self.request.service.vfs, &located.object);
+        let (offset, eof) = vfs.seek(&caller, object, args.offset, sought).await?;
         Ok(SeekOk { eof, offset })
     }
 
@@ -31,9 +32,9 @@ impl Compound<'_> {
         allocation: Allocation,
     ) -> Outcome<()> {
         let located = self.object_or(Status::Isdir)?;
-        self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
-        let (vfs, Located { caller, object }) = (&self.request.service.vfs, &located);
-        Ok(vfs.allocate(caller, object, (args.offset, args.length), allocation).await?)
+        let caller = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
+        let (vfs, object) = (&self.request.service.vfs, &located.object);
+        Ok(vfs.allocate(&caller, object, (args.offset, args.length), allocation).await?)
     }
 
     /// CLONE, RFC 7862 §15.13.
@@ -59,9 +60,13 @@ impl Compound<'_> {
     /// The source, the destination and the bytes of a copy that the stateids allow.
     async fn copy_range(&self, args: &CloneArgs) -> Outcome<(Located, Located, CopyRange)> {
         let source = self.saved_object_or(Status::Isdir)?;
-        let located = self.object_or(Status::Isdir)?;
-        self.check_io(&source, &args.source_stateid, ShareAccess::Read).await?;
-        self.check_io(&located, &args.destination_stateid, ShareAccess::Write).await?;
+        let mut located = self.object_or(Status::Isdir)?;
+        let reader = self.check_io(&source, &args.source_stateid, ShareAccess::Read).await?;
+        let writer = self.check_io(&located, &args.destination_stateid, ShareAccess::Write).await?;
+        let OpenedFor { reading, .. } = reader.opened;
+        // One user reads and writes, unless the exports squash it differently.
+        let reading = reading && reader.uid == writer.uid;
+        located.caller = Caller { opened: OpenedFor { reading, ..writer.opened }, ..writer };
         let (from, to) = (args.source_offset, args.destination_offset);
         Ok((source, located, CopyRange { from, to, count: args.count }))
     }

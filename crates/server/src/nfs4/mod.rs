@@ -18,6 +18,7 @@ mod results;
 mod session;
 mod state;
 mod write;
+mod xattr;
 
 pub(crate) use compound::execute;
 

@@ -150,7 +150,7 @@ impl Compound<'_> {
             CreateKind::Fifo => NodeKind::Fifo,
             CreateKind::Other(_) => return Err(Status::Badtype.into()),
         };
-        let change = convert::attribute_change(&args.attributes)?;
+        let change = convert::new_attributes(&args.attributes)?;
         let Located { caller, object } = &located;
         let vfs = &self.request.service.vfs;
         let answer = vfs.make_node(caller, object, args.name, kind, change).await;

@@ -1,9 +1,10 @@
 //! OPEN.
 
 use proto::nfs4::{
-    Bitmap, ChangeInfo, NoDelegation, OPEN_RESULT_LOCKTYPE_POSIX, OpenArgs, OpenClaim, OpenHow,
-    OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_MASK, SHARE_WHEN_MASK, ShareAccess,
-    Status, Verifier, WhyNoDelegation, attribute,
+    Bitmap, ChangeInfo, NoDelegation, OPEN_RESULT_LOCKTYPE_POSIX, OPEN_RESULT_MAY_NOTIFY_LOCK,
+    OpenArgs, OpenClaim, OpenHow, OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_CANCEL,
+    SHARE_WANT_MASK, SHARE_WANT_NO_DELEGATION, SHARE_WHEN_MASK, ShareAccess, Status, Verifier,
+    WhyNoDelegation, attribute,
 };
 
 use super::compound::Compound;
@@ -13,7 +14,7 @@ use super::state::share;
 use super::{Outcome, Refused, convert};
 use crate::fs;
 use crate::inode_cache::Attributes;
-use crate::state::{Effects, OpenFile};
+use crate::state::{Effects, OpenFile, Running};
 use crate::vfs::{AccessRights, AttributeChange, CreateMode};
 
 /// A name can come and go between the looks that UNCHECKED4 takes.
@@ -58,7 +59,8 @@ impl Compound<'_> {
         let inode = service.vfs.hold(&target.located.object).await?;
         let pin = service.held_files.pin(&inode);
         let file = pin.file();
-        let call = OpenFile { client, owner: args.owner.owner, file, access, deny, is_reclaim };
+        let (owner, user) = (args.owner.owner, target.located.caller.uid);
+        let call = OpenFile { client, owner, file, access, deny, is_reclaim, user };
         let mut effects = Effects::new();
         let opened = service.state.open(&call, service.now(), &mut effects);
         if opened.as_ref().is_ok_and(|opened| opened.is_new) {
@@ -84,13 +86,22 @@ impl Compound<'_> {
         Ok(OpenOk {
             stateid: opened.stateid,
             change: target.change,
-            flags: OPEN_RESULT_LOCKTYPE_POSIX,
+            flags: OPEN_RESULT_LOCKTYPE_POSIX | self.lock_notices(),
             attributes_set: target.attributes_set,
             delegation: match args.share_access & SHARE_WANT_MASK {
                 0 => NoDelegation::None,
-                _ => NoDelegation::Why(WhyNoDelegation::NotWanted),
+                SHARE_WANT_NO_DELEGATION => NoDelegation::Why(WhyNoDelegation::NotWanted),
+                SHARE_WANT_CANCEL => NoDelegation::Why(WhyNoDelegation::Cancelled),
+                _ => NoDelegation::Why(WhyNoDelegation::NotSupported),
             },
         })
+    }
+
+    /// Whether the client is notified when a lock that it waits for can be granted.
+    fn lock_notices(&self) -> u32 {
+        let session = self.running.as_ref().map(Running::session);
+        let has_path = session.is_some_and(|session| session.has_callback_path());
+        if has_path { OPEN_RESULT_MAY_NOTIFY_LOCK } else { 0 }
     }
 
     /// The file that an OPEN is of, which is made if the client asks for that.
@@ -103,7 +114,7 @@ impl Compound<'_> {
                     OpenHow::NoCreate => self.existing(&directory, name).await,
                     OpenHow::Unchecked(raw) => self.make_unchecked(&directory, name, raw).await,
                     OpenHow::Guarded(raw) => {
-                        let change = convert::attribute_change(raw)?;
+                        let change = convert::new_attributes(raw)?;
                         let mode = CreateMode::Guarded(change);
                         self.make(&directory, name, mode, raw.bitmap).await
                     }
@@ -146,7 +157,7 @@ impl Compound<'_> {
         name: &[u8],
         raw: &RawAttributes<'_>,
     ) -> Outcome<Target> {
-        let change = convert::attribute_change(raw)?;
+        let change = convert::new_attributes(raw)?;
         for _ in 0..ATTEMPTS {
             match self.existing(directory, name).await {
                 Ok(target) => {
@@ -181,19 +192,14 @@ impl Compound<'_> {
         Verifier(verifier): Verifier,
         raw: Option<&RawAttributes<'_>>,
     ) -> Outcome<Target> {
-        let change = raw.map(convert::attribute_change).transpose()?.unwrap_or_default();
+        let change = raw.map(convert::new_attributes).transpose()?.unwrap_or_default();
         let set = raw.map_or(Bitmap::EMPTY, |raw| raw.bitmap);
         let times = Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
         if !set.intersection(times).is_empty() {
             return Err(Status::Inval.into());
         }
-        let mode = CreateMode::Exclusive(verifier);
-        let target = self.make(directory, name, mode, set.union(VERIFIER_ATTRIBUTES)).await?;
-        if change != AttributeChange::default() {
-            let Located { caller, object } = &target.located;
-            self.request.service.vfs.setattr(caller, object, change, None).await.result?;
-        }
-        Ok(target)
+        let mode = CreateMode::Exclusive(verifier, change);
+        self.make(directory, name, mode, set.union(VERIFIER_ATTRIBUTES)).await
     }
 
     async fn make(
@@ -204,7 +210,7 @@ impl Compound<'_> {
         attributes_set: Bitmap,
     ) -> Outcome<Target> {
         let Located { caller, object } = directory;
-        let is_new = !matches!(mode, CreateMode::Exclusive(_));
+        let is_new = !matches!(mode, CreateMode::Exclusive(..));
         let answer = self.request.service.vfs.create(caller, object, name, mode).await;
         let made = answer.result?;
         let change = convert::change_info(&answer.attributes);

@@ -67,7 +67,24 @@ impl<'a> Compound<'a> {
             Op::Seek | Op::Allocate | Op::Deallocate | Op::Copy | Op::Clone => {
                 Box::pin(self.perform_on_ranges(operation, reader)).await
             }
+            Op::Getxattr | Op::Setxattr | Op::Listxattrs | Op::Removexattr => {
+                Box::pin(self.perform_on_xattrs(operation, reader)).await
+            }
             _ => Box::pin(self.perform_on_state(operation, reader)).await,
+        }
+    }
+
+    async fn perform_on_xattrs(
+        &mut self,
+        operation: Op,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), Status> {
+        match operation {
+            Op::Getxattr => self.getxattr(reader).await,
+            Op::Setxattr => self.setxattr(reader).await,
+            Op::Listxattrs => self.listxattrs(reader).await,
+            // REMOVEXATTR.
+            _ => answer!(self.removexattr(), operation, reader),
         }
     }
 

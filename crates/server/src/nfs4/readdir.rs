@@ -13,7 +13,7 @@ use proto::nfs4::{
 use proto::xdr::Reader;
 
 use super::Outcome;
-use super::attr::{Described, of_object, of_server};
+use super::attr::{Described, WRITE_ONLY, of_object, of_server};
 use super::compound::Compound;
 use super::location::{Located, Place, Pseudo};
 use super::operation::decoded;
@@ -54,11 +54,7 @@ impl Compound<'_> {
     }
 
     async fn list(&mut self, args: ReaddirArgs) -> Outcome<Listed> {
-        if !args
-            .wanted
-            .intersection(Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]))
-            .is_empty()
-        {
+        if !args.wanted.intersection(WRITE_ONLY).is_empty() {
             return Err(Status::Inval.into());
         }
         if matches!(args.cookie, 1 | 2) {
@@ -205,6 +201,7 @@ impl Page {
             handle,
             space: None,
             limits: None,
+            supports_xattrs: None,
         };
         let mut attributes = of_object(&described, self.wanted);
         of_server(&mut attributes, &self.service, self.minor_version, self.wanted);

@@ -6,7 +6,8 @@ use proto::xdr::{Encode, Writer};
 
 use super::{Outcome, Refused};
 
-/// Data of READ, READDIR and READLINK that a reply carries in memory, where a slot has to keep it.
+/// Data of READ, READDIR and READLINK that a reply carries in memory, where a slot has to keep it,
+/// and of LISTXATTRS.
 const INLINE_BYTES_MAX: usize = 8 * 1024;
 /// Room that an operation needs to begin: the longest result of one that changes something.
 pub(super) const RESULT_BYTES_MAX: usize = 256;
@@ -70,6 +71,15 @@ impl<'a> Results<'a> {
         let room = self.room().saturating_sub(RESULT_BYTES_MAX);
         let room = if as_payload { room } else { room.min(self.inline_left) };
         if room == 0 { Err(self.too_big().into()) } else { Ok((room, as_payload)) }
+    }
+
+    /// The bytes of data that an operation may return in memory.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub(super) fn inline_room(&self) -> Outcome<usize> {
+        let room = self.room().saturating_sub(RESULT_BYTES_MAX).min(self.inline_left);
+        if room == 0 { Err(self.too_big().into()) } else { Ok(room) }
     }
 
     /// Checks that the reply has no payload. To be called before waiting for memory of the budget:

@@ -1,20 +1,22 @@
 //! EXCHANGE_ID, CREATE_SESSION, SEQUENCE and their like.
 
 use proto::nfs4::{
-    BackchannelCtlArgs, BindConnToSession, CREATE_SESSION_CONN_BACK_CHAN, CREATE_SESSION_CONN_RDMA,
-    CREATE_SESSION_PERSIST, ChannelAttributes, ChannelDirection, CreateSessionArgs,
-    CreateSessionOk, DestroyClientidArgs, DestroySessionArgs, EXCHGID_CALL_FLAGS,
-    EXCHGID_CONFIRMED_R, EXCHGID_UPD_CONFIRMED_REC_A, EXCHGID_USE_NON_PNFS, ExchangeIdArgs,
-    ExchangeIdOk, OperationCode, ReclaimCompleteArgs, SequenceArgs, SequenceOk, StateProtectHow,
-    StateProtection, Status,
+    BackchannelCtlArgs, BindConnToSession, CALLBACK_SECURITY_MAX, CREATE_SESSION_CONN_BACK_CHAN,
+    CREATE_SESSION_CONN_RDMA, CREATE_SESSION_PERSIST, CallbackSecurity, ChannelAttributes,
+    ChannelDirection, CreateSessionArgs, CreateSessionOk, DestroyClientidArgs, DestroySessionArgs,
+    EXCHGID_CALL_FLAGS, EXCHGID_CONFIRMED_R, EXCHGID_UPD_CONFIRMED_REC_A, EXCHGID_USE_NON_PNFS,
+    ExchangeIdArgs, ExchangeIdOk, OperationCode, ReclaimCompleteArgs, SequenceArgs, SequenceOk,
+    StateProtectHow, StateProtection, Status,
 };
-use proto::xdr::{Encode, Reader};
+use proto::xdr::{Array, Encode, Reader};
 
 use super::compound::{Compound, Sequenced};
 use super::operation::decoded;
 use super::{Outcome, Refused};
 use crate::export::Flavor;
-use crate::state::{self, Begin, CreateSession, ExchangeId, ExchangedId, Principal, Sequence};
+use crate::state::{
+    self, Begin, CallbackParameters, CreateSession, ExchangeId, ExchangedId, Principal, Sequence,
+};
 
 impl Compound<'_> {
     /// The user behind the call.
@@ -121,6 +123,7 @@ impl Compound<'_> {
             fore: channel(&args.fore),
             back: channel(&args.back),
             wants_backchannel: args.flags & CREATE_SESSION_CONN_BACK_CHAN != 0,
+            callbacks: self.callbacks(args.callback_program, &args.callback_security),
             principal: self.principal(),
             connection: self.peer.connection,
         };
@@ -168,16 +171,38 @@ impl Compound<'_> {
         let direction = match args.direction {
             ChannelDirection::Fore => ChannelDirection::Fore,
             ChannelDirection::Back | ChannelDirection::Both | ChannelDirection::BackOrBoth => {
-                service.state.bind_backchannel(args.session, self.peer.connection)?;
-                ChannelDirection::Both
+                match service.state.bind_backchannel(args.session, self.peer.connection)? {
+                    true => ChannelDirection::Both,
+                    false => ChannelDirection::Fore,
+                }
             }
         };
         Ok(BindConnToSession { direction, use_rdma: false, ..args })
     }
 
-    /// BACKCHANNEL_CTL, RFC 8881 §18.33. No callbacks are sent yet.
-    pub(super) async fn backchannel_ctl(&mut self, _: BackchannelCtlArgs<'_>) -> Outcome<()> {
+    /// BACKCHANNEL_CTL, RFC 8881 §18.33.
+    pub(super) async fn backchannel_ctl(&mut self, args: BackchannelCtlArgs<'_>) -> Outcome<()> {
+        let callbacks = self.callbacks(args.callback_program, &args.callback_security);
+        let running = self.running.as_ref().ok_or(Status::OpNotInSession)?;
+        running.session().set_callbacks(callbacks);
         Ok(())
+    }
+
+    /// How to send callbacks: as AUTH_SYS if the client takes it, because Linux takes nothing but NULL
+    /// as AUTH_NONE.
+    fn callbacks(
+        &self,
+        program: u32,
+        security: &Array<'_, CallbackSecurity, CALLBACK_SECURITY_MAX>,
+    ) -> Option<CallbackParameters> {
+        let sys = security.iter().find_map(|flavor| match flavor {
+            CallbackSecurity::Sys { uid, gid } => Some((uid, gid)),
+            CallbackSecurity::None | CallbackSecurity::Gss => None,
+        });
+        let takes_none = || security.iter().any(|flavor| flavor == CallbackSecurity::None);
+        let is_possible = sys.is_some() || takes_none();
+        let minor_version = self.minor_version;
+        is_possible.then_some(CallbackParameters { minor_version, program, ids: sys })
     }
 
     /// RECLAIM_COMPLETE, RFC 8881 §18.51.

@@ -14,9 +14,10 @@ use super::location::Located;
 use super::operation::decoded;
 use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};
+use crate::fs::{Caller, OpenedFor};
 use crate::held_files::file_id;
 use crate::inode_cache::Inode;
-use crate::state::{Conflict, Effects, FileId, Lock, LockFailure, LockTarget, Piece};
+use crate::state::{Conflict, Effects, FileId, IoState, Lock, LockFailure, LockTarget, Piece};
 
 /// Room for the result of a LOCK or LOCKT that is denied: it names the owner of the other lock.
 const DENIED_BYTES_MAX: usize = RESULT_BYTES_MAX + OPAQUE_BYTES_MAX;
@@ -45,24 +46,30 @@ impl Compound<'_> {
         Ok((inode, file))
     }
 
-    /// Checks the stateid of an operation on data.
+    /// Checks the stateid of an operation on data. Returns the caller with what the stateid permits.
     pub(super) async fn check_io(
         &self,
         located: &Located,
         stateid: &Stateid,
         access: ShareAccess,
-    ) -> Outcome<()> {
+    ) -> Outcome<Caller> {
+        let mut caller = located.caller.clone();
         let stateid = self.known_stateid(stateid)?;
         let (_inode, file) = self.hold(located).await?;
         let (service, client) = (self.request.service, self.client()?);
         let mut effects = Effects::new();
         let now = service.now();
-        let checked = service.state.check_io(client, &stateid, file, access, now, &mut effects);
+        let wanted = (access, caller.uid);
+        let checked = service.state.check_io(client, &stateid, file, wanted, now, &mut effects);
         if !effects.is_empty() {
             service.settle(effects).await;
         }
-        checked?;
-        Ok(())
+        let was_permitted = checked? == IoState::Opened;
+        caller.opened = OpenedFor {
+            reading: was_permitted && access.reads(),
+            writing: was_permitted && access.writes(),
+        };
+        Ok(caller)
     }
 
     /// CLOSE, RFC 8881 §18.2.

@@ -30,29 +30,37 @@ impl Compound<'_> {
         reader: &mut Reader<'_>,
     ) -> Outcome<(WriteHead, Option<WriteData>)> {
         let head: WriteHead = decoded(reader)?;
-        let len = usize::try_from(head.data_len).map_err(|_| Status::Badxdr)?;
+        let data = self.data_behind(reader, head.data_len, head.offset).await?;
+        Ok((head, data))
+    }
+
+    /// The `len` bytes of data that follow what was decoded, for `offset` in a file.
+    pub(super) async fn data_behind(
+        &mut self,
+        reader: &mut Reader<'_>,
+        len: u32,
+        offset: u64,
+    ) -> Outcome<Option<WriteData>> {
+        let bytes_max = self.request.service.memory.transfer_bytes_max;
         if let Some(data) = self.take_payload(reader) {
             return match data {
                 // More than the server takes was received and discarded.
-                None if len > 0
-                    && head.data_len > self.request.service.memory.transfer_bytes_max =>
-                {
-                    Err(Status::ReqTooBig.into())
-                }
+                None if len > bytes_max => Err(Status::ReqTooBig.into()),
                 None if len > 0 => Err(Status::Badxdr.into()),
-                data => Ok((head, data)),
+                data => Ok(data),
             };
         }
-        let bytes = reader.data(len, "WRITE4args.data")?;
+        let len = usize::try_from(len).map_err(|_| Status::Badxdr)?;
+        let bytes = reader.data(len, "data")?;
         if bytes.is_empty() {
-            return Ok((head, None));
+            return Ok(None);
         }
         self.results.check_no_payload()?;
-        let start = usize::try_from(head.offset % BUFFER_ALIGN as u64).expect("below a page");
+        let start = usize::try_from(offset % BUFFER_ALIGN as u64).expect("below a page");
         let taken = self.request.service.take_buffer(start + len).await;
         let mut buffer = taken.map_err(|_| Status::Delay)?;
         buffer.as_mut_slice()[start..start + len].copy_from_slice(bytes);
-        Ok((head, Some(WriteData::new(buffer, start, len))))
+        Ok(Some(WriteData::new(buffer, start, len)))
     }
 
     async fn write_data(
@@ -62,7 +70,7 @@ impl Compound<'_> {
     ) -> Outcome<WriteOk> {
         let located = self.object_or(Status::Isdir)?;
         let WriteHead { stateid, offset, stable, data_len } = args;
-        self.check_io(&located, stateid, ShareAccess::Write).await?;
+        let caller = self.check_io(&located, stateid, ShareAccess::Write).await?;
         let stability = match stable {
             StableHow::Unstable => Stability::Unstable,
             StableHow::DataSync => Stability::DataSync,
@@ -70,8 +78,8 @@ impl Compound<'_> {
         };
         let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
         self.trace(Event::WriteStart, call, (*offset, *data_len), None);
-        let (caller, object) = (&located.caller, &located.object);
-        let answer = vfs.write(caller, object, call, *offset, &mut data, stability).await;
+        let object = &located.object;
+        let answer = vfs.write(&caller, object, call, *offset, &mut data, stability).await;
         let count = |done: &WriteDone| u32::try_from(done.count).expect("as sent");
         let result = answer.result.as_ref().map(count).map_err(|status| *status);
         self.trace(Event::WriteDone, call, (*offset, *data_len), Some(result));

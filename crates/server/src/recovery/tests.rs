@@ -40,6 +40,7 @@ fn add_client(state: &State, owner: &[u8], uid: u32) -> (ClientId, SessionId) {
         fore: channel,
         back: channel,
         wants_backchannel: false,
+        callbacks: None,
         principal,
         connection: ConnectionId(1),
     };

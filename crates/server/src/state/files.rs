@@ -39,6 +39,8 @@ pub(super) struct Open {
     pub(super) owner: Owner,
     pub(super) file: FileId,
     pub(super) modes: Modes,
+    /// The user who opened it, unless several did.
+    user: Option<u32>,
     pub(super) seqid: u32,
     locks: BTreeSet<LockId>,
 }
@@ -104,11 +106,20 @@ impl Files {
 
     /// The share of the open that a state belongs to.
     pub(super) fn share(&self, key: StateKey) -> Share {
+        self.open_below(key).modes.share()
+    }
+
+    /// The user who opened what a state belongs to, unless several did.
+    pub(super) fn opener(&self, key: StateKey) -> Option<u32> {
+        self.open_below(key).user
+    }
+
+    fn open_below(&self, key: StateKey) -> &Open {
         let number = match key {
             StateKey::Open(number) => number,
             StateKey::Lock(id) => self.lock(id).open,
         };
-        self.open(number).modes.share()
+        self.open(number)
     }
 
     pub(super) fn has_state(&self, client: ClientId) -> bool {
@@ -191,9 +202,16 @@ impl Files {
     }
 
     /// Opens a file, or adds to the owner's open of it. Returns its number and whether it is new.
-    pub(super) fn add_open(&mut self, file: FileId, owner: Owner, share: Share) -> (u64, bool) {
+    pub(super) fn add_open(
+        &mut self,
+        file: FileId,
+        owner: Owner,
+        share: Share,
+        user: u32,
+    ) -> (u64, bool) {
         if let Some(number) = self.open_of(file, &owner) {
             let open = self.opens.get_mut(&number).expect("an open of a file is in the table");
+            open.user = open.user.filter(|opener| *opener == user);
             let mut modes = open.modes;
             modes.insert(share);
             self.set_modes(number, modes);
@@ -206,7 +224,8 @@ impl Files {
         state.shares.add(share);
         state.opens.insert(owner.clone(), number);
         self.clients.entry(owner.client).or_default().opens.insert(number);
-        let open = Open { owner, file, modes, seqid: 1, locks: BTreeSet::new() };
+        let (user, locks) = (Some(user), BTreeSet::new());
+        let open = Open { owner, file, modes, user, seqid: 1, locks };
         self.opens.insert(number, open);
         (number, true)
     }

@@ -12,6 +12,7 @@
 //! Locks: one for the sessions by id, one for each session's slots, one for all else. Under the last
 //! one of the others may be taken, and nothing else is waited for under any.
 
+mod backchannel;
 mod clients;
 mod file_locks;
 mod files;
@@ -34,13 +35,14 @@ use std::sync::Arc;
 
 use proto::nfs4::{ClientId, SequenceId, SessionId};
 
+pub(crate) use backchannel::{Callback, CallbackEnd, CallbackParameters, Notice};
 pub(crate) use clients::{ExchangeId, ExchangedId};
 pub(crate) use limits::Limits;
 pub(crate) use locking::{Conflict, Lock, LockFailure, LockGrant, LockTarget};
-pub(crate) use opening::OpenFile;
+pub(crate) use opening::{IoState, OpenFile};
 pub(crate) use ranges::{LockKind, Piece, Range};
 pub(crate) use registry::{CreateSession, State};
-pub(crate) use session::{Begin, ChannelAttributes, Running};
+pub(crate) use session::{Begin, ChannelAttributes, Running, Session};
 pub(crate) use slots::Sequence;
 
 /// The authenticated user behind a call. AUTH_SYS names it by the user id: the groups of a user may

@@ -22,6 +22,8 @@ pub(crate) struct OpenFile<'a> {
     pub(crate) deny: ShareDeny,
     /// `CLAIM_PREVIOUS`.
     pub(crate) is_reclaim: bool,
+    /// The user whose permission was checked.
+    pub(crate) user: u32,
 }
 
 /// An open.
@@ -35,10 +37,10 @@ pub(crate) struct Opened {
 /// The right of an operation on data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoState {
-    /// The file was opened for it, and permission was decided then.
+    /// The file was opened for it by this user, and permission was decided then.
     Opened,
-    /// Permission is still to be checked: the stateid is special, or that of an open for writing alone
-    /// in a READ.
+    /// Permission is still to be checked: the stateid is special, that of another user's open, or that
+    /// of an open for writing alone in a READ.
     Unchecked,
 }
 
@@ -78,7 +80,7 @@ impl State {
         if own.is_none() {
             self.make_room_for_open(&mut table, call, now, effects)?;
         }
-        let (number, is_new) = table.files.add_open(call.file, owner, share);
+        let (number, is_new) = table.files.add_open(call.file, owner, share, call.user);
         let stateid = self.stateid(number, table.files.open(number).seqid);
         table.settle_records(effects);
         Ok(Opened { stateid, is_new })
@@ -189,7 +191,8 @@ impl State {
         }
     }
 
-    /// Checks the stateid of READ, WRITE, SETATTR of the size and their like, RFC 8881 §8.2.5 and §9.1.2.
+    /// Checks the stateid of READ, WRITE, SETATTR of the size and their like, RFC 8881 §8.2.5 and §9.1.2,
+    /// by a user.
     /// The current stateid has to be replaced before.
     ///
     /// # Errors
@@ -200,7 +203,7 @@ impl State {
         client: ClientId,
         stateid: &Stateid,
         file: FileId,
-        access: ShareAccess,
+        (access, user): (ShareAccess, u32),
         now: Duration,
         effects: &mut Effects,
     ) -> Result<IoState, Status> {
@@ -215,7 +218,8 @@ impl State {
         }
         let key = self.key_of(&table, client, stateid, file)?;
         if table.files.share(key).allows(wanted) {
-            Ok(IoState::Opened)
+            let is_opener = table.files.opener(key) == Some(user);
+            Ok(if is_opener { IoState::Opened } else { IoState::Unchecked })
         } else if access.writes() {
             Err(Status::Openmode)
         } else {

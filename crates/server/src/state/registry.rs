@@ -9,6 +9,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, SequenceId, SessionId, Status};
 use siphasher::sip::SipHasher24;
 
+use super::backchannel::{Backchannel, Callback, CallbackParameters, Notice};
 use super::clients::{Case, Clients, ExchangeId, ExchangedId};
 use super::files::Files;
 use super::grace::Grace;
@@ -53,6 +54,8 @@ pub(crate) struct CreateSession {
     pub(crate) back: ChannelAttributes,
     /// `CREATE_SESSION4_FLAG_CONN_BACK_CHAN`.
     pub(crate) wants_backchannel: bool,
+    /// `None` without a flavor of callbacks that this server has.
+    pub(crate) callbacks: Option<CallbackParameters>,
     pub(crate) principal: Principal,
     pub(crate) connection: ConnectionId,
 }
@@ -192,12 +195,10 @@ impl State {
         let fore =
             ChannelAttributes { slots_max: fore.slots_max.min(replies.slots_each()), ..fore };
         let session = session_of(call, id, lease, replies, fore);
-        if call.wants_backchannel {
-            session.bind_back(call.connection).expect("it is new");
-        }
+        let has_backchannel =
+            call.wants_backchannel && session.bind_back(call.connection).expect("it is new");
         self.change_sessions(|sessions| sessions.insert(id, Arc::new(session)));
         let (sequence, back) = (call.sequence, call.back);
-        let has_backchannel = call.wants_backchannel;
         Ok(CreatedSession { session: id, sequence, fore, back, has_backchannel })
     }
 
@@ -292,8 +293,8 @@ impl State {
         Ok(())
     }
 
-    /// BIND_CONN_TO_SESSION, RFC 8881 §18.34, for the backchannel. The fore channel takes calls from
-    /// any connection.
+    /// BIND_CONN_TO_SESSION, RFC 8881 §18.34, for the backchannel; returns whether it is bound. The fore
+    /// channel takes calls from any connection.
     ///
     /// # Errors
     /// `Badsession`.
@@ -301,8 +302,22 @@ impl State {
         &self,
         id: SessionId,
         connection: ConnectionId,
-    ) -> Result<(), Status> {
+    ) -> Result<bool, Status> {
         self.session(id)?.bind_back(connection)
+    }
+
+    /// Notifies a client over one of its sessions with a backchannel. Returns the callback to be sent
+    /// now, if any.
+    pub(crate) fn notify(
+        &self,
+        client: ClientId,
+        notice: Notice,
+    ) -> Option<(Arc<Session>, Callback)> {
+        let sessions = self.lock().clients.get(client)?.sessions.clone();
+        let mut sessions = sessions.into_iter().filter_map(|id| self.session(id).ok());
+        let session = sessions.find(|session| session.has_callback_path())?;
+        let callback = session.notify(notice)?;
+        Some((session, callback))
     }
 
     /// Unbinds a closed connection from all sessions.
@@ -536,7 +551,8 @@ fn session_of(
     fore: ChannelAttributes,
 ) -> Session {
     let slots = Slots::new(fore.slots_max);
-    let state = SessionState { slots, is_destroyed: false, backchannel: None };
+    let (backchannel, wants_backchannel) = (Backchannel::new(call.callbacks), false);
+    let state = SessionState { slots, is_destroyed: false, backchannel, wants_backchannel };
     Session { id, client: call.client, lease, replies, fore, state: Mutex::new(state) }
 }
 

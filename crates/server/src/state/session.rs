@@ -6,6 +6,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, SessionId, SlotId, Status};
 
 use super::ConnectionId;
+use super::backchannel::{Backchannel, Callback, CallbackEnd, CallbackParameters, Notice};
 use super::lease::Lease;
 use super::replies::ReplyBudget;
 use super::slots::{Sequence, Slots, Step};
@@ -50,14 +51,9 @@ pub(crate) struct Session {
 pub(super) struct SessionState {
     pub(super) slots: Slots,
     pub(super) is_destroyed: bool,
-    pub(super) backchannel: Option<Backchannel>,
-}
-
-/// The backchannel that the client has asked for.
-#[derive(Debug, Default)]
-pub(super) struct Backchannel {
-    /// Connections bound to it, the latest last.
-    connections: Vec<ConnectionId>,
+    pub(super) backchannel: Backchannel,
+    /// The client has asked for the backchannel.
+    pub(super) wants_backchannel: bool,
 }
 
 /// The decision on a COMPOUND that begins with SEQUENCE.
@@ -98,7 +94,7 @@ impl Session {
     /// The connection for callbacks, if one is bound: the latest.
     #[cfg(test)]
     pub(crate) fn callback_connection(&self) -> Option<ConnectionId> {
-        self.lock().backchannel.as_ref()?.connections.last().copied()
+        self.lock().backchannel.connection()
     }
 
     /// SEQUENCE, RFC 8881 §18.46: decides on a call and renews the client's lease. `digest` is a keyed
@@ -143,8 +139,7 @@ impl Session {
         if target.0 + 1 < slots_max {
             state.slots.forget_replies_behind(target.max(highest_slot));
         }
-        let has_no_path = |back: &Backchannel| back.connections.is_empty();
-        let is_path_down = state.backchannel.as_ref().is_some_and(has_no_path);
+        let is_path_down = state.wants_backchannel && !state.backchannel.has_path();
         Sequenced {
             highest_slot: SlotId(slots_max - 1),
             target_highest_slot: target,
@@ -152,29 +147,50 @@ impl Session {
         }
     }
 
-    /// Binds a connection to the backchannel.
+    /// Binds a connection to the backchannel, unless its callbacks cannot be sent; returns whether it
+    /// did.
     ///
     /// # Errors
     /// `Badsession`.
-    pub(super) fn bind_back(&self, connection: ConnectionId) -> Result<(), Status> {
+    pub(super) fn bind_back(&self, connection: ConnectionId) -> Result<bool, Status> {
         let mut state = self.lock();
         if state.is_destroyed {
             return Err(Status::Badsession);
         }
-        let connections = &mut state.backchannel.get_or_insert_default().connections;
-        connections.retain(|bound| *bound != connection);
-        if connections.len() == BACK_CONNECTIONS_MAX {
-            connections.remove(0);
+        let is_usable = state.backchannel.is_usable();
+        if is_usable {
+            state.wants_backchannel = true;
+            state.backchannel.bind(connection);
         }
-        connections.push(connection);
-        Ok(())
+        Ok(is_usable)
+    }
+
+    /// BACKCHANNEL_CTL, RFC 8881 §18.33.
+    pub(crate) fn set_callbacks(&self, parameters: Option<CallbackParameters>) {
+        self.lock().backchannel.set_parameters(parameters);
+    }
+
+    /// Whether callbacks can be sent.
+    pub(crate) fn has_callback_path(&self) -> bool {
+        self.lock().backchannel.has_path()
+    }
+
+    /// Queues a notice. Returns the callback to be sent now, if any.
+    pub(super) fn notify(&self, notice: Notice) -> Option<Callback> {
+        let mut state = self.lock();
+        if state.is_destroyed { None } else { state.backchannel.notify(notice) }
+    }
+
+    /// Ends the callback at work. Returns the next one.
+    pub(crate) fn end_callback(&self, callback: Callback, end: CallbackEnd) -> Option<Callback> {
+        let mut state = self.lock();
+        let next = state.backchannel.end(callback, end);
+        if state.is_destroyed { None } else { next }
     }
 
     /// Unbinds a connection that was closed.
     pub(super) fn unbind(&self, connection: ConnectionId) {
-        if let Some(back) = &mut self.lock().backchannel {
-            back.connections.retain(|bound| *bound != connection);
-        }
+        self.lock().backchannel.unbind(connection);
     }
 
     /// Refuses further calls; those at work go on.
@@ -238,5 +254,3 @@ impl Drop for Running {
 
 /// `SEQ4_STATUS_CB_PATH_DOWN_SESSION`: no connection is bound to the backchannel.
 const CB_PATH_DOWN_SESSION: u32 = 0x200;
-/// Connections of a backchannel. Linux opens at most 16 to a server.
-const BACK_CONNECTIONS_MAX: usize = 16;

@@ -61,6 +61,7 @@ pub(super) fn call_of(client: ClientId) -> CreateSession {
         fore: CHANNEL,
         back: CHANNEL,
         wants_backchannel: false,
+        callbacks: Some(CallbackParameters { minor_version: 1, program: 7, ids: None }),
         principal: Principal::User(0),
         connection: ConnectionId(1),
     }
@@ -108,7 +109,7 @@ impl Bed {
         is_reclaim: bool,
     ) -> Result<Opened, Status> {
         let (access, deny) = share;
-        let call = OpenFile { client, owner: b"o", file: FILE, access, deny, is_reclaim };
+        let call = OpenFile { client, owner: b"o", file: FILE, access, deny, is_reclaim, user: 0 };
         self.state.open(&call, self.now, &mut self.effects)
     }
 
@@ -135,7 +136,7 @@ impl Bed {
         stateid: &Stateid,
         access: ShareAccess,
     ) -> Result<IoState, Status> {
-        self.state.check_io(client, stateid, FILE, access, self.now, &mut self.effects)
+        self.state.check_io(client, stateid, FILE, (access, 0), self.now, &mut self.effects)
     }
 
     fn close(&mut self, client: ClientId, stateid: &Stateid) -> Result<Stateid, Status> {
@@ -201,7 +202,7 @@ fn a_stateid_is_of_no_use_to_another_client_or_for_another_file() {
         let freed = bed.state.free_stateid(other, &stateid, now, effects);
         assert_eq!(freed, Err(Status::BadStateid));
         let elsewhere =
-            bed.state.check_io(owner, &stateid, FileId(2), ShareAccess::Read, now, effects);
+            bed.state.check_io(owner, &stateid, FileId(2), (ShareAccess::Read, 0), now, effects);
         assert_eq!(elsewhere, bad);
     }
     let later = State::new(Limits::default(), 8, (1, 2), Vec::new(), bed.now);
@@ -480,7 +481,7 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
     let holder = bed.client(b"h");
     let open = |state: &State, client, file| {
         let (access, deny) = (ShareAccess::Both, ShareDeny::None);
-        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false };
+        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
         state.open(&call, Duration::ZERO, &mut Effects::new()).unwrap().stateid
     };
     let lock = |state: &State, client, file, kind, now| {
@@ -563,7 +564,7 @@ fn opens_and_locks_of_a_client_are_bounded() {
     let client = bed.client(b"c");
     let open = |file| {
         let (access, deny) = (ShareAccess::Both, ShareDeny::None);
-        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false };
+        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
         bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
     };
     open(FileId(2)).unwrap();
@@ -607,7 +608,7 @@ fn owners_of_a_file_are_bounded() {
     let client = bed.client(b"c");
     let (access, deny) = (ShareAccess::Both, ShareDeny::None);
     let open = |file, owner: &[u8]| {
-        let call = OpenFile { client, owner, file, access, deny, is_reclaim: false };
+        let call = OpenFile { client, owner, file, access, deny, is_reclaim: false, user: 0 };
         bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
     };
     open(FILE, b"a").unwrap();
@@ -638,7 +639,8 @@ fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
     let client = bed.client(b"c");
     bed.open(client, ShareAccess::Read, ShareDeny::None);
     let (access, deny) = (ShareAccess::Read, ShareDeny::None);
-    let call = OpenFile { client, owner: b"p", file: FILE, access, deny, is_reclaim: false };
+    let call =
+        OpenFile { client, owner: b"p", file: FILE, access, deny, is_reclaim: false, user: 0 };
     let refused = bed.state.open(&call, bed.now, &mut bed.effects);
     assert_eq!(refused, Err(Status::Delay));
     assert_eq!(bed.check_io(late, &stateid, ShareAccess::Read), Ok(IoState::Opened));

@@ -17,6 +17,8 @@ pub(crate) struct FileSystemSpace {
     pub(crate) free_files: u64,
     /// Inodes free for users.
     pub(crate) available_files: u64,
+    /// Bytes of a block.
+    pub(crate) block_bytes: u32,
 }
 
 /// Limits on names and links.
@@ -44,6 +46,7 @@ impl Vfs {
             total_files: stat.f_files,
             free_files: stat.f_ffree,
             available_files: stat.f_favail,
+            block_bytes: u32::try_from(stat.f_frsize).unwrap_or(u32::MAX),
         })
         .await
     }

@@ -18,6 +18,7 @@ mod write;
 mod write_batch;
 mod write_data;
 mod write_vectors;
+mod xattr;
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ pub(crate) use read::ReadDone;
 pub(crate) use readdir::{DirectoryEntry, Listing};
 pub(crate) use switches::Switches;
 pub(crate) use write::{Stability, WriteDone};
+pub(crate) use xattr::{SetXattr, XattrNames};
 
 /// A window holds at least so many runs: a small one writes in smaller runs.
 const WINDOW_RUNS_MIN: u64 = 8;

@@ -355,7 +355,8 @@ fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state(
     state.reclaim_complete(late, false, Duration::ZERO, &mut effects).unwrap();
     let (access, deny) = (ShareAccess::Read, ShareDeny::None);
     let file = FileId(1);
-    let call = OpenFile { client: late, owner: b"o", file, access, deny, is_reclaim: false };
+    let call =
+        OpenFile { client: late, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
     state.open(&call, Duration::ZERO, &mut effects).unwrap();
     // It is late now, and stays as a courtesy.
     let now = LEASE * 2;

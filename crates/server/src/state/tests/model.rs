@@ -230,6 +230,7 @@ impl Model {
             access,
             deny,
             is_reclaim: false,
+            user: 0,
         };
         let result = self.bed.state.open(&call, self.bed.now, &mut self.bed.effects);
         self.note_forgotten()?;
@@ -402,7 +403,7 @@ impl Model {
         let id = self.clients[client].0;
         let (read, anonymous) = (ShareAccess::Read, Stateid::ANONYMOUS);
         let Bed { state, now, effects } = &mut self.bed;
-        let result = state.check_io(id, &anonymous, FileId(file), read, *now, effects);
+        let result = state.check_io(id, &anonymous, FileId(file), (read, 0), *now, effects);
         self.note_forgotten()?;
         let denies = |(key, open): (&Key, &ModelOpen)| {
             key.1 == file && open.share().1 & 1 != 0 && !self.is_expired(key.0)
@@ -411,7 +412,7 @@ impl Model {
         for (key, open) in self.opens.iter().filter(|(key, _)| key.0 == client) {
             let Bed { state, now, effects } = &mut self.bed;
             let file = FileId(key.1);
-            let state = state.check_io(id, &open.stateid, file, read, *now, effects);
+            let state = state.check_io(id, &open.stateid, file, (read, 0), *now, effects);
             let is_reader = open.share().0 & 1 != 0;
             let expected = if is_reader { IoState::Opened } else { IoState::Unchecked };
             prop_assert_eq!(state, Ok(expected));

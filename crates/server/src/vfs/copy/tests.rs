@@ -4,6 +4,7 @@ use io::{EngineConfig, Share};
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::fs::OpenedFor;
 
 #[test]
 fn pieces_end_at_multiples_and_the_end_of_the_data() {
@@ -40,6 +41,7 @@ async fn another_client_has_its_turn_between_two_pieces() {
         gid: 0,
         groups: Arc::default(),
         read_only: false,
+        opened: OpenedFor::default(),
         identity: Identity::Server,
     };
     let (large, may_go_on) = (note("piece"), Arc::new(Mutex::new(may_go_on)));

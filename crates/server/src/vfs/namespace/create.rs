@@ -8,7 +8,7 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, linkat, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, getxattr_query, linkat, openat};
 use rustix::io::Errno;
 
 use super::{Opened, find_child, new_component, open_child};
@@ -27,8 +27,9 @@ pub(crate) enum CreateMode {
     Unchecked(AttributeChange),
     /// Fail.
     Guarded(AttributeChange),
-    /// Take it if it was made with the same verifier: a retransmission, not a second caller.
-    Exclusive([u8; 8]),
+    /// Take it if it was made with the same verifier: a retransmission, not a second caller. The
+    /// times of a new file hold the verifier.
+    Exclusive([u8; 8], AttributeChange),
 }
 
 impl CreateMode {
@@ -36,7 +37,7 @@ impl CreateMode {
     fn change(&self) -> AttributeChange {
         match *self {
             Self::Unchecked(change) | Self::Guarded(change) => change,
-            Self::Exclusive(verifier) => exclusive_change(verifier),
+            Self::Exclusive(verifier, change) => exclusive_change(verifier, change),
         }
     }
 }
@@ -151,9 +152,9 @@ enum Made {
 /// CREATE as the identity of this thread. A name that exists is tried second: creating needs no
 /// lookup first, and CREATE of an existing file needs no permission on the directory.
 fn create_file(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made, Status> {
-    let change = how.change();
+    let change = unmasked(directory, how.change());
     match how {
-        CreateMode::Exclusive(_) => match create_unnamed(directory, name, &change)? {
+        CreateMode::Exclusive(..) => match create_unnamed(directory, name, &change)? {
             Exclusive::Made(new) => return Ok(Made::New(new)),
             Exclusive::NameExists => return take_existing(directory, name, how),
             Exclusive::Unsupported => {}
@@ -168,6 +169,20 @@ fn create_file(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made, 
         Err(errno) => Err(errno.into()),
     }
 }
+
+/// The attributes of a new object with the caller's umask applied, which a default access control
+/// list takes the place of (RFC 8275 §6.2).
+fn unmasked(directory: &Inode, change: AttributeChange) -> AttributeChange {
+    if change.umask == 0 {
+        return change;
+    }
+    let has_list = getxattr_query(proc_path(directory.fd()), DEFAULT_LIST).is_ok_and(|len| len > 0);
+    let umask = if has_list { 0 } else { change.umask };
+    AttributeChange { mode: change.mode.map(|mode| mode & !umask), umask: 0, ..change }
+}
+
+/// The extended attribute of a directory that holds its default access control list.
+const DEFAULT_LIST: &CStr = c"system.posix_acl_default";
 
 enum Exclusive {
     Made(New),
@@ -199,7 +214,7 @@ fn create_unnamed(
         Err(errno) => return Err(errno.into()),
     };
     let rest = left_to_set(change, &attributes_of_linked_or_not(&writer)?);
-    apply(writer.as_fd(), &rest)?;
+    set_rest(writer.as_fd(), &rest)?;
     // As for LINK: linkat() of a descriptor needs a privilege, the magic link does not.
     let (from, follow) = (proc_path(writer.as_fd()), AtFlags::SYMLINK_FOLLOW);
     match linkat(CWD, from, directory.fd(), name, follow) {
@@ -222,8 +237,9 @@ fn adopt_new_file(
         let made = attributes_of(&writer)?;
         let rest = left_to_set(change, &made);
         let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
-        let attributes = set_rest(writer.as_fd(), &rest, made)?;
-        Ok((Found::new(directory, handle, attributes), rest != AttributeChange::default()))
+        let changed_since = set_rest(writer.as_fd(), &rest)?;
+        let attributes = if changed_since { attributes_of(&writer)? } else { made };
+        Ok((Found::new(directory, handle, attributes), changed_since))
     };
     match finish() {
         Ok((found, changed_since)) => {
@@ -236,17 +252,13 @@ fn adopt_new_file(
     }
 }
 
-/// Sets what creating an object has left, and returns its attributes then.
+/// Sets what creating an object has left; returns whether that was anything.
 ///
 /// An owner or group that the caller may not give is left as the kernel chose it, as the Linux
 /// server does: some clients send both with every creation, macOS with the group of the directory.
-fn set_rest(
-    fd: BorrowedFd<'_>,
-    rest: &AttributeChange,
-    made: LiveAttributes,
-) -> Result<LiveAttributes, Status> {
+fn set_rest(fd: BorrowedFd<'_>, rest: &AttributeChange) -> Result<bool, Status> {
     if *rest == AttributeChange::default() {
-        return Ok(made);
+        return Ok(false);
     }
     if let Some(size) = rest.size {
         rustix::fs::ftruncate(fd, size)?;
@@ -260,7 +272,7 @@ fn set_rest(
         Ok(()) | Err(_) => {}
     }
     apply(fd, &AttributeChange { uid: None, gid: None, ..*rest })?;
-    attributes_of(fd)
+    Ok(true)
 }
 
 /// Whether an owner or group is refused: to this caller, or because the server's user name space or
@@ -291,9 +303,9 @@ fn take_existing(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made
         CreateMode::Unchecked(_) if found.attributes.is_directory() => Err(Status::IsDirectory),
         CreateMode::Unchecked(_) if !found.attributes.is_regular() => Err(Status::Exists),
         CreateMode::Unchecked(change) => Ok(Made::Existing(found, fd, change.size)),
-        CreateMode::Exclusive(verifier) => {
+        CreateMode::Exclusive(verifier, change) => {
             let made_by_same = found.attributes.is_regular()
-                && found.attributes.size == 0
+                && found.attributes.size == change.size.unwrap_or(0)
                 && verifier_in(&found.attributes) == Some(verifier);
             if made_by_same { Ok(Made::Existing(found, fd, None)) } else { Err(Status::Exists) }
         }
@@ -302,18 +314,19 @@ fn take_existing(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made
 
 /// The verifier of an exclusive create is kept in the file's times, where it survives a restart of
 /// the server (RFC 1813 §3.3.8 suggests it). Signed 32-bit seconds fit every Linux file system.
-fn exclusive_change(verifier: [u8; 8]) -> AttributeChange {
+fn exclusive_change(verifier: [u8; 8], change: AttributeChange) -> AttributeChange {
     let [a0, a1, a2, a3, m0, m1, m2, m3] = verifier;
     let at = |seconds: [u8; 4]| {
         let seconds = i64::from(i32::from_be_bytes(seconds));
         SetTime::At(Timestamp { seconds, nanoseconds: 0 })
     };
     AttributeChange {
-        // The client sets the real mode with the SETATTR that follows; until then it is its owner's.
-        mode: Some(0o600),
+        // A client of version 3 sets the mode with the SETATTR that follows; until then it is its
+        // owner's.
+        mode: change.mode.or(Some(0o600)),
         atime: at([a0, a1, a2, a3]),
         mtime: at([m0, m1, m2, m3]),
-        ..AttributeChange::default()
+        ..change
     }
 }
 
@@ -331,6 +344,7 @@ fn make_child(
     kind: &NodeKind,
     change: AttributeChange,
 ) -> Result<New, Status> {
+    let change = unmasked(directory, change);
     make_entry(directory.fd(), name, kind, change.mode.unwrap_or(0))?;
     let is_directory = matches!(kind, NodeKind::Directory);
     let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
@@ -340,14 +354,15 @@ fn make_child(
         NodeKind::Symlink(_) => AttributeChange::default(),
         _ => AttributeChange { size: None, ..left_to_set(&change, &found.attributes) },
     };
-    match set_rest(fd.as_fd(), &rest, *found.attributes) {
-        Ok(attributes) => found = Found::new(directory, found.handle, attributes),
-        Err(status) => {
-            remove_new(directory, name, Some(fd.as_fd()), flags);
-            return Err(status);
+    let set = set_rest(fd.as_fd(), &rest).and_then(|changed_since| {
+        if changed_since {
+            found = Found::new(directory, found.handle, attributes_of(&fd)?);
         }
-    }
-    let changed_since = rest != AttributeChange::default();
+        Ok(changed_since)
+    });
+    let changed_since = set.inspect_err(|_| {
+        remove_new(directory, name, Some(fd.as_fd()), flags);
+    })?;
     Ok(New { found, fd: Opened::PathOnly(fd), changed_since })
 }
 

@@ -1,5 +1,6 @@
 //! NFS version 4.1 and 4.2, RFC 8881 and RFC 7862.
 
+mod callbacks;
 mod client;
 mod extension;
 mod files;
@@ -9,3 +10,4 @@ mod opens;
 mod pseudo_root;
 mod restart;
 mod sessions;
+mod xattr;

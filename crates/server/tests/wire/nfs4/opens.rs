@@ -220,6 +220,74 @@ fn a_lock_whose_conflict_would_not_fit_in_the_reply_is_not_tried() {
 }
 
 #[test]
+fn what_an_open_permitted_is_kept_until_the_export_forbids_it() {
+    if !is_root("what_an_open_permitted_is_kept_until_the_export_forbids_it") {
+        return;
+    }
+    let fixture = Fixture::with(ALL_VERSIONS);
+    std::fs::write(fixture.exported("file"), b"data").unwrap();
+    set_mode(&fixture.exported("file"), 0o666);
+    let session = Session::new(&fixture);
+    let client = session.client.becoming(Ids::user(1000));
+    let mut session = Session { client, ..session };
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    set_mode(&fixture.exported("file"), 0o600);
+    let read = |session: &mut Session, stateid| {
+        let args = ReadArgs { stateid, offset: 0, count: 4 };
+        let mut results = session.call(&Operations::new().at(file).op(OperationCode::Read, &args));
+        results.skip(&[OperationCode::Putfh]);
+        results.next_with(OperationCode::Read, |_| ())
+    };
+    let write = |session: &mut Session| {
+        let stable = StableHow::Unstable;
+        let args = WriteArgs { stateid, offset: 0, stable, data: b"more" };
+        let mut results = session.call(&Operations::new().at(file).op(OperationCode::Write, &args));
+        results.skip(&[OperationCode::Putfh]);
+        results.next::<WriteOk>(OperationCode::Write).map(|done| done.count)
+    };
+    assert_eq!(read(&mut session, stateid), Ok(()));
+    assert_eq!(write(&mut session), Ok(4));
+    assert_eq!(read(&mut session, Stateid::ANONYMOUS), Err(Status::Access), "nothing is open");
+    let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+    assert_eq!(open(&mut session, export, &args).map(drop), Err(Status::Access), "a second open");
+    // Another user of the client has not opened it.
+    let client = session.client.becoming(Ids::user(1001));
+    let mut session = Session { client, ..session };
+    assert_eq!(read(&mut session, stateid), Err(Status::Access));
+    let client = session.client.becoming(Ids::user(1000));
+    let mut session = Session { client, ..session };
+    fixture.reload(&ALL_VERSIONS.replace("sync = false", "sync = false\nread_only = true"));
+    assert_eq!(write(&mut session), Err(Status::Rofs));
+    assert_eq!(read(&mut session, stateid), Ok(()));
+    fixture.reload(&ALL_VERSIONS.replace("squash = \"none\"", "squash = \"all\""));
+    assert_eq!(read(&mut session, stateid), Err(Status::Access));
+    assert_eq!(write(&mut session), Err(Status::Access));
+}
+
+#[test]
+fn an_open_reports_why_it_delegates_nothing_to_a_client_that_asked() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    session.open(export, b"file");
+    let table = [
+        (0, NoDelegation::None),
+        (0x100, NoDelegation::Why(WhyNoDelegation::NotSupported)),
+        (0x200, NoDelegation::Why(WhyNoDelegation::NotSupported)),
+        (0x300, NoDelegation::Why(WhyNoDelegation::NotSupported)),
+        (SHARE_WANT_NO_DELEGATION, NoDelegation::Why(WhyNoDelegation::NotWanted)),
+        (SHARE_WANT_CANCEL, NoDelegation::Why(WhyNoDelegation::Cancelled)),
+    ];
+    for (want, delegation) in table {
+        let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+        let args = OpenArgs { share_access: args.share_access | want, ..args };
+        let opened = open(&mut session, export, &args).unwrap();
+        assert_eq!(opened.delegation, delegation, "{want:#x}");
+    }
+}
+
+#[test]
 fn opens_of_an_export_that_is_not_served_any_more_end() {
     let rest = r#"
         nfs_versions = ["4.1"]
