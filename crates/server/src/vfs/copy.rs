@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use io::{ByteRange, Engine, Identity, IoMode, Lengths, RangeGuard, RangeUse};
+use io::{ByteRange, IoMode, Lengths, RangeGuard, RangeUse};
 use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, seek};
 use rustix::io::Errno;
 
@@ -80,8 +80,7 @@ impl Vfs {
         Ok((found, found >= size))
     }
 
-    /// ALLOCATE and DEALLOCATE, RFC 7862 §15.1 and §15.4, as the caller, in [pieces]. What fails may have
-    /// done a part of it.
+    /// ALLOCATE and DEALLOCATE, RFC 7862 §15.1 and §15.4, as the caller.
     ///
     /// # Errors
     /// `Invalid` for no bytes, `TooLarge`, `NotSupported`, and those of WRITE.
@@ -102,45 +101,22 @@ impl Vfs {
         let (file, change) = self.begin_change(object, lengths).await?;
         let permitted = self.permit::<Writing>(caller, &file, change.before()).await?;
         let writer = self.writer(&permitted).await?;
-        if range.is_empty() {
-            return Err(Status::Invalid);
-        }
         let pages = permitted.data().ranges.lock(range, RangeUse::Exclusive).await;
-        let data_end = match allocation {
-            Allocation::Allocate => range.end(),
-            Allocation::Deallocate => change.before().size,
-        };
+        let changed = Arc::clone(&file);
         change.note_start();
-        let (changed, descriptor) = (Arc::clone(&file), Arc::clone(&writer));
-        let job = move |piece: ByteRange| {
-            let result = fallocate(&*descriptor, flags, piece.offset(), piece.len());
-            changed.note_change();
-            Ok(result?)
-        };
-        let result = in_pieces(&self.engine, caller, pieces(range, data_end), job).await;
-        let ended = self.end_change(caller, &file, (change, writer, pages), object.sync).await;
-        result.and(ended)
-    }
-
-    /// Ends a change that was made in pieces.
-    async fn end_change(
-        &self,
-        caller: &Caller,
-        file: &Arc<Inode>,
-        (change, writer, pages): (Change, Arc<OwnedFd>, impl Send + 'static),
-        sync: bool,
-    ) -> Result<(), Status> {
         let job = move || {
+            let result = fallocate(&*writer, flags, offset, length);
+            changed.note_change();
             drop(pages);
             change.end(writer.as_fd());
-            Ok(())
+            Ok(result?)
         };
-        let ended = self.in_data_lane(caller, job).await;
-        let settled = self.settle(file, sync).await;
-        ended.and(settled)
+        let result = self.in_data_lane(caller, job).await;
+        let settled = self.settle(&file, object.sync).await;
+        result.and(settled)
     }
 
-    /// CLONE, RFC 7862 §15.13, as the caller, in [pieces]. What fails may have cloned a part.
+    /// CLONE, RFC 7862 §15.13, as the caller.
     ///
     /// # Errors
     /// `Invalid` for ranges that overlap or are not aligned to the blocks of the file system, or that
@@ -158,19 +134,24 @@ impl Vfs {
             self.begin_change(destination, Lengths::up_to(range.to + range.count)).await?;
         let ends = self.ends(caller, &from, (&file, &change), range).await?;
         let pages = lock_pages(&from, &ends.destination, range).await;
+        let changed = Arc::clone(&file);
         change.note_start();
-        let Ends { source, writer, .. } = ends;
-        let (changed, target) = (Arc::clone(&file), Arc::clone(&writer));
-        let job = move |piece: ByteRange| {
-            let to = range.to + (piece.offset() - range.from);
-            let result = io::clone_range(source.as_fd(), piece, target.as_fd(), to);
+        let job = move || {
+            let Ends { source, writer, .. } = ends;
+            let part = ByteRange::between(range.from, range.from + range.count);
+            // No bytes would mean all to the kernel.
+            let result = match range.count {
+                0 => Ok(()),
+                _ => io::clone_range(source.as_fd(), part, writer.as_fd(), range.to),
+            };
             changed.note_change();
+            drop(pages);
+            change.end(writer.as_fd());
             Ok(result?)
         };
-        let part = ByteRange::between(range.from, range.from + range.count);
-        let result = in_pieces(&self.engine, caller, pieces(part, part.end()), job).await;
-        let ended = self.end_change(caller, &file, (change, writer, pages), destination.sync).await;
-        result.and(ended)
+        let result = self.in_data_lane(caller, job).await;
+        let settled = self.settle(&file, destination.sync).await;
+        result.and(settled)
     }
 
     /// COPY, RFC 7862 §15.2, as the caller: unstable, as a WRITE is.
@@ -266,46 +247,9 @@ impl Vfs {
         caller: &Caller,
         job: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        in_data_lane(&self.engine, &caller.identity, job).await
+        let done = self.engine.data_as(caller.identity.clone(), job).await;
+        done.unwrap_or_else(|error| Err(Status::no_identity(&error)))
     }
-}
-
-async fn in_data_lane<T: Send + 'static>(
-    engine: &Engine,
-    identity: &Identity,
-    job: impl FnOnce() -> Result<T, Status> + Send + 'static,
-) -> Result<T, Status> {
-    let done = engine.data_as(identity.clone(), job).await;
-    done.unwrap_or_else(|error| Err(Status::no_identity(&error)))
-}
-
-/// Performs `job` for each piece as the caller, and gives the data thread up between two of them: a
-/// range is as long as its client likes, and others wait for the thread.
-async fn in_pieces(
-    engine: &Engine,
-    caller: &Caller,
-    pieces: impl Iterator<Item = ByteRange>,
-    job: impl Fn(ByteRange) -> Result<(), Status> + Clone + Send + 'static,
-) -> Result<(), Status> {
-    for piece in pieces {
-        let job = job.clone();
-        in_data_lane(engine, &caller.identity, move || job(piece)).await?;
-        tokio::task::yield_now().await;
-    }
-    Ok(())
-}
-
-/// The pieces of a range: each up to the next multiple of [`PIECE_BYTES`], so that no block lies in two,
-/// and what is behind `data_end` in one.
-fn pieces(range: ByteRange, data_end: u64) -> impl Iterator<Item = ByteRange> {
-    let mut at = range.offset();
-    std::iter::from_fn(move || {
-        let next = (at / PIECE_BYTES + 1).saturating_mul(PIECE_BYTES);
-        let end = if at < data_end { next.min(range.end()) } else { range.end() };
-        let piece = (at < end).then(|| ByteRange::between(at, end));
-        at = end;
-        piece
-    })
 }
 
 /// The pages of both ranges. Of two files the one with the lower rank comes first, so that two copies
@@ -349,9 +293,3 @@ fn copy(source: &OwnedFd, writer: &OwnedFd, range: CopyRange) -> Result<u64, Sta
 
 /// Bytes of one COPY, which keeps a data thread.
 const COPY_BYTES_MAX: u64 = 4 << 20;
-/// Bytes of a system call of ALLOCATE, DEALLOCATE and CLONE, which keeps a data thread: they take the
-/// time of the extents, which have a block at least. A multiple of any block.
-const PIECE_BYTES: u64 = 256 << 20;
-
-#[cfg(test)]
-mod tests;
