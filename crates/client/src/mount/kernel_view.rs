@@ -15,8 +15,8 @@
 //! the size. It can still meet a GETATTR that the kernel has queued and this process has not read.
 //!
 //! The kernel also waits for the pages of READs and WRITEs that are not answered, and umount(2) waits
-//! for the notification (`fc->killsb`). So none comes while the server leaves one of them without a
-//! reply.
+//! for the notification (`fc->killsb`). So none comes once the server has left one of them without a
+//! reply for [`SETTLING`], and has answered no other meanwhile. A slow server delays no notification.
 //!
 //! The kernel counts the links of a file itself: the reply to an UNLINK, or to a RENAME that
 //! replaces the file, subtracts one from the `nlink` of the last attributes (`fuse_entry_unlinked`,
@@ -51,6 +51,8 @@ pub(super) struct KernelView {
     /// READs and WRITEs that are being answered, by number, with the time when each began.
     transfers: BTreeMap<u64, Instant>,
     next_transfer: u64,
+    /// The last reply to a READ or WRITE.
+    transferred_at: Option<Instant>,
     opened_at: Option<Instant>,
     /// The last reply to an OPEN that makes the kernel drop pages.
     dropped_at: Option<Instant>,
@@ -127,13 +129,17 @@ impl KernelView {
         self.next_transfer
     }
 
-    pub(super) fn end_transfer(&mut self, number: u64) {
+    pub(super) fn end_transfer(&mut self, number: u64, now: Instant) {
         self.transfers.remove(&number);
+        self.transferred_at = Some(now);
     }
 
-    /// Whether the server has left a READ or WRITE without a reply for [`SETTLING`].
+    /// Whether the server has left a READ or WRITE without a reply for [`SETTLING`], and has answered
+    /// no other meanwhile.
     fn has_silent_transfer(&self, now: Instant) -> bool {
-        self.transfers.first_key_value().is_some_and(|(_, begun)| now >= *begun + SETTLING)
+        let is_long_ago = |at: Instant| now >= at + SETTLING;
+        self.transfers.first_key_value().is_some_and(|(_, begun)| is_long_ago(*begun))
+            && self.transferred_at.is_none_or(is_long_ago)
     }
 
     /// An OPEN is about to be answered; `is_unchanged` if no other client has changed the file since
@@ -270,15 +276,28 @@ mod tests {
         view.learn(&attributes(1), TTL, start);
         view.note_stale_pages(start);
         let read = view.begin_transfer(start);
-        let write = view.begin_transfer(start + SETTLING / 2);
         let later = start + SETTLING;
         assert_eq!(view.until_drop(later), Some(SETTLING));
         assert!(!view.can_drop_pages(1, later));
-        view.end_transfer(read);
+        view.end_transfer(read, later);
+        assert_eq!(view.until_drop(later), Some(Duration::ZERO));
+        assert!(view.can_drop_pages(1, later));
+    }
+
+    #[test]
+    fn a_slow_server_delays_no_drop_of_pages() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        view.learn(&attributes(1), TTL, start);
+        view.note_stale_pages(start);
+        let read = view.begin_transfer(start);
+        let write = view.begin_transfer(start);
+        let later = start + SETTLING;
+        view.end_transfer(read, later);
+        // The other one is old too, but the server answers.
         assert_eq!(view.until_drop(later), Some(Duration::ZERO));
         assert!(view.can_drop_pages(1, later));
         assert_eq!(view.until_drop(later + SETTLING), Some(SETTLING));
-        view.end_transfer(write);
+        view.end_transfer(write, later + SETTLING);
         assert_eq!(view.until_drop(later + SETTLING), Some(Duration::ZERO));
     }
 

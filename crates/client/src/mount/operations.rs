@@ -101,7 +101,7 @@ pub(super) struct TransferGuard<'a> {
 
 impl Drop for TransferGuard<'_> {
     fn drop(&mut self) {
-        self.node.view().end_transfer(self.number);
+        self.node.view().end_transfer(self.number, Instant::now());
     }
 }
 
