@@ -6,6 +6,7 @@
 //! owner has one, and closing it unlocks all.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::OfdLock;
@@ -87,11 +88,16 @@ impl HeldFiles {
     pub(crate) fn retired(&self) -> (Vec<FileId>, Vec<Arc<Inode>>) {
         let (mut retired, mut left) = (Vec::new(), Vec::new());
         for (file, held) in self.lock().iter_mut() {
-            let is_retired = |inode: &mut Arc<Inode>| inode.root().is_retired();
-            if held.inodes.iter_mut().all(is_retired) {
+            // Looked at once: an export may retire meanwhile, and one inode at least stays.
+            let inodes = mem::take(&mut held.inodes);
+            let (gone, served): (Vec<_>, Vec<_>) =
+                inodes.into_iter().partition(|inode| inode.root().is_retired());
+            if served.is_empty() {
+                held.inodes = gone;
                 retired.push(*file);
             } else {
-                left.extend(held.inodes.extract_if(.., is_retired));
+                held.inodes = served;
+                left.extend(gone);
             }
         }
         (retired, left)

@@ -328,12 +328,13 @@ impl Service {
     pub(crate) async fn expire(&self) {
         let mut effects = Effects::new();
         self.state.expire(self.now(), &mut effects);
+        // At once, so that no client opens one of these files through another export between.
         let (retired, left) = self.held_files.retired();
+        self.state.release_files(&retired, self.now(), &mut effects);
+        self.settle(effects).await;
         if !left.is_empty() {
             self.engine.data(move || drop(left)).await;
         }
-        self.state.release_files(&retired, self.now(), &mut effects);
-        self.settle(effects).await;
         let is_in_grace = self.state.counts().is_in_grace;
         if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {
             tracing::info!("the grace period of version 4 is over");
