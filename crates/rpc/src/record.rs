@@ -80,6 +80,12 @@ impl Fragments {
         Ok(())
     }
 
+    /// Bytes that the marks have announced so far: at the end, the length of the message.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Takes bytes of the message, at most as many as are next.
     pub fn take(&mut self, bytes: usize) {
         self.left -= bytes as u64;

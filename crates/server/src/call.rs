@@ -38,6 +38,8 @@ pub(crate) struct Call {
     pub(crate) payload: Option<WriteData>,
     /// Bytes that followed the arguments.
     pub(crate) trailing_bytes: u64,
+    /// Length of the message as it came, payload included.
+    pub(crate) bytes: u64,
 }
 
 /// What the call's credential states, without the bytes that it borrows from the head.
@@ -145,7 +147,7 @@ impl Incoming {
     /// # Errors
     /// It is no call, or one to be denied.
     pub(crate) fn finish(self, record: Record) -> Result<Call, CallError> {
-        let Record { head, payload, trailing_bytes, .. } = record;
+        let Record { head, payload, trailing_bytes, bytes, .. } = record;
         let mut reader = Reader::new(&head);
         let CallHeader { xid, program, version, procedure: code, credential, .. } =
             decode_call(&mut reader)?;
@@ -175,6 +177,7 @@ impl Incoming {
             compound_payload: self.compound_payload,
             payload,
             trailing_bytes,
+            bytes,
         })
     }
 }

@@ -69,6 +69,8 @@ pub struct Record {
     pub moved_bytes: usize,
     /// Bytes that followed where the record should have ended.
     pub trailing_bytes: u64,
+    /// Length of the message as it came, all of the above together, whatever its words claim.
+    pub bytes: u64,
 }
 
 /// Why a connection ends.
@@ -193,7 +195,8 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
         }
         let trailing_bytes = self.discard_rest().await?;
         self.alarm.peer_wait.end();
-        Ok(Some(Record { head, payload, moved_bytes: self.moved_bytes, trailing_bytes }))
+        let (moved_bytes, bytes) = (self.moved_bytes, self.fragments.bytes());
+        Ok(Some(Record { head, payload, moved_bytes, trailing_bytes, bytes }))
     }
 
     /// Whether the beginning of the next record has come already.

@@ -34,10 +34,16 @@ fn write_call(version: (u32, u32)) -> (Vec<u8>, usize) {
     (call, head_bytes)
 }
 
+/// A record without a payload.
+fn record(head: Vec<u8>) -> Record {
+    let bytes = head.len() as u64;
+    Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0, bytes }
+}
+
 fn received(head: Vec<u8>) -> Call {
     let mut incoming = Incoming::new(FILES);
     incoming.layout(&head);
-    incoming.finish(Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0 }).unwrap()
+    incoming.finish(record(head)).unwrap()
 }
 
 #[test]
@@ -56,8 +62,7 @@ fn a_write_head_is_found_from_as_much_of_it_as_is_there() {
     let payload = Layout::Payload { len: 13, offset: 5, has_tail: false };
     assert_eq!(incoming.layout(&call[..whole]), payload);
     let head = call[..whole].to_vec();
-    let call =
-        incoming.finish(Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0 }).unwrap();
+    let call = incoming.finish(record(head)).unwrap();
     let write = call.write.expect("decoded once");
     assert_eq!((write.file.as_bytes(), write.offset, write.count), (&[9; 30][..], 5, 13));
 }
@@ -148,7 +153,7 @@ proptest! {
         if let Layout::HeadUntil(len) = incoming.layout(&bytes) {
             prop_assert!(len > bytes.len() && len < 2048);
         }
-        let _ = incoming.finish(Record { head: bytes, payload: None, moved_bytes: 0, trailing_bytes: 0 });
+        let _ = incoming.finish(record(bytes));
     }
 
     #[test]

@@ -201,10 +201,9 @@ impl<'a> Compound<'a> {
         hasher.finish()
     }
 
-    /// The length of the call without its RPC header.
+    /// The length of the whole call as it came (RFC 8881 §18.36.3: the RPC header counts).
     pub(super) fn call_bytes(&self) -> u64 {
-        let payload = self.call.compound_payload.map_or(0, |payload| u64::from(payload.len));
-        self.call.arguments().len() as u64 + payload
+        self.call.bytes
     }
 
     /// Whether the operation at work is the last.

@@ -44,6 +44,7 @@ impl Compound<'_> {
         let bytes_max = self.request.service.memory.transfer_bytes_max;
         if let Some(data) = self.take_payload(reader) {
             return match data {
+                None if u64::from(len) > self.call_bytes() => Err(Status::Badxdr.into()),
                 // More than the server takes was received and discarded.
                 None if len > bytes_max => Err(Status::ReqTooBig.into()),
                 None if len > 0 => Err(Status::Badxdr.into()),

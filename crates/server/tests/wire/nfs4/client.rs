@@ -262,19 +262,11 @@ impl Session {
 
     /// The results behind that of SEQUENCE.
     pub(super) fn call(&mut self, operations: &Operations) -> Results {
-        self.try_call(operations).unwrap()
-    }
-
-    /// As [`Self::call`]. SEQUENCE may refuse the call, which then does not count.
-    pub(super) fn try_call(&mut self, operations: &Operations) -> Result<Results, Status> {
         self.sequence += 1;
         let call = self.sequenced(operations);
         let mut results = compound(&mut self.client, self.minor_version, &call);
-        if let Err(refused) = results.next::<SequenceOk>(OperationCode::Sequence) {
-            self.sequence -= 1;
-            return Err(refused);
-        }
-        Ok(results)
+        results.next::<SequenceOk>(OperationCode::Sequence).unwrap();
+        results
     }
 
     /// As [`Self::call`]; every operation succeeds.
