@@ -103,11 +103,6 @@ impl HeldFiles {
         (retired, left)
     }
 
-    /// The inode of an open file.
-    pub(crate) fn inode(&self, file: FileId) -> Option<Arc<Inode>> {
-        Some(Arc::clone(&self.lock().get(&file)?.inodes[0]))
-    }
-
     /// Performs what `state` asks of files. May block.
     pub(crate) fn perform(&self, effect: &Effect) {
         match *effect {

@@ -30,7 +30,7 @@ use crate::random::random_u64;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
 use crate::state::{
-    ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Notice, Piece, State,
+    ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Piece, State,
 };
 use crate::trace::{CallId, Tracer, handle_hash};
 use crate::vfs::{Switches, Vfs};
@@ -283,13 +283,8 @@ impl Service {
 
     /// Notifies a client that a lock it waits for can be granted. Waits for nothing.
     fn notify(&self, effect: Effect) {
-        let Effect::NotifyLock { client, file, owner } = effect else { return };
-        let Some(inode) = self.held_files.inode(file) else { return };
-        let sealed = self.seal(inode.root(), *inode.handle());
-        let Some(object) = proto::nfs4::FileHandle::new(sealed.as_bytes()) else { return };
-        let Some((session, first)) = self.state.notify(client, Notice { object, owner }) else {
-            return;
-        };
+        let Effect::NotifyLock { client, notice } = effect else { return };
+        let Some((session, first)) = self.state.notify(client, notice) else { return };
         let callbacks = Arc::clone(&self.callbacks);
         drop(self.timers.spawn(async move { callbacks.send(&session, first).await }));
     }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proto::nfs4::{
-    ClientId, LockRange, LockType, SequenceId, ShareAccess, ShareDeny, Stateid, Verifier,
+    ClientId, FileHandle, LockRange, LockType, SequenceId, ShareAccess, ShareDeny, Stateid,
+    Verifier,
 };
 use rustix::fs::{CWD, Mode, openat};
 use tempfile::TempDir;
@@ -104,7 +105,8 @@ impl Bed {
         range: LockRange,
     ) -> Result<Stateid, Piece> {
         let (file, mut effects) = (file_id(&self.inode), Effects::new());
-        let call = Lock { client, target, file, range, kind, is_reclaim: false };
+        let object = FileHandle::new(b"file").unwrap();
+        let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
         let grant = match self.state.lock_range(&call, NOW, &mut effects) {
             Ok(grant) => grant,
             Err(LockFailure::Denied(conflict)) => return Err(conflict.piece),
@@ -261,7 +263,8 @@ fn a_client_that_is_forgotten_leaves_no_lock_in_the_kernel() {
     let open = bed.open(client, ShareAccess::Both);
     let (file, mut effects) = (file_id(&bed.inode), Effects::new());
     let (target, kind) = (new(&open), LockType::Write);
-    let call = Lock { client, target, file, range: ALL, kind, is_reclaim: false };
+    let object = FileHandle::new(b"file").unwrap();
+    let call = Lock { client, target, file, object, range: ALL, kind, is_reclaim: false };
     let grant = bed.state.lock_range(&call, NOW, &mut effects).unwrap();
     // It is forgotten before its lock is mirrored, while another client has the file open.
     let other = bed.client(b"other");
@@ -279,15 +282,13 @@ fn an_open_file_stays_when_its_last_name_is_removed() {
     let client = bed.client(b"c");
     let open = bed.open(client, ShareAccess::Both);
     std::fs::remove_file(bed.path()).unwrap();
-    let file = file_id(&bed.inode);
     let key = bed.inode.key();
     let Bed { cache, inode, state, held, dir } = bed;
     drop(inode);
     assert!(cache.unused().is_empty(), "the open uses it");
-    let inode = held.inode(file).unwrap();
-    assert!(Arc::ptr_eq(&cache.find(&key).unwrap(), &inode));
+    let inode = cache.find(&key).expect("the open holds it");
     let bed = Bed { cache, inode, state, held, dir };
     bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
     bed.close(client, &open);
-    assert!(bed.held.inode(file).is_none());
+    assert!(bed.held.lock().is_empty());
 }

@@ -180,7 +180,8 @@ impl Compound<'_> {
             }
         };
         let (range, kind, is_reclaim) = (args.range, args.kind, args.reclaim);
-        let call = Lock { client, target, file, range, kind, is_reclaim };
+        let object = self.place().map(|place| self.handle_of(place))?;
+        let call = Lock { client, target, file, object, range, kind, is_reclaim };
         let mut effects = Effects::new();
         let granted = service.state.lock_range(&call, service.now(), &mut effects);
         service.settle(std::mem::take(&mut effects)).await;

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::nfs4::ClientId;
+use proto::nfs4::{ClientId, FileHandle};
 
 use super::LockId;
+use super::backchannel::Notice;
 use super::ranges::{Piece, Range, Ranges};
 
 /// Locks by owner; a lock state stands for its owner.
@@ -27,6 +28,8 @@ pub(super) struct Owner {
 #[derive(Debug)]
 struct Waiter {
     owner: Owner,
+    /// The file as its client names it, which may have it from another export than others.
+    object: FileHandle,
     wanted: Piece,
     asked_at: Duration,
     /// The lock is reserved for a while from here on.
@@ -86,7 +89,7 @@ impl FileLocks {
     /// without it, and when too many wait for the file, the client has to poll.
     pub(super) fn wait(
         &mut self,
-        owner: Owner,
+        (owner, object): (Owner, FileHandle),
         wanted: Piece,
         counted: Option<[Arc<Waiting>; 2]>,
         now: Duration,
@@ -94,12 +97,19 @@ impl FileLocks {
         self.forget_lost_waiters(now);
         let is_same = |waiter: &&mut Waiter| waiter.owner == owner && waiter.wanted == wanted;
         if let Some(known) = self.waiters.iter_mut().find(is_same) {
-            (known.asked_at, known.notified_at) = (now, None);
+            (known.object, known.asked_at, known.notified_at) = (object, now, None);
         } else if self.waiters.len() < WAITERS_MAX
             && let Some(_counted) = counted
         {
             let (asked_at, notified_at) = (now, None);
-            self.waiters.push_back(Waiter { owner, wanted, asked_at, notified_at, _counted });
+            self.waiters.push_back(Waiter {
+                owner,
+                object,
+                wanted,
+                asked_at,
+                notified_at,
+                _counted,
+            });
         }
     }
 
@@ -132,13 +142,13 @@ impl FileLocks {
         self.waiters.retain(|waiter| waiter.owner.client != client);
     }
 
-    /// The owners whose requests can be granted now, in the order in which they asked. `lock_of` is
-    /// the lock state of an owner.
+    /// Notices for the owners whose requests can be granted now, in the order in which they asked.
+    /// `lock_of` is the lock state of an owner.
     pub(super) fn wake(
         &mut self,
         now: Duration,
         lock_of: impl Fn(&Owner) -> Option<LockId>,
-    ) -> Vec<Owner> {
+    ) -> Vec<(ClientId, Notice)> {
         let mut waiters = std::mem::take(&mut self.waiters);
         waiters.retain(|waiter| now.saturating_sub(waiter.asked_at) <= WAITER_LIFETIME);
         let (mut ahead, mut woken) = (Vec::<(Owner, Piece)>::new(), Vec::new());
@@ -151,7 +161,8 @@ impl FileLocks {
             }
             if !waiter.holds_reservation(now) {
                 waiter.notified_at = Some(now);
-                woken.push(waiter.owner.clone());
+                let Owner { client, name: owner } = waiter.owner.clone();
+                woken.push((client, Notice { object: waiter.object, owner }));
             }
             ahead.push((waiter.owner.clone(), waiter.wanted));
         }
@@ -185,6 +196,19 @@ mod tests {
 
     fn piece(first: u64, last: u64, kind: LockKind) -> Piece {
         Piece { range: Range { first, last }, kind }
+    }
+
+    /// Asks for a lock of the file that each client has a handle of its own for.
+    fn wait(locks: &mut FileLocks, client: u64, wanted: Piece, now: Duration) {
+        locks.wait((owner(client), object(client)), wanted, counted(), now);
+    }
+
+    fn object(client: u64) -> FileHandle {
+        FileHandle::new(&client.to_be_bytes()).unwrap()
+    }
+
+    fn notice(client: u64) -> (ClientId, Notice) {
+        (ClientId(client), Notice { object: object(client), owner: owner(client).name })
     }
 
     fn counted() -> Option<[Arc<Waiting>; 2]> {
@@ -228,11 +252,11 @@ mod tests {
         lock(&mut locks, 1, piece(0, 9, LockKind::Write));
         let [read, write] = [LockKind::Read, LockKind::Write].map(|kind| piece(0, 0, kind));
         for (client, wanted) in [(2, read), (3, read), (4, write), (2, read)] {
-            locks.wait(owner(client), wanted, counted(), at(1));
+            wait(&mut locks, client, wanted, at(1));
         }
         assert_eq!(locks.wake(at(2), none), []);
         unlock(&mut locks, 1, Range { first: 0, last: 9 });
-        assert_eq!(locks.wake(at(2), none), [owner(2), owner(3)]);
+        assert_eq!(locks.wake(at(2), none), [notice(2), notice(3)]);
         assert_eq!(locks.wake(at(2), none), [], "each is notified once");
         assert_eq!(locks.reservation(&owner(4), write, at(3)), Some((&owner(2), read)));
         assert!(locks.reservation(&owner(9), write, at(3)).is_some(), "a newcomer waits too");
@@ -241,7 +265,7 @@ mod tests {
         for client in [2, 3] {
             locks.stop_waiting(&owner(client), read.range);
         }
-        assert_eq!(locks.wake(at(4), none), [owner(4)]);
+        assert_eq!(locks.wake(at(4), none), [notice(4)]);
         locks.stop_waiting_client(ClientId(4));
         assert!(locks.is_unused());
     }
@@ -251,10 +275,10 @@ mod tests {
         let mut locks = FileLocks::default();
         lock(&mut locks, 1, piece(0, 0, LockKind::Write));
         for client in 0..WAITERS_MAX as u64 + 9 {
-            locks.wait(owner(client), piece(0, 0, LockKind::Write), counted(), at(1));
+            wait(&mut locks, client, piece(0, 0, LockKind::Write), at(1));
         }
         assert_eq!(locks.waiters.len(), WAITERS_MAX);
-        locks.wait(owner(1), piece(0, 0, LockKind::Write), counted(), at(62));
+        wait(&mut locks, 1, piece(0, 0, LockKind::Write), at(62));
         assert_eq!(locks.waiters.len(), 1);
     }
 }

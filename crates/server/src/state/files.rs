@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::nfs4::ClientId;
+use proto::nfs4::{ClientId, FileHandle};
 
 use super::file_locks::{FileLocks, Owner, Waiting};
 use super::ranges::{Piece, Range, Ranges};
@@ -334,11 +334,11 @@ impl Files {
         Some(&mut self.files.get_mut(&file)?.locks)
     }
 
-    /// Notes a denied request, unless `all_max` requests wait already, or `own_max` of the client.
+    /// Notes a denied request of an owner for a file that its client calls `object`, unless `all_max` requests wait already, or `own_max` of the client.
     pub(super) fn wait(
         &mut self,
         file: FileId,
-        owner: Owner,
+        (owner, object): (Owner, FileHandle),
         wanted: Piece,
         (all_max, own_max): (usize, usize),
         now: Duration,
@@ -348,7 +348,7 @@ impl Files {
         let (all, own) = (Arc::clone(&self.waiting), Arc::clone(&held.waiting));
         // Both count this request already.
         let may_wait = Waiting::count(&all) <= all_max && Waiting::count(&own) <= own_max;
-        state.locks.wait(owner, wanted, may_wait.then_some([all, own]), now);
+        state.locks.wait((owner, object), wanted, may_wait.then_some([all, own]), now);
     }
 
     /// Blocking requests that wait.
@@ -367,11 +367,9 @@ impl Files {
     pub(super) fn wake(&mut self, file: FileId, now: Duration, effects: &mut Effects) {
         let Some(state) = self.files.get_mut(&file) else { return };
         let FileState { lock_owners, locks, .. } = state;
-        for Owner { client, name: owner } in
-            locks.wake(now, |owner| lock_owners.get(owner).copied())
-        {
-            effects.push(Effect::NotifyLock { client, file, owner });
-        }
+        let woken = locks.wake(now, |owner| lock_owners.get(owner).copied());
+        let notify = |(client, notice)| Effect::NotifyLock { client, notice };
+        effects.extend(woken.into_iter().map(notify));
     }
 
     /// Removes all that a client holds.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::nfs4::{ClientId, LockRange, LockType, ShareAccess, Stateid, Status};
+use proto::nfs4::{ClientId, FileHandle, LockRange, LockType, ShareAccess, Stateid, Status};
 
 use super::file_locks::Owner;
 use super::files::{Files, StateKey};
@@ -18,6 +18,8 @@ pub(crate) struct Lock<'a> {
     pub(crate) client: ClientId,
     pub(crate) target: LockTarget<'a>,
     pub(crate) file: FileId,
+    /// The file as the client names it.
+    pub(crate) object: FileHandle,
     pub(crate) range: LockRange,
     pub(crate) kind: LockType,
     pub(crate) is_reclaim: bool,
@@ -99,7 +101,7 @@ impl State {
             }
             if is_blocking {
                 let (all, own) = (self.limits.waiters_max, self.limits.client_waiters_max);
-                table.files.wait(call.file, owner, piece, (all, own), now);
+                table.files.wait(call.file, (owner, call.object), piece, (all, own), now);
             }
             return Err(LockFailure::Denied(conflict));
         }

@@ -107,7 +107,7 @@ pub(crate) enum Effect {
     /// A lock state ended: its ranges are unlocked and its descriptors closed.
     Release { file: FileId, lock: LockId },
     /// The owner's blocking request can be granted now: CB_NOTIFY_LOCK.
-    NotifyLock { client: ClientId, file: FileId, owner: Arc<[u8]> },
+    NotifyLock { client: ClientId, notice: Notice },
     /// The session is gone, with its backchannel.
     EndSession(SessionId),
 }

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use proto::nfs4::{
-    ClientId, LockRange, LockType, SequenceId, ShareAccess, ShareDeny, SlotId, Stateid, Status,
-    Verifier,
+    ClientId, FileHandle, LockRange, LockType, SequenceId, ShareAccess, ShareDeny, SlotId, Stateid,
+    Status, Verifier,
 };
 
 use proptest::test_runner::Config as ProptestConfig;
@@ -51,6 +51,16 @@ pub(super) fn exchange(
 /// The address of a client: those whose owners begin alike have the same.
 pub(super) fn peer_of(owner: &[u8]) -> IpAddr {
     IpAddr::from([10, 0, 0, owner[0]])
+}
+
+/// What clients call the file.
+pub(super) fn object() -> FileHandle {
+    FileHandle::new(b"file").unwrap()
+}
+
+/// For the lock owner of a client.
+fn notice() -> Notice {
+    Notice { object: object(), owner: b"l".as_slice().into() }
 }
 
 /// The first CREATE_SESSION of a client of root.
@@ -125,7 +135,8 @@ impl Bed {
         range: LockRange,
     ) -> Result<Stateid, LockFailure> {
         let target = LockTarget::New { open, owner: b"l" };
-        let call = Lock { client, target, file: FILE, range, kind, is_reclaim: false };
+        let call =
+            Lock { client, target, file: FILE, object: object(), range, kind, is_reclaim: false };
         let grant = self.state.lock_range(&call, self.now, &mut self.effects)?;
         Ok(self.state.confirm_lock(grant, self.now, &mut self.effects)?)
     }
@@ -278,7 +289,7 @@ fn a_lock_that_the_kernel_denies_leaves_what_was_there() {
     let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
     let target = LockTarget::New { open: &open, owner: b"l" };
     let (file, kind) = (FILE, LockType::Write);
-    let call = Lock { client, target, file, range: ALL, kind, is_reclaim: false };
+    let call = Lock { client, target, file, object: object(), range: ALL, kind, is_reclaim: false };
     let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
     bed.state.undo_lock(grant, bed.now, &mut bed.effects);
     assert_eq!(bed.state.counts().locks, 0, "the new lock state is gone too");
@@ -310,8 +321,8 @@ fn a_blocking_lock_is_notified_and_served_before_newcomers() {
     assert!(matches!(bed.lock(b, &open_b, blocking, ALL), Err(LockFailure::Denied(_))));
     bed.taken();
     bed.state.unlock_range(a, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
-    let notice = Effect::NotifyLock { client: b, file: FILE, owner: b"l".as_slice().into() };
-    assert_eq!(bed.taken().last(), Some(&notice));
+    let effect = Effect::NotifyLock { client: b, notice: notice() };
+    assert_eq!(bed.taken().last(), Some(&effect));
     let Err(LockFailure::Denied(conflict)) = bed.lock(c, &open_c, blocking, ALL) else {
         panic!("it is reserved");
     };
@@ -320,8 +331,8 @@ fn a_blocking_lock_is_notified_and_served_before_newcomers() {
     assert!(matches!(bed.lock(c, &open_c, trying, ALL), Err(LockFailure::Denied(_))));
     bed.taken();
     bed.close(b, &open_b).unwrap();
-    let notice = Effect::NotifyLock { client: c, file: FILE, owner: b"l".as_slice().into() };
-    assert!(bed.taken().contains(&notice));
+    let effect = Effect::NotifyLock { client: c, notice: notice() };
+    assert!(bed.taken().contains(&effect));
     bed.lock(a, &open_a, trying, ALL).expect("a request that does not block takes its chance");
 }
 
@@ -487,7 +498,8 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
     let lock = |state: &State, client, file, kind, now| {
         let stateid = open(state, client, file);
         let target = LockTarget::New { open: &stateid, owner: b"l" };
-        let call = Lock { client, target, file, range: ALL, kind, is_reclaim: false };
+        let call =
+            Lock { client, target, file, object: object(), range: ALL, kind, is_reclaim: false };
         state.lock_range(&call, now, &mut Effects::new())
     };
     let files = [FileId(1), FileId(2), FileId(3)];
@@ -618,7 +630,8 @@ fn owners_of_a_file_are_bounded() {
     let lock = |owner: &[u8], offset| {
         let target = LockTarget::New { open: &stateid, owner };
         let (kind, range) = (LockType::Write, LockRange { offset, length: 1 });
-        let call = Lock { client, target, file: FILE, range, kind, is_reclaim: false };
+        let call =
+            Lock { client, target, file: FILE, object: object(), range, kind, is_reclaim: false };
         let effects = &mut Effects::new();
         let grant = bed.state.lock_range(&call, Duration::ZERO, effects)?;
         Ok(bed.state.confirm_lock(grant, Duration::ZERO, effects).map(drop)?)
@@ -655,7 +668,7 @@ fn a_denied_lock_of_a_closed_file_is_released() {
     let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
     let target = LockTarget::New { open: &open, owner: b"l" };
     let (file, kind) = (FILE, LockType::Write);
-    let call = Lock { client, target, file, range: ALL, kind, is_reclaim: false };
+    let call = Lock { client, target, file, object: object(), range: ALL, kind, is_reclaim: false };
     let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
     bed.close(client, &open).unwrap();
     bed.taken();

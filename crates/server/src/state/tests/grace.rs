@@ -52,7 +52,8 @@ fn only_recorded_clients_reclaim_and_all_others_wait_for_them() {
     assert_eq!(bed.open_as(b, READ, true).map(drop), Err(Status::ReclaimConflict));
     let target = LockTarget::New { open: &open, owner: b"l" };
     let (file, kind) = (FILE, LockType::Write);
-    let call = Lock { client: a, target, file, range: ALL, kind, is_reclaim: true };
+    let call =
+        Lock { client: a, target, file, object: object(), range: ALL, kind, is_reclaim: true };
     let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
     bed.state.confirm_lock(grant, bed.now, &mut bed.effects).unwrap();
 

@@ -316,7 +316,8 @@ impl Model {
         };
         let access = self.opens[&(key.0, key.1, open_owner)].share().0;
         let (client, file) = (self.clients[key.0].0, FileId(key.1));
-        let call = Lock { client, target, file, range: range_of(bytes), kind, is_reclaim: false };
+        let (object, range) = (object(), range_of(bytes));
+        let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
         let result = self.bed.state.lock_range(&call, self.bed.now, &mut self.bed.effects);
         self.note_forgotten()?;
         let has_conflict = self.has_conflict(key, bytes, kind.into());

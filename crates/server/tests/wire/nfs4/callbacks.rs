@@ -23,16 +23,21 @@ struct Bed {
 
 impl Bed {
     fn new() -> Self {
-        let fixture = Fixture::with(ALL_VERSIONS);
+        let again = "[[export]]\npath = \"$DIR/export\"\nname = \"/again\"\nsquash = \"none\"";
+        let fixture = Fixture::with(&format!("{ALL_VERSIONS}\n{again}"));
         let mut waiting = Session::of(&fixture, b"waits", 1);
         let mut holder = Session::of(&fixture, b"holds", 1);
         let export = waiting.export();
-        let opened = open(&mut holder, export);
-        assert_eq!(opened.1.flags & OPEN_RESULT_MAY_NOTIFY_LOCK, 0, "it has no backchannel");
+        // The first open is by another export, where the file has another handle.
+        let mut found = holder.ok(&Operations::new().root().lookup(b"again").getfh());
+        let again = found.skip(&[OperationCode::Putrootfh, OperationCode::Lookup]).handle();
+        let (by_holder, opened) = open(&mut holder, again);
+        assert_eq!(opened.flags & OPEN_RESULT_MAY_NOTIFY_LOCK, 0, "it has no backchannel");
         assert_eq!(bind(&mut waiting), ChannelDirection::Both);
         let (file, open) = open(&mut waiting, export);
         assert_ne!(open.flags & OPEN_RESULT_MAY_NOTIFY_LOCK, 0);
-        let held = lock(&mut holder, file, opened.1.stateid, b"h", LockType::Write).unwrap();
+        assert_ne!(file, by_holder);
+        let held = lock(&mut holder, by_holder, opened.stateid, b"h", LockType::Write).unwrap();
         let mut bed = Self { fixture, waiting, holder, file, open: open.stateid, held };
         assert!(bed.wait().is_err(), "it is locked");
         bed
