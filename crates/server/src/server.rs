@@ -1,5 +1,6 @@
 //! A running server: start, reload, stop.
 
+use std::mem;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::network_threads::NetworkThreads;
 use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::Programs;
 use crate::recovery::Recovery;
-use crate::service::Service;
+use crate::service::{Expired, Service};
 use crate::state_dir::{StateDir, StateDirError};
 use crate::{listener, portmap};
 
@@ -254,7 +255,8 @@ async fn keep_time(service: Arc<Service>) {
     let mut ticks = tokio::time::interval(TICK_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut tasks = JoinSet::new();
-    let mut expiry: Option<AbortHandle> = None;
+    let mut expired = Expired::default();
+    let mut settling: Option<AbortHandle> = None;
     loop {
         ticks.tick().await;
         for idle in service.vfs.tick() {
@@ -265,10 +267,13 @@ async fn keep_time(service: Arc<Service>) {
             let service = Arc::clone(&service);
             tasks.spawn(async move { service.vfs.close_unlinked(unused).await });
         }
-        // One at a time: it waits for the disk that has the records.
-        if service.serves_v4() && expiry.as_ref().is_none_or(AbortHandle::is_finished) {
-            let service = Arc::clone(&service);
-            expiry = Some(tasks.spawn(async move { service.expire().await }));
+        if service.serves_v4() {
+            service.expire(&mut expired);
+        }
+        // One at a time: a disk that hangs takes one thread.
+        if !expired.is_empty() && settling.as_ref().is_none_or(AbortHandle::is_finished) {
+            let (service, expired) = (Arc::clone(&service), mem::take(&mut expired));
+            settling = Some(tasks.spawn(async move { service.settle_expired(expired).await }));
         }
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {

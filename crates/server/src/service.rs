@@ -29,9 +29,7 @@ use crate::mount_list::MountList;
 use crate::random::random_u64;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
-use crate::state::{
-    ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Piece, State,
-};
+use crate::state::{ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Piece, State};
 use crate::trace::{CallId, Tracer, handle_hash};
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
@@ -125,6 +123,20 @@ fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
         ..limits.fore
     };
     Limits { fore, ..limits }
+}
+
+/// What remains to be done after leases have expired and exports have ended.
+#[derive(Default)]
+pub(crate) struct Expired {
+    effects: Effects,
+    /// Closing them may wait for their disks.
+    inodes: Vec<Arc<Inode>>,
+}
+
+impl Expired {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.effects.is_empty() && self.inodes.is_empty()
+    }
 }
 
 /// Whether a client is to be notified.
@@ -319,20 +331,26 @@ impl Service {
     }
 
     /// Ends the leases that have run out, and the state of files whose exports are not served any more.
-    /// To be called once a second.
-    pub(crate) async fn expire(&self) {
-        let mut effects = Effects::new();
-        self.state.expire(self.now(), &mut effects);
+    /// To be called once a second. Waits for nothing; what remains to be done is added to `expired`.
+    pub(crate) fn expire(&self, expired: &mut Expired) {
+        let Expired { effects, inodes } = expired;
+        self.state.expire(self.now(), effects);
         // At once, so that no client opens one of these files through another export between.
         let (retired, left) = self.held_files.retired();
-        self.state.release_files(&retired, self.now(), &mut effects);
-        self.settle(effects).await;
-        if !left.is_empty() {
-            self.engine.data(move || drop(left)).await;
-        }
+        self.state.release_files(&retired, self.now(), effects);
+        inodes.extend(left);
         let is_in_grace = self.state.counts().is_in_grace;
         if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {
             tracing::info!("the grace period of version 4 is over");
+        }
+    }
+
+    /// Does what remains to be done after leases have expired. May wait for the disks of the files.
+    pub(crate) async fn settle_expired(&self, expired: Expired) {
+        let Expired { effects, inodes } = expired;
+        self.settle(effects).await;
+        if !inodes.is_empty() {
+            self.engine.data(move || drop(inodes)).await;
         }
     }
 
