@@ -193,7 +193,12 @@ impl Compound<'_> {
             }
             Ok(Some(foreign)) => {
                 service.state.undo_lock(grant, service.now(), &mut effects);
-                Err(Unlocked::Denied(local_conflict(foreign)))
+                // A local program was quicker than the client after the restart.
+                Err(if is_reclaim {
+                    Status::ReclaimConflict.into()
+                } else {
+                    Unlocked::Denied(local_conflict(foreign))
+                })
             }
             Err(status) => {
                 service.state.undo_lock(grant, service.now(), &mut effects);

@@ -1,5 +1,9 @@
 //! Restarts of the server and of clients: what is reclaimed, and who has to wait.
 
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use io::{OfdLock, set_ofd_lock};
 use proto::nfs4::*;
 
 use super::client::{
@@ -69,6 +73,26 @@ fn a_client_reclaims_its_lock_before_others_can_have_it() {
 
     let stateid = open(&mut other, file, OpenClaim::Handle).expect("all have reclaimed");
     assert_eq!(lock(&mut other, file, stateid, false), Err(Status::Denied));
+}
+
+#[test]
+fn a_reclaim_conflicts_with_a_lock_that_a_local_program_took_meanwhile() {
+    let mut fixture = Fixture::with(ALL_VERSIONS);
+    let mut holder = connect(&fixture, b"holder", 1);
+    reclaim_complete(&mut holder);
+    let export = holder.export();
+    let (file, stateid) = holder.open(export, b"file");
+    lock(&mut holder, file, stateid, false).unwrap();
+    fixture.stop();
+    let local = File::open(fixture.exported("file")).unwrap();
+    assert!(set_ofd_lock(local.as_fd(), (0, 9), OfdLock::Read).unwrap());
+    fixture.restart();
+
+    let mut holder = connect(&fixture, b"holder", 1);
+    let stateid = open(&mut holder, file, PREVIOUS).unwrap();
+    assert_eq!(lock(&mut holder, file, stateid, true), Err(Status::ReclaimConflict));
+    drop(local);
+    lock(&mut holder, file, stateid, true).expect("it is free, and the client may still reclaim");
 }
 
 #[test]
