@@ -10,9 +10,11 @@ from nfs3 import Rpc, opaque, take_opaque
 
 PROGRAM = 100003
 COMPOUND = 1
-CLOSE, GETFH, LOCK, LOOKUP, OPEN, PUTFH, PUTROOTFH, READ, WRITE = 4, 10, 12, 15, 18, 22, 24, 25, 38
+CLOSE, GETFH, LOCK, LOCKT, LOCKU, LOOKUP, OPEN, PUTFH = 4, 10, 12, 13, 14, 15, 18, 22
+PUTROOTFH, READ, WRITE = 24, 25, 38
 EXCHANGE_ID, CREATE_SESSION, SEQUENCE, RECLAIM_COMPLETE = 42, 43, 53, 58
-DENIED, GRACE, NO_GRACE, RECLAIM_BAD = 10010, 10013, 10033, 10034
+DENIED, GRACE, NO_GRACE, RECLAIM_BAD, RECLAIM_CONFLICT = 10010, 10013, 10033, 10034, 10035
+READ_LT, WRITE_LT, READW_LT, WRITEW_LT = 1, 2, 3, 4
 BOTH = 3
 WHOLE = (0, 0xFFFF_FFFF_FFFF_FFFF)
 
@@ -20,9 +22,14 @@ WHOLE = (0, 0xFFFF_FFFF_FFFF_FFFF)
 class Nfs4Error(Exception):
     """The nfsstat4 of the operation that a COMPOUND ended with (RFC 8881 section 15.1)."""
 
-    def __init__(self, operation, status):
+    def __init__(self, operation, status, body):
         super().__init__(f"operation {operation} answered status {status}")
-        self.operation, self.status = operation, status
+        self.operation, self.status, self.body = operation, status, body
+
+    def conflict(self):
+        """What LOCK4denied names: the type of the lock, its range, its client and its owner."""
+        offset, length, kind, client = struct.unpack_from(">QQIQ", self.body)
+        return kind, (offset, length), client, take_opaque(self.body, 28)[0]
 
 
 class Rpc4(Rpc):
@@ -63,11 +70,11 @@ class Client:
         (status,) = struct.unpack_from(">I", reply)
         _, at = take_opaque(reply, 4)
         (count,) = struct.unpack_from(">I", reply, at)
-        if status != 0:
-            raise Nfs4Error(operations[count - 1][0], status)
         at += 4
-        for code, _ in operations[:-1]:
+        for code, _ in operations[: count - 1]:
             at = self._behind(reply, at, code)
+        if status != 0:
+            raise Nfs4Error(operations[count - 1][0], status, reply[at + 8 :])
         return reply, at
 
     @staticmethod
@@ -122,12 +129,36 @@ class Client:
         reply, at = self.call((PUTFH, opaque(handle)), (OPEN, arguments))
         return reply[at + 8 : at + 24]
 
-    def lock(self, handle, stateid, lock_range=WHOLE, reclaim=False, owner=b"locker"):
-        """An exclusive lock of a new owner below an open; returns the stateid."""
-        arguments = struct.pack(">IIQQ", 2, int(reclaim), *lock_range)
-        arguments += struct.pack(">II", 1, 0) + stateid + struct.pack(">IQ", 0, 0) + opaque(owner)
+    def lock(
+        self, handle, stateid, lock_range=WHOLE, reclaim=False, owner=b"locker", kind=WRITE_LT
+    ):
+        """LOCK by an owner that has no lock below this open yet; returns the stateid."""
+        locker = struct.pack(">II", 1, 0) + stateid + struct.pack(">IQ", 0, 0) + opaque(owner)
+        return self._lock(handle, struct.pack(">IIQQ", kind, int(reclaim), *lock_range) + locker)
+
+    def lock_again(self, handle, held, lock_range, kind):
+        """LOCK by the owner of an earlier one, `held`; returns its new stateid."""
+        locker = struct.pack(">I", 0) + held + struct.pack(">I", 0)
+        return self._lock(handle, struct.pack(">IIQQ", kind, 0, *lock_range) + locker)
+
+    def _lock(self, handle, arguments):
         reply, at = self.call((PUTFH, opaque(handle)), (LOCK, arguments))
         return reply[at + 8 : at + 24]
+
+    def test_lock(self, handle, lock_range, owner, kind):
+        """LOCKT."""
+        arguments = struct.pack(">IQQQ", kind, *lock_range, 0) + opaque(owner)
+        self.call((PUTFH, opaque(handle)), (LOCKT, arguments))
+
+    def unlock(self, handle, held, lock_range=WHOLE):
+        """LOCKU; returns the new stateid."""
+        arguments = struct.pack(">II", WRITE_LT, 0) + held + struct.pack(">QQ", *lock_range)
+        reply, at = self.call((PUTFH, opaque(handle)), (LOCKU, arguments))
+        return reply[at + 8 : at + 24]
+
+    def close_file(self, handle, stateid):
+        """CLOSE, which ends the locks below the open too."""
+        self.call((PUTFH, opaque(handle)), (CLOSE, struct.pack(">I", 0) + stateid))
 
     def write(self, handle, stateid, offset, data):
         """A FILE_SYNC WRITE."""
