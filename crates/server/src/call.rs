@@ -120,10 +120,8 @@ impl Incoming {
             return Layout::Head;
         };
         let arguments_at = call_header_len(head);
-        let Some(arguments) = head.get(arguments_at..) else {
-            return Layout::HeadUntil(arguments_at);
-        };
-        match scan(arguments) {
+        // Until the arguments begin, the scan asks for the least of them.
+        match scan(head.get(arguments_at..).unwrap_or_default()) {
             PayloadScan::Needs(len) => Layout::HeadUntil(arguments_at + len),
             PayloadScan::Nfs3(write) => {
                 self.write = Some(write);

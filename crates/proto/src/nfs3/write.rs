@@ -88,13 +88,16 @@ impl WriteHead {
     /// latest [`WriteScan::Needs`].
     #[must_use]
     pub fn scan(arguments: &[u8]) -> WriteScan {
-        // The length of the handle. Behind the handle: offset, count, stable_how, the data's length.
-        let Some(len) = arguments.first_chunk() else { return WriteScan::Needs(4) };
+        // Behind the handle: offset, count, stable_how, the data's length.
+        const BEHIND_HANDLE_BYTES: usize = 8 + 4 + 4 + 4;
+        let Some(len) = arguments.first_chunk() else {
+            return WriteScan::Needs(4 + BEHIND_HANDLE_BYTES);
+        };
         let len = usize::try_from(u32::from_be_bytes(*len)).unwrap_or(usize::MAX);
         if len > FILE_HANDLE_BYTES_MAX {
             return WriteScan::Malformed(DecodeError { what: "WriteArgs.file", at_byte: 0 });
         }
-        let needed = 4 + padded(len) + 8 + 4 + 4 + 4;
+        let needed = 4 + padded(len) + BEHIND_HANDLE_BYTES;
         let Some(head) = arguments.get(..needed) else { return WriteScan::Needs(needed) };
         match decode_all(head) {
             Ok(head) => WriteScan::Head(head),
@@ -212,7 +215,7 @@ mod tests {
                 other => panic!("{len} bytes: {other:?}"),
             })
             .collect();
-        assert_eq!(needs, [[4; 4].as_slice(), &[28; 24]].concat());
+        assert_eq!(needs, [[24; 4].as_slice(), &[28; 24]].concat());
         let head = WriteHead::decode(&mut Reader::new(&bytes)).unwrap();
         assert_eq!(WriteHead::scan(&bytes[..28]), WriteScan::Head(head));
         assert!(matches!(WriteHead::scan(&call(2, 3)), WriteScan::Malformed(_)));

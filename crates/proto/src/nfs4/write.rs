@@ -130,13 +130,16 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     fn find(&mut self) -> Result<Option<WritePayload>, usize> {
-        if !self.skip_counted(1, OPAQUE_BYTES_MAX)? {
+        // Minor version, number of operations and the least in front of data follow the tag's length.
+        let is_tag = self.skip_counted(1, OPAQUE_BYTES_MAX);
+        if !is_tag.map_err(|needed| needed + 8 + DATA_HEAD_BYTES_MIN)? {
             return Ok(None);
         }
-        // The minor version.
         self.at += 4;
-        for _ in 0..self.word()?.min(SCAN_OPERATIONS_MAX) {
-            let known = match OperationCode::from_code(self.word()?) {
+        let operations = self.word().map_err(|needed| needed + DATA_HEAD_BYTES_MIN)?;
+        for _ in 0..operations.min(SCAN_OPERATIONS_MAX) {
+            let code = self.word().map_err(|needed| needed - 4 + DATA_HEAD_BYTES_MIN)?;
+            let known = match OperationCode::from_code(code) {
                 Some(OperationCode::Write) => return self.payload(),
                 Some(OperationCode::Setxattr) => return self.value(),
                 Some(OperationCode::Sequence) => self.skip(SEQUENCE_BYTES),
@@ -197,6 +200,9 @@ impl Scan<'_> {
 
 /// Operations that a scan passes over before it gives up.
 pub const SCAN_OPERATIONS_MAX: u32 = 16;
+/// The least that an operation with data has in front of it: the number, the option and the empty name
+/// of a SETXATTR, and the length of the value.
+const DATA_HEAD_BYTES_MIN: usize = 16;
 /// [`WriteHead`] on the wire.
 const WRITE_HEAD_BYTES: usize = 32;
 
@@ -236,18 +242,18 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_asks_for_the_head_of_a_write_and_no_more() {
+    fn a_scan_asks_for_the_head_of_a_write_and_no_more_in_few_steps() {
         let (head, _) = linux_write(100);
-        let mut have = 0;
+        let (mut have, mut steps) = (0, 0);
         loop {
             match scan_payload(&head[..have]) {
                 PayloadScan::Needs(needed) => {
                     assert!(needed > have && needed <= head.len(), "{needed} of {}", head.len());
-                    have = needed;
+                    (have, steps) = (needed, steps + 1);
                 }
                 found => {
                     let payload = WritePayload { at: head.len(), len: 100, offset: 4096 };
-                    assert_eq!(found, PayloadScan::Found(payload));
+                    assert_eq!((found, steps), (PayloadScan::Found(payload), 4));
                     return;
                 }
             }
