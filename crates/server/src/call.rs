@@ -135,9 +135,15 @@ impl Incoming {
         }
     }
 
-    /// The WRITE of version 3 whose data comes next.
-    pub(crate) fn write(&self) -> Option<&nfs3::WriteHead> {
-        self.write.as_ref()
+    /// The WRITE whose data comes behind `head`: the handle of its file, its offset and its length.
+    pub(crate) fn write<'a>(&'a self, head: &'a [u8]) -> Option<(&'a [u8], u64, u32)> {
+        if let Some(write) = &self.write {
+            return Some((write.file.as_bytes(), write.offset, write.count));
+        }
+        let data = self.compound_payload?;
+        let outline = nfs4::Outline::of(&head[call_header_len(head)..]);
+        let is_write = outline.work == Some(nfs4::OperationCode::Write);
+        outline.handle.filter(|_| is_write).map(|file| (file, data.offset, data.len))
     }
 
     /// Decodes the header of the whole record.

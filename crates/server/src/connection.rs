@@ -162,8 +162,8 @@ async fn receive(
 ) -> Result<Option<Record>, ReceiveError> {
     let layout = |head: &[u8]| {
         let layout = incoming.layout(head);
-        if let Some(write) = incoming.write()
-            && service.write_order.is_late(&write.file, write.offset, write.count)
+        if let Some((file, offset, len)) = incoming.write(head)
+            && service.write_order.is_late(file, offset, len)
         {
             service.counters.add(Counter::WritesOutOfOrder, 1);
         }

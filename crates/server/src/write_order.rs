@@ -8,8 +8,6 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 
-use proto::nfs3::FileHandle;
-
 /// The files that were written to lately, and where.
 #[derive(Debug)]
 pub(crate) struct WriteOrder {
@@ -25,8 +23,8 @@ impl WriteOrder {
         Self { hash: RandomState::new(), files }
     }
 
-    /// Notes the arrival of a WRITE. Whether it is late.
-    pub(crate) fn is_late(&self, file: &FileHandle, offset: u64, len: u32) -> bool {
+    /// Notes the arrival of a WRITE of the file with this handle. Whether it is late.
+    pub(crate) fn is_late(&self, file: &[u8], offset: u64, len: u32) -> bool {
         let key = self.hash.hash_one(file);
         let mut slot = self.files[place(key)].lock().unwrap_or_else(PoisonError::into_inner);
         let (owner, arrivals) = &mut *slot;
@@ -121,8 +119,8 @@ mod tests {
     #[test]
     fn files_do_not_mix() {
         let order = WriteOrder::new();
-        let mut files = (0..=u8::MAX).map(|i| FileHandle::new(&[i]).expect("it is short"));
-        let place_of = |file: &FileHandle| place(order.hash.hash_one(file));
+        let mut files = (0..=u8::MAX).map(|i| [i]);
+        let place_of = |file: &[u8]| place(order.hash.hash_one(file));
         let a = files.next().expect("the first");
         let b = files.find(|b| place_of(b) != place_of(&a)).expect("256 files have many places");
         assert!(!order.is_late(&a, 0, 10));

@@ -3,6 +3,8 @@
 use proto::nfs4::*;
 use proto::xdr::{Decode, Encode, Writer};
 
+use spillway_server::counters::Counter;
+
 use super::client::{ALL_VERSIONS, Operations, Results, Session};
 use crate::fixture::Fixture;
 
@@ -23,7 +25,7 @@ fn a_write_with_operations_behind_it_is_received_as_in_version_3() {
     let mut session = Session::new(&fixture);
     let export = session.export();
     let (file, stateid) = session.open(export, b"file");
-    let before = fixture.counter(spillway_server::counters::Counter::PayloadBytes);
+    let before = fixture.counter(Counter::PayloadBytes);
     for len in [1, 3, 4096, 100_001, 1 << 20] {
         let data = pattern(len);
         let args = WriteArgs { stateid, offset: 4096, stable: StableHow::FileSync, data: &data };
@@ -39,7 +41,7 @@ fn a_write_with_operations_behind_it_is_received_as_in_version_3() {
         assert_eq!(std::fs::read(fixture.exported("file")).unwrap()[4096..], data);
         std::fs::write(fixture.exported("file"), b"").unwrap();
     }
-    let apart = fixture.counter(spillway_server::counters::Counter::PayloadBytes) - before;
+    let apart = fixture.counter(Counter::PayloadBytes) - before;
     assert_eq!(apart, 1 + 3 + 4096 + 100_001 + (1 << 20), "the data was received apart");
 }
 
@@ -68,7 +70,8 @@ fn a_read_with_operations_behind_it_carries_its_data() {
     let export = session.export();
     let (file, stateid) = session.open(export, b"file");
     // Spliced or copied, with and without padding.
-    for count in [5_u32, 4096, 65_537, 300_003] {
+    for (count, spliced) in [(5_u32, 0), (4096, 0), (65_537, 1), (300_003, 1)] {
+        let before = fixture.counter(Counter::ReadsSpliced);
         let read = ReadArgs { stateid, offset: 0, count };
         let call = Operations::new().at(file).op(OperationCode::Read, &read);
         let mut results = session.ok(&call.getattr(&[attribute::SIZE]));
@@ -79,6 +82,22 @@ fn a_read_with_operations_behind_it_carries_its_data() {
             .next_with(OperationCode::Getattr, |r| Attributes::decode(r).unwrap().size.unwrap());
         assert_eq!(size, Ok(300_003));
         assert!(results.rest().is_empty());
+        assert_eq!(fixture.counter(Counter::ReadsSpliced) - before, spliced, "{count} bytes");
+    }
+}
+
+#[test]
+fn late_writes_are_counted_as_in_version_3() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    for (offset, late) in [(0, 0), (100, 0), (300, 0), (400, 0), (200, 1)] {
+        let stable = StableHow::Unstable;
+        let args = WriteArgs { stateid, offset, stable, data: &[1; 100] };
+        let write = Operations::new().at(file).op(OperationCode::Write, &args);
+        session.ok(&write.getattr(&[attribute::SIZE]));
+        assert_eq!(fixture.counter(Counter::WritesOutOfOrder), late, "at {offset}");
     }
 }
 
