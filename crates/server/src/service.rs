@@ -418,10 +418,22 @@ impl Service {
         credential: Option<Credential<'_>>,
     ) -> Result<(Caller, Object), Status> {
         let handle = self.handle_key.open(handle).ok_or(Status::BadHandle)?;
+        self.resolve_opened(xid, &handle, peer, flavor, credential)
+    }
+
+    /// As [`Self::resolve`], for a handle that was opened.
+    pub(crate) fn resolve_opened(
+        &self,
+        xid: u32,
+        handle: &FileHandle,
+        peer: &export::Peer,
+        flavor: Flavor,
+        credential: Option<Credential<'_>>,
+    ) -> Result<(Caller, Object), Status> {
         let exports = self.exports.load();
         let export = exports.table.by_id(handle.export_id).ok_or(Status::Stale)?;
         let admitted = self.admit(&exports, export, peer, flavor).map_err(|_| Status::Access)?;
-        let object = admitted.object(&handle)?;
+        let object = admitted.object(handle)?;
         let caller = self.caller(admitted.access(), credential);
         let Caller { uid, gid, read_only, .. } = &caller;
         tracing::trace!(xid, export = export.name, uid, gid, read_only, "resolved");

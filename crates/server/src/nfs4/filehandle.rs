@@ -49,16 +49,15 @@ impl Compound<'_> {
     /// PUTFH, RFC 8881 §18.19.
     pub(super) fn put_handle(&mut self, handle: &FileHandle) -> Outcome<()> {
         let (request, service) = (self.request, self.request.service);
-        let bytes = handle.as_bytes();
-        let place = match service.handle_key.open(bytes) {
+        let place = match service.handle_key.open(handle.as_bytes()) {
             Some(opened) if pseudo_id(&opened).is_some() => {
                 let exports = service.exports.load_full();
                 let place = exports.pseudo_root.place_of(&opened).ok_or(Status::Stale)?;
                 self.enter(Pseudo { exports, place })?
             }
-            Some(_) => {
+            Some(opened) => {
                 let (xid, peer, flavor) = (request.xid, &request.peer, request.flavor);
-                let found = service.resolve(xid, bytes, peer, flavor, request.credential);
+                let found = service.resolve_opened(xid, &opened, peer, flavor, request.credential);
                 let (caller, object) = found?;
                 Place::Object(Located { caller, object })
             }
