@@ -51,13 +51,6 @@ macro_rules! attributes {
         }
 
         impl<'a> Attributes<'a> {
-            /// Takes over the attributes that are present in `others`.
-            pub fn add(&mut self, others: &Self) {
-                $(if others.$field.is_some() {
-                    self.$field = others.$field;
-                })+
-            }
-
             /// Decodes the values of the attributes in `bitmap`; all of them must be known.
             fn decode_values(bitmap: Bitmap, r: &mut Reader<'a>) -> Result<Self, DecodeError> {
                 let mut attributes = Self::default();

@@ -138,9 +138,7 @@ impl Compound<'_> {
     }
 
     fn fill(&self, described: &Described<'_>, wanted: Bitmap) -> Attributes<'static> {
-        let mut filled = of_object(described, wanted);
-        of_server(&mut filled, self.request.service, self.minor_version, wanted);
-        filled
+        of_object(described, wanted, of_server(self.request.service, self.minor_version))
     }
 
     /// The attributes of a directory above the exports.
@@ -181,10 +179,9 @@ impl Compound<'_> {
             space_freed: Some(0),
             // A client asks once for a mount, which may begin here.
             xattr_support: Some(true),
-            ..Attributes::default()
+            ..of_server(self.request.service, self.minor_version)
         };
         all.keep(wanted);
-        of_server(&mut all, self.request.service, self.minor_version, wanted);
         all
     }
 
@@ -268,8 +265,12 @@ fn granted(rights: AccessRights) -> u32 {
         | pick(rights.write, ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_DELETE | ACCESS_XAWRITE)
 }
 
-/// The attributes that differ from object to object.
-pub(super) fn of_object(described: &Described<'_>, wanted: Bitmap) -> Attributes<'static> {
+/// The attributes that are wanted of an object; `server` has those that are the same for all.
+pub(super) fn of_object(
+    described: &Described<'_>,
+    wanted: Bitmap,
+    server: Attributes<'static>,
+) -> Attributes<'static> {
     let Described { attributes: a, export_id, mounted_on, handle, space, limits, supports_xattrs } =
         described;
     let mut filled = Attributes {
@@ -292,7 +293,7 @@ pub(super) fn of_object(described: &Described<'_>, wanted: Bitmap) -> Attributes
         // Blocks that other files share count too: the kernel does not show them.
         space_freed: Some(if a.nlink > 1 && !a.is_directory() { 0 } else { a.used }),
         xattr_support: *supports_xattrs,
-        ..Attributes::default()
+        ..server
     };
     if let Some(space) = space {
         filled.clone_block_bytes = Some(space.block_bytes);
@@ -311,16 +312,11 @@ pub(super) fn of_object(described: &Described<'_>, wanted: Bitmap) -> Attributes
     filled
 }
 
-/// Adds the attributes that are the same for all objects.
-pub(super) fn of_server(
-    filled: &mut Attributes<'static>,
-    service: &Service,
-    minor_version: u32,
-    wanted: Bitmap,
-) {
+/// The attributes that are the same for all objects.
+pub(super) fn of_server(service: &Service, minor_version: u32) -> Attributes<'static> {
     let transfer_bytes_max = u64::from(service.memory.transfer_bytes_max);
     let lease = service.lease();
-    let mut all = Attributes {
+    Attributes {
         supported: Some(supported(minor_version)),
         fh_expire_type: Some(PERSISTENT),
         link_support: Some(true),
@@ -344,7 +340,5 @@ pub(super) fn of_server(
         suppattr_exclcreat: Some(EXCLUSIVE_CREATE.intersection(supported(minor_version))),
         change_attr_type: Some(ChangeAttributeType::TimeMetadata),
         ..Attributes::default()
-    };
-    all.keep(wanted);
-    filled.add(&all);
+    }
 }

@@ -203,9 +203,7 @@ impl Page {
             limits: None,
             supports_xattrs: None,
         };
-        let mut attributes = of_object(&described, self.wanted);
-        of_server(&mut attributes, &self.service, self.minor_version, self.wanted);
-        attributes
+        of_object(&described, self.wanted, of_server(&self.service, self.minor_version))
     }
 
     fn put(&mut self, entry: &Entry<'_>) -> bool {
