@@ -40,7 +40,7 @@ pub(super) struct Open {
     pub(super) file: FileId,
     pub(super) modes: Modes,
     /// The user who opened it, unless several did.
-    user: Option<u32>,
+    pub(super) user: Option<u32>,
     pub(super) seqid: u32,
     locks: BTreeSet<LockId>,
 }
@@ -104,17 +104,8 @@ impl Files {
         }
     }
 
-    /// The share of the open that a state belongs to.
-    pub(super) fn share(&self, key: StateKey) -> Share {
-        self.open_below(key).modes.share()
-    }
-
-    /// The user who opened what a state belongs to, unless several did.
-    pub(super) fn opener(&self, key: StateKey) -> Option<u32> {
-        self.open_below(key).user
-    }
-
-    fn open_below(&self, key: StateKey) -> &Open {
+    /// The open that a state belongs to.
+    pub(super) fn open_below(&self, key: StateKey) -> &Open {
         let number = match key {
             StateKey::Open(number) => number,
             StateKey::Lock(id) => self.lock(id).open,

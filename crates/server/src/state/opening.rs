@@ -217,8 +217,9 @@ impl State {
             return Ok(IoState::Unchecked);
         }
         let key = self.key_of(&table, client, stateid, file)?;
-        if table.files.share(key).allows(wanted) {
-            let is_opener = table.files.opener(key) == Some(user);
+        let open = table.files.open_below(key);
+        if open.modes.share().allows(wanted) {
+            let is_opener = open.user == Some(user);
             Ok(if is_opener { IoState::Opened } else { IoState::Unchecked })
         } else if access.writes() {
             Err(Status::Openmode)

@@ -57,20 +57,29 @@ impl State {
         client: ClientId,
         stateid: &Stateid,
     ) -> Result<StateKey, Status> {
+        self.key_and_file(table, client, stateid).map(|(key, _)| key)
+    }
+
+    fn key_and_file(
+        &self,
+        table: &Table,
+        client: ClientId,
+        stateid: &Stateid,
+    ) -> Result<(StateKey, FileId), Status> {
         let [a, b, c, d, number @ ..] = stateid.other;
         if u32::from_be_bytes([a, b, c, d]) != self.epoch {
             return Err(Status::BadStateid);
         }
         let key = table.files.key(u64::from_be_bytes(number)).ok_or(Status::BadStateid)?;
-        let (owner, _, seqid) = table.files.facts(key);
+        let (owner, file, seqid) = table.files.facts(key);
         if owner != client {
             return Err(Status::BadStateid);
         }
         // Seqids wrap, so the nearer way round decides.
         let ahead = stateid.seqid.wrapping_sub(seqid).cast_signed();
         match ahead.cmp(&0) {
-            _ if stateid.seqid == 0 => Ok(key),
-            Ordering::Equal => Ok(key),
+            _ if stateid.seqid == 0 => Ok((key, file)),
+            Ordering::Equal => Ok((key, file)),
             Ordering::Less => Err(Status::OldStateid),
             Ordering::Greater => Err(Status::BadStateid),
         }
@@ -87,8 +96,7 @@ impl State {
         stateid: &Stateid,
         file: FileId,
     ) -> Result<StateKey, Status> {
-        let key = self.key(table, client, stateid)?;
-        let (_, own, _) = table.files.facts(key);
+        let (key, own) = self.key_and_file(table, client, stateid)?;
         if own == file { Ok(key) } else { Err(Status::BadStateid) }
     }
 }
