@@ -42,6 +42,16 @@ pub(super) enum Sequenced {
     Duplicate,
 }
 
+/// How a COMPOUND ends.
+enum End {
+    /// With the results of its operations.
+    Results,
+    /// As before; the reply was this.
+    Replay(std::sync::Arc<[u8]>),
+    /// Without a reply, as [`Sequenced::Duplicate`].
+    Duplicate,
+}
+
 /// Runs the operations of a COMPOUND until one fails, and appends their results to `reply`.
 ///
 /// # Errors
@@ -62,7 +72,7 @@ pub(crate) async fn execute(
         results.patch(0, Status::MinorVersMismatch.code());
         return Ok(Handled::executed(None));
     }
-    let compound = Compound {
+    let mut compound = Compound {
         request,
         peer,
         call,
@@ -75,12 +85,16 @@ pub(crate) async fn execute(
         payload,
     };
     let count_at = 8 + tag.len().next_multiple_of(4);
-    Ok(compound.run(&mut reader, count_at).await)
+    Ok(match compound.run(&mut reader, count_at).await {
+        End::Results => compound.complete(),
+        End::Replay(body) => compound.replay(&body),
+        End::Duplicate => Handled::Duplicate,
+    })
 }
 
 impl<'a> Compound<'a> {
     /// `count_at` is where the number of results stands among them.
-    async fn run(mut self, reader: &mut Reader<'a>, count_at: usize) -> Handled {
+    async fn run(&mut self, reader: &mut Reader<'a>, count_at: usize) -> End {
         let mut status = NFS4_OK;
         for place in 0..self.operations {
             let next = next_operation(reader).map_err(Refused::from);
@@ -92,8 +106,8 @@ impl<'a> Compound<'a> {
             let outcome = match checked {
                 Ok(OperationCode::Sequence) => match self.sequence(reader).await {
                     Ok(Sequenced::Run(outcome)) => outcome,
-                    Ok(Sequenced::Duplicate) => return Handled::Duplicate,
-                    Ok(Sequenced::Replay(body)) => return self.replay(&body),
+                    Ok(Sequenced::Duplicate) => return End::Duplicate,
+                    Ok(Sequenced::Replay(body)) => return End::Replay(body),
                     Err(refused) => Err(self.refuse(operation, refused)),
                 },
                 // The work on a COMPOUND is as large as its largest operation.
@@ -107,7 +121,7 @@ impl<'a> Compound<'a> {
         }
         self.results.patch(0, status);
         self.results.patch(count_at, self.results.count());
-        self.complete()
+        End::Results
     }
 
     /// Whether an operation belongs to the minor version.
