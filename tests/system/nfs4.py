@@ -1,4 +1,4 @@
-"""A small NFSv4.1 client (RFC 8881 over RFC 5531, TCP) for tests: sessions, opens and locks.
+"""A small client of NFSv4.1 and 4.2 (RFC 8881 over RFC 5531) for tests: sessions, opens and locks.
 
 It shares no code with the server under test. It keeps one call in flight, in slot 0 of one session.
 """
@@ -10,8 +10,8 @@ from nfs3 import Rpc, opaque, take_opaque
 
 PROGRAM = 100003
 COMPOUND = 1
-CLOSE, GETFH, LOCK, LOCKT, LOCKU, LOOKUP, OPEN, PUTFH = 4, 10, 12, 13, 14, 15, 18, 22
-PUTROOTFH, READ, WRITE = 24, 25, 38
+CLOSE, GETATTR, GETFH, LOCK, LOCKT, LOCKU, LOOKUP, OPEN = 4, 9, 10, 12, 13, 14, 15, 18
+PUTFH, PUTROOTFH, READ, WRITE = 22, 24, 25, 38
 EXCHANGE_ID, CREATE_SESSION, SEQUENCE, RECLAIM_COMPLETE = 42, 43, 53, 58
 DENIED, GRACE, NO_GRACE, RECLAIM_BAD, RECLAIM_CONFLICT = 10010, 10013, 10033, 10034, 10035
 READ_LT, WRITE_LT, READW_LT, WRITEW_LT = 1, 2, 3, 4
@@ -46,9 +46,9 @@ class Rpc4(Rpc):
 class Client:
     """A client with one session. It may open and lock after `reclaim_complete`."""
 
-    def __init__(self, port, owner, timeout_secs=30):
+    def __init__(self, port, owner, timeout_secs=30, minor_version=1):
         self.rpc = Rpc4("127.0.0.1", port, PROGRAM, timeout_secs)
-        self.owner, self.sequence = owner, 0
+        self.owner, self.sequence, self.minor_version = owner, 0, minor_version
         arguments = os.urandom(8) + opaque(owner) + struct.pack(">III", 0, 0, 0)
         reply, at = self._compound([(EXCHANGE_ID, arguments)])
         self.client, number = struct.unpack_from(">QI", reply, at + 8)
@@ -65,7 +65,7 @@ class Client:
     def _compound(self, operations):
         """Performs operations that all succeed; returns the reply and the last result's offset."""
         body = b"".join(struct.pack(">I", code) + arguments for code, arguments in operations)
-        head = opaque(b"") + struct.pack(">II", 1, len(operations))
+        head = opaque(b"") + struct.pack(">II", self.minor_version, len(operations))
         reply = self.rpc.call(COMPOUND, head + body)
         (status,) = struct.unpack_from(">I", reply)
         _, at = take_opaque(reply, 4)
@@ -80,7 +80,7 @@ class Client:
     @staticmethod
     def _behind(reply, at, code):
         """The offset behind a result that is not the last."""
-        lengths = {SEQUENCE: 36, PUTFH: 0, PUTROOTFH: 0, LOOKUP: 0}
+        lengths = {SEQUENCE: 36, PUTFH: 0, PUTROOTFH: 0, LOOKUP: 0, WRITE: 16}
         if code == OPEN:
             # The stateid, change_info4 and rflags, then the bitmap and the absent delegation.
             (words,) = struct.unpack_from(">I", reply, at + 8 + 40)
