@@ -62,8 +62,6 @@ const CONNECTIONS: usize = 2;
 
 /// The ports towards the server, as a NAT maps them: a connection of the client that is made again
 /// comes to the server from the port that it had, by which the server recognises a retransmission.
-/// The client's own port can be taken by another process while the client reconnects, so a new
-/// client port takes over the mapping of a connection that has ended.
 struct Ports {
     source: Ipv4Addr,
     slots: Mutex<[PortSlot; CONNECTIONS]>,
@@ -100,7 +98,8 @@ impl Ports {
         let index = slots
             .iter()
             .position(|slot| slot.client_port == client_port)
-            .or_else(|| slots.iter().position(|slot| slot.is_free))?;
+            .or_else(|| slots.iter().position(|slot| slot.client_port == 0))
+            .expect("the client keeps its ports");
         let slot = &mut slots[index];
         slot.client_port = client_port;
         std::mem::replace(&mut slot.is_free, false).then_some(index)

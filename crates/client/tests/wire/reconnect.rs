@@ -1,5 +1,7 @@
 //! Lost connections, lost replies, and peers that do not keep to the protocol.
 
+use std::io::ErrorKind;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -8,6 +10,7 @@ use rpc::client::{REPLY_BYTES_MIN, Route, RpcOptions};
 use rustix::io::Errno;
 use spillway_client::Error;
 use tokio::io::AsyncReadExt;
+use tokio::net::TcpSocket;
 
 use crate::peer::{
     Connected, Peer, Received, answered, ask, ask_with, failed, hard, reply, soft, within,
@@ -34,22 +37,16 @@ async fn replies_come_in_any_order() {
 
 #[tokio::test]
 async fn a_call_whose_connection_is_cut_goes_out_again_from_the_same_port() {
-    // Another socket of this machine may take the port in between, though not each time.
-    for _ in 0..5 {
-        let (peer, rpc, mut first) = Peer::connected(&hard()).await;
-        let call = ask(&rpc, 1);
-        let received = first.receive().await;
-        let port = first.port;
-        drop(first);
-        let mut second = peer.accept().await;
-        assert_eq!(second.receive().await, received, "the same call under the same id");
-        second.echo(&received).await;
-        assert_eq!(answered(call).await.unwrap(), 1);
-        if second.port == port {
-            return;
-        }
-    }
-    panic!("servers know a call by the port, too");
+    let (peer, rpc, mut first) = Peer::connected(&hard()).await;
+    let call = ask(&rpc, 1);
+    let received = first.receive().await;
+    let port = first.port;
+    drop(first);
+    let mut second = peer.accept().await;
+    assert_eq!(second.receive().await, received, "the same call under the same id");
+    second.echo(&received).await;
+    assert_eq!(answered(call).await.unwrap(), 1);
+    assert_eq!(second.port, port, "servers know a call by the port, too");
 }
 
 #[tokio::test]
@@ -59,23 +56,30 @@ async fn calls_come_from_a_reserved_port_and_from_it_again() {
         return;
     }
     let options = RpcOptions { reserved_port: true, ..hard() };
-    // As above.
-    for _ in 0..5 {
-        let (peer, rpc, first) = Peer::connected(&options).await;
-        let port = first.port;
-        assert!((665..1024).contains(&port), "{port}");
-        let call = ask(&rpc, 1);
-        drop(first);
-        let mut second = peer.accept().await;
-        assert!((665..1024).contains(&second.port), "{}", second.port);
-        let received = second.receive().await;
-        second.echo(&received).await;
-        assert_eq!(answered(call).await.unwrap(), 1);
-        if second.port == port {
-            return;
-        }
-    }
-    panic!("never the same port again");
+    let (peer, rpc, first) = Peer::connected(&options).await;
+    let port = first.port;
+    assert!((665..1024).contains(&port), "{port}");
+    let call = ask(&rpc, 1);
+    drop(first);
+    let mut second = peer.accept().await;
+    let received = second.receive().await;
+    second.echo(&received).await;
+    assert_eq!(answered(call).await.unwrap(), 1);
+    assert_eq!(second.port, port);
+}
+
+#[tokio::test]
+async fn no_other_socket_gets_the_port_of_a_lost_connection() {
+    let (peer, rpc, first) = Peer::connected(&hard()).await;
+    let port = first.port;
+    // Nothing listens any more, so the connection cannot be made again.
+    drop((peer, first));
+    let call = ask(&rpc, 1);
+    tokio::time::sleep(SOON).await;
+    let other = TcpSocket::new_v4().unwrap();
+    let taken = other.bind((Ipv4Addr::LOCALHOST, port).into()).unwrap_err();
+    assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+    drop(call);
 }
 
 #[tokio::test]

@@ -22,6 +22,35 @@ const RESERVED_TRIES: u16 = 32;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_PROBES: u32 = 3;
 
+/// A port of this host, held from one connection to the next: while neither is there, no other socket
+/// can take the port.
+#[derive(Debug)]
+pub(super) struct HeldPort {
+    number: u16,
+    /// Bound and never connected. The kernel gives its port to no other socket, except to one that
+    /// asks for this number and shares it.
+    _holder: TcpSocket,
+}
+
+impl HeldPort {
+    /// Holds the port of a connection; `None`, and the connection is as good, where that fails.
+    pub(super) fn of(stream: &TcpStream) -> Option<Self> {
+        let hold = || {
+            let address = stream.local_addr()?;
+            // Bound without it, so that no other connection had the port. Both have to share now.
+            sockopt::set_socket_reuseaddr(stream, true)?;
+            let holder = bind(address, address.port(), true)?;
+            Ok(Self { number: address.port(), _holder: holder })
+        };
+        hold().inspect_err(|error: &io::Error| tracing::debug!(%error, "port not held")).ok()
+    }
+
+    /// Whether `stream` is a connection from this port.
+    pub(super) fn is_of(&self, stream: &TcpStream) -> bool {
+        stream.local_addr().is_ok_and(|address| address.port() == self.number)
+    }
+}
+
 /// Connects within the timeout of the options.
 ///
 /// `port_before` is the port of a connection that this one replaces: some servers, Linux among
@@ -29,12 +58,12 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// in the key). Where it is not to be had, any port is better than none.
 pub(super) async fn connect(
     address: SocketAddr,
-    port_before: Option<u16>,
+    port_before: Option<&HeldPort>,
     options: &RpcOptions,
 ) -> io::Result<TcpStream> {
     let attempt = async {
         if let Some(port) = port_before
-            && let Some(stream) = connect_from(address, port, true).await?
+            && let Some(stream) = connect_from(address, port.number, true).await?
         {
             return Ok(stream);
         }
@@ -43,7 +72,8 @@ pub(super) async fn connect(
         {
             return Ok(stream);
         }
-        new_socket(address)?.connect(address).await
+        // Bound first: a port that the kernel chooses while it connects cannot be held.
+        bind(address, 0, false)?.connect(address).await
     };
     let stream = tokio::time::timeout(options.timeout, attempt)
         .await
@@ -88,15 +118,8 @@ async fn connect_from(
     port: u16,
     shared: bool,
 ) -> io::Result<Option<TcpStream>> {
-    let socket = new_socket(address)?;
-    // Lets a port be bound that other connections of this host use, as the one before may still.
-    socket.set_reuseaddr(shared)?;
-    let any = match address {
-        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    let connected = match socket.bind(SocketAddr::new(any, port)) {
-        Ok(()) => socket.connect(address).await,
+    let connected = match bind(address, port, shared) {
+        Ok(socket) => socket.connect(address).await,
         Err(error) => Err(error),
     };
     match connected {
@@ -106,13 +129,19 @@ async fn connect_from(
     }
 }
 
-fn is_taken(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable)
+/// A socket on `port` of this host, or on a free one for 0, in the address family of `like`.
+///
+/// `shared`: another socket may be bound to the port if it shares it, too.
+fn bind(like: SocketAddr, port: u16, shared: bool) -> io::Result<TcpSocket> {
+    let (socket, any) = match like {
+        SocketAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        SocketAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+    };
+    socket.set_reuseaddr(shared)?;
+    socket.bind(SocketAddr::new(any, port))?;
+    Ok(socket)
 }
 
-fn new_socket(address: SocketAddr) -> io::Result<TcpSocket> {
-    match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4(),
-        SocketAddr::V6(_) => TcpSocket::new_v6(),
-    }
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable)
 }

@@ -15,8 +15,9 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
 use super::calls::{Calls, Draft, Message, xid};
+use super::connect::{self, HeldPort};
 use super::reply::parse;
-use super::{Error, REPLY_BYTES_MIN, Recovery, Result, RpcOptions, connect};
+use super::{Error, REPLY_BYTES_MIN, Recovery, Result, RpcOptions};
 use crate::record;
 
 /// The unit of nfs(5)'s `timeo`.
@@ -182,14 +183,16 @@ impl State {
 
     /// Sends and receives for ever, over one connection after the other.
     async fn serve(&self, mut stream: Option<TcpStream>) {
-        let mut port = None;
+        let mut port: Option<HeldPort> = None;
         let mut pause = Duration::ZERO;
         loop {
             let mut connected = match stream.take() {
                 Some(stream) => stream,
-                None => self.connect(port, &mut pause).await,
+                None => self.connect(port.as_ref(), &mut pause).await,
             };
-            port = connected.local_addr().ok().map(|address| address.port());
+            if !port.as_ref().is_some_and(|port| port.is_of(&connected)) {
+                port = HeldPort::of(&connected);
+            }
             let error = self.exchange(&mut connected).await;
             connect::reset(connected);
             if self.replied.swap(false, Ordering::Relaxed) {
@@ -218,7 +221,7 @@ impl State {
     }
 
     /// Tries until there is a connection, with growing pauses, and only while a call wants it.
-    async fn connect(&self, port: Option<u16>, pause: &mut Duration) -> TcpStream {
+    async fn connect(&self, port: Option<&HeldPort>, pause: &mut Duration) -> TcpStream {
         let Shared { address, options, .. } = &*self.shared;
         loop {
             self.wait_for_calls().await;
