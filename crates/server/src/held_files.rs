@@ -6,33 +6,43 @@
 //! owner has one, and closing it unlocks all.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use io::OfdLock;
+use io::{DeviceNumber, OfdLock};
 
 use crate::fs::Status;
 use crate::inode_cache::{Inode, LockDescriptor};
-use crate::state::{Effect, FileId, LockGrant, LockId, LockKind, Piece, Range, State};
+use crate::state::{Effect, ExportId, FileId, LockGrant, LockId, LockKind, Piece, Range, State};
 
 /// Files with opens.
 #[derive(Default)]
 pub(crate) struct HeldFiles {
     /// Held for moments. An inode counts its holds under it, and no other lock is taken.
-    files: Mutex<HashMap<FileId, Held>>,
+    table: Mutex<Table>,
+    /// Descriptors of lock owners, at most.
+    owners_max: usize,
 }
 
-/// A file with opens. Its inodes stay in the cache, also when its last name is gone.
+#[derive(Default)]
+struct Table {
+    files: HashMap<FileId, Held>,
+    /// Lock owners in all files.
+    owners: usize,
+}
+
+/// A file with opens, or with locks that are still to be released. Its inodes stay in the cache, also
+/// when its last name is gone.
 struct Held {
-    /// One of each export that it was opened in, and at least one.
-    inodes: Vec<Arc<Inode>>,
-    opens: usize,
+    /// One of each export that it is open in, with the number of its opens there. At least one.
+    inodes: Vec<(Arc<Inode>, usize)>,
     locks: HashMap<LockId, Arc<OwnerLocks>>,
 }
 
 /// The descriptor of a lock owner, opened for its first lock. The lock is held over the system calls
 /// of this owner alone. Under it the lock of `state` may be taken, which never waits for this one, and
-/// no other; [`HeldFiles::files`] is released before it is taken.
+/// no other; [`HeldFiles::table`] is released before it is taken.
 #[derive(Default)]
 struct OwnerLocks(Mutex<Option<LockDescriptor>>);
 
@@ -40,24 +50,30 @@ struct OwnerLocks(Mutex<Option<LockDescriptor>>);
 #[must_use]
 pub(crate) struct Pin<'a> {
     held: &'a HeldFiles,
-    file: FileId,
+    inode: &'a Arc<Inode>,
 }
 
 impl Pin<'_> {
     /// The name of the file in `state`.
     pub(crate) fn file(&self) -> FileId {
-        self.file
+        file_id(self.inode)
+    }
+
+    /// The name of the export in `state`.
+    pub(crate) fn export(&self) -> ExportId {
+        export_id(self.inode)
     }
 
     /// Holds the file until the effect `Unpin`: the open is new.
     pub(crate) fn keep(self) {
-        std::mem::forget(self);
+        mem::forget(self);
     }
 }
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
-        self.held.unpin(self.file);
+        // The caller still has the inode, so that none is closed here.
+        drop(self.held.unpin(self.file(), self.export()));
     }
 }
 
@@ -66,50 +82,61 @@ pub(crate) fn file_id(inode: &Inode) -> FileId {
     FileId(u64::try_from(inode.address()).expect("an address has at most 64 bits"))
 }
 
+/// The name of its export in `state`, which is its own while the object is open.
+pub(crate) fn export_id(inode: &Inode) -> ExportId {
+    let address = Arc::as_ptr(inode.root()).addr();
+    ExportId(u64::try_from(address).expect("an address has at most 64 bits"))
+}
+
 impl HeldFiles {
+    /// No files yet, with so many descriptors of lock owners at most.
+    pub(crate) fn new(owners_max: usize) -> Self {
+        Self { table: Mutex::default(), owners_max }
+    }
+
     /// Holds a file.
-    pub(crate) fn pin(&self, inode: &Arc<Inode>) -> Pin<'_> {
+    pub(crate) fn pin<'a>(&'a self, inode: &'a Arc<Inode>) -> Pin<'a> {
         let file = file_id(inode);
         let new = || {
             inode.hold();
-            Held { inodes: Vec::new(), opens: 0, locks: HashMap::new() }
+            Held { inodes: Vec::new(), locks: HashMap::new() }
         };
-        let mut files = self.lock();
-        let held = files.entry(file).or_insert_with(new);
-        if !held.inodes.iter().any(|known| Arc::ptr_eq(known, inode)) {
-            held.inodes.push(Arc::clone(inode));
+        let mut table = self.lock();
+        let held = table.files.entry(file).or_insert_with(new);
+        match held.inodes.iter_mut().find(|(known, _)| Arc::ptr_eq(known.root(), inode.root())) {
+            Some((_, opens)) => *opens += 1,
+            None => held.inodes.push((Arc::clone(inode), 1)),
         }
-        held.opens += 1;
-        Pin { held: self, file }
+        Pin { held: self, inode }
     }
 
-    /// The files that were opened in no export that is still served. A file that another one serves
-    /// leaves the retired ones: those inodes come beside, because closing one may wait for the disk.
-    pub(crate) fn retired(&self) -> (Vec<FileId>, Vec<Arc<Inode>>) {
-        let (mut retired, mut left) = (Vec::new(), Vec::new());
-        for (file, held) in self.lock().iter_mut() {
-            // Looked at once: an export may retire meanwhile, and one inode at least stays.
-            let inodes = mem::take(&mut held.inodes);
-            let (gone, served): (Vec<_>, Vec<_>) =
-                inodes.into_iter().partition(|inode| inode.root().is_retired());
-            if served.is_empty() {
-                held.inodes = gone;
-                retired.push(*file);
-            } else {
-                held.inodes = served;
-                left.extend(gone);
-            }
-        }
-        (retired, left)
+    /// The opens in exports that are not served any more.
+    pub(crate) fn retired(&self) -> Vec<(FileId, ExportId)> {
+        let table = self.lock();
+        let inodes = table
+            .files
+            .iter()
+            .flat_map(|(file, held)| held.inodes.iter().map(move |(inode, _)| (*file, inode)));
+        let retired = inodes.filter(|(_, inode)| inode.root().is_retired());
+        retired.map(|(file, inode)| (file, export_id(inode))).collect()
     }
 
-    /// Performs what `state` asks of files. May block.
-    pub(crate) fn perform(&self, effect: &Effect) {
+    /// The device that an effect on a file may wait for; `None` when there is nothing left to do.
+    pub(crate) fn device(&self, file: FileId) -> Option<DeviceNumber> {
+        Some(self.lock().files.get(&file)?.inodes[0].0.root().device())
+    }
+
+    /// Performs what `state` asks of files. May block, unless it is `Unpin`. Returns the inodes that are
+    /// not held any more: to close one may block.
+    pub(crate) fn perform(&self, effect: &Effect) -> Vec<Arc<Inode>> {
         match *effect {
-            Effect::Unpin(file) => self.unpin(file),
+            Effect::Unpin { file, export } => self.unpin(file, export),
             Effect::Release { file, lock } => self.release(file, lock),
-            Effect::Unlock { file, lock, range } => self.unlock(file, lock, range),
-            Effect::Records | Effect::NotifyLock { .. } | Effect::EndSession(_) => {}
+            Effect::Unlock { file, lock, range } => {
+                self.unlock(file, lock, range);
+                Vec::new()
+            }
+            Effect::Records | Effect::NotifyLock { .. } | Effect::EndSession(_) => Vec::new(),
         }
     }
 
@@ -117,13 +144,10 @@ impl HeldFiles {
     /// To be called as the server's user; may block.
     ///
     /// # Errors
-    /// `Stale` if the file was closed meanwhile; those of opening it and of fcntl(2).
+    /// `Stale` if the file was closed meanwhile; `NoDescriptor` while too many locks wait to be
+    /// released; those of opening it and of fcntl(2).
     pub(crate) fn mirror(&self, state: &State, grant: &LockGrant) -> Result<Option<Piece>, Status> {
-        let (inode, owner) = {
-            let mut files = self.lock();
-            let held = files.get_mut(&grant.file).ok_or(Status::Stale)?;
-            (Arc::clone(&held.inodes[0]), Arc::clone(held.locks.entry(grant.lock).or_default()))
-        };
+        let (inode, owner) = self.owner_of(grant)?;
         let mut descriptor = owner.0.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = grant.piece;
         let needs_writing = wanted.kind == LockKind::Write;
@@ -142,6 +166,10 @@ impl HeldFiles {
         let descriptor = descriptor.as_ref().expect("it was there, or is new");
         let (range, kind) = (bounds(wanted.range), wanted.kind.into());
         if descriptor.set(range, kind)? {
+            return Ok(None);
+        }
+        // Locks that have ended in `state` may be still to be released.
+        if self.release_ended(state, grant.file) && descriptor.set(range, kind)? {
             return Ok(None);
         }
         Ok(Some(descriptor.foreign(range, kind)?.map_or(wanted, Piece::from)))
@@ -177,29 +205,78 @@ impl HeldFiles {
         }
     }
 
-    fn release(&self, file: FileId, lock: LockId) {
-        let owner = self.lock().get_mut(&file).and_then(|held| held.locks.remove(&lock));
-        drop(owner);
+    /// Releases the locks of a file that have ended in `state`, whether or not their effects were
+    /// performed. Returns whether there were any.
+    fn release_ended(&self, state: &State, file: FileId) -> bool {
+        let mut known: Vec<_> = match self.lock().files.get(&file) {
+            Some(held) => held.locks.keys().copied().collect(),
+            None => return false,
+        };
+        known.retain(|lock| !state.has_lock(*lock));
+        let left: Vec<_> = known.iter().map(|lock| self.release(file, *lock)).collect();
+        !left.is_empty()
     }
 
-    fn unpin(&self, file: FileId) {
-        let mut files = self.lock();
-        let Some(held) = files.get_mut(&file) else { return };
-        held.opens -= 1;
-        if held.opens == 0 {
-            held.inodes[0].end_hold();
-            let held = files.remove(&file);
-            drop(files);
-            drop(held);
+    fn release(&self, file: FileId, lock: LockId) -> Vec<Arc<Inode>> {
+        let mut table = self.lock();
+        let Some(held) = table.files.get_mut(&file) else { return Vec::new() };
+        let owner = held.locks.remove(&lock);
+        table.owners -= usize::from(owner.is_some());
+        let left = table.leave(file);
+        drop(table);
+        drop(owner);
+        left
+    }
+
+    fn unpin(&self, file: FileId, export: ExportId) -> Vec<Arc<Inode>> {
+        let mut table = self.lock();
+        let Some(held) = table.files.get_mut(&file) else { return Vec::new() };
+        let mut inodes = held.inodes.iter_mut();
+        if let Some((_, opens)) = inodes.find(|(inode, _)| export_id(inode) == export) {
+            *opens -= 1;
         }
+        table.leave(file)
+    }
+
+    /// The descriptor for a lock that `state` has granted, and an inode of its file.
+    fn owner_of(&self, grant: &LockGrant) -> Result<(Arc<Inode>, Arc<OwnerLocks>), Status> {
+        let mut table = self.lock();
+        let Table { files, owners } = &mut *table;
+        let held = files.get_mut(&grant.file).ok_or(Status::Stale)?;
+        let owner = match held.locks.entry(grant.lock) {
+            Entry::Occupied(known) => Arc::clone(known.get()),
+            Entry::Vacant(_) if *owners >= self.owners_max => return Err(Status::NoDescriptor),
+            Entry::Vacant(new) => {
+                *owners += 1;
+                Arc::clone(new.insert(Arc::default()))
+            }
+        };
+        Ok((Arc::clone(&held.inodes[0].0), owner))
     }
 
     fn owner(&self, file: FileId, lock: LockId) -> Option<Arc<OwnerLocks>> {
-        self.lock().get(&file)?.locks.get(&lock).cloned()
+        self.lock().files.get(&file)?.locks.get(&lock).cloned()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Held>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    /// Takes out the inodes of a file that have no open left, and the file when it has no lock either:
+    /// its last inode stays until then.
+    fn leave(&mut self, file: FileId) -> Vec<Arc<Inode>> {
+        let Some(held) = self.files.get_mut(&file) else { return Vec::new() };
+        let is_open = held.inodes.iter().any(|(_, opens)| *opens > 0);
+        if !is_open && held.locks.is_empty() {
+            let held = self.files.remove(&file).expect("it was found above");
+            held.inodes[0].0.end_hold();
+            return held.inodes.into_iter().map(|(inode, _)| inode).collect();
+        }
+        let first = usize::from(!is_open);
+        let unused = held.inodes.extract_if(first.., |(_, opens)| *opens == 0);
+        unused.map(|(inode, _)| inode).collect()
     }
 }
 
@@ -233,4 +310,4 @@ impl From<io::ForeignLock> for Piece {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

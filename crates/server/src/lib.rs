@@ -34,6 +34,7 @@ mod reply_cache;
 mod request;
 mod server;
 mod service;
+mod settlement;
 mod state;
 mod state_dir;
 pub mod trace;

@@ -1,13 +1,12 @@
 //! A running server: start, reload, stop.
 
-use std::mem;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::portmap::PORT;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::config::Config;
 use crate::counters::{Counter, Counters};
@@ -16,7 +15,7 @@ use crate::network_threads::NetworkThreads;
 use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::Programs;
 use crate::recovery::Recovery;
-use crate::service::{Expired, Service};
+use crate::service::Service;
 use crate::state_dir::{StateDir, StateDirError};
 use crate::{listener, portmap};
 
@@ -255,8 +254,6 @@ async fn keep_time(service: Arc<Service>) {
     let mut ticks = tokio::time::interval(TICK_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut tasks = JoinSet::new();
-    let mut expired = Expired::default();
-    let mut settling: Option<AbortHandle> = None;
     loop {
         ticks.tick().await;
         for idle in service.vfs.tick() {
@@ -268,12 +265,7 @@ async fn keep_time(service: Arc<Service>) {
             tasks.spawn(async move { service.vfs.close_unlinked(unused).await });
         }
         if service.serves_v4() {
-            service.expire(&mut expired);
-        }
-        // One at a time: a disk that hangs takes one thread.
-        if !expired.is_empty() && settling.as_ref().is_none_or(AbortHandle::is_finished) {
-            let (service, expired) = (Arc::clone(&service), mem::take(&mut expired));
-            settling = Some(tasks.spawn(async move { service.settle_expired(expired).await }));
+            service.expire();
         }
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {

@@ -29,6 +29,7 @@ use crate::mount_list::MountList;
 use crate::random::random_u64;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
+use crate::settlement::Settlement;
 use crate::state::{ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Piece, State};
 use crate::trace::{CallId, Tracer, handle_hash};
 use crate::vfs::{Switches, Vfs};
@@ -77,8 +78,8 @@ pub(crate) struct Service {
     pub(crate) held_files: Arc<HeldFiles>,
     /// The connections that callbacks can be sent over.
     pub(crate) callbacks: Arc<Callbacks>,
-    /// The records of clients, if version 4 is served.
-    recovery: Option<Arc<Recovery>>,
+    /// What remains to be done after changes of `state`.
+    pub(crate) settlement: Arc<Settlement>,
     /// The key of the digests that distinguish calls on a slot.
     pub(crate) digest_key: u64,
     /// Whether clients could reclaim state of version 4 a second ago.
@@ -108,6 +109,18 @@ fn divide_descriptors(config: &Config) -> DescriptorPlan {
     plan
 }
 
+/// Whether threads can act as the users that clients name; logs it if they cannot.
+fn can_assume_users() -> bool {
+    let can_assume = io::can_assume_users();
+    if !can_assume {
+        tracing::warn!(
+            "this process cannot act as other users (CAP_SETUID and CAP_SETGID are missing): all \
+             clients act as the user it runs as"
+        );
+    }
+    can_assume
+}
+
 /// The bounds of the state of version 4.
 fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
     let set = config.state_limits();
@@ -123,20 +136,6 @@ fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
         ..limits.fore
     };
     Limits { fore, ..limits }
-}
-
-/// What remains to be done after leases have expired and exports have ended.
-#[derive(Default)]
-pub(crate) struct Expired {
-    effects: Effects,
-    /// Closing them may wait for their disks.
-    inodes: Vec<Arc<Inode>>,
-}
-
-impl Expired {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.effects.is_empty() && self.inodes.is_empty()
-    }
 }
 
 /// Whether a client is to be notified.
@@ -182,13 +181,6 @@ impl Service {
         let limits = state_limits(config, &descriptors);
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
         tracing::debug!(?memory, outside_bytes = memory.outside_bytes(), ?descriptors, "bounds");
-        let assumes_users = io::can_assume_users();
-        if !assumes_users {
-            tracing::warn!(
-                "this process cannot act as other users (CAP_SETUID and CAP_SETGID are missing): \
-                 all clients act as the user it runs as"
-            );
-        }
         let engine = Arc::new(Engine::new(EngineConfig {
             data_threads: config.data_threads(),
             metadata_threads: config.metadata_threads(),
@@ -199,6 +191,9 @@ impl Service {
         let tracer = Arc::new(Tracer::default());
         let (recovery, recovered) = recovery.unzip();
         let state = Arc::new(new_state(recovered.unwrap_or_default(), limits)?);
+        let held_files = Arc::new(HeldFiles::new(limits.lock_owners_max));
+        let timers = Handle::current();
+        let settlement = Settlement::new(&state, &held_files, recovery, &engine, timers.clone());
         tracer.set(config.trace());
         Ok(Self {
             vfs: Vfs::new(
@@ -224,13 +219,13 @@ impl Service {
             idle_timeout: config.idle_timeout(),
             was_in_grace: AtomicBool::new(state.counts().is_in_grace),
             state,
-            held_files: Arc::default(),
+            held_files,
+            settlement,
             callbacks: Arc::default(),
-            recovery: recovery.map(Arc::new),
             digest_key: random_u64()?,
             started: Instant::now(),
-            assumes_users,
-            timers: Handle::current(),
+            assumes_users: can_assume_users(),
+            timers,
         })
     }
 
@@ -249,7 +244,7 @@ impl Service {
 
     /// Whether version 4 is served.
     pub(crate) fn serves_v4(&self) -> bool {
-        self.recovery.is_some()
+        self.settlement.has_records()
     }
 
     /// How long state of version 4 lasts without a call of its client.
@@ -267,29 +262,8 @@ impl Service {
 
     /// Does what remains to be done after a change of [`Self::state`], before the reply.
     pub(crate) async fn settle(&self, effects: Effects) {
-        let waits = |effect: &Effect| match effect {
-            Effect::Records | Effect::Unlock { .. } | Effect::Release { .. } => true,
-            Effect::Unpin(_) | Effect::NotifyLock { .. } | Effect::EndSession(_) => false,
-        };
-        if !effects.iter().any(waits) {
-            effects.iter().for_each(|effect| self.held_files.perform(effect));
-            effects.into_iter().for_each(|effect| self.notify(effect));
-            return;
-        }
         let notices: Vec<_> = effects.iter().filter(|effect| is_notice(effect)).cloned().collect();
-        let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
-        let recovery = self.recovery.clone();
-        let job = move || {
-            for effect in &effects {
-                if *effect == Effect::Records
-                    && let Some(recovery) = &recovery
-                {
-                    recovery.settle(&state);
-                }
-                held.perform(effect);
-            }
-        };
-        self.engine.data(job).await;
+        self.settlement.settle(effects).await;
         notices.into_iter().for_each(|notice| self.notify(notice));
     }
 
@@ -331,26 +305,17 @@ impl Service {
     }
 
     /// Ends the leases that have run out, and the state of files whose exports are not served any more.
-    /// To be called once a second. Waits for nothing; what remains to be done is added to `expired`.
-    pub(crate) fn expire(&self, expired: &mut Expired) {
-        let Expired { effects, inodes } = expired;
-        self.state.expire(self.now(), effects);
-        // At once, so that no client opens one of these files through another export between.
-        let (retired, left) = self.held_files.retired();
-        self.state.release_files(&retired, self.now(), effects);
-        inodes.extend(left);
+    /// To be called once a second. Waits for nothing.
+    pub(crate) fn expire(&self) {
+        let mut effects = Effects::new();
+        self.state.expire(self.now(), &mut effects);
+        self.state.release_files(&self.held_files.retired(), self.now(), &mut effects);
+        let notices: Vec<_> = effects.iter().filter(|effect| is_notice(effect)).cloned().collect();
+        self.settlement.settle_later(effects);
+        notices.into_iter().for_each(|notice| self.notify(notice));
         let is_in_grace = self.state.counts().is_in_grace;
         if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {
             tracing::info!("the grace period of version 4 is over");
-        }
-    }
-
-    /// Does what remains to be done after leases have expired. May wait for the disks of the files.
-    pub(crate) async fn settle_expired(&self, expired: Expired) {
-        let Expired { effects, inodes } = expired;
-        self.settle(effects).await;
-        if !inodes.is_empty() {
-            self.engine.data(move || drop(inodes)).await;
         }
     }
 

@@ -75,6 +75,12 @@ impl Share {
         CURRENT.with_borrow(Clone::clone)
     }
 
+    /// Whether the task that is polled on this thread does its work on this device.
+    pub fn is_of(device: &Device) -> bool {
+        let is_same = |share: &Self| Arc::ptr_eq(&share.device.0, &device.0);
+        CURRENT.with_borrow(|share| share.as_ref().is_some_and(is_same))
+    }
+
     /// The client of the task that is polled on this thread; 0 where there is none.
     pub fn current_client() -> ClientId {
         CURRENT.with_borrow(|share| share.as_ref().map_or(0, Self::client))

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::nfs4::{
@@ -23,42 +23,61 @@ use crate::state::{
 };
 
 const NOW: Duration = Duration::ZERO;
-const ALL: LockRange = LockRange { offset: 0, length: u64::MAX };
+pub(crate) const ALL: LockRange = LockRange { offset: 0, length: u64::MAX };
+const OWNERS_MAX: usize = 4;
 
 /// A file, and the state of clients that use it.
-struct Bed {
+pub(crate) struct Bed {
     dir: TempDir,
+    systems: FileSystems,
     cache: InodeCache,
-    inode: Arc<Inode>,
-    state: State,
-    held: HeldFiles,
+    pub(crate) inode: Arc<Inode>,
+    pub(crate) state: Arc<State>,
+    pub(crate) held: Arc<HeldFiles>,
 }
 
 impl Bed {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = TempDir::new().unwrap();
-        let path = dir.path().join("file");
-        std::fs::write(&path, "data").unwrap();
-        let root = Arc::new(ExportRoot::open_path(1, dir.path(), &FileSystems::default()).unwrap());
-        let cache = InodeCache::new(1000);
-        let fd = openat(CWD, &path, PATH_ONLY, Mode::empty()).unwrap();
-        let handle = root.identify(fd.as_fd()).unwrap();
-        let file_type = attributes_of(&fd).unwrap().file_type;
-        let inode = cache.add(root, handle, file_type, fd);
-        let state = State::new(Limits::default(), 1, (1, 2), Vec::new(), NOW);
-        Self { dir, cache, inode, state, held: HeldFiles::default() }
+        let (systems, cache) = (FileSystems::default(), InodeCache::new(1000));
+        let inode = inode_in_export(1, dir.path(), &systems, &cache);
+        let state = Arc::new(State::new(Limits::default(), 1, (1, 2), Vec::new(), NOW));
+        Self { dir, systems, cache, inode, state, held: Arc::new(HeldFiles::new(OWNERS_MAX)) }
+    }
+
+    /// The file in another export of its directory.
+    fn in_other_export(&self) -> Arc<Inode> {
+        inode_in_export(2, self.dir.path(), &self.systems, &self.cache)
+    }
+
+    /// Gives an inode up to those that use it.
+    pub(crate) fn forget(&self, inode: &Inode) {
+        drop(self.cache.take(&inode.key()));
+    }
+
+    /// A file in an export of another directory.
+    pub(crate) fn elsewhere(&self, dir: &Path) -> Arc<Inode> {
+        inode_in_export(3, dir, &self.systems, &self.cache)
     }
 
     fn path(&self) -> PathBuf {
         self.dir.path().join("file")
     }
 
-    fn client(&self, owner: &[u8]) -> ClientId {
-        let (mut effects, principal) = (Effects::new(), Principal::None);
-        let (verifier, is_update) = (Verifier::default(), false);
+    pub(crate) fn client(&self, owner: &[u8]) -> ClientId {
+        let mut effects = Effects::new();
+        let client = self.boot(owner, 0, &mut effects);
+        self.state.reclaim_complete(client, false, NOW, &mut effects).unwrap();
+        client
+    }
+
+    /// A client that has begun with this verifier: what it held before has ended.
+    pub(crate) fn boot(&self, owner: &[u8], verifier: u8, effects: &mut Effects) -> ClientId {
+        let principal = Principal::None;
+        let (verifier, is_update) = (Verifier([verifier; 8]), false);
         let peer = Ipv4Addr::LOCALHOST.into();
         let call = ExchangeId { owner, verifier, is_update, principal, peer };
-        let client = self.state.exchange_id(&call, NOW, &mut effects).unwrap().client;
+        let client = self.state.exchange_id(&call, NOW, effects).unwrap().client;
         let channel = ChannelAttributes {
             request_bytes_max: 4096,
             response_bytes_max: 4096,
@@ -76,15 +95,24 @@ impl Bed {
             principal,
             connection: ConnectionId(1),
         };
-        self.state.create_session(&call, NOW, &mut effects).unwrap();
-        self.state.reclaim_complete(client, false, NOW, &mut effects).unwrap();
+        self.state.create_session(&call, NOW, effects).unwrap();
         client
     }
 
     fn open(&self, client: ClientId, access: ShareAccess) -> Stateid {
-        let pin = self.held.pin(&self.inode);
-        let (file, deny) = (pin.file(), ShareDeny::None);
-        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
+        self.open_in(client, &self.inode, access)
+    }
+
+    pub(crate) fn open_in(
+        &self,
+        client: ClientId,
+        inode: &Arc<Inode>,
+        access: ShareAccess,
+    ) -> Stateid {
+        let pin = self.held.pin(inode);
+        let (file, export, deny) = (pin.file(), pin.export(), ShareDeny::None);
+        let (owner, is_reclaim) = (b"o", false);
+        let call = OpenFile { client, owner, file, export, access, deny, is_reclaim, user: 0 };
         let opened = self.state.open(&call, NOW, &mut Effects::new()).unwrap();
         if opened.is_new {
             pin.keep();
@@ -93,7 +121,7 @@ impl Bed {
     }
 
     fn perform(&self, effects: Effects) {
-        effects.iter().for_each(|effect| self.held.perform(effect));
+        effects.iter().for_each(|effect| drop(self.held.perform(effect)));
     }
 
     /// The stateid, or the lock of a local program.
@@ -104,7 +132,18 @@ impl Bed {
         kind: LockType,
         range: LockRange,
     ) -> Result<Stateid, Piece> {
-        let (file, mut effects) = (file_id(&self.inode), Effects::new());
+        self.lock_in(client, &self.inode, target, kind, range)
+    }
+
+    pub(crate) fn lock_in(
+        &self,
+        client: ClientId,
+        inode: &Inode,
+        target: LockTarget<'_>,
+        kind: LockType,
+        range: LockRange,
+    ) -> Result<Stateid, Piece> {
+        let (file, mut effects) = (file_id(inode), Effects::new());
         let object = FileHandle::new(b"file").unwrap();
         let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
         let grant = match self.state.lock_range(&call, NOW, &mut effects) {
@@ -138,16 +177,29 @@ impl Bed {
         self.perform(effects);
     }
 
-    fn local_file(&self) -> File {
+    pub(crate) fn local_file(&self) -> File {
         OpenOptions::new().read(true).write(true).open(self.path()).unwrap()
     }
 }
 
-fn locally(file: &File, (first, last): (u64, u64), wanted: OfdLock) -> bool {
+/// The file `file` in an export of a directory.
+fn inode_in_export(id: u32, dir: &Path, systems: &FileSystems, cache: &InodeCache) -> Arc<Inode> {
+    let root = Arc::new(ExportRoot::open_path(id, dir, systems).unwrap());
+    let path = dir.join("file");
+    if !path.exists() {
+        std::fs::write(&path, "data").unwrap();
+    }
+    let fd = openat(CWD, path, PATH_ONLY, Mode::empty()).unwrap();
+    let handle = root.identify(fd.as_fd()).unwrap();
+    let file_type = attributes_of(&fd).unwrap().file_type;
+    cache.add(root, handle, file_type, fd)
+}
+
+pub(crate) fn locally(file: &File, (first, last): (u64, u64), wanted: OfdLock) -> bool {
     io::set_ofd_lock(file.as_fd(), (first, last), wanted).unwrap()
 }
 
-fn new(open: &Stateid) -> LockTarget<'_> {
+pub(crate) fn new(open: &Stateid) -> LockTarget<'_> {
     LockTarget::New { open, owner: b"l" }
 }
 
@@ -188,7 +240,7 @@ fn clients_see_the_locks_of_local_programs() {
     assert!(locally(&local, (5, 9), OfdLock::Unlock));
     bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
     let (file, mut effects) = (file_id(&bed.inode), Effects::new());
-    let owner = (client, b"l".as_slice());
+    let owner = (client, export_id(&bed.inode), b"l".as_slice());
     let (_, lock) =
         bed.state.test_lock(owner, file, ALL, LockType::Read, NOW, &mut effects).unwrap();
     assert_eq!(foreign(lock), None, "its own lock is not in the way");
@@ -235,8 +287,8 @@ fn a_reader_does_not_open_the_file_for_writing() {
     let client = bed.client(b"c");
     let open = bed.open(client, ShareAccess::Read);
     bed.lock(client, new(&open), LockType::Read, ALL).unwrap();
-    let files = bed.held.lock();
-    let owners = files.values().flat_map(|held| held.locks.values());
+    let table = bed.held.lock();
+    let owners = table.files.values().flat_map(|held| held.locks.values());
     let writable = owners.filter_map(|owner| Some(owner.0.lock().unwrap().as_ref()?.is_writable()));
     assert_eq!(writable.collect::<Vec<_>>(), [false]);
 }
@@ -253,7 +305,7 @@ fn owners_have_locks_of_their_own_which_end_with_their_open() {
     assert!(!locally(&local, (0, 0), OfdLock::Write), "the other client's lock");
     bed.close(b, &open_b);
     assert!(locally(&local, (0, u64::MAX), OfdLock::Write));
-    assert!(bed.held.lock().is_empty());
+    assert!(bed.held.lock().files.is_empty());
 }
 
 #[test]
@@ -283,12 +335,78 @@ fn an_open_file_stays_when_its_last_name_is_removed() {
     let open = bed.open(client, ShareAccess::Both);
     std::fs::remove_file(bed.path()).unwrap();
     let key = bed.inode.key();
-    let Bed { cache, inode, state, held, dir } = bed;
+    let Bed { cache, inode, state, held, dir, systems } = bed;
     drop(inode);
     assert!(cache.unused().is_empty(), "the open uses it");
     let inode = cache.find(&key).expect("the open holds it");
-    let bed = Bed { cache, inode, state, held, dir };
+    let bed = Bed { cache, inode, state, held, dir, systems };
     bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
     bed.close(client, &open);
-    assert!(bed.held.lock().is_empty());
+    assert!(bed.held.lock().files.is_empty());
+}
+
+#[test]
+fn locks_of_a_retired_export_end_while_another_has_the_file_open() {
+    let bed = Bed::new();
+    let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
+    let other = bed.in_other_export();
+    assert_eq!(file_id(&other), file_id(&bed.inode), "it is one file");
+    let (open, kept) = (bed.open(a, ShareAccess::Both), bed.open_in(b, &other, ShareAccess::Both));
+    bed.lock(a, new(&open), LockType::Write, ALL).unwrap();
+    bed.inode.root().retire();
+    let mut effects = Effects::new();
+    bed.state.release_files(&bed.held.retired(), NOW, &mut effects);
+    bed.perform(effects);
+    let low = LockRange { offset: 0, length: 10 };
+    bed.lock(b, new(&kept), LockType::Write, low).expect("it is released");
+    assert!(locally(&bed.local_file(), (10, u64::MAX), OfdLock::Write), "in the kernel too");
+    assert!(bed.held.retired().is_empty());
+    let key = bed.inode.key();
+    let Bed { cache, inode, state, held, dir, systems } = bed;
+    drop(inode);
+    cache.take(&key);
+    assert!(cache.find(&key).is_none(), "nothing holds the inode of the retired export");
+    let bed = Bed { cache, inode: other, state, held, dir, systems };
+    bed.close(b, &kept);
+    assert!(bed.held.lock().files.is_empty());
+}
+
+#[test]
+fn a_lock_that_has_ended_denies_nothing_while_it_waits_to_be_released() {
+    let bed = Bed::new();
+    let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
+    let (ended, open) = (bed.open(a, ShareAccess::Both), bed.open(b, ShareAccess::Both));
+    bed.lock(a, new(&ended), LockType::Write, ALL).unwrap();
+    let (file, mut later) = (file_id(&bed.inode), Effects::new());
+    bed.state.close(a, &ended, file, NOW, &mut later).unwrap();
+    let held = bed.lock(b, new(&open), LockType::Write, ALL).expect("it has ended");
+    bed.perform(later);
+    assert!(!locally(&bed.local_file(), (0, 0), OfdLock::Read), "the new lock stays");
+    bed.unlock(b, &held, ALL);
+    assert_eq!(bed.held.lock().owners, 1);
+}
+
+#[test]
+fn locks_that_wait_to_be_released_count_until_then() {
+    let bed = Bed::new();
+    let local = bed.local_file();
+    let mut later = Effects::new();
+    for owner in 0..u8::try_from(OWNERS_MAX).unwrap() {
+        let client = bed.client(&[owner]);
+        let open = bed.open(client, ShareAccess::Both);
+        let at = LockRange { offset: owner.into(), length: 1 };
+        bed.lock(client, new(&open), LockType::Write, at).unwrap();
+        bed.state.close(client, &open, file_id(&bed.inode), NOW, &mut later).unwrap();
+    }
+    let client = bed.client(b"late");
+    let open = bed.open(client, ShareAccess::Both);
+    let (file, object) = (file_id(&bed.inode), FileHandle::new(b"file").unwrap());
+    let (target, range, kind) = (new(&open), LockRange { offset: 99, length: 1 }, LockType::Write);
+    let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
+    let grant = bed.state.lock_range(&call, NOW, &mut later).unwrap();
+    assert_eq!(bed.held.mirror(&bed.state, &grant), Err(Status::NoDescriptor));
+    bed.state.undo_lock(grant, NOW, &mut later);
+    bed.perform(later);
+    bed.lock(client, new(&open), LockType::Write, range).expect("there is room");
+    assert!(locally(&local, (0, 98), OfdLock::Write));
 }

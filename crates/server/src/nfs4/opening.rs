@@ -58,9 +58,9 @@ impl Compound<'_> {
         }
         let inode = service.vfs.hold(&target.located.object).await?;
         let pin = service.held_files.pin(&inode);
-        let file = pin.file();
+        let (file, export) = (pin.file(), pin.export());
         let (owner, user) = (args.owner.owner, target.located.caller.uid);
-        let call = OpenFile { client, owner, file, access, deny, is_reclaim, user };
+        let call = OpenFile { client, owner, file, export, access, deny, is_reclaim, user };
         let mut effects = Effects::new();
         let opened = service.state.open(&call, service.now(), &mut effects);
         if opened.as_ref().is_ok_and(|opened| opened.is_new) {

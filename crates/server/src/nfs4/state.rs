@@ -15,7 +15,7 @@ use super::operation::decoded;
 use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};
 use crate::fs::{Caller, OpenedFor};
-use crate::held_files::file_id;
+use crate::held_files::{export_id, file_id};
 use crate::inode_cache::Inode;
 use crate::state::{Conflict, Effects, FileId, IoState, Lock, LockFailure, LockTarget, Piece};
 
@@ -76,11 +76,12 @@ impl Compound<'_> {
     pub(super) async fn close(&mut self, args: CloseArgs) -> Outcome<OneStateid> {
         let stateid = self.known_stateid(&args.stateid)?;
         let located = self.object_or(Status::BadStateid)?;
-        let (_inode, file) = self.hold(&located).await?;
+        let (inode, file) = self.hold(&located).await?;
         let (service, client) = (self.request.service, self.client()?);
         let mut effects = Effects::new();
         let closed = service.state.close(client, &stateid, file, service.now(), &mut effects);
         service.settle(effects).await;
+        service.settlement.close(inode);
         let stateid = closed?;
         self.set_stateid(stateid);
         Ok(OneStateid { stateid })
@@ -217,7 +218,7 @@ impl Compound<'_> {
         let (inode, file) = self.hold(&located).await?;
         let (service, client) = (self.request.service, self.client()?);
         let mut effects = Effects::new();
-        let (owner, now) = ((client, args.owner.owner), service.now());
+        let (owner, now) = ((client, export_id(&inode), args.owner.owner), service.now());
         let tested = service.state.test_lock(owner, file, args.range, args.kind, now, &mut effects);
         service.settle(effects).await;
         match service.foreign_lock(inode, tested?).await.map_err(Refused::from)? {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use proto::nfs4::{ClientId, FileHandle};
 
-use super::LockId;
 use super::backchannel::Notice;
 use super::ranges::{Piece, Range, Ranges};
+use super::{ExportId, LockId};
 
 /// Locks by owner; a lock state stands for its owner.
 #[derive(Debug, Default)]
@@ -17,10 +17,12 @@ pub(super) struct FileLocks {
     waiters: VecDeque<Waiter>,
 }
 
-/// An owner as its client names it.
+/// An owner as its client names it. To a client the same file in two exports is two files, so that its
+/// owners are others in each.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Owner {
     pub(super) client: ClientId,
+    pub(super) export: ExportId,
     pub(super) name: Arc<[u8]>,
 }
 
@@ -161,7 +163,7 @@ impl FileLocks {
             }
             if !waiter.holds_reservation(now) {
                 waiter.notified_at = Some(now);
-                let Owner { client, name: owner } = waiter.owner.clone();
+                let Owner { client, name: owner, .. } = waiter.owner.clone();
                 woken.push((client, Notice { object: waiter.object, owner }));
             }
             ahead.push((waiter.owner.clone(), waiter.wanted));
@@ -191,7 +193,8 @@ mod tests {
     use super::*;
 
     fn owner(client: u64) -> Owner {
-        Owner { client: ClientId(client), name: b"owner".as_slice().into() }
+        let (client, export) = (ClientId(client), ExportId(0));
+        Owner { client, export, name: b"owner".as_slice().into() }
     }
 
     fn piece(first: u64, last: u64, kind: LockKind) -> Piece {

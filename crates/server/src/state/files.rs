@@ -9,7 +9,7 @@ use proto::nfs4::{ClientId, FileHandle};
 use super::file_locks::{FileLocks, Owner, Waiting};
 use super::ranges::{Piece, Range, Ranges};
 use super::shares::{Modes, Share, ShareCounts};
-use super::{Effect, Effects, FileId, LockId};
+use super::{Effect, Effects, ExportId, FileId, LockId};
 
 /// All opens and locks.
 #[derive(Debug, Default)]
@@ -127,9 +127,10 @@ impl Files {
         self.clients.get(&client).map_or(0, |held| held.opens.len())
     }
 
-    /// The opens of a file.
-    pub(super) fn opens_in(&self, file: FileId) -> impl Iterator<Item = u64> {
-        self.files.get(&file).into_iter().flat_map(|file| file.opens.values().copied())
+    /// The opens of a file in an export.
+    pub(super) fn opens_in(&self, file: FileId, export: ExportId) -> impl Iterator<Item = u64> {
+        let opens = self.files.get(&file).into_iter().flat_map(|file| &file.opens);
+        opens.filter(move |(owner, _)| owner.export == export).map(|(_, number)| *number)
     }
 
     /// Opens and lock states of a file.
@@ -247,7 +248,7 @@ impl Files {
         state.shares.remove(open.modes.share());
         state.opens.remove(&open.owner);
         self.clients.get_mut(&open.owner.client).expect("it holds an open").opens.remove(&number);
-        effects.push(Effect::Unpin(open.file));
+        effects.push(Effect::Unpin { file: open.file, export: open.owner.export });
         self.tidy(open.file, open.owner.client);
     }
 

@@ -10,7 +10,7 @@ use super::files::{Files, StateKey};
 use super::ranges::{LockKind, Piece, Range};
 use super::registry::{State, Table};
 use super::shares::Share;
-use super::{Effect, Effects, FileId, LockId};
+use super::{Effect, Effects, ExportId, FileId, LockId};
 
 /// LOCK's arguments.
 #[derive(Clone, Copy, Debug)]
@@ -178,7 +178,7 @@ impl State {
     /// `Denied`; `Inval`; `Grace`.
     pub(crate) fn test_lock(
         &self,
-        (client, owner): (ClientId, &[u8]),
+        (client, export, owner): (ClientId, ExportId, &[u8]),
         file: FileId,
         range: LockRange,
         kind: LockType,
@@ -188,7 +188,7 @@ impl State {
         let mut table = self.lock();
         table.check_claim(client, false)?;
         let piece = Piece { range: Range::new(range)?, kind: kind.into() };
-        let owner = Owner { client, name: owner.into() };
+        let owner = Owner { client, export, name: owner.into() };
         match self.conflict(&mut table, file, &owner, piece, now, effects) {
             Some(conflict) => Err(LockFailure::Denied(conflict)),
             None => Ok((piece, table.files.lock_of(file, &owner))),
@@ -229,7 +229,8 @@ impl State {
         match call.target {
             LockTarget::New { open, owner } => {
                 let open = self.open_number(table, call.client, open, call.file)?;
-                Ok((open, Owner { client: call.client, name: owner.into() }))
+                let Owner { client, export, .. } = table.files.open(open).owner;
+                Ok((open, Owner { client, export, name: owner.into() }))
             }
             LockTarget::Known(stateid) => {
                 match self.key_of(table, call.client, stateid, call.file)? {

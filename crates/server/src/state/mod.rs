@@ -63,6 +63,10 @@ pub(crate) struct ConnectionId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FileId(pub(crate) u64);
 
+/// An export, by a number that is its own as long as a file is open in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ExportId(pub(crate) u64);
+
 /// A lock owner's grip on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockId(pub(crate) u64);
@@ -100,8 +104,8 @@ pub(crate) enum Effect {
     /// Records have to change: perform [`State::record_changes`]. A client's record must be on the disk
     /// before its first state, and gone before others get what it lost.
     Records,
-    /// An open ended: it pins its file no longer.
-    Unpin(FileId),
+    /// An open ended: it pins its file no longer in the export.
+    Unpin { file: FileId, export: ExportId },
     /// A range was unlocked.
     Unlock { file: FileId, lock: LockId, range: Range },
     /// A lock state ended: its ranges are unlocked and its descriptors closed.

@@ -8,7 +8,7 @@ use super::file_locks::Owner;
 use super::files::{Files, StateKey};
 use super::registry::{State, Table};
 use super::shares::Share;
-use super::{Effects, FileId};
+use super::{Effects, ExportId, FileId};
 
 /// OPEN's arguments on an existing file.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,8 @@ pub(crate) struct OpenFile<'a> {
     pub(crate) owner: &'a [u8],
     /// Pinned by the caller, until the effect [`Unpin`](super::Effect::Unpin) if the open is new.
     pub(crate) file: FileId,
+    /// The export that it is opened in. An owner has an open for each.
+    pub(crate) export: ExportId,
     pub(crate) access: ShareAccess,
     pub(crate) deny: ShareDeny,
     /// `CLAIM_PREVIOUS`.
@@ -70,7 +72,8 @@ impl State {
         let mut table = self.lock();
         table.check_claim(call.client, call.is_reclaim)?;
         let share = Share::new(call.access, call.deny);
-        let owner = Owner { client: call.client, name: call.owner.into() };
+        let OpenFile { client, export, .. } = *call;
+        let owner = Owner { client, export, name: call.owner.into() };
         let own = table.files.open_of(call.file, &owner);
         if !self.is_admitted(&mut table, call, share, own, now, effects) {
             let denied =
@@ -168,12 +171,17 @@ impl State {
         Ok(Stateid::INVALID)
     }
 
-    /// Ends all opens of files, with their locks: their exports are not served any more. Their clients
-    /// find the filehandles stale.
-    pub(crate) fn release_files(&self, files: &[FileId], now: Duration, effects: &mut Effects) {
+    /// Ends the opens of files in exports that are not served any more, with the locks below them. Their
+    /// clients find the filehandles stale.
+    pub(crate) fn release_files(
+        &self,
+        files: &[(FileId, ExportId)],
+        now: Duration,
+        effects: &mut Effects,
+    ) {
         let mut table = self.lock();
-        for number in files.iter().flat_map(|file| table.files.opens_in(*file)).collect::<Vec<_>>()
-        {
+        let opens = files.iter().flat_map(|(file, export)| table.files.opens_in(*file, *export));
+        for number in opens.collect::<Vec<_>>() {
             table.files.remove_open(number, now, effects);
         }
     }

@@ -7,7 +7,7 @@ use proto::nfs4::{ClientId, Stateid, Status};
 
 use super::files::StateKey;
 use super::registry::{State, Table};
-use super::{Effects, FileId};
+use super::{Effects, FileId, LockId};
 
 impl State {
     /// TEST_STATEID for one stateid, RFC 8881 §18.48.
@@ -37,6 +37,11 @@ impl State {
             }
             StateKey::Lock(_) | StateKey::Open(_) => Err(Status::LocksHeld),
         }
+    }
+
+    /// Whether there is such a lock state.
+    pub(crate) fn has_lock(&self, lock: LockId) -> bool {
+        self.lock().files.key(lock.0).is_some()
     }
 
     /// The stateid of a state as it is now.

@@ -85,6 +85,7 @@ struct Bed {
 }
 
 const FILE: FileId = FileId(1);
+pub(super) const EXPORT: ExportId = ExportId(0);
 const ALL: LockRange = LockRange { offset: 0, length: u64::MAX };
 
 impl Bed {
@@ -119,7 +120,16 @@ impl Bed {
         is_reclaim: bool,
     ) -> Result<Opened, Status> {
         let (access, deny) = share;
-        let call = OpenFile { client, owner: b"o", file: FILE, access, deny, is_reclaim, user: 0 };
+        let call = OpenFile {
+            client,
+            owner: b"o",
+            file: FILE,
+            export: EXPORT,
+            access,
+            deny,
+            is_reclaim,
+            user: 0,
+        };
         self.state.open(&call, self.now, &mut self.effects)
     }
 
@@ -192,7 +202,12 @@ fn an_open_grows_shrinks_and_ends() {
     assert_eq!(bed.close(client, &third), Err(Status::BadStateid));
     assert_eq!(
         bed.taken(),
-        [Effect::Records, Effect::Records, Effect::Records, Effect::Unpin(FILE)]
+        [
+            Effect::Records,
+            Effect::Records,
+            Effect::Records,
+            Effect::Unpin { file: FILE, export: EXPORT }
+        ]
     );
 }
 
@@ -257,7 +272,13 @@ fn locks_need_an_open_of_their_mode_and_end_with_it() {
     bed.taken();
     bed.close(reader, &read).unwrap();
     let effects = bed.taken();
-    assert!(matches!(effects[..], [Effect::Release { .. }, Effect::Unpin(FILE)]), "{effects:?}");
+    assert!(
+        matches!(
+            effects[..],
+            [Effect::Release { .. }, Effect::Unpin { file: FILE, export: EXPORT }]
+        ),
+        "{effects:?}"
+    );
     assert_eq!(bed.check_io(reader, &held, ShareAccess::Read), Err(Status::BadStateid));
     bed.lock(writer, &write, LockType::Write, ALL).unwrap();
 }
@@ -354,7 +375,12 @@ fn an_expired_client_keeps_its_state_until_another_needs_it() {
     bed.open(other, ShareAccess::Write, ShareDeny::None);
     assert_eq!(
         bed.taken(),
-        [Effect::EndSession(session.id()), Effect::Unpin(FILE), Effect::Records, Effect::Records]
+        [
+            Effect::EndSession(session.id()),
+            Effect::Unpin { file: FILE, export: EXPORT },
+            Effect::Records,
+            Effect::Records
+        ]
     );
     assert_eq!(bed.check_io(late, &open, ShareAccess::Read), Err(Status::BadStateid));
     let call = Sequence {
@@ -492,7 +518,16 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
     let holder = bed.client(b"h");
     let open = |state: &State, client, file| {
         let (access, deny) = (ShareAccess::Both, ShareDeny::None);
-        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
+        let call = OpenFile {
+            client,
+            owner: b"o",
+            file,
+            export: EXPORT,
+            access,
+            deny,
+            is_reclaim: false,
+            user: 0,
+        };
         state.open(&call, Duration::ZERO, &mut Effects::new()).unwrap().stateid
     };
     let lock = |state: &State, client, file, kind, now| {
@@ -576,7 +611,16 @@ fn opens_and_locks_of_a_client_are_bounded() {
     let client = bed.client(b"c");
     let open = |file| {
         let (access, deny) = (ShareAccess::Both, ShareDeny::None);
-        let call = OpenFile { client, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
+        let call = OpenFile {
+            client,
+            owner: b"o",
+            file,
+            export: EXPORT,
+            access,
+            deny,
+            is_reclaim: false,
+            user: 0,
+        };
         bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
     };
     open(FileId(2)).unwrap();
@@ -620,7 +664,9 @@ fn owners_of_a_file_are_bounded() {
     let client = bed.client(b"c");
     let (access, deny) = (ShareAccess::Both, ShareDeny::None);
     let open = |file, owner: &[u8]| {
-        let call = OpenFile { client, owner, file, access, deny, is_reclaim: false, user: 0 };
+        let export = EXPORT;
+        let call =
+            OpenFile { client, owner, file, export, access, deny, is_reclaim: false, user: 0 };
         bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
     };
     open(FILE, b"a").unwrap();
@@ -652,8 +698,16 @@ fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
     let client = bed.client(b"c");
     bed.open(client, ShareAccess::Read, ShareDeny::None);
     let (access, deny) = (ShareAccess::Read, ShareDeny::None);
-    let call =
-        OpenFile { client, owner: b"p", file: FILE, access, deny, is_reclaim: false, user: 0 };
+    let call = OpenFile {
+        client,
+        owner: b"p",
+        file: FILE,
+        export: EXPORT,
+        access,
+        deny,
+        is_reclaim: false,
+        user: 0,
+    };
     let refused = bed.state.open(&call, bed.now, &mut bed.effects);
     assert_eq!(refused, Err(Status::Delay));
     assert_eq!(bed.check_io(late, &stateid, ShareAccess::Read), Ok(IoState::Opened));

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use super::super::tests::{CHANNEL, LEASE, call_of, config, exchange, state_with};
 use proto::nfs4::{ShareAccess, ShareDeny};
 
-use super::super::{ChannelAttributes, CreateSession, Effects, FileId, Limits, OpenFile, State};
+use super::super::{
+    ChannelAttributes, CreateSession, Effects, ExportId, FileId, Limits, OpenFile, State,
+};
 use super::*;
 
 #[derive(Clone, Debug)]
@@ -354,9 +356,17 @@ fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state(
     let mut effects = Effects::new();
     state.reclaim_complete(late, false, Duration::ZERO, &mut effects).unwrap();
     let (access, deny) = (ShareAccess::Read, ShareDeny::None);
-    let file = FileId(1);
-    let call =
-        OpenFile { client: late, owner: b"o", file, access, deny, is_reclaim: false, user: 0 };
+    let (file, export) = (FileId(1), ExportId(0));
+    let call = OpenFile {
+        client: late,
+        owner: b"o",
+        file,
+        export,
+        access,
+        deny,
+        is_reclaim: false,
+        user: 0,
+    };
     state.open(&call, Duration::ZERO, &mut effects).unwrap();
     // It is late now, and stays as a courtesy.
     let now = LEASE * 2;

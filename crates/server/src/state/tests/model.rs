@@ -204,7 +204,7 @@ impl Model {
     fn perform_effects(&mut self) -> Result<(), TestCaseError> {
         for effect in self.bed.taken() {
             match effect {
-                Effect::Unpin(file) => *self.pins.entry(file.0).or_default() -= 1,
+                Effect::Unpin { file, .. } => *self.pins.entry(file.0).or_default() -= 1,
                 Effect::Release { lock, .. } => drop(self.mirrored.remove(&lock)),
                 Effect::Unlock { lock, .. } => prop_assert!(self.mirrored.contains(&lock)),
                 Effect::Records => {
@@ -227,6 +227,7 @@ impl Model {
             client: self.clients[client].0,
             owner: &[owner],
             file: FileId(file),
+            export: EXPORT,
             access,
             deny,
             is_reclaim: false,
@@ -352,7 +353,7 @@ impl Model {
         kind: LockType,
     ) -> Result<(), TestCaseError> {
         let name = [key.2];
-        let owner = (self.clients[key.0].0, name.as_slice());
+        let owner = (self.clients[key.0].0, EXPORT, name.as_slice());
         let Bed { state, now, effects } = &mut self.bed;
         let result = state.test_lock(owner, FileId(key.1), range_of(bytes), kind, *now, effects);
         self.note_forgotten()?;

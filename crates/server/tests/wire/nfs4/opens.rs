@@ -321,3 +321,46 @@ fn opens_of_an_export_that_is_not_served_any_more_end() {
     let close = CloseArgs { seqid: 0, stateid: kept_stateid };
     session.ok(&Operations::new().at(kept).op(OperationCode::Close, &close));
 }
+
+#[test]
+fn opens_of_a_retired_export_end_while_another_has_the_file_open() {
+    let rest = r#"
+        nfs_versions = ["4.1"]
+        [[export]]
+        path = "$DIR/export"
+        name = "/kept"
+        squash = "none"
+    "#;
+    let retired = "[[export]]\npath = \"$DIR/export\"\nsquash = \"none\"\nname = \"/retired\"";
+    let fixture = Fixture::with(&format!("{rest}\n{retired}"));
+    let [mut holder, mut other] =
+        [&b"holder"[..], b"other"].map(|owner| Session::of(&fixture, owner, 1));
+    let root = |session: &mut Session, name: &[u8]| {
+        let call = Operations::new().root().lookup(name).getfh();
+        let passed = [OperationCode::Putrootfh, OperationCode::Lookup];
+        session.ok(&call).skip(&passed).handle()
+    };
+    let export = root(&mut holder, b"retired");
+    let (file, stateid) = holder.open(export, b"file");
+    let lock = |file, stateid| {
+        let args = lock_args(LockType::Write, stateid, b"l");
+        Operations::new().at(file).op(OperationCode::Lock, &args)
+    };
+    holder.ok(&lock(file, stateid));
+    // The owner has it open in the other export too, which stays.
+    let export = root(&mut holder, b"kept");
+    let (kept, kept_stateid) = holder.open(export, b"file");
+    assert_ne!(kept_stateid.other, stateid.other);
+    let export = root(&mut other, b"kept");
+    let (file, stateid) = other.open(export, b"file");
+    let call = lock(file, stateid);
+    let is_denied = |other: &mut Session| other.call(&call).status == Err(Status::Denied);
+    assert!(is_denied(&mut other));
+    fixture.reload(rest);
+    while fixture.figure("nfs4_opens") > 2 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(!is_denied(&mut other), "the lock has ended with its export");
+    let close = CloseArgs { seqid: 0, stateid: kept_stateid };
+    holder.ok(&Operations::new().at(kept).op(OperationCode::Close, &close));
+}

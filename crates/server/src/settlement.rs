@@ -1,0 +1,208 @@
+//! What remains to be done after changes of `state`: records of clients, locks in the kernel, files to
+//! be closed.
+//!
+//! Each waits for a disk, and is done by the threads of its device. A call waits for the records, and
+//! for the files of the device that it works on; all else is done behind it, by one job at a time for
+//! each device. So a disk that hangs takes one thread, and delays no other.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use io::{Device, DeviceNumber, Engine, Share};
+use tokio::runtime::Handle;
+
+use crate::held_files::HeldFiles;
+use crate::inode_cache::Inode;
+use crate::recovery::Recovery;
+use crate::state::{Effect, Effects, State};
+
+/// Performs effects of `state`.
+pub(crate) struct Settlement {
+    state: Arc<State>,
+    held_files: Arc<HeldFiles>,
+    /// The records of clients, if version 4 is served.
+    recovery: Option<Arc<Recovery>>,
+    engine: Arc<Engine>,
+    tasks: Handle,
+    /// What no call waits for. A place has an entry while a task is at work on it.
+    ///
+    /// Bounded by what had ended before: opens and locks, whose descriptors count until they are closed.
+    queues: Mutex<HashMap<Place, Work>>,
+}
+
+/// Where effects wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    /// The disk with the state directory.
+    Records,
+    Device(DeviceNumber),
+}
+
+/// What is to be done in a place, in order.
+#[derive(Default)]
+struct Work {
+    effects: Effects,
+    /// To be closed.
+    inodes: Vec<Arc<Inode>>,
+}
+
+impl Settlement {
+    pub(crate) fn new(
+        state: &Arc<State>,
+        held_files: &Arc<HeldFiles>,
+        recovery: Option<Recovery>,
+        engine: &Arc<Engine>,
+        tasks: Handle,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            state: Arc::clone(state),
+            held_files: Arc::clone(held_files),
+            recovery: recovery.map(Arc::new),
+            engine: Arc::clone(engine),
+            tasks,
+            queues: Mutex::default(),
+        })
+    }
+
+    /// Whether there are records of clients.
+    pub(crate) fn has_records(&self) -> bool {
+        self.recovery.is_some()
+    }
+
+    /// Performs effects of a call before its reply: the records, and those on files of the device that
+    /// the call works on. The others are left to the threads of their devices.
+    pub(crate) async fn settle(self: &Arc<Self>, effects: Effects) {
+        for (place, effects) in self.sorted(effects) {
+            let device = self.device(place);
+            if place == Place::Records || Share::is_of(&device) {
+                let share = Share::new(&device, Share::current_client());
+                self.perform(share, Work { effects, inodes: Vec::new() }).await;
+            } else {
+                self.queue(place, Work { effects, inodes: Vec::new() });
+            }
+        }
+    }
+
+    /// Leaves effects to the threads of their devices.
+    pub(crate) fn settle_later(self: &Arc<Self>, effects: Effects) {
+        for (place, effects) in self.sorted(effects) {
+            self.queue(place, Work { effects, inodes: Vec::new() });
+        }
+    }
+
+    /// Gives up an inode that may be the last reference to it. To close one frees the blocks of a file
+    /// that was removed, which is left to the threads of its device.
+    pub(crate) fn close(self: &Arc<Self>, inode: Arc<Inode>) {
+        if let Some(inode) = Arc::into_inner(inode) {
+            let place = Place::Device(inode.root().device());
+            self.queue(place, Work { effects: Vec::new(), inodes: vec![Arc::new(inode)] });
+        }
+    }
+
+    /// The effects that may wait, by their places. The others are performed at once.
+    fn sorted(self: &Arc<Self>, effects: Effects) -> Vec<(Place, Effects)> {
+        let mut places: Vec<(Place, Effects)> = Vec::new();
+        for effect in effects {
+            let place = match effect {
+                Effect::Records => Some(Place::Records),
+                Effect::Unpin { file, .. }
+                | Effect::Unlock { file, .. }
+                | Effect::Release { file, .. } => self.held_files.device(file).map(Place::Device),
+                Effect::NotifyLock { .. } | Effect::EndSession(_) => None,
+            };
+            let Some(place) = place else { continue };
+            match places.iter_mut().find(|(known, _)| *known == place) {
+                Some((_, effects)) => effects.push(effect),
+                None => places.push((place, vec![effect])),
+            }
+        }
+        places.retain(|(_, effects)| {
+            let waits = !effects.iter().all(|effect| matches!(effect, Effect::Unpin { .. }));
+            if !waits {
+                let left = effects.iter().flat_map(|effect| self.held_files.perform(effect));
+                left.for_each(|inode| self.close(inode));
+            }
+            waits
+        });
+        places
+    }
+
+    fn device(&self, place: Place) -> Device {
+        match place {
+            Place::Records => self.engine.own_device().clone(),
+            Place::Device(number) => self.engine.device(number),
+        }
+    }
+
+    /// Adds to the queue of a place, and begins to work on it.
+    fn queue(self: &Arc<Self>, place: Place, work: Work) {
+        let mut queues = self.lock();
+        match queues.entry(place) {
+            Entry::Occupied(mut queue) => queue.get_mut().add(work),
+            Entry::Vacant(queue) => {
+                queue.insert(work);
+                let settlement = Arc::clone(self);
+                self.tasks.spawn(async move { settlement.drain(place).await });
+            }
+        }
+    }
+
+    /// Works on the queue of a place until it is empty.
+    async fn drain(self: Arc<Self>, place: Place) {
+        let device = self.device(place);
+        while let Some(work) = self.next(place) {
+            self.perform(Share::new(&device, 0), work).await;
+        }
+    }
+
+    /// All that waits in a place; ends the queue when nothing does.
+    fn next(&self, place: Place) -> Option<Work> {
+        let mut queues = self.lock();
+        let work = mem::take(queues.get_mut(&place)?);
+        if work.is_empty() {
+            queues.remove(&place);
+            return None;
+        }
+        Some(work)
+    }
+
+    async fn perform(&self, share: Share, work: Work) {
+        let (state, held_files) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
+        let recovery = self.recovery.clone();
+        let job = move || {
+            for effect in &work.effects {
+                if *effect == Effect::Records
+                    && let Some(recovery) = &recovery
+                {
+                    recovery.settle(&state);
+                }
+                drop(held_files.perform(effect));
+            }
+            drop(work.inodes);
+        };
+        share.run(self.engine.data(job)).await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Work>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Work {
+    fn add(&mut self, mut other: Self) {
+        // Once is enough, however many clients have changed.
+        let knows_records = self.effects.contains(&Effect::Records);
+        other.effects.retain(|effect| !knows_records || *effect != Effect::Records);
+        self.effects.append(&mut other.effects);
+        self.inodes.append(&mut other.inodes);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.effects.is_empty() && self.inodes.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;
