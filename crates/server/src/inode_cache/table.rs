@@ -35,6 +35,8 @@ pub(crate) struct InodeCache {
     pub(super) ticks: AtomicU64,
     pub(super) busy: BusyDevices,
     pub(super) sweeps: Sweeps,
+    /// Objects that left the table while calls used them: see [`Self::close_left`].
+    left: Mutex<Vec<Arc<Inode>>>,
 }
 
 #[derive(Default)]
@@ -58,6 +60,7 @@ impl InodeCache {
             ticks: AtomicU64::new(0),
             busy: BusyDevices::default(),
             sweeps: Sweeps::default(),
+            left: Mutex::default(),
         }
     }
 
@@ -115,14 +118,51 @@ impl InodeCache {
         file.placed_at_secs.swap(now, Ordering::Relaxed) != now
     }
 
-    /// Gives an object up that no client can reach any more.
+    /// Gives an object up that no client can reach any more. A call that uses it still may be on a thread
+    /// that must not wait for the disk, and so does not close it: [`Self::close_left`] does.
     pub(crate) fn forget(&self, key: &InodeKey) {
-        drop(self.take(key));
+        let forgotten = self.shard(key).files.swap_remove(key);
+        self.lock_left().extend(forgotten);
     }
 
-    /// As [`Self::forget`], for the caller to see to what is left of it.
+    /// Takes an object out of the table.
+    #[cfg(test)]
     pub(crate) fn take(&self, key: &InodeKey) -> Option<Arc<Inode>> {
         self.shard(key).files.swap_remove(key)
+    }
+
+    /// Gives an object up that has lost its last name, unless a client has it open. One that no call
+    /// uses comes back, for the caller to close it on a thread that may wait for the disk.
+    pub(crate) fn take_unlinked(&self, key: &InodeKey) -> Option<Arc<Inode>> {
+        let file = {
+            let mut shard = self.shard(key);
+            if shard.files.get(key)?.is_held() {
+                return None;
+            }
+            shard.files.swap_remove(key)?
+        };
+        if is_unused(&file) {
+            return Some(file);
+        }
+        self.lock_left().push(file);
+        None
+    }
+
+    /// Has the objects closed, on threads of their devices, that left the table while calls used them
+    /// and are used no more: the last close of a file may free its blocks. To be called once a
+    /// second; does not block.
+    pub(crate) fn close_left(&self, engine: &Engine) {
+        drop(close(engine, self.take_left(|_| true)));
+    }
+
+    /// Those of the objects that left the table on the selected devices which no call uses.
+    pub(super) fn take_left(&self, selects: impl Fn(DeviceNumber) -> bool) -> Vec<Arc<Inode>> {
+        let leaves = |inode: &mut Arc<Inode>| selects(inode.root.device()) && is_unused(inode);
+        self.lock_left().extract_if(.., leaves).collect()
+    }
+
+    fn lock_left(&self) -> MutexGuard<'_, Vec<Arc<Inode>>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes room for `key`, an object on `device`, before it is opened. The common case takes one
@@ -161,11 +201,9 @@ impl InodeCache {
                     Victim::None => break,
                 }
             }
-            if let Some(closed) = close(engine, leaving).remove(&device) {
-                // Nothing is ever sent.
-                let _ = closed.await;
-            }
+            close_and_wait(engine, leaving, device).await;
         }
+        close_and_wait(engine, self.take_left(|_| true), device).await;
     }
 
     /// Gives up a part of the objects that need no flush, on whatever device, and leaves closing
@@ -219,6 +257,8 @@ impl InodeCache {
             let inodes = std::mem::take(&mut lock(shard).files);
             drop(inodes);
         }
+        let left = std::mem::take(&mut *self.lock_left());
+        drop(left);
     }
 
     fn touch(&self, file: &Inode) {
@@ -286,12 +326,26 @@ fn close(
         .collect()
 }
 
+/// As [`close`]. Waits for those on `device`.
+async fn close_and_wait(engine: &Engine, leaving: Vec<Arc<Inode>>, device: DeviceNumber) {
+    if let Some(closed) = close(engine, leaving).remove(&device) {
+        // Nothing is ever sent.
+        let _ = closed.await;
+    }
+}
+
 fn by_device(files: Vec<Arc<Inode>>) -> HashMap<DeviceNumber, Vec<Arc<Inode>>> {
     let mut by_device: HashMap<_, Vec<_>> = HashMap::new();
     for file in files {
         by_device.entry(file.root.device()).or_default().push(file);
     }
     by_device
+}
+
+/// Whether no call uses an object. Under the shard's lock, or out of the table, no new reference can be
+/// taken, so an unused one stays unused.
+pub(super) fn is_unused(inode: &Arc<Inode>) -> bool {
+    Arc::strong_count(inode) == 1
 }
 
 pub(super) fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {

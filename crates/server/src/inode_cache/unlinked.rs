@@ -15,7 +15,7 @@ use io::{DeviceNumber, Engine};
 use tokio::sync::OwnedMutexGuard;
 
 use super::sweeps::LastSweeps;
-use super::table::lock;
+use super::table::{is_unused, lock};
 use super::{Inode, InodeCache, InodeKey};
 use crate::fs::attributes_of_linked_or_not;
 
@@ -29,6 +29,7 @@ const SPACE_SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Unused objects of one device.
 pub(crate) struct UnusedInodes {
+    device: DeviceNumber,
     inodes: Candidates,
     sweep: OwnedMutexGuard<LastSweeps>,
 }
@@ -43,7 +44,7 @@ impl InodeCache {
     pub(crate) fn unused(&self) -> Vec<UnusedInodes> {
         let begun = |(device, inodes)| {
             let sweep = self.sweeps.of(device).try_lock_owned().ok()?;
-            Some(UnusedInodes { inodes, sweep })
+            Some(UnusedInodes { device, inodes, sweep })
         };
         self.candidates(|_| true).into_iter().filter_map(begun).collect()
     }
@@ -51,8 +52,8 @@ impl InodeCache {
     /// Closes those of the objects that have lost their last name, unless a call uses them now. No
     /// client can reach them, so what is not flushed of them is not flushed any more.
     pub(crate) async fn give_up_unlinked(&self, unused: UnusedInodes, engine: &Engine) {
-        let UnusedInodes { inodes, mut sweep } = unused;
-        if self.close_unlinked(inodes, engine).await {
+        let UnusedInodes { device, inodes, mut sweep } = unused;
+        if self.close_unlinked(inodes, device, engine).await {
             sweep.closed_at = Some(Instant::now());
         }
     }
@@ -69,7 +70,7 @@ impl InodeCache {
         }
         if !is_recent(sweep.futile_at) {
             let candidates = self.candidates(|of| of == device).remove(&device).unwrap_or_default();
-            if self.close_unlinked(candidates, engine).await {
+            if self.close_unlinked(candidates, device, engine).await {
                 sweep.closed_at = Some(Instant::now());
             } else if !is_recent(sweep.closed_at) {
                 sweep.futile_at = Some(Instant::now());
@@ -101,8 +102,14 @@ impl InodeCache {
         candidates
     }
 
-    /// Closes those that have lost their last name. Returns whether there were any.
-    async fn close_unlinked(&self, candidates: Candidates, engine: &Engine) -> bool {
+    /// Closes those that have lost their last name, and those of the device that left the table while
+    /// they were in use. Returns whether there were any.
+    async fn close_unlinked(
+        &self,
+        candidates: Candidates,
+        device: DeviceNumber,
+        engine: &Engine,
+    ) -> bool {
         let unlinked = engine.data(move || {
             let is_unlinked =
                 |fd: &OwnedFd| attributes_of_linked_or_not(fd).is_ok_and(|now| now.nlink == 0);
@@ -114,7 +121,8 @@ impl InodeCache {
             let leaves = shard.files.get(key).is_some_and(is_unused);
             if leaves { shard.files.swap_remove(key) } else { None }
         };
-        let leaving: Vec<Arc<Inode>> = unlinked.await.iter().filter_map(leave).collect();
+        let mut leaving: Vec<Arc<Inode>> = unlinked.await.iter().filter_map(leave).collect();
+        leaving.extend(self.take_left(|of| of == device));
         if leaving.is_empty() {
             return false;
         }
@@ -122,12 +130,6 @@ impl InodeCache {
         engine.data(move || leaving.iter().for_each(|inode| inode.release())).await;
         true
     }
-}
-
-/// Whether no call uses an object. Under the shard's lock no new reference can be taken, so an
-/// unused one stays unused.
-fn is_unused(inode: &Arc<Inode>) -> bool {
-    Arc::strong_count(inode) == 1
 }
 
 #[cfg(test)]
@@ -156,7 +158,7 @@ mod tests {
         cache: InodeCache,
         engine: Engine,
         keys: [InodeKey; 3],
-        _user: Arc<Inode>,
+        user: Arc<Inode>,
     }
 
     impl Deleted {
@@ -181,7 +183,7 @@ mod tests {
             for name in &names[1..] {
                 std::fs::remove_file(dir.path().join(name)).unwrap();
             }
-            Some(Self { _dir: dir, root, cache, engine, keys, _user: user })
+            Some(Self { _dir: dir, root, cache, engine, keys, user })
         }
 
         /// Which of the files are open.
@@ -201,6 +203,21 @@ mod tests {
             files.cache.give_up_unlinked(unused, &files.engine).await;
         }
         assert_eq!(files.found(), [true, false, true]);
+    }
+
+    #[test]
+    fn a_deleted_file_that_is_used_is_closed_when_it_is_not() {
+        let Some(files) = Deleted::new() else { return };
+        let Deleted { cache, keys, user, .. } = files;
+        assert!(cache.take_unlinked(&keys[1]).is_some());
+        assert!(cache.take_unlinked(&keys[2]).is_none(), "its user would close it");
+        assert!(keys[1..].iter().all(|key| cache.find(key).is_none()), "no call finds them");
+        assert!(cache.take_left(|_| true).is_empty());
+        let left = Arc::downgrade(&user);
+        drop(user);
+        assert!(left.upgrade().is_some(), "it was not closed by its user");
+        assert_eq!(cache.take_left(|_| true).len(), 1);
+        assert!(left.upgrade().is_none());
     }
 
     #[tokio::test]
@@ -225,6 +242,7 @@ mod tests {
     async fn a_device_without_deleted_files_is_full() {
         let Some(files) = Deleted::new() else { return };
         files.cache.forget(&files.keys[1]);
+        assert_eq!(files.cache.take_left(|_| true).len(), 1);
         assert!(!files.free_space().await, "the other one is used");
         assert_eq!(files.found(), [true, false, true]);
     }

@@ -205,6 +205,7 @@ impl Vfs {
     pub(crate) fn tick(&self) -> Vec<IdleInodes> {
         // So that the chunks of changed files leave, and the queue of events stays short.
         self.watches.drain();
+        self.inode_cache.close_left(&self.engine);
         self.inode_cache.tick()
     }
 

@@ -238,13 +238,16 @@ impl Vfs {
     /// Releases an object that has lost its last name, so that its blocks are free before the
     /// reply. Calls in progress keep it until they end, and opens until they are closed.
     async fn let_go(&self, key: &InodeKey) {
-        if self.inode_cache.find(key).is_some_and(|file| file.is_held()) {
-            return;
-        }
-        let Some(file) = self.inode_cache.take(key) else { return };
+        let Some(file) = self.inode_cache.take_unlinked(key) else { return };
         if file.is_in_window() {
-            self.engine.data(move || file.release()).await;
+            return self.engine.data(move || file.release()).await;
         }
+        let close = move || {
+            drop(file);
+            Ok(())
+        };
+        // The server's own identity is there in any case.
+        let _ = self.in_metadata_lane(io::Identity::Server, close).await;
     }
 
     /// Runs a change of one directory as the caller, between its attributes before and after, and
