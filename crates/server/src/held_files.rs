@@ -198,10 +198,21 @@ impl HeldFiles {
 
     fn unlock(&self, file: FileId, lock: LockId, range: Range) {
         let Some(owner) = self.owner(file, lock) else { return };
-        let descriptor = owner.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(descriptor) = &*descriptor else { return };
-        if let Err(status) = descriptor.set(bounds(range), OfdLock::Unlock) {
-            tracing::error!(?status, "a range stays locked for local programs");
+        let unlocked = match &*owner.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(descriptor) => descriptor.set(bounds(range), OfdLock::Unlock),
+            None => return,
+        };
+        if let Err(error) = unlocked {
+            let inode = self.lock().files.get(&file).map(|held| Arc::clone(&held.inodes[0].0));
+            let export = inode.as_ref().map(|inode| inode.root().name()).unwrap_or_default();
+            let path = inode.and_then(|inode| inode.shown_path()).unwrap_or_default();
+            let Range { first, last } = range;
+            tracing::error!(
+                export,
+                path,
+                %error,
+                "bytes {first} to {last} stay locked for local programs"
+            );
         }
     }
 
