@@ -10,8 +10,9 @@ use proto::xdr::{DecodeError, Encode, List, Reader, Writer, decode_all};
 use crate::call::{Call, Credential};
 use crate::call_log::Shown;
 use crate::export::{Denied, Object};
-use crate::fs::Status;
+use crate::fs::{Caller, Status};
 use crate::request::{Peer, Request};
+use crate::service::Service;
 
 /// The RPC flavours that files can be used with (RFC 5531 §8.2): AUTH_SYS.
 const FLAVORS: [u32; 1] = [1];
@@ -146,18 +147,33 @@ async fn find_directory(request: &Request<'_>, path: &[u8]) -> Result<Object, Re
     let admitted = service
         .admit(&exports, export, &request.peer, request.flavor)
         .map_err(|denied| Refusal::Denied { export: export.name.clone(), denied })?;
-    let mut object = admitted.root();
     // As the caller, squashed: a directory that they may not search is not a way in either.
     let caller = service.caller(admitted.access(), request.credential);
+    let (root, export) = (admitted.root(), &export.name);
+    let search = search(service, &caller, root.clone(), (export, below));
+    // The call began on threads of no device, which all exports share.
+    match service.elsewhere(&root) {
+        Some(share) => share.run(search).await,
+        None => search.await,
+    }
+}
+
+/// The directory at a path below the root of an export.
+async fn search(
+    service: &Service,
+    caller: &Caller,
+    mut object: Object,
+    (export, below): (&str, &[u8]),
+) -> Result<Object, Refusal> {
     for name in below.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
         if name == b".." {
-            return Err(Refusal::Parent { export: export.name.clone() });
+            return Err(Refusal::Parent { export: export.to_owned() });
         }
         let refuse = |status| {
             let name = Shown(name).to_string();
-            Refusal::Below { export: export.name.clone(), name, status }
+            Refusal::Below { export: export.to_owned(), name, status }
         };
-        let found = service.vfs.lookup(&caller, &object, name).await.result.map_err(refuse)?;
+        let found = service.vfs.lookup(caller, &object, name).await.result.map_err(refuse)?;
         if !found.attributes.is_directory() {
             return Err(refuse(Status::NotDirectory));
         }

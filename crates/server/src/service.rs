@@ -237,6 +237,12 @@ impl Service {
         self.buffers.take(Share::current_client(), len).await
     }
 
+    /// The client's share of the threads that wait for an object's device, where the call at work has
+    /// those of another: it may have begun elsewhere.
+    pub(crate) fn elsewhere(&self, object: &Object) -> Option<Share> {
+        Share::elsewhere(object.root().threads(&self.engine))
+    }
+
     /// The time since the start.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()

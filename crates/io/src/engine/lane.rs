@@ -18,6 +18,10 @@ use task::{LaneTask, Progress};
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Distinguishes the devices of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DeviceId(pub(super) u64);
+
 /// The waits that are allowed on a lane's threads, from the shortest to the longest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Purpose {
@@ -27,9 +31,16 @@ pub(super) enum Purpose {
     Data,
 }
 
+/// What a lane's thread may wait for: one device, and no longer than the lane's purpose allows.
+#[derive(Clone, Copy)]
+struct Waits {
+    device: DeviceId,
+    longest: Purpose,
+}
+
 thread_local! {
-    /// The longest wait that is allowed on this thread; `None` outside a lane.
-    static MAY_BLOCK_FOR: Cell<Option<Purpose>> = const { Cell::new(None) };
+    /// What this thread may wait for; `None` outside a lane.
+    static MAY_WAIT: Cell<Option<Waits>> = const { Cell::new(None) };
     /// The lane that this thread serves.
     static SERVES: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
     /// That lane, while this thread has left a task in its queue to take it next.
@@ -76,7 +87,7 @@ pub(super) fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
 pub(super) async fn ask_for_lane() {
     let mut asked = false;
     poll_fn(|context| {
-        if MAY_BLOCK_FOR.get() == Some(Purpose::Data) || asked {
+        if MAY_WAIT.get().is_some_and(|may| may.longest == Purpose::Data) || asked {
             return Poll::Ready(());
         }
         asked = true;
@@ -93,6 +104,7 @@ pub(super) struct Lane {
 
 struct Shared {
     name: &'static str,
+    device: DeviceId,
     purpose: Purpose,
     threads_max: usize,
     /// Jobs of one client that wait for a thread, at most.
@@ -141,6 +153,7 @@ enum Work {
 impl Lane {
     pub(super) fn new(
         name: &'static str,
+        device: DeviceId,
         purpose: Purpose,
         threads_max: usize,
         queue_max: usize,
@@ -158,6 +171,7 @@ impl Lane {
         Self {
             shared: Arc::new(Shared {
                 name,
+                device,
                 purpose,
                 threads_max,
                 queue_max: queue_max.min(Semaphore::MAX_PERMITS),
@@ -167,15 +181,16 @@ impl Lane {
         }
     }
 
-    /// Runs a job on a thread of the lane and resumes its panic here. A caller on a thread that may
-    /// block for as much runs it itself: handing it over would only make two threads wait for one
-    /// disk. A flush leaves the metadata threads all the same, for others' lookups need them.
+    /// Runs a job on a thread of the lane and resumes its panic here. A caller on a thread of the same
+    /// device that may block for as much runs it itself: handing it over would only make two threads
+    /// wait for one disk. A flush leaves the metadata threads all the same, for others' lookups need
+    /// them; and no thread waits for another's disk.
     pub(super) async fn run<R, F>(&self, client: ClientId, job: F) -> R
     where
         R: Send + 'static,
         F: FnOnce() -> R + Send + 'static,
     {
-        if MAY_BLOCK_FOR.get() >= Some(self.shared.purpose) {
+        if self.shared.may_wait_here() {
             if let Some(lane) = OWES.take() {
                 lane.rouse();
             }
@@ -249,6 +264,12 @@ impl Lane {
 }
 
 impl Shared {
+    /// Whether this thread may wait for what the lane's threads wait for.
+    fn may_wait_here(&self) -> bool {
+        let allows = |may: Waits| may.device == self.device && may.longest >= self.purpose;
+        MAY_WAIT.get().is_some_and(allows)
+    }
+
     /// Queues a task that was woken.
     fn push_task(self: &Arc<Self>, task: Arc<LaneTask>) {
         let client = task.client();
@@ -404,7 +425,7 @@ impl Shared {
     }
 
     fn serve(&self) {
-        MAY_BLOCK_FOR.set(Some(self.purpose));
+        MAY_WAIT.set(Some(Waits { device: self.device, longest: self.purpose }));
         SERVES.set(self);
         let mut done_for = None;
         while let Some((client, work)) = self.next_work(done_for) {

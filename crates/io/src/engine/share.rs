@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::lane::{Lane, Purpose};
+use super::lane::{DeviceId, Lane, Purpose};
 use super::{ClientId, EngineConfig, Task};
 
 /// A device number: major and minor.
@@ -24,10 +25,13 @@ pub(super) struct Lanes {
 
 impl Lanes {
     pub(super) fn new(config: &EngineConfig) -> Self {
-        let EngineConfig { data_threads, metadata_threads, queue_max } = *config;
+        static DEVICES: AtomicU64 = AtomicU64::new(0);
+        let device = DeviceId(DEVICES.fetch_add(1, Ordering::Relaxed));
+        let lane =
+            |name, purpose, threads| Lane::new(name, device, purpose, threads, config.queue_max);
         Self {
-            data: Lane::new("spillway-data", Purpose::Data, data_threads, queue_max),
-            metadata: Lane::new("spillway-meta", Purpose::Metadata, metadata_threads, queue_max),
+            data: lane("spillway-data", Purpose::Data, config.data_threads),
+            metadata: lane("spillway-meta", Purpose::Metadata, config.metadata_threads),
         }
     }
 }
@@ -81,6 +85,12 @@ impl Share {
         CURRENT.with_borrow(|share| share.as_ref().is_some_and(is_same))
     }
 
+    /// The share that the client of the task on this thread has of `device`; `None` where the task is
+    /// within that device's already. For work of a task that waits for another device than its own.
+    pub fn elsewhere(device: &Device) -> Option<Self> {
+        (!Self::is_of(device)).then(|| Self::new(device, Self::current_client()))
+    }
+
     /// The client of the task that is polled on this thread; 0 where there is none.
     pub fn current_client() -> ClientId {
         CURRENT.with_borrow(|share| share.as_ref().map_or(0, Self::client))
@@ -110,14 +120,14 @@ impl Share {
         Entered(CURRENT.replace(Some(self.clone())))
     }
 
-    /// Runs `work` within this share, on the caller's runtime.
-    pub async fn run(self, work: impl Future<Output = ()>) {
+    /// Runs `work` within this share, wherever the caller runs.
+    pub async fn run<T>(self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
             let _entered = self.enter();
             work.as_mut().poll(context)
         })
-        .await;
+        .await
     }
 
     /// Begins `work` on a data thread, where the jobs that it submits run in place: a task that

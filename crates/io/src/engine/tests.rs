@@ -477,6 +477,28 @@ async fn device_that_does_not_answer_holds_up_no_other() {
 }
 
 #[tokio::test]
+async fn work_of_a_task_elsewhere_holds_no_thread_of_its_own_device() {
+    let engine = Arc::new(engine(1, 8));
+    let [own, stuck] = [(8, 0), (8, 16)].map(|number| engine.device(number));
+    let held = hold_threads(&engine, &Share::new(&stuck, 1), 1);
+    let (within, answer) = (Arc::clone(&engine), oneshot::channel());
+    let (begun, has_begun) = oneshot::channel();
+    let task = Box::pin(async move {
+        assert!(Share::elsewhere(&own).is_none(), "the task is there");
+        let share = Share::elsewhere(&stuck).unwrap();
+        assert_eq!(share.client(), 7);
+        begun.send(own).unwrap_or_else(|_| panic!("the test waits"));
+        answer.0.send(share.run(within.data(thread_name)).await).unwrap();
+    });
+    Share::new(&engine.device((8, 0)), 7).begin_data(task).await;
+    let own = has_begun.await.unwrap();
+    let other = Share::new(&own, 1).run(engine.data(|| 1));
+    assert_eq!(tokio::time::timeout(Duration::from_secs(10), other).await, Ok(1));
+    drop(held);
+    assert_eq!(answer.1.await.unwrap(), "spillway-data-0");
+}
+
+#[tokio::test]
 async fn clients_share_the_threads_of_a_device() {
     let engine = engine(4, 128);
     let device = engine.device((8, 0));

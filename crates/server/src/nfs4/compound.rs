@@ -7,7 +7,7 @@ use proto::nfs4::{CompoundHead, CompoundResult, NFS4_OK, OperationCode, Status, 
 use proto::xdr::{Decode, Encode, Reader, Writer};
 use siphasher::sip::SipHasher13;
 
-use super::location::Current;
+use super::location::{Current, Place};
 use super::results::{RESULT_BYTES_MAX, Results};
 use super::{Outcome, Refused};
 use crate::call::{Call, Credential};
@@ -111,7 +111,7 @@ impl<'a> Compound<'a> {
                     Err(refused) => Err(self.refuse(operation, refused)),
                 },
                 // The work on a COMPOUND is as large as its largest operation.
-                Ok(operation) => self.perform(operation, reader).await,
+                Ok(operation) => self.perform_there(operation, reader).await,
                 Err(refused) => Err(self.refuse(operation, refused)),
             };
             if let Err(failed) = outcome {
@@ -122,6 +122,23 @@ impl<'a> Compound<'a> {
         self.results.patch(0, status);
         self.results.patch(count_at, self.results.count());
         End::Results
+    }
+
+    /// Performs an operation by the threads of the device that the current object is on: it need not
+    /// be the one that the call began with, and no device waits for another.
+    async fn perform_there(
+        &mut self,
+        operation: OperationCode,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), Status> {
+        let elsewhere = match self.place() {
+            Ok(Place::Object(located)) => self.request.service.elsewhere(&located.object),
+            Ok(Place::Pseudo(_)) | Err(_) => None,
+        };
+        match elsewhere {
+            None => self.perform(operation, reader).await,
+            Some(share) => Box::pin(share.run(self.perform(operation, reader))).await,
+        }
     }
 
     /// Whether an operation belongs to the minor version.

@@ -61,6 +61,10 @@ impl Compound<'_> {
     async fn copy_range(&self, args: &CloneArgs) -> Outcome<(Located, Located, CopyRange)> {
         let source = self.saved_object_or(Status::Isdir)?;
         let mut located = self.object_or(Status::Isdir)?;
+        // As in RENAME, neither device waits for the other; nor does the kernel copy between two.
+        if source.object.root().device() != located.object.root().device() {
+            return Err(Status::Xdev.into());
+        }
         let reader = self.check_io(&source, &args.source_stateid, ShareAccess::Read).await?;
         let writer = self.check_io(&located, &args.destination_stateid, ShareAccess::Write).await?;
         let OpenedFor { reading, .. } = reader.opened;

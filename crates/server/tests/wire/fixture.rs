@@ -247,6 +247,14 @@ impl Mounted {
         run("mount", &["-o", "loop", image, to]).then(|| Self(at.to_owned()))
     }
 
+    /// Makes an ext4 of 64 MiB in the directory of a test and mounts it as what is exported.
+    pub(crate) fn ext4_export(dir: &Path) -> Option<Self> {
+        let image = dir.join("image");
+        std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        let made = run("mkfs.ext4", &["-q", "-F", image.to_str().unwrap()]);
+        made.then(|| Self::image(&image, &dir.join("export"))).flatten()
+    }
+
     /// Mounts an overlay over the empty directory `lower`, with its upper layer in `upper`.
     pub(crate) fn overlay(lower: &Path, upper: &Path, at: &Path) -> Option<Self> {
         let (data, work) = (upper.join("data"), upper.join("work"));
@@ -262,6 +270,22 @@ impl Mounted {
     pub(crate) fn device(device: &Path, at: &Path) -> Option<Self> {
         let (device, to) = (device.to_str().unwrap(), at.to_str().unwrap());
         run("mount", &[device, to]).then(|| Self(at.to_owned()))
+    }
+}
+
+/// A file system that takes no change until this is dropped.
+pub(crate) struct Frozen(PathBuf);
+
+impl Frozen {
+    /// Freezes the file system at a path; `None` where that is not allowed.
+    pub(crate) fn at(path: &Path) -> Option<Self> {
+        run("fsfreeze", &["--freeze", path.to_str().unwrap()]).then(|| Self(path.to_owned()))
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        run("fsfreeze", &["--unfreeze", self.0.to_str().unwrap()]);
     }
 }
 

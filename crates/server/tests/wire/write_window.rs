@@ -9,7 +9,7 @@ use proto::nfs3::{self, *};
 
 use crate::client::{Client, Ids, encoded, in_fragments, mode, ok, refusal, size};
 use crate::durability::lying_disk;
-use crate::fixture::{Fixture, Mounted, in_modes, is_root, run};
+use crate::fixture::{Fixture, Frozen, Mounted, in_modes, is_root, run};
 use crate::local_file::{LocalFile, assert_same, content, eventually};
 
 const MIB: usize = 1 << 20;
@@ -41,16 +41,8 @@ impl StoppableDisk {
     }
 
     /// Stops the disk until the guard is dropped.
-    fn stop(&self) -> Option<Stopped<'_>> {
-        run("fsfreeze", &["--freeze", self.below.to_str().unwrap()]).then_some(Stopped(self))
-    }
-}
-
-struct Stopped<'a>(&'a StoppableDisk);
-
-impl Drop for Stopped<'_> {
-    fn drop(&mut self) {
-        run("fsfreeze", &["--unfreeze", self.0.below.to_str().unwrap()]);
+    fn stop(&self) -> Option<Frozen> {
+        Frozen::at(&self.below)
     }
 }
 

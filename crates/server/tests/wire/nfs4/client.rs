@@ -229,10 +229,19 @@ impl Session {
         minor_version: u32,
         response_bytes_max: u32,
     ) -> Self {
-        let mut client = fixture.client();
+        let fore = ChannelAttributes { response_bytes_max, ..CHANNEL };
+        Self::over(fixture.client(), owner, minor_version, fore)
+    }
+
+    /// Over a connection, with a fore channel.
+    pub(super) fn over(
+        mut client: Client,
+        owner: &[u8],
+        minor_version: u32,
+        fore: ChannelAttributes,
+    ) -> Self {
         let (client_id, sequence, _) = exchange_id(&mut client, owner, 1).unwrap();
-        let mut args = create_session_args(client_id, sequence);
-        args.fore.response_bytes_max = response_bytes_max;
+        let args = CreateSessionArgs { fore, ..create_session_args(client_id, sequence) };
         let call = Operations::new().op(OperationCode::CreateSession, &args);
         let mut results = compound(&mut client, 1, &call);
         let made: CreateSessionOk = results.next(OperationCode::CreateSession).unwrap();
@@ -245,13 +254,25 @@ impl Session {
         session
     }
 
+    /// Sends a COMPOUND on a slot that was not used before, and does not wait for the reply.
+    pub(super) fn send_on(&mut self, slot: u32, operations: &Operations) {
+        let call = self.on_slot(SlotId(slot), 1, operations).arguments(self.minor_version);
+        let xid = self.client.xid();
+        let call = self.client.encode(xid, (PROGRAM, VERSION, Procedure::Compound.code()), &call);
+        self.client.send_record(&call);
+    }
+
     /// SEQUENCE on slot 0, in front of `operations`.
     pub(super) fn sequenced(&self, operations: &Operations) -> Operations {
+        self.on_slot(SlotId(0), self.sequence, operations)
+    }
+
+    fn on_slot(&self, slot: SlotId, sequence: u32, operations: &Operations) -> Operations {
         let sequence = SequenceArgs {
             session: self.id,
-            sequence: SequenceId(self.sequence),
-            slot: SlotId(0),
-            highest_slot: SlotId(0),
+            sequence: SequenceId(sequence),
+            slot,
+            highest_slot: slot,
             cache_this: self.cache_this,
         };
         let first = Operations::new().op(OperationCode::Sequence, &sequence);

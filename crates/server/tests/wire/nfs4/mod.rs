@@ -10,4 +10,5 @@ mod opens;
 mod pseudo_root;
 mod restart;
 mod sessions;
+mod shares;
 mod xattr;
