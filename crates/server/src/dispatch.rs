@@ -127,9 +127,9 @@ pub(crate) async fn answer(
         call_log::ended(&line, start, &done, &reply.as_slice()[results_at..]);
     }
     match done {
-        Ok(Handled::Executed { payload, tail, receipt }) => {
+        Ok(Handled::Executed { payload, tail, charge, receipt }) => {
             let reply = Reply::with_tail(reply.into_vec(), payload, tail);
-            Verdict::Reply(reply.with_receipt(receipt))
+            Verdict::Reply(reply.charged(charge).with_receipt(receipt))
         }
         Ok(Handled::Repeated(Replay { reply, receipt })) => {
             service.counters.add(Counter::Replays, 1);
@@ -256,8 +256,9 @@ async fn execute_once(
                 return Ok(match nfs::execute(request, procedure, arguments, reply).await? {
                     Executed::NotAdmitted => Handled::executed(None),
                     Executed::Done(payload) => {
-                        let receipt = running.complete(reply.as_slice(), Instant::now());
-                        Handled::Executed { payload, tail: Vec::new(), receipt: Some(receipt) }
+                        let receipt = Some(running.complete(reply.as_slice(), Instant::now()));
+                        let (tail, charge) = (Vec::new(), Vec::new());
+                        Handled::Executed { payload, tail, charge, receipt }
                     }
                 });
             }

@@ -23,8 +23,10 @@ const CONNECTION_CALLS_MAX: usize = 128;
 /// The longest reply to READDIR or READDIRPLUS, in bytes: a client may ask for more and gets this
 /// much.
 const LISTING_BYTES_MAX: u32 = 1024 * 1024;
-/// The head of a reply; rarely twice as much.
+/// The head of a reply, mostly.
 pub(crate) const REPLY_HEAD_BYTES: usize = 512;
+/// The longest head of a reply outside the budget.
+const REPLY_HEAD_BYTES_MAX: usize = 2048;
 /// Names of one `getdents64` call.
 pub(crate) const KERNEL_BUFFER_BYTES: usize = 32 * 1024;
 /// 163,840 inodes in the cache of handles.
@@ -54,8 +56,8 @@ pub(crate) struct MemoryPlan {
     ///
     /// - a WRITE, from the first byte of its data to the end of `pwrite`;
     /// - a READ, from before `pread` to the last byte sent;
-    /// - a listing, a long link target or a list of MOUNT, from before it is made to the last byte
-    ///   sent;
+    /// - a listing, a long link target, a list of MOUNT or the results of a long COMPOUND, from before
+    ///   it is made to the last byte sent;
     /// - a chunk that was read ahead, until it leaves.
     ///
     /// A client address holds at most three quarters of it, chunks apart.
@@ -78,6 +80,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) staging_bytes: usize,
     /// Heads of calls and of replies. Held by the calls at work; mostly about 700 bytes each.
     pub(crate) heads_bytes: usize,
+    /// The head of one reply; what is longer is charged to the budget.
+    pub(crate) reply_head_bytes_max: usize,
     /// Page cache that spliced replies pin until they are sent. Held by the pipes of the `PipePool`.
     pub(crate) pipes_bytes: usize,
     /// Names read from the kernel and not listed yet. Held by a `DirectoryStream` between two calls.
@@ -123,7 +127,8 @@ impl MemoryPlan {
             listing_bytes_max: LISTING_BYTES_MAX.min(transfer_bytes_max),
             connection_calls_max: connection_calls.clamp(CALLS_MIN, CONNECTION_CALLS_MAX),
             staging_bytes: descriptors.sockets * STAGING_BYTES,
-            heads_bytes: calls_max * (HEAD_BYTES_MAX + 2 * REPLY_HEAD_BYTES),
+            heads_bytes: calls_max * (HEAD_BYTES_MAX + REPLY_HEAD_BYTES_MAX),
+            reply_head_bytes_max: REPLY_HEAD_BYTES_MAX,
             pipes_bytes: descriptors.pipes * (transfer_bytes + page_size()),
             names_bytes: descriptors.listings * KERNEL_BUFFER_BYTES,
             replies_bytes: reply_cache::BYTES_MAX,

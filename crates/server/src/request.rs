@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
-use io::Payload;
+use io::{Buffer, Payload};
 use proto::oncrpc::{AcceptStat, RejectStat};
 use proto::xdr::DecodeError;
 use rpc::server::Receipt;
@@ -63,8 +63,13 @@ pub(crate) enum Refusal {
 /// The outcome of a call that was not refused.
 pub(crate) enum Handled {
     /// It was executed. Its results stand in the reply's head, the data of a READ comes behind them,
-    /// and then the tail; the receipt is that of a stored reply.
-    Executed { payload: Option<Payload>, tail: Vec<u8>, receipt: Option<Arc<Receipt>> },
+    /// and then the tail; `charge` is held for long ones; the receipt is that of a stored reply.
+    Executed {
+        payload: Option<Payload>,
+        tail: Vec<u8>,
+        charge: Vec<Buffer>,
+        receipt: Option<Arc<Receipt>>,
+    },
     /// It repeats a call that was executed.
     Repeated(Replay),
     /// It repeats a call of the same connection that is at work.
@@ -74,7 +79,7 @@ pub(crate) enum Handled {
 impl Handled {
     /// An executed call whose reply is not stored.
     pub(crate) const fn executed(payload: Option<Payload>) -> Self {
-        Self::Executed { payload, tail: Vec::new(), receipt: None }
+        Self::Executed { payload, tail: Vec::new(), charge: Vec::new(), receipt: None }
     }
 }
 

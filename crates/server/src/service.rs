@@ -237,6 +237,11 @@ impl Service {
         self.buffers.take(Share::current_client(), len).await
     }
 
+    /// As [`Self::take_buffer`], if there is one without waiting.
+    pub(crate) fn try_take_buffer(&self, len: usize) -> Option<Buffer> {
+        self.buffers.try_take_for(Share::current_client(), len)
+    }
+
     /// The client's share of the threads that wait for an object's device, where the call at work has
     /// those of another: it may have begun elsewhere.
     pub(crate) fn elsewhere(&self, object: &Object) -> Option<Share> {

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use io::{Payload, Pipe};
+use io::{Buffer, Payload, Pipe};
 use proto::xdr::padded;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -25,6 +25,8 @@ pub struct Reply {
     sent: usize,
     /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
     _slot: Option<OwnedSemaphorePermit>,
+    /// Held until the reply is gone: memory of the budget for as much of `head` and `tail` as is long.
+    _charge: Vec<Buffer>,
     /// Where the reply cache looks up whether it has arrived.
     receipt: Option<Arc<Receipt>>,
 }
@@ -63,12 +65,17 @@ impl Reply {
     pub fn with_tail(mut head: Vec<u8>, data: Option<Payload>, tail: Vec<u8>) -> Self {
         put_mark(&mut head, padded(data.as_ref().map_or(0, Payload::len)) + tail.len())
             .expect("a reply is shorter than a fragment may be");
-        Self { head, data, tail, sent: 0, _slot: None, receipt: None }
+        Self { head, data, tail, sent: 0, _slot: None, _charge: Vec::new(), receipt: None }
     }
 
     /// The same reply, which keeps `slot` from the client's next call until it is gone.
     pub fn holding(self, slot: OwnedSemaphorePermit) -> Self {
         Self { _slot: Some(slot), ..self }
+    }
+
+    /// The same reply, which keeps this memory of the budget until it is gone, because it is long itself.
+    pub fn charged(self, charge: Vec<Buffer>) -> Self {
+        Self { _charge: charge, ..self }
     }
 
     /// The same reply, whose place among the bytes of the connection goes to `receipt`.

@@ -8,7 +8,7 @@ use proto::xdr::{Decode, Encode, Reader, Writer};
 use siphasher::sip::SipHasher13;
 
 use super::location::{Current, Place};
-use super::results::{RESULT_BYTES_MAX, Results};
+use super::results::{RESULT_BYTES_MAX, RESULT_BYTES_USUAL, Results};
 use super::{Outcome, Refused};
 use crate::call::{Call, Credential};
 use crate::procedures::Programs;
@@ -148,7 +148,7 @@ impl<'a> Compound<'a> {
 
     /// Checks what RFC 8881 §2.10.2 and §15.1.11 demand of an operation's place in the COMPOUND, and
     /// that some export admits the peer: no other gets state.
-    fn check(&self, operation: Option<OperationCode>, place: u32) -> Outcome<OperationCode> {
+    fn check(&mut self, operation: Option<OperationCode>, place: u32) -> Outcome<OperationCode> {
         if place == 0 && !self.request.service.knows(self.peer.address) {
             return Err(Status::Access.into());
         }
@@ -175,9 +175,25 @@ impl<'a> Compound<'a> {
                 Some(_),
             ) => Status::NotOnlyOp,
             _ if self.results.room() < RESULT_BYTES_MAX => self.results.too_big(),
-            _ => return Ok(operation),
+            _ => {
+                self.charge(RESULT_BYTES_USUAL)?;
+                return Ok(operation);
+            }
         };
         Err(status.into())
+    }
+
+    /// Sees to memory of the budget for `bytes` more of results in memory, which a peer could leave
+    /// unread.
+    ///
+    /// # Errors
+    /// `Delay` if there is none now: what waits for memory holds none.
+    pub(super) fn charge(&mut self, bytes: usize) -> Outcome<()> {
+        let service = self.request.service;
+        let free_bytes = service.memory.reply_head_bytes_max;
+        let is_charged =
+            self.results.charge(bytes, free_bytes, |bytes| service.try_take_buffer(bytes));
+        if is_charged { Ok(()) } else { Err(Status::Delay.into()) }
     }
 
     /// Appends the result of an operation that was refused.
@@ -247,8 +263,8 @@ impl<'a> Compound<'a> {
             let body = self.results.in_memory().unwrap_or_default();
             running.complete(body, self.request.service.now());
         }
-        let (payload, tail) = self.results.finish();
-        Handled::Executed { payload, tail, receipt: None }
+        let (payload, tail, charge) = self.results.finish();
+        Handled::Executed { payload, tail, charge, receipt: None }
     }
 
     fn replay(mut self, body: &[u8]) -> Handled {

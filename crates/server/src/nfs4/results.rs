@@ -1,6 +1,6 @@
 //! The reply to a COMPOUND while it grows.
 
-use io::Payload;
+use io::{Buffer, Payload};
 use proto::nfs4::{NFS4_OK, OperationCode, Status};
 use proto::xdr::{Encode, Writer};
 
@@ -11,6 +11,10 @@ use super::{Outcome, Refused};
 const INLINE_BYTES_MAX: usize = 8 * 1024;
 /// Room that an operation needs to begin: the longest result of one that changes something.
 pub(super) const RESULT_BYTES_MAX: usize = 256;
+/// The longest result in memory: a LOCK that is denied, with the name of the owner. Data is apart.
+pub(super) const RESULT_BYTES_USUAL: usize = 1280;
+/// Bytes of results that are charged at once.
+const CHARGE_BYTES: usize = 8 * 1024;
 
 /// The results of a COMPOUND: the first long data is sent from where it lies, between two parts.
 pub(super) struct Results<'a> {
@@ -20,6 +24,8 @@ pub(super) struct Results<'a> {
     payload: Option<Payload>,
     /// Behind the payload.
     tail: Writer,
+    /// Memory of the budget in the place of long results in memory. It is not used itself.
+    charge: Vec<Buffer>,
     /// The longest reply; its RPC header counts.
     bytes_max: usize,
     inline_left: usize,
@@ -37,6 +43,7 @@ impl<'a> Results<'a> {
             start,
             payload: None,
             tail: Writer::new(),
+            charge: Vec::new(),
             bytes_max: usize::MAX,
             inline_left: INLINE_BYTES_MAX,
             is_cached: false,
@@ -55,6 +62,22 @@ impl<'a> Results<'a> {
         self.bytes_max.saturating_sub(self.len())
     }
 
+    /// Charges the results that exceed `free_bytes`, `bytes` more included, to the budget. `take` gives
+    /// memory of so many bytes. Returns false if there was none.
+    pub(super) fn charge(
+        &mut self,
+        bytes: usize,
+        free_bytes: usize,
+        mut take: impl FnMut(usize) -> Option<Buffer>,
+    ) -> bool {
+        let wanted = (self.head.len() + self.tail.len() + bytes).min(self.bytes_max);
+        while wanted > free_bytes + self.charge.len() * CHARGE_BYTES {
+            let Some(buffer) = take(CHARGE_BYTES) else { return false };
+            self.charge.push(buffer);
+        }
+        true
+    }
+
     /// The status of a result that does not fit.
     pub(super) fn too_big(&self) -> Status {
         if self.is_cached { Status::RepTooBigToCache } else { Status::RepTooBig }
@@ -64,9 +87,9 @@ impl<'a> Results<'a> {
     /// be kept.
     ///
     /// # Errors
-    /// There is no room, or a payload already: see [`Self::check_no_payload`].
+    /// There is no room, or memory is held already: see [`Self::check_holds_none`].
     pub(super) fn data_room(&self) -> Outcome<(usize, bool)> {
-        self.check_no_payload()?;
+        self.check_holds_none()?;
         let as_payload = !self.is_cached;
         let room = self.room().saturating_sub(RESULT_BYTES_MAX);
         let room = if as_payload { room } else { room.min(self.inline_left) };
@@ -82,13 +105,14 @@ impl<'a> Results<'a> {
         if room == 0 { Err(self.too_big().into()) } else { Ok(room) }
     }
 
-    /// Checks that the reply has no payload. To be called before waiting for memory of the budget:
+    /// Checks that the reply holds no memory of the budget. To be called before waiting for some:
     /// calls that hold some while they wait for more would wait for each other.
     ///
     /// # Errors
     /// As for a result that does not fit: the client sends the operation again in another COMPOUND.
-    pub(super) fn check_no_payload(&self) -> Outcome<()> {
-        if self.payload.is_some() { Err(self.too_big().into()) } else { Ok(()) }
+    pub(super) fn check_holds_none(&self) -> Outcome<()> {
+        let holds_some = self.payload.is_some() || !self.charge.is_empty();
+        if holds_some { Err(self.too_big().into()) } else { Ok(()) }
     }
 
     /// Where the next result goes.
@@ -168,9 +192,9 @@ impl<'a> Results<'a> {
         self.head.patch_u32(self.start + at, value);
     }
 
-    /// The payload and what follows it.
-    pub(super) fn finish(self) -> (Option<Payload>, Vec<u8>) {
-        (self.payload, self.tail.into_vec())
+    /// The payload, what follows it, and what is charged for the rest.
+    pub(super) fn finish(self) -> (Option<Payload>, Vec<u8>, Vec<Buffer>) {
+        (self.payload, self.tail.into_vec(), self.charge)
     }
 
     fn len(&self) -> usize {

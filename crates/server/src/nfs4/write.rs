@@ -56,7 +56,7 @@ impl Compound<'_> {
         if bytes.is_empty() {
             return Ok(None);
         }
-        self.results.check_no_payload()?;
+        self.results.check_holds_none()?;
         let start = usize::try_from(offset % BUFFER_ALIGN as u64).expect("below a page");
         let taken = self.request.service.take_buffer(start + len).await;
         let mut buffer = taken.map_err(|_| Status::Delay)?;

@@ -113,11 +113,12 @@ impl Compound<'_> {
         })
     }
 
-    async fn list_names(&self, args: ListxattrsArgs) -> Outcome<XattrNames> {
+    async fn list_names(&mut self, args: ListxattrsArgs) -> Outcome<XattrNames> {
         let ListxattrsArgs { cookie, bytes_max } = args;
         let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
         let mut left = bytes_max.checked_sub(LIST_BYTES_MIN).ok_or(Status::Toosmall)?;
         left = left.min(self.results.inline_room()?);
+        self.charge(left)?;
         match self.place()? {
             Place::Pseudo(_) => Ok(XattrNames { names: Vec::new(), cookie, eof: true }),
             Place::Object(Located { caller, object }) => {

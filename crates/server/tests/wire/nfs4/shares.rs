@@ -1,11 +1,11 @@
-//! What COMPOUNDs of one client take from others: the threads of devices.
+//! What COMPOUNDs of one client take from others: memory, and the threads of devices.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use proto::nfs4::*;
 
-use super::client::{CHANNEL, Operations, Session};
+use super::client::{ALL_VERSIONS, CHANNEL, Operations, Session};
 use crate::client::Client;
 use crate::fixture::{Fixture, Frozen, Mounted, is_root};
 use crate::local_file::eventually;
@@ -69,4 +69,61 @@ fn a_disk_that_stands_still_holds_up_no_search_from_the_root_to_another() {
     drop(frozen);
     let is_done = || directories.iter().all(|name| fixture.exported(name).join("new").exists());
     assert!(eventually(is_done), "what stood still is done");
+}
+
+#[test]
+fn long_results_that_are_not_read_are_charged_to_their_client() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let fore = ChannelAttributes { operations_max: 64, ..CHANNEL };
+    let mut session = Session::over(fixture.client(), b"a client", 2, fore);
+    let export = session.export();
+    let wanted: Vec<u32> = (0..84).collect();
+    let all = Bitmap::of(&wanted).intersection(KNOWN_ATTRIBUTES);
+    let call = Operations::new().at(export).getattr(&[]);
+    let long = (0..61).fold(call, |call, _| {
+        call.op(OperationCode::Getattr, &GetattrArgs { wanted: readable(all) })
+    });
+    let length = session.ok(&long).rest().len();
+    assert!(length > 16 << 10, "{length} bytes");
+    assert!(eventually(|| fixture.figure("buffers_in_use_bytes") == 0), "the reply was read");
+    // More than the sockets take.
+    let mut unread = Vec::new();
+    for number in 0..8_u8 {
+        let mut session = Session::over(fixture.client(), &[number; 8], 2, fore);
+        rustix::net::sockopt::set_socket_recv_buffer_size(&session.client.stream, 4096).unwrap();
+        (1..64).for_each(|slot| session.send_on(slot, &long));
+        unread.push(session);
+    }
+    let charged = || fixture.figure("buffers_in_use_bytes");
+    assert!(eventually(|| charged() > 1 << 20), "{} bytes are charged", charged());
+    drop(unread);
+    assert!(eventually(|| charged() == 0), "{} bytes stay charged", charged());
+}
+
+/// Those of the attributes that can be read.
+fn readable(all: Bitmap) -> Bitmap {
+    let write_only =
+        [attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET, attribute::MODE_UMASK];
+    all.difference(Bitmap::of(&write_only))
+}
+
+#[test]
+fn data_is_read_in_a_compound_without_long_results() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    std::fs::write(fixture.exported("f"), "data").unwrap();
+    let fore = ChannelAttributes { operations_max: 64, ..CHANNEL };
+    let mut session = Session::over(fixture.client(), b"a client", 2, fore);
+    let export = session.export();
+    let read = ReadArgs { stateid: Stateid::ANONYMOUS, offset: 0, count: 10 };
+    let with = |getattrs: usize| {
+        let call = Operations::new().at(export).lookup(b"f");
+        let wanted = readable(KNOWN_ATTRIBUTES);
+        let call = (0..getattrs)
+            .fold(call, |call, _| call.op(OperationCode::Getattr, &GetattrArgs { wanted }));
+        call.op(OperationCode::Read, &read)
+    };
+    assert_eq!(session.ok(&with(1)).status, Ok(()));
+    // It holds memory already, and so waits for none.
+    assert_eq!(session.call(&with(20)).status, Err(Status::RepTooBig));
+    assert_eq!(session.ok(&with(0)).status, Ok(()));
 }
