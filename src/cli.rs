@@ -16,6 +16,7 @@ use server::config::{
 use server::trace::{Event, Events};
 
 use crate::commands::mount::MountCommand;
+use crate::manual::{CompletionsOptions, ManOptions};
 use crate::{arguments, commands, exit};
 
 #[derive(Parser)]
@@ -40,6 +41,10 @@ pub(crate) enum Command {
         #[command(subcommand)]
         experiment: bench::Command,
     },
+    /// Write the manual pages into a directory
+    Man(ManOptions),
+    /// Print completions of the command line for a shell
+    Completions(CompletionsOptions),
 }
 
 #[derive(Args)]
@@ -186,6 +191,11 @@ impl ServeOptions {
             (true, _) => Some(Event::ALL.iter().map(|event| Events::from(*event)).collect()),
         }
     }
+}
+
+/// The definition of the command line, from which help, manual pages and completions come.
+pub(crate) fn definition() -> clap::Command {
+    Cli::command()
 }
 
 /// Reads the arguments of this process.

@@ -7,6 +7,7 @@ mod cli;
 mod commands;
 mod exit;
 mod log;
+mod manual;
 mod serve;
 
 use std::env;
@@ -26,6 +27,8 @@ fn run() -> ExitCode {
         Ok(Command::Mount(command)) => commands::mount::run(&command),
         Ok(Command::Files(command)) => commands::run(&command),
         Ok(Command::Bench { experiment }) => experiments(&experiment),
+        Ok(Command::Man(options)) => manual::write(cli::definition(), &options),
+        Ok(Command::Completions(options)) => manual::complete(cli::definition(), &options),
         Err(status) => status,
     }
 }

@@ -3,6 +3,7 @@
 
 mod documents;
 mod imports;
+mod keys;
 mod lengths;
 mod modules;
 mod table;

@@ -1,0 +1,168 @@
+//! `spillway man` and `spillway completions`: manual pages and completions of shells.
+//!
+//! Both come from the definition of the command line, as `--help` does. The pages for the
+//! configuration file and the FUSE mount also take their text from the documents that describe them.
+
+mod markdown;
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use roff::{Roff, bold, roman};
+
+use crate::exit;
+
+#[derive(Args)]
+pub(crate) struct ManOptions {
+    /// Directory of manual pages, as /usr/local/share/man; man1, man5 and man8 are made in it
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+#[derive(Args)]
+pub(crate) struct CompletionsOptions {
+    /// The shell that will read them
+    #[arg(value_name = "SHELL")]
+    shell: Shell,
+}
+
+/// Writes all manual pages, in place of those of the same names.
+pub(crate) fn write(root: Command, options: &ManOptions) -> ExitCode {
+    let written = pages(root)
+        .and_then(|pages| pages.iter().try_for_each(|page| page.write_below(&options.directory)));
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let directory = options.directory.display();
+            exit::failed(&io::Error::other(format!("{directory}: {}", exit::io_reason(&error))))
+        }
+    }
+}
+
+/// Prints the completions for one shell.
+pub(crate) fn complete(mut root: Command, options: &CompletionsOptions) -> ExitCode {
+    let mut text = Vec::new();
+    clap_complete::generate(options.shell, &mut root, PROGRAM, &mut text);
+    let mut stdout = io::stdout().lock();
+    exit::written(stdout.write_all(&text).and_then(|()| stdout.flush()))
+}
+
+/// A manual page: its name without the section, and its roff source.
+struct Page {
+    name: String,
+    section: &'static str,
+    text: Vec<u8>,
+}
+
+impl Page {
+    fn write_below(&self, directory: &Path) -> io::Result<()> {
+        let directory = directory.join(format!("man{}", self.section));
+        fs::create_dir_all(&directory)?;
+        fs::write(directory.join(format!("{}.{}", self.name, self.section)), &self.text)
+    }
+}
+
+fn pages(root: Command) -> io::Result<Vec<Page>> {
+    let mut root = root.disable_help_subcommand(true);
+    root.build();
+    let mut pages = Vec::new();
+    add_command(&root, &mut pages)?;
+    pages.push(configuration()?);
+    pages.extend(["mount.spillway", "mount.fuse.spillway"].map(|name| Page {
+        name: name.to_owned(),
+        section: "8",
+        text: b".so man8/spillway-mount.8\n".to_vec(),
+    }));
+    Ok(pages)
+}
+
+/// Adds the page of `command`, then those of the commands in it.
+fn add_command(command: &Command, pages: &mut Vec<Page>) -> io::Result<()> {
+    let name = command.get_display_name().unwrap_or(PROGRAM).to_owned();
+    let section = section(&name);
+    let man = Man::new(command.clone())
+        .title(name.to_uppercase())
+        .section(section)
+        .date(NO_DATE)
+        .source(format!("Spillway {}", env!("CARGO_PKG_VERSION")))
+        .manual(MANUAL);
+    let mut text = Vec::new();
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    man.render_options_section(&mut text)?;
+    let mut rest = Roff::new();
+    add_subcommands(command, &mut rest);
+    if name == "spillway-mount" {
+        markdown::append(include_str!("../docs/mount.md"), &mut rest);
+    }
+    add_references(&name, &mut rest);
+    text.extend(rest.to_roff().into_bytes());
+    pages.push(Page { name, section, text });
+    visible(command).try_for_each(|inner| add_command(inner, pages))
+}
+
+fn visible(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|inner| !inner.is_hide_set())
+}
+
+/// Each command within `command`, with the section of its own page.
+fn add_subcommands(command: &Command, roff: &mut Roff) {
+    for (index, inner) in visible(command).enumerate() {
+        if index == 0 {
+            roff.control("SH", ["COMMANDS"]);
+        }
+        let name = inner.get_display_name().unwrap_or_else(|| inner.get_name());
+        let about = inner.get_about().map(ToString::to_string).unwrap_or_default();
+        roff.control("TP", []);
+        roff.text([bold(name), roman(format!("({})", section(name)))]);
+        roff.text([roman(about)]);
+    }
+}
+
+fn add_references(name: &str, roff: &mut Roff) {
+    let others = [("spillway", "1"), ("spillway-mount", "8"), (CONFIGURATION, "5")];
+    roff.control("SH", ["SEE ALSO"]);
+    let mut line = Vec::new();
+    for (other, section) in others.into_iter().filter(|(other, _)| *other != name) {
+        let separator = if line.is_empty() { "" } else { ", " };
+        line.extend([roman(separator), bold(other), roman(format!("({section})"))]);
+    }
+    roff.text(line);
+}
+
+/// The page of the configuration file.
+fn configuration() -> io::Result<Page> {
+    let mut roff = Roff::new();
+    let source = format!("Spillway {}", env!("CARGO_PKG_VERSION"));
+    roff.control("TH", [&CONFIGURATION.to_uppercase(), "5", NO_DATE, &source, MANUAL]);
+    roff.control("SH", ["NAME"]);
+    roff.text([roman(format!("{CONFIGURATION} - configuration file of the NFS server Spillway"))]);
+    roff.control("SH", ["DESCRIPTION"]);
+    markdown::append(include_str!("../docs/configuration.md"), &mut roff);
+    add_references(CONFIGURATION, &mut roff);
+    let mut text = Vec::new();
+    roff.to_writer(&mut text)?;
+    Ok(Page { name: CONFIGURATION.to_owned(), section: "5", text })
+}
+
+/// The section of the page of a command: 8 for those that an administrator uses.
+fn section(name: &str) -> &'static str {
+    if ADMINISTRATION.contains(&name) { "8" } else { "1" }
+}
+
+const PROGRAM: &str = "spillway";
+const CONFIGURATION: &str = "spillway.toml";
+const MANUAL: &str = "Spillway Manual";
+/// An empty argument of roff. A page has the date of its build nowhere, so that two builds are equal.
+const NO_DATE: &str = "\"\"";
+const ADMINISTRATION: [&str; 3] = ["spillway-serve", "spillway-check", "spillway-mount"];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+use super::*;
+use crate::cli;
+
+fn all() -> Vec<Page> {
+    pages(cli::definition()).expect("pages are made in memory")
+}
+
+fn text(name: &str) -> String {
+    let page = all().into_iter().find(|page| page.name == name);
+    String::from_utf8(page.unwrap_or_else(|| panic!("no page {name}")).text).unwrap()
+}
+
+#[test]
+fn each_command_has_a_page_with_its_options() {
+    fn assert_page(command: &Command, pages: &[Page]) {
+        let name = command.get_display_name().unwrap_or(PROGRAM);
+        let page = pages.iter().find(|page| page.name == name);
+        let text = String::from_utf8_lossy(&page.unwrap_or_else(|| panic!("no page {name}")).text);
+        for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+            let Some(long) = argument.get_long() else { continue };
+            let long = format!(r"\fB\-\-{}\fR", long.replace('-', r"\-"));
+            assert!(text.contains(&long), "{name} does not describe {long}");
+        }
+        visible(command).for_each(|inner| assert_page(inner, pages));
+    }
+    let mut root = cli::definition().disable_help_subcommand(true);
+    root.build();
+    assert_page(&root, &all());
+}
+
+#[test]
+fn commands_of_an_administrator_are_in_section_8() {
+    let pages = all();
+    let section = |name| pages.iter().find(|page| page.name == name).map(|page| page.section);
+    assert_eq!(section("spillway-serve"), Some("8"));
+    assert_eq!(section("mount.spillway"), Some("8"));
+    assert_eq!(section("spillway-ls"), Some("1"));
+    assert_eq!(section("spillway-bench-io"), Some("1"));
+    assert_eq!(section("spillway.toml"), Some("5"));
+    let names: Vec<_> = pages.iter().map(|page| page.name.as_str()).collect();
+    assert!(ADMINISTRATION.iter().all(|name| names.contains(name)), "{names:?}");
+    assert!(text("spillway").contains("\\fBspillway\\-serve\\fR(8)\n"));
+}
+
+#[test]
+fn a_document_becomes_roff() {
+    let document = "# Title\n\nFirst [part](other.md)<!-- A_MAX --> of it,\nwith `code`.\n\n\
+        ## The keys: `[[export]]`\n\n### `path`\n- one\n  line\n- *two*\n\n    $ ls -l\n\n\
+        | a | b | c |\n| --- | --- | --- |\n| `x` | y | z |\n";
+    let mut roff = Roff::new();
+    markdown::append(document, &mut roff);
+    let expected = [
+        "First part of it,",
+        r"with \fBcode\fR.",
+        ".SH",
+        r"THE KEYS: \fB[[export]]\fR",
+        ".SS",
+        r"\fBpath\fR",
+        r".IP \(bu 2",
+        "one",
+        "line",
+        r".IP \(bu 2",
+        r"\fItwo\fR",
+    ];
+    let text = roff.to_roff();
+    assert!(text.starts_with(&expected.join("\n")), "{text}");
+    assert!(text.ends_with(".TP\n\\fBx\\fR\ny; c: z\n"), "{text}");
+}
+
+#[test]
+fn the_page_of_the_configuration_file_describes_keys() {
+    let page = text("spillway.toml");
+    assert!(page.contains(".SS\n\\fBstate_dir\\fR\nDirectory of the key"), "{page}");
+    assert!(!page.contains("<!--"), "{page}");
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut cli::definition(), PROGRAM, &mut script);
+        let script = String::from_utf8(script).unwrap();
+        assert!(script.contains("serve") && script.contains("state-dir"), "{shell}: {script}");
+    }
+}
