@@ -8,7 +8,9 @@ mod commands;
 mod exit;
 mod log;
 mod manual;
+mod privileges;
 mod serve;
+mod service_manager;
 
 use std::env;
 use std::process::ExitCode;

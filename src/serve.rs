@@ -1,6 +1,7 @@
 //! `spillway serve`: one server from its start to its last reply.
 
 use std::io::{self, Write as _};
+use std::net::TcpListener;
 use std::process::ExitCode;
 
 use sd_notify::NotifyState;
@@ -12,14 +13,25 @@ use tracing::{info, warn};
 
 use crate::announce::{announcement, print};
 use crate::cli::{self, ServeOptions};
-use crate::{exit, log};
+use crate::service_manager::{self, notify};
+use crate::{exit, log, privileges};
 
 /// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only if everything that clients
 /// wrote is on the disk then.
 pub(crate) fn run(options: &ServeOptions) -> ExitCode {
+    // Before the first thread: the one that counts repeated messages.
+    let dropped = privileges::drop_unneeded();
+    let sockets = service_manager::sockets();
     if let Err(sentence) = log::start(options.verbose) {
         return cli::misused(&sentence);
     }
+    if let Err(error) = dropped {
+        warn!(%error, "privileges that the server does not need could not be dropped");
+    }
+    let sockets = match sockets {
+        Ok(sockets) => sockets,
+        Err(error) => return exit::failed(&error),
+    };
     let config = match options.load() {
         Ok(config) => config,
         Err(error) => return cli::refused(&error),
@@ -28,16 +40,16 @@ pub(crate) fn run(options: &ServeOptions) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return exit::failed(&error),
     };
-    runtime.block_on(serve(config, options))
+    runtime.block_on(serve(config, sockets, options))
 }
 
-async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
+async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions) -> ExitCode {
     // Before the server exists, so that a signal during its start is not the default one: death.
     let mut signals = match Signals::listen() {
         Ok(signals) => signals,
         Err(error) => return exit::failed(&error),
     };
-    let server = match Server::start(config.clone()).await {
+    let mut server = match Server::start_on(config.clone(), sockets).await {
         Ok(server) => server,
         Err(error) => return exit::failed(&error),
     };
@@ -46,6 +58,9 @@ async fn serve(config: Config, options: &ServeOptions) -> ExitCode {
         warn!(%error, "stdout did not take the addresses");
     }
     notify(&[NotifyState::Ready]);
+    if let Some(period) = service_manager::watchdog_period() {
+        server.watch(period, || notify(&[NotifyState::Watchdog]));
+    }
     loop {
         match signals.next().await {
             Request::Reload => reload(&server, &config, options),
@@ -135,12 +150,5 @@ impl Signals {
             _ = self.hangup.recv() => Request::Reload,
             _ = self.user1.recv() => Request::Figures,
         }
-    }
-}
-
-/// Notifies the service manager, if there is one. Serving continues without it.
-fn notify(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "the service manager cannot be notified");
     }
 }

@@ -8,4 +8,5 @@ mod client;
 mod failing_disk;
 mod fixture;
 mod observing;
+mod service;
 mod serving;

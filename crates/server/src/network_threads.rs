@@ -7,6 +7,7 @@
 //! bytes are received, and calls answered from memory.
 
 use std::io;
+use std::iter;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -57,6 +58,16 @@ impl NetworkThreads {
     pub(crate) fn next(&self) -> &Handle {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.threads.len();
         &self.threads[turn].runtime
+    }
+
+    /// Ends when each of the threads has run a task that it was given now.
+    pub(crate) async fn round_trip(&self) {
+        let threads = iter::once(&self.accepting).chain(&self.threads);
+        let tasks: Vec<_> = threads.map(|thread| thread.runtime.spawn(async {})).collect();
+        for task in tasks {
+            // An error is a thread that has ended, as the server does then.
+            let _ended = task.await;
+        }
     }
 }
 

@@ -54,6 +54,9 @@ pub enum StartError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// A listening socket that this process inherited.
+    #[error("a listening socket of the service manager is of no use: {0}")]
+    Inherited(std::io::Error),
     /// The threads that sockets live on.
     #[error("cannot start threads for connections: {0}")]
     Threads(std::io::Error),
@@ -90,6 +93,8 @@ pub struct Server {
     stop: watch::Sender<bool>,
     threads: Arc<NetworkThreads>,
     tasks: Vec<JoinHandle<()>>,
+    /// Changes with each tick of the inode cache.
+    ticks: watch::Receiver<()>,
     /// The port registered with rpcbind, if any.
     registered_port: Option<u16>,
     /// Held until the server has stopped.
@@ -103,6 +108,15 @@ impl Server {
     /// # Errors
     /// See [`StartError`]; nothing is left running.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_on(config, Vec::new()).await
+    }
+
+    /// As [`Server::start`], on listening sockets that this process inherited, if there are any: then
+    /// no address is bound.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub async fn start_on(config: Config, inherited: Vec<TcpListener>) -> Result<Self, StartError> {
         rustix::process::umask(rustix::fs::Mode::empty());
         let state_dir = StateDir::open(config.state_dir())?;
         let handle_key = HandleKey::load_or_create(state_dir.path())?;
@@ -112,23 +126,21 @@ impl Server {
         let recovery = recovery.map_err(StartError::Recovery)?;
         let service = Service::new(&config, exports, handle_key, recovery);
         let service = Arc::new(service.map_err(StartError::Random)?);
-        let mut listeners = Vec::new();
-        for address in config.listen() {
-            let address = *address;
-            let fail = |error| StartError::Listen { address, error };
-            let listener = TcpListener::bind(address).map_err(fail)?;
-            // `bind` asks for a queue of 128 connections.
-            rustix::net::listen(&listener, BACKLOG).map_err(|errno| fail(errno.into()))?;
-            listener.set_nonblocking(true).map_err(fail)?;
-            listeners.push((listener.local_addr().map_err(fail)?, listener));
-        }
+        let listeners = if inherited.is_empty() {
+            bind(config.listen())?
+        } else {
+            let listening: Result<_, _> = inherited.into_iter().map(listen).collect();
+            listening.map_err(StartError::Inherited)?
+        };
         let (stop, _) = watch::channel(false);
+        let (ticked, ticks) = watch::channel(());
         let mut server = Self {
             service,
             local_addrs: listeners.iter().map(|(address, _)| *address).collect(),
             stop,
             threads: Arc::new(NetworkThreads::start().map_err(StartError::Threads)?),
             tasks: Vec::new(),
+            ticks,
             registered_port: None,
             _state_dir: state_dir,
         };
@@ -138,7 +150,8 @@ impl Server {
         for (_, listener) in listeners {
             server.accept(Programs::Files(config.nfs_versions()), listener);
         }
-        server.tasks.push(server.threads.next().spawn(keep_time(Arc::clone(&server.service))));
+        let time = keep_time(Arc::clone(&server.service), ticked);
+        server.tasks.push(server.threads.next().spawn(time));
         Ok(server)
     }
 
@@ -172,6 +185,14 @@ impl Server {
             Arc::clone(&self.threads),
             self.stop.subscribe(),
         )));
+    }
+
+    /// Calls `alive` in each `period` in which the inode cache has ticked and every thread that has
+    /// sockets has run a task. A server in which one of them hangs is silent. Disks are left out: a
+    /// restart does not end the wait for one, and other exports are served meanwhile.
+    pub fn watch(&mut self, period: Duration, alive: impl Fn() + Send + 'static) {
+        let watching = watch(period, self.ticks.clone(), Arc::clone(&self.threads), alive);
+        self.tasks.push(self.threads.accepting().spawn(watching));
     }
 
     /// The addresses it listens on, with the real port where 0 was asked for.
@@ -248,14 +269,51 @@ impl Server {
     }
 }
 
+/// Binds and listens on each address.
+fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpListener)>, StartError> {
+    let bind = |&address: &SocketAddr| {
+        let socket = TcpListener::bind(address).and_then(listen);
+        socket.map_err(|error| StartError::Listen { address, error })
+    };
+    addresses.iter().map(bind).collect()
+}
+
+/// Listens on a bound socket; returns it with its address. `bind` asks for a queue of 128 connections.
+fn listen(socket: TcpListener) -> std::io::Result<(SocketAddr, TcpListener)> {
+    rustix::net::listen(&socket, BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok((socket.local_addr()?, socket))
+}
+
+/// Calls `alive` as [`Server::watch`] describes, until it is aborted.
+async fn watch(
+    period: Duration,
+    mut ticks: watch::Receiver<()>,
+    threads: Arc<NetworkThreads>,
+    alive: impl Fn(),
+) {
+    let mut periods = tokio::time::interval(period);
+    periods.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        periods.tick().await;
+        // An error is the end of the task that keeps the time.
+        if ticks.changed().await.is_err() {
+            return tracing::error!("the clock of the inode cache has stopped");
+        }
+        threads.round_trip().await;
+        alive();
+    }
+}
+
 /// Keeps the inode cache's time until it is aborted. It waits for nothing but the next tick; what
 /// waits for a disk runs in tasks beside it, at most two per device.
-async fn keep_time(service: Arc<Service>) {
+async fn keep_time(service: Arc<Service>, ticked: watch::Sender<()>) {
     let mut ticks = tokio::time::interval(TICK_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut tasks = JoinSet::new();
     loop {
         ticks.tick().await;
+        ticked.send_replace(());
         for idle in service.vfs.tick() {
             let service = Arc::clone(&service);
             tasks.spawn(async move { service.vfs.close_idle(idle).await });
@@ -321,6 +379,30 @@ mod tests {
             assert_eq!(dir.path().join("state/nfs4").exists(), keeps_records);
             server.shutdown().await.unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn a_server_is_watched_while_all_its_threads_run() {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let mut server = Server::start(config(dir.path(), "", "")).await.unwrap();
+        let (alive, mut signs) = tokio::sync::mpsc::unbounded_channel();
+        // The clock ticks once in a second, and so a sign comes as often.
+        server.watch(Duration::from_millis(10), move || alive.send(()).unwrap());
+        for _ in 0..2 {
+            signs.recv().await.expect("the server lives");
+        }
+        let (release, blocked) = std::sync::mpsc::channel();
+        // A thread that hangs in a task, as in a lock that is never released.
+        server.threads.next().spawn(async move { blocked.recv() });
+        // Signs of round trips that began before it may still come.
+        tokio::time::sleep(2 * TICK_PERIOD).await;
+        while signs.try_recv().is_ok() {}
+        let sign = tokio::time::timeout(3 * TICK_PERIOD, signs.recv()).await;
+        assert!(sign.is_err(), "a thread hangs, and the server counts as alive");
+        release.send(()).unwrap();
+        signs.recv().await.expect("the server lives again");
+        server.shutdown().await.unwrap();
     }
 
     #[tokio::test]
