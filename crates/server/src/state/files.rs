@@ -232,6 +232,12 @@ impl Files {
         open.seqid = next_seqid(open.seqid);
     }
 
+    /// The numbers of an open and of the lock states that belong to it.
+    pub(super) fn states_below(&self, number: u64) -> Vec<u64> {
+        let locks = self.open(number).locks.iter().map(|lock| lock.0);
+        std::iter::once(number).chain(locks).collect()
+    }
+
     /// Closes an open, with the locks that belong to it.
     pub(super) fn remove_open(&mut self, number: u64, now: Duration, effects: &mut Effects) {
         let file = self.open(number).file;

@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use proto::nfs4::SEQ4_STATUS_CB_PATH_DOWN;
+
 /// The time of the last renewal, and the calls at work: a client is not late while the server works
 /// for it.
 #[derive(Debug)]
@@ -11,6 +13,21 @@ pub(super) struct Lease {
     /// Milliseconds since the server's start; [`REVOKED`] once the client is forgotten.
     renewed_at_ms: AtomicU64,
     calls: AtomicU32,
+    /// `SEQ4_STATUS_*` that all sessions of the client report.
+    status: AtomicU32,
+    /// Sessions whose client has asked for a backchannel.
+    backchannels: AtomicU32,
+    /// Those of them that callbacks can be sent over.
+    paths: AtomicU32,
+}
+
+/// What a session has of a backchannel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Path {
+    /// The client has asked for it.
+    pub(super) is_wanted: bool,
+    /// Callbacks can be sent.
+    pub(super) is_there: bool,
 }
 
 /// No time that a server reaches.
@@ -18,7 +35,13 @@ const REVOKED: u64 = u64::MAX;
 
 impl Lease {
     pub(super) fn new(now: Duration) -> Self {
-        Self { renewed_at_ms: AtomicU64::new(millis(now)), calls: AtomicU32::new(0) }
+        Self {
+            renewed_at_ms: AtomicU64::new(millis(now)),
+            calls: AtomicU32::new(0),
+            status: AtomicU32::new(0),
+            backchannels: AtomicU32::new(0),
+            paths: AtomicU32::new(0),
+        }
     }
 
     /// Notes a call at work and renews the lease; false if the client is forgotten.
@@ -60,6 +83,34 @@ impl Lease {
         }
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         self.renewed_at_ms.compare_exchange(renewed_at, REVOKED, success, failure).is_ok()
+    }
+
+    /// `SEQ4_STATUS_*` of the client.
+    pub(super) fn status(&self) -> u32 {
+        let is_path_down = self.backchannels.load(Ordering::Relaxed) > 0
+            && self.paths.load(Ordering::Relaxed) == 0;
+        let path_down = if is_path_down { SEQ4_STATUS_CB_PATH_DOWN } else { 0 };
+        self.status.load(Ordering::Relaxed) | path_down
+    }
+
+    /// Reports a flag of `SEQ4_STATUS_*` from now on, or no longer.
+    pub(super) fn show(&self, flag: u32, is_on: bool) {
+        if is_on {
+            self.status.fetch_or(flag, Ordering::Relaxed);
+        } else {
+            self.status.fetch_and(!flag, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a session's backchannel, as it was and as it is.
+    pub(super) fn count_path(&self, before: Path, now: Path) {
+        let count = |counter: &AtomicU32, before: bool, now: bool| match (before, now) {
+            (false, true) => drop(counter.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(counter.fetch_sub(1, Ordering::Relaxed)),
+            (false, false) | (true, true) => {}
+        };
+        count(&self.backchannels, before.is_wanted, now.is_wanted);
+        count(&self.paths, before.is_there, now.is_there);
     }
 
     /// Ends the lease: the client is forgotten.

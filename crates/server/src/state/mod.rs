@@ -7,7 +7,8 @@
 //! the reply.
 //!
 //! A client whose lease ran out keeps its state until another client needs it, as a courtesy. Then it
-//! is forgotten as a whole, never in part, so that no stateid is ever revoked by itself.
+//! is forgotten as a whole, never in part. A stateid is revoked by itself when its export is not served
+//! any more.
 //!
 //! Locks: one for the sessions by id, one for each session's slots, one for all else. Under the last
 //! one of the others may be taken, and nothing else is waited for under any.
@@ -24,6 +25,7 @@ mod opening;
 mod ranges;
 mod registry;
 mod replies;
+mod revoked;
 mod session;
 mod shares;
 mod slots;

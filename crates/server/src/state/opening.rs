@@ -171,8 +171,8 @@ impl State {
         Ok(Stateid::INVALID)
     }
 
-    /// Ends the opens of files in exports that are not served any more, with the locks below them. Their
-    /// clients find the filehandles stale.
+    /// Revokes the opens of files in exports that are not served any more, with the locks below them.
+    /// Their clients find the filehandles stale, and SEQUENCE reports it.
     pub(crate) fn release_files(
         &self,
         files: &[(FileId, ExportId)],
@@ -182,7 +182,11 @@ impl State {
         let mut table = self.lock();
         let opens = files.iter().flat_map(|(file, export)| table.files.opens_in(*file, *export));
         for number in opens.collect::<Vec<_>>() {
+            let client = table.files.open(number).owner.client;
+            let states = table.files.states_below(number);
             table.files.remove_open(number, now, effects);
+            states.into_iter().for_each(|state| table.revoked.add(client, state, now));
+            table.show_revoked(client);
         }
     }
 

@@ -6,15 +6,19 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use proto::nfs4::{ClientId, SequenceId, SessionId, Status};
+use proto::nfs4::{
+    ClientId, SEQ4_STATUS_ADMIN_STATE_REVOKED, SEQ4_STATUS_RESTART_RECLAIM_NEEDED, SequenceId,
+    SessionId, Status,
+};
 use siphasher::sip::SipHasher24;
 
 use super::backchannel::{Backchannel, Callback, CallbackParameters, Notice};
 use super::clients::{Case, Clients, ExchangeId, ExchangedId};
 use super::files::Files;
 use super::grace::Grace;
-use super::lease::Lease;
+use super::lease::{Lease, Path};
 use super::replies::ReplyBudget;
+use super::revoked::Revoked;
 use super::session::{ChannelAttributes, Session, SessionState};
 use super::slots::Slots;
 use super::{
@@ -39,6 +43,7 @@ pub(crate) struct State {
 pub(super) struct Table {
     pub(super) clients: Clients,
     pub(super) files: Files,
+    pub(super) revoked: Revoked,
     pub(super) grace: Grace,
     /// Changes that are not on the disk yet, in order.
     records: VecDeque<RecordChange>,
@@ -90,6 +95,7 @@ impl State {
         let table = Table {
             clients: Clients::new(epoch, Arc::clone(&replies)),
             files: Files::default(),
+            revoked: Revoked::default(),
             grace: Grace::new(recorded, now, limits.grace),
             records: VecDeque::new(),
             sessions_made: 0,
@@ -221,6 +227,7 @@ impl State {
         let client = table.clients.get_mut(id).expect("the caller has looked it up");
         if table.grace.may_reclaim(&client.owner, client.principal) {
             client.is_recorded = true;
+            client.lease.show(SEQ4_STATUS_RESTART_RECLAIM_NEEDED, true);
         }
     }
 
@@ -347,6 +354,7 @@ impl State {
         if std::mem::replace(&mut client.has_reclaimed, true) {
             return Err(Status::CompleteAlready);
         }
+        client.lease.show(SEQ4_STATUS_RESTART_RECLAIM_NEEDED, false);
         if !std::mem::replace(&mut client.is_recorded, true) {
             records.push_back(RecordChange::Write(client.record()));
         }
@@ -392,6 +400,9 @@ impl State {
             }
         }
         table.files.forget_lost_waiters(now);
+        for id in table.revoked.expire(now) {
+            table.show_revoked(id);
+        }
         table.end_grace(now);
         table.settle_records(effects);
     }
@@ -463,6 +474,7 @@ impl State {
         let Some(client) = table.clients.remove(id) else { return };
         client.sessions.into_iter().for_each(|session| self.end_session(session, effects));
         table.files.remove_client(id, now, effects);
+        table.revoked.forget_client(id);
         if client.is_recorded {
             table.grace.finish(&client.owner);
             table.records.push_back(RecordChange::Remove(client.owner));
@@ -552,7 +564,8 @@ fn session_of(
 ) -> Session {
     let slots = Slots::new(fore.slots_max);
     let (backchannel, wants_backchannel) = (Backchannel::new(call.callbacks), false);
-    let state = SessionState { slots, is_destroyed: false, backchannel, wants_backchannel };
+    let path = Path::default();
+    let state = SessionState { slots, is_destroyed: false, backchannel, wants_backchannel, path };
     Session { id, client: call.client, lease, replies, fore, state: Mutex::new(state) }
 }
 
@@ -562,6 +575,14 @@ impl Table {
         for owner in self.grace.end(now).unwrap_or_default() {
             self.clients.forget_records(&owner);
             self.records.push_back(RecordChange::Remove(owner));
+        }
+    }
+
+    /// Reports whether a client has revoked state to free.
+    pub(super) fn show_revoked(&self, id: ClientId) {
+        if let Some(client) = self.clients.get(id) {
+            let has_any = self.revoked.has_any(id);
+            client.lease.show(SEQ4_STATUS_ADMIN_STATE_REVOKED, has_any);
         }
     }
 

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use proto::nfs4::{ClientId, SessionId, SlotId, Status};
+use proto::nfs4::{ClientId, SEQ4_STATUS_CB_PATH_DOWN_SESSION, SessionId, SlotId, Status};
 
 use super::ConnectionId;
 use super::backchannel::{Backchannel, Callback, CallbackEnd, CallbackParameters, Notice};
-use super::lease::Lease;
+use super::lease::{Lease, Path};
 use super::replies::ReplyBudget;
 use super::slots::{Sequence, Slots, Step};
 
@@ -54,6 +54,8 @@ pub(super) struct SessionState {
     pub(super) backchannel: Backchannel,
     /// The client has asked for the backchannel.
     pub(super) wants_backchannel: bool,
+    /// The backchannel as it is counted for the client.
+    pub(super) path: Path,
 }
 
 /// The decision on a COMPOUND that begins with SEQUENCE.
@@ -140,10 +142,11 @@ impl Session {
             state.slots.forget_replies_behind(target.max(highest_slot));
         }
         let is_path_down = state.wants_backchannel && !state.backchannel.has_path();
+        let path_down = if is_path_down { SEQ4_STATUS_CB_PATH_DOWN_SESSION } else { 0 };
         Sequenced {
             highest_slot: SlotId(slots_max - 1),
             target_highest_slot: target,
-            status_flags: if is_path_down { CB_PATH_DOWN_SESSION } else { 0 },
+            status_flags: path_down | self.lease.status(),
         }
     }
 
@@ -161,13 +164,26 @@ impl Session {
         if is_usable {
             state.wants_backchannel = true;
             state.backchannel.bind(connection);
+            self.count_path(&mut state);
         }
         Ok(is_usable)
     }
 
+    /// To be called after each change of the backchannel.
+    fn count_path(&self, state: &mut SessionState) {
+        let path = if state.is_destroyed {
+            Path::default()
+        } else {
+            Path { is_wanted: state.wants_backchannel, is_there: state.backchannel.has_path() }
+        };
+        self.lease.count_path(std::mem::replace(&mut state.path, path), path);
+    }
+
     /// BACKCHANNEL_CTL, RFC 8881 §18.33.
     pub(crate) fn set_callbacks(&self, parameters: Option<CallbackParameters>) {
-        self.lock().backchannel.set_parameters(parameters);
+        let mut state = self.lock();
+        state.backchannel.set_parameters(parameters);
+        self.count_path(&mut state);
     }
 
     /// Whether callbacks can be sent.
@@ -185,17 +201,22 @@ impl Session {
     pub(crate) fn end_callback(&self, callback: Callback, end: CallbackEnd) -> Option<Callback> {
         let mut state = self.lock();
         let next = state.backchannel.end(callback, end);
+        self.count_path(&mut state);
         if state.is_destroyed { None } else { next }
     }
 
     /// Unbinds a connection that was closed.
     pub(super) fn unbind(&self, connection: ConnectionId) {
-        self.lock().backchannel.unbind(connection);
+        let mut state = self.lock();
+        state.backchannel.unbind(connection);
+        self.count_path(&mut state);
     }
 
     /// Refuses further calls; those at work go on.
     pub(super) fn destroy(&self) {
-        self.lock().is_destroyed = true;
+        let mut state = self.lock();
+        state.is_destroyed = true;
+        self.count_path(&mut state);
     }
 
     fn lock(&self) -> MutexGuard<'_, SessionState> {
@@ -251,6 +272,3 @@ impl Drop for Running {
         }
     }
 }
-
-/// `SEQ4_STATUS_CB_PATH_DOWN_SESSION`: no connection is bound to the backchannel.
-const CB_PATH_DOWN_SESSION: u32 = 0x200;

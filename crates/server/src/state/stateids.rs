@@ -13,12 +13,13 @@ impl State {
     /// TEST_STATEID for one stateid, RFC 8881 §18.48.
     ///
     /// # Errors
-    /// `BadStateid`, `OldStateid`.
+    /// `BadStateid`, `OldStateid`, `AdminRevoked`.
     pub(crate) fn test_stateid(&self, client: ClientId, stateid: &Stateid) -> Result<(), Status> {
         self.key(&self.lock(), client, stateid).map(drop)
     }
 
-    /// FREE_STATEID, RFC 8881 §18.38: ends a lock state that holds no lock.
+    /// FREE_STATEID, RFC 8881 §18.38: ends a lock state that holds no lock, and what is known of a
+    /// revoked state.
     ///
     /// # Errors
     /// `BadStateid`, `OldStateid`; `LocksHeld` for an open and for a state with locks.
@@ -30,6 +31,10 @@ impl State {
         effects: &mut Effects,
     ) -> Result<(), Status> {
         let mut table = self.lock();
+        if self.number(stateid).is_ok_and(|number| table.revoked.free(client, number)) {
+            table.show_revoked(client);
+            return Ok(());
+        }
         match self.key(&table, client, stateid)? {
             StateKey::Lock(id) if table.files.ranges(id).is_none() => {
                 table.files.remove_lock(id, now, effects);
@@ -52,10 +57,20 @@ impl State {
         Stateid { seqid, other }
     }
 
+    /// The number of the state that a stateid names.
+    ///
+    /// # Errors
+    /// `BadStateid` for one of another start of the server.
+    fn number(&self, stateid: &Stateid) -> Result<u64, Status> {
+        let [a, b, c, d, number @ ..] = stateid.other;
+        let is_ours = u32::from_be_bytes([a, b, c, d]) == self.epoch;
+        if is_ours { Ok(u64::from_be_bytes(number)) } else { Err(Status::BadStateid) }
+    }
+
     /// The state of `client` that a stateid names. A seqid of zero is the latest.
     ///
     /// # Errors
-    /// `BadStateid`, `OldStateid`.
+    /// `BadStateid`, `OldStateid`, `AdminRevoked`.
     pub(super) fn key(
         &self,
         table: &Table,
@@ -71,11 +86,11 @@ impl State {
         client: ClientId,
         stateid: &Stateid,
     ) -> Result<(StateKey, FileId), Status> {
-        let [a, b, c, d, number @ ..] = stateid.other;
-        if u32::from_be_bytes([a, b, c, d]) != self.epoch {
-            return Err(Status::BadStateid);
+        let number = self.number(stateid)?;
+        if table.revoked.contains(client, number) {
+            return Err(Status::AdminRevoked);
         }
-        let key = table.files.key(u64::from_be_bytes(number)).ok_or(Status::BadStateid)?;
+        let key = table.files.key(number).ok_or(Status::BadStateid)?;
         let (owner, file, seqid) = table.files.facts(key);
         if owner != client {
             return Err(Status::BadStateid);
@@ -93,7 +108,7 @@ impl State {
     /// The same for a call on `file`.
     ///
     /// # Errors
-    /// `BadStateid`, also for the state of another file; `OldStateid`.
+    /// `BadStateid`, also for the state of another file; `OldStateid`; `AdminRevoked`.
     pub(super) fn key_of(
         &self,
         table: &Table,

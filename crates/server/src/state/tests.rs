@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use proto::nfs4::{
-    ClientId, FileHandle, LockRange, LockType, SequenceId, ShareAccess, ShareDeny, SlotId, Stateid,
-    Status, Verifier,
+    ClientId, FileHandle, LockRange, LockType, SEQ4_STATUS_ADMIN_STATE_REVOKED,
+    SEQ4_STATUS_CB_PATH_DOWN, SEQ4_STATUS_CB_PATH_DOWN_SESSION, SEQ4_STATUS_RESTART_RECLAIM_NEEDED,
+    SequenceId, ShareAccess, ShareDeny, SlotId, Stateid, Status, Verifier,
 };
 
 use proptest::test_runner::Config as ProptestConfig;
@@ -562,6 +563,57 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
     assert_eq!(wait(b, late), 2);
 }
 
+/// What the next SEQUENCE of a session reports.
+fn status_flags(session: &Arc<Session>, sequence: u32, now: Duration) -> u32 {
+    let (slot, sequence) = (SlotId(0), SequenceId(sequence));
+    let call = Sequence { slot, sequence, highest_slot: slot, cache_this: false };
+    let begun = session.begin(&call, 1, ConnectionId(9), now);
+    let Ok(Begin::Run(running)) = begun else { panic!("{begun:?}") };
+    running.sequenced().status_flags
+}
+
+#[test]
+fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (client, session) = bed.begin_client(b"c");
+    bed.reclaim_complete(client).unwrap();
+    let other = bed.client(b"other");
+    let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
+    let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
+    let (access, deny, now) = (ShareAccess::Both, ShareDeny::None, bed.now);
+    let (export, is_reclaim, user) = (ExportId(7), false, 0);
+    let call = OpenFile { client, owner: b"o", file: FILE, export, access, deny, is_reclaim, user };
+    let kept = bed.state.open(&call, now, &mut bed.effects).unwrap();
+    assert!(kept.is_new, "an owner has an open in each export");
+    bed.taken();
+    bed.state.release_files(&[(FILE, EXPORT)], now, &mut bed.effects);
+    let effects = bed.taken();
+    let unpin = Effect::Unpin { file: FILE, export: EXPORT };
+    assert!(matches!(&effects[..], [Effect::Release { .. }, last] if *last == unpin));
+    assert_eq!(status_flags(&session, 1, now), SEQ4_STATUS_ADMIN_STATE_REVOKED);
+    for stateid in [open, lock] {
+        let revoked = Err(Status::AdminRevoked);
+        assert_eq!(bed.state.test_stateid(client, &stateid), revoked);
+        assert_eq!(bed.check_io(client, &stateid, access).map(drop), revoked);
+        assert_eq!(bed.state.test_stateid(other, &stateid), Err(Status::BadStateid));
+        let freed = |client| bed.state.free_stateid(client, &stateid, now, &mut Effects::new());
+        assert_eq!(freed(other), Err(Status::BadStateid));
+        assert_eq!(freed(client), Ok(()));
+        assert_eq!(freed(client), Err(Status::BadStateid));
+        assert_eq!(bed.state.test_stateid(client, &stateid), Err(Status::BadStateid));
+    }
+    assert_eq!(status_flags(&session, 2, now), 0);
+    assert_eq!(bed.state.test_stateid(client, &kept.stateid), Ok(()));
+    // What is not freed is forgotten after a while, and with its client.
+    bed.state.release_files(&[(FILE, export)], now, &mut bed.effects);
+    assert_eq!(status_flags(&session, 3, now), SEQ4_STATUS_ADMIN_STATE_REVOKED);
+    let late = Duration::from_secs(181);
+    assert!(session.lease.renew(late));
+    bed.state.expire(late, &mut bed.effects);
+    assert_eq!(status_flags(&session, 4, late), 0);
+    assert_eq!(bed.state.test_stateid(client, &kept.stateid), Err(Status::BadStateid));
+}
+
 #[test]
 fn a_lost_backchannel_is_reported_until_another_is_bound() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
@@ -581,8 +633,15 @@ fn a_lost_backchannel_is_reported_until_another_is_bound() {
     };
     assert_eq!(flags(), 0);
     bed.state.connection_closed(ConnectionId(1));
-    assert_eq!(flags(), 0x200);
+    assert_eq!(flags(), SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION);
     assert_eq!(session.callback_connection(), None);
+    // Another session of the client has a path.
+    let (sequence, connection) = (SequenceId(2), ConnectionId(3));
+    let call = CreateSession { sequence, connection, ..call };
+    let second = bed.state.create_session(&call, bed.now, &mut bed.effects).unwrap().session;
+    assert_eq!(flags(), SEQ4_STATUS_CB_PATH_DOWN_SESSION);
+    bed.state.destroy_session(second, &mut bed.effects).unwrap();
+    assert_eq!(flags(), SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION);
     bed.state.bind_backchannel(made.session, ConnectionId(2)).unwrap();
     assert_eq!(flags(), 0);
     assert_eq!(session.callback_connection(), Some(ConnectionId(2)));

@@ -128,3 +128,16 @@ fn reclaim_complete_of_one_file_system_changes_nothing() {
     assert!(bed.state.counts().is_in_grace);
     bed.reclaim_complete(client).unwrap();
 }
+
+#[test]
+fn a_client_that_has_to_reclaim_sees_it_until_it_has() {
+    let mut bed = Bed::new(Limits::default(), vec![record(b"a")]);
+    let ((client, session), (_, newcomer)) = (bed.begin_client(b"a"), bed.begin_client(b"b"));
+    let needed = SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
+    assert_eq!(status_flags(&session, 1, bed.now), needed);
+    assert_eq!(status_flags(&newcomer, 1, bed.now), 0);
+    bed.open_as(client, READ, true).unwrap();
+    assert_eq!(status_flags(&session, 2, bed.now), needed);
+    bed.reclaim_complete(client).unwrap();
+    assert_eq!(status_flags(&session, 3, bed.now), 0);
+}

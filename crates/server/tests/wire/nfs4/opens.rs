@@ -2,7 +2,9 @@
 
 use proto::nfs4::*;
 
-use super::client::{ALL_VERSIONS, Operations, Session, open_args};
+use proto::xdr::Decode;
+
+use super::client::{ALL_VERSIONS, Operations, Session, compound, open_args};
 use crate::client::Ids;
 use crate::fixture::{Fixture, is_root, set_mode};
 
@@ -322,6 +324,20 @@ fn opens_of_an_export_that_is_not_served_any_more_end() {
     session.ok(&Operations::new().at(kept).op(OperationCode::Close, &close));
 }
 
+/// What SEQUENCE reports, and TEST_STATEID of a stateid.
+fn holder_state(session: &mut Session, stateid: Stateid) -> (u32, u32) {
+    let stateids = &[stateid][..];
+    let test = TestStateidArgs { stateids: stateids.into() };
+    session.sequence += 1;
+    let call = session.sequenced(&Operations::new().op(OperationCode::TestStateid, &test));
+    let mut results = compound(&mut session.client, session.minor_version, &call);
+    let sequenced: SequenceOk = results.next(OperationCode::Sequence).unwrap();
+    let status = results.next_with(OperationCode::TestStateid, |r| {
+        TestStateidOk::decode(r).unwrap().statuses.iter().next().unwrap()
+    });
+    (sequenced.status_flags, status.unwrap())
+}
+
 #[test]
 fn opens_of_a_retired_export_end_while_another_has_the_file_open() {
     let rest = r#"
@@ -346,7 +362,10 @@ fn opens_of_a_retired_export_end_while_another_has_the_file_open() {
         let args = lock_args(LockType::Write, stateid, b"l");
         Operations::new().at(file).op(OperationCode::Lock, &args)
     };
-    holder.ok(&lock(file, stateid));
+    let mut locked = holder.ok(&lock(file, stateid));
+    locked.skip(&[OperationCode::Putfh]);
+    let retired_lock = locked.next::<OneStateid>(OperationCode::Lock).unwrap().stateid;
+    let retired_stateid = stateid;
     // The owner has it open in the other export too, which stays.
     let export = root(&mut holder, b"kept");
     let (kept, kept_stateid) = holder.open(export, b"file");
@@ -361,6 +380,14 @@ fn opens_of_a_retired_export_end_while_another_has_the_file_open() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert!(!is_denied(&mut other), "the lock has ended with its export");
+    let revoked = holder_state(&mut holder, retired_stateid);
+    assert_eq!(revoked, (SEQ4_STATUS_ADMIN_STATE_REVOKED, Status::AdminRevoked.code()));
+    for stateid in [retired_stateid, retired_lock] {
+        let free = OneStateid { stateid };
+        holder.ok(&Operations::new().op(OperationCode::FreeStateid, &free));
+    }
+    let freed = holder_state(&mut holder, retired_stateid);
+    assert_eq!(freed, (0, Status::BadStateid.code()));
     let close = CloseArgs { seqid: 0, stateid: kept_stateid };
     holder.ok(&Operations::new().at(kept).op(OperationCode::Close, &close));
 }

@@ -1,0 +1,73 @@
+//! Opens and lock states that were ended without their clients: a reload has taken their export away.
+//! Their stateids stay known until the clients have freed them (RFC 8881 §8.5).
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use proto::nfs4::ClientId;
+
+/// The numbers of revoked states, by client, with the times at which they were revoked.
+#[derive(Debug, Default)]
+pub(super) struct Revoked {
+    clients: HashMap<ClientId, BTreeMap<u64, Duration>>,
+    count: usize,
+}
+
+impl Revoked {
+    /// Adds a state, unless there are too many.
+    pub(super) fn add(&mut self, client: ClientId, number: u64, now: Duration) {
+        if self.count < REVOKED_MAX {
+            let old = self.clients.entry(client).or_default().insert(number, now);
+            assert_eq!(old, None, "a state ends once");
+            self.count += 1;
+        }
+    }
+
+    /// Whether a state of the client was revoked.
+    pub(super) fn contains(&self, client: ClientId, number: u64) -> bool {
+        self.clients.get(&client).is_some_and(|states| states.contains_key(&number))
+    }
+
+    /// Whether the client has any to free.
+    pub(super) fn has_any(&self, client: ClientId) -> bool {
+        self.clients.contains_key(&client)
+    }
+
+    /// Forgets a state that the client has freed; false if it has none of this number.
+    pub(super) fn free(&mut self, client: ClientId, number: u64) -> bool {
+        let Some(states) = self.clients.get_mut(&client) else { return false };
+        let is_freed = states.remove(&number).is_some();
+        self.count -= usize::from(is_freed);
+        if states.is_empty() {
+            self.clients.remove(&client);
+        }
+        is_freed
+    }
+
+    /// Forgets those of a client that is forgotten.
+    pub(super) fn forget_client(&mut self, client: ClientId) {
+        self.count -= self.clients.remove(&client).map_or(0, |states| states.len());
+    }
+
+    /// Forgets those that were not freed in time. Returns the clients that have none left.
+    pub(super) fn expire(&mut self, now: Duration) -> Vec<ClientId> {
+        let is_late = |at: &Duration| now.saturating_sub(*at) > LIFETIME;
+        let mut left = Vec::new();
+        for (client, states) in &mut self.clients {
+            let before = states.len();
+            states.retain(|_, at| !is_late(at));
+            self.count -= before - states.len();
+            if states.is_empty() {
+                left.push(*client);
+            }
+        }
+        left.iter().for_each(|client| drop(self.clients.remove(client)));
+        left
+    }
+}
+
+/// States that stay known, about 64 bytes each. The stateids of others are bad at once.
+pub(super) const REVOKED_MAX: usize = 1 << 14;
+/// How long they stay known. Linux does not free what it closes while the filehandle is stale, and
+/// looks for revoked states after each call until all are freed.
+const LIFETIME: Duration = Duration::from_secs(180);
