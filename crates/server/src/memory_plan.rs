@@ -92,8 +92,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) sessions_bytes: usize,
     /// Replies that the other slots of all sessions keep. Held by `State`, as its `ReplyBudget`.
     pub(crate) slot_replies_bytes: usize,
-    /// Clients, opens, locks and waiting locks of version 4, reached only with names of owners of 1 KiB.
-    /// Held by `State`.
+    /// Clients, opens, locks, and waiting locks with their notices, of version 4. Held by `State`, and by
+    /// the backchannels of sessions.
     pub(crate) owners_bytes: usize,
     /// Handles of 163,840 listed inodes. Held by the `HandleCache`, which allocates each 64th part when
     /// it is first used.
@@ -211,6 +211,8 @@ mod tests {
         assert_eq!(added, state);
         assert!(plan.sessions_bytes + plan.slot_replies_bytes <= 96 * MIB, "{plan:?}");
         assert!(plan.owners_bytes <= 160 * MIB, "{plan:?}");
+        let plan = MemoryPlan::new(DEFAULT, &descriptors, Some(&Limits::default()));
+        assert!(plan.owners_bytes <= 208 * MIB, "docs/limits.md: {plan:?}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use proto::nfs4::{FileHandle, SequenceId};
 
 use super::ConnectionId;
+use super::waiting::Counted;
 
 /// How callbacks are to be sent: CREATE_SESSION's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +24,21 @@ pub(crate) struct CallbackParameters {
 }
 
 /// CB_NOTIFY_LOCK: a lock that an owner waits for can be granted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Notice {
     pub(crate) object: FileHandle,
     pub(crate) owner: Arc<[u8]>,
+    /// Counts its request until the notice is gone too.
+    pub(super) _counted: Arc<Counted>,
 }
+
+impl PartialEq for Notice {
+    fn eq(&self, other: &Self) -> bool {
+        (self.object, &self.owner) == (other.object, &other.owner)
+    }
+}
+
+impl Eq for Notice {}
 
 /// A callback to be sent on the slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,7 +167,12 @@ mod tests {
     use super::*;
 
     fn notice(owner: u8) -> Notice {
-        Notice { object: FileHandle::new(b"file").unwrap(), owner: [owner].as_slice().into() }
+        let _counted = Arc::default();
+        Notice {
+            object: FileHandle::new(b"file").unwrap(),
+            owner: [owner].as_slice().into(),
+            _counted,
+        }
     }
 
     fn bound() -> Backchannel {

@@ -8,6 +8,7 @@ use proto::nfs4::{ClientId, FileHandle};
 
 use super::backchannel::Notice;
 use super::ranges::{Piece, Range, Ranges};
+use super::waiting::Counted;
 use super::{ExportId, LockId};
 
 /// Locks by owner; a lock state stands for its owner.
@@ -36,19 +37,8 @@ struct Waiter {
     asked_at: Duration,
     /// The lock is reserved for a while from here on.
     notified_at: Option<Duration>,
-    /// Counts it among all that wait, and among those of its client.
-    _counted: [Arc<Waiting>; 2],
-}
-
-/// Shared by the requests that count together, and by their holder.
-#[derive(Debug, Default)]
-pub(super) struct Waiting;
-
-impl Waiting {
-    /// The requests that share it.
-    pub(super) fn count(shared: &Arc<Self>) -> usize {
-        Arc::strong_count(shared) - 1
-    }
+    /// Shared with the notice that is under way, if there is one.
+    counted: Arc<Counted>,
 }
 
 impl FileLocks {
@@ -93,15 +83,17 @@ impl FileLocks {
         &mut self,
         (owner, object): (Owner, FileHandle),
         wanted: Piece,
-        counted: Option<[Arc<Waiting>; 2]>,
+        counted: Option<Arc<Counted>>,
         now: Duration,
     ) {
         self.forget_lost_waiters(now);
         let is_same = |waiter: &&mut Waiter| waiter.owner == owner && waiter.wanted == wanted;
         if let Some(known) = self.waiters.iter_mut().find(is_same) {
             (known.object, known.asked_at, known.notified_at) = (object, now, None);
+            // The next notice does not wait until the last one is answered.
+            known.counted = counted.unwrap_or_else(|| Arc::clone(&known.counted));
         } else if self.waiters.len() < WAITERS_MAX
-            && let Some(_counted) = counted
+            && let Some(counted) = counted
         {
             let (asked_at, notified_at) = (now, None);
             self.waiters.push_back(Waiter {
@@ -110,7 +102,7 @@ impl FileLocks {
                 wanted,
                 asked_at,
                 notified_at,
-                _counted,
+                counted,
             });
         }
     }
@@ -161,10 +153,12 @@ impl FileLocks {
             if is_behind || self.conflict(lock_of(&waiter.owner), waiter.wanted).is_some() {
                 continue;
             }
-            if !waiter.holds_reservation(now) {
+            let has_notice = Arc::strong_count(&waiter.counted) > 1;
+            if !waiter.holds_reservation(now) && !has_notice {
                 waiter.notified_at = Some(now);
                 let Owner { client, name: owner, .. } = waiter.owner.clone();
-                woken.push((client, Notice { object: waiter.object, owner }));
+                let (object, _counted) = (waiter.object, Arc::clone(&waiter.counted));
+                woken.push((client, Notice { object, owner, _counted }));
             }
             ahead.push((waiter.owner.clone(), waiter.wanted));
         }
@@ -211,11 +205,12 @@ mod tests {
     }
 
     fn notice(client: u64) -> (ClientId, Notice) {
-        (ClientId(client), Notice { object: object(client), owner: owner(client).name })
+        let (object, _counted) = (object(client), Arc::default());
+        (ClientId(client), Notice { object, owner: owner(client).name, _counted })
     }
 
-    fn counted() -> Option<[Arc<Waiting>; 2]> {
-        Some([(); 2].map(|()| Arc::default()))
+    fn counted() -> Option<Arc<Counted>> {
+        Some(Arc::default())
     }
 
     fn at(secs: u64) -> Duration {

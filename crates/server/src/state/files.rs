@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use proto::nfs4::{ClientId, FileHandle};
 
-use super::file_locks::{FileLocks, Owner, Waiting};
+use super::file_locks::{FileLocks, Owner};
 use super::ranges::{Piece, Range, Ranges};
 use super::shares::{Modes, Share, ShareCounts};
+use super::waiting::{Counted, Waiting};
 use super::{Effect, Effects, ExportId, FileId, LockId};
 
 /// All opens and locks.
@@ -19,6 +20,8 @@ pub(super) struct Files {
     locks: HashMap<LockId, LockState>,
     clients: HashMap<ClientId, Holdings>,
     ranges: usize,
+    /// The names of the owners of opens and lock states.
+    names_bytes: usize,
     /// Held by each request that waits, in any file.
     waiting: Arc<Waiting>,
     /// The last number given to a state.
@@ -61,6 +64,7 @@ struct Holdings {
     opens: BTreeSet<u64>,
     locks: usize,
     ranges: usize,
+    names_bytes: usize,
     /// Held by each of its requests that waits.
     waiting: Arc<Waiting>,
 }
@@ -158,6 +162,21 @@ impl Files {
         self.clients.get(&client).map_or(0, |held| held.locks + held.ranges)
     }
 
+    /// The names of the owners of all opens and lock states, in bytes.
+    pub(super) fn names_bytes(&self) -> usize {
+        self.names_bytes
+    }
+
+    /// The names of this client's owners, in bytes.
+    pub(super) fn names_bytes_of(&self, client: ClientId) -> usize {
+        self.clients.get(&client).map_or(0, |held| held.names_bytes)
+    }
+
+    /// Blocking requests of this client that wait, or whose notice is under way.
+    pub(super) fn waiting_of(&self, client: ClientId) -> usize {
+        self.clients.get(&client).map_or(0, |held| Waiting::count(&held.waiting))
+    }
+
     /// The open of an owner.
     pub(super) fn open_of(&self, file: FileId, owner: &Owner) -> Option<u64> {
         self.files.get(&file)?.opens.get(owner).copied()
@@ -171,7 +190,8 @@ impl Files {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         let has_states = !self.opens.is_empty() || !self.locks.is_empty();
-        !has_states && self.files.is_empty() && self.clients.is_empty() && self.ranges == 0
+        let is_counted = self.ranges > 0 || self.names_bytes > 0;
+        !has_states && self.files.is_empty() && self.clients.is_empty() && !is_counted
     }
 
     /// Whether an open other than `own` conflicts with `share`.
@@ -215,7 +235,10 @@ impl Files {
         let state = self.files.entry(file).or_default();
         state.shares.add(share);
         state.opens.insert(owner.clone(), number);
-        self.clients.entry(owner.client).or_default().opens.insert(number);
+        let held = self.clients.entry(owner.client).or_default();
+        held.opens.insert(number);
+        held.names_bytes += owner.name.len();
+        self.names_bytes += owner.name.len();
         let (user, locks) = (Some(user), BTreeSet::new());
         let open = Open { owner, file, modes, user, seqid: 1, locks };
         self.opens.insert(number, open);
@@ -253,7 +276,10 @@ impl Files {
         let state = self.files.get_mut(&open.file).expect("an open file has state");
         state.shares.remove(open.modes.share());
         state.opens.remove(&open.owner);
-        self.clients.get_mut(&open.owner.client).expect("it holds an open").opens.remove(&number);
+        let held = self.clients.get_mut(&open.owner.client).expect("it holds an open");
+        held.opens.remove(&number);
+        held.names_bytes -= open.owner.name.len();
+        self.names_bytes -= open.owner.name.len();
         effects.push(Effect::Unpin { file: open.file, export: open.owner.export });
         self.tidy(open.file, open.owner.client);
     }
@@ -268,7 +294,10 @@ impl Files {
         self.opens.get_mut(&open).expect("known").locks.insert(id);
         let state = self.files.get_mut(&file).expect("an open file has state");
         state.lock_owners.insert(owner.clone(), id);
-        self.clients.get_mut(&owner.client).expect("it holds an open").locks += 1;
+        let held = self.clients.get_mut(&owner.client).expect("it holds an open");
+        held.locks += 1;
+        held.names_bytes += owner.name.len();
+        self.names_bytes += owner.name.len();
         self.locks.insert(id, LockState { owner, file, open, seqid: 0 });
         id
     }
@@ -290,7 +319,10 @@ impl Files {
         }
         let state = self.files.get_mut(&lock.file).expect("a locked file has state");
         state.lock_owners.remove(&lock.owner);
-        self.clients.get_mut(&lock.owner.client).expect("it holds a lock").locks -= 1;
+        let held = self.clients.get_mut(&lock.owner.client).expect("it holds a lock");
+        held.locks -= 1;
+        held.names_bytes -= lock.owner.name.len();
+        self.names_bytes -= lock.owner.name.len();
         effects.push(Effect::Release { file: lock.file, lock: id });
         self.tidy(lock.file, lock.owner.client);
     }
@@ -343,13 +375,13 @@ impl Files {
     ) {
         let Some(held) = self.clients.get(&owner.client) else { return };
         let Some(state) = self.files.get_mut(&file) else { return };
-        let (all, own) = (Arc::clone(&self.waiting), Arc::clone(&held.waiting));
-        // Both count this request already.
-        let may_wait = Waiting::count(&all) <= all_max && Waiting::count(&own) <= own_max;
-        state.locks.wait((owner, object), wanted, may_wait.then_some([all, own]), now);
+        let (all, own) = (&self.waiting, &held.waiting);
+        let may_wait = Waiting::count(all) < all_max && Waiting::count(own) < own_max;
+        let counted = may_wait.then(|| Counted::new(all, own));
+        state.locks.wait((owner, object), wanted, counted, now);
     }
 
-    /// Blocking requests that wait.
+    /// Blocking requests that wait, or whose notice is under way.
     pub(super) fn waiting(&self) -> usize {
         Waiting::count(&self.waiting)
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use proto::nfs4::OPAQUE_BYTES_MAX;
 
 use super::ChannelAttributes;
+use super::revoked::REVOKED_MAX;
 
 /// At a bound calls get `Delay`, and the client repeats them: expired clients make room first. The
 /// bounds of an address are for the clients that introduced themselves from it, so that one host
@@ -45,8 +46,15 @@ pub(crate) struct Limits {
     pub(crate) locks_max: usize,
     /// Lock states and locked ranges of one address.
     pub(crate) peer_locks_max: usize,
-    /// Blocking requests that wait in all files. The clients of others poll.
+    /// The names of the owners of opens and lock states of all clients, in bytes.
+    pub(crate) names_bytes_max: usize,
+    /// The names of one address.
+    pub(crate) peer_names_bytes_max: usize,
+    /// Blocking requests that wait in all files, or whose notices are under way. The clients of others
+    /// poll.
     pub(crate) waiters_max: usize,
+    /// Blocking requests of one address.
+    pub(crate) peer_waiters_max: usize,
     /// Blocking requests of one client that wait.
     pub(crate) client_waiters_max: usize,
     /// The replies that slots keep, in bytes, beside one for each session. An address has a quarter.
@@ -84,8 +92,11 @@ impl Default for Limits {
             file_lock_owners_max: 1024,
             locks_max,
             peer_locks_max: locks_max / 2,
-            waiters_max: 1 << 14,
-            client_waiters_max: 1 << 10,
+            names_bytes_max: NAMES_BYTES_MAX,
+            peer_names_bytes_max: NAMES_BYTES_MAX / 2,
+            waiters_max: WAITERS_MAX,
+            peer_waiters_max: WAITERS_MAX / 2,
+            client_waiters_max: CLIENT_WAITERS_MAX,
             replies_bytes_max: 32 << 20,
             fore,
         }
@@ -125,10 +136,16 @@ impl Limits {
         self.sessions_max * (SESSION_BYTES + slots + self.fore.cached_bytes_max as usize)
     }
 
-    /// Clients, opens, locks and waiting requests, in bytes, with owners of the greatest length.
+    /// Clients, opens, locks and waiting requests with their notices, in bytes, with names of the
+    /// greatest length.
     pub(crate) fn owners_bytes(&self) -> usize {
-        let owners = self.clients_max + self.opens_max + self.lock_owners_max + self.waiters_max;
-        owners * (OPAQUE_BYTES_MAX + OWNER_BYTES) + self.locks_max * RANGE_BYTES
+        let named = self.clients_max + self.waiters_max;
+        named * (OPAQUE_BYTES_MAX + NAMED_BYTES)
+            + self.opens_max * OPEN_BYTES
+            + self.lock_owners_max * LOCK_STATE_BYTES
+            + self.names_bytes_max
+            + self.locks_max * RANGE_BYTES
+            + REVOKED_MAX * REVOKED_BYTES
     }
 }
 
@@ -139,7 +156,18 @@ const PEER_CLIENTS_MIN: usize = 64;
 const SLOT_BYTES: usize = 64;
 /// A session without its slots.
 const SESSION_BYTES: usize = 512;
-/// A client, open, lock state or waiting request without its owner.
-const OWNER_BYTES: usize = 512;
+/// A client, or a waiting request and its notice, without the name of its owner.
+const NAMED_BYTES: usize = 512;
+/// An open of a file that nothing else has open, without the name of its owner.
+const OPEN_BYTES: usize = 1024;
+/// A lock state without the name of its owner.
+const LOCK_STATE_BYTES: usize = 512;
+/// A state that was revoked.
+const REVOKED_BYTES: usize = 64;
+/// Names of owners of opens and lock states, together. Those of Linux have 24 bytes.
+const NAMES_BYTES_MAX: usize = 16 << 20;
+/// Requests that wait for locks.
+const WAITERS_MAX: usize = 1 << 14;
+const CLIENT_WAITERS_MAX: usize = 1 << 10;
 /// A locked range.
 const RANGE_BYTES: usize = 64;

@@ -10,7 +10,7 @@ use super::files::{Files, StateKey};
 use super::ranges::{LockKind, Piece, Range};
 use super::registry::{State, Table};
 use super::shares::Share;
-use super::{Effect, Effects, ExportId, FileId, LockId};
+use super::{Effect, Effects, ExportId, FileId, Limits, LockId};
 
 /// LOCK's arguments.
 #[derive(Clone, Copy, Debug)]
@@ -100,14 +100,18 @@ impl State {
                 return Err(Status::ReclaimConflict.into());
             }
             if is_blocking {
-                let (all, own) = (self.limits.waiters_max, self.limits.client_waiters_max);
-                table.files.wait(call.file, (owner, call.object), piece, (all, own), now);
+                let Limits { waiters_max, peer_waiters_max, .. } = self.limits;
+                let (all, own) = (table.files.waiting(), Files::waiting_of);
+                let is_full = table.is_peer_full(call.client, all, peer_waiters_max, own);
+                let own_max = if is_full { 0 } else { self.limits.client_waiters_max };
+                let bounds = (waiters_max, own_max);
+                table.files.wait(call.file, (owner, call.object), piece, bounds, now);
             }
             return Err(LockFailure::Denied(conflict));
         }
         self.make_room_for_lock(&mut table, call.client, now, effects)?;
         if table.files.lock_of(call.file, &owner).is_none() {
-            self.make_room_for_lock_owner(&mut table, call, now, effects)?;
+            self.make_room_for_lock_owner(&mut table, call, owner.name.len(), now, effects)?;
         }
         let lock = table.files.add_lock(open, owner.clone());
         let before = table.files.change_ranges(lock, |ranges| {
@@ -291,18 +295,23 @@ impl State {
         &self,
         table: &mut Table,
         call: &Lock<'_>,
+        name_bytes: usize,
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
         let all = table.files.lock_states();
-        let own = |files: &Files, client| files.lock_states_of(client);
-        if table.is_peer_full(call.client, all, self.limits.peer_lock_owners_max, own) {
+        let own = Files::lock_states_of;
+        if table.is_peer_full(call.client, all, self.limits.peer_lock_owners_max, own)
+            || self.is_peer_full_of_names(table, call.client, name_bytes)
+        {
             return Err(Status::Delay);
         }
         let is_full = |table: &Table| {
             let all = table.files.lock_states();
             let (_, of_file) = table.files.file_counts(call.file);
-            all >= self.limits.lock_owners_max || of_file >= self.limits.file_lock_owners_max
+            all >= self.limits.lock_owners_max
+                || of_file >= self.limits.file_lock_owners_max
+                || self.is_full_of_names(table, name_bytes)
         };
         if is_full(table) {
             self.forget_all_expired(table, now, effects);

@@ -30,6 +30,7 @@ mod session;
 mod shares;
 mod slots;
 mod stateids;
+mod waiting;
 #[cfg(test)]
 mod tests;
 

@@ -115,22 +115,41 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let all = table.files.opens();
-        let own = |files: &Files, client| files.opens_of(client);
+        let (all, name_bytes) = (table.files.opens(), call.owner.len());
         // The address's own bound costs no other client its courtesy.
-        if table.is_peer_full(call.client, all, self.limits.peer_opens_max, own) {
+        if table.is_peer_full(call.client, all, self.limits.peer_opens_max, Files::opens_of)
+            || self.is_peer_full_of_names(table, call.client, name_bytes)
+        {
             return Err(Status::Delay);
         }
         let is_full = |table: &Table| {
             let all = table.files.opens();
             let (of_file, _) = table.files.file_counts(call.file);
-            all >= self.limits.opens_max || of_file >= self.limits.file_opens_max
+            all >= self.limits.opens_max
+                || of_file >= self.limits.file_opens_max
+                || self.is_full_of_names(table, name_bytes)
         };
         if is_full(table) {
             self.forget_all_expired(table, now, effects);
             table.check_known(call.client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+    }
+
+    /// Whether the names of owners leave no room for another.
+    pub(super) fn is_full_of_names(&self, table: &Table, name_bytes: usize) -> bool {
+        table.files.names_bytes() + name_bytes > self.limits.names_bytes_max
+    }
+
+    /// As [`Self::is_full_of_names`], for those of a client's address.
+    pub(super) fn is_peer_full_of_names(
+        &self,
+        table: &Table,
+        client: ClientId,
+        name_bytes: usize,
+    ) -> bool {
+        let peer_max = (self.limits.peer_names_bytes_max + 1).saturating_sub(name_bytes);
+        table.is_peer_full(client, table.files.names_bytes(), peer_max, Files::names_bytes_of)
     }
 
     /// OPEN_DOWNGRADE, RFC 8881 §18.18.

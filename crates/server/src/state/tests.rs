@@ -61,7 +61,7 @@ pub(super) fn object() -> FileHandle {
 
 /// For the lock owner of a client.
 fn notice() -> Notice {
-    Notice { object: object(), owner: b"l".as_slice().into() }
+    Notice { object: object(), owner: b"l".as_slice().into(), _counted: Arc::default() }
 }
 
 /// The first CREATE_SESSION of a client of root.
@@ -792,4 +792,61 @@ fn a_denied_lock_of_a_closed_file_is_released() {
     bed.taken();
     bed.state.unlock_range(client, &lock, FILE, ALL, bed.now, &mut bed.effects).unwrap();
     assert!(matches!(bed.taken()[..], [Effect::Unlock { .. }]), "the lock state lives on");
+}
+
+#[test]
+fn names_of_owners_are_bounded_for_each_address_and_in_total() {
+    let limits = Limits { names_bytes_max: 400, peer_names_bytes_max: 200, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let [a, a2, b, c] = [&b"a"[..], b"a2", b"b", b"c"].map(|owner| bed.client(owner));
+    let name = [7; 100];
+    let open = |client, owner, file| {
+        let (access, deny, export) = (ShareAccess::Both, ShareDeny::None, EXPORT);
+        let (file, is_reclaim, user) = (FileId(file), false, 0);
+        let call = OpenFile { client, owner, file, export, access, deny, is_reclaim, user };
+        bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
+    };
+    let stateid = open(a, &name, 1).unwrap();
+    open(a2, &name, 1).unwrap();
+    assert_eq!(open(a, &name[..1], 2), Err(Status::Delay), "the address has its half");
+    assert_eq!(open(a2, &name[..1], 2), Err(Status::Delay), "its other client too");
+    open(a, &name, 1).expect("no name is added");
+    open(b, &name, 2).unwrap();
+    let last = open(c, &name[..99], 2).unwrap();
+    assert_eq!(open(c, b"xy", 3), Err(Status::Delay), "all have as much as there is");
+    open(c, b"x", 3).unwrap();
+    let lock = |client, open: &Stateid, file| {
+        let target = LockTarget::New { open, owner: b"l" };
+        let (file, kind, range) = (FileId(file), LockType::Read, ALL);
+        let call = Lock { client, target, file, object: object(), range, kind, is_reclaim: false };
+        bed.state.lock_range(&call, Duration::ZERO, &mut Effects::new())
+    };
+    assert_eq!(lock(c, &last, 2).map(drop), Err(LockFailure::Status(Status::Delay)));
+    bed.state.close(a, &stateid, FILE, Duration::ZERO, &mut Effects::new()).unwrap_err();
+    let stateid = Stateid { seqid: 0, ..stateid };
+    bed.state.close(a, &stateid, FILE, Duration::ZERO, &mut Effects::new()).unwrap();
+    drop(lock(c, &last, 2).expect("there is room again"));
+}
+
+#[test]
+fn a_notice_that_is_not_taken_counts_as_the_request_that_it_is_for() {
+    let limits = Limits { waiters_max: 2, peer_waiters_max: 2, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let [holder, waiting] = [b"h", b"w"].map(|owner| bed.client(owner));
+    let open = bed.open(holder, ShareAccess::Both, ShareDeny::None).stateid;
+    let own = bed.open(waiting, ShareAccess::Both, ShareDeny::None).stateid;
+    let mut notices = Vec::new();
+    for _ in 0..4 {
+        let held = bed.lock(holder, &open, LockType::Write, ALL).unwrap();
+        bed.lock(waiting, &own, LockType::WriteBlocking, ALL).unwrap_err();
+        bed.taken();
+        bed.state.unlock_range(holder, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+        let effects = bed.taken();
+        notices.extend(effects.into_iter().filter(|e| matches!(e, Effect::NotifyLock { .. })));
+        bed.now += Duration::from_secs(2);
+    }
+    assert!(notices.len() <= 2, "{notices:?}");
+    assert!(bed.state.counts().waiting <= 2);
+    notices.clear();
+    assert_eq!(bed.state.counts().waiting, 1);
 }
