@@ -15,6 +15,7 @@
 
 mod backchannel;
 mod clients;
+mod create_session;
 mod file_locks;
 mod files;
 mod grace;
@@ -30,9 +31,9 @@ mod session;
 mod shares;
 mod slots;
 mod stateids;
-mod waiting;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -40,11 +41,12 @@ use proto::nfs4::{ClientId, SequenceId, SessionId};
 
 pub(crate) use backchannel::{Callback, CallbackEnd, CallbackParameters, Notice};
 pub(crate) use clients::{ExchangeId, ExchangedId};
+pub(crate) use create_session::CreateSession;
 pub(crate) use limits::Limits;
 pub(crate) use locking::{Conflict, Lock, LockFailure, LockGrant, LockTarget};
 pub(crate) use opening::{IoState, OpenFile};
 pub(crate) use ranges::{LockKind, Piece, Range};
-pub(crate) use registry::{CreateSession, State};
+pub(crate) use registry::State;
 pub(crate) use session::{Begin, ChannelAttributes, Running, Session};
 pub(crate) use slots::Sequence;
 
