@@ -9,6 +9,7 @@ mod locks;
 mod opens;
 mod pseudo_root;
 mod restart;
+mod sequences;
 mod sessions;
 mod shares;
 mod xattr;
