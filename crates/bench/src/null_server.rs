@@ -208,10 +208,10 @@ fn read(stream: &mut RecordStream, xid: u32, args: &ReadArgs, data: &[u8]) -> io
         ReadOk::encode_head(Some(&attributes(&args.file)), count, eof, w);
     });
     if len <= COPIED_BYTES_MAX {
-        stream.queue_payload(&data[..len]);
+        stream.queue_payload(&data[..len], &[]);
         Ok(())
     } else {
-        stream.send_payload(&data[..len])
+        stream.send_payload(&data[..len], &[])
     }
 }
 

@@ -305,7 +305,8 @@ impl RecordStream {
     }
 
     /// Puts a record's beginning in the queue to be sent; `payload_bytes` and their padding are to
-    /// follow by [`RecordStream::queue_payload`] or [`RecordStream::send_payload`].
+    /// follow by [`RecordStream::queue_payload`] or [`RecordStream::send_payload`]. With a tail,
+    /// `payload_bytes` are those of the padded payload and of the tail.
     ///
     /// # Panics
     /// The record has 2 GiB or more.
@@ -319,20 +320,22 @@ impl RecordStream {
             .expect("records that are sent are small");
     }
 
-    /// Puts the payload of the record that was queued last in the queue, and its padding.
-    pub fn queue_payload(&mut self, data: &[u8]) {
+    /// Puts the payload of the record that was queued last in the queue, its padding, and `tail`,
+    /// which is a multiple of four bytes long.
+    pub fn queue_payload(&mut self, data: &[u8], tail: &[u8]) {
         self.unsent.extend_from_slice(data);
-        self.queue_padding(data.len());
+        self.queue_behind(data.len(), tail);
     }
 
-    /// Sends the queue, and `data` as the payload of the record that was queued last. Its padding is
-    /// left in the queue. The peer may get what is stored in `data` later.
+    /// Sends the queue, and `data` as the payload of the record that was queued last. Its padding and
+    /// `tail`, as of [`RecordStream::queue_payload`], are left in the queue. The peer may get what is
+    /// stored in `data` later.
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn send_payload(&mut self, data: &[u8]) -> io::Result<()> {
+    pub fn send_payload(&mut self, data: &[u8], tail: &[u8]) -> io::Result<()> {
         let Some(mut pipe) = self.pipe.take() else {
-            self.queue_payload(data);
+            self.queue_payload(data, tail);
             return self.flush();
         };
         self.send(SendFlags::MORE)?;
@@ -342,13 +345,14 @@ impl RecordStream {
             let Ok(filled) = pipe.fill_with(rest) else {
                 // The system does not do it, now or ever: the pipe is not put back.
                 self.unsent.extend_from_slice(rest);
-                self.queue_padding(data.len());
+                self.queue_behind(data.len(), tail);
                 return self.flush();
             };
             rest = &rest[filled..];
             while !pipe.is_empty() {
                 course.go_on(self.patience)?;
-                match pipe.send_to(self.stream.as_fd(), !rest.is_empty()) {
+                let more = !rest.is_empty() || !tail.is_empty();
+                match pipe.send_to(self.stream.as_fd(), more) {
                     Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -359,7 +363,7 @@ impl RecordStream {
             }
         }
         self.pipe = Some(pipe);
-        self.queue_padding(data.len());
+        self.queue_behind(data.len(), tail);
         Ok(())
     }
 
@@ -390,9 +394,10 @@ impl RecordStream {
         Ok(())
     }
 
-    fn queue_padding(&mut self, payload_bytes: usize) {
+    fn queue_behind(&mut self, payload_bytes: usize, tail: &[u8]) {
         let len = self.unsent.len() + padded(payload_bytes) - payload_bytes;
         self.unsent.resize(len, 0);
+        self.unsent.extend_from_slice(tail);
     }
 }
 
@@ -483,6 +488,7 @@ mod tests {
 
     #[test]
     fn payloads_of_all_lengths_arrive_whole_with_a_pipe_and_without() {
+        const TAILS: [&[u8]; 6] = [b"", b"tail", b"", b"ends", b"finished", b"last"];
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let peer = listener.accept().unwrap().0;
@@ -499,9 +505,9 @@ mod tests {
                     if without {
                         sender.pipe = None;
                     }
-                    for payload in payloads() {
-                        sender.queue(payload.len(), |w| w.u32(7));
-                        sender.send_payload(payload).unwrap();
+                    for (payload, tail) in payloads().into_iter().zip(TAILS) {
+                        sender.queue(padded(payload.len()) + tail.len(), |w| w.u32(7));
+                        sender.send_payload(payload, tail).unwrap();
                         assert_eq!(sender.pipe.is_none(), without);
                     }
                 }
@@ -509,12 +515,17 @@ mod tests {
             });
             let mut receiver = RecordStream::new(peer, longest, None).unwrap();
             let mut received = vec![0; longest];
-            for payload in payloads().into_iter().chain(payloads()) {
+            let tails = TAILS.into_iter().cycle();
+            for (payload, tail) in payloads().into_iter().chain(payloads()).zip(tails) {
                 assert!(receiver.next_record().unwrap());
                 assert_eq!(receiver.decode(|r| r.u32("word")).unwrap().unwrap(), 7);
                 let received = &mut received[..payload.len()];
                 receiver.receive(received).unwrap();
                 assert!(received == payload, "{} bytes", payload.len());
+                let mut behind = [0; 11];
+                let behind = &mut behind[..padded(payload.len()) - payload.len() + tail.len()];
+                receiver.receive(behind).unwrap();
+                assert!(behind.ends_with(tail), "{behind:?}");
                 receiver.finish().unwrap();
             }
             assert!(!receiver.next_record().unwrap());

@@ -239,10 +239,10 @@ impl<'a> Work<'a> {
                 let unit = Unit { file: file.id, number, generation };
                 let data = self.rank.pool.bytes(self.rank.pool.place(unit, done..done + count));
                 if data.len() <= COPIED_BYTES_MAX {
-                    self.stream.queue_payload(data);
+                    self.stream.queue_payload(data, &[]);
                 } else {
                     self.stamp();
-                    self.stream.send_payload(data)?;
+                    self.stream.send_payload(data, &[])?;
                 }
             }
         }
