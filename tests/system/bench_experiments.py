@@ -81,20 +81,48 @@ def threads_slowed():
     )  # fmt: skip
 
 
-@case
-def names_counted():
-    """Each name is created, looked up and removed once in each round."""
-    bench = Bench()
-    with quick_directory() as directory:
-        records = bench.run("names", directory, "--connections", 3, "--names", 40, "--rounds", 2)
-    phases = [(one["round"], one["phase"]) for one in records.measurements]
-    expected = [(turn, phase) for turn in (1, 2) for phase in ("create", "lookup", "remove")]
-    check(phases == expected, f"phases {phases}")
+def check_names(records, subjects):
+    """Each phase of each subject and round has been recorded, with three times 40 names."""
+    phases = ("create", "open", "stat", "remove")
+    recorded = [(one["round"], one["subject"], one["phase"]) for one in records.measurements]
+    # Each round begins with another subject.
+    turns = ((1, subjects), (2, subjects[1:] + subjects[:1]))
+    expected = [(turn, name, phase) for turn, names in turns for name in names for phase in phases]
+    check(recorded == expected, f"recorded {recorded}")
     for one in records.measurements:
         figures = one["figures"]
         calls = figures["operations_per_sec"] * figures["secs"]
-        check(near(calls, 120), f"{one['phase']}: {calls} calls, not 120")
+        check(near(calls, 120), f"{one['phase']}: {calls} names, not 120")
         check(figures["latency_p50_us"] <= figures["latency_max_us"], "latencies")
+
+
+NAMES = ("--connections", 3, "--names", 40, "--rounds", 2)
+
+
+@case
+def names_counted():
+    """Each name is created, opened, looked at and removed once in each round."""
+    bench = Bench()
+    with quick_directory() as directory:
+        records = bench.run("names", directory, *NAMES)
+    check_names(records, ["server"])
+
+
+@case
+def names_in_two_versions():
+    """Version 4.2 does as version 3, in COMPOUNDs that the server has counted one by one."""
+    bench = Bench()
+    with quick_directory() as directory:
+        records = bench.run("names", directory, *NAMES, "--nfs-versions", "3,4.2")
+    check_names(records, ["v3", "v4.2"])
+    spoken = {name: "version 4.2" in text for name, text in records.run["subjects"].items()}
+    check(spoken == {"v3": False, "v4.2": True}, f"subjects {records.run['subjects']}")
+    # Version 4 opens and closes what version 3 creates and looks up.
+    expected = {"create": (120, 240), "open": (120, 240), "stat": (120, 120), "remove": (120, 120)}
+    for one in records.measurements:
+        calls = one["counters"]["calls"]
+        wanted = expected[one["phase"]][one["subject"] == "v4.2"]
+        check(calls == wanted, f"{one['phase']} of {one['subject']}: {calls} calls, not {wanted}")
 
 
 @case

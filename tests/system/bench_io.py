@@ -56,12 +56,13 @@ def cpu_secs(pid):
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def against_counters(verify, verifying_reads):
-    """All phases on a server that was started here; returns records and what the device moved."""
+def against_counters(verify, verifying_reads, *versions):
+    """All phases on a server that was started here; returns the records."""
     bench = Bench()
-    with served_disk() as (server, mount):
+    flags = ("--nfs-versions", "3,4.1,4.2") if versions else ()
+    with served_disk(*flags) as (server, mount):
         before, device, cpu_before = server.counters(), Device(mount), cpu_secs(server.process.pid)
-        options = ("--rounds", 1, "--cache", "cold", "--verify", verify)
+        options = ("--rounds", 1, "--cache", "cold", "--verify", verify, *versions)
         records = bench.run("io", *given(server, mount), *TINY, *options)
         after, moved_mib = server.counters(), device.moved_mib()
         cpu = cpu_secs(server.process.pid) - cpu_before
@@ -121,6 +122,15 @@ def counted_by_the_server():
     records = against_counters("none", 0)
     verified = sum(one["figures"]["verified_mib"] for one in records.measurements)
     check(verified == 0, f"{verified} MiB verified")
+
+
+@case
+def version_4_counted_by_the_server():
+    """The load of version 4.2 is that of version 3, and leaves no state at the server."""
+    records = against_counters("none", 0, "--nfs-versions", "4.2")
+    for one in records.measurements:
+        check(one["subject"].endswith(" v4.2"), f"the subject is {one['subject']}")
+        check("put_off" not in one["figures"], f"{one['phase']}: calls were put off")
 
 
 @case

@@ -241,10 +241,10 @@ def quick_directory():
 
 
 @contextlib.contextmanager
-def served_disk():
+def served_disk(*flags):
     """A server on a file system of its own, and its directory."""
     with loop_file_system("xfs", 400 * MIB) as mount:
-        with Server(mount) as server:
+        with Server(mount, *flags) as server:
             yield server, mount
 
 

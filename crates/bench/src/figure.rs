@@ -124,6 +124,8 @@ figures! {
     WrongBytes: "wrong", "B", Lower;
     /// Calls that failed.
     Errors: "errors", "", Lower;
+    /// Calls that the server put off, and that were made again.
+    PutOff: "put off", "", Lower;
     /// READDIR and READDIRPLUS, or WRITE: the calls that the experiment is about.
     Calls: "calls", "", Lower;
     /// Data of a call on average.

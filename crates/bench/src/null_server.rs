@@ -1,10 +1,12 @@
-//! A server of NFS version 3 and MOUNT that answers at once and has no files: what a load costs
-//! beside it is the cost of the load.
+//! A server of MOUNT, NFS version 3, and the loads of versions 4.1 and 4.2 that answers at once and
+//! has no files: what a load costs beside it is the cost of the load.
 //!
 //! Every path can be mounted, every name that is looked up is a directory, and every file is there,
 //! is [`FILE_BYTES`] long and takes all that is written, which is thrown away. What is read has no
 //! meaning. It must not run where strangers can reach it: it trusts all clients, and
 //! takes as many connections as come.
+
+mod nfs4;
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -25,6 +27,7 @@ use rpc::blocking::{COPIED_BYTES_MAX, RecordStream};
 
 use crate::load::IO_BYTES_MAX;
 use crate::load::send_unpaced;
+use nfs4::Compound;
 
 /// The length of each file.
 pub const FILE_BYTES: u64 = 1 << 40;
@@ -61,9 +64,12 @@ fn serve_one(stream: TcpStream, data: &[u8]) -> io::Result<()> {
             return Ok(());
         }
         let call = stream.decode(Call::decode)?.map_err(|_| io::ErrorKind::InvalidData)?;
-        if let Action::Write(head) = call.action {
-            stream.discard(usize::try_from(head.data_len).expect("32 bits fit"))?;
-        }
+        let data_len = match &call.action {
+            Action::Write(head) => head.data_len,
+            Action::Compound(compound) => compound.data_len(),
+            _ => 0,
+        };
+        stream.discard(usize::try_from(data_len).expect("32 bits fit"))?;
         stream.finish()?;
         answer(&mut stream, &call, data)?;
     }
@@ -93,6 +99,7 @@ enum Action {
     Fsinfo,
     Pathconf,
     Commit,
+    Compound(Box<Compound>),
     Refuse(AcceptStat),
 }
 
@@ -102,6 +109,10 @@ impl Call {
         let header = decode_call(r).map_err(malformed)?;
         let action = match (header.program, header.version) {
             (nfs3::PROGRAM, nfs3::VERSION) => Action::nfs(&header, r)?,
+            (nfs3::PROGRAM, proto::nfs4::VERSION) if header.procedure != 0 => {
+                Action::Compound(Box::new(Compound::decode(r)?))
+            }
+            (nfs3::PROGRAM, proto::nfs4::VERSION) => Action::Null,
             (mount3::PROGRAM, mount3::VERSION) => Action::mount(&header, r)?,
             (nfs3::PROGRAM | mount3::PROGRAM, _) => {
                 Action::Refuse(AcceptStat::ProgMismatch { low: 3, high: 3 })
@@ -190,6 +201,7 @@ fn answer(stream: &mut RecordStream, call: &Call, data: &[u8]) -> io::Result<()>
             let ok = CommitOk { wcc: WccData::default(), verifier: VERIFIER };
             results(&CommitReply::Ok(ok));
         }
+        Action::Compound(compound) => return compound.answer(stream, xid, data),
         Action::Refuse(stat) => {
             stream.queue(0, |w| ReplyHeader::Accepted { xid, stat: *stat }.encode(w));
         }

@@ -8,6 +8,8 @@ use client::NfsUrl;
 use io::IoMode;
 use server::config::ByteSize;
 
+use crate::load::Version;
+
 /// What is measured.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
@@ -51,6 +53,15 @@ impl TargetOptions {
     pub(crate) fn are_directories(&self) -> bool {
         self.targets.iter().all(|target| matches!(target.value, Place::Directory(_)))
     }
+}
+
+/// The versions of NFS that loads speak.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct VersionOptions {
+    /// Versions of NFS that the load speaks, each compared with the others: 3, 4.1, 4.2; files are
+    /// made and removed in version 3 all the same [default: 3]
+    #[arg(long, value_name = "VERSION[,VERSION...]", value_delimiter = ',')]
+    pub(crate) nfs_versions: Vec<Version>,
 }
 
 /// A value with the name that results call it by.

@@ -13,7 +13,7 @@ use client::{Identity, MountOptions, Nfs3, NfsUrl, Recovery, mount3};
 use proto::nfs3::{FileHandle, SetAttributes, Status};
 use tokio::runtime::{self, Runtime};
 
-use crate::load::TIMEOUT;
+use crate::load::{Service, TIMEOUT, Version};
 use crate::options::TargetOptions;
 use crate::record::Run;
 use crate::rig::{
@@ -117,6 +117,10 @@ pub(crate) struct MountedDirectory {
     pub(crate) nfs: Nfs3,
     /// Where files are made.
     pub(crate) directory: FileHandle,
+    /// Its path.
+    path: Vec<u8>,
+    /// The version that loads speak.
+    version: Version,
 }
 
 impl Stage {
@@ -223,26 +227,43 @@ impl Stage {
         self.runtime.block_on(future)
     }
 
-    /// Mounts a server for an experiment: the root of the export if we started the server, else a
-    /// directory of ours in it.
+    /// Mounts a server for an experiment whose loads speak `version`: the root of the export if we
+    /// started the server, else a directory of ours in it.
     ///
     /// # Errors
     /// [`Error::Call`]: the server refuses.
-    pub(crate) fn mount(&self, url: &NfsUrl, is_ours: bool) -> Result<MountedDirectory> {
-        let root = self.mount_url(url)?;
+    pub(crate) fn mount(
+        &self,
+        url: &NfsUrl,
+        version: Version,
+        is_ours: bool,
+    ) -> Result<MountedDirectory> {
+        let mut mounted = MountedDirectory { version, ..self.mount_url(url)? };
         if is_ours {
-            return Ok(root);
+            return Ok(mounted);
         }
-        let MountedDirectory { nfs, directory } = root;
+        let (nfs, root, name) = (&mounted.nfs, mounted.directory, own_directory(version));
         let directory = self.block_on(async {
             let attributes = SetAttributes { mode: Some(0o755), ..SetAttributes::default() };
-            match nfs.mkdir(directory, DIRECTORY, attributes).await {
+            match nfs.mkdir(root, name.as_bytes(), attributes).await {
                 Err(error) if !error.is(Status::Exist) => Err(error),
-                Ok(_) | Err(_) => Ok(nfs.lookup(directory, DIRECTORY).await?.object),
+                Ok(_) | Err(_) => Ok(nfs.lookup(root, name.as_bytes()).await?.object),
             }
         });
-        let directory = directory.map_err(Error::call("cannot make a directory on the server"))?;
-        Ok(MountedDirectory { nfs, directory })
+        mounted.directory =
+            directory.map_err(Error::call("cannot make a directory on the server"))?;
+        mounted.path.push(b'/');
+        mounted.path.extend_from_slice(name.as_bytes());
+        Ok(mounted)
+    }
+
+    /// The service of a directory.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: FSINFO failed.
+    pub(crate) fn service(&self, mounted: &MountedDirectory) -> Result<Service> {
+        let service = self.block_on(Service::of(&mounted.nfs, mounted.directory))?;
+        Ok(Service { version: mounted.version, path: mounted.path.clone(), ..service })
     }
 
     /// Mounts the export of a URL.
@@ -255,16 +276,22 @@ impl Stage {
         let options = MountOptions { timeout: CALL_TIMEOUT, ..mount_options() };
         let mounted = self.block_on(mount3::mount(url, &options, &me));
         let mounted = mounted.map_err(Error::call(format!("cannot mount {url}")))?;
-        Ok(MountedDirectory { nfs: mounted.nfs, directory: mounted.root })
+        Ok(MountedDirectory {
+            nfs: mounted.nfs,
+            directory: mounted.root,
+            path: url.path.clone(),
+            version: Version::V3,
+        })
     }
 
     /// Removes the directory that was made on a given server.
     ///
     /// # Errors
     /// [`Error::Call`]: it is not empty, or the server is gone.
-    pub(crate) fn remove_directory(&self, url: &NfsUrl) -> Result<()> {
-        let MountedDirectory { nfs, directory } = self.mount_url(url)?;
-        let removed = self.block_on(nfs.rmdir(directory, DIRECTORY));
+    pub(crate) fn remove_directory(&self, url: &NfsUrl, version: Version) -> Result<()> {
+        let MountedDirectory { nfs, directory, .. } = self.mount_url(url)?;
+        let name = own_directory(version);
+        let removed = self.block_on(nfs.rmdir(directory, name.as_bytes()));
         removed.map(drop).map_err(Error::call("cannot remove our directory from the server"))
     }
 }
@@ -282,5 +309,7 @@ pub(crate) fn mount_options() -> MountOptions {
 
 /// The time limit of the calls on names before and after loads.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Our directory on servers that we did not start.
-const DIRECTORY: &[u8] = b"spillway-bench";
+/// Our directory on servers that we did not start: one for each version that is compared.
+fn own_directory(version: Version) -> String {
+    format!("spillway-bench-v{version}")
+}

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use client::NfsUrl;
 use io::IoMode;
 
-use crate::load::{Observed, Watch};
+use crate::load::{Observed, Version, Watch};
 use crate::options::{Named, Place, TargetOptions};
 use crate::record::Run;
 use crate::rig::{
@@ -25,6 +25,8 @@ use crate::{Error, Result};
 pub(crate) struct Subject {
     /// Its name in the records.
     pub(crate) name: String,
+    /// The version of NFS that loads speak.
+    pub(crate) version: Version,
     what: What,
 }
 
@@ -47,23 +49,34 @@ struct Own {
 }
 
 impl Subject {
-    /// The subjects of the options: each directory in each mode and build, and each URL. `program`
-    /// is this program; `place` makes the working directory in a given one.
+    /// The subjects of the options: each directory in each mode and build, and each URL; all in each of
+    /// `versions`, or in version 3 if there are none. `program` is this program; `place` makes the
+    /// working directory in a given one.
     ///
     /// # Errors
     /// [`Error::Misuse`]: two have one name, or an option names none of them. Those of `place`.
     pub(crate) fn all(
         options: &TargetOptions,
+        versions: &[Version],
         program: &Path,
         mut place: impl FnMut(&Path) -> Result<PathBuf>,
     ) -> Result<Vec<Self>> {
         let mut subjects = Vec::new();
+        let versions: Vec<_> = match versions {
+            [] => vec![None],
+            versions => versions.iter().copied().map(Some).collect(),
+        };
         for target in &options.targets {
             match &target.value {
-                Place::Url(url) => subjects.push(Self::given(target.name.clone(), url, options)),
+                Place::Url(url) => {
+                    let name = given_name(target.name.as_deref(), url);
+                    let given = |version| Self::given(&name, version, url, options);
+                    subjects.extend(versions.iter().copied().map(given));
+                }
                 Place::Directory(directory) => {
-                    let directory = place(directory)?;
-                    subjects.extend(own(target.name.as_deref(), &directory, options, program));
+                    let (name, directory) = (target.name.as_deref(), place(directory)?);
+                    let own = |version| own(name, version, &directory, options, program);
+                    subjects.extend(versions.iter().copied().flat_map(own));
                 }
             }
         }
@@ -71,20 +84,21 @@ impl Subject {
         Ok(subjects)
     }
 
-    fn given(name: Option<String>, url: &NfsUrl, options: &TargetOptions) -> Self {
-        let name = name.unwrap_or_else(|| match url.port {
-            Some(port) => format!("{}:{port}", url.host),
-            None => url.host.clone(),
-        });
-        let pid = of(&name, &options.pids).copied();
-        let files = of(&name, &options.files).cloned();
-        Self { name, what: What::Given { url: url.clone(), pid, files } }
+    fn given(name: &str, version: Option<Version>, url: &NfsUrl, options: &TargetOptions) -> Self {
+        let pid = of(name, &options.pids).copied();
+        let files = of(name, &options.files).cloned();
+        let words = [Some(name.to_owned()), version.map(version_word)];
+        Self {
+            name: words.into_iter().flatten().collect::<Vec<_>>().join(" "),
+            version: version.unwrap_or_default(),
+            what: What::Given { url: url.clone(), pid, files },
+        }
     }
 
     /// Its description for the record.
     #[must_use]
     pub(crate) fn described(&self) -> String {
-        match &self.what {
+        let mut words = match &self.what {
             What::Own(own) => {
                 let mut words = format!("{} serve", own.program.display());
                 if let Some(mode) = own.mode {
@@ -94,7 +108,11 @@ impl Subject {
                 words
             }
             What::Given { url, .. } => url.to_string(),
+        };
+        if self.version != Version::V3 {
+            words += &format!("; the load speaks version {}", self.version);
         }
+        words
     }
 
     /// Whether it ran already.
@@ -195,6 +213,7 @@ fn device_of(files: Option<&Path>) -> Result<Option<BlockDevice>> {
 /// Our own server on `directory`, in each build and mode.
 fn own(
     name: Option<&str>,
+    version: Option<Version>,
     directory: &Path,
     options: &TargetOptions,
     program: &Path,
@@ -209,17 +228,23 @@ fn own(
     each.map(|(build, mode)| {
         let file_name = build.value.file_name().map(|name| name.to_string_lossy().into_owned());
         let build_name = build.name.clone().or(file_name).filter(|_| !options.programs.is_empty());
-        let words = [name.map(str::to_owned), build_name, mode.map(|mode| mode.to_string())];
+        let mode_name = mode.map(|mode| mode.to_string());
+        let words = [name.map(str::to_owned), build_name, mode_name, version.map(version_word)];
         let words: Vec<_> = words.into_iter().flatten().collect();
         let name = if words.is_empty() { OURS.to_owned() } else { words.join(" ") };
+        let version = version.unwrap_or_default();
+        let mut arguments = options.server_args.clone();
+        if version != Version::V3 {
+            arguments.extend(["--nfs-versions".to_owned(), format!("3,{version}")]);
+        }
         let own = Own {
             program: build.value.clone(),
             directory: directory.join(name.replace(['/', ' '], "-")),
             mode,
-            arguments: options.server_args.clone(),
+            arguments,
             memory_limit_bytes: options.memory_limit.map(|size| size.0),
         };
-        Subject { name, what: What::Own(own) }
+        Subject { name, version, what: What::Own(own) }
     })
     .collect()
 }
@@ -234,13 +259,28 @@ fn check_names(subjects: &[Subject], options: &TargetOptions) -> Result<()> {
     }
     let pids = options.pids.iter().map(|pid| &pid.name);
     for name in pids.chain(options.files.iter().map(|files| &files.name)) {
-        let mut given = subjects.iter().filter(|subject| subject.is_given());
-        if !given.any(|subject| Some(&subject.name) == name.as_ref()) {
+        let is_given = options.targets.iter().any(|target| match &target.value {
+            Place::Url(url) => name.as_ref() == Some(&given_name(target.name.as_deref(), url)),
+            Place::Directory(_) => false,
+        });
+        if !is_given {
             let name = name.as_deref().unwrap_or_default();
             return Err(Error::Misuse(format!("no URL is called `{name}`")));
         }
     }
     Ok(())
+}
+
+/// What a running server is called, but for the version.
+fn given_name(name: Option<&str>, url: &NfsUrl) -> String {
+    name.map(str::to_owned).unwrap_or_else(|| match url.port {
+        Some(port) => format!("{}:{port}", url.host),
+        None => url.host.clone(),
+    })
+}
+
+fn version_word(version: Version) -> String {
+    format!("v{version}")
 }
 
 /// The value with this name.
@@ -347,16 +387,20 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::options::VersionOptions;
 
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
         options: TargetOptions,
+        #[command(flatten)]
+        versions: VersionOptions,
     }
 
     fn subjects(arguments: &[&str]) -> Result<Vec<Subject>> {
-        let options = Cli::parse_from(["bench"].iter().chain(arguments)).options;
-        Subject::all(&options, Path::new("/bin/spillway"), |dir| Ok(dir.join("bench")))
+        let Cli { options, versions } = Cli::parse_from(["bench"].iter().chain(arguments));
+        let versions = &versions.nfs_versions;
+        Subject::all(&options, versions, Path::new("/bin/spillway"), |dir| Ok(dir.join("bench")))
     }
 
     fn names(arguments: &[&str]) -> Vec<String> {
@@ -372,6 +416,19 @@ mod tests {
         assert_eq!(names(&builds), ["old", "new"]);
         let all = ["xfs=/d", "g=nfs://h/x", "nfs://h:99/x", "--modes", "auto,direct"];
         assert_eq!(names(&all), ["xfs auto", "xfs direct", "g", "h:99"]);
+    }
+
+    #[test]
+    fn each_version_is_a_subject() {
+        let both = ["/d", "g=nfs://h/x", "--nfs-versions", "3,4.2", "--pid", "g=1"];
+        assert_eq!(names(&both), ["v3", "v4.2", "g v3", "g v4.2"]);
+        let described: Vec<_> =
+            subjects(&both).expect("right").iter().map(Subject::described).collect();
+        assert_eq!(described[0], "/bin/spillway serve");
+        let spoken = "; the load speaks version 4.2";
+        assert_eq!(described[1], format!("/bin/spillway serve --nfs-versions 3,4.2{spoken}"));
+        assert_eq!(described[3], format!("nfs://h/x{spoken}"));
+        assert_eq!(names(&["/d", "--nfs-versions", "4.1", "--modes", "auto"]), ["auto v4.1"]);
     }
 
     #[test]

@@ -66,6 +66,7 @@ const BLOCKS: [&[Figure]; 5] = [
         Figure::VerifiedMib,
         Figure::WrongBytes,
         Figure::Errors,
+        Figure::PutOff,
         Figure::Calls,
         Figure::CallKib,
         Figure::RepliesMib,

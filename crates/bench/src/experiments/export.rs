@@ -9,6 +9,7 @@ use client::{FileSystem, Identity, MountOptions, NfsUrl};
 use tokio::runtime::Runtime;
 
 use super::meter::{Counters, Meter};
+use crate::load::Version;
 use crate::rig::Watched;
 use crate::stage::mount_options;
 use crate::stop::Stop;
@@ -20,6 +21,8 @@ pub(crate) struct Export<'a> {
     pub(super) name: String,
     /// Where it is.
     pub(super) url: NfsUrl,
+    /// The version of NFS to speak, where an experiment can choose.
+    pub(super) version: Version,
     /// The server's process, if it is on this machine.
     pub(super) watched: Option<&'a Watched>,
     /// What the server has counted.

@@ -16,11 +16,11 @@ use super::cache_state::CacheState;
 use super::load_meter::LoadMeter;
 use crate::figure::Figure;
 use crate::load::{
-    self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Watch, create_files,
-    remove_files,
+    self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Version, Watch,
+    create_files, remove_files,
 };
 use crate::numeral::mib;
-use crate::options::TargetOptions;
+use crate::options::{TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::{CALIBRATION, Measurement};
 use crate::rig::begin_run;
@@ -36,6 +36,9 @@ use phase::{Files, Phase, Sizes};
 pub struct Options {
     #[command(flatten)]
     pub(crate) target: TargetOptions,
+
+    #[command(flatten)]
+    versions: VersionOptions,
 
     /// What is done, in this order: easy-write, easy-read, random-read, random-write, hard-write,
     /// hard-read [default: all]
@@ -133,7 +136,9 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     let stop = Stop::on_signals()?;
     let mut run = begin_run("io", arguments)?;
     let mut stage = Stage::set(&options.surroundings, &mut run)?;
-    let subjects = Subject::all(&options.target, program, |directory| stage.place(directory))?;
+    let versions = &options.versions.nfs_versions;
+    let subjects =
+        Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
     let cache = options.cache.unwrap_or_else(CacheState::default_here);
     run.cache = cache.described().to_owned();
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
@@ -217,17 +222,21 @@ impl Experiment<'_> {
                 .flat_map(|&phase| depths.iter().map(move |&depth| Setting { phase, depth }));
             for setting in settings {
                 let Setting { phase, depth } = setting;
-                let alone_us =
-                    (!self.options.no_calibration).then(|| self.calibrate(setting, round, program));
-                let alone_us = alone_us.transpose()?.flatten();
+                let mut alone_us = Vec::new();
+                if !self.options.no_calibration {
+                    for version in versions(trials) {
+                        alone_us.push((version, self.calibrate(setting, version, round, program)?));
+                    }
+                }
                 for (order, at) in (1..).zip(super::turned(trials.len(), round)) {
                     self.stop.check()?;
                     let trial = &mut trials[at];
-                    let name = trial.subject.name.clone();
+                    let (name, version) = (trial.subject.name.clone(), trial.subject.version);
                     let phase = phase.name();
                     self.output.doing(format!("round {round}: {phase} of {name}, depth {depth}"));
                     let mut measurement = self.measure(setting, trial)?;
-                    compare_costs(alone_us, &mut measurement.figures);
+                    let alone = alone_us.iter().find(|(of, _)| *of == version);
+                    compare_costs(alone.and_then(|(_, us)| *us), &mut measurement.figures);
                     let subject = name;
                     self.output.add(Measurement { round, order, subject, ..measurement })?;
                 }
@@ -252,8 +261,9 @@ impl Experiment<'_> {
         running: &Running,
     ) -> Result<Measurement> {
         let phase = setting.phase;
-        let export = self.stage.mount(&running.url, running.is_ours())?;
-        let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
+        let version = trial.subject.version;
+        let export = self.stage.mount(&running.url, version, running.is_ours())?;
+        let service = self.stage.service(&export)?;
         let made = trial.made(phase.files());
         if made.files.is_empty() && !phase.is_new() {
             self.find_files(phase.maker(), made, &export)?;
@@ -378,13 +388,19 @@ impl Experiment<'_> {
 
     /// What the load costs by itself: against a server that does nothing. Returns its processor
     /// time for each call, in microseconds.
-    fn calibrate(&mut self, setting: Setting, round: u32, program: &Path) -> Result<Option<f64>> {
+    fn calibrate(
+        &mut self,
+        setting: Setting,
+        version: Version,
+        round: u32,
+        program: &Path,
+    ) -> Result<Option<f64>> {
         let phase = setting.phase;
         self.stop.check()?;
         self.output.doing(format!("round {round}: {} of no server", phase.name()));
         let server = NullServer::start(program)?;
-        let export = self.stage.mount_url(server.url())?;
-        let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
+        let export = self.stage.mount(server.url(), version, true)?;
+        let service = self.stage.service(&export)?;
         let mut made = Made::default();
         self.find_files(phase.maker(), &mut made, &export)?;
         made.operations_by_rank =
@@ -394,7 +410,11 @@ impl Experiment<'_> {
         self.stop.check()?;
         outcome.fill(&mut measurement);
         let us = measurement.figures.get(&Figure::GeneratorUsPerOperation).copied();
-        let (subject, phase) = (phase.name(), CALIBRATION.to_owned());
+        let mut subject = phase.name();
+        if version != Version::V3 {
+            subject += &format!(" v{version}");
+        }
+        let phase = CALIBRATION.to_owned();
         self.output.add(Measurement { phase, subject, round, order: 1, ..measurement })?;
         Ok(us)
     }
@@ -405,10 +425,11 @@ impl Experiment<'_> {
             return Ok(());
         }
         let running = trial.subject.start(&self.stage)?;
-        let export = self.stage.mount(&running.url, running.is_ours())?;
+        let version = trial.subject.version;
+        let export = self.stage.mount(&running.url, version, running.is_ours())?;
         let names = names(Files::Own, self.options.ranks).chain(names(Files::Shared, 1));
         self.stage.block_on(remove_files(&export.nfs, export.directory, names))?;
-        self.stage.remove_directory(&running.url)
+        self.stage.remove_directory(&running.url, version)
     }
 }
 
@@ -418,6 +439,17 @@ fn compare_costs(alone_us: Option<f64>, figures: &mut BTreeMap<Figure, f64>) {
     if let (Some(alone), Some(server)) = (alone_us, server_us.filter(|us| *us > 0.0)) {
         figures.insert(Figure::GeneratorAloneToServer, alone / server);
     }
+}
+
+/// The versions of all subjects, each once.
+fn versions(trials: &[Trial]) -> Vec<Version> {
+    let mut versions = Vec::new();
+    for trial in trials {
+        if !versions.contains(&trial.subject.version) {
+            versions.push(trial.subject.version);
+        }
+    }
+    versions
 }
 
 /// Names of the files of a phase.

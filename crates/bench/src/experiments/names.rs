@@ -1,23 +1,28 @@
-//! `spillway bench names`: the rates of CREATE, LOOKUP and REMOVE, one call in flight on each
-//! connection, and each connection in a directory of its own.
+//! `spillway bench names`: the rates at which files are created, opened, looked at and removed, one
+//! call in flight on each connection, and each connection in a directory of its own.
 
+mod connection;
+
+use std::mem;
 use std::ops::RangeInclusive;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use client::Nfs3;
-use proto::nfs3::{CreateHow, FileHandle, SetAttributes};
+use client::Identity;
 use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
 
 use super::export::{Export, runtime};
 use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
+use crate::load::{Broken, Version};
 use crate::numeral::as_f64;
 use crate::numeral::mib;
+use crate::options::VersionOptions;
 use crate::record::{Measurement, Run};
 use crate::stop::Stop;
 use crate::{Error, Result};
+use connection::Connection;
 
 /// How many names, and how often.
 #[derive(clap::Args, Clone, Debug)]
@@ -32,7 +37,10 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(1..))]
     pub names: u32,
 
-    /// How often all names are created, looked up and removed [default: 3]
+    #[command(flatten)]
+    pub(crate) versions: VersionOptions,
+
+    /// How often all names are created, opened, looked at and removed [default: 3]
     #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
@@ -42,16 +50,20 @@ impl servers::Experiment for Options {
     const NAME: &str = "names";
 
     fn describe(&self, run: &mut Run) -> Result<()> {
-        "each round creates new names; LOOKUP and REMOVE find what CREATE left in caches"
+        "each round creates new names; the other phases find what that left in caches"
             .clone_into(&mut run.cache);
         Ok(())
+    }
+
+    fn versions(&self) -> &[Version] {
+        &self.versions.nfs_versions
     }
 
     fn rounds(&self) -> u32 {
         self.rounds
     }
 
-    /// Creates, looks up and removes names in new directories of `export`.
+    /// Creates, opens, looks at and removes files in new directories of `export`.
     fn carry_out(
         &self,
         rounds: RangeInclusive<u32>,
@@ -71,20 +83,27 @@ impl servers::Experiment for Options {
     }
 }
 
+/// What is done with each name.
 #[derive(Clone, Copy)]
 enum Operation {
+    /// CREATE; in version 4 OPEN and CLOSE.
     Create,
-    Lookup,
+    /// LOOKUP; in version 4 OPEN and CLOSE.
+    Open,
+    /// GETATTR.
+    Stat,
+    /// REMOVE.
     Remove,
 }
 
 impl Operation {
-    const ALL: [Self; 3] = [Self::Create, Self::Lookup, Self::Remove];
+    const ALL: [Self; 4] = [Self::Create, Self::Open, Self::Stat, Self::Remove];
 
     const fn phase(self) -> &'static str {
         match self {
             Self::Create => "create",
-            Self::Lookup => "lookup",
+            Self::Open => "open",
+            Self::Stat => "stat",
             Self::Remove => "remove",
         }
     }
@@ -104,46 +123,45 @@ impl Options {
             let made = ScratchDirectory::make(export, &name);
             directories.push(runtime.block_on(export.unless_gone(made))?);
         }
+        let identity = Identity::of_process();
+        let begin = |directory| Connection::begin(export, directory, &identity);
+        let mut connections = directories.iter().map(begin).collect::<Result<Vec<_>>>()?;
         for round in rounds {
             for operation in Operation::ALL {
-                let measurement = self.measure(runtime, directories, operation, export)?;
+                let measurement = self.measure(&mut connections, operation, export)?;
                 record(Measurement { round, order: 1, ..measurement })?;
             }
         }
-        Ok(())
+        connections.into_iter().try_for_each(Connection::end)
     }
 
     /// One operation on all names.
     fn measure(
         &self,
-        runtime: &Runtime,
-        directories: &[ScratchDirectory],
+        connections: &mut [Connection<'_>],
         operation: Operation,
         export: &Export<'_>,
     ) -> Result<Measurement> {
         let meter = export.begin()?;
         let began = Instant::now();
-        let latencies = runtime.block_on(export.until_stopped(async {
-            let mut connections = JoinSet::new();
-            for directory in directories {
-                let (nfs, directory) = (directory.calls().clone(), directory.handle());
-                let calls = calls(nfs, directory, operation, self.names, export.stop.clone());
-                connections.spawn(calls);
-            }
-            let mut latencies = Vec::new();
-            while let Some(connection) = connections.join_next().await {
-                let own = connection.expect("the calls do not panic");
-                let what = format!("{} failed", operation.phase().to_uppercase());
-                latencies.extend(own.map_err(Error::call(what))?);
-            }
-            Ok(latencies)
-        }))?;
+        let stop = &export.stop;
+        let latencies = thread::scope(|scope| {
+            let work =
+                |connection| scope.spawn(|| operations(connection, operation, self.names, stop));
+            let threads: Vec<_> = connections.iter_mut().map(work).collect();
+            let latencies = threads.into_iter().map(|thread| thread.join().expect("no panics"));
+            latencies.collect::<Result<Vec<_>>>()
+        })?;
         let secs = began.elapsed().as_secs_f64();
         let spent = meter.end()?;
         // A connection that is stopped leaves the rest of its calls out.
         export.stop.check()?;
-        let mut measurement = self.measurement(operation, &export.name, secs, latencies);
+        let mut measurement = self.measurement(operation, &export.name, secs, latencies.concat());
         let figures = &mut measurement.figures;
+        let put_off: u64 = connections.iter_mut().map(|it| mem::take(&mut it.put_off)).sum();
+        if put_off > 0 {
+            figures.insert(Figure::PutOff, as_f64(put_off));
+        }
         let calls = f64::from(self.connections) * f64::from(self.names);
         figures.insert(Figure::GeneratorUsPerOperation, spent.own.total() * 1e6 / calls);
         if let Some(server) = spent.server {
@@ -187,15 +205,13 @@ impl Options {
     }
 }
 
-/// The calls of one connection, one after the other; the time of each.
-async fn calls(
-    nfs: Nfs3,
-    directory: FileHandle,
+/// The operations of one connection, one after the other; the time of each.
+fn operations(
+    connection: &mut Connection<'_>,
     operation: Operation,
     names: u32,
-    stop: Stop,
-) -> client::Result<Vec<Duration>> {
-    let attributes = SetAttributes { mode: Some(0o644), ..SetAttributes::default() };
+    stop: &Stop,
+) -> Result<Vec<Duration>> {
     let mut latencies = Vec::new();
     for number in 0..names {
         if stop.is_wanted() {
@@ -203,19 +219,14 @@ async fn calls(
         }
         let name = format!("file-{number:08}");
         let began = Instant::now();
-        match operation {
-            Operation::Create => {
-                let how = CreateHow::Guarded(attributes);
-                nfs.create(directory, name.as_bytes(), how).await?;
-            }
-            Operation::Lookup => {
-                nfs.lookup(directory, name.as_bytes()).await?;
-            }
-            Operation::Remove => {
-                nfs.remove(directory, name.as_bytes()).await?;
-            }
-        }
+        let done = connection.perform(operation, number, name.as_bytes());
         latencies.push(began.elapsed());
+        let failed = |why| Error::Server(format!("{} of {name} failed: {why}", operation.phase()));
+        match done {
+            Ok(Ok(())) => {}
+            Ok(Err(refusal)) => return Err(failed(refusal.to_string())),
+            Err(Broken(why)) => return Err(failed(why)),
+        }
     }
     Ok(latencies)
 }
@@ -228,11 +239,19 @@ mod tests {
 
     #[test]
     fn each_name_is_one_call_of_each_procedure() {
+        for version in [Version::V3, Version::V4_2] {
+            each_name_is_one_call_in(version);
+        }
+    }
+
+    fn each_name_is_one_call_in(version: Version) {
         let server = OwnServer::start();
-        let options = Options { connections: 3, names: 50, rounds: 2 };
+        let versions = VersionOptions::default();
+        let options = Options { connections: 3, names: 50, rounds: 2, versions };
         let mut phases = Vec::new();
+        let export = Export { version, ..server.export() };
         options
-            .carry_out(1..=2, &server.export(), &mut |measurement| {
+            .carry_out(1..=2, &export, &mut |measurement| {
                 phases.push(measurement.phase.clone());
                 let rate = measurement.figures[&Figure::OperationsPerSec];
                 let secs = measurement.figures[&Figure::Secs];
@@ -244,7 +263,7 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        assert_eq!(phases, ["create", "lookup", "remove"].repeat(2));
+        assert_eq!(phases, ["create", "open", "stat", "remove"].repeat(2));
         assert_eq!(std::fs::read_dir(server.path()).unwrap().count(), 0, "directories are left");
     }
 }

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::export::Export;
+use crate::load::Version;
 use crate::stop::Stop;
 
 /// The server, and what it serves.
@@ -26,7 +27,7 @@ impl OwnServer {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         std::fs::create_dir(directory.path().join("export")).unwrap();
         let text = format!(
-            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n\
+            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\nnfs_versions = [\"3\", \"4.2\"]\n\
              [[export]]\npath = {:?}\nname = \"/export\"\nsquash = \"none\"\nsync = false",
             directory.path().join("state"),
             directory.path().join("export"),
@@ -67,6 +68,7 @@ impl OwnServer {
         Export {
             name: String::new(),
             url,
+            version: Version::V3,
             watched: None,
             counters: Box::new(|| Ok(self.counters())),
             stop: Stop::default(),

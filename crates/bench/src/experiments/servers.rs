@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::export::Export;
 use crate::Result;
+use crate::load::Version;
 use crate::options::TargetOptions;
 use crate::output::{Output, OutputOptions};
 use crate::record::{Measurement, Run};
@@ -40,6 +41,11 @@ pub(crate) trait Experiment: Args + Clone {
     /// [`crate::Error::Misuse`].
     fn describe(&self, run: &mut Run) -> Result<()>;
 
+    /// The versions of NFS that it speaks, if it can choose.
+    fn versions(&self) -> &[Version] {
+        &[]
+    }
+
     /// How often everything is done.
     fn rounds(&self) -> u32;
 
@@ -70,7 +76,9 @@ pub(crate) fn run<T: Experiment>(
     let stop = Stop::on_signals()?;
     let mut run = begin_run(T::NAME, arguments)?;
     let mut stage = Stage::set(&options.surroundings, &mut run)?;
-    let subjects = Subject::all(&options.target, program, |directory| stage.place(directory))?;
+    let versions = options.own.versions();
+    let subjects =
+        Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
     subject::describe(&subjects, &mut run)?;
     options.own.describe(&mut run)?;
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
@@ -124,6 +132,7 @@ fn once(
     let export = Export {
         name,
         url: running.url.clone(),
+        version: subject.version,
         watched: running.watched(),
         counters: Box::new(|| running.counters()),
         stop: stop.clone(),

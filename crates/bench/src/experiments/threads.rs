@@ -16,7 +16,7 @@ use crate::load::{
     self, Direction, Group, Load, LoadFile, Outcome, Pattern, Pool, Service, TIMEOUT, Verify,
     Watch, create_files, remove_files,
 };
-use crate::options::TargetOptions;
+use crate::options::{TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::Measurement;
 use crate::rig::begin_run;
@@ -30,6 +30,9 @@ use crate::{Error, Result};
 pub struct Options {
     #[command(flatten)]
     pub(crate) target: TargetOptions,
+
+    #[command(flatten)]
+    versions: VersionOptions,
 
     /// Calls in flight altogether: what so many threads of a client make that wait for one each
     #[arg(long, value_name = "COUNT[,COUNT...]", value_delimiter = ',',
@@ -92,7 +95,9 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     let stop = Stop::on_signals()?;
     let mut run = begin_run("threads", arguments)?;
     let mut stage = Stage::set(&options.surroundings, &mut run)?;
-    let subjects = Subject::all(&options.target, program, |directory| stage.place(directory))?;
+    let versions = &options.versions.nfs_versions;
+    let subjects =
+        Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
     options.cache.described().clone_into(&mut run.cache);
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
     run.note.clone_from(&options.output.note);
@@ -187,8 +192,8 @@ impl Experiment<'_> {
     /// Starts a subject and writes its files.
     fn prepare<'a>(&mut self, subject: &'a Subject) -> Result<Trial<'a>> {
         let running = subject.start(&self.stage)?;
-        let export = self.stage.mount(&running.url, running.is_ours())?;
-        let service = self.stage.block_on(Service::of(&export.nfs, export.directory))?;
+        let export = self.stage.mount(&running.url, subject.version, running.is_ours())?;
+        let service = self.stage.service(&export)?;
         let created = create_files(&export.nfs, export.directory, self.names());
         let files = self.stage.block_on(created)?;
         let mut trial = Trial { name: &subject.name, running, export, service, files };
@@ -211,11 +216,11 @@ impl Experiment<'_> {
     }
 
     fn end(&self, trial: Trial<'_>) -> Result<()> {
-        let Trial { running, export, .. } = trial;
+        let Trial { running, export, service, .. } = trial;
         if !running.is_ours() {
             let removed = remove_files(&export.nfs, export.directory, self.names());
             self.stage.block_on(removed)?;
-            self.stage.remove_directory(&running.url)?;
+            self.stage.remove_directory(&running.url, service.version)?;
         }
         running.stop()
     }

@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 665..=1023;
 
 /// Connects within `timeout`.
-pub(super) fn from_reserved_port(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+pub(crate) fn from_reserved_port(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     for port in RESERVED_PORTS.rev() {
         match from_port(address, Some(port), timeout) {
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => {}

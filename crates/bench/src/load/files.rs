@@ -3,11 +3,12 @@
 use client::Nfs3;
 use proto::nfs3::{CreateHow, FileHandle, SetAttributes, Status};
 
-use super::{LoadFile, Service};
+use super::{LoadFile, Service, Version};
 use crate::{Error, Result};
 
 impl Service {
-    /// The service that `nfs` calls, with its identity and the limits of the file system of `root`.
+    /// The service that `nfs` calls, in version 3, with its identity and the limits of the file system
+    /// of `root`.
     ///
     /// # Errors
     /// [`Error::Call`]: FSINFO failed.
@@ -18,6 +19,8 @@ impl Service {
             identity: (**nfs.identity()).clone(),
             read_bytes_max: limits.rtmax,
             write_bytes_max: limits.wtmax,
+            version: Version::V3,
+            path: Vec::new(),
         })
     }
 }
@@ -44,7 +47,7 @@ pub async fn create_files(
                 found.map_err(Error::call(format!("LOOKUP {name}")))?.object
             }
         };
-        files.push(LoadFile::new(handle, id));
+        files.push(LoadFile::new(name, handle, id));
     }
     Ok(files)
 }

@@ -1,21 +1,29 @@
-//! READs and WRITEs on any server of NFS version 3, at little cost: what is measured shall be the
-//! server.
+//! READs and WRITEs on any server of NFS version 3, 4.1 or 4.2, at little cost: what is measured
+//! shall be the server.
 //!
 //! A load has a number of ranks, each a thread with a connection of its own, on which a number of
-//! calls is in flight all the time. Data is sent from a file in memory and thrown away by the
+//! calls is in flight all the time. In versions 4.1 and 4.2 a rank is a client with a session, whose
+//! slots are the calls in flight, and opens its file before the load begins. Data is sent from a file in memory and thrown away by the
 //! kernel without being copied, but for what is verified: see [`Verify`].
 
 mod call;
 mod connect;
 mod contents;
+mod file_calls;
 mod files;
+pub(crate) mod nfs3;
+pub(crate) mod nfs4;
 mod outcome;
 mod plan;
 mod pool;
 mod rank;
+mod session;
+mod version;
 mod watch;
 
-pub(crate) use connect::send_unpaced;
+pub(crate) use call::{Broken, CallResult, Xids, until_taken};
+pub(crate) use connect::{from_reserved_port, send_unpaced};
+pub(crate) use session::Session;
 
 #[cfg(test)]
 mod tests;
@@ -28,6 +36,7 @@ use std::time::{Duration, Instant};
 
 use client::Identity;
 use proto::nfs3::{FileHandle, StableHow};
+use proto::nfs4::ShareAccess;
 use proto::oncrpc::{AuthSys, GIDS_MAX, Gids};
 use rpc::blocking::RecordStream;
 use rustix::process::nice;
@@ -37,9 +46,11 @@ pub use files::{create_files, remove_files};
 pub use outcome::{Outcome, Share};
 pub use plan::{Direction, Pattern};
 pub use pool::{IO_BYTES_MAX, Pool};
+pub use version::Version;
 pub use watch::{Observed, Watch};
 
 use contents::Written;
+use file_calls::FileCalls;
 use plan::Plan;
 use rank::{Progress, Rank, RankOutcome};
 use watch::Series;
@@ -70,12 +81,18 @@ pub struct Service {
     pub read_bytes_max: u32,
     /// `wtmax` of FSINFO: bytes of a WRITE at most.
     pub write_bytes_max: u32,
+    /// The version that loads speak.
+    pub version: Version,
+    /// The directory of the files, from the pseudo root on: version 3 has no need of it.
+    pub path: Vec<u8>,
 }
 
 /// A file that loads work on.
 #[derive(Clone, Debug)]
 pub struct LoadFile {
-    /// What the server calls it.
+    /// Its name in the directory of the service.
+    pub name: String,
+    /// The handle of version 3.
     pub handle: FileHandle,
     /// Decides about its data: the files of one experiment have different numbers.
     pub id: u64,
@@ -86,8 +103,8 @@ pub struct LoadFile {
 impl LoadFile {
     /// A file that is empty, or of whose contents nothing is known.
     #[must_use]
-    pub fn new(handle: FileHandle, id: u64) -> Self {
-        Self { handle, id, contents: Contents::default() }
+    pub fn new(name: String, handle: FileHandle, id: u64) -> Self {
+        Self { name, handle, id, contents: Contents::default() }
     }
 }
 
@@ -174,7 +191,7 @@ pub fn run_groups(
     watch: &mut Watch<'_>,
 ) -> Result<Vec<Outcome>> {
     groups.iter().try_for_each(check)?;
-    let streams = groups.iter().map(connect).collect::<Result<Vec<_>>>()?;
+    let connections = groups.iter().map(connect).collect::<Result<Vec<_>>>()?;
     let progress: Vec<Vec<Progress>> = groups
         .iter()
         .map(|group| group.load.operations_by_rank.iter().map(|_| Progress::default()).collect())
@@ -184,7 +201,7 @@ pub fn run_groups(
         ranks(pool, group, progress).map(move |rank| (number, rank))
     });
     let (started, ended, series) =
-        carry_out(work.zip(streams.into_iter().flatten()), &progress, watch)?;
+        carry_out(work.zip(connections.into_iter().flatten()), &progress, watch)?;
     Ok(groups
         .iter_mut()
         .zip(ended)
@@ -272,24 +289,53 @@ fn check(group: &Group<'_>) -> Result<()> {
     Ok(())
 }
 
-fn connect(group: &Group<'_>) -> Result<Vec<RecordStream>> {
-    let (address, timeout) = (group.service.address, group.load.timeout);
-    let payload_bytes_max = match group.load.direction {
-        Direction::Read => usize::try_from(group.load.io_bytes).expect("32 bits fit"),
+/// A connection for each rank, with the rank's file open.
+fn connect<'a>(group: &Group<'a>) -> Result<Vec<(RecordStream, FileCalls<'a>)>> {
+    let Group { load, service, .. } = *group;
+    let (address, timeout) = (service.address, load.timeout);
+    let payload_bytes_max = match load.direction {
+        Direction::Read => usize::try_from(load.io_bytes).expect("32 bits fit"),
         Direction::Write => 0,
     };
-    let connect = |_: &u64| {
-        let stream = connect::from_reserved_port(address, timeout)?;
-        RecordStream::new(stream, payload_bytes_max, Some(timeout))
+    let connect = |rank| {
+        let stream = connect::from_reserved_port(address, timeout)
+            .and_then(|stream| RecordStream::new(stream, payload_bytes_max, Some(timeout)));
+        let mut stream = stream.map_err(|error| {
+            Error::Server(format!("cannot connect to the server at {address}: {error}"))
+        })?;
+        let file = &group.files[plan(load).transfer(rank, 0).file];
+        let calls = calls(load, service, file, &mut stream)
+            .map_err(|Broken(why)| Error::Server(format!("no session with {address}: {why}")))?;
+        Ok((stream, calls))
     };
-    let streams = group.load.operations_by_rank.iter().map(connect);
-    let failed =
-        |error| Error::Server(format!("cannot connect to the server at {address}: {error}"));
-    streams.collect::<std::io::Result<_>>().map_err(failed)
+    (0..load.operations_by_rank.len()).map(connect).collect()
 }
 
-fn caller(service: &Service) -> AuthSys<'_> {
-    let Identity { uid, gid, ref groups } = service.identity;
+/// What is called over a new connection.
+fn calls<'a>(
+    load: &Load,
+    service: &'a Service,
+    file: &LoadFile,
+    stream: &mut RecordStream,
+) -> std::result::Result<FileCalls<'a>, Broken> {
+    let caller = caller(&service.identity);
+    let Some(minor_version) = service.version.minor() else {
+        return Ok(FileCalls::V3(nfs3::FileCalls { caller, file: file.handle }));
+    };
+    let (slots, timeout) = (load.depth, load.timeout);
+    let session = Session::begin(stream, caller, minor_version, slots, load.io_bytes, timeout)?;
+    let access = match load.direction {
+        Direction::Read => ShareAccess::Read,
+        Direction::Write => ShareAccess::Write,
+    };
+    let opened =
+        nfs4::FileCalls::open(session, stream, &service.path, &file.name, access, timeout)?;
+    Ok(FileCalls::V4(Box::new(opened)))
+}
+
+/// The credential of the calls.
+pub(crate) fn caller(identity: &Identity) -> AuthSys<'_> {
+    let Identity { uid, gid, ref groups } = *identity;
     let gids = &groups[..groups.len().min(GIDS_MAX)];
     let gids = Gids::new(gids).expect("no more than fit");
     AuthSys { stamp: 0, machine_name: b"spillway", uid, gid, gids }
@@ -300,14 +346,12 @@ fn ranks<'a>(
     group: &'a Group<'_>,
     progress: &'a [Progress],
 ) -> impl Iterator<Item = Rank<'a>> {
-    let Group { load, service, files } = group;
-    let caller = caller(service);
+    let Group { load, files, .. } = group;
     progress.iter().enumerate().map(move |(number, progress)| Rank {
         number,
         load,
         plan: plan(load),
         files,
-        caller,
         pool,
         progress,
     })
@@ -315,7 +359,7 @@ fn ranks<'a>(
 
 /// Has each rank work on a thread of its own, and watches from this one.
 fn carry_out<'a>(
-    ranks: impl Iterator<Item = ((usize, Rank<'a>), RecordStream)>,
+    ranks: impl Iterator<Item = ((usize, Rank<'a>), (RecordStream, FileCalls<'a>))>,
     progress: &[Vec<Progress>],
     watch: &mut Watch<'_>,
 ) -> Result<(Instant, Vec<Vec<RankOutcome>>, Vec<Series>)> {
@@ -327,14 +371,14 @@ fn carry_out<'a>(
         let (ended, ends) = mpsc::channel();
         let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
         let mut threads = Vec::new();
-        for ((group, rank), stream) in ranks {
+        for ((group, rank), (stream, calls)) in ranks {
             let (ended, gate, started) = (ended.clone(), &gate, &started);
             let name = format!("rank-{}", rank.number);
             let work = move || {
                 drop(gate.lock());
                 // Where the system refuses, the load works all the same and costs more.
                 let _ = nice(NICE);
-                let outcome = started.get().map(|started| rank::run(rank, stream, *started));
+                let outcome = started.get().map(|started| rank::run(rank, stream, calls, *started));
                 // The receiver waits for as many as were started.
                 let _ = ended.send(group);
                 outcome
@@ -393,6 +437,7 @@ fn summed_up(load: &Load, started: Instant, ranks: Vec<RankOutcome>, series: Ser
         wrong_bytes: 0,
         first_wrong: None,
         short_replies: 0,
+        put_off: 0,
         errors: 0,
         first_error: None,
     };
@@ -410,6 +455,7 @@ fn summed_up(load: &Load, started: Instant, ranks: Vec<RankOutcome>, series: Ser
         let first_wrong = rank.wrong_file.zip(rank.verified.first_wrong);
         outcome.first_wrong = outcome.first_wrong.or(first_wrong);
         outcome.short_replies += rank.short_replies;
+        outcome.put_off += rank.put_off;
         outcome.errors += rank.errors;
     }
     outcome

@@ -39,6 +39,8 @@ pub struct Outcome {
     pub first_wrong: Option<(u64, u64)>,
     /// Replies with less data than was asked for, which is legal: the rest was asked for again.
     pub short_replies: u64,
+    /// Calls that the server put off, by JUKEBOX, DELAY or GRACE, and that were made again.
+    pub put_off: u64,
     /// Operations that failed, and connections that broke.
     pub errors: u64,
     /// The first of them.
@@ -115,6 +117,9 @@ impl Outcome {
         figures.insert(Figure::VerifiedMib, mib(self.verified_bytes));
         figures.insert(Figure::WrongBytes, as_f64(self.wrong_bytes));
         figures.insert(Figure::Errors, as_f64(self.errors));
+        if self.put_off > 0 {
+            figures.insert(Figure::PutOff, as_f64(self.put_off));
+        }
         measurement.latency = self.latency_buckets();
         measurement.seconds.clone_from(&self.seconds);
         measurement.first_error = self.first_trouble();
@@ -204,6 +209,7 @@ mod tests {
             wrong_bytes: 0,
             first_wrong: None,
             short_replies: 0,
+            put_off: 0,
             errors: 0,
             first_error: None,
         }

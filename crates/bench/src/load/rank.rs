@@ -1,20 +1,16 @@
 //! One connection at work: a closed loop of READs or WRITEs, so many in flight as is wanted.
 
-use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use proto::nfs3::{
-    CommitReply, FileHandle, ReadArgs, StableHow, Status, WriteOk, WriteReply, WriteVerifier,
-};
-use proto::oncrpc::{AuthSys, ReplyHeader};
-use proto::xdr::DecodeError;
+use proto::nfs3::StableHow;
 use rpc::blocking::{COPIED_BYTES_MAX, RecordStream};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::call::{self, ReadHead, ReadReplyHead};
+use super::call::{Broken, PUT_OFF_PAUSE, ReadHead, Refusal, Written, Xids, slot_of, until_taken};
 use super::contents::Comparison;
+use super::file_calls::FileCalls;
 use super::plan::{Direction, Plan, Transfer};
 use super::pool::{Pool, Unit, mix};
 use super::{Load, LoadFile, Verify};
@@ -27,12 +23,8 @@ const SAMPLED: u64 = 64;
 /// A COMMIT may take so many times as long as any other call: all that the server holds goes to
 /// the disk meanwhile.
 const COMMIT_PATIENCE: u32 = 15;
-/// The pause before a call is made anew that was answered with NFS3ERR_JUKEBOX.
-const JUKEBOX_PAUSE: Duration = Duration::from_millis(100);
 /// The range of latencies, in nanoseconds: from a microsecond to an hour.
 const LATENCY_NS: (u64, u64) = (1_000, 3_600_000_000_000);
-/// The number of a call's slot lies in the low bits of its transaction id.
-const SLOT_BITS: u32 = 8;
 
 /// The progress of a rank, for an observer.
 #[derive(Debug, Default)]
@@ -48,7 +40,6 @@ pub(super) struct Rank<'a> {
     pub(super) load: &'a Load,
     pub(super) plan: Plan<'a>,
     pub(super) files: &'a [LoadFile],
-    pub(super) caller: AuthSys<'a>,
     pub(super) pool: &'a Pool,
     pub(super) progress: &'a Progress,
 }
@@ -73,49 +64,37 @@ pub(super) struct RankOutcome {
     pub(super) wrong_file: Option<u64>,
     /// Replies with less data than was asked for, whose rest was asked for again.
     pub(super) short_replies: u64,
+    /// Calls that the server put off.
+    pub(super) put_off: u64,
     pub(super) errors: u64,
     pub(super) first_error: Option<(Instant, String)>,
 }
 
 /// Carries the rank's part of the load out, from `started` on, until it is done or broken.
-pub(super) fn run(rank: Rank<'_>, stream: RecordStream, started: Instant) -> RankOutcome {
+pub(super) fn run<'a>(
+    rank: Rank<'a>,
+    stream: RecordStream,
+    calls: FileCalls<'a>,
+    started: Instant,
+) -> RankOutcome {
     let cpu_before = clock_gettime(ClockId::ThreadCPUTime);
-    let mut work = Work::new(rank, stream, started);
-    if let Err(Broken(why)) = work.transfers().and_then(|()| work.commit()) {
+    let mut work = Work::new(rank, stream, calls, started);
+    let done = work.transfers().and_then(|()| work.commit());
+    work.outcome.ended = Instant::now();
+    let cpu = clock_gettime(ClockId::ThreadCPUTime) - cpu_before;
+    work.outcome.cpu = Duration::try_from(cpu).expect("the clock does not go backwards");
+    if let Err(Broken(why)) = done.and_then(|()| work.end()) {
         let rest = work.slots.iter().flatten().map(|operation| operation.index);
         work.outcome.failed.extend(rest);
         work.error(why);
     }
-    let mut outcome = work.outcome;
-    outcome.begun = work.next;
-    outcome.ended = Instant::now();
-    let cpu = clock_gettime(ClockId::ThreadCPUTime) - cpu_before;
-    outcome.cpu = Duration::try_from(cpu).expect("the clock does not go backwards");
-    outcome
+    work.outcome.begun = work.next;
+    work.outcome
 }
 
 /// Counts latencies, in nanoseconds.
 pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(LATENCY_NS.0, LATENCY_NS.1, 3).expect("the bounds are in order")
-}
-
-/// Why the connection is given up.
-struct Broken(String);
-
-impl From<io::Error> for Broken {
-    fn from(error: io::Error) -> Self {
-        Self(match error.kind() {
-            ErrorKind::TimedOut => "the server does not answer".into(),
-            ErrorKind::UnexpectedEof => "the server closed the connection within a reply".into(),
-            _ => format!("the connection broke: {error}"),
-        })
-    }
-}
-
-impl From<DecodeError> for Broken {
-    fn from(error: DecodeError) -> Self {
-        Self(format!("the server's reply is malformed: {error}"))
-    }
 }
 
 struct Operation {
@@ -131,6 +110,7 @@ struct Operation {
 struct Work<'a> {
     rank: Rank<'a>,
     stream: RecordStream,
+    calls: FileCalls<'a>,
     ends_at: Option<Instant>,
     operations: u64,
     /// The first operation that was not begun.
@@ -138,15 +118,15 @@ struct Work<'a> {
     slots: Vec<Option<Operation>>,
     /// Slots whose calls are in the stream's queue.
     queued: Vec<usize>,
-    calls: u32,
-    verifier: Option<WriteVerifier>,
+    xids: Xids,
+    verifier: Option<[u8; 8]>,
     /// Where data that is verified is received.
     data: Vec<u8>,
     outcome: RankOutcome,
 }
 
 impl<'a> Work<'a> {
-    fn new(rank: Rank<'a>, stream: RecordStream, started: Instant) -> Self {
+    fn new(rank: Rank<'a>, stream: RecordStream, calls: FileCalls<'a>, started: Instant) -> Self {
         let load = rank.load;
         let outcome = RankOutcome {
             begun: 0,
@@ -160,19 +140,19 @@ impl<'a> Work<'a> {
             verified: Comparison::default(),
             wrong_file: None,
             short_replies: 0,
+            put_off: 0,
             errors: 0,
             first_error: None,
         };
-        // A run must not look like the retransmission of an earlier one.
-        let now = clock_gettime(ClockId::Monotonic).tv_nsec;
         Self {
             stream,
+            calls,
             ends_at: load.time_max.map(|time| started + time),
             operations: rank.plan.operations(rank.number),
             next: 0,
             slots: (0..load.depth).map(|_| None).collect(),
             queued: Vec::new(),
-            calls: u32::try_from(now).expect("less than 10^9"),
+            xids: Xids::new(),
             verifier: None,
             data: vec![0; usize::try_from(load.io_bytes).expect("32 bits fit")],
             outcome,
@@ -219,7 +199,7 @@ impl<'a> Work<'a> {
 
     /// Sends or queues the call for what is left of an operation.
     fn send(&mut self, slot: usize, mut operation: Operation) -> Result<(), Broken> {
-        operation.xid = self.xid(slot);
+        operation.xid = self.xids.next(slot);
         let (transfer, done) = (operation.transfer, operation.done);
         let file = &self.rank.files[transfer.file];
         let offset = transfer.offset() + u64::from(done);
@@ -227,22 +207,19 @@ impl<'a> Work<'a> {
         self.slots[slot] = Some(operation);
         self.queued.push(slot);
         match self.rank.load.direction {
-            Direction::Read => {
-                let args = ReadArgs { file: file.handle, offset, count };
-                call::queue_read(&mut self.stream, &self.rank.caller, xid, args);
-            }
+            Direction::Read => self.calls.queue_read(&mut self.stream, xid, offset, count),
             Direction::Write => {
                 let load = self.rank.load;
-                let head = call::write_head(file.handle, offset, count, load.stable);
-                call::queue_write(&mut self.stream, &self.rank.caller, xid, head);
+                let stream = &mut self.stream;
+                let tail = self.calls.queue_write(stream, xid, offset, count, load.stable);
                 let (generation, number) = (load.generation, transfer.unit);
                 let unit = Unit { file: file.id, number, generation };
                 let data = self.rank.pool.bytes(self.rank.pool.place(unit, done..done + count));
                 if data.len() <= COPIED_BYTES_MAX {
-                    self.stream.queue_payload(data, &[]);
+                    self.stream.queue_payload(data, tail);
                 } else {
                     self.stamp();
-                    self.stream.send_payload(data, &[])?;
+                    self.stream.send_payload(data, tail)?;
                 }
             }
         }
@@ -264,29 +241,24 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn xid(&mut self, slot: usize) -> u32 {
-        self.calls = self.calls.wrapping_add(1);
-        self.calls << SLOT_BITS | u32::try_from(slot).expect("less than 256")
-    }
-
     fn receive(&mut self) -> Result<(), Broken> {
         if !self.stream.next_record()? {
             return Err(Broken("the server closed the connection".into()));
         }
         match self.rank.load.direction {
             Direction::Read => {
-                let (xid, answer) = call::reply::<ReadReplyHead>(&mut self.stream)??;
+                let (xid, answer) = self.calls.read_reply(&mut self.stream)?;
                 let (slot, operation) = self.operation(xid)?;
-                match status(answer) {
+                match answer {
                     Ok(head) => self.read_answered(slot, operation, head),
                     Err(refusal) => self.refused(slot, operation, refusal),
                 }
             }
             Direction::Write => {
-                let (xid, answer) = call::reply::<WriteReply>(&mut self.stream)??;
+                let (xid, answer) = self.calls.write_reply(&mut self.stream)?;
                 self.stream.finish()?;
                 let (slot, operation) = self.operation(xid)?;
-                match status(answer) {
+                match answer {
                     Ok(ok) => self.write_answered(slot, operation, &ok),
                     Err(refusal) => self.refused(slot, operation, refusal),
                 }
@@ -296,7 +268,7 @@ impl<'a> Work<'a> {
 
     /// The operation that a reply is for. Its slot is free from now on.
     fn operation(&mut self, xid: u32) -> Result<(usize, Operation), Broken> {
-        let slot = usize::try_from(xid & ((1 << SLOT_BITS) - 1)).expect("less than 256");
+        let slot = slot_of(xid);
         let place = self.slots.get_mut(slot);
         let operation = place.and_then(|slot| slot.take_if(|operation| operation.xid == xid));
         match operation {
@@ -368,7 +340,7 @@ impl<'a> Work<'a> {
         &mut self,
         slot: usize,
         mut operation: Operation,
-        ok: &WriteOk,
+        ok: &Written,
     ) -> Result<(), Broken> {
         let left = operation.wanted - operation.done;
         if ok.count == 0 || ok.count > left {
@@ -415,8 +387,9 @@ impl<'a> Work<'a> {
         self.stream.finish()?;
         let patient = operation.began.is_none_or(|at| at.elapsed() < self.rank.load.timeout);
         match refusal {
-            Refusal::Status(Status::Jukebox) if patient => {
-                std::thread::sleep(JUKEBOX_PAUSE);
+            Refusal::PutOff(_) if patient => {
+                self.outcome.put_off += 1;
+                std::thread::sleep(PUT_OFF_PAUSE);
                 self.send(slot, operation)
             }
             refusal => {
@@ -451,59 +424,28 @@ impl<'a> Work<'a> {
         {
             return Ok(());
         }
-        let file = self.rank.files[self.rank.plan.transfer(self.rank.number, 0).file].handle;
         self.stream.set_patience(Some(load.timeout * COMMIT_PATIENCE))?;
-        let began = Instant::now();
-        loop {
-            match self.commit_once(file)? {
-                Ok(verifier) if self.verifier.is_some_and(|written| written != verifier) => {
-                    self.error(format!("COMMIT: {LOST}"));
-                }
-                Ok(_) => {}
-                Err(Refusal::Status(Status::Jukebox)) if began.elapsed() < load.timeout => {
-                    std::thread::sleep(JUKEBOX_PAUSE);
-                    continue;
-                }
-                Err(refusal) => self.error(format!("COMMIT: {refusal}")),
+        let Self { calls, stream, xids, outcome, .. } = self;
+        let committed =
+            until_taken(load.timeout, &mut outcome.put_off, || calls.commit(stream, xids.next(0)));
+        match committed? {
+            Ok(verifier) if self.verifier.is_some_and(|written| written != verifier) => {
+                self.error(format!("COMMIT: {LOST}"));
             }
-            return Ok(());
+            Ok(_) => {}
+            Err(refusal) => self.error(format!("COMMIT: {refusal}")),
         }
+        Ok(())
     }
 
-    fn commit_once(&mut self, file: FileHandle) -> Result<Result<WriteVerifier, Refusal>, Broken> {
-        let wanted = self.xid(0);
-        call::queue_commit(&mut self.stream, &self.rank.caller, wanted, file);
-        self.stream.flush()?;
-        if !self.stream.next_record()? {
-            return Err(Broken("the server closed the connection before it had committed".into()));
+    /// Ends the state that the server holds for the rank.
+    fn end(&mut self) -> Result<(), Broken> {
+        self.stream.set_patience(Some(self.rank.load.timeout))?;
+        if let Err(refusal) = self.calls.end(&mut self.stream)? {
+            self.error(format!("the end of the session: {refusal}"));
         }
-        let (xid, answer) = call::reply::<CommitReply>(&mut self.stream)??;
-        self.stream.finish()?;
-        if xid != wanted {
-            let what = format!("the server answers call {xid:#010x} instead of the COMMIT");
-            return Err(Broken(what));
-        }
-        Ok(status(answer).map(|ok| ok.verifier))
+        Ok(())
     }
-}
-
-/// Why an operation was not done.
-enum Refusal {
-    Status(Status),
-    Header(ReplyHeader),
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Status(status) => f.write_str(status.name()),
-            Self::Header(header) => write!(f, "the server refuses the call: {header:?}"),
-        }
-    }
-}
-
-fn status<T, F>(answer: Result<proto::nfs3::Reply<T, F>, ReplyHeader>) -> Result<T, Refusal> {
-    answer.map_err(Refusal::Header)?.map_err(|failure| Refusal::Status(failure.status))
 }
 
 const LOST: &str = "the write verifier changed: the server restarted, and what it had not put on \

@@ -1,5 +1,7 @@
 //! Loads on the null server, on a real one, and on some that behave badly.
 
+mod nfs4;
+
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -35,7 +37,8 @@ fn identity() -> Identity {
 
 fn service(address: SocketAddr) -> Service {
     let (read_bytes_max, write_bytes_max) = (1 << 20, 1 << 20);
-    Service { address, identity: identity(), read_bytes_max, write_bytes_max }
+    let (version, path) = (Version::V3, Vec::new());
+    Service { address, identity: identity(), read_bytes_max, write_bytes_max, version, path }
 }
 
 fn write_load(pattern: Pattern, operations_by_rank: &[u64], io_bytes: u32) -> Load {
@@ -91,7 +94,8 @@ fn null() -> Service {
 }
 
 fn null_files(count: u64) -> Vec<LoadFile> {
-    (0..count).map(|id| LoadFile::new(FileHandle::new(&[2; 32]).unwrap(), id)).collect()
+    let handle = FileHandle::new(&[2; 32]).unwrap();
+    (0..count).map(|id| LoadFile::new(format!("file-{id}"), handle, id)).collect()
 }
 
 /// A Spillway server on a directory of its own.
@@ -110,7 +114,8 @@ impl Real {
         let export = dir.path().join("export");
         std::fs::create_dir(&export).unwrap();
         let text = format!(
-            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {export:?}\n\
+            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n\
+             nfs_versions = [\"3\", \"4.1\", \"4.2\"]\n[[export]]\npath = {export:?}\n\
              name = \"/data\"\nsquash = \"none\"\nio_cache_read = \"buffered\"\n\
              io_cache_write = \"buffered\"",
             dir.path().join("state")
