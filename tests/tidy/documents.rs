@@ -56,7 +56,8 @@ fn relative_links_lead_somewhere() {
 
 #[test]
 fn paths_of_the_repository_exist() {
-    const ROOMS: [&str; 7] = ["crates/", "src/", "tests/", "bench/", "docs/", "fuzz/", "examples/"];
+    const ROOMS: [&str; 8] =
+        ["crates/", "src/", "tests/", "bench/", "docs/", "fuzz/", "examples/", "contrib/"];
     let mut violations = Vec::new();
     for document in documents().iter().filter(|document| !is_dated(document)) {
         for code in document.text.split('`').skip(1).step_by(2) {
