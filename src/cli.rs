@@ -111,7 +111,7 @@ pub(crate) struct ServeOptions {
     #[arg(long)]
     no_splice: bool,
 
-    /// Versions of NFS to serve: 3, 4.1, 4.2; version 4 is incomplete [default: 3]
+    /// Versions of NFS to serve: 3, 4.1, 4.2 [default: all]
     #[arg(long, value_name = "VERSION[,VERSION...]")]
     nfs_versions: Option<NfsVersions>,
 

@@ -93,13 +93,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts `serve` with `args` and a line of stdout per export to wait for.
+    /// Starts `serve`, and waits for the address and for four lines of each export.
     pub(crate) fn start(mut command: Command, exports: usize) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let log = lines(child.stderr.take().unwrap());
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut announced = String::new();
-        for _ in 0..1 + 3 * exports {
+        for _ in 0..1 + 4 * exports {
             if stdout.read_line(&mut announced).unwrap() == 0 {
                 panic!("stopped at its start: {:?}", log.iter().collect::<Vec<_>>());
             }

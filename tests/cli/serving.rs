@@ -22,6 +22,7 @@ fn a_free_port_is_announced_and_both_signals_stop_cleanly() {
         assert_ne!(port, 0);
         let expected = format!(
             "listening on 127.0.0.1:{port}\nexport /data\n    \
+             mount -t nfs -o port={port} 127.0.0.1:/data /mnt\n    \
              mount -t nfs -o vers=3,proto=tcp,port={port},mountport={port},mountproto=tcp,nolock \
              127.0.0.1:/data /mnt\n    \
              nfs://127.0.0.1/data?version=3&nfsport={port}&mountport={port}\n"

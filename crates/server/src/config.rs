@@ -330,7 +330,7 @@ fn nfs_versions(
     if let Some(versions) = overrides.nfs_versions {
         return Ok(versions);
     }
-    let Some(raw) = raw else { return Ok(NfsVersions::V3) };
+    let Some(raw) = raw else { return Ok(NfsVersions::ALL) };
     raw.get_ref()
         .join(",")
         .parse()

@@ -15,7 +15,9 @@ pub struct NfsVersions {
 }
 
 impl NfsVersions {
-    /// Version 3 alone, the default.
+    /// All versions, the default.
+    pub const ALL: Self = Self { v3: true, v4_1: true, v4_2: true };
+    /// Version 3 alone.
     pub const V3: Self = Self { v3: true, v4_1: false, v4_2: false };
 
     /// Whether any minor version of version 4 is served.

@@ -18,13 +18,17 @@ fn minor_version_0_is_refused() {
 }
 
 #[test]
-fn version_4_is_served_on_request_only() {
-    let fixture = Fixture::new();
-    let mut client = fixture.client();
-    let target = (PROGRAM, VERSION, 0);
-    let (header, _) = client.exchange(target, &[]);
-    let stat = proto::oncrpc::AcceptStat::ProgMismatch { low: 3, high: 3 };
-    assert_eq!(header, proto::oncrpc::ReplyHeader::Accepted { xid: header.xid(), stat });
+fn version_4_is_served_unless_it_is_left_out() {
+    let mismatch = proto::oncrpc::AcceptStat::ProgMismatch { low: 3, high: 3 };
+    for (settings, stat) in
+        [("", proto::oncrpc::AcceptStat::Success), ("nfs_versions = [\"3\"]", mismatch)]
+    {
+        let fixture = Fixture::with_settings(settings);
+        let mut client = fixture.client();
+        let target = (PROGRAM, VERSION, 0);
+        let (header, _) = client.exchange(target, &[]);
+        assert_eq!(header, proto::oncrpc::ReplyHeader::Accepted { xid: header.xid(), stat });
+    }
 }
 
 #[test]
@@ -159,4 +163,39 @@ fn a_reply_that_must_be_kept_and_cannot_be_is_refused() {
         ReadOk::decode(r).unwrap().data.len()
     });
     assert!(len.unwrap() < 2048, "{len:?}");
+}
+
+#[test]
+fn a_session_is_asked_to_use_fewer_slots_while_there_are_many() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let target = |session: &mut Session| {
+        session.sequence += 1;
+        let call = session.sequenced(&Operations::new());
+        let mut results = compound(&mut session.client, session.minor_version, &call);
+        let sequenced: SequenceOk = results.next(OperationCode::Sequence).unwrap();
+        (sequenced.highest_slot.0, sequenced.target_highest_slot.0)
+    };
+    assert_eq!(target(&mut session), (63, 63));
+    // 8 MiB for one address are 4096 replies of 2 KiB, beside one for each session.
+    let mut client = fixture.client();
+    let mut ids = Vec::new();
+    for owner in 0..4_u8 {
+        let (client_id, mut sequence, _) = exchange_id(&mut client, &[owner], 1).unwrap();
+        for _ in 0..63 {
+            let args = create_session_args(client_id, sequence);
+            let call = Operations::new().op(OperationCode::CreateSession, &args);
+            let mut results = compound(&mut client, 1, &call);
+            let made: CreateSessionOk = results.next(OperationCode::CreateSession).unwrap();
+            ids.push(made.session);
+            sequence = SequenceId(sequence.0 + 1);
+        }
+    }
+    assert_eq!(target(&mut session), (63, 4096 / (4 * 63 + 1)));
+    for id in ids {
+        let args = DestroySessionArgs { session: id };
+        let call = Operations::new().op(OperationCode::DestroySession, &args);
+        assert_eq!(compound(&mut client, 1, &call).status, Ok(()));
+    }
+    assert_eq!(target(&mut session), (63, 63));
 }
