@@ -27,7 +27,7 @@ START_SECS_MAX = 10
 STOP_SECS_MAX = 30
 ANSWER_SECS_MAX = 5
 # They are printed in one piece, and this is the end of it.
-LAST_COUNTER = "buffers_mapped_bytes"
+LAST_COUNTER = "suppressed_log_lines"
 # What a case that ran into its deadline has to end by itself, before its mounts are torn down.
 GRACE_SECS = 5
 

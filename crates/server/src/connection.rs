@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io::Share;
 use rpc::server::{Limits, ReceiveError, Receiver, Record, ReplyQueue};
@@ -15,10 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::call::Incoming;
 use crate::connections::{Activity, Place};
-use crate::counters::{Counter, Counters};
+use crate::counters::{ClientCounters, Counter, Counters, Phase};
 use crate::dispatch::{self, Verdict};
 use crate::procedures::{Programs, Thread};
-use crate::request::Peer;
+use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
 
@@ -56,6 +56,7 @@ pub(crate) async fn serve(
     let peer = Peer { address, connection, programs };
     service.callbacks.add(connection, &replies);
     let activity = &place.activity;
+    let client = service.counters.clients.of(address.ip(), activity.is_stranger());
     activity.begins(replies.link());
     let receiver = Receiver::new(
         reader,
@@ -68,7 +69,8 @@ pub(crate) async fn serve(
         let replies = Arc::clone(&replies);
         async move { replies.run().await }
     });
-    let calls = flushed(&replies, take_calls(&service, peer, receiver, &replies, activity));
+    let calls =
+        flushed(&replies, take_calls(&service, (peer, &client), receiver, &replies, activity));
     tokio::select! {
         () = calls => {}
         // The peer does not take its replies, or sends what are no calls.
@@ -98,7 +100,7 @@ async fn flushed(replies: &ReplyQueue, work: impl Future<Output = ()>) {
 /// Takes calls until the peer sends no more, or what are none.
 async fn take_calls(
     service: &Arc<Service>,
-    peer: Peer,
+    (peer, client): (Peer, &Arc<ClientCounters>),
     mut receiver: Receiver<OwnedReadHalf>,
     replies: &Arc<ReplyQueue>,
     activity: &Activity,
@@ -119,11 +121,13 @@ async fn take_calls(
                 return;
             }
         };
+        let received = service.counters.timing.start();
         activity.note_call();
         count(&service.counters, &record);
         if service.callbacks.take_reply(peer.connection, &record.head) {
             continue;
         }
+        client.count_call(record.bytes);
         replies.cork(receiver.has_more());
         let replies = Arc::clone(replies);
         let mut call = match incoming.finish(record) {
@@ -135,10 +139,15 @@ async fn take_calls(
         };
         let device = dispatch::device(service, &call);
         let thread = dispatch::thread(&call, activity.has_one_call());
-        let service = Arc::clone(service);
+        let (service, client) = (Arc::clone(service), Arc::clone(client));
         // On the heap at once: it is large, and each move of it would be a copy.
         let work = Box::pin(async move {
-            let verdict = dispatch::answer(&service, peer, replies.link(), &mut call).await;
+            if matches!(thread, Thread::Data | Thread::Metadata) {
+                service.counters.timing.end(Phase::Queue, received);
+            }
+            let origin = Origin { peer, link: replies.link(), client: &client, received };
+            let verdict = dispatch::answer(&service, origin, &mut call).await;
+            let verdict = counted(verdict, &service.counters, &client, received);
             send(&replies, verdict, slot);
         });
         // The work begins where it will have to wait, if anywhere.
@@ -179,6 +188,22 @@ fn count(counters: &Counters, record: &Record) {
         counters.add(Counter::PayloadBytes, payload.len() as u64);
         counters.add(Counter::PayloadMovedBytes, record.moved_bytes as u64);
     }
+}
+
+/// Counts a reply, and times it from here on if its call, received then, is timed.
+fn counted(
+    verdict: Verdict,
+    counters: &Arc<Counters>,
+    client: &ClientCounters,
+    received: Option<Instant>,
+) -> Verdict {
+    let Verdict::Reply(reply) = verdict else { return verdict };
+    client.count_reply(reply.bytes());
+    let Some(received) = received else { return Verdict::Reply(reply) };
+    let start = Instant::now();
+    client.note_time(start - received);
+    let counters = Arc::clone(counters);
+    Verdict::Reply(reply.with_end(move || counters.timing.end(Phase::Send, Some(start))))
 }
 
 /// Sends what there is to send to a call that holds `slot`.

@@ -127,6 +127,11 @@ impl Activity {
         self.link.get_or_init(|| Arc::clone(link));
     }
 
+    /// Whether no export admitted the peer when it connected.
+    pub(crate) fn is_stranger(&self) -> bool {
+        self.is_stranger
+    }
+
     /// Notes that a call has come over the connection.
     pub(crate) fn note_call(&self) {
         self.has_called.store(true, Ordering::Relaxed);
@@ -152,6 +157,11 @@ impl Activity {
     /// Whether the call that holds a slot is the only one.
     pub(crate) fn has_one_call(&self) -> bool {
         self.slots.available_permits() + 1 == self.slots_max
+    }
+
+    /// Calls in progress. The connection holds one slot more, for the next.
+    fn calls_in_flight(&self) -> usize {
+        self.slots_max.saturating_sub(self.slots.available_permits() + 1)
     }
 
     /// Resolves when no call is at work any more.
@@ -207,6 +217,41 @@ impl Connections {
     /// Connections open now.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// The most connections that may be open.
+    pub(crate) fn max(&self) -> usize {
+        self.limits.all
+    }
+
+    /// Calls of all connections in progress.
+    pub(crate) fn calls_in_flight(&self) -> usize {
+        let state = self.lock();
+        let activities = state.peers.values().flatten().chain(&state.evicted);
+        activities.map(|activity| activity.calls_in_flight()).sum()
+    }
+
+    /// The connections of each peer, and its calls in progress.
+    pub(crate) fn by_peer(&self) -> Vec<(IpAddr, usize, usize)> {
+        let state = self.lock();
+        let of_peer = |(peer, list): (&IpAddr, &Vec<Arc<Activity>>)| {
+            let calls = list.iter().map(|activity| activity.calls_in_flight()).sum();
+            (*peer, list.len(), calls)
+        };
+        state.peers.iter().map(of_peer).collect()
+    }
+
+    /// Has all connections of a peer end. Calls in progress are completed and answered. Returns how
+    /// many there were.
+    pub(crate) fn evict_peer(&self, peer: IpAddr) -> usize {
+        let mut state = self.lock();
+        let evicted = state.peers.get(&peer.to_canonical()).cloned().unwrap_or_default();
+        for activity in &evicted {
+            state.remove(activity);
+            activity.evicted.notify_one();
+        }
+        state.evicted.extend(evicted.iter().cloned());
+        evicted.len()
     }
 
     /// The slots that each connection has to leave unused now, because many are open.

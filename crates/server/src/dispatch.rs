@@ -14,14 +14,14 @@ use rpc::server::{Link, Reply};
 
 use crate::call::{Call, Credential};
 use crate::call_log::{self, Line};
-use crate::counters::Counter;
+use crate::counters::{Counter, Operation as Counted, Tally};
 use crate::export;
 use crate::export::claimed_export_id;
 use crate::memory_plan::REPLY_HEAD_BYTES;
 use crate::nfs3::{self as nfs, Arguments, Executed};
 use crate::procedures::{Operation, Procedure, Programs, Thread};
 use crate::reply_cache::{Begin, Replay, Wait};
-use crate::request::{Fault, Handled, Peer, Refusal, Request};
+use crate::request::{Fault, Handled, Origin, Refusal, Request};
 use crate::service::Service;
 use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
 
@@ -108,21 +108,16 @@ pub(crate) fn refuse(error: &CallError) -> Verdict {
 }
 
 /// Answers a call.
-pub(crate) async fn answer(
-    service: &Arc<Service>,
-    peer: Peer,
-    link: &Arc<Link>,
-    call: &mut Call,
-) -> Verdict {
+pub(crate) async fn answer(service: &Arc<Service>, origin: Origin<'_>, call: &mut Call) -> Verdict {
     let mut reply = Writer::with_capacity(REPLY_HEAD_BYTES);
     reply.array(&MARK_ROOM);
     encode_success(&mut reply, call.xid);
     let payload = call.payload.take();
     let call = &*call;
-    let line = Line { service, peer, call };
+    let line = Line { service, peer: origin.peer, call };
     tracing::trace!("{line} begins");
     let (results_at, start) = (reply.len(), call_log::start());
-    let done = execute(service, (peer, link), call, payload, &mut reply).await;
+    let done = execute(service, origin, call, payload, &mut reply).await;
     if let Some(start) = start {
         call_log::ended(&line, start, &done, &reply.as_slice()[results_at..]);
     }
@@ -164,25 +159,31 @@ fn plain(header: &ReplyHeader) -> Verdict {
 /// memory of the budget.
 async fn execute(
     service: &Arc<Service>,
-    (peer, link): (Peer, &Arc<Link>),
+    origin: Origin<'_>,
     call: &Call,
     payload: Option<WriteData>,
     reply: &mut Writer,
 ) -> Result<Handled, Refusal> {
+    let (peer, results_at) = (origin.peer, reply.len());
     let row = call.procedure.map_err(Refusal::NotExecuted)?;
     if call.trailing_bytes > 0 {
         return Err(Refusal::NotExecuted(AcceptStat::GarbageArgs));
     }
     match row.operation {
         Operation::Nfs3(procedure) => {
-            let request = request(service, peer, call)?;
+            let request = request(service, origin, call)?;
             let done = if row.is_idempotent {
                 let mut arguments = Arguments { payload, ..Arguments::of(call) };
                 let executed = nfs::execute(&request, procedure, &mut arguments, reply).await?;
                 Ok(Handled::executed(executed.payload()))
             } else {
-                Box::pin(execute_once(&request, (row, procedure), (call, link), reply)).await
+                let origin = (call, origin.link);
+                Box::pin(execute_once(&request, (row, procedure), origin, reply)).await
             };
+            if matches!(done, Ok(Handled::Executed { .. })) {
+                let status = Counted::nfs3(procedure).status_in(&reply.as_slice()[results_at..]);
+                request.tally.count(Counted::nfs3(procedure), status, origin.received);
+            }
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
             }
@@ -193,7 +194,7 @@ async fn execute(
             Ok(Handled::executed(None))
         }
         Operation::Nfs4(nfs4::Procedure::Compound) => {
-            let request = request(service, peer, call)?;
+            let request = request(service, origin, call)?;
             let done = Box::pin(compound::execute(&request, peer, call, payload, reply)).await;
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
@@ -201,9 +202,12 @@ async fn execute(
             done
         }
         Operation::Mount3(procedure) => {
-            let request = request(service, peer, call)
+            let request = request(service, origin, call)
                 .inspect_err(|_| mount::log_flavor(&peer, procedure, call))?;
             let payload = mount::execute(&request, procedure, call.arguments(), reply).await?;
+            let operation = Counted::mount3(procedure);
+            let status = operation.status_in(&reply.as_slice()[results_at..]);
+            request.tally.count(operation, status, origin.received);
             Ok(Handled::executed(payload))
         }
         Operation::Portmap(_) | Operation::Rpcbind(_) => {
@@ -218,7 +222,7 @@ async fn execute(
 
 fn request<'a>(
     service: &'a Arc<Service>,
-    peer: Peer,
+    origin: Origin<'a>,
     call: &'a Call,
 ) -> Result<Request<'a>, Refusal> {
     let (flavor, credential) = match &call.credential {
@@ -231,9 +235,9 @@ fn request<'a>(
             return Err(Refusal::Denied(RejectStat::AuthError(AuthStat::RejectedCred)));
         }
     };
-    let peer = export::Peer { address: peer.address };
-    let fault = Fault::default();
-    Ok(Request { service, xid: call.xid, peer, flavor, credential, fault })
+    let peer = export::Peer { address: origin.peer.address };
+    let (fault, tally) = (Fault::default(), Tally::new(&service.counters, origin.client));
+    Ok(Request { service, xid: call.xid, peer, flavor, credential, fault, tally })
 }
 
 /// Runs an NFSv3 procedure that must not run twice, unless the call repeats another.

@@ -31,6 +31,7 @@ mod procedures;
 mod random;
 mod recovery;
 mod reply_cache;
+pub mod report;
 mod request;
 mod server;
 mod service;

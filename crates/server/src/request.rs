@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use io::{Buffer, Payload};
 use proto::oncrpc::{AcceptStat, RejectStat};
 use proto::xdr::DecodeError;
-use rpc::server::Receipt;
+use rpc::server::{Link, Receipt};
 
+use crate::counters::{ClientCounters, Tally};
 use crate::export;
 use crate::fs::Status;
 use crate::procedures::Programs;
@@ -33,6 +35,20 @@ pub(crate) struct Request<'a> {
     pub(crate) credential: Option<export::Credential<'a>>,
     /// The fault that the call ends in.
     pub(crate) fault: Fault,
+    /// The counters of what the call does.
+    pub(crate) tally: Tally<'a>,
+}
+
+/// Where a call comes from.
+#[derive(Clone, Copy)]
+pub(crate) struct Origin<'a> {
+    pub(crate) peer: Peer,
+    /// The connection that its reply goes to.
+    pub(crate) link: &'a Arc<Link>,
+    /// The counters of the peer's address.
+    pub(crate) client: &'a ClientCounters,
+    /// When its last byte was there, if calls are timed.
+    pub(crate) received: Option<Instant>,
 }
 
 /// The first [fault](Status::is_fault) of a call.

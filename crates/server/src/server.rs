@@ -8,13 +8,14 @@ use proto::portmap::PORT;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::config::Config;
+use crate::config::{Config, NfsVersions};
 use crate::counters::{Counter, Counters};
 use crate::export::{ExportError, Exports, HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
 use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::Programs;
 use crate::recovery::Recovery;
+use crate::report::{Monitor, MonitorFacts};
 use crate::service::Service;
 use crate::state_dir::{StateDir, StateDirError};
 use crate::{listener, portmap};
@@ -98,7 +99,8 @@ pub struct Server {
     /// The port registered with rpcbind, if any.
     registered_port: Option<u16>,
     /// Held until the server has stopped.
-    _state_dir: StateDir,
+    state_dir: StateDir,
+    versions: NfsVersions,
 }
 
 impl Server {
@@ -120,11 +122,12 @@ impl Server {
         rustix::process::umask(rustix::fs::Mode::empty());
         let state_dir = StateDir::open(config.state_dir())?;
         let handle_key = HandleKey::load_or_create(state_dir.path())?;
-        let exports = Exports::open(Arc::clone(config.exports()), None)?;
+        let counters = Arc::new(Counters::default());
+        let exports = Exports::open(Arc::clone(config.exports()), None, &counters)?;
         let serves_v4 = config.nfs_versions().serves_v4();
         let recovery = serves_v4.then(|| Recovery::open(state_dir.path())).transpose();
         let recovery = recovery.map_err(StartError::Recovery)?;
-        let service = Service::new(&config, exports, handle_key, recovery);
+        let service = Service::new(&config, exports, handle_key, recovery, counters);
         let service = Arc::new(service.map_err(StartError::Random)?);
         let listeners = if inherited.is_empty() {
             bind(config.listen())?
@@ -142,7 +145,8 @@ impl Server {
             tasks: Vec::new(),
             ticks,
             registered_port: None,
-            _state_dir: state_dir,
+            state_dir,
+            versions: config.nfs_versions(),
         };
         if config.portmap() {
             server.start_portmap().await?;
@@ -207,24 +211,18 @@ impl Server {
 
     /// The counters since the start and the current use of memory, by name with the unit last.
     pub fn figures(&self) -> Vec<(&'static str, u64)> {
-        let (counters, service) = (self.counters(), &self.service);
-        let mut figures: Vec<_> =
-            Counter::ALL.iter().map(|counter| (counter.name(), counters.value(*counter))).collect();
-        figures.extend(service.vfs.window_figures());
-        let state = service.state.counts();
-        figures.extend([
-            ("nfs4_clients", state.clients as u64),
-            ("nfs4_sessions", state.sessions as u64),
-            ("nfs4_opens", state.opens as u64),
-            ("nfs4_locks", state.locks as u64),
-            ("nfs4_waiting_locks", state.waiting as u64),
-            ("nfs4_replies_bytes", state.replies_bytes as u64),
-            ("nfs4_in_grace", u64::from(state.is_in_grace)),
-            ("connections_open", service.connections.open() as u64),
-            ("buffers_in_use_bytes", service.buffers.bytes_in_use() as u64),
-            ("buffers_mapped_bytes", service.buffers.bytes_mapped() as u64),
-        ]);
-        figures
+        let counters =
+            Counter::ALL.iter().map(|counter| (counter.name(), self.counters().value(*counter)));
+        let figures = self.service.figures().into_iter();
+        counters.chain(figures.map(|(figure, value)| (figure.name(), value))).collect()
+    }
+
+    /// Reports about the server while it runs, from any thread.
+    pub fn monitor(&self) -> Monitor {
+        Monitor::new(Arc::clone(&self.service), {
+            let state_dir = self.state_dir.path().to_owned();
+            MonitorFacts { listen: self.local_addrs.clone(), state_dir, versions: self.versions }
+        })
     }
 
     /// Serves the exports of `config` from the next request on, with its switches and trace events,
@@ -236,7 +234,7 @@ impl Server {
     /// A directory cannot be opened; everything stays as it was.
     pub fn reload(&self, config: Config) -> Result<String, ReloadError> {
         let old = self.service.exports.load_full();
-        let new = Exports::open(Arc::clone(config.exports()), Some(&old))?;
+        let new = Exports::open(Arc::clone(config.exports()), Some(&old), self.counters())?;
         let new = Arc::new(new);
         self.service.exports.store(Arc::clone(&new));
         let mut changes = new.replace(&old);
@@ -245,6 +243,21 @@ impl Server {
         }
         changes.extend(self.service.switch(&config));
         Ok(changes.join(", "))
+    }
+
+    /// Serves with the modes and switches of `config` from the next request on, whose exports are those
+    /// in force but for them. Unlike [`Self::reload`] it opens nothing, so it waits for no disk.
+    /// Returns a summary of the changes.
+    pub fn switch(&self, config: &Config) -> String {
+        let old = self.service.exports.load_full();
+        let new = old.with_table(Arc::clone(config.exports()));
+        let mut changes = Vec::new();
+        if new.table != old.table {
+            changes.push(new.table.changes_since(&old.table));
+        }
+        self.service.exports.store(Arc::new(new));
+        changes.extend(self.service.switch(config));
+        changes.join(", ")
     }
 
     /// Accepts nothing new, finishes what was accepted, and puts everything on the disk.
@@ -314,6 +327,7 @@ async fn keep_time(service: Arc<Service>, ticked: watch::Sender<()>) {
     loop {
         ticks.tick().await;
         ticked.send_replace(());
+        service.counters.timing.tick();
         for idle in service.vfs.tick() {
             let service = Arc::clone(&service);
             tasks.spawn(async move { service.vfs.close_idle(idle).await });

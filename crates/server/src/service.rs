@@ -1,7 +1,7 @@
 //! The state that all connections share: the exports, the file operations below them, and the
 //! caches.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use crate::callbacks::Callbacks;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::counters::{Counter, Counters};
+use crate::counters::{Counter, Counters, Figure};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{
     self, Access, Admitted, Credential, Denied, Export, ExportRoot, Exports, FileHandle, Flavor,
@@ -138,6 +138,13 @@ fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
     Limits { fore, ..limits }
 }
 
+/// What a client has lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dropped {
+    pub(crate) connections: usize,
+    pub(crate) nfs4_clients: usize,
+}
+
 /// Whether a client is to be notified.
 fn is_notice(effect: &Effect) -> bool {
     matches!(effect, Effect::NotifyLock { .. })
@@ -167,8 +174,8 @@ impl Service {
         exports: Exports,
         handle_key: HandleKey,
         recovery: Option<(Recovery, Recovered)>,
+        counters: Arc<Counters>,
     ) -> std::io::Result<Self> {
-        let counters = Arc::new(Counters::default());
         if let Err(error) = io::survive_file_size_limit() {
             tracing::warn!(%error, "a WRITE past the limit on file sizes will end the server");
         }
@@ -251,6 +258,42 @@ impl Service {
     /// The time since the start.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// All figures, in the order of their table.
+    pub(crate) fn figures(&self) -> Vec<(Figure, u64)> {
+        let (state, connections) = (self.state.counts(), &self.connections);
+        let mut figures = self.vfs.figures().to_vec();
+        figures.extend([
+            (Figure::WindowBytesMax, self.memory.window_bytes as u64),
+            (Figure::Nfs4Clients, state.clients as u64),
+            (Figure::Nfs4Sessions, state.sessions as u64),
+            (Figure::Nfs4Opens, state.opens as u64),
+            (Figure::Nfs4Locks, state.locks as u64),
+            (Figure::Nfs4WaitingLocks, state.waiting as u64),
+            (Figure::Nfs4RepliesBytes, state.replies_bytes as u64),
+            (Figure::Nfs4InGrace, u64::from(state.is_in_grace)),
+            (Figure::ConnectionsOpen, connections.open() as u64),
+            (Figure::ConnectionsMax, connections.max() as u64),
+            (Figure::CallsInFlight, connections.calls_in_flight() as u64),
+            (Figure::BuffersInUseBytes, self.buffers.bytes_in_use() as u64),
+            (Figure::BuffersMappedBytes, self.buffers.bytes_mapped() as u64),
+            (Figure::BuffersMaxBytes, self.memory.pool_bytes as u64),
+            (Figure::BufferWaiters, self.buffers.waiters() as u64),
+            (Figure::UptimeSeconds, self.now().as_secs()),
+        ]);
+        figures.sort_unstable();
+        figures
+    }
+
+    /// Ends the connections of a client address, and all its state of version 4. It may connect again
+    /// at once.
+    pub(crate) async fn drop_client(&self, address: IpAddr) -> Dropped {
+        let connections = self.connections.evict_peer(address);
+        let mut effects = Vec::new();
+        let nfs4_clients = self.state.forget_peer(address, self.now(), &mut effects);
+        self.settle(effects).await;
+        Dropped { connections, nfs4_clients }
     }
 
     /// Whether version 4 is served.

@@ -29,6 +29,19 @@ pub struct Reply {
     _charge: Vec<Buffer>,
     /// Where the reply cache looks up whether it has arrived.
     receipt: Option<Arc<Receipt>>,
+    /// Called when the reply is gone.
+    _end: Option<Box<End>>,
+}
+
+/// A function that is called when this is dropped.
+struct End(Option<Box<dyn FnOnce() + Send>>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(end) = self.0.take() {
+            end();
+        }
+    }
 }
 
 /// A part of a reply, which is sent from where it lies.
@@ -65,7 +78,8 @@ impl Reply {
     pub fn with_tail(mut head: Vec<u8>, data: Option<Payload>, tail: Vec<u8>) -> Self {
         put_mark(&mut head, padded(data.as_ref().map_or(0, Payload::len)) + tail.len())
             .expect("a reply is shorter than a fragment may be");
-        Self { head, data, tail, sent: 0, _slot: None, _charge: Vec::new(), receipt: None }
+        let charge = Vec::new();
+        Self { head, data, tail, sent: 0, _slot: None, _charge: charge, receipt: None, _end: None }
     }
 
     /// The same reply, which keeps `slot` from the client's next call until it is gone.
@@ -81,6 +95,16 @@ impl Reply {
     /// The same reply, whose place among the bytes of the connection goes to `receipt`.
     pub fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
         Self { receipt, ..self }
+    }
+
+    /// The same reply, which calls `end` when the kernel has all of it, or the connection is lost.
+    pub fn with_end(self, end: impl FnOnce() + Send + 'static) -> Self {
+        Self { _end: Some(Box::new(End(Some(Box::new(end))))), ..self }
+    }
+
+    /// Its length on the wire, with the record mark.
+    pub fn bytes(&self) -> u64 {
+        self.len() as u64
     }
 
     /// Notes that it ends with the byte `end` of its connection.

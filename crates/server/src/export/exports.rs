@@ -8,6 +8,7 @@ use io::{IoPolicy, KernelHandle};
 
 use super::table::{Access, Denied, Export, ExportTable, Flavor, Peer};
 use super::{ExportRoot, FileHandle, FileSystems, PseudoRoot};
+use crate::counters::Counters;
 use crate::fs::Status;
 
 /// One generation of the configuration: policy, and the directory behind each export.
@@ -41,6 +42,7 @@ impl Exports {
     pub(crate) fn open(
         table: Arc<ExportTable>,
         earlier: Option<&Self>,
+        counters: &Counters,
     ) -> Result<Self, ExportError> {
         let file_systems =
             earlier.map_or_else(Arc::default, |earlier| Arc::clone(&earlier.file_systems));
@@ -49,7 +51,7 @@ impl Exports {
             let known = earlier
                 .and_then(|earlier| earlier.roots.get(&export.id))
                 .filter(|(path, _)| *path == export.path);
-            let root = open_root(export, &file_systems)?;
+            let root = open_root(export, &file_systems, counters)?;
             let root = match known {
                 Some((_, known)) if known.is_same_directory(&root) => Arc::clone(known),
                 Some(_) | None => {
@@ -64,6 +66,18 @@ impl Exports {
         }
         let pseudo_root = PseudoRoot::new(&table);
         Ok(Self { table, file_systems, roots, pseudo_root })
+    }
+
+    /// The same directories with another table of the same exports.
+    ///
+    /// # Panics
+    /// The table has an export that this one does not have.
+    pub(crate) fn with_table(&self, table: Arc<ExportTable>) -> Self {
+        let is_known = |export: &Arc<Export>| self.roots.contains_key(&export.id);
+        assert!(table.iter().all(is_known), "only the settings of exports differ");
+        let (file_systems, roots) = (Arc::clone(&self.file_systems), self.roots.clone());
+        let pseudo_root = PseudoRoot::new(&table);
+        Self { table, file_systems, roots, pseudo_root }
     }
 
     /// Gives up the directories of an earlier generation that this one does not serve. Returns what
@@ -177,9 +191,14 @@ impl Object {
     }
 }
 
-fn open_root(export: &Export, file_systems: &FileSystems) -> Result<ExportRoot, ExportError> {
+fn open_root(
+    export: &Export,
+    file_systems: &FileSystems,
+    counters: &Counters,
+) -> Result<ExportRoot, ExportError> {
     let error = |error| ExportError { name: export.name.clone(), path: export.path.clone(), error };
-    ExportRoot::open_path(export.id, &export.path, file_systems).map_err(error)
+    let counters = counters.of_export(export.id);
+    ExportRoot::open_path(export.id, &export.path, file_systems, counters).map_err(error)
 }
 
 fn warn_of_fallback(export: &Export, root: &ExportRoot) {

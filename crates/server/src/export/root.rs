@@ -20,6 +20,7 @@ use siphasher::sip::SipHasher24;
 use super::kind::Kind;
 use super::places::{DEPTH_MAX, Places, is_no_evidence};
 use super::{FileSystem, FileSystems, IoSupport};
+use crate::counters::CounterSet;
 use crate::fs::{
     LiveAttributes, PATH_ONLY, Status, Timestamp, attributes_and_birth_of, attributes_of,
     attributes_of_linked_or_not,
@@ -57,6 +58,8 @@ pub(crate) struct ExportRoot {
     /// A number that no other root has had, not even one of the same path: between the two there may
     /// have been another file system of the same device number.
     serial: u64,
+    /// What is counted of the export.
+    pub(crate) counters: Arc<CounterSet>,
     directory: OwnedFd,
     device: (u32, u32),
     threads: OnceLock<Device>,
@@ -83,6 +86,7 @@ impl ExportRoot {
         id: u32,
         path: &Path,
         file_systems: &FileSystems,
+        counters: Arc<CounterSet>,
     ) -> std::io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, path, flags, Mode::empty())?;
@@ -109,6 +113,7 @@ impl ExportRoot {
             shows_changes: kind.shows_changes(),
             io_support: if has_layers { IoSupport::of_layers() } else { IoSupport::default() },
             serial: random_u64()?,
+            counters,
             device: attributes.device,
             threads: OnceLock::new(),
             mount: mount_of(directory.as_fd())?,

@@ -184,7 +184,7 @@ impl Bed {
 
 /// The file `file` in an export of a directory.
 fn inode_in_export(id: u32, dir: &Path, systems: &FileSystems, cache: &InodeCache) -> Arc<Inode> {
-    let root = Arc::new(ExportRoot::open_path(id, dir, systems).unwrap());
+    let root = Arc::new(ExportRoot::open_path(id, dir, systems, Arc::default()).unwrap());
     let path = dir.join("file");
     if !path.exists() {
         std::fs::write(&path, "data").unwrap();

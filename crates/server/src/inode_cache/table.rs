@@ -64,6 +64,11 @@ impl InodeCache {
         }
     }
 
+    /// Objects that are open.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).files.len()).sum()
+    }
+
     /// The object, if it is open.
     pub(crate) fn find(&self, key: &InodeKey) -> Option<Arc<Inode>> {
         let file = self.shard(key).files.get(key).cloned()?;

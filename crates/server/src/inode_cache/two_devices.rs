@@ -42,7 +42,13 @@ impl TestExport {
 
     pub(super) fn in_directory(cache: &InodeCache, id: u32, parent: &Path) -> Self {
         let dir = tempfile::tempdir_in(parent).unwrap();
-        let root = ExportRoot::open_path(id, dir.path(), &FileSystems::default()).unwrap();
+        let root = ExportRoot::open_path(
+            id,
+            dir.path(),
+            &FileSystems::default(),
+            std::sync::Arc::default(),
+        )
+        .unwrap();
         let root = Arc::new(root);
         let [file, directory] = [dir.path().join("f"), dir.path().join("d")];
         std::fs::write(&file, "data").unwrap();

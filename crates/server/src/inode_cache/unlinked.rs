@@ -169,7 +169,13 @@ mod tests {
                 return None;
             }
             let dir = tempfile::tempdir_in(memory).unwrap();
-            let root = ExportRoot::open_path(1, dir.path(), &FileSystems::default()).unwrap();
+            let root = ExportRoot::open_path(
+                1,
+                dir.path(),
+                &FileSystems::default(),
+                std::sync::Arc::default(),
+            )
+            .unwrap();
             let root = Arc::new(root);
             let config = EngineConfig { data_threads: 1, metadata_threads: 1, queue_max: 16 };
             let (cache, engine) = (InodeCache::new(1000), Engine::new(config));

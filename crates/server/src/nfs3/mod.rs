@@ -234,7 +234,9 @@ impl Request<'_> {
         let handle = handle.as_bytes();
         let resolved =
             self.service.resolve(self.xid, handle, &self.peer, self.flavor, self.credential);
-        resolved.map_err(NotAdmitted)
+        let resolved = resolved.map_err(NotAdmitted)?;
+        self.tally.note_export(&resolved.1.root().counters);
+        Ok(resolved)
     }
 
     /// The subject of the trace events of this call on an object.

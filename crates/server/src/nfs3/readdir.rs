@@ -13,7 +13,6 @@ use proto::nfs3::{
 };
 
 use super::{Executed, NFS3_OK, Outcome, Refused, Results, convert};
-use crate::counters::Counter;
 use crate::export::Object;
 use crate::fs::Status;
 use crate::request::Request;
@@ -48,7 +47,6 @@ async fn list(
 ) -> Executed {
     let request = results.request;
     request.trace_start(Event::ReaddirEnter, dir, cookie, limits.bytes);
-    count_listing(request, cookie);
     let outcome = perform(request, dir, cookie, limits, kind).await;
     let range = (cookie, limits.bytes);
     request.trace_done(Event::ReaddirExit, dir, range, &outcome, |listed| listed.names);
@@ -57,14 +55,6 @@ async fn list(
         encode_listing_head(reply, listed.attributes.as_ref(), VERIFIER);
         Some(listed.entries)
     })
-}
-
-/// Counts listings, and those that begin at the beginning.
-fn count_listing(request: &Request<'_>, cookie: u64) {
-    request.service.counters.add(Counter::Readdirs, 1);
-    if cookie == 0 {
-        request.service.counters.add(Counter::ReaddirsFromStart, 1);
-    }
 }
 
 /// A part of a listing.

@@ -1,6 +1,7 @@
 //! COMPOUND, RFC 8881 §16.2.
 
 use std::hash::Hasher;
+use std::time::Instant;
 
 use io::WriteData;
 use proto::nfs4::{CompoundHead, CompoundResult, NFS4_OK, OperationCode, Status, next_operation};
@@ -11,6 +12,7 @@ use super::location::{Current, Place};
 use super::results::{RESULT_BYTES_MAX, RESULT_BYTES_USUAL, Results};
 use super::{Outcome, Refused};
 use crate::call::{Call, Credential};
+use crate::counters::Operation;
 use crate::procedures::Programs;
 use crate::request::{Handled, Peer, Refusal, Request};
 use crate::state::Running;
@@ -102,6 +104,7 @@ impl<'a> Compound<'a> {
                 Ok(Ok(operation)) if self.has(*operation) => *operation,
                 _ => OperationCode::Illegal,
             };
+            let start = self.request.tally.start();
             let checked = next.and_then(|known| self.check(known.ok(), place));
             let outcome = match checked {
                 Ok(OperationCode::Sequence) => match self.sequence(reader).await {
@@ -114,8 +117,9 @@ impl<'a> Compound<'a> {
                 Ok(operation) => self.perform_there(operation, reader).await,
                 Err(refused) => Err(self.refuse(operation, refused)),
             };
-            if let Err(failed) = outcome {
-                status = failed.code();
+            status = outcome.err().map_or(NFS4_OK, Status::code);
+            self.count(operation, status, start);
+            if status != NFS4_OK {
                 break;
             }
         }
@@ -139,6 +143,15 @@ impl<'a> Compound<'a> {
             None => self.perform(operation, reader).await,
             Some(share) => Box::pin(share.run(self.perform(operation, reader))).await,
         }
+    }
+
+    /// Counts an operation on the export that the current filehandle is of.
+    fn count(&self, operation: OperationCode, status: u32, start: Option<Instant>) {
+        let set = match self.current.as_ref().map(|current| &current.place) {
+            Some(Place::Object(located)) => Some(&*located.object.root().counters),
+            Some(Place::Pseudo(_)) | None => None,
+        };
+        self.request.tally.count_on(set, Operation::nfs4(operation), status, start);
     }
 
     /// Whether an operation belongs to the minor version.

@@ -18,7 +18,6 @@ use super::compound::Compound;
 use super::location::{Located, Place, Pseudo};
 use super::operation::decoded;
 use super::results::Results;
-use crate::counters::Counter;
 use crate::export::Object;
 use crate::fs;
 use crate::service::Service;
@@ -101,10 +100,6 @@ impl Compound<'_> {
         let call = self.call_id(object);
         let range = (cookie, args.bytes_max);
         self.trace(Event::ReaddirEnter, call, range, None);
-        service.counters.add(Counter::Readdirs, 1);
-        if cookie == 0 {
-            service.counters.add(Counter::ReaddirsFromStart, 1);
-        }
         let with_objects = !page.wanted.difference(WITHOUT_OBJECT).is_empty();
         let answer =
             service.vfs.readdir(caller, object, cookie, with_objects, page, Page::push).await;

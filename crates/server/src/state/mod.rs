@@ -13,6 +13,7 @@
 //! Locks: one for the sessions by id, one for each session's slots, one for all else. Under the last
 //! one of the others may be taken, and nothing else is waited for under any.
 
+mod administration;
 mod backchannel;
 mod clients;
 mod create_session;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rustix::fs::Access;
 
 use super::{Attributes, Caller, LiveAttributes, Object, Status, Vfs};
+use crate::counters::Phase;
 use crate::inode_cache::{DataUse, Inode, Permitted, kernel_allows};
 
 /// Permissions, as a set.
@@ -52,6 +53,10 @@ impl Vfs {
         file: &Arc<Inode>,
         attributes: &LiveAttributes,
     ) -> Result<Permitted<U>, Status> {
-        Permitted::check(caller, file, attributes, &self.engine).await
+        let timing = &self.counters.timing;
+        let start = timing.start();
+        let permitted = Permitted::check(caller, file, attributes, &self.engine).await;
+        timing.end(Phase::Permission, start);
+        permitted
     }
 }

@@ -13,7 +13,7 @@ use crate::inode_cache::{DataUse, DirectFile, Inode, Permitted, Reading, Writing
 impl Vfs {
     /// Notes that the kernel refused direct I/O that fits the reported alignment.
     pub(super) fn note_refused(&self, file: &Arc<Inode>) {
-        self.counters.add(Counter::DirectRefused, 1);
+        file.root().counters.add(Counter::DirectRefused, 1);
         if file.direct_refused() {
             file.root().io_support.note_no_direct(|| file.root().name());
         }

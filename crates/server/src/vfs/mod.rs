@@ -30,7 +30,7 @@ use io::{
 };
 use tokio::sync::Semaphore;
 
-use crate::counters::Counters;
+use crate::counters::{Counters, Figure, Phase};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{ExportRoot, Object};
 use crate::fs::{
@@ -248,24 +248,26 @@ impl Vfs {
         flushed
     }
 
-    /// The state of the window by name, with the unit last.
-    pub(crate) fn window_figures(&self) -> [(&'static str, u64); 14] {
+    /// The state of the window, of the open objects, and of the memory of the machine.
+    pub(crate) fn figures(&self) -> [(Figure, u64); 16] {
         let counts = self.window.counts();
         [
-            ("window_bytes", self.window.bytes()),
-            ("window_files", self.window.files() as u64),
-            ("window_out_of_order_writes", counts.out_of_order),
-            ("window_writes_put_in_order", counts.put_in_order),
-            ("window_runs", counts.runs),
-            ("window_written_back_bytes", counts.bytes_written_back),
-            ("window_dropped_bytes", counts.bytes_dropped),
-            ("window_kept_bytes", counts.bytes_kept),
-            ("window_stuck_bytes", counts.bytes_stuck),
-            ("window_forgotten_bytes", counts.bytes_forgotten),
-            ("window_edges_filled", counts.edges_filled),
-            ("window_edges_given_up", counts.edges_given_up),
-            ("window_throttled_writes", counts.throttled),
-            ("window_errors", counts.errors),
+            (Figure::WindowBytes, self.window.bytes()),
+            (Figure::WindowFiles, self.window.files() as u64),
+            (Figure::WindowOutOfOrderWrites, counts.out_of_order),
+            (Figure::WindowWritesPutInOrder, counts.put_in_order),
+            (Figure::WindowRuns, counts.runs),
+            (Figure::WindowWrittenBackBytes, counts.bytes_written_back),
+            (Figure::WindowDroppedBytes, counts.bytes_dropped),
+            (Figure::WindowKeptBytes, counts.bytes_kept),
+            (Figure::WindowStuckBytes, counts.bytes_stuck),
+            (Figure::WindowForgottenBytes, counts.bytes_forgotten),
+            (Figure::WindowEdgesFilled, counts.edges_filled),
+            (Figure::WindowEdgesGivenUp, counts.edges_given_up),
+            (Figure::WindowThrottledWrites, counts.throttled),
+            (Figure::WindowErrors, counts.errors),
+            (Figure::OpenObjects, self.inode_cache.len() as u64),
+            (Figure::MemoryFreeBytes, self.memory.free_bytes()),
         ]
     }
 
@@ -333,6 +335,14 @@ impl Vfs {
             self.inode_cache.forget(&file.key());
         }
         result
+    }
+
+    /// As [`Engine::ask_for_data_thread`].
+    async fn ask_for_data_thread(&self) {
+        let timing = &self.counters.timing;
+        let start = timing.start();
+        self.engine.ask_for_data_thread().await;
+        timing.end(Phase::Queue, start);
     }
 
     /// Runs a blocking operation as `identity`.
@@ -436,7 +446,9 @@ impl Vfs {
                 tracing::debug!(?status, "no descriptor for a flush");
             }
         }
+        let start = self.counters.timing.start();
         let flushed = file.flush(&self.engine, what).await;
+        self.counters.timing.end(Phase::Sync, start);
         // The call's line of the log shows a fault. A full disk or quota is logged here: the server
         // had accepted the data.
         flushed.inspect_err(|status| {

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, TryCache};
 use super::read_data::{Fetched, Partly, Read, Source};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
-use crate::counters::Counter;
+use crate::counters::{Counter, Phase};
 use crate::inode_cache::Inode;
 use crate::trace::{CallId, Event};
 use io::{ByteRange, FileVersion, IoMode, NowaitRead, Payload};
@@ -133,20 +133,25 @@ impl Vfs {
             _ => return Ok(Outcome::Whole(ReadDone { data: None, eof: left == 0 })),
         };
         let read = Read { file, reader, call, range, attributes, version };
-        let fetched = self.fetch(&read, mode).await?;
+        let start = self.counters.timing.start();
+        let (fetched, through) = self.fetch(&read, mode).await?;
+        self.counters.timing.end(Phase::Io, start);
         let count = fetched.len();
         self.tracer.emit(Event::ReadIoDone, call, offset, count, format_args!(""));
-        self.counters.add(Counter::ReadBytes, count);
+        let counters = &file.root().counters;
+        counters.add(Counter::ReadBytes, count);
+        counters.add(through, count);
         if count < wanted {
             return Ok(Outcome::CutShort(fetched));
         }
         Ok(Outcome::Whole(ReadDone { data: fetched.0, eof: offset + count >= attributes.size }))
     }
 
-    async fn fetch(&self, read: &Read<'_>, mode: IoMode) -> Result<Fetched, Status> {
+    /// The data, and the counter of the bytes that came the same way.
+    async fn fetch(&self, read: &Read<'_>, mode: IoMode) -> Result<(Fetched, Counter), Status> {
         // The plan of `buffered` depends on no other fact, so none is gathered.
         if mode == IoMode::Buffered {
-            return self.fetch_buffered(read).await;
+            return Ok((self.fetch_buffered(read).await?, Counter::ReadPageCacheBytes));
         }
         let plan = self.read_facts(read, mode).plan();
         let tries_cache = match plan.try_cache {
@@ -158,8 +163,8 @@ impl Vfs {
         if tries_cache {
             match self.try_resident(read).await? {
                 Tried::Done(done) => {
-                    self.counters.add(Counter::ReadsResident, 1);
-                    return Ok(done);
+                    read.file.root().counters.add(Counter::ReadsResident, 1);
+                    return Ok((done, Counter::ReadPageCacheBytes));
                 }
                 Tried::Partly(partly) => tried = Some(partly),
             }
@@ -167,16 +172,17 @@ impl Vfs {
         let source = self.acquire_source(read, plan.from).await?;
         let unless_resident = mode != IoMode::Direct;
         if let Some(done) = self.fetch_ahead(read, &source, unless_resident).await {
-            return Ok(done);
+            return Ok((done, Counter::ReadFromReadAheadBytes));
         }
-        self.counters.add(source.counter(), 1);
-        self.fetch_from(read, source, tried).await
+        read.file.root().counters.add(source.counter(), 1);
+        let through = source.bytes_counter();
+        Ok((self.fetch_from(read, source, tried).await?, through))
     }
 
     /// From the page cache, without a copy where that pays.
     async fn fetch_buffered(&self, read: &Read<'_>) -> Result<Fetched, Status> {
         let source = Source::Cache(CachedWhy::Mode);
-        self.counters.add(source.counter(), 1);
+        read.file.root().counters.add(source.counter(), 1);
         if let Some(done) = self.fetch_spliced(read).await? {
             return Ok(done);
         }
@@ -207,7 +213,7 @@ impl Vfs {
                 return Ok(match self.direct_or_note(read.file).await? {
                     Some(direct) => Source::Direct(direct),
                     None => {
-                        self.counters.add(Counter::ReadsWithoutDirect, 1);
+                        read.file.root().counters.add(Counter::ReadsWithoutDirect, 1);
                         Source::DropBehind
                     }
                 });
@@ -243,7 +249,7 @@ impl Vfs {
         match io::try_read_at_nowait(read.reader.as_fd(), slice, offset, size)? {
             NowaitRead::Done(len) => {
                 self.emit_vector(read);
-                self.counters.add(Counter::ReadsInline, 1);
+                read.file.root().counters.add(Counter::ReadsInline, 1);
                 Ok(Tried::Done(Fetched::new(buffer, 0, len)))
             }
             NowaitRead::Partly(had) => Ok(Tried::Partly(Partly(buffer, had))),

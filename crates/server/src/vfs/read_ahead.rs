@@ -8,7 +8,7 @@ use io::{Buffer, ByteRange, ChangeWatches, Chunk, Fill, Payload, RangeGuard, Ran
 
 use super::read_data::{Fetched, Read, Source, read_and_drop};
 use super::{Status, Vfs};
-use crate::counters::{Counter, Counters};
+use crate::counters::Counter;
 use crate::inode_cache::Inode;
 use crate::trace::Event;
 
@@ -19,7 +19,6 @@ struct FillJob {
     buffer: Buffer,
     pages: RangeGuard,
     watches: ChangeWatches,
-    counters: Arc<Counters>,
 }
 
 /// Where a chunk is read from.
@@ -91,10 +90,10 @@ impl Vfs {
         let data = self.join_chunks(read, &ahead.chunks).await?;
         // Last, and after this READ began: what was finished before it must show.
         if !read.file.data().read_ahead.serve(read.range, &ahead.chunks, &self.watches) {
-            self.counters.add(Counter::ReadAheadOutdated, 1);
+            read.file.root().counters.add(Counter::ReadAheadOutdated, 1);
             return None;
         }
-        self.counters.add(Counter::ReadsFromReadAhead, 1);
+        read.file.root().counters.add(Counter::ReadsFromReadAhead, 1);
         Some(Fetched(Some(data)))
     }
 
@@ -155,15 +154,17 @@ impl Vfs {
             .unwrap_or_else(|| Arc::clone(&read.reader)),
             plan,
         };
-        let (watches, counters) = (self.watches.clone(), Arc::clone(&self.counters));
-        let job = FillJob { fill, source, buffer, pages, watches, counters };
+        let watches = self.watches.clone();
+        let job = FillJob { fill, source, buffer, pages, watches };
         self.engine.leave_to_data(move || job.run());
     }
 }
 
 impl FillJob {
     fn run(self) {
-        let Self { fill, source, mut buffer, pages, watches, counters } = self;
+        let Self { fill, source, mut buffer, pages, watches } = self;
+        let file = Arc::clone(&source.file);
+        let counters = &file.root().counters;
         let range = fill.range();
         // Before anything is read.
         let fill = match fill.watch(&watches, source.reader.as_fd()) {

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use super::Vfs;
 use super::io_plan::CachedWhy;
 use crate::counters::Counter;
+use crate::export::ExportRoot;
 use crate::fs::Status;
 use crate::inode_cache::{Attributes, DirectFile, Inode, Permitted, Reading};
 use crate::trace::{CallId, Event};
@@ -64,6 +65,15 @@ impl Source {
             Self::Direct(_) => Counter::ReadsDirect,
         }
     }
+
+    /// The counter of the bytes that come this way.
+    pub(super) fn bytes_counter(&self) -> Counter {
+        match self {
+            Self::Cache(_) => Counter::ReadPageCacheBytes,
+            Self::DropBehind => Counter::ReadDropBehindBytes,
+            Self::Direct(_) => Counter::ReadDirectBytes,
+        }
+    }
 }
 
 /// What the page cache had of a range: so many bytes from the start, which are in the buffer.
@@ -117,7 +127,7 @@ impl Vfs {
                     None => Partly(self.take_buffer(read.len()).await?, 0),
                 };
                 let job = self.acquire_cached(read, buffer, had).await;
-                self.on_data_thread(move || job.perform()).await
+                self.on_data_thread(read.file.root(), move || job.perform()).await
             }
             Source::DropBehind => {
                 // A call that waits for memory must hold none, or two calls could wait for each other.
@@ -127,7 +137,7 @@ impl Vfs {
             Source::Direct(direct) => {
                 drop(tried);
                 if let Some(job) = self.acquire_direct(read, direct).await? {
-                    match self.on_data_thread(move || job.perform()).await? {
+                    match self.on_data_thread(read.file.root(), move || job.perform()).await? {
                         DirectOutcome::Done(done) => return Ok(done),
                         DirectOutcome::Short => {}
                         DirectOutcome::Refused => self.note_refused(read.file),
@@ -140,7 +150,7 @@ impl Vfs {
 
     async fn fetch_and_drop(&self, read: &Read<'_>) -> Result<Fetched, Status> {
         let job = self.acquire_dropped_behind(read).await?;
-        self.on_data_thread(move || job.perform()).await
+        self.on_data_thread(read.file.root(), move || job.perform()).await
     }
 
     async fn acquire_cached(&self, read: &Read<'_>, buffer: Buffer, had: usize) -> CachedRead {
@@ -188,7 +198,7 @@ impl Vfs {
         self.tracer.emit(Event::ReadVectorDio, read.call, offset, len, format_args!("{widened}"));
         self.tracer.emit(Event::ReadDirect, read.call, offset, len, format_args!(""));
         if widened.range() != read.range {
-            self.counters.add(Counter::ReadsWidened, 1);
+            read.file.root().counters.add(Counter::ReadsWidened, 1);
         }
         let len = usize::try_from(widened.range().len()).expect("a transfer and two extras");
         let buffer = self.take_buffer(len).await?;
@@ -199,10 +209,11 @@ impl Vfs {
     /// Runs what blocks on the disk, moving the whole call to a data thread if it can.
     pub(super) async fn on_data_thread<T: Send + 'static>(
         &self,
+        root: &ExportRoot,
         job: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        self.counters.add(Counter::ReadsQueued, 1);
-        self.engine.ask_for_data_thread().await;
+        root.counters.add(Counter::ReadsQueued, 1);
+        self.ask_for_data_thread().await;
         self.engine.data(job).await
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Access, Mode, openat};
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Timestamp, Vfs, attributes_of};
-use crate::counters::{Counter, Counters};
+use crate::counters::Counter;
 use crate::fs::PATH_ONLY;
 use crate::inode_cache::{DirectoryStream, HandleCache, Inode, KernelEntry};
 
@@ -59,6 +59,7 @@ impl Vfs {
         page: P,
         push: Push<P>,
     ) -> Answer<Option<Attributes>, Listing<P>> {
+        count_listing(object, cookie);
         let directory = match self.inode(object).await {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
@@ -73,7 +74,6 @@ impl Vfs {
         let state = DirectoryState { shown: attributes.ctime, is_settled: *attributes == live };
         let places = Arc::clone(&self.listings);
         let known = with_objects.then(|| Arc::clone(&self.handle_cache));
-        let counters = Arc::clone(&self.counters);
         let page = Mutex::new(Some(page));
         let job = move || {
             let mut stream = open_listing(&directory, state, cookie)?;
@@ -81,13 +81,22 @@ impl Vfs {
             let page = page.lock().unwrap_or_else(PoisonError::into_inner).take();
             let mut page = page.ok_or(Status::NoDescriptor)?;
             let push = |entry: &DirectoryEntry<'_>| push(&mut page, entry);
-            let eof = list_from(&directory, &mut stream, known.as_deref(), &counters, push)?;
+            let eof = list_from(&directory, &mut stream, known.as_deref(), push)?;
             directory.streams()?.put_back(stream, &places);
             Ok(Listing { page, eof })
         };
         let device = object.root().device();
         let result = self.open_in_metadata_lane(device, &caller.identity, job).await;
         Answer { attributes: Some(attributes), result }
+    }
+}
+
+/// Counts listings, and those that begin at the beginning.
+fn count_listing(directory: &Object, cookie: u64) {
+    let counters = &directory.root().counters;
+    counters.add(Counter::Readdirs, 1);
+    if cookie == 0 {
+        counters.add(Counter::ReaddirsFromStart, 1);
     }
 }
 
@@ -128,7 +137,6 @@ fn list_from(
     directory: &Inode,
     stream: &mut DirectoryStream,
     known: Option<&HandleCache>,
-    counters: &Counters,
     mut push: impl FnMut(&DirectoryEntry<'_>) -> bool,
 ) -> Result<bool, Status> {
     let began = Instant::now();
@@ -142,7 +150,7 @@ fn list_from(
         stream.advance();
         is_empty = false;
         if began.elapsed() > CALL_TIME_MAX {
-            counters.add(Counter::ReaddirsCutShort, 1);
+            directory.root().counters.add(Counter::ReaddirsCutShort, 1);
             return Ok(false);
         }
     }

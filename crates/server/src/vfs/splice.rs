@@ -49,7 +49,7 @@ impl Vfs {
         let pages = read.file.data().ranges.lock(read.range, RangeUse::Cached).await;
         let (reader, range) = (Arc::clone(&read.reader), read.range);
         let filled = self
-            .on_data_thread(move || {
+            .on_data_thread(read.file.root(), move || {
                 let filled = fill(&mut pipe, &reader, range);
                 drop(pages);
                 Ok((filled && is_whole(&pipe, range)).then_some(pipe))
@@ -73,13 +73,13 @@ impl Vfs {
         let whole =
             pages.is_some() && fill(pipe, &read.reader, read.range) && is_whole(pipe, read.range);
         if whole {
-            self.counters.add(Counter::ReadsInline, 1);
+            read.file.root().counters.add(Counter::ReadsInline, 1);
         }
         whole
     }
 
     fn spliced(&self, read: &Read<'_>, pipe: Pipe) -> Fetched {
-        self.counters.add(Counter::ReadsSpliced, 1);
+        read.file.root().counters.add(Counter::ReadsSpliced, 1);
         let (offset, len) = (read.range.offset(), read.range.len());
         self.tracer.emit(Event::ReadSplice, read.call, offset, len, format_args!(""));
         Fetched(Some(Payload::in_pipe(pipe)))

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::io_plan::SPLIT_BYTES_MIN;
 use super::write_data::{PermittedWrite, WriteJob, WriteTarget, Written, unperformed};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc};
-use crate::counters::Counter;
+use crate::counters::{Counter, Phase};
 use crate::inode_cache::{Change, Flush, Inode, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
 
@@ -85,7 +85,7 @@ impl Vfs {
         };
         if let Ok(done) = &result {
             let count = done.count as u64;
-            self.counters.add(Counter::WriteBytes, count);
+            file.root().counters.add(Counter::WriteBytes, count);
             self.tracer.emit(Event::WriteIoDone, call, offset, count, format_args!(""));
         }
         Answer { attributes, result }
@@ -136,7 +136,7 @@ impl Vfs {
         change: Change,
         request: Box<WriteRequest>,
     ) -> WriteTurn {
-        self.engine.ask_for_data_thread().await;
+        self.ask_for_data_thread().await;
         let mut turn = unperformed(file, &change, request.flush);
         let prepared = self.permit_and_prepare(file, change.before(), request).await;
         let (target, write, job) = match prepared {
@@ -157,7 +157,10 @@ impl Vfs {
         };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
-        match self.engine.data_as(identity, job).await {
+        let start = self.counters.timing.start();
+        let performed = self.engine.data_as(identity, job).await;
+        self.counters.timing.end(Phase::Io, start);
+        match performed {
             Ok(Ok((written, attributes))) => {
                 if written.refused_direct {
                     self.note_refused(file);
@@ -229,7 +232,7 @@ impl Vfs {
             Ok(_) => self.flush(&file, Flush::All).await,
             Err(status) => Err(status),
         };
-        self.counters.add(Counter::Commits, 1);
+        file.root().counters.add(Counter::Commits, 1);
         // Read after the flush: had another flush failed meanwhile, this client must know too.
         let verifier = file.root().file_system.verifier.current();
         let after = self.attributes(&file).await.ok();

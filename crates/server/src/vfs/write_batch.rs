@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
 use super::write_vectors::{shares, vectors};
 use super::{Status, Vfs, Wcc};
-use crate::counters::Counter;
+use crate::counters::{Counter, Phase};
 use crate::inode_cache::{BatchDuty, Change, Inode, WaitingWrite, WriteRequest, WriteTurn};
 
 /// The outcomes of the WRITEs of a turn.
@@ -46,7 +46,7 @@ impl Vfs {
     async fn perform_batch(&self, file: &Arc<Inode>, duty: BatchDuty<'_>) {
         let alone = file.lock.alone().await;
         let waiting = duty.take();
-        self.count_batch(&waiting);
+        count_batch(file, &waiting);
         let end = waiting.iter().map(|write| write.request.end()).max().unwrap_or(0);
         let waiting = waiting.into_iter().enumerate();
         let (requests, waiters): (Vec<_>, Vec<_>) =
@@ -64,15 +64,6 @@ impl Vfs {
         stable.into_iter().for_each(send);
     }
 
-    fn count_batch(&self, writes: &[WaitingWrite]) {
-        if writes.len() > 1 {
-            let bytes: usize = writes.iter().map(|write| write.request.len()).sum();
-            self.counters.add(Counter::WriteBatches, 1);
-            self.counters.add(Counter::WritesInBatches, writes.len() as u64);
-            self.counters.add(Counter::WriteBatchBytes, bytes as u64);
-        }
-    }
-
     /// Performs WRITEs of a file, which come with their places, within one change, which it ends.
     /// Returns their outcomes, in their order.
     ///
@@ -88,7 +79,7 @@ impl Vfs {
             let (_, request) = requests.remove(0);
             return vec![self.take_turn(file, change, request).await];
         }
-        self.engine.ask_for_data_thread().await;
+        self.ask_for_data_thread().await;
         let strongest = requests.iter().filter_map(|(_, request)| request.flush).max();
         let flushes = requests.iter().map(|(_, request)| request.flush.and(strongest));
         let mut turns: Vec<_> = flushes.map(|flush| unperformed(file, &change, flush)).collect();
@@ -207,7 +198,10 @@ impl Vfs {
         };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
-        match self.engine.data_as(identity, job).await {
+        let start = self.counters.timing.start();
+        let performed = self.engine.data_as(identity, job).await;
+        self.counters.timing.end(Phase::Io, start);
+        match performed {
             Ok((written, vector)) => {
                 if written.refused_direct {
                     self.note_refused(&target.file);
@@ -256,6 +250,16 @@ impl Outcomes {
             self.performed.push((write.place, end));
         }
         rest
+    }
+}
+
+fn count_batch(file: &Inode, writes: &[WaitingWrite]) {
+    if writes.len() > 1 {
+        let bytes: usize = writes.iter().map(|write| write.request.len()).sum();
+        let counters = &file.root().counters;
+        counters.add(Counter::WriteBatches, 1);
+        counters.add(Counter::WritesInBatches, writes.len() as u64);
+        counters.add(Counter::WriteBatchBytes, bytes as u64);
     }
 }
 

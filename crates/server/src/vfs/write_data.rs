@@ -103,11 +103,11 @@ impl Vfs {
         plan: WritePlan,
     ) -> Result<WriteJob, Status> {
         if writes.len() > 1 {
-            self.counters.add(Counter::WritesVectored, writes.len() as u64);
+            file.root().counters.add(Counter::WritesVectored, writes.len() as u64);
         }
         let range = range_of(writes);
         let target = match plan {
-            WritePlan::Cached(_) => self.acquire_cache(writes, plan),
+            WritePlan::Cached(_) => self.acquire_cache(file, writes, plan),
             WritePlan::Window(_) => self.acquire_window(file, writes, plan).await,
             WritePlan::Split => match self.direct_or_note(file).await? {
                 Some(direct) if writes.len() == 1 || takes_parts(&direct) => {
@@ -133,8 +133,9 @@ impl Vfs {
         Ok(WriteJob { file: Arc::clone(file), writer, range, target, _pages: pages })
     }
 
-    fn acquire_cache(&self, writes: &[PermittedWrite], plan: WritePlan) -> Target {
-        self.count_writes(plan.counter(), writes);
+    fn acquire_cache(&self, file: &Inode, writes: &[PermittedWrite], plan: WritePlan) -> Target {
+        count_writes(file, plan.counter(), writes);
+        count_bytes(file, Counter::WritePageCacheBytes, writes);
         self.emit_writes(Event::WriteVector, writes);
         Target::Cache
     }
@@ -145,7 +146,8 @@ impl Vfs {
         writes: &[PermittedWrite],
         plan: WritePlan,
     ) -> Target {
-        self.count_writes(plan.counter(), writes);
+        count_writes(file, plan.counter(), writes);
+        count_bytes(file, Counter::WriteWindowBytes, writes);
         let len = range_of(writes).len();
         if file.root().io_support.probe_is_due(len) {
             self.probe_drop_behind(Arc::clone(file.root()));
@@ -162,11 +164,12 @@ impl Vfs {
         writes: &[PermittedWrite],
         direct: DirectFile,
     ) -> Target {
-        self.count_writes(WritePlan::Split.counter(), writes);
+        count_writes(file, WritePlan::Split.counter(), writes);
+        count_bytes(file, Counter::WriteDirectBytes, writes);
         let range = range_of(writes);
         let split = direct.align.split_write(range, page_size() as u64);
         if split.middle != range {
-            self.count_writes(Counter::WritesSplit, writes);
+            count_writes(file, Counter::WritesSplit, writes);
             self.emit_writes(Event::WriteSplit, writes);
         }
         for Segment { range, route } in split.segments() {
@@ -181,10 +184,6 @@ impl Vfs {
         let window = self.window_of(file);
         let room = window.room(split.head.len() + split.tail.len()).await;
         Target::Split(window, room, direct, split)
-    }
-
-    fn count_writes(&self, counter: Counter, writes: &[PermittedWrite]) {
-        self.counters.add(counter, writes.len() as u64);
     }
 
     fn emit_writes(&self, event: Event, writes: &[PermittedWrite]) {
@@ -273,6 +272,15 @@ pub(super) fn unperformed(file: &Inode, change: &Change, flush: Option<Flush>) -
 /// buffers.
 fn takes_parts(direct: &DirectFile) -> bool {
     direct.align.offset().max(direct.align.memory()) as usize <= BUFFER_ALIGN
+}
+
+fn count_writes(file: &Inode, counter: Counter, writes: &[PermittedWrite]) {
+    file.root().counters.add(counter, writes.len() as u64);
+}
+
+/// Counts the bytes of adjacent WRITEs.
+fn count_bytes(file: &Inode, counter: Counter, writes: &[PermittedWrite]) {
+    file.root().counters.add(counter, range_of(writes).len());
 }
 
 /// The range of adjacent WRITEs.

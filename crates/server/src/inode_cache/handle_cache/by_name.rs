@@ -87,7 +87,13 @@ mod tests {
     /// kept, with the reason printed.
     fn export_with_settled_file() -> Option<(tempfile::TempDir, ExportRoot)> {
         let dir = tempfile::tempdir().unwrap();
-        let root = ExportRoot::open_path(1, dir.path(), &FileSystems::default()).unwrap();
+        let root = ExportRoot::open_path(
+            1,
+            dir.path(),
+            &FileSystems::default(),
+            std::sync::Arc::default(),
+        )
+        .unwrap();
         if !root.keeps_handles() || !root.opens_by_handle() {
             eprintln!("skipped: no handles are kept on this file system, or for this user");
             return None;
@@ -154,7 +160,10 @@ mod tests {
     #[test]
     fn two_roots_of_one_directory_remember_no_handles_of_each_other() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || ExportRoot::open_path(1, dir.path(), &FileSystems::default()).unwrap();
+        let open = || {
+            ExportRoot::open_path(1, dir.path(), &FileSystems::default(), std::sync::Arc::default())
+                .unwrap()
+        };
         assert_ne!(open().serial(), open().serial());
     }
 }

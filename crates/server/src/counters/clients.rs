@@ -1,0 +1,228 @@
+//! What is counted of each client address.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::operations::Operation;
+
+/// Client addresses that are counted by themselves, about 1 KiB each. At the bound, the one that has
+/// been without a connection for longest joins the others.
+const CLIENTS_MAX: usize = 1024;
+
+/// The counters of one client address.
+#[derive(Debug)]
+pub(crate) struct ClientCounters {
+    operations: [AtomicU64; Operation::COUNT],
+    failures: AtomicU64,
+    calls: AtomicU64,
+    received_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
+    /// Of the calls that were timed.
+    timed: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl Default for ClientCounters {
+    fn default() -> Self {
+        Self {
+            operations: [const { AtomicU64::new(0) }; Operation::COUNT],
+            failures: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            timed: AtomicU64::new(0),
+            nanoseconds: AtomicU64::new(0),
+        }
+    }
+}
+
+impl ClientCounters {
+    /// Counts a call by its length.
+    pub(crate) fn count_call(&self, bytes: u64) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.received_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a reply by its length.
+    pub(crate) fn count_reply(&self, bytes: u64) {
+        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_operation(&self, operation: Operation) {
+        self.operations[operation.place()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes the time from a call's last byte to the end of its reply.
+    pub(crate) fn note_time(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.timed.fetch_add(1, Ordering::Relaxed);
+        self.nanoseconds.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// How often an operation was performed for it.
+    pub(crate) fn operations(&self, operation: Operation) -> u64 {
+        self.operations[operation.place()].load(Ordering::Relaxed)
+    }
+
+    /// Operations that ended in another status than success.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.received_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The calls that were timed, and all their time.
+    pub(crate) fn times(&self) -> (u64, u64) {
+        (self.timed.load(Ordering::Relaxed), self.nanoseconds.load(Ordering::Relaxed))
+    }
+
+    fn absorb(&self, other: &Self) {
+        let add = |to: &AtomicU64, from: &AtomicU64| {
+            to.fetch_add(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        };
+        self.operations.iter().zip(&other.operations).for_each(|(to, from)| add(to, from));
+        add(&self.failures, &other.failures);
+        add(&self.calls, &other.calls);
+        add(&self.received_bytes, &other.received_bytes);
+        add(&self.sent_bytes, &other.sent_bytes);
+        add(&self.timed, &other.timed);
+        add(&self.nanoseconds, &other.nanoseconds);
+    }
+}
+
+/// The counters of all clients. A connection holds those of its peer while it is open.
+#[derive(Debug, Default)]
+pub(crate) struct ClientTable {
+    known: Mutex<Known>,
+    /// Peers that no export admits, and clients that have lost their place.
+    others: Arc<ClientCounters>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    by_address: HashMap<IpAddr, Entry>,
+    /// Counts connections: the clock of what was used last.
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    counters: Arc<ClientCounters>,
+    /// When it last connected.
+    used: u64,
+}
+
+impl ClientTable {
+    /// The counters for a new connection of a peer.
+    pub(crate) fn of(&self, address: IpAddr, is_stranger: bool) -> Arc<ClientCounters> {
+        let address = address.to_canonical();
+        let mut known = self.lock();
+        let Known { by_address, clock } = &mut *known;
+        *clock += 1;
+        if let Some(entry) = by_address.get_mut(&address) {
+            entry.used = *clock;
+            return Arc::clone(&entry.counters);
+        }
+        // So that no peers without rights take the place of clients.
+        if is_stranger || (by_address.len() >= CLIENTS_MAX && !self.make_room(by_address)) {
+            return Arc::clone(&self.others);
+        }
+        let entry = Entry { counters: Arc::default(), used: *clock };
+        let counters = Arc::clone(&entry.counters);
+        by_address.insert(address, entry);
+        counters
+    }
+
+    fn make_room(&self, by_address: &mut HashMap<IpAddr, Entry>) -> bool {
+        let unused = by_address.iter().filter(|(_, entry)| Arc::strong_count(&entry.counters) == 1);
+        let oldest = unused.min_by_key(|(_, entry)| entry.used).map(|(address, _)| *address);
+        let Some(left) = oldest.and_then(|address| by_address.remove(&address)) else {
+            return false;
+        };
+        self.others.absorb(&left.counters);
+        true
+    }
+
+    /// All that are counted by themselves, by address, and the others.
+    pub(crate) fn all(&self) -> Vec<(Option<IpAddr>, Arc<ClientCounters>)> {
+        let known = self.lock();
+        let clients = known.by_address.iter();
+        let mut all: Vec<_> =
+            clients.map(|(address, entry)| (Some(*address), Arc::clone(&entry.counters))).collect();
+        all.push((None, Arc::clone(&self.others)));
+        all
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn address(number: usize) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(number).unwrap()))
+    }
+
+    fn calls_of(table: &ClientTable, asked: Option<IpAddr>) -> Option<u64> {
+        let found = table.all().into_iter().find(|(address, _)| *address == asked);
+        found.map(|(_, counters)| counters.calls())
+    }
+
+    #[test]
+    fn connections_of_a_client_count_together() {
+        let table = ClientTable::default();
+        let mapped = "::ffff:0.0.0.1".parse().unwrap();
+        table.of(address(1), false).count_call(100);
+        table.of(mapped, false).count_call(50);
+        let client = table.of(address(1), false);
+        assert_eq!((client.calls(), client.received_bytes()), (2, 150));
+    }
+
+    #[test]
+    fn the_table_is_bounded_and_loses_no_count() {
+        let table = ClientTable::default();
+        let connected = table.of(address(0), false);
+        for number in 0..CLIENTS_MAX + 10 {
+            table.of(address(number), false).count_call(1);
+        }
+        assert_eq!(table.all().len(), CLIENTS_MAX + 1);
+        assert_eq!(calls_of(&table, Some(address(0))), Some(1), "it has a connection");
+        assert_eq!(calls_of(&table, Some(address(1))), None);
+        assert_eq!(calls_of(&table, None), Some(10));
+        let all: u64 = table.all().iter().map(|(_, counters)| counters.calls()).sum();
+        assert_eq!(all, CLIENTS_MAX as u64 + 10);
+        drop(connected);
+    }
+
+    #[test]
+    fn strangers_take_no_place() {
+        let table = ClientTable::default();
+        for number in 0..2 * CLIENTS_MAX {
+            table.of(address(number), true).count_call(1);
+        }
+        assert_eq!(table.all().len(), 1);
+        assert_eq!(calls_of(&table, None), Some(2 * CLIENTS_MAX as u64));
+    }
+}

@@ -1,0 +1,84 @@
+//! Times, by their length.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The longest time of each bucket, in microseconds; the last bucket has no bound.
+pub(crate) const BOUNDS_US: [u64; 16] = [
+    20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
+    2_000_000, 10_000_000,
+];
+
+/// Counts times by bucket.
+#[derive(Debug, Default)]
+pub(crate) struct Histogram {
+    buckets: [AtomicU64; BOUNDS_US.len() + 1],
+    nanoseconds: AtomicU64,
+}
+
+/// What a [`Histogram`] has counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HistogramValue {
+    /// In the order of [`BOUNDS_US`], and those beyond the last. Not cumulative.
+    pub(crate) buckets: [u64; BOUNDS_US.len() + 1],
+    /// All times together.
+    pub(crate) nanoseconds: u64,
+}
+
+impl Histogram {
+    pub(crate) fn observe(&self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS_US.partition_point(|bound| *bound < micros);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    pub(crate) fn value(&self) -> HistogramValue {
+        HistogramValue {
+            buckets: std::array::from_fn(|at| self.buckets[at].load(Ordering::Relaxed)),
+            nanoseconds: self.nanoseconds.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Adds what another has counted.
+    pub(super) fn absorb(&self, other: &HistogramValue) {
+        for (bucket, n) in self.buckets.iter().zip(other.buckets) {
+            bucket.fetch_add(n, Ordering::Relaxed);
+        }
+        self.nanoseconds.fetch_add(other.nanoseconds, Ordering::Relaxed);
+    }
+}
+
+impl HistogramValue {
+    /// The number of times.
+    pub(crate) fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.buckets.iter_mut().zip(other.buckets).for_each(|(bucket, n)| *bucket += n);
+        self.nanoseconds += other.nanoseconds;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_in_the_bucket_whose_bound_it_does_not_exceed() {
+        for (micros, bucket) in
+            [(0, 0), (20, 0), (21, 1), (50, 1), (10_000_000, 15), (u64::MAX, 16)]
+        {
+            let histogram = Histogram::default();
+            histogram.observe(Duration::from_micros(micros));
+            let value = histogram.value();
+            assert_eq!((value.buckets[bucket], value.count()), (1, 1), "{micros}");
+        }
+        let histogram = Histogram::default();
+        histogram.observe(Duration::from_nanos(1500));
+        histogram.observe(Duration::from_nanos(500));
+        assert_eq!(histogram.value().nanoseconds, 2000);
+    }
+}

@@ -1,0 +1,282 @@
+//! The counters of each export, and of the whole server.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::histogram::{Histogram, HistogramValue};
+use super::operations::Operation;
+use super::striped::Striped;
+use super::timing::Timing;
+use super::{ClientTable, Counter};
+
+/// Status codes below this, and so many above `LATE_CODES_AT`, have a counter of their own.
+const EARLY_CODES: u32 = 100;
+/// The codes that are not those of Unix begin here in all versions.
+const LATE_CODES_AT: u32 = 10_000;
+const STATUSES: usize = 2 * EARLY_CODES as usize + 1;
+
+/// The counters of one server.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// What belongs to no export, and what has belonged to exports that are gone.
+    general: Arc<CounterSet>,
+    /// By the id of the export. An export that leads elsewhere after a reload has two for a while.
+    exports: Mutex<Vec<(u32, Arc<CounterSet>)>>,
+    /// By client address.
+    pub(crate) clients: ClientTable,
+    pub(crate) timing: Timing,
+}
+
+/// The counters of one export, or of what belongs to none.
+#[derive(Debug, Default)]
+pub(crate) struct CounterSet {
+    counters: Striped<{ Counter::ALL.len() }>,
+    operations: Striped<{ Operation::COUNT }>,
+    /// Of those operations that have failed.
+    failures: Places<Failures>,
+    /// Of those that were timed.
+    times: Places<Histogram>,
+}
+
+/// A value for each operation, made when it is first used.
+#[derive(Debug)]
+struct Places<T>(Box<[OnceLock<Box<T>>]>);
+
+impl<T> Default for Places<T> {
+    fn default() -> Self {
+        Self((0..Operation::COUNT).map(|_| OnceLock::new()).collect())
+    }
+}
+
+impl<T: Default> Places<T> {
+    fn at(&self, operation: Operation) -> &T {
+        self.0[operation.place()].get_or_init(Box::default)
+    }
+
+    fn get(&self, operation: Operation) -> Option<&T> {
+        self.0[operation.place()].get().map(Box::as_ref)
+    }
+}
+
+/// Failures of an operation by status; the last place is for all other codes.
+#[derive(Debug)]
+struct Failures([AtomicU64; STATUSES]);
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; STATUSES])
+    }
+}
+
+/// How often an operation was performed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OperationValue {
+    /// All, whatever their status.
+    pub(crate) calls: u64,
+    /// Those that ended in another status than success, by its code.
+    pub(crate) failures: BTreeMap<u32, u64>,
+    /// The times of those that were timed.
+    pub(crate) times: HistogramValue,
+}
+
+impl CounterSet {
+    /// Adds to a counter.
+    pub(crate) fn add(&self, counter: Counter, n: u64) {
+        self.counters.add(counter as usize, n);
+    }
+
+    pub(crate) fn value(&self, counter: Counter) -> u64 {
+        self.counters.value(counter as usize)
+    }
+
+    /// Counts an operation that was performed.
+    pub(crate) fn count_operation(&self, operation: Operation) {
+        self.operations.add(operation.place(), 1);
+    }
+
+    /// Counts the status of an operation that was counted, if it is no success.
+    pub(crate) fn count_failure(&self, operation: Operation, status: u32) {
+        let place = place_of(status);
+        self.failures.at(operation).0[place].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_time(&self, operation: Operation, time: Duration) {
+        self.times.at(operation).observe(time);
+    }
+
+    fn add_values_to(&self, values: &mut BTreeMap<usize, OperationValue>) {
+        for operation in Operation::all() {
+            let calls = self.operations.value(operation.place());
+            if calls == 0 {
+                continue;
+            }
+            let value = values.entry(operation.place()).or_default();
+            value.calls += calls;
+            let failures = self.failures.get(operation).into_iter().flat_map(|f| &f.0);
+            for (place, count) in failures.enumerate() {
+                let count = count.load(Ordering::Relaxed);
+                if count > 0 {
+                    *value.failures.entry(code_at(place)).or_default() += count;
+                }
+            }
+            if let Some(times) = self.times.get(operation) {
+                value.times.add(&times.value());
+            }
+        }
+    }
+
+    fn absorb(&self, other: &Self) {
+        for counter in Counter::ALL {
+            self.add(*counter, other.value(*counter));
+        }
+        for operation in Operation::all() {
+            self.operations.add(operation.place(), other.operations.value(operation.place()));
+            let failures = other.failures.get(operation).into_iter().flat_map(|f| &f.0);
+            for (place, count) in failures.enumerate() {
+                let count = count.load(Ordering::Relaxed);
+                if count > 0 {
+                    self.failures.at(operation).0[place].fetch_add(count, Ordering::Relaxed);
+                }
+            }
+            if let Some(times) = other.times.get(operation) {
+                self.times.at(operation).absorb(&times.value());
+            }
+        }
+    }
+}
+
+impl Counters {
+    /// Adds to a counter of no export.
+    pub fn add(&self, counter: Counter, n: u64) {
+        self.general.add(counter, n);
+    }
+
+    /// The value of a counter: of all exports, and of what belongs to none.
+    pub fn value(&self, counter: Counter) -> u64 {
+        let exports = self.lock();
+        let of_exports: u64 = exports.iter().map(|(_, set)| set.value(counter)).sum();
+        self.general.value(counter) + of_exports
+    }
+
+    /// What belongs to no export.
+    pub(crate) fn general(&self) -> &CounterSet {
+        &self.general
+    }
+
+    /// Counters for an export that begins to be served, to be dropped with it.
+    pub(crate) fn of_export(&self, id: u32) -> Arc<CounterSet> {
+        let mut exports = self.lock();
+        let set = Arc::new(CounterSet::default());
+        exports.push((id, Arc::clone(&set)));
+        set
+    }
+
+    /// A counter of an export.
+    pub(crate) fn export_value(&self, id: u32, counter: Counter) -> u64 {
+        self.sets_of(Some(id)).iter().map(|set| set.value(counter)).sum()
+    }
+
+    /// The operations on an export, or on none, that were performed at least once.
+    pub(crate) fn operations(&self, export: Option<u32>) -> Vec<(Operation, OperationValue)> {
+        let mut values = BTreeMap::new();
+        self.sets_of(export).iter().for_each(|set| set.add_values_to(&mut values));
+        let found = |operation: Operation| Some((operation, values.remove(&operation.place())?));
+        Operation::all().filter_map(found).collect()
+    }
+
+    fn sets_of(&self, export: Option<u32>) -> Vec<Arc<CounterSet>> {
+        let exports = self.lock();
+        let Some(id) = export else { return vec![Arc::clone(&self.general)] };
+        let sets = exports.iter().filter(|(of, _)| *of == id);
+        sets.map(|(_, set)| Arc::clone(set)).collect()
+    }
+
+    /// The sets of exports, after those that are not served any more have been added to their
+    /// successor's, or to what belongs to none.
+    fn lock(&self) -> MutexGuard<'_, Vec<(u32, Arc<CounterSet>)>> {
+        let mut exports = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(at) = exports.iter().position(|(_, set)| Arc::strong_count(set) == 1) {
+            let (id, left) = exports.swap_remove(at);
+            let successor = exports.iter().find(|(of, _)| *of == id).map(|(_, set)| set);
+            successor.unwrap_or(&self.general).absorb(&left);
+        }
+        exports
+    }
+}
+
+fn place_of(status: u32) -> usize {
+    let place = match status {
+        early if early < EARLY_CODES => early,
+        late if (LATE_CODES_AT..LATE_CODES_AT + EARLY_CODES).contains(&late) => {
+            EARLY_CODES + late - LATE_CODES_AT
+        }
+        _ => 2 * EARLY_CODES,
+    };
+    usize::try_from(place).expect("less than 201")
+}
+
+fn code_at(place: usize) -> u32 {
+    match u32::try_from(place).unwrap_or(u32::MAX) {
+        early if early < EARLY_CODES => early,
+        late if late < 2 * EARLY_CODES => LATE_CODES_AT + late - EARLY_CODES,
+        _ => u32::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{nfs3, nfs4};
+
+    use super::*;
+
+    const READ: Operation = Operation::nfs3(nfs3::Procedure::Read);
+
+    #[test]
+    fn each_status_of_a_protocol_has_its_place() {
+        let nfs3 = nfs3::Status::ALL.iter().map(|status| status.code());
+        let nfs4 = nfs4::Status::ALL.iter().map(|status| status.code());
+        for code in nfs3.chain(nfs4) {
+            assert_eq!(code_at(place_of(code)), code);
+        }
+        for code in [100, 9999, 10_100, u32::MAX] {
+            assert_eq!(code_at(place_of(code)), u32::MAX);
+        }
+    }
+
+    #[test]
+    fn the_value_of_the_server_is_that_of_all_exports() {
+        let counters = Counters::default();
+        let (a, b) = (counters.of_export(1), counters.of_export(2));
+        counters.add(Counter::ReadBytes, 1);
+        a.add(Counter::ReadBytes, 10);
+        b.add(Counter::ReadBytes, 100);
+        assert_eq!(counters.value(Counter::ReadBytes), 111);
+        assert_eq!(counters.export_value(1, Counter::ReadBytes), 10);
+        drop(a);
+        assert_eq!(counters.value(Counter::ReadBytes), 111, "of an export that is gone");
+        assert_eq!(counters.export_value(1, Counter::ReadBytes), 0);
+    }
+
+    #[test]
+    fn an_export_that_leads_elsewhere_keeps_its_counters() {
+        let counters = Counters::default();
+        let before = counters.of_export(1);
+        before.count_operation(READ);
+        before.count_failure(READ, 70);
+        before.note_time(READ, Duration::from_millis(3));
+        let after = counters.of_export(1);
+        after.count_operation(READ);
+        let expected = counters.operations(Some(1));
+        assert_eq!(expected.len(), 1);
+        let value = &expected[0].1;
+        assert_eq!((value.calls, value.failures.get(&70)), (2, Some(&1)));
+        assert_eq!(value.times.nanoseconds, 3_000_000);
+        drop(before);
+        assert_eq!(counters.operations(Some(1)), expected);
+        assert!(counters.operations(None).is_empty());
+        drop(after);
+        assert_eq!(counters.operations(None), expected);
+    }
+}

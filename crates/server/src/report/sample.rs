@@ -1,0 +1,360 @@
+//! All that is counted, at a moment. Rates are differences of two samples.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::counters::{
+    ClientCounters, Counter, Figure, FigureKind, HistogramValue, Operation, OperationValue, Phase,
+};
+use crate::service::Service;
+
+/// All that is counted since the start of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Microseconds since the start.
+    pub uptime_us: u64,
+    /// Counters of the whole server, and what there is now, by name with the unit last.
+    pub figures: BTreeMap<String, u64>,
+    /// Each export; the last one, without a name, is what belongs to none.
+    pub exports: Vec<ExportSample>,
+    /// Client addresses; the one without an address is all others together.
+    pub clients: Vec<ClientSample>,
+    /// How long the parts of the work on calls have taken, while calls were timed.
+    pub phases: Vec<PhaseSample>,
+}
+
+/// What was counted of one export.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportSample {
+    /// What clients mount; `None` for operations on no export.
+    pub name: Option<String>,
+    /// The directory.
+    pub path: Option<PathBuf>,
+    /// Major and minor number of its device.
+    pub device: Option<(u32, u32)>,
+    /// The mode of READs.
+    pub io_cache_read: Option<String>,
+    /// The mode of WRITEs.
+    pub io_cache_write: Option<String>,
+    /// Counters by name; those that are 0 are left out.
+    pub counters: BTreeMap<String, u64>,
+    /// Operations that were performed at least once.
+    pub operations: Vec<OperationSample>,
+}
+
+/// How often an operation was performed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationSample {
+    /// `nfs3`, `nfs4` or `mount3`.
+    pub program: String,
+    /// The RFC's own spelling.
+    pub name: String,
+    /// All, whatever their status.
+    pub calls: u64,
+    /// Those that ended in another status than success, by its name.
+    pub failures: BTreeMap<String, u64>,
+    /// Those that were timed, and their time together in microseconds.
+    pub timed: u64,
+    /// See `timed`.
+    pub microseconds: u64,
+}
+
+/// What was counted of one client address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientSample {
+    /// `None` for all others together: strangers, and clients that left long ago.
+    pub address: Option<IpAddr>,
+    /// Connections that are open.
+    pub connections: u64,
+    /// Calls in progress.
+    pub calls_in_flight: u64,
+    /// Calls received. A COMPOUND is one.
+    pub calls: u64,
+    /// Operations performed, by program and name: `nfs3 READ`.
+    pub operations: BTreeMap<String, u64>,
+    /// Operations that ended in another status than success.
+    pub failures: u64,
+    /// Bytes of its calls.
+    pub received_bytes: u64,
+    /// Bytes of the replies to it.
+    pub sent_bytes: u64,
+    /// Calls that were timed, and their time together in microseconds.
+    pub timed: u64,
+    /// See `timed`.
+    pub microseconds: u64,
+    /// Its clients of version 4.
+    pub nfs4: Vec<Nfs4Client>,
+}
+
+/// A client of version 4.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nfs4Client {
+    /// `clientid4`, in hexadecimal.
+    pub id: String,
+    /// What the client is called by itself (`co_ownerid`), in printable characters.
+    pub owner: String,
+    /// Whether it has made a session.
+    pub is_confirmed: bool,
+    /// Whether its lease has run out, and its state is kept as a courtesy.
+    pub is_expired: bool,
+    /// Sessions.
+    pub sessions: u64,
+    /// Opens.
+    pub opens: u64,
+    /// Lock states and locked ranges.
+    pub locks: u64,
+}
+
+/// How long a part of the work on calls has taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseSample {
+    /// `queue`, `permission`, `io`, `sync` or `send`.
+    pub name: String,
+    /// How often it was timed.
+    pub timed: u64,
+    /// Together, in microseconds.
+    pub microseconds: u64,
+}
+
+pub(super) fn of(service: &Service) -> Sample {
+    let counters = &service.counters;
+    let named = |counter: &Counter| (counter.name().to_owned(), counters.value(*counter));
+    let mut figures: BTreeMap<_, _> = Counter::ALL.iter().map(named).collect();
+    let others = service.figures().into_iter();
+    figures.extend(others.map(|(figure, value)| (figure.name().to_owned(), value)));
+    Sample {
+        uptime_us: u64::try_from(service.now().as_micros()).unwrap_or(u64::MAX),
+        figures,
+        exports: exports(service),
+        clients: clients(service),
+        phases: Phase::ALL.iter().map(|phase| phase_sample(service, *phase)).collect(),
+    }
+}
+
+fn exports(service: &Service) -> Vec<ExportSample> {
+    let (exports, counters) = (service.exports.load(), &service.counters);
+    let mut samples: Vec<_> = exports
+        .table
+        .iter()
+        .map(|export| ExportSample {
+            name: Some(export.name.clone()),
+            path: Some(export.path.clone()),
+            device: Some(exports.root(export).device()),
+            io_cache_read: Some(export.policy.read.to_string()),
+            io_cache_write: Some(export.policy.write.to_string()),
+            counters: nonzero(|counter| counters.export_value(export.id, counter)),
+            operations: operations(counters.operations(Some(export.id))),
+        })
+        .collect();
+    samples.push(ExportSample {
+        counters: nonzero(|counter| counters.general().value(counter)),
+        operations: operations(counters.operations(None)),
+        ..ExportSample::default()
+    });
+    samples
+}
+
+fn nonzero(value: impl Fn(Counter) -> u64) -> BTreeMap<String, u64> {
+    let all = Counter::ALL.iter().map(|counter| (counter.name().to_owned(), value(*counter)));
+    all.filter(|(_, value)| *value > 0).collect()
+}
+
+fn operations(values: Vec<(Operation, OperationValue)>) -> Vec<OperationSample> {
+    let sample = |(operation, value): (Operation, OperationValue)| {
+        let (timed, microseconds) = times(&value.times);
+        let failures = value.failures.into_iter();
+        OperationSample {
+            program: operation.program().to_owned(),
+            name: operation.name().to_owned(),
+            calls: value.calls,
+            failures: failures
+                .map(|(code, count)| (operation.status_name(code).to_owned(), count))
+                .collect(),
+            timed,
+            microseconds,
+        }
+    };
+    values.into_iter().map(sample).collect()
+}
+
+fn times(times: &HistogramValue) -> (u64, u64) {
+    (times.count(), times.nanoseconds / 1000)
+}
+
+fn phase_sample(service: &Service, phase: Phase) -> PhaseSample {
+    let (timed, microseconds) = times(&service.counters.timing.value(phase));
+    PhaseSample { name: phase.name().to_owned(), timed, microseconds }
+}
+
+fn clients(service: &Service) -> Vec<ClientSample> {
+    let mut by_address: BTreeMap<Option<IpAddr>, ClientSample> = BTreeMap::new();
+    for (address, counters) in service.counters.clients.all() {
+        by_address.insert(address, client_sample(address, &counters));
+    }
+    for (address, connections, calls) in service.connections.by_peer() {
+        let known = by_address.contains_key(&Some(address));
+        let sample = by_address.entry(known.then_some(address)).or_default();
+        sample.connections += connections as u64;
+        sample.calls_in_flight += calls as u64;
+    }
+    for report in service.state.client_reports(service.now()) {
+        let known = by_address.contains_key(&Some(report.peer));
+        let sample = by_address.entry(known.then_some(report.peer)).or_default();
+        sample.nfs4.push(Nfs4Client {
+            id: format!("{:016x}", report.id.0),
+            owner: report.owner.escape_ascii().to_string(),
+            is_confirmed: report.is_confirmed,
+            is_expired: report.is_expired,
+            sessions: report.sessions as u64,
+            opens: report.opens as u64,
+            locks: report.locks as u64,
+        });
+    }
+    by_address.into_values().collect()
+}
+
+fn client_sample(address: Option<IpAddr>, counters: &ClientCounters) -> ClientSample {
+    let performed = Operation::all().map(|operation| (operation, counters.operations(operation)));
+    let performed = performed.filter(|(_, count)| *count > 0);
+    let name = |operation: Operation| format!("{} {}", operation.program(), operation.name());
+    let (timed, nanoseconds) = counters.times();
+    ClientSample {
+        address,
+        calls: counters.calls(),
+        operations: performed.map(|(operation, count)| (name(operation), count)).collect(),
+        failures: counters.failures(),
+        received_bytes: counters.received_bytes(),
+        sent_bytes: counters.sent_bytes(),
+        timed,
+        microseconds: nanoseconds / 1000,
+        ..ClientSample::default()
+    }
+}
+
+impl Sample {
+    /// What was counted between `earlier` and this. What there is now stays as it is. Since the start if
+    /// `earlier` is of another server, which has run for longer.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        if earlier.uptime_us > self.uptime_us {
+            return self.clone();
+        }
+        let mut difference = self.clone();
+        difference.uptime_us -= earlier.uptime_us;
+        for name in counted_names() {
+            if let Some(value) = difference.figures.get_mut(name) {
+                *value = less(*value, earlier.figures.get(name));
+            }
+        }
+        for export in &mut difference.exports {
+            if let Some(before) = earlier.exports.iter().find(|before| before.name == export.name) {
+                export.subtract(before);
+            }
+        }
+        for client in &mut difference.clients {
+            let mut clients = earlier.clients.iter();
+            if let Some(before) = clients.find(|before| before.address == client.address) {
+                client.subtract(before);
+            }
+        }
+        for phase in &mut difference.phases {
+            if let Some(before) = earlier.phases.iter().find(|before| before.name == phase.name) {
+                phase.timed = less(phase.timed, Some(&before.timed));
+                phase.microseconds = less(phase.microseconds, Some(&before.microseconds));
+            }
+        }
+        difference
+    }
+}
+
+/// The names of the figures that only grow.
+fn counted_names() -> impl Iterator<Item = &'static str> {
+    let counters = Counter::ALL.iter().map(|counter| counter.name());
+    let grows = |figure: &&Figure| figure.kind() == FigureKind::Counter;
+    counters.chain(Figure::ALL.iter().filter(grows).map(|figure| figure.name()))
+}
+
+fn less(value: u64, earlier: Option<&u64>) -> u64 {
+    value.saturating_sub(earlier.copied().unwrap_or_default())
+}
+
+fn subtract(values: &mut BTreeMap<String, u64>, earlier: &BTreeMap<String, u64>) {
+    values.iter_mut().for_each(|(name, value)| *value = less(*value, earlier.get(name)));
+    values.retain(|_, value| *value > 0);
+}
+
+impl ExportSample {
+    fn subtract(&mut self, earlier: &Self) {
+        subtract(&mut self.counters, &earlier.counters);
+        for operation in &mut self.operations {
+            let is_same = |before: &&OperationSample| {
+                (&before.program, &before.name) == (&operation.program, &operation.name)
+            };
+            if let Some(before) = earlier.operations.iter().find(is_same) {
+                operation.calls = less(operation.calls, Some(&before.calls));
+                operation.timed = less(operation.timed, Some(&before.timed));
+                operation.microseconds = less(operation.microseconds, Some(&before.microseconds));
+                subtract(&mut operation.failures, &before.failures);
+            }
+        }
+        self.operations.retain(|operation| operation.calls > 0);
+    }
+}
+
+impl ClientSample {
+    fn subtract(&mut self, earlier: &Self) {
+        subtract(&mut self.operations, &earlier.operations);
+        self.calls = less(self.calls, Some(&earlier.calls));
+        self.failures = less(self.failures, Some(&earlier.failures));
+        self.received_bytes = less(self.received_bytes, Some(&earlier.received_bytes));
+        self.sent_bytes = less(self.sent_bytes, Some(&earlier.sent_bytes));
+        self.timed = less(self.timed, Some(&earlier.timed));
+        self.microseconds = less(self.microseconds, Some(&earlier.microseconds));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(uptime_us: u64, calls: u64, connections: u64) -> Sample {
+        let figures = [("calls", calls), ("connections_open", connections)];
+        let operation = OperationSample {
+            program: "nfs3".to_owned(),
+            name: "READ".to_owned(),
+            calls,
+            failures: BTreeMap::from([("NFS3ERR_STALE".to_owned(), 1)]),
+            ..OperationSample::default()
+        };
+        let client = ClientSample { calls, connections, ..ClientSample::default() };
+        Sample {
+            uptime_us,
+            figures: figures.map(|(name, value)| (name.to_owned(), value)).into(),
+            exports: vec![ExportSample { operations: vec![operation], ..ExportSample::default() }],
+            clients: vec![client],
+            phases: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn counts_are_subtracted_and_what_there_is_stays() {
+        let (before, after) = (sample(1_000_000, 5, 3), sample(3_000_000, 12, 2));
+        let difference = after.since(&before);
+        assert_eq!(difference.uptime_us, 2_000_000);
+        assert_eq!((difference.figures["calls"], difference.figures["connections_open"]), (7, 2));
+        let operation = &difference.exports[0].operations[0];
+        assert_eq!((operation.calls, operation.failures.len()), (7, 0));
+        assert_eq!((difference.clients[0].calls, difference.clients[0].connections), (7, 2));
+        assert!(after.since(&after).exports[0].operations.is_empty());
+    }
+
+    #[test]
+    fn a_server_that_was_restarted_is_shown_from_its_start() {
+        let (before, after) = (sample(9_000_000, 50, 3), sample(1_000_000, 2, 1));
+        assert_eq!(after.since(&before), after);
+        assert_eq!(after.since(&Sample::default()), after);
+    }
+}
