@@ -20,9 +20,29 @@ fn is_name_of_helper(program: &OsStr) -> bool {
     name.is_some_and(|name| name == "mount.spillway" || name == "mount.fuse.spillway")
 }
 
+/// Whether this is `stat` with no file but numbers, or nothing: as with other programs of that name,
+/// what a server has counted.
+fn is_nfsstat(arguments: &[OsString]) -> bool {
+    let is_number = |word: &OsString| {
+        word.to_str()
+            .is_some_and(|word| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit()))
+    };
+    match arguments {
+        [_, command] => command == "stat",
+        [_, command, words @ ..] if command == "stat" => match words {
+            [first, ..] => is_number(first) || first == "--json" || first == "--socket",
+            [] => true,
+        },
+        _ => false,
+    }
+}
+
 fn as_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     if arguments.first().is_some_and(|name| is_name_of_helper(name)) {
         arguments.splice(..1, ["spillway".into(), "mount".into()]);
+    }
+    if is_nfsstat(&arguments) {
+        arguments[1] = "nfsstat".into();
     }
     arguments
 }
@@ -38,5 +58,18 @@ mod tests {
             assert_eq!(of(name), ["spillway", "mount", "h:/e", "/mnt"]);
         }
         assert_eq!(of("/usr/bin/spillway"), ["/usr/bin/spillway", "h:/e", "/mnt"]);
+    }
+
+    #[test]
+    fn stat_without_a_file_is_of_the_server() {
+        let command = |words: &str| as_command(words.split(' ').map(OsString::from).collect());
+        for words in
+            ["spillway stat", "spillway stat 1", "spillway stat 1 5", "spillway stat --json"]
+        {
+            assert_eq!(command(words)[1], "nfsstat", "{words}");
+        }
+        for words in ["spillway stat nfs://h/e", "spillway stat --help", "spillway stat -c %s"] {
+            assert_eq!(command(words)[1], "stat", "{words}");
+        }
     }
 }

@@ -17,7 +17,7 @@ use server::trace::{Event, Events};
 
 use crate::commands::mount::MountCommand;
 use crate::manual::{CompletionsOptions, ManOptions};
-use crate::{arguments, commands, exit};
+use crate::{arguments, commands, exit, operate};
 
 #[derive(Parser)]
 #[command(name = "spillway", version, about, max_term_width = 100)]
@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Check(CheckOptions),
     /// Mount an export on a directory; end it with `umount DIR` or `fusermount -u DIR`
     Mount(MountCommand),
+    #[command(flatten)]
+    Operate(operate::Command),
     #[command(flatten)]
     Files(commands::Command),
     /// Measure servers, I/O modes and file systems: experiments that anybody can repeat
@@ -120,6 +122,11 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "EVENT[,EVENT...]", value_delimiter = ',')]
     trace: Vec<Events>,
 
+    /// Address and TCP port to serve metrics on, for Prometheus, over HTTP; any peer that reaches it
+    /// can read them [default: none]
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<ListenAddress>,
+
     /// Directory of the key that signs file handles [default: /var/lib/spillway for root, else
     /// ~/.local/state/spillway]
     #[arg(long, value_name = "DIR")]
@@ -159,6 +166,16 @@ impl ServeOptions {
         }
     }
 
+    /// As [`Self::load`], of a file with this text.
+    pub(crate) fn load_text(&self, text: &str) -> Result<Config, ConfigError> {
+        let file = self.config.as_deref().unwrap_or(Path::new("(no file)"));
+        Config::parse(text, file, &self.overrides())
+    }
+
+    pub(crate) fn config_file(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
     fn overrides(&self) -> Overrides {
         Overrides {
             directory: self.directory.as_ref().map(|path| DirectoryExport {
@@ -178,6 +195,7 @@ impl ServeOptions {
             window: self.window,
             no_read_ahead: self.no_read_ahead,
             no_splice: self.no_splice,
+            metrics: self.metrics,
             trace: self.events(),
         }
     }

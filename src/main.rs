@@ -5,10 +5,13 @@ mod arguments;
 mod check;
 mod cli;
 mod commands;
+mod control;
 mod exit;
 mod log;
 mod manual;
+mod operate;
 mod privileges;
+mod replace_file;
 mod serve;
 mod service_manager;
 
@@ -27,6 +30,7 @@ fn run() -> ExitCode {
         Ok(Command::Serve(options)) => serve::run(&options),
         Ok(Command::Check(options)) => check::run(&options),
         Ok(Command::Mount(command)) => commands::mount::run(&command),
+        Ok(Command::Operate(command)) => operate::run(&command),
         Ok(Command::Files(command)) => commands::run(&command),
         Ok(Command::Bench { experiment }) => experiments(&experiment),
         Ok(Command::Man(options)) => manual::write(cli::definition(), &options),

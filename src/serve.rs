@@ -1,20 +1,26 @@
 //! `spillway serve`: one server from its start to its last reply.
 
+use std::error::Error;
+use std::fmt::Display;
+use std::fs;
 use std::io::{self, Write as _};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::ExitCode;
 
 use sd_notify::NotifyState;
 use server::Server;
-use server::config::Config;
+use server::config::{self, Config, Setting};
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::announce::{announcement, print};
 use crate::cli::{self, ServeOptions};
+use crate::control::listener::{Change, ChangeCommand, Control};
+use crate::control::{self, ReloadDone, SetDone};
 use crate::service_manager::{self, notify};
-use crate::{exit, log, privileges};
+use crate::{exit, log, privileges, replace_file};
 
 /// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only if everything that clients
 /// wrote is on the disk then.
@@ -49,11 +55,29 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
         Ok(signals) => signals,
         Err(error) => return exit::failed(&error),
     };
+    let metrics = match config.metrics().map(listen_for_metrics).transpose() {
+        Ok(metrics) => metrics,
+        Err(sentence) => return exit::failed(&*sentence),
+    };
     let mut server = match Server::start_on(config.clone(), sockets).await {
         Ok(server) => server,
         Err(error) => return exit::failed(&error),
     };
-    let text = announcement(server.local_addrs(), config.exports(), config.nfs_versions());
+    let metrics_address = metrics.as_ref().and_then(|metrics| metrics.local_addr().ok());
+    let control = control::listener::start(
+        config.state_dir(),
+        server.monitor(),
+        options.config_file().and_then(|file| std::path::absolute(file).ok()),
+        metrics,
+    );
+    let mut control = match control {
+        Ok(control) => control,
+        Err(error) => return exit::failed(&error),
+    };
+    let mut text = announcement(server.local_addrs(), config.exports(), config.nfs_versions());
+    if let Some(address) = metrics_address {
+        text += &format!("metrics http://{address}/metrics\n");
+    }
     if let Err(error) = print(&text) {
         warn!(%error, "stdout did not take the addresses");
     }
@@ -61,22 +85,11 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
     if let Some(period) = service_manager::watchdog_period() {
         server.watch(period, || notify(&[NotifyState::Watchdog]));
     }
-    loop {
-        match signals.next().await {
-            Request::Reload => reload(&server, &config, options),
-            Request::Figures => {
-                let mut figures = server.figures();
-                figures.push(("suppressed_log_lines", log::suppressed_lines()));
-                print_figures(&figures);
-            }
-            Request::Stop(signal) => {
-                info!(signal, "stopping");
-                break;
-            }
-        }
-    }
+    let mut serving = Serving { server, started: config.clone(), current: config, options };
+    serving.until_stopped(&mut signals, &mut control).await;
     notify(&[NotifyState::Stopping]);
-    let stopped = server.shutdown().await;
+    drop(control);
+    let stopped = serving.server.shutdown().await;
     log::report_suppressed();
     if let Err(error) = stopped {
         return exit::failed(&error);
@@ -85,29 +98,146 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
     ExitCode::SUCCESS
 }
 
-/// Applies the configuration as it is now, whole, or goes on with the one in force. `started` is
-/// the configuration of the start: its settings outside the exports are the ones still in force.
-fn reload(server: &Server, started: &Config, options: &ServeOptions) {
-    match NotifyState::monotonic_usec_now() {
-        Ok(now) => notify(&[NotifyState::Reloading, now]),
-        Err(error) => warn!(%error, "no clock to notify the service manager of the reload"),
-    }
-    // Blocks on directories and names. This is the main thread, which no request runs on.
-    match options.load() {
-        Err(error) => warn!(%error, "reload refused, the old configuration stays in force"),
-        Ok(config) => {
-            let keys = started.restart_only_changes(&config);
-            if !keys.is_empty() {
-                let keys = keys.join(", ");
-                warn!(keys, "these keys changed but take effect only after a restart");
-            }
-            match server.reload(config) {
-                Ok(summary) => info!(summary, "reloaded"),
-                Err(error) => warn!(%error, "reload refused, the old configuration stays in force"),
+/// The socket of the metrics.
+///
+/// # Errors
+/// A sentence that names the address.
+fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, Box<dyn Error>> {
+    let listen = || {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    listen()
+        .map_err(|error: io::Error| format!("cannot serve metrics on {address}: {error}").into())
+}
+
+/// A server with its configuration.
+struct Serving<'a> {
+    server: Server,
+    /// The configuration of the start: its settings that need a restart are the ones in force.
+    started: Config,
+    /// The configuration in force, but for these settings.
+    current: Config,
+    options: &'a ServeOptions,
+}
+
+impl Serving<'_> {
+    /// Serves signals and the control socket until a signal to stop.
+    async fn until_stopped(&mut self, signals: &mut Signals, control: &mut Control) {
+        loop {
+            let request = tokio::select! {
+                signal = signals.next() => signal,
+                Some(change) = control.changes.recv() => {
+                    self.change(change);
+                    continue;
+                }
+            };
+            match request {
+                // The log has all there is to report.
+                Request::Reload => drop(self.reload()),
+                Request::Figures => {
+                    let mut figures = self.server.figures();
+                    figures.push(("suppressed_log_lines", log::suppressed_lines()));
+                    print_figures(&figures);
+                }
+                Request::Stop(signal) => return info!(signal, "stopping"),
             }
         }
     }
-    notify(&[NotifyState::Ready]);
+
+    fn change(&mut self, Change { command, reply }: Change) {
+        let done = match command {
+            ChangeCommand::Reload => self.reload().map(serde_json::to_value),
+            ChangeCommand::Set { export, settings, save } => {
+                self.set(export.as_deref(), &settings, save).map(serde_json::to_value)
+            }
+        };
+        let done = done.and_then(|value| value.map_err(|error| error.to_string()));
+        // The command may have been interrupted.
+        drop(reply.send(done));
+    }
+
+    /// Applies the configuration as it is now, whole, or goes on with the one in force.
+    ///
+    /// # Errors
+    /// Why it was refused.
+    fn reload(&mut self) -> Result<ReloadDone, String> {
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => notify(&[NotifyState::Reloading, now]),
+            Err(error) => warn!(%error, "no clock to notify the service manager of the reload"),
+        }
+        // Blocks on directories and names. This is the main thread, which no request runs on.
+        let done = self.try_reload();
+        if let Err(error) = &done {
+            warn!(%error, "reload refused, the old configuration stays in force");
+        }
+        notify(&[NotifyState::Ready]);
+        done
+    }
+
+    fn try_reload(&mut self) -> Result<ReloadDone, String> {
+        let config = self.options.load().map_err(|error| error.to_string())?;
+        let keys = self.started.restart_only_changes(&config);
+        if !keys.is_empty() {
+            let keys = keys.join(", ");
+            warn!(keys, "these keys changed but take effect only after a restart");
+        }
+        let changes = self.server.reload(config.clone()).map_err(|error| error.to_string())?;
+        self.current = config;
+        info!(summary = changes, "reloaded");
+        let restart_only = keys.into_iter().map(str::to_owned).collect();
+        Ok(ReloadDone { changes, restart_only })
+    }
+
+    /// Changes settings of an export, or of the server; all of them or none.
+    ///
+    /// # Errors
+    /// Why nothing was changed.
+    fn set(
+        &mut self,
+        export: Option<&str>,
+        settings: &[String],
+        save: bool,
+    ) -> Result<SetDone, String> {
+        let settings: Result<Vec<Setting>, _> =
+            settings.iter().map(|setting| setting.parse()).collect();
+        let settings = settings.map_err(|error| error.to_string())?;
+        let config = self.current.with_settings(export, &settings);
+        let config = config.map_err(|error| error.to_string())?;
+        let (mut saved, mut overridden) = (None, Vec::new());
+        if save {
+            let Some(file) = self.options.config_file() else {
+                return Err("there is no configuration file to keep it in: `serve` was started \
+                            without --config"
+                    .to_owned());
+            };
+            let kept = keep(file, export, &settings, self.options)?;
+            overridden = kept.overridden_settings(export, &settings);
+            saved = std::path::absolute(file).ok();
+        }
+        let changes = self.server.switch(&config);
+        self.current = config;
+        Ok(SetDone { changes, saved, overridden })
+    }
+}
+
+/// Writes settings to the configuration file, in place of the one that is there. Returns the
+/// configuration that a reload would read then.
+fn keep(
+    file: &Path,
+    export: Option<&str>,
+    settings: &[Setting],
+    options: &ServeOptions,
+) -> Result<Config, String> {
+    let fail = |error: &dyn Display| format!("nothing was changed: {}: {error}", file.display());
+    // A link stays one.
+    let file = fs::canonicalize(file).map_err(|error| fail(&error))?;
+    let old = fs::read_to_string(&file).map_err(|error| fail(&error))?;
+    let new = config::edited(&old, export, settings).map_err(|error| fail(&error))?;
+    let config = options.load_text(&new).map_err(|error| fail(&error))?;
+    replace_file::replace(&file, new.as_bytes()).map_err(|error| fail(&error))?;
+    Ok(config)
 }
 
 /// Prints every figure to stderr, a line `name value` each, all in one piece.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -90,6 +90,7 @@ pub(crate) struct Running {
     pub(crate) announced: String,
     pub(crate) address: SocketAddr,
     pub(crate) log: mpsc::Receiver<String>,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl Running {
@@ -106,7 +107,14 @@ impl Running {
         }
         let address = announced.lines().next().unwrap().strip_prefix("listening on ").unwrap();
         let address = address.parse().unwrap();
-        Self { child, announced, address, log }
+        Self { child, announced, address, log, stdout }
+    }
+
+    /// The next line that it prints.
+    pub(crate) fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

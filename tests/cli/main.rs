@@ -5,8 +5,10 @@
 
 mod arguments;
 mod client;
+mod control;
 mod failing_disk;
 mod fixture;
+mod metrics;
 mod observing;
 mod service;
 mod serving;

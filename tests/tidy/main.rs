@@ -1,10 +1,11 @@
 //! The rules of CONTRIBUTING.md that no compiler and no lint checks, held against the files of the
-//! repository. Needs nothing but the sources.
+//! repository.
 
 mod documents;
 mod imports;
 mod keys;
 mod lengths;
+mod metrics;
 mod modules;
 mod table;
 mod words;

@@ -8,10 +8,10 @@
 mod error;
 mod export;
 mod raw;
+mod setting;
+mod state_dir;
 mod versions;
 
-use std::env;
-use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -27,6 +27,7 @@ use error::{Given, Origin, Source};
 use export::Resolve;
 pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
 use raw::{ListenList, ListenText, RawConfig, RawEvents, TimeSpan};
+pub use setting::{Setting, SettingError, edited};
 pub use versions::{NfsVersions, NoSuchVersions};
 
 use crate::export::ExportTable;
@@ -50,6 +51,7 @@ pub struct Config {
     read_ahead: bool,
     splice: bool,
     trace: Events,
+    metrics: Option<SocketAddr>,
     exports: Arc<ExportTable>,
 }
 
@@ -95,6 +97,8 @@ pub struct Overrides {
     pub no_read_ahead: bool,
     /// `--no-splice`.
     pub no_splice: bool,
+    /// `--metrics`.
+    pub metrics: Option<ListenAddress>,
     /// `--trace`: these events and no others.
     pub trace: Option<Events>,
 }
@@ -233,6 +237,12 @@ impl Config {
         self.trace
     }
 
+    /// Where metrics are served over HTTP.
+    #[must_use]
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+
     /// The exports: at least one.
     #[must_use]
     pub fn exports(&self) -> &Arc<ExportTable> {
@@ -259,6 +269,7 @@ impl Config {
             ("data_threads", self.data_threads != new.data_threads),
             ("metadata_threads", self.metadata_threads != new.metadata_threads),
             ("window", self.window_bytes != new.window_bytes),
+            ("metrics", self.metrics != new.metrics),
         ];
         changes.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
     }
@@ -281,7 +292,7 @@ fn parse_with(
     let nfs_versions = nfs_versions(raw.nfs_versions, overrides, source)?;
     Ok(Config {
         listen: listen(raw.listen, overrides, source)?,
-        state_dir: state_dir(raw.state_dir, overrides, &exports, source)?,
+        state_dir: state_dir::state_dir(raw.state_dir, overrides, &exports, source)?,
         memory_bytes,
         max_transfer_bytes: max_transfer.value,
         connections_max: count(
@@ -306,6 +317,7 @@ fn parse_with(
         read_ahead: Given::pick(no_read_ahead, raw.read_ahead, true).value,
         splice: Given::pick(no_splice, raw.splice, true).value,
         trace: trace(raw.trace, overrides),
+        metrics: overrides.metrics.or(raw.metrics).map(|ListenAddress(address)| address),
         exports: Arc::new(exports),
     })
 }
@@ -476,70 +488,6 @@ fn count(
     }
     let why = format!("{key} lies between {} and {}", range.start(), range.end());
     Err(source.blame(&origin, why))
-}
-
-fn state_dir(
-    raw: Option<Spanned<PathBuf>>,
-    overrides: &Overrides,
-    exports: &ExportTable,
-    source: Source<'_>,
-) -> Result<PathBuf, ConfigError> {
-    let flag = overrides.state_dir.clone().map(|path| ("--state-dir", path));
-    let default =
-        if flag.is_some() || raw.is_some() { PathBuf::new() } else { system_state_dir()? };
-    let Given { value, origin } = Given::pick(flag, raw, default);
-    if matches!(origin, Origin::Text(_)) && !value.is_absolute() {
-        return Err(source.blame(&origin, format!("`{}` is not an absolute path", value.display())));
-    }
-    let path = std::path::absolute(&value)
-        .map_err(|error| source.blame(&origin, format!("{}: {error}", value.display())))?;
-    let real = resolve_existing(&path);
-    if let Some(export) = exports.iter().find(|export| real.starts_with(&export.path)) {
-        let why = format!(
-            "the state directory {} lies inside the export {}, whose clients could read the key \
-             of all file handles; choose another with state_dir or --state-dir",
-            path.display(),
-            export.name
-        );
-        return Err(source.blame(&origin, why));
-    }
-    Ok(path)
-}
-
-/// `path` with the part of it that exists freed from symbolic links.
-fn resolve_existing(path: &Path) -> PathBuf {
-    for ancestor in path.ancestors() {
-        if let Ok(real) = fs::canonicalize(ancestor) {
-            let missing = path.strip_prefix(ancestor).expect("an ancestor is a prefix");
-            return real.join(missing);
-        }
-    }
-    path.to_owned()
-}
-
-fn system_state_dir() -> Result<PathBuf, ConfigError> {
-    let root = rustix::process::geteuid().is_root();
-    let path = default_state_dir(root, env::var_os("XDG_STATE_HOME"), env::var_os("HOME"));
-    path.ok_or_else(|| ConfigError::System {
-        why: "no state directory: neither XDG_STATE_HOME nor HOME holds an absolute path; choose \
-              one with state_dir or --state-dir"
-            .to_owned(),
-    })
-}
-
-/// A relative path in either variable is ignored, as the XDG base directory specification asks.
-fn default_state_dir(
-    root: bool,
-    xdg_state_home: Option<OsString>,
-    home: Option<OsString>,
-) -> Option<PathBuf> {
-    if root {
-        return Some(PathBuf::from("/var/lib/spillway"));
-    }
-    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|p| p.is_absolute());
-    let base = absolute(xdg_state_home)
-        .or_else(|| absolute(home).map(|home| home.join(".local/state")))?;
-    Some(base.join("spillway"))
 }
 
 /// The memory budget holds at least this many transfers: one being received and one being sent on

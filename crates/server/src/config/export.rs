@@ -229,7 +229,7 @@ fn existing_directory(path: &Path) -> Result<PathBuf, String> {
 }
 
 /// The path itself, without doubled slashes, `.` and a slash at the end.
-fn default_name(path: &Path) -> Result<String, String> {
+pub(super) fn default_name(path: &Path) -> Result<String, String> {
     let name: PathBuf = path.components().collect();
     if path.components().any(|component| component == Component::ParentDir) {
         return Err("a path with `..` cannot be the export's name".to_owned());

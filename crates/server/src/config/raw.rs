@@ -37,6 +37,7 @@ pub(super) struct RawConfig {
     pub(super) read_ahead: Option<Spanned<bool>>,
     pub(super) splice: Option<Spanned<bool>>,
     pub(super) trace: Option<Spanned<Vec<RawEvents>>>,
+    pub(super) metrics: Option<ListenAddress>,
     #[serde(default, rename = "export", deserialize_with = "exports")]
     pub(super) exports: Vec<RawExport>,
 }
@@ -314,6 +315,12 @@ impl<'de> Deserialize<'de> for ByteSize {
 impl<'de> Deserialize<'de> for TimeSpan {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer, "a time with a unit, such as \"30s\"")
+    }
+}
+
+impl<'de> Deserialize<'de> for ListenAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "an address with a port, such as \"127.0.0.1:9469\"")
     }
 }
 

@@ -1,7 +1,10 @@
+use std::ffi::OsString;
+
 use io::IoPolicy;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::state_dir::default_state_dir;
 use super::*;
 use crate::export::{Access, HostSpec, Squash};
 use crate::trace::Event;

@@ -32,7 +32,7 @@ pub struct Status {
     pub read_ahead: bool,
     /// Whether READs are spliced from the page cache to the socket.
     pub splice: bool,
-    /// The trace events that are printed.
+    /// The trace events that are printed, with commas between them; `no event` for none.
     pub trace: String,
     /// In the order of the configuration.
     pub exports: Vec<ExportStatus>,

@@ -1,0 +1,343 @@
+//! Settings that a running server can change one by one, and keep in its configuration file.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use io::IoMode;
+use toml_edit::{DocumentMut, Item, TableLike};
+
+use super::Config;
+use super::export::default_name;
+use crate::export::{Export, ExportTable};
+use crate::trace::{Event, Events};
+
+/// A key with a value that is in force from the next request on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// `io_cache_read` of an export.
+    ReadMode(IoMode),
+    /// `io_cache_write` of an export.
+    WriteMode(IoMode),
+    /// `sync` of an export.
+    Sync(bool),
+    /// `read_ahead` of the server.
+    ReadAhead(bool),
+    /// `splice` of the server.
+    Splice(bool),
+    /// `trace` of the server.
+    Trace(Events),
+}
+
+/// Why a setting is not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingError {
+    /// It is not written as one.
+    #[error("`{0}` is no setting: write KEY=VALUE, such as io_cache_read=direct")]
+    NoSetting(String),
+    /// A running server cannot change it.
+    #[error("`{0}` cannot be set while the server runs; those that can are {KEYS}")]
+    NoKey(String),
+    /// The key has other values.
+    #[error("`{value}` is no value of {key}; the values are {accepted}")]
+    NoValue {
+        /// The key.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What it takes.
+        accepted: &'static str,
+    },
+    /// The key belongs to an export, and none is named.
+    #[error("{0} is a key of an export: name it, as in `spillway set /data {0}=...`")]
+    NeedsExport(&'static str),
+    /// The key belongs to the server, and an export is named.
+    #[error("{0} is a key of the server, not of an export: leave the export away")]
+    NeedsNoExport(&'static str),
+    /// There is no such export.
+    #[error("there is no export {name}; the exports are {exports}")]
+    NoExport {
+        /// What was given.
+        name: String,
+        /// The names that there are.
+        exports: String,
+    },
+    /// The configuration file cannot be edited.
+    #[error("the configuration file cannot keep it: {0}")]
+    Document(String),
+}
+
+const KEYS: &str = "io_cache_read, io_cache_write and sync of an export, and read_ahead, splice and \
+                    trace of the server";
+const MODES: &str = "buffered, dontcache, direct and auto";
+const SWITCHES: &str = "true and false";
+
+impl FromStr for Setting {
+    type Err = SettingError;
+
+    fn from_str(text: &str) -> Result<Self, SettingError> {
+        let Some((key, value)) = text.split_once('=') else {
+            return Err(SettingError::NoSetting(text.escape_debug().to_string()));
+        };
+        let (key, value) = (key.trim(), value.trim());
+        let refuse = |accepted| SettingError::NoValue {
+            key: key.to_owned(),
+            value: value.escape_debug().to_string(),
+            accepted,
+        };
+        let mode = || value.parse().map_err(|_| refuse(MODES));
+        let switch = || value.parse().map_err(|_| refuse(SWITCHES));
+        match key {
+            "io_cache_read" => mode().map(Self::ReadMode),
+            "io_cache_write" => mode().map(Self::WriteMode),
+            "sync" => switch().map(Self::Sync),
+            "read_ahead" => switch().map(Self::ReadAhead),
+            "splice" => switch().map(Self::Splice),
+            "trace" => events(value).map(Self::Trace).ok_or_else(|| {
+                refuse("`none`, `all`, and names of events with commas between them")
+            }),
+            _ => Err(SettingError::NoKey(key.escape_debug().to_string())),
+        }
+    }
+}
+
+fn events(value: &str) -> Option<Events> {
+    if value == "none" {
+        return Some(Events::default());
+    }
+    value.split(',').map(|event| event.trim().parse::<Events>().ok()).collect()
+}
+
+impl Setting {
+    /// The key as the configuration file has it.
+    #[must_use]
+    pub fn key(&self) -> &'static str {
+        match self {
+            Self::ReadMode(_) => "io_cache_read",
+            Self::WriteMode(_) => "io_cache_write",
+            Self::Sync(_) => "sync",
+            Self::ReadAhead(_) => "read_ahead",
+            Self::Splice(_) => "splice",
+            Self::Trace(_) => "trace",
+        }
+    }
+
+    fn is_of_export(&self) -> bool {
+        match self {
+            Self::ReadMode(_) | Self::WriteMode(_) | Self::Sync(_) => true,
+            Self::ReadAhead(_) | Self::Splice(_) | Self::Trace(_) => false,
+        }
+    }
+
+    fn value(&self) -> Item {
+        match self {
+            Self::ReadMode(mode) | Self::WriteMode(mode) => toml_edit::value(mode.name()),
+            Self::Sync(on) | Self::ReadAhead(on) | Self::Splice(on) => toml_edit::value(*on),
+            Self::Trace(events) => {
+                let on = Event::ALL.iter().filter(|event| events.contains(**event));
+                toml_edit::value(on.map(|event| event.name()).collect::<toml_edit::Array>())
+            }
+        }
+    }
+
+    fn change(&self, export: &mut Export) {
+        match self {
+            Self::ReadMode(mode) => export.policy.read = *mode,
+            Self::WriteMode(mode) => export.policy.write = *mode,
+            Self::Sync(on) => export.sync = *on,
+            Self::ReadAhead(_) | Self::Splice(_) | Self::Trace(_) => {}
+        }
+    }
+}
+
+impl Config {
+    /// The configuration with other settings of an export, or of the server if none is named. Only
+    /// what a [`Setting`] is differs, so [`crate::Server::switch`] can put it in force.
+    ///
+    /// # Errors
+    /// The export does not exist, or the settings belong to the other of the two.
+    pub fn with_settings(
+        &self,
+        export: Option<&str>,
+        settings: &[Setting],
+    ) -> Result<Self, SettingError> {
+        let mut config = self.clone();
+        let Some(name) = export else {
+            for setting in settings {
+                match setting {
+                    Setting::ReadAhead(on) => config.read_ahead = *on,
+                    Setting::Splice(on) => config.splice = *on,
+                    Setting::Trace(events) => config.trace = *events,
+                    _ => return Err(SettingError::NeedsExport(setting.key())),
+                }
+            }
+            return Ok(config);
+        };
+        if let Some(other) = settings.iter().find(|setting| !setting.is_of_export()) {
+            return Err(SettingError::NeedsNoExport(other.key()));
+        }
+        let found = self.exports.by_name(name.as_bytes()).ok_or_else(|| {
+            let names: Vec<_> = self.exports.iter().map(|export| export.name.as_str()).collect();
+            let name = name.escape_debug().to_string();
+            SettingError::NoExport { name, exports: names.join(", ") }
+        })?;
+        let changed = self.exports.iter().map(|export| {
+            let mut changed = Export::clone(export);
+            if Arc::ptr_eq(export, found) {
+                settings.iter().for_each(|setting| setting.change(&mut changed));
+            }
+            changed
+        });
+        let table = ExportTable::new(changed.collect()).expect("names and ids are as they were");
+        config.exports = Arc::new(table);
+        Ok(config)
+    }
+}
+
+impl Config {
+    /// The keys of those settings that this configuration does not have.
+    #[must_use]
+    pub fn overridden_settings(&self, export: Option<&str>, settings: &[Setting]) -> Vec<String> {
+        let has = |setting: &&Setting| {
+            let with = self.with_settings(export, &[**setting]);
+            with.is_ok_and(|with| {
+                with.exports == self.exports
+                    && (with.read_ahead, with.splice) == (self.read_ahead, self.splice)
+                    && with.trace == self.trace
+            })
+        };
+        settings.iter().filter(|setting| !has(setting)).map(|s| s.key().to_owned()).collect()
+    }
+}
+
+/// The text of a configuration file with other settings of an export, or of the server if none is
+/// named. All else stays as it is, comments and order included.
+///
+/// # Errors
+/// The text is not TOML, or does not have the export.
+pub fn edited(
+    text: &str,
+    export: Option<&str>,
+    settings: &[Setting],
+) -> Result<String, SettingError> {
+    let mut document: DocumentMut =
+        text.parse().map_err(|_| SettingError::Document("it is not valid TOML".to_owned()))?;
+    match export {
+        None => settings.iter().for_each(|setting| put(document.as_table_mut(), setting)),
+        Some(name) => {
+            let exports = document.get_mut("export");
+            let tables: Vec<&mut dyn TableLike> = match exports {
+                Some(Item::ArrayOfTables(tables)) => {
+                    tables.iter_mut().map(|table| table as &mut dyn TableLike).collect()
+                }
+                Some(Item::Value(toml_edit::Value::Array(values))) => values
+                    .iter_mut()
+                    .filter_map(|value| Some(value.as_inline_table_mut()? as &mut dyn TableLike))
+                    .collect(),
+                _ => Vec::new(),
+            };
+            let table = tables.into_iter().find(|table| is_called(&**table, name));
+            let table = table.ok_or_else(|| {
+                SettingError::Document(format!("it has no export {name}; a flag has made it"))
+            })?;
+            settings.iter().for_each(|setting| put(table, setting));
+        }
+    }
+    Ok(document.to_string())
+}
+
+/// Sets a key, and keeps the comments around the value that it has.
+fn put(table: &mut dyn TableLike, setting: &Setting) {
+    let mut item = setting.value();
+    let old = table.get(setting.key()).and_then(Item::as_value).map(|value| value.decor().clone());
+    if let (Some(value), Some(decor)) = (item.as_value_mut(), old) {
+        *value.decor_mut() = decor;
+    }
+    match table.get_mut(setting.key()) {
+        Some(place) => *place = item,
+        None => drop(table.insert(setting.key(), item)),
+    }
+}
+
+fn is_called(export: &dyn TableLike, name: &str) -> bool {
+    let text = |key| export.get(key).and_then(Item::as_str);
+    match text("name") {
+        Some(own) => own.trim_end_matches('/') == name.trim_end_matches('/'),
+        None => text("path").is_some_and(|path| {
+            default_name(path.as_ref()).is_ok_and(|own| own == name.trim_end_matches('/'))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "# The server.\nsplice = true # as ever\n\n# Data.\n[[export]]\npath = \"/srv/a\"\n\
+        io_cache_read = \"auto\"   # until we know more\n\n[[export.client]]\nhosts = [\"*\"]\n\n\
+        [[export]]\npath = \"/srv/b/\" # the other\nname = \"/b\"\n";
+
+    fn setting(text: &str) -> Setting {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn bad_settings_are_refused_with_the_accepted_ones() {
+        for (text, expected) in [
+            ("io_cache_read=drect", "the values are buffered, dontcache, direct and auto"),
+            ("io_cache_write=", "the values are buffered, dontcache, direct and auto"),
+            ("splice=on", "the values are true and false"),
+            ("trace=reads", "`none`, `all`, and names of events"),
+            ("memory=1GiB", "those that can are io_cache_read, io_cache_write and sync"),
+            ("io_cache_read", "write KEY=VALUE"),
+        ] {
+            let error = text.parse::<Setting>().unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn values_are_read() {
+        assert_eq!(setting("io_cache_read=direct"), Setting::ReadMode(IoMode::Direct));
+        assert_eq!(setting("io_cache_write = dontcache"), Setting::WriteMode(IoMode::DontCache));
+        assert_eq!(setting("read_ahead=false"), Setting::ReadAhead(false));
+        assert_eq!(setting("trace=none"), Setting::Trace(Events::default()));
+    }
+
+    #[test]
+    fn comments_and_order_are_kept() {
+        let settings = [setting("io_cache_read=direct"), setting("sync=false")];
+        let text = edited(FILE, Some("/srv/a"), &settings).unwrap();
+        let expected = FILE.replace(
+            "\"auto\"   # until we know more\n",
+            "\"direct\"   # until we know more\nsync = false\n",
+        );
+        assert_eq!(text, expected);
+        let text = edited(FILE, Some("/b"), &[setting("io_cache_write=direct")]).unwrap();
+        let expected =
+            FILE.replace("name = \"/b\"\n", "name = \"/b\"\nio_cache_write = \"direct\"\n");
+        assert_eq!(text, expected);
+        for (events, kept) in
+            [("none", "[]"), ("read_done,read_start", "[\"read_start\", \"read_done\"]")]
+        {
+            let text = edited("", None, &[setting(&format!("trace={events}"))]).unwrap();
+            assert_eq!(text, format!("trace = {kept}\n"));
+        }
+        let text = edited(FILE, None, &[setting("splice=false")]).unwrap();
+        assert_eq!(text, FILE.replace("splice = true # as", "splice = false # as"));
+    }
+
+    #[test]
+    fn exports_in_one_line_are_edited_too() {
+        let file = "export = [{ path = \"/srv/a\", name = \"/a\" }] # short\n";
+        let text = edited(file, Some("/a"), &[setting("io_cache_read=direct")]).unwrap();
+        assert!(text.contains("io_cache_read = \"direct\""), "{text}");
+        assert!(text.ends_with("] # short\n"), "{text}");
+    }
+
+    #[test]
+    fn an_export_that_the_file_does_not_have_is_refused() {
+        let error = edited(FILE, Some("/c"), &[setting("sync=false")]).unwrap_err();
+        assert!(error.to_string().contains("has no export /c"), "{error}");
+        assert!(edited("[[export", None, &[setting("splice=false")]).is_err());
+    }
+}

@@ -1,0 +1,136 @@
+//! Metrics over HTTP: `GET /metrics`, and nothing else (RFC 9112, as far as a scraper needs it).
+
+use std::io;
+use std::net::TcpListener as StdListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use server::report::Monitor;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+/// Connections that are served at a time; others are closed at once.
+const CONNECTIONS_MAX: usize = 16;
+/// The longest head of a request.
+const HEAD_BYTES_MAX: usize = 8 * 1024;
+/// How long a peer may take to send its request, and again to take the answer.
+const PEER_TIME_MAX: Duration = Duration::from_secs(5);
+/// The pause after a failed accept, mostly for want of descriptors.
+const RETRY: Duration = Duration::from_millis(100);
+/// The text format of Prometheus.
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Serves metrics until the runtime ends.
+pub(super) async fn serve(monitor: Monitor, listener: StdListener) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return warn!(%error, "the address of the metrics is of no use"),
+    };
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                warn!(%error, "a connection to the metrics could not be accepted");
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+        };
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            debug!(client = %peer, "connection to the metrics refused: too many");
+            continue;
+        };
+        let monitor = monitor.clone();
+        tokio::spawn(async move {
+            if let Err(error) = converse(&monitor, stream).await {
+                debug!(client = %peer, %error, "connection to the metrics given up");
+            }
+            drop(place);
+        });
+    }
+}
+
+/// Takes one request and answers it.
+async fn converse(monitor: &Monitor, mut stream: TcpStream) -> io::Result<()> {
+    let head = timeout(PEER_TIME_MAX, head(&mut stream)).await??;
+    let (status, body) = answer(&head, || monitor.metrics());
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n"
+    );
+    let reply = [head.as_bytes(), body.as_bytes()].concat();
+    timeout(PEER_TIME_MAX, stream.write_all(&reply)).await??;
+    // So that the answer is not lost by a reset, if the peer has sent more than was read.
+    timeout(PEER_TIME_MAX, stream.shutdown()).await?
+}
+
+/// The bytes of a request up to its empty line, or as many as are taken.
+async fn head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut head = Vec::with_capacity(1024);
+    while head.len() < HEAD_BYTES_MAX && !ends(&head) {
+        let room = HEAD_BYTES_MAX - head.len();
+        if (&mut *stream).take(room as u64).read_buf(&mut head).await? == 0 {
+            break;
+        }
+    }
+    Ok(head)
+}
+
+fn ends(head: &[u8]) -> bool {
+    head.windows(4).any(|end| end == b"\r\n\r\n") || head.windows(2).any(|end| end == b"\n\n")
+}
+
+/// Status and body of the answer to a request.
+fn answer(head: &[u8], metrics: impl FnOnce() -> String) -> (&'static str, String) {
+    if !ends(head) {
+        let status = if head.len() >= HEAD_BYTES_MAX {
+            "431 Request Header Fields Too Large"
+        } else {
+            "400 Bad Request"
+        };
+        return (status, String::new());
+    }
+    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split_whitespace();
+    let (method, target, version) = (words.next(), words.next(), words.next());
+    let path = target.map(|target| target.split('?').next().unwrap_or_default());
+    match (method, path, version) {
+        (Some("GET"), Some("/metrics"), Some("HTTP/1.0" | "HTTP/1.1")) => ("200 OK", metrics()),
+        (Some("GET"), Some(_), Some("HTTP/1.0" | "HTTP/1.1")) => {
+            ("404 Not Found", "metrics are at /metrics\n".to_owned())
+        }
+        (Some(_), Some(_), Some("HTTP/1.0" | "HTTP/1.1")) => {
+            ("405 Method Not Allowed", String::new())
+        }
+        _ => ("400 Bad Request", String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_get_of_the_metrics_is_answered_with_them() {
+        let long = [b"GET /metrics HTTP/1.1\r\nX: ".as_slice(), &[b'x'; HEAD_BYTES_MAX]].concat();
+        for (head, status) in [
+            (&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"[..], "200 OK"),
+            (b"GET /metrics?a=b HTTP/1.0\n\n", "200 OK"),
+            (b"GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
+            (b"GET /metrics/../etc/passwd HTTP/1.1\r\n\r\n", "404 Not Found"),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),
+            (b"GET /metrics\r\n\r\n", "400 Bad Request"),
+            (b"\x80\x00\x00\x28 binary", "400 Bad Request"),
+            (b"", "400 Bad Request"),
+            (&long[..HEAD_BYTES_MAX], "431 Request Header Fields Too Large"),
+        ] {
+            let (found, body) = answer(head, || "m".to_owned());
+            assert_eq!((found, body == "m"), (status, status == "200 OK"));
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! `spillway drop-client`: the end of a client's connections and state.
+
+use std::net::IpAddr;
+
+use clap::Args;
+use server::report::DroppedClient;
+
+use super::text::counted;
+use super::{Done, Failure, Target};
+use crate::control::Command;
+
+/// End the connections of a client, and its opens and locks of version 4
+///
+/// Ends all connections of a client address, once its calls in progress are answered, and all its
+/// clients of NFS version 4 with their opens and locks, which others can have at once. What it had
+/// locked it has lost: its programs get errors.
+///
+/// The client may connect again at once, and does so with its next call. To keep it out, take it
+/// from the hosts of the exports first, and reload.
+///
+/// Exit status: 0 if something was ended, 1 if the server has nothing of that client.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The client's IP address, as `spillway clients` shows it
+    #[arg(value_name = "ADDRESS")]
+    address: IpAddr,
+
+    #[command(flatten)]
+    target: Target,
+}
+
+pub(super) fn run(options: &Options) -> Result<Done, Failure> {
+    let address = options.address.to_canonical();
+    let done: DroppedClient = options.target.ask(Command::DropClient { address })?;
+    if done.connections == 0 && done.nfs4_clients == 0 && !options.target.json {
+        return Err(format!("the server has no connection and no state of {address}").into());
+    }
+    let written = options.target.show(&done, text);
+    let failure = || format!("the server has no connection and no state of {address}").into();
+    Ok(match written {
+        Ok(()) if done.connections == 0 && done.nfs4_clients == 0 => Done::Failed(failure()),
+        written => Done::Printed(written),
+    })
+}
+
+fn text(done: &DroppedClient) -> String {
+    let connections = counted(done.connections as u64, "connection");
+    let clients = counted(done.nfs4_clients as u64, "client");
+    format!("ended {connections}, and {clients} of NFS version 4\n")
+}

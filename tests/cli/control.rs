@@ -1,0 +1,375 @@
+//! The control socket and its commands, against servers that run.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use proto::nfs3::{Procedure, ReadArgs};
+use rustix::process::{Signal, geteuid};
+
+use crate::client::{Client, make_file};
+use crate::fixture::{
+    ONE_EXPORT, PATIENCE, Place, Running, assert_exit, run, serve_config, serve_directory, spillway,
+};
+
+/// Runs a command for the server of a place.
+fn operate(place: &Place, words: &[&str]) -> Output {
+    let state = place.text("state");
+    run(&[&words[..1], &["--socket", &state], &words[1..]].concat())
+}
+
+#[track_caller]
+fn succeeded(output: Output) -> String {
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), stderr.as_str()), (Some(0), ""));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(place: &Place, words: &[&str]) -> serde_json::Value {
+    let text = succeeded(operate(place, &[words, &["--json"]].concat()));
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Reads 4 KiB of the file once.
+fn read_once(client: &mut Client, file: proto::nfs3::FileHandle) {
+    client.call(Procedure::Read, &ReadArgs { file, offset: 0, count: 4096 });
+}
+
+/// A counter of the first export.
+fn counter(place: &Place, name: &str) -> u64 {
+    let sample = json(place, &["nfsstat"]);
+    sample["exports"][0]["counters"][name].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn status_shows_settings_and_use() {
+    let place = Place::new();
+    let running = Running::start(serve_directory(&place), 1);
+    let _client = Client::connect(&running);
+    let text = succeeded(operate(&place, &["status"]));
+    let pid = running.child.id();
+    for expected in [
+        format!("process {pid}, up "),
+        format!("listening on     {}, NFS version 3\n", running.address),
+        "read-ahead on, splice on".to_owned(),
+        "of 256MiB".to_owned(),
+        format!("/data   auto   auto    yes   {}", place.text("a")),
+    ] {
+        assert!(text.contains(&expected), "{expected}: {text}");
+    }
+    let status = json(&place, &["status"]);
+    assert_eq!(status["pid"], pid);
+    assert_eq!(status["exports"][0]["io_cache_read"], "auto");
+    assert_eq!(status["memory"]["budget_bytes"], 256 << 20);
+    assert_eq!(status["nfs4"], serde_json::Value::Null);
+    running.stop(Signal::TERM);
+    assert!(!place.path("state/spillway.sock").exists());
+}
+
+#[test]
+fn set_changes_the_mode_of_the_next_request() {
+    let place = Place::new();
+    make_file(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/data", "file");
+    for (mode, name) in [("buffered", "reads_cached_by_mode"), ("dontcache", "reads_dontcache")] {
+        let text = succeeded(operate(&place, &["set", "/data", &format!("io_cache_read={mode}")]));
+        assert_eq!(text, "changed /data\n");
+        let before = counter(&place, name);
+        read_once(&mut client, file);
+        assert_eq!(counter(&place, name), before + 1, "{mode}");
+        assert_eq!(json(&place, &["status"])["exports"][0]["io_cache_read"], mode);
+    }
+    assert_eq!(
+        succeeded(operate(&place, &["set", "read_ahead=false", "splice=false"])),
+        "read_ahead = false, splice = false\n"
+    );
+    assert_eq!(json(&place, &["status"])["splice"], false);
+    assert_eq!(succeeded(operate(&place, &["set", "splice=false"])), "it was so before\n");
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn bad_settings_change_nothing_and_name_the_good_ones() {
+    let place = Place::new();
+    let running = Running::start(serve_directory(&place), 1);
+    for (words, sentence) in [
+        (
+            &["set", "/data", "io_cache_write=direct", "io_cache_read=drect"][..],
+            "`drect` is no value of io_cache_read; the values are buffered, dontcache, direct and \
+             auto",
+        ),
+        (&["set", "/date", "sync=false"], "there is no export /date; the exports are /data"),
+        (&["set", "/data", "memory=1GiB"], "`memory` cannot be set while the server runs; those"),
+        (&["set", "/data", "splice=true"], "splice is a key of the server, not of an export"),
+        (&["set", "io_cache_read=direct"], "io_cache_read is a key of an export: name it"),
+        (&["set", "/data", "sync"], "`sync` is no setting: write KEY=VALUE"),
+        (&["set", "/data"], "a setting is missing, such as io_cache_read=direct"),
+        (
+            &["set", "/data", "sync=false", "--save"],
+            "there is no configuration file to keep it in: `serve` was started without --config",
+        ),
+    ] {
+        assert_exit(&operate(&place, words), 1, sentence);
+    }
+    let export = &json(&place, &["status"])["exports"][0];
+    assert_eq!((&export["io_cache_write"], &export["sync"]), (&"auto".into(), &true.into()));
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn saved_settings_outlive_a_reload_and_others_do_not() {
+    let place = Place::new();
+    let text = format!("# Ours.\n{ONE_EXPORT}sync = true # for now\n");
+    let config = place.configure(&text);
+    fs::set_permissions(&config, fs::Permissions::from_mode(0o640)).unwrap();
+    let before = fs::read_to_string(&config).unwrap();
+    let running = Running::start(serve_config(&config), 1);
+    let set = ["set", "/a", "sync=false", "io_cache_read=direct", "--save"];
+    let text = succeeded(operate(&place, &set));
+    assert_eq!(text, format!("changed /a\nkept in {config}\n"));
+    let after = before.replace("sync = true # for now\n", "sync = false # for now\n");
+    assert_eq!(fs::read_to_string(&config).unwrap(), after + "io_cache_read = \"direct\"\n");
+    assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o640);
+    succeeded(operate(&place, &["set", "/a", "io_cache_write=direct"]));
+    assert_eq!(succeeded(operate(&place, &["reload"])), "changed /a\n");
+    let export = &json(&place, &["status"])["exports"][0];
+    assert_eq!(
+        (&export["io_cache_read"], &export["io_cache_write"]),
+        (&"direct".into(), &"auto".into())
+    );
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn a_flag_that_overrides_what_is_saved_is_named() {
+    let place = Place::new();
+    let config = place.configure(ONE_EXPORT);
+    let mut command = serve_config(&config);
+    command.args(["--read-mode", "buffered"]);
+    let running = Running::start(command, 1);
+    let text = succeeded(operate(&place, &["set", "/a", "io_cache_read=direct", "--save"]));
+    let expected = "flags of `spillway serve` override io_cache_read at the next reload\n";
+    assert!(text.ends_with(expected), "{text}");
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn reload_reports_what_changed_or_why_not() {
+    let place = Place::new();
+    let config = place.configure(ONE_EXPORT);
+    let running = Running::start(serve_config(&config), 1);
+    place.configure(&format!(
+        "memory = \"64MiB\"\n{ONE_EXPORT}[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\n"
+    ));
+    let text = succeeded(operate(&place, &["reload"]));
+    assert_eq!(
+        text,
+        "added /b\nthese keys changed but take effect only after a restart: memory, window\n"
+    );
+    place.configure(&format!("{ONE_EXPORT}colour = 1\n"));
+    let sentence = format!("{config}:6:1: unknown key `colour`");
+    assert_exit(&operate(&place, &["reload"]), 1, &sentence);
+    assert_eq!(json(&place, &["status"])["exports"][1]["name"], "/b");
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn clients_are_listed_and_dropped() {
+    let place = Place::new();
+    make_file(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/data", "file");
+    (0..3).for_each(|_| read_once(&mut client, file));
+    let clients = json(&place, &["clients"]);
+    let of = clients.as_array().unwrap().iter().find(|c| c["address"] == "127.0.0.1").unwrap();
+    assert_eq!((&of["connections"], &of["operations"]["nfs3 READ"]), (&1.into(), &3.into()));
+    assert!(of["sent_bytes"].as_u64().unwrap() > 3 * 4096, "{of}");
+    let text = succeeded(operate(&place, &["clients"]));
+    assert!(text.contains("\n127.0.0.1            1"), "{text}");
+
+    let text = succeeded(operate(&place, &["drop-client", "127.0.0.1"]));
+    assert_eq!(text, "ended 1 connection, and 0 clients of NFS version 4\n");
+    assert!(matches!(client.stream.read(&mut [0]), Ok(0) | Err(_)));
+    let sentence = "the server has no connection and no state of 192.0.2.1";
+    assert_exit(&operate(&place, &["drop-client", "192.0.2.1"]), 1, sentence);
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn nfsstat_counts_exactly_what_the_client_did() {
+    let place = Place::new();
+    make_file(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let (root, file) = client.find("/data", "file");
+    (0..7).for_each(|_| read_once(&mut client, file));
+    // Of a directory.
+    (0..2).for_each(|_| read_once(&mut client, root));
+    let text = succeeded(operate(&place, &["stat"]));
+    let line = text.lines().find(|line| line.starts_with("nfs3 READ ")).unwrap();
+    let cells: Vec<_> = line.split_whitespace().collect();
+    assert_eq!((cells[2], cells[4]), ("9", "2"), "{text}");
+    let sample = json(&place, &["nfsstat", "--export", "/data"]);
+    let operations = sample["exports"][0]["operations"].as_array().unwrap();
+    let read = operations.iter().find(|operation| operation["name"] == "READ").unwrap();
+    assert_eq!((&read["calls"], &read["failures"]["NFS3ERR_ISDIR"]), (&9.into(), &2.into()));
+    let lines = succeeded(operate(&place, &["nfsstat", "1", "2", "--json"]));
+    let second: serde_json::Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
+    assert_eq!(second["figures"]["calls"], 0);
+    let seconds = second["uptime_us"].as_u64().unwrap();
+    assert!((1_000_000..30_000_000).contains(&seconds), "{seconds}");
+    let sentence = "there is no export /nope; the exports are /data";
+    assert_exit(&operate(&place, &["nfsstat", "--export", "/nope"]), 1, sentence);
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn several_servers_are_distinguished() {
+    let (place, other) = (Place::new(), Place::new());
+    let config = other.configure(ONE_EXPORT);
+    let first = Running::start(serve_directory(&place), 1);
+    let second = Running::start(serve_config(&config), 1);
+    let pid = second.child.id().to_string();
+    for which in [&pid, &config, &other.text("state"), &other.text("state/spillway.sock")] {
+        let output = succeeded(run(&["status", "--socket", which, "--json"]));
+        let status: serde_json::Value = serde_json::from_str(&output).unwrap();
+        assert_eq!(status["pid"].to_string(), pid, "{which}");
+    }
+    let output = run(&["status"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr.starts_with("spillway: several servers run; choose one with --socket: "),
+        "{stderr}"
+    );
+    for expected in [
+        format!("{} (process {})", place.text("state/spillway.sock"), first.child.id()),
+        format!("{} (process {pid} of {config})", other.text("state/spillway.sock")),
+    ] {
+        assert!(stderr.contains(&expected), "{expected}: {stderr}");
+    }
+    first.stop(Signal::TERM);
+    second.stop(Signal::TERM);
+}
+
+#[test]
+fn without_a_server_the_sentence_is_clear() {
+    let place = Place::new();
+    assert_exit(
+        &operate(&place, &["status"]),
+        1,
+        &format!("no server is called {}; ", place.text("state")),
+    );
+    // What a killed server leaves.
+    let mut running = Running::start(serve_directory(&place), 1);
+    running.child.kill().unwrap();
+    running.child.wait().unwrap();
+    let socket = place.text("state/spillway.sock");
+    assert_exit(
+        &operate(&place, &["status"]),
+        1,
+        &format!("cannot reach the server at {socket}: "),
+    );
+    // The next one takes its place.
+    let running = Running::start(serve_directory(&place), 1);
+    succeeded(operate(&place, &["status"]));
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn other_users_are_refused() {
+    if !geteuid().is_root() {
+        eprintln!("other_users_are_refused skipped: only root can act as another user");
+        return;
+    }
+    let place = Place::new();
+    let running = Running::start(serve_directory(&place), 1);
+    let socket = place.text("state/spillway.sock");
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    for path in ["", "state"] {
+        fs::set_permissions(place.path(path), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let status_as_other = || {
+        // A copy that any user may run.
+        let program = place.path("spillway");
+        fs::copy(env!("CARGO_BIN_EXE_spillway"), &program).unwrap();
+        std::process::Command::new(program)
+            .args(["status", "--socket", &socket])
+            .uid(65534)
+            .output()
+    };
+    let reason = format!("cannot reach the server at {socket}: Permission denied");
+    assert_exit(&status_as_other().unwrap(), 1, &reason);
+    // The credentials count too, should the permissions be changed.
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+    let output = status_as_other().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let line = running.wait_for("control connection of another user refused");
+    assert!(line.contains("uid=65534"), "{line}");
+    running.stop(Signal::TERM);
+}
+
+/// Sends bytes to the control socket, and returns what comes back until the server closes.
+fn say(place: &Place, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(place.path("state/spillway.sock")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // The server closes as soon as it has enough.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut reply = Vec::new();
+    let _ = stream.read_to_end(&mut reply);
+    String::from_utf8(reply).unwrap()
+}
+
+#[test]
+fn hostile_peers_of_the_socket_hold_up_nothing() {
+    let place = Place::new();
+    make_file(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/data", "file");
+    for (request, expected) in [
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], "the request cannot be read: "),
+        (b"\n", "the request cannot be read: "),
+        (b"{\"version\":1,\"command\":\"halt\"}\n", "unknown variant `halt`"),
+        (b"{\"version\":9,\"command\":\"status\"}\n", "takes requests of version 1, not 9"),
+        (b"{\"version\":1,\"command\":\"set\",\"settings\":[\"\\u0000=1\"]}\n", "cannot be set"),
+        (b"", "the request cannot be read: "),
+    ] {
+        let reply = say(&place, request);
+        assert!(
+            reply.starts_with("{\"version\":1,\"error\":\"") && reply.contains(expected),
+            "{reply}"
+        );
+    }
+    let reply = say(&place, &vec![b'['; 1 << 20]);
+    assert!(reply.is_empty() || reply.contains("at most 65536 bytes"), "{reply}");
+    // More than it serves at a time, all silent.
+    let connect = || UnixStream::connect(place.path("state/spillway.sock")).unwrap();
+    let silent: Vec<_> = (0..40).map(|_| connect()).collect();
+    let begun = Instant::now();
+    (0..10).for_each(|_| read_once(&mut client, file));
+    assert!(begun.elapsed() < Duration::from_secs(4), "calls do not wait for the socket");
+    // They lose their places in time.
+    while operate(&place, &["status"]).status.code() != Some(0) {
+        assert!(begun.elapsed() < PATIENCE, "silent peers keep the socket");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    drop(silent);
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn help_describes_each_command() {
+    for command in ["status", "set", "clients", "reload", "drop-client", "nfsstat"] {
+        let help = succeeded(spillway().args([command, "--help"]).output().unwrap());
+        assert!(help.contains("Exit status: 0") && help.contains("--socket <SERVER>"), "{help}");
+    }
+}

@@ -1,0 +1,111 @@
+//! Metrics over HTTP.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+use proto::nfs3::{Procedure, ReadArgs};
+use rustix::process::Signal;
+
+use crate::client::{Client, make_file};
+use crate::fixture::{
+    ONE_EXPORT, PATIENCE, Place, Running, assert_exit, run, serve_config, serve_directory,
+};
+
+/// Starts a server with metrics; their address.
+fn with_metrics(place: &Place) -> (Running, SocketAddr) {
+    let mut command = serve_directory(place);
+    command.args(["--metrics", "127.0.0.1:0"]);
+    let mut running = Running::start(command, 1);
+    let line = running.next_line();
+    let address =
+        line.trim().strip_prefix("metrics http://").and_then(|line| line.strip_suffix("/metrics"));
+    let address = address.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+    (running, address)
+}
+
+/// Sends a request, and returns all that comes back.
+fn request(address: SocketAddr, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // The server closes as soon as it has enough.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut reply = Vec::new();
+    let _ = stream.read_to_end(&mut reply);
+    String::from_utf8(reply).unwrap()
+}
+
+fn metrics(address: SocketAddr) -> String {
+    let reply = request(address, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert!(reply.starts_with("HTTP/1.1 200 OK\r\n"), "{reply}");
+    reply.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+#[test]
+fn metrics_count_what_the_client_did() {
+    let place = Place::new();
+    make_file(&place);
+    let (running, address) = with_metrics(&place);
+    let mut client = Client::connect(&running);
+    let (root, file) = client.find("/data", "file");
+    for _ in 0..5 {
+        client.call(Procedure::Read, &ReadArgs { file, offset: 0, count: 1000 });
+    }
+    client.call(Procedure::Read, &ReadArgs { file: root, offset: 0, count: 1000 });
+    let text = metrics(address);
+    let read = "export=\"/data\",program=\"nfs3\",operation=\"READ\"";
+    for line in [
+        format!("spillway_operations_total{{{read},status=\"OK\"}} 5"),
+        format!("spillway_operations_total{{{read},status=\"NFS3ERR_ISDIR\"}} 1"),
+        format!("spillway_operation_duration_seconds_count{{{read}}} 6"),
+        format!("spillway_operation_duration_seconds_bucket{{{read},le=\"+Inf\"}} 6"),
+        "spillway_read_bytes_total{export=\"/data\"} 5000".to_owned(),
+        "spillway_client_connections{client=\"127.0.0.1\"} 1".to_owned(),
+        "# TYPE spillway_operation_duration_seconds histogram".to_owned(),
+        "# TYPE spillway_window_bytes gauge".to_owned(),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
+    }
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn nothing_but_the_metrics_is_answered() {
+    let place = Place::new();
+    let (running, address) = with_metrics(&place);
+    for (bytes, status) in [
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], "404 Not Found"),
+        (b"DELETE /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),
+        (b"\x16\x03\x01 TLS", "400 Bad Request"),
+    ] {
+        let reply = request(address, bytes);
+        assert!(reply.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{reply}");
+    }
+    // A head without end, and more peers than are served at a time.
+    request(address, &vec![b'x'; 1 << 20]);
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+    running.assert_serving();
+    drop(silent);
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn an_address_in_use_is_named() {
+    let place = Place::new();
+    let (running, address) = with_metrics(&place);
+    let other = Place::new();
+    let (b, state, address) = (other.text("b"), other.text("state"), address.to_string());
+    let serve =
+        ["serve", &b, "--listen", "127.0.0.1:0", "--state-dir", &state, "--metrics", &address];
+    let sentence = format!("cannot serve metrics on {address}: Address already in use");
+    assert_exit(&run(&serve), 1, &sentence);
+    let text = format!("metrics = \"localhost\"\n{ONE_EXPORT}");
+    let output = other.check(&text);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("is not an IP address with a port"), "{stderr}");
+    let config = other.configure(&format!("metrics = \"127.0.0.1:0\"\n{ONE_EXPORT}"));
+    let mut from_file = Running::start(serve_config(&config), 1);
+    assert!(from_file.next_line().starts_with("metrics http://127.0.0.1:"));
+    from_file.stop(Signal::TERM);
+    running.stop(Signal::TERM);
+}

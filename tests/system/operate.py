@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""The commands that see and change a running server, and its metrics, while clients work.
+
+Each is held against what the client did. `tests/system/run` gives this subject a network of its
+own, and with it a table of sockets: the servers that the commands find are those of a case.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import threading
+import time
+import urllib.request
+
+import nfs3
+import nfs4
+from harness import (
+    EXPORT, MissingTool, Server, Skip, case, check, free_port, main, run, run_ok, scratch_dir,
+)  # fmt: skip
+
+# Debian's packages, for another interpreter than Debian's.
+sys.path.append("/usr/lib/python3/dist-packages")
+
+FILE_BYTES = 1 << 20
+READ_BYTES = 64 << 10
+NOENT = 2
+PATIENCE_SECS = 20
+
+
+def operate(*words, secs=60):
+    """Runs a command of the program; returns the CompletedProcess."""
+    return run(Server.binary, *words, secs=secs)
+
+
+def operate_ok(*words):
+    return run_ok(Server.binary, *words).stdout
+
+
+def answer(*words):
+    """What a command prints as JSON."""
+    return json.loads(operate_ok(*words, "--json"))
+
+
+def make_file(path, name="file"):
+    file = pathlib.Path(path) / name
+    file.write_bytes(os.urandom(FILE_BYTES))
+    file.chmod(0o666)
+    return file
+
+
+class Load:
+    """A client that reads a file from its beginning to its end, again and again."""
+
+    def __init__(self, server):
+        self.client = nfs3.Client("127.0.0.1", server.port, EXPORT, server.mount_port)
+        self.file = self.client.lookup(self.client.root, b"file")
+        self.reads = 0
+        self.failure = None
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._read)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopping.set()
+        self.thread.join()
+        self.client.close()
+        check(self.failure is None, f"a READ failed: {self.failure}")
+
+    def _read(self):
+        try:
+            while not self.stopping.is_set():
+                for offset in range(0, FILE_BYTES, READ_BYTES):
+                    self.client.read(self.file, offset, READ_BYTES)
+                    self.reads += 1
+                time.sleep(0.001)
+        except (OSError, nfs3.NfsError) as failure:
+            self.failure = failure
+
+
+def choices(interval):
+    """The READs of the export in an interval, by the counter of their choice."""
+    counters = interval["exports"][0]["counters"]
+    names = ("reads_cached_by_mode", "reads_dontcache", "reads_direct")
+    return {name: counters[name] for name in names if name in counters}
+
+
+@case
+def a_mode_changes_under_load_from_one_second_to_the_next():
+    path = scratch_dir("export")
+    make_file(path)
+    flags = ("--read-mode", "buffered", "--no-read-ahead")
+    with Server(path, *flags) as server, Load(server) as load:
+        for mode, name in (
+            ("dontcache", "reads_dontcache"),
+            ("direct", "reads_direct"),
+            ("buffered", "reads_cached_by_mode"),
+        ):
+            operate_ok("set", EXPORT, f"io_cache_read={mode}")
+            done = operate_ok("nfsstat", "1", "2", "--json").splitlines()
+            reads = choices(json.loads(done[1]))
+            if mode == "direct" and set(reads) == {"reads_dontcache"}:
+                continue  # A file system without direct I/O.
+            check(set(reads) == {name} and reads[name] > 0, f"{mode}: {reads}")
+        check(load.reads > 0, "the load has read nothing")
+
+
+@case
+def one_server_is_found_and_of_two_one_is_chosen():
+    none = operate("status")
+    check(none.returncode == 1, f"without a server: {none.returncode}")
+    sentence = "spillway: no server runs on this machine, or it has no control socket\n"
+    check(none.stderr == sentence, none.stderr)
+    with Server(scratch_dir("one")) as first:
+        check(answer("status")["pid"] == first.process.pid, "the only server is found")
+        with Server(scratch_dir("two")) as second:
+            several = operate("status")
+            check(several.returncode == 1, "two servers and no choice")
+            for server in (first, second):
+                check(f"(process {server.process.pid})" in several.stderr, several.stderr)
+                for which in (server.state, server.process.pid):
+                    found = answer("status", "--socket", which)["pid"]
+                    check(found == server.process.pid, f"{which}: {found}")
+        check(answer("status")["pid"] == first.process.pid, "one is left")
+
+
+@case
+def another_user_is_refused():
+    if os.geteuid() != 0:
+        raise Skip("not root")
+    path = scratch_dir("export")
+    with Server(path) as server:
+        os.chmod(server.state, 0o755)
+        program = path / "spillway"
+        program.write_bytes(pathlib.Path(Server.binary).read_bytes())
+        program.chmod(0o755)
+        for parent in path.resolve().parents:
+            if not parent.stat().st_mode & 0o001:
+                raise Skip(f"no other user reaches {path}")
+        done = run(program, "status", user=65534)
+        expected = "takes commands of root and of its own user only"
+        check(done.returncode == 1 and expected in done.stderr, done.stderr)
+
+
+def parsed(address):
+    """The metrics by name and labels, as the client library of Prometheus reads them."""
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError as missing:
+        raise MissingTool("prometheus_client is not installed") from missing
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_SECS) as reply:
+        text = reply.read().decode()
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        check(family.documentation and family.type != "unknown", f"{family.name} has no help")
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            check(key not in samples, f"{key} comes twice")
+            samples[key] = sample.value
+    return samples
+
+
+def value(samples, name, **labels):
+    return samples.get((name, tuple(sorted(labels.items()))), 0)
+
+
+@case
+def metrics_are_exactly_what_the_client_did():
+    path = scratch_dir("export")
+    make_file(path)
+    address = f"127.0.0.1:{free_port()}"
+    flags = ("--metrics", address, "--read-mode", "buffered", "--write-mode", "buffered")
+    with Server(path, *flags) as server:
+        client = nfs3.Client("127.0.0.1", server.port, EXPORT, server.mount_port)
+        file = client.lookup(client.root, b"file")
+        for number in range(20):
+            client.read(file, number * 4096, 4096)
+        for number in range(7):
+            client.write(file, number * 1000, bytes(1000), nfs3.UNSTABLE)
+        client.commit(file)
+        for _ in range(3):
+            try:
+                client.lookup(client.root, b"missing")
+            except nfs3.NfsError as error:
+                check(error.status == NOENT, f"LOOKUP: {error.status}")
+        samples = parsed(address)
+        client.close()
+
+    def operations(operation, status="OK", program="nfs3", export=EXPORT):
+        labels = {"operation": operation, "status": status, "program": program, "export": export}
+        return value(samples, "spillway_operations_total", **labels)
+
+    def total(name, **labels):
+        return value(samples, f"spillway_{name}_total", **labels)
+
+    latency = value(
+        samples, "spillway_operation_duration_seconds_count", export=EXPORT, program="nfs3",
+        operation="READ",
+    )  # fmt: skip
+    client_calls = total("client_calls", client="127.0.0.1")
+    for what, found, expected in (
+        ("READ", operations("READ"), 20),
+        ("WRITE", operations("WRITE"), 7),
+        ("COMMIT", operations("COMMIT"), 1),
+        ("LOOKUP", operations("LOOKUP"), 1),
+        ("LOOKUP without success", operations("LOOKUP", "NFS3ERR_NOENT"), 3),
+        ("MNT", operations("MNT", program="mount3", export=""), 1),
+        ("bytes read", total("read_bytes", export=EXPORT), 20 * 4096),
+        ("bytes written", total("write_bytes", export=EXPORT), 7000),
+        ("bytes by mode",
+         total("io_bytes", export=EXPORT, direction="read", mode="page_cache"), 20 * 4096),
+        ("reasons",
+         total("read_choices", export=EXPORT, source="page_cache", reason="mode"), 20),
+        ("times", latency, 20),
+        ("calls", total("calls"), client_calls),
+        ("failures of the client", total("client_failures", client="127.0.0.1"), 3),
+    ):  # fmt: skip
+        check(found == expected, f"{what}: {found}, not {expected}")
+    sums = sum(count for (name, _), count in samples.items() if name == "spillway_operations_total")
+    check(sums == client_calls, f"{sums} operations, and {client_calls} calls")
+
+
+@case
+def a_dropped_client_of_version_4_loses_its_lock_to_another():
+    path = scratch_dir("export")
+    with Server(path, "--nfs-versions", "3,4.1") as server:
+        holder = nfs4.Client(server.port, b"holder")
+        holder.reclaim_complete()
+        root = holder.export(EXPORT)
+        handle, stateid = holder.create(root, b"locked")
+        holder.lock(handle, stateid)
+        before = answer("status")["nfs4"]
+        check(before["clients"] == 1 and before["opens"] == 1, f"before: {before}")
+        listed = operate_ok("clients", "--long")
+        check("holder" in listed and "active" in listed, listed)
+        done = answer("drop-client", "127.0.0.1")
+        check(done == {"connections": 1, "nfs4_clients": 1}, f"{done}")
+        other = nfs4.Client(server.port, b"other")
+        other.reclaim_complete()
+        stateid = other.open(handle)
+        other.lock(handle, stateid)
+        after = answer("status")["nfs4"]
+        check(after["clients"] == 1 and after["opens"] == 1, f"after: {after}")
+        other.close()
+
+
+@case
+def counters_of_version_4_are_those_of_its_operations():
+    path = scratch_dir("export")
+    make_file(path)
+    with Server(path, "--nfs-versions", "3,4.1") as server:
+        client = nfs4.Client(server.port, b"counted")
+        client.reclaim_complete()
+        root = client.export(EXPORT)
+        handle, stateid = client.create(root, b"new")
+        for number in range(5):
+            client.write(handle, stateid, number * 100, bytes(100))
+        sample = answer("nfsstat")
+        client.close()
+    export = next(export for export in sample["exports"] if export["name"] == EXPORT)
+    found = {o["name"]: o["calls"] for o in export["operations"] if o["program"] == "nfs4"}
+    check(found["WRITE"] == 5, f"{found}")
+    check(found["OPEN"] == 1, f"{found}")
+    check(export["counters"]["write_bytes"] == 500, f"{export['counters']}")
+
+
+if __name__ == "__main__":
+    main(__file__)
