@@ -8,6 +8,7 @@ mod set;
 mod status;
 mod table;
 mod text;
+mod top;
 
 use std::error::Error;
 use std::io;
@@ -32,6 +33,7 @@ pub(crate) enum Command {
     Reload(reload::Options),
     DropClient(drop_client::Options),
     Nfsstat(nfsstat::Options),
+    Top(top::Options),
 }
 
 /// Which server is meant, and how to show what it answers.
@@ -88,6 +90,7 @@ pub(crate) fn run(command: &Command) -> ExitCode {
         Command::Reload(options) => reload::run(options),
         Command::DropClient(options) => drop_client::run(options),
         Command::Nfsstat(options) => nfsstat::run(options),
+        Command::Top(options) => top::run(options),
     };
     match done {
         Ok(Done::Printed(written)) => exit::written(written),

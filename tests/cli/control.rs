@@ -368,7 +368,7 @@ fn hostile_peers_of_the_socket_hold_up_nothing() {
 
 #[test]
 fn help_describes_each_command() {
-    for command in ["status", "set", "clients", "reload", "drop-client", "nfsstat"] {
+    for command in ["status", "set", "clients", "reload", "drop-client", "nfsstat", "top"] {
         let help = succeeded(spillway().args([command, "--help"]).output().unwrap());
         assert!(help.contains("Exit status: 0") && help.contains("--socket <SERVER>"), "{help}");
     }

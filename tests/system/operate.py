@@ -8,6 +8,7 @@ own, and with it a table of sockets: the servers that the commands find are thos
 import json
 import os
 import pathlib
+import shlex
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ import urllib.request
 import nfs3
 import nfs4
 from harness import (
-    EXPORT, MissingTool, Server, Skip, case, check, free_port, main, run, run_ok, scratch_dir,
+    EXPORT, MissingTool, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
 )  # fmt: skip
 
 # Debian's packages, for another interpreter than Debian's.
@@ -26,6 +27,8 @@ FILE_BYTES = 1 << 20
 READ_BYTES = 64 << 10
 NOENT = 2
 PATIENCE_SECS = 20
+# A view is drawn within a second or so, on a machine that does other things too.
+VIEW_SECS_MAX = 15
 
 
 def operate(*words, secs=60):
@@ -265,6 +268,42 @@ def counters_of_version_4_are_those_of_its_operations():
     check(found["WRITE"] == 5, f"{found}")
     check(found["OPEN"] == 1, f"{found}")
     check(export["counters"]["write_bytes"] == 500, f"{export['counters']}")
+
+
+def tmux(*words):
+    return run_ok("tmux", "-L", "spillway-test", *words).stdout
+
+
+@case
+def top_fits_80_columns_and_24_rows():
+    need("tmux")
+    path = scratch_dir("export")
+    make_file(path)
+    with Server(path) as server, Load(server):
+        command = shlex.join([str(Server.binary), "top", "--socket", str(server.state)])
+        tmux("new-session", "-d", "-s", "top", "-x", "80", "-y", "24", f"{command}; sleep 60")
+        try:
+            deadline = time.monotonic() + VIEW_SECS_MAX
+            while True:
+                view = tmux("capture-pane", "-p", "-t", "top")
+                if "MiB/s" in view and EXPORT in view and "127.0.0.1" in view:
+                    break
+                check(time.monotonic() < deadline, f"no view:\n{view}")
+                time.sleep(0.2)
+            lines = view.rstrip("\n").split("\n")
+            check(len(lines) <= 24 and max(map(len, lines)) <= 80, view)
+            for word in ("spillway ", "calls ", "memory ", "window ", "EXPORT", "CLIENT"):
+                check(any(line.startswith(word) for line in lines), f"no {word}:\n{view}")
+            tmux("resize-window", "-t", "top", "-x", "60", "-y", "12")
+            tmux("send-keys", "-t", "top", "q")
+            deadline = time.monotonic() + VIEW_SECS_MAX
+            while "EXPORT" in tmux("capture-pane", "-p", "-t", "top"):
+                check(time.monotonic() < deadline, "q does not end it")
+                time.sleep(0.2)
+        finally:
+            tmux("kill-server")
+        plain = operate_ok("top", "-n", "2", "--socket", server.state)
+        check("\x1b" not in plain and plain.count("EXPORT") == 2, plain)
 
 
 if __name__ == "__main__":

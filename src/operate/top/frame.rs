@@ -1,0 +1,310 @@
+//! One view, as lines of text.
+
+use server::counters::Counter;
+use server::report::{ClientSample, ExportSample, OperationSample, Sample};
+
+use super::device::Load;
+use crate::operate::clients::{is_shown, name};
+use crate::operate::text::{bytes, mean_ms, per_second, rate, time};
+
+/// A terminal, or what of it is to be filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) columns: usize,
+    pub(super) rows: usize,
+}
+
+/// The columns of a name.
+const NAME_COLUMNS: usize = 22;
+/// Reasons that are shown of READs, and of WRITEs.
+const REASONS_MAX: usize = 3;
+
+/// What a view shows.
+pub(super) struct Frame<'a> {
+    /// What was counted between two looks.
+    pub(super) work: &'a Sample,
+    pub(super) uptime_us: u64,
+    pub(super) devices: &'a [Load],
+}
+
+impl Frame<'_> {
+    /// The lines, as many and as long as the terminal has room for; all of them without one.
+    pub(super) fn lines(&self, size: Option<Size>) -> Vec<String> {
+        let mut lines = self.head();
+        let rows = size.map_or(usize::MAX, |size| size.rows);
+        // Two thirds of the rest for exports, which have two lines each.
+        let left = rows.saturating_sub(lines.len());
+        let exports_max = (left / 3 * 2).saturating_sub(2) / 2;
+        lines.extend(self.exports(exports_max));
+        let clients_max = rows.saturating_sub(lines.len() + 2);
+        lines.extend(self.clients(clients_max));
+        if let Some(Size { columns, rows }) = size {
+            lines.truncate(rows);
+            for line in &mut lines {
+                *line = line.chars().take(columns).collect();
+            }
+        }
+        lines
+    }
+
+    fn seconds(&self) -> f64 {
+        self.work.uptime_us as f64 / 1e6
+    }
+
+    fn figure(&self, name: &str) -> u64 {
+        self.work.figures.get(name).copied().unwrap_or_default()
+    }
+
+    fn head(&self) -> Vec<String> {
+        let figure = |name| self.figure(name);
+        let per_second = |name| per_second(figure(name), self.seconds());
+        let mut lines = vec![
+            format!(
+                "spillway {}, up {}",
+                env!("CARGO_PKG_VERSION"),
+                time(self.uptime_us / 1_000_000)
+            ),
+            format!(
+                "calls    {:.0}/s, {} in progress; {} connections",
+                per_second("calls"),
+                figure("calls_in_flight"),
+                figure("connections_open"),
+            ),
+            format!(
+                "memory   {} of {} buffers, {} wait; {} free for the page cache",
+                bytes(figure("buffers_in_use_bytes")),
+                bytes(figure("buffers_max_bytes")),
+                figure("buffer_waiters"),
+                bytes(figure("memory_free_bytes")),
+            ),
+            format!(
+                "window   {} of {}, {} files; {:.0} throttled/s, {} errors",
+                bytes(figure("window_bytes")),
+                bytes(figure("window_max_bytes")),
+                figure("window_files"),
+                per_second("window_throttled_writes"),
+                figure("window_errors"),
+            ),
+            self.phases(),
+        ];
+        lines.extend(self.devices.iter().map(device_line));
+        lines.push(String::new());
+        lines
+    }
+
+    fn phases(&self) -> String {
+        let phases = self.work.phases.iter();
+        let means = phases.map(|p| format!("{} {}", p.name, mean_ms(p.microseconds, p.timed)));
+        format!("ms       {}", means.collect::<Vec<_>>().join(", "))
+    }
+
+    fn exports(&self, most: usize) -> Vec<String> {
+        let exports = self.work.exports.iter().filter(|export| export.name.is_some());
+        let mut exports: Vec<_> = exports.collect();
+        exports.sort_by_key(|export| std::cmp::Reverse(calls(export)));
+        let head = row(["EXPORT", "CALLS/S", "FAILED", "READ", "WRITTEN", "MS"].map(str::to_owned));
+        let mut lines = vec![head];
+        for export in exports.iter().take(most) {
+            lines.push(self.export(export));
+            lines.push(choices(export));
+        }
+        more(&mut lines, exports.len(), most);
+        lines.push(String::new());
+        lines
+    }
+
+    fn export(&self, export: &ExportSample) -> String {
+        let sum = |of: fn(&OperationSample) -> u64| export.operations.iter().map(of).sum::<u64>();
+        let counter = |name| export.counters.get(name).copied().unwrap_or_default();
+        row([
+            export.name.clone().unwrap_or_default(),
+            format!("{:.0}", per_second(calls(export), self.seconds())),
+            sum(|operation| operation.failures.values().sum()).to_string(),
+            rate(counter("read_bytes"), self.seconds()),
+            rate(counter("write_bytes"), self.seconds()),
+            mean_ms(sum(|operation| operation.microseconds), sum(|operation| operation.timed)),
+        ])
+    }
+
+    fn clients(&self, most: usize) -> Vec<String> {
+        let mut clients: Vec<_> =
+            self.work.clients.iter().filter(|client| is_shown(client)).collect();
+        clients.sort_by_key(|client| std::cmp::Reverse(client.received_bytes + client.sent_bytes));
+        let head =
+            row(["CLIENT", "CALLS/S", "FAILED", "RECEIVED", "SENT", "MS"].map(str::to_owned));
+        let mut lines = vec![head];
+        lines.extend(clients.iter().take(most).map(|client| self.client(client)));
+        more(&mut lines, clients.len(), most);
+        lines
+    }
+
+    fn client(&self, client: &ClientSample) -> String {
+        row([
+            name(client),
+            format!("{:.0}", per_second(client.calls, self.seconds())),
+            client.failures.to_string(),
+            rate(client.received_bytes, self.seconds()),
+            rate(client.sent_bytes, self.seconds()),
+            mean_ms(client.microseconds, client.timed),
+        ])
+    }
+}
+
+fn device_line(load: &Load) -> String {
+    let Load { name, read, written, busy, queue } = load;
+    let (read, written) = (rate(whole(*read), 1.0), rate(whole(*written), 1.0));
+    let busy = busy * 100.0;
+    format!("device   {name} {busy:.0}% busy, queue {queue:.1}, reads {read}, writes {written}")
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate of bytes is positive, and is shown with three digits"
+)]
+fn whole(rate: f64) -> u64 {
+    rate as u64
+}
+
+fn calls(export: &ExportSample) -> u64 {
+    export.operations.iter().map(|operation| operation.calls).sum()
+}
+
+/// A line of a table: a name, and numbers.
+fn row([name, a, b, c, d, e]: [String; 6]) -> String {
+    let name = shortened(&name);
+    format!("{name:<NAME_COLUMNS$} {a:>9} {b:>7} {c:>12} {d:>12} {e:>9}")
+}
+
+/// A name that is too long without its beginning, which is the same for many.
+fn shortened(name: &str) -> String {
+    let excess = name.chars().count().saturating_sub(NAME_COLUMNS);
+    match excess {
+        0 => name.to_owned(),
+        _ => ['…'].into_iter().chain(name.chars().skip(excess + 1)).collect(),
+    }
+}
+
+fn more(lines: &mut Vec<String>, all: usize, shown: usize) {
+    if all > shown {
+        lines.push(format!("and {} more", all - shown));
+    }
+}
+
+/// The modes of an export, and the ways that most of its READs and WRITEs went.
+fn choices(export: &ExportSample) -> String {
+    let mode = |mode: &Option<String>| mode.clone().unwrap_or_default();
+    let reads = mode(&export.io_cache_read) + &ways(export, "read_choices");
+    let writes = mode(&export.io_cache_write) + &ways(export, "write_choices");
+    format!("  reads {reads}; writes {writes}")
+}
+
+/// The most frequent ways of a family of counters, with their parts.
+fn ways(export: &ExportSample, family: &str) -> String {
+    let of_family = Counter::ALL.iter().filter(|counter| counter.metric().0 == family);
+    let mut ways: Vec<(u64, String)> = of_family
+        .filter_map(|counter| {
+            let count = *export.counters.get(counter.name())?;
+            let labels: Vec<_> = counter.metric().1.iter().map(|(_, value)| *value).collect();
+            Some((count, labels.join(":")))
+        })
+        .collect();
+    ways.sort_by(|a, b| b.cmp(a));
+    let all: u64 = ways.iter().map(|(count, _)| count).sum();
+    let shown = ways.iter().take(REASONS_MAX);
+    let shown = shown.map(|(count, way)| format!("{way} {}%", count * 100 / all.max(1)));
+    let shown = shown.collect::<Vec<_>>().join(" ");
+    if shown.is_empty() { shown } else { format!(" ({shown})") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use server::report::PhaseSample;
+
+    use super::*;
+
+    const USUAL: Size = Size { columns: 80, rows: 24 };
+
+    fn export(number: u64) -> ExportSample {
+        let counters = [("read_bytes", 300 << 20), ("reads_direct", 90), ("reads_resident", 10)];
+        let operation = OperationSample {
+            program: "nfs3".to_owned(),
+            name: "READ".to_owned(),
+            calls: 1000 - number,
+            timed: 10,
+            microseconds: 25_000,
+            ..OperationSample::default()
+        };
+        ExportSample {
+            name: Some(format!("/export/with/a/long/name/{number}")),
+            io_cache_read: Some("auto".to_owned()),
+            io_cache_write: Some("direct".to_owned()),
+            counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
+            operations: vec![operation],
+            ..ExportSample::default()
+        }
+    }
+
+    fn client(number: u32) -> ClientSample {
+        let address = Some(IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + number)));
+        ClientSample {
+            address,
+            calls: 10,
+            sent_bytes: u64::from(number),
+            ..ClientSample::default()
+        }
+    }
+
+    fn lines(exports: u64, clients: u32, size: Option<Size>) -> Vec<String> {
+        let phase = PhaseSample { name: "io".to_owned(), timed: 2, microseconds: 500 };
+        let work = Sample {
+            uptime_us: 2_000_000,
+            figures: BTreeMap::from([("calls".to_owned(), 5000)]),
+            exports: (0..exports).map(export).chain([ExportSample::default()]).collect(),
+            clients: (0..clients).map(client).chain([ClientSample::default()]).collect(),
+            phases: vec![phase],
+        };
+        let load =
+            Load { name: "vda".to_owned(), read: 1048576.0, written: 0.0, busy: 0.5, queue: 2.0 };
+        Frame { work: &work, uptime_us: 90_000_000, devices: &[load] }.lines(size)
+    }
+
+    #[test]
+    fn a_view_fits_80_columns_and_24_rows() {
+        for (exports, clients) in [(1, 1), (3, 5), (30, 300)] {
+            let lines = lines(exports, clients, Some(USUAL));
+            assert!(lines.len() <= 24, "{lines:#?}");
+            assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+            let has = |text: &str| lines.iter().any(|line| line.contains(text));
+            assert!(has("EXPORT") && has("CLIENT") && has("…t/with/a/long/name/0 "), "{lines:#?}");
+            assert!(has("10.0."), "{lines:#?}");
+        }
+        assert!(lines(30, 300, Some(Size { columns: 1, rows: 1 })).len() == 1);
+    }
+
+    #[test]
+    fn rates_reasons_and_phases_are_shown() {
+        let lines = lines(1, 2, None).join("\n");
+        for text in [
+            "spillway 0.1.0, up 1min 30s",
+            "calls    2500/s",
+            "ms       io 0.250",
+            "device   vda 50% busy, queue 2.0, reads 1.0MiB/s, writes 0B/s",
+            "150MiB/s",
+            "2.500",
+            "  reads auto (direct:plan 90% page_cache:resident 10%); writes direct",
+        ] {
+            assert!(lines.contains(text), "{text}\n{lines}");
+        }
+    }
+
+    #[test]
+    fn the_busiest_come_first_and_the_others_are_counted() {
+        let lines = lines(1, 300, Some(USUAL));
+        assert!(lines.iter().any(|line| line.starts_with("10.0.1.43 ")), "{lines:#?}");
+        assert!(lines.last().is_some_and(|line| line.ends_with(" more")), "{lines:#?}");
+    }
+}
