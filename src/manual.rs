@@ -10,12 +10,12 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Command};
+use clap::{Args, Command, Subcommand as _};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 
-use crate::exit;
+use crate::{commands, exit};
 
 #[derive(Args)]
 pub(crate) struct ManOptions {
@@ -152,9 +152,12 @@ fn configuration() -> io::Result<Page> {
     Ok(Page { name: CONFIGURATION.to_owned(), section: "5", text })
 }
 
-/// The section of the page of a command: 8 for those that an administrator uses.
+/// The section of the page of a command: 1 for those that any user calls, 8 for an administrator's.
 fn section(name: &str) -> &'static str {
-    if ADMINISTRATION.contains(&name) { "8" } else { "1" }
+    let command = name.strip_prefix("spillway-").unwrap_or_default();
+    let outermost = command.split('-').next().unwrap_or_default();
+    let is_of_users = USERS.contains(&outermost) || commands::Command::has_subcommand(outermost);
+    if is_of_users { "1" } else { "8" }
 }
 
 const PROGRAM: &str = "spillway";
@@ -162,7 +165,8 @@ const CONFIGURATION: &str = "spillway.toml";
 const MANUAL: &str = "Spillway Manual";
 /// An empty argument of roff. A page has the date of its build nowhere, so that two builds are equal.
 const NO_DATE: &str = "\"\"";
-const ADMINISTRATION: [&str; 3] = ["spillway-serve", "spillway-check", "spillway-mount"];
+/// The commands of users beside those for files; the program itself is the first.
+const USERS: [&str; 4] = ["", "bench", "man", "completions"];
 
 #[cfg(test)]
 mod tests;
