@@ -41,7 +41,8 @@ pub(crate) struct MountCommand {
     directory: PathBuf,
 
     /// Options in the names of nfs(5) and mount.fuse(8), repeatable; root's mounts are
-    /// `allow_other` [default: those of nfs(5)]
+    /// `allow_other`, where only `default_permissions` has the modes of FIFOs, sockets and devices
+    /// checked [default: those of nfs(5)]
     #[arg(short = 'o', value_name = "OPTION[,OPTION...]")]
     options: Vec<String>,
 

@@ -6,6 +6,7 @@ It shares no code with the server under test. It keeps one call in flight, in sl
 import os
 import struct
 
+from harness import check
 from nfs3 import Rpc, opaque, take_opaque
 
 PROGRAM = 100003
@@ -30,6 +31,16 @@ class Nfs4Error(Exception):
         """What LOCK4denied names: the type of the lock, its range, its client and its owner."""
         offset, length, kind, client = struct.unpack_from(">QQIQ", self.body)
         return kind, (offset, length), client, take_opaque(self.body, 28)[0]
+
+
+def refused(status, call, *arguments, **options):
+    """Checks that a call fails with this status."""
+    try:
+        call(*arguments, **options)
+    except Nfs4Error as error:
+        check(error.status == status, f"{call.__name__}: {error}, not {status}")
+    else:
+        raise AssertionError(f"{call.__name__} succeeded, not {status}")
 
 
 class Rpc4(Rpc):

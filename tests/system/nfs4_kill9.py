@@ -63,16 +63,6 @@ class Holder:
                 self.client.lock(handle, stateid, wanted, reclaim=True, owner=owner)
 
 
-def refused(status, call, *arguments, **options):
-    """Checks that a call fails with this status."""
-    try:
-        call(*arguments, **options)
-    except nfs4.Nfs4Error as error:
-        check(error.status == status, f"{call.__name__}: {error}, not {status}")
-    else:
-        raise AssertionError(f"{call.__name__} succeeded, not {status}")
-
-
 def kill_under_load(server):
     """Holders with what they held when the server died."""
     holders = [Holder(server, number) for number in range(HOLDERS)]
@@ -95,7 +85,7 @@ def check_all_is_held(other, holders):
             stateid = other.open(handle)
             for number, (wanted, _) in enumerate(ranges):
                 owner = b"other-%d" % number
-                refused(nfs4.DENIED, other.lock, handle, stateid, wanted, owner=owner)
+                nfs4.refused(nfs4.DENIED, other.lock, handle, stateid, wanted, owner=owner)
             behind = (ranges[-1][0][0] + 1000, 1)
             other.lock(handle, stateid, behind, owner=b"behind")
 
@@ -109,18 +99,18 @@ def locks_survive_and_no_other_gets_between():
         check(server.counters()["nfs4_in_grace"] == 1, "there is no grace period")
         other = nfs4.Client(server.port, b"other")
         handle = next(iter(holders[0].held))
-        refused(nfs4.RECLAIM_BAD, other.open, handle, reclaim=True)
+        nfs4.refused(nfs4.RECLAIM_BAD, other.open, handle, reclaim=True)
         other.reclaim_complete()
-        refused(nfs4.GRACE, other.open, handle)
+        nfs4.refused(nfs4.GRACE, other.open, handle)
         for holder in holders:
             holder.reclaim()
-            refused(nfs4.GRACE, other.open, handle)
+            nfs4.refused(nfs4.GRACE, other.open, handle)
         for holder in holders:
-            refused(nfs4.GRACE, other.open, handle)
+            nfs4.refused(nfs4.GRACE, other.open, handle)
             holder.client.reclaim_complete()
         # The clock has not ended it: that takes 90 seconds, and this case may take 60.
         check_all_is_held(other, holders)
-        refused(nfs4.NO_GRACE, holders[0].client.open, handle, reclaim=True)
+        nfs4.refused(nfs4.NO_GRACE, holders[0].client.open, handle, reclaim=True)
         check(server.counters()["nfs4_in_grace"] == 0, "the grace period goes on")
         await_line(server, "the grace period of version 4 is over")
 
@@ -138,7 +128,7 @@ def a_second_crash_in_grace_loses_nothing():
         server.start()
         other = nfs4.Client(server.port, b"other")
         other.reclaim_complete()
-        refused(nfs4.GRACE, other.open, next(iter(holders[0].held)))
+        nfs4.refused(nfs4.GRACE, other.open, next(iter(holders[0].held)))
         for holder in holders:
             holder.reclaim()
             holder.client.reclaim_complete()

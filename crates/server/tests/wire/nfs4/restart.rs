@@ -48,16 +48,22 @@ fn lock(session: &mut Session, file: FileHandle, open: Stateid, reclaim: bool) -
     Ok(held.stateid)
 }
 
+/// A new file that a client has locked.
+fn locked_file(fixture: &Fixture) -> FileHandle {
+    let mut holder = connect(fixture, b"holder", 1);
+    reclaim_complete(&mut holder);
+    let export = holder.export();
+    let (file, stateid) = holder.open(export, b"file");
+    lock(&mut holder, file, stateid, false).unwrap();
+    file
+}
+
 const PREVIOUS: OpenClaim<'_> = OpenClaim::Previous(DelegationType::None);
 
 #[test]
 fn a_client_reclaims_its_lock_before_others_can_have_it() {
     let mut fixture = Fixture::with(ALL_VERSIONS);
-    let mut holder = connect(&fixture, b"holder", 1);
-    reclaim_complete(&mut holder);
-    let export = holder.export();
-    let (file, stateid) = holder.open(export, b"file");
-    lock(&mut holder, file, stateid, false).unwrap();
+    let file = locked_file(&fixture);
     fixture.restart();
 
     let mut other = connect(&fixture, b"other", 1);
@@ -78,11 +84,7 @@ fn a_client_reclaims_its_lock_before_others_can_have_it() {
 #[test]
 fn a_reclaim_conflicts_with_a_lock_that_a_local_program_took_meanwhile() {
     let mut fixture = Fixture::with(ALL_VERSIONS);
-    let mut holder = connect(&fixture, b"holder", 1);
-    reclaim_complete(&mut holder);
-    let export = holder.export();
-    let (file, stateid) = holder.open(export, b"file");
-    lock(&mut holder, file, stateid, false).unwrap();
+    let file = locked_file(&fixture);
     fixture.stop();
     let local = File::open(fixture.exported("file")).unwrap();
     assert!(set_ofd_lock(local.as_fd(), (0, 9), OfdLock::Read).unwrap());
