@@ -11,6 +11,7 @@
 //! - [`Identity`]: acting on the file system as another user, one thread at a time;
 //! - [`check_access`]: what that user may do;
 //! - [`set_ofd_lock`]: byte-range locks that local programs see;
+//! - [`Leases`]: local programs wait before they write to a file;
 //! - [`KernelHandle`]: names for files that survive a rename and a restart;
 //! - [`read_at`], [`write_at`], [`write_parts_at`], [`try_read_at_nowait`]: positioned reads and
 //!   writes that handle short results;
@@ -41,6 +42,7 @@ pub mod file_system_magic;
 mod identity;
 mod io_mode;
 mod kernel_handle;
+mod lease;
 mod memory;
 mod ofd_lock;
 mod payload;
@@ -80,6 +82,7 @@ pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};
 pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
+pub use lease::{Lease, Leases, lease_break_time};
 pub use memory::Memory;
 pub use ofd_lock::{ForeignLock, OfdLock, foreign_lock, set_ofd_lock};
 pub use payload::{Payload, WriteData};
