@@ -393,6 +393,7 @@ family! {
         nfs4::CallbackHead<'_>,
         nfs4::CallbackSequenceArgs,
         nfs4::CallbackNotifyLockArgs<'_>,
+        nfs4::CallbackRecallArgs,
 }
 
 family! {

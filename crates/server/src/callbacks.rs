@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use proto::nfs4::{
-    CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_SEQUENCE, CallbackHead,
-    CallbackNotifyLockArgs, CallbackSequenceArgs, CompoundResult, LockOwner, NFS4_OK, NoItems,
-    SlotId, Status,
+    CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_RECALL, CB_SEQUENCE, CallbackHead,
+    CallbackNotifyLockArgs, CallbackRecallArgs, CallbackSequenceArgs, CompoundResult, LockOwner,
+    NFS4_OK, NoItems, SlotId, Status,
 };
 use proto::oncrpc::{
     AcceptStat, AuthSys, CallHeader, Credential, FLAVOR_NONE, Gids, ReplyHeader, is_reply,
@@ -19,7 +19,7 @@ use rpc::record::MARK_ROOM;
 use rpc::server::{Reply, ReplyQueue};
 use tokio::sync::oneshot;
 
-use crate::state::{Callback, CallbackEnd, ConnectionId, Session};
+use crate::state::{Callback, CallbackEnd, ConnectionId, Message, Session};
 
 /// How long a client may take to answer. Then the connection is a backchannel no longer.
 const CALLBACK_ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -110,9 +110,9 @@ impl Callbacks {
     }
 }
 
-/// CB_COMPOUND of CB_SEQUENCE and CB_NOTIFY_LOCK.
+/// CB_COMPOUND of CB_SEQUENCE and what the callback is for.
 fn encoded(session: &Session, callback: &Callback, xid: u32) -> Vec<u8> {
-    let Callback { parameters, sequence, notice, .. } = callback;
+    let Callback { parameters, sequence, message, .. } = callback;
     let credential = match parameters.ids {
         None => Credential::None,
         Some((uid, gid)) => {
@@ -132,7 +132,8 @@ fn encoded(session: &Session, callback: &Callback, xid: u32) -> Vec<u8> {
     }
     .encode(&mut w);
     let minor_version = parameters.minor_version;
-    CallbackHead { tag: b"", minor_version, callback_ident: 0, operations: 2 }.encode(&mut w);
+    let operations = if *message == Message::Probe { 1 } else { 2 };
+    CallbackHead { tag: b"", minor_version, callback_ident: 0, operations }.encode(&mut w);
     w.u32(CB_SEQUENCE);
     CallbackSequenceArgs {
         session: session.id(),
@@ -143,13 +144,24 @@ fn encoded(session: &Session, callback: &Callback, xid: u32) -> Vec<u8> {
         referring: NoItems,
     }
     .encode(&mut w);
-    w.u32(CB_NOTIFY_LOCK);
-    let owner = LockOwner { client: session.client(), owner: &notice.owner };
-    CallbackNotifyLockArgs { object: notice.object, owner }.encode(&mut w);
+    match message {
+        Message::Probe => {}
+        Message::NotifyLock(notice) => {
+            w.u32(CB_NOTIFY_LOCK);
+            let owner = LockOwner { client: session.client(), owner: &notice.owner };
+            CallbackNotifyLockArgs { object: notice.object, owner }.encode(&mut w);
+        }
+        Message::Recall(recall) => {
+            w.u32(CB_RECALL);
+            let (stateid, object) = (recall.stateid, recall.object);
+            CallbackRecallArgs { stateid, truncate: false, object }.encode(&mut w);
+        }
+    }
     w.into_vec()
 }
 
-/// What an answer shows of CB_SEQUENCE. Whether the client needed the notice does not matter.
+/// What an answer shows of CB_SEQUENCE. Whether the client needed the notice does not matter, and
+/// DELEGRETURN shows whether it obeys a recall.
 fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
     let mut r = Reader::new(record);
     let header = ReplyHeader::decode(&mut r)?;
@@ -160,6 +172,7 @@ fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
     let status = Status::from_code(status).filter(|_| status != NFS4_OK && results < 2);
     Ok(match status {
         None => CallbackEnd::Performed,
+        Some(Status::Delay) => CallbackEnd::Delayed,
         Some(Status::SeqMisordered | Status::SeqFalseRetry | Status::RetryUncachedRep) => {
             CallbackEnd::Misordered
         }

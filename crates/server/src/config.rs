@@ -45,6 +45,7 @@ pub struct Config {
     portmap: bool,
     nfs_versions: NfsVersions,
     state_limits: StateLimits,
+    delegations: bool,
     data_threads: usize,
     metadata_threads: usize,
     window_bytes: usize,
@@ -66,6 +67,8 @@ pub struct StateLimits {
     pub opens_max: usize,
     /// Byte-range locks.
     pub locks_max: usize,
+    /// Delegations.
+    pub delegations_max: usize,
 }
 
 /// The settings of the command line, which override the file.
@@ -201,6 +204,12 @@ impl Config {
         self.state_limits
     }
 
+    /// Whether clients of version 4 get read delegations, where the machine can.
+    #[must_use]
+    pub fn delegations(&self) -> bool {
+        self.delegations
+    }
+
     /// Threads that read and write file data.
     #[must_use]
     pub fn data_threads(&self) -> usize {
@@ -253,6 +262,7 @@ impl Config {
     /// exports, `read_ahead`, `splice` and `trace`.
     #[must_use]
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
+        let (state, new_state) = (self.state_limits, new.state_limits);
         let changes = [
             ("listen", self.listen != new.listen),
             ("state_dir", self.state_dir != new.state_dir),
@@ -262,10 +272,12 @@ impl Config {
             ("idle_timeout", self.idle_timeout != new.idle_timeout),
             ("portmap", self.portmap != new.portmap),
             ("nfs_versions", self.nfs_versions != new.nfs_versions),
-            ("max_clients", self.state_limits.clients_max != new.state_limits.clients_max),
-            ("max_sessions", self.state_limits.sessions_max != new.state_limits.sessions_max),
-            ("max_opens", self.state_limits.opens_max != new.state_limits.opens_max),
-            ("max_locks", self.state_limits.locks_max != new.state_limits.locks_max),
+            ("max_clients", state.clients_max != new_state.clients_max),
+            ("max_sessions", state.sessions_max != new_state.sessions_max),
+            ("max_opens", state.opens_max != new_state.opens_max),
+            ("max_locks", state.locks_max != new_state.locks_max),
+            ("max_delegations", state.delegations_max != new_state.delegations_max),
+            ("delegations", self.delegations != new.delegations),
             ("data_threads", self.data_threads != new.data_threads),
             ("metadata_threads", self.metadata_threads != new.metadata_threads),
             ("window", self.window_bytes != new.window_bytes),
@@ -307,6 +319,7 @@ fn parse_with(
         portmap: Given::pick(portmap, raw.portmap, false).value && nfs_versions.v3,
         nfs_versions,
         state_limits,
+        delegations: raw.delegations.is_none_or(|raw| *raw.get_ref()),
         data_threads: threads("data_threads", raw.data_threads, DATA_THREADS_DEFAULT)?,
         metadata_threads: threads(
             "metadata_threads",
@@ -326,11 +339,13 @@ fn state_limits(raw: &RawConfig, source: Source<'_>) -> Result<StateLimits, Conf
     let count = |key, raw: &Option<Spanned<u32>>, default, range| {
         count(key, raw.clone(), default, range, source)
     };
+    let delegations = &raw.max_delegations;
     Ok(StateLimits {
         clients_max: count("max_clients", &raw.max_clients, CLIENTS_DEFAULT, CLIENTS_RANGE)?,
         sessions_max: count("max_sessions", &raw.max_sessions, SESSIONS_DEFAULT, CLIENTS_RANGE)?,
         opens_max: count("max_opens", &raw.max_opens, OPENS_DEFAULT, OPENS_RANGE)?,
         locks_max: count("max_locks", &raw.max_locks, LOCKS_DEFAULT, LOCKS_RANGE)?,
+        delegations_max: count("max_delegations", delegations, DELEGATIONS_DEFAULT, OPENS_RANGE)?,
     })
 }
 
@@ -516,6 +531,7 @@ const CLIENTS_RANGE: RangeInclusive<u32> = 4..=65_536;
 const OPENS_DEFAULT: u32 = 65_536;
 const OPENS_RANGE: RangeInclusive<u32> = 16..=(1 << 20);
 const LOCKS_DEFAULT: u32 = 1 << 20;
+const DELEGATIONS_DEFAULT: u32 = 1 << 14;
 const LOCKS_RANGE: RangeInclusive<u32> = 16..=(1 << 24);
 const THREADS_MAX: u32 = 1024;
 /// So many that one client alone, which may hold three quarters of them, drives a disk with about 32

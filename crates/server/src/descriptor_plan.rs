@@ -15,11 +15,14 @@ const PIPES: usize = 16;
 /// Descriptors of open files, however few there are: two objects in each part of the cache.
 const FILES_MIN: usize = 64;
 
-/// With version 4, opens take at most this part of what is left to files, and lock owners as much.
+/// With version 4, opens take at most this part of what is left to files, and lock owners and
+/// delegations as much each.
 const STATE_PART: usize = 8;
 /// Descriptors of an open's object, at most.
 const OPEN_DESCRIPTORS: usize = 5;
-/// Opens, and lock owners, however few descriptors there are.
+/// Those of a delegation's object, and its lease.
+const DELEGATION_DESCRIPTORS: usize = OPEN_DESCRIPTORS + 1;
+/// Opens, lock owners and delegations, however few descriptors there are.
 const STATE_MIN: usize = 8;
 
 /// Numbers of descriptors; of pipes, which take two each, the number of pipes.
@@ -38,6 +41,8 @@ pub(crate) struct DescriptorPlan {
     pub(crate) opens: usize,
     /// One for each lock owner of a file. Held by `HeldFiles`.
     pub(crate) lock_owners: usize,
+    /// Six for each: of the object that it pins, and its lease. Held by `HeldFiles`.
+    pub(crate) delegations: usize,
     /// One to five for each object. Held by the `InodeCache`.
     pub(crate) files: usize,
 }
@@ -58,12 +63,14 @@ impl DescriptorPlan {
             pipes: PIPES,
             opens: 0,
             lock_owners: 0,
+            delegations: 0,
             files: 0,
         };
         if serves_v4 {
             let part = limit.saturating_sub(others.sum()) / STATE_PART;
             others.opens = (part / OPEN_DESCRIPTORS).max(STATE_MIN);
             others.lock_owners = part.max(STATE_MIN);
+            others.delegations = (part / DELEGATION_DESCRIPTORS).max(STATE_MIN);
         }
         let plan = Self { files: limit.saturating_sub(others.sum()).max(FILES_MIN), ..others };
         assert!(plan.sum() <= limit.max(others.sum() + FILES_MIN), "{plan:?} of {limit}");
@@ -72,8 +79,9 @@ impl DescriptorPlan {
 
     /// All of them, with what is reserved.
     fn sum(&self) -> usize {
-        let Self { sockets, window_files, listings, pipes, opens, lock_owners, files } = self;
-        let state = OPEN_DESCRIPTORS * opens + lock_owners;
+        let Self { sockets, window_files, listings, pipes, opens, lock_owners, delegations, files } =
+            self;
+        let state = OPEN_DESCRIPTORS * opens + lock_owners + DELEGATION_DESCRIPTORS * delegations;
         RESERVED + sockets + window_files + listings + 2 * pipes + state + files
     }
 }

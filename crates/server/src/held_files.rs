@@ -1,9 +1,11 @@
-//! The hold of NFSv4's state on files: the inodes of opens, and a descriptor for each lock owner's
-//! locks in a file.
+//! The hold of NFSv4's state on files: the inodes of opens and delegations, a descriptor for each lock
+//! owner's locks in a file, and the lease by which local programs break delegations.
 //!
 //! `state` decides among clients. Each granted lock is then mirrored to the kernel, so that local
 //! programs and clients see each other's locks. A lock belongs to an open file description, so each
 //! owner has one, and closing it unlocks all.
+
+mod delegations;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,11 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::{DeviceNumber, OfdLock};
 
+use self::delegations::Delegated;
 use crate::fs::Status;
 use crate::inode_cache::{Inode, LockDescriptor};
 use crate::state::{Effect, ExportId, FileId, LockGrant, LockId, LockKind, Piece, Range, State};
 
-/// Files with opens.
+/// Files with opens or delegations.
 #[derive(Default)]
 pub(crate) struct HeldFiles {
     /// Held for moments. An inode counts its holds under it, and no other lock is taken.
@@ -32,12 +35,14 @@ struct Table {
     owners: usize,
 }
 
-/// A file with opens, or with locks that are still to be released. Its inodes stay in the cache, also
-/// when its last name is gone.
+/// A file with opens or delegations, or with locks that are still to be released. Its inodes stay in
+/// the cache, also when its last name is gone.
 struct Held {
-    /// One of each export that it is open in, with the number of its opens there. At least one.
+    /// One of each export that it is open in, with the number of its opens and delegations there. At
+    /// least one.
     inodes: Vec<(Arc<Inode>, usize)>,
     locks: HashMap<LockId, Arc<OwnerLocks>>,
+    delegations: Delegated,
 }
 
 /// The descriptor of a lock owner, opened for its first lock. The lock is held over the system calls
@@ -99,7 +104,8 @@ impl HeldFiles {
         let file = file_id(inode);
         let new = || {
             inode.hold();
-            Held { inodes: Vec::new(), locks: HashMap::new() }
+            let (inodes, locks) = (Vec::new(), HashMap::new());
+            Held { inodes, locks, delegations: Delegated::default() }
         };
         let mut table = self.lock();
         let held = table.files.entry(file).or_insert_with(new);
@@ -136,7 +142,11 @@ impl HeldFiles {
                 self.unlock(file, lock, range);
                 Vec::new()
             }
-            Effect::Records | Effect::NotifyLock { .. } | Effect::EndSession(_) => Vec::new(),
+            Effect::EndDelegation { file, delegation } => self.end_delegation(file, delegation),
+            Effect::Records
+            | Effect::NotifyLock { .. }
+            | Effect::Recall { .. }
+            | Effect::EndSession(_) => Vec::new(),
         }
     }
 

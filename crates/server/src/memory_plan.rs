@@ -95,6 +95,8 @@ pub(crate) struct MemoryPlan {
     /// Clients, opens, locks, and waiting locks with their notices, of version 4. Held by `State`, and by
     /// the backchannels of sessions.
     pub(crate) owners_bytes: usize,
+    /// Delegations of version 4. Held by `State` and `HeldFiles`.
+    pub(crate) delegations_bytes: usize,
     /// Handles of 163,840 listed inodes. Held by the `HandleCache`, which allocates each 64th part when
     /// it is first used.
     pub(crate) handles_bytes: usize,
@@ -135,6 +137,7 @@ impl MemoryPlan {
             sessions_bytes: state.map_or(0, Limits::sessions_bytes),
             slot_replies_bytes: state.map_or(0, |limits| limits.replies_bytes_max),
             owners_bytes: state.map_or(0, Limits::owners_bytes),
+            delegations_bytes: state.map_or(0, Limits::delegations_bytes),
             handles_bytes: HANDLE_CACHE_BYTES_MAX,
             slab_rest_bytes: BufferPool::SLAB_REST_BYTES_MAX,
         };
@@ -155,6 +158,7 @@ impl MemoryPlan {
             + self.sessions_bytes
             + self.slot_replies_bytes
             + self.owners_bytes
+            + self.delegations_bytes
             + self.handles_bytes
             + self.slab_rest_bytes
     }
@@ -207,12 +211,16 @@ mod tests {
         let limits = Limits::default().with_files(10_000, 10_000, 1 << 20);
         let plan = MemoryPlan::new(DEFAULT, &descriptors, Some(&limits));
         let added = plan.outside_bytes() - self::plan(DEFAULT, 16).outside_bytes();
-        let state = plan.sessions_bytes + plan.slot_replies_bytes + plan.owners_bytes;
+        let state = plan.sessions_bytes
+            + plan.slot_replies_bytes
+            + plan.owners_bytes
+            + plan.delegations_bytes;
         assert_eq!(added, state);
         assert!(plan.sessions_bytes + plan.slot_replies_bytes <= 96 * MIB, "{plan:?}");
         assert!(plan.owners_bytes <= 160 * MIB, "{plan:?}");
         let plan = MemoryPlan::new(DEFAULT, &descriptors, Some(&Limits::default()));
         assert!(plan.owners_bytes <= 208 * MIB, "docs/limits.md: {plan:?}");
+        assert!(plan.delegations_bytes <= 16 * MIB, "{plan:?}");
     }
 
     #[test]

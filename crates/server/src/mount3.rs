@@ -207,6 +207,7 @@ fn mount_status(status: Status) -> MountStatus {
         | Status::Identity(_)
         | Status::Busy
         | Status::Delay
+        | Status::Delegated
         | Status::NoDescriptor => MountStatus::Serverfault,
     }
 }

@@ -18,7 +18,7 @@ use crate::recovery::Recovery;
 use crate::report::{Monitor, MonitorFacts};
 use crate::service::Service;
 use crate::state_dir::{StateDir, StateDirError};
-use crate::{listener, portmap};
+use crate::{delegations, listener, portmap};
 
 /// How long connections may take to finish what they are at when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(15);
@@ -156,6 +156,10 @@ impl Server {
         }
         let time = keep_time(Arc::clone(&server.service), ticked);
         server.tasks.push(server.threads.next().spawn(time));
+        if server.service.leases.is_some() {
+            let attending = delegations::attend(Arc::clone(&server.service));
+            server.tasks.push(server.threads.next().spawn(attending));
+        }
         Ok(server)
     }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use io::{
-    Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Identity, Share, WriteBehindConfig,
+    Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Identity, Leases, Share,
+    WriteBehindConfig,
 };
 use tokio::runtime::Handle;
 
@@ -24,13 +25,17 @@ use crate::export::{
 use crate::fs::{Caller, OpenedFor, Status};
 use crate::held_files::HeldFiles;
 use crate::inode_cache::Inode;
+use crate::leases;
 use crate::memory_plan::{Budget, MemoryPlan};
 use crate::mount_list::MountList;
 use crate::random::random_u64;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
 use crate::settlement::Settlement;
-use crate::state::{ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Piece, State};
+use crate::state::{
+    Callback, ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Message, Piece,
+    Session, State,
+};
 use crate::trace::{CallId, Tracer, handle_hash};
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
@@ -80,6 +85,8 @@ pub(crate) struct Service {
     pub(crate) callbacks: Arc<Callbacks>,
     /// What remains to be done after changes of `state`.
     pub(crate) settlement: Arc<Settlement>,
+    /// The leases behind delegations, if any are given.
+    pub(crate) leases: Option<Arc<Leases>>,
     /// The key of the digests that distinguish calls on a slot.
     pub(crate) digest_key: u64,
     /// Whether clients could reclaim state of version 4 a second ago.
@@ -122,20 +129,26 @@ fn can_assume_users() -> bool {
 }
 
 /// The bounds of the state of version 4.
-fn state_limits(config: &Config, descriptors: &DescriptorPlan) -> Limits {
+fn state_limits(
+    config: &Config,
+    descriptors: &DescriptorPlan,
+    local_recall: Option<Duration>,
+) -> Limits {
     let set = config.state_limits();
     let limits = Limits::default().with_clients(set.clients_max, set.sessions_max).with_files(
         set.opens_max.min(descriptors.opens),
         set.opens_max.min(descriptors.lock_owners),
         set.locks_max,
     );
+    let limits = limits.with_delegations(set.delegations_max.min(descriptors.delegations));
     let bytes_max = config.max_transfer_bytes() + COMPOUND_BYTES_MAX;
     let fore = ChannelAttributes {
         request_bytes_max: bytes_max,
         response_bytes_max: bytes_max,
         ..limits.fore
     };
-    Limits { fore, ..limits }
+    let local_recall = local_recall.unwrap_or(limits.local_recall);
+    Limits { fore, local_recall, ..limits }
 }
 
 /// What a client has lost.
@@ -145,9 +158,21 @@ pub(crate) struct Dropped {
     pub(crate) nfs4_clients: usize,
 }
 
-/// Whether a client is to be notified.
-fn is_notice(effect: &Effect) -> bool {
-    matches!(effect, Effect::NotifyLock { .. })
+/// How long clients have to return a delegation that a local program waits for; `None` if there are to
+/// be none.
+fn probe_leases(config: &Config) -> Option<Duration> {
+    if !config.delegations() {
+        return None;
+    }
+    let log = |error: &std::io::Error| {
+        tracing::info!(%error, "no delegations, because local programs would not wait for them");
+    };
+    leases::probe(config.state_dir()).inspect_err(log).ok()
+}
+
+/// Whether a client is to be called back.
+fn is_callback(effect: &Effect) -> bool {
+    matches!(effect, Effect::NotifyLock { .. } | Effect::Recall { .. })
 }
 
 /// The state of version 4 with what an earlier server has left.
@@ -168,7 +193,7 @@ impl Service {
     /// Serves `exports`; `recovery` has the records of clients, if version 4 is served.
     ///
     /// # Errors
-    /// Those of the kernel's random source.
+    /// Those of the kernel's random source, and of starting a thread.
     pub(crate) fn new(
         config: &Config,
         exports: Exports,
@@ -185,7 +210,8 @@ impl Service {
             window_bytes: config.window_bytes(),
             transfer_bytes_max: config.max_transfer_bytes(),
         };
-        let limits = state_limits(config, &descriptors);
+        let local_recall = recovery.as_ref().and_then(|_| probe_leases(config));
+        let limits = state_limits(config, &descriptors, local_recall);
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
         tracing::debug!(?memory, outside_bytes = memory.outside_bytes(), ?descriptors, "bounds");
         let engine = Arc::new(Engine::new(EngineConfig {
@@ -202,16 +228,19 @@ impl Service {
         let timers = Handle::current();
         let settlement = Settlement::new(&state, &held_files, recovery, &engine, timers.clone());
         tracer.set(config.trace());
+        let vfs = Vfs::new(
+            &memory,
+            &descriptors,
+            Arc::clone(&engine),
+            Arc::clone(&buffers),
+            Arc::clone(&counters),
+            Arc::clone(&tracer),
+            Switches::new(config.read_ahead(), config.splice()),
+        );
+        let leases = local_recall.map(|_| leases::start(vfs.recall_requests()));
         Ok(Self {
-            vfs: Vfs::new(
-                &memory,
-                &descriptors,
-                Arc::clone(&engine),
-                Arc::clone(&buffers),
-                Arc::clone(&counters),
-                Arc::clone(&tracer),
-                Switches::new(config.read_ahead(), config.splice()),
-            ),
+            vfs,
+            leases: leases.transpose()?,
             engine,
             buffers,
             memory,
@@ -263,6 +292,7 @@ impl Service {
     /// All figures, in the order of their table.
     pub(crate) fn figures(&self) -> Vec<(Figure, u64)> {
         let (state, connections) = (self.state.counts(), &self.connections);
+        let delegations = self.state.delegation_totals();
         let mut figures = self.vfs.figures().to_vec();
         figures.extend([
             (Figure::WindowBytesMax, self.memory.window_bytes as u64),
@@ -270,6 +300,11 @@ impl Service {
             (Figure::Nfs4Sessions, state.sessions as u64),
             (Figure::Nfs4Opens, state.opens as u64),
             (Figure::Nfs4Locks, state.locks as u64),
+            (Figure::Nfs4Delegations, state.delegations as u64),
+            (Figure::Nfs4DelegationsGranted, delegations.granted),
+            (Figure::Nfs4DelegationsRecalled, delegations.recalled),
+            (Figure::Nfs4DelegationsReturned, delegations.returned),
+            (Figure::Nfs4DelegationsRevoked, delegations.revoked),
             (Figure::Nfs4WaitingLocks, state.waiting as u64),
             (Figure::Nfs4RepliesBytes, state.replies_bytes as u64),
             (Figure::Nfs4InGrace, u64::from(state.is_in_grace)),
@@ -316,15 +351,38 @@ impl Service {
 
     /// Does what remains to be done after a change of [`Self::state`], before the reply.
     pub(crate) async fn settle(&self, effects: Effects) {
-        let notices: Vec<_> = effects.iter().filter(|effect| is_notice(effect)).cloned().collect();
+        let (callbacks, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_callback);
         self.settlement.settle(effects).await;
-        notices.into_iter().for_each(|notice| self.notify(notice));
+        callbacks.into_iter().for_each(|callback| self.notify(callback));
     }
 
-    /// Notifies a client that a lock it waits for can be granted. Waits for nothing.
+    /// The same after what no call waits for.
+    pub(crate) fn settle_later(&self, effects: Effects) {
+        let (callbacks, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_callback);
+        self.settlement.settle_later(effects);
+        callbacks.into_iter().for_each(|callback| self.notify(callback));
+    }
+
+    /// Calls a client back. Waits for nothing.
     fn notify(&self, effect: Effect) {
-        let Effect::NotifyLock { client, notice } = effect else { return };
-        let Some((session, first)) = self.state.notify(client, notice) else { return };
+        let (client, message) = match effect {
+            Effect::NotifyLock { client, notice } => (client, Message::NotifyLock(notice)),
+            Effect::Recall { client, recall } => (client, Message::Recall(recall)),
+            _ => return,
+        };
+        if let Some((session, first)) = self.state.notify(client, message) {
+            self.send(session, first);
+        }
+    }
+
+    /// Asks a client to answer over the backchannel of a session, so that it is known to.
+    pub(crate) fn probe(&self, session: &Arc<Session>) {
+        if let Some(first) = session.notify(Message::Probe) {
+            self.send(Arc::clone(session), first);
+        }
+    }
+
+    fn send(&self, session: Arc<Session>, first: Callback) {
         let callbacks = Arc::clone(&self.callbacks);
         drop(self.timers.spawn(async move { callbacks.send(&session, first).await }));
     }
@@ -364,9 +422,7 @@ impl Service {
         let mut effects = Effects::new();
         self.state.expire(self.now(), &mut effects);
         self.state.release_files(&self.held_files.retired(), self.now(), &mut effects);
-        let notices: Vec<_> = effects.iter().filter(|effect| is_notice(effect)).cloned().collect();
-        self.settlement.settle_later(effects);
-        notices.into_iter().for_each(|notice| self.notify(notice));
+        self.settle_later(effects);
         let is_in_grace = self.state.counts().is_in_grace;
         if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {
             tracing::info!("the grace period of version 4 is over");
@@ -487,16 +543,24 @@ impl Service {
 
     /// The caller of `credential` after squashing, and the identity of its threads.
     pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
-        let (read_only, opened) = (access.read_only, OpenedFor::default());
+        let (read_only, opened, client) = (access.read_only, OpenedFor::default(), None);
         if !self.assumes_users {
             let uid = rustix::process::geteuid().as_raw();
             let gid = rustix::process::getegid().as_raw();
             let identity = Identity::Server;
-            return Caller { uid, gid, groups: Arc::default(), read_only, opened, identity };
+            return Caller {
+                uid,
+                gid,
+                groups: Arc::default(),
+                read_only,
+                opened,
+                client,
+                identity,
+            };
         }
         let ids = access.identity(credential);
         let groups: Arc<[u32]> = Arc::from(&*ids.groups);
         let identity = Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
-        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, opened, identity }
+        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, opened, client, identity }
     }
 }

@@ -109,8 +109,11 @@ impl Settlement {
                 Effect::Records => Some(Place::Records),
                 Effect::Unpin { file, .. }
                 | Effect::Unlock { file, .. }
-                | Effect::Release { file, .. } => self.held_files.device(file).map(Place::Device),
-                Effect::NotifyLock { .. } | Effect::EndSession(_) => None,
+                | Effect::Release { file, .. }
+                | Effect::EndDelegation { file, .. } => {
+                    self.held_files.device(file).map(Place::Device)
+                }
+                Effect::NotifyLock { .. } | Effect::Recall { .. } | Effect::EndSession(_) => None,
             };
             let Some(place) = place else { continue };
             match places.iter_mut().find(|(known, _)| *known == place) {

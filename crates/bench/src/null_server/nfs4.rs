@@ -6,9 +6,9 @@ use proto::nfs4::{
     AccessArgs, AccessOk, Attributes, Bitmap, ClientId, CloseArgs, CommitArgs, CommitOk,
     CompoundHead, CompoundResult, CreateSessionArgs, CreateSessionOk, DestroyClientidArgs,
     DestroySessionArgs, ExchangeIdArgs, ExchangeIdOk, FileHandle, FileType, GetattrArgs, Handle,
-    NFS4_OK, NameArgs, NoDelegation, OneStateid, OpenArgs, OpenOk, OperationCode, ReadArgs, ReadOk,
-    ReclaimCompleteArgs, SequenceArgs, SequenceId, SequenceOk, SessionId, StateProtectHow, Stateid,
-    Time, Verifier, WriteHead, WriteOk, encode_success, next_operation,
+    NFS4_OK, NameArgs, OneStateid, OpenArgs, OpenDelegation, OpenOk, OperationCode, ReadArgs,
+    ReadOk, ReclaimCompleteArgs, SequenceArgs, SequenceId, SequenceOk, SessionId, StateProtectHow,
+    Stateid, Time, Verifier, WriteHead, WriteOk, encode_success, next_operation,
 };
 use proto::oncrpc;
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer};
@@ -222,7 +222,7 @@ fn opened() -> OpenOk {
         change: Default::default(),
         flags: 0,
         attributes_set: Bitmap::EMPTY,
-        delegation: NoDelegation::None,
+        delegation: OpenDelegation::None,
     }
 }
 

@@ -1,8 +1,10 @@
-//! Callbacks: CB_COMPOUND with CB_SEQUENCE and CB_NOTIFY_LOCK, RFC 8881 §20. The result of CB_COMPOUND
-//! has the form of [`CompoundResult`](super::CompoundResult).
+//! Callbacks: CB_COMPOUND with CB_SEQUENCE, CB_NOTIFY_LOCK and CB_RECALL, RFC 8881 §20. The result of
+//! CB_COMPOUND has the form of [`CompoundResult`](super::CompoundResult).
 
 use super::attr::NoItems;
-use super::types::{FileHandle, LockOwner, OPAQUE_BYTES_MAX, SequenceId, SessionId, SlotId};
+use super::types::{
+    FileHandle, LockOwner, OPAQUE_BYTES_MAX, SequenceId, SessionId, SlotId, Stateid,
+};
 use crate::xdr::xdr_struct;
 
 /// `CB_COMPOUND4args` up to the operations, which follow one by one: a number and its arguments.
@@ -62,10 +64,25 @@ pub struct CallbackNotifyLockArgs<'a> {
 
 xdr_struct!(CallbackNotifyLockArgs<'a> { object, owner });
 
+/// Arguments of CB_RECALL, §20.2.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CallbackRecallArgs {
+    /// The delegation.
+    pub stateid: Stateid,
+    /// The file is about to be cut to nothing: of a delegation for writing.
+    pub truncate: bool,
+    /// The file.
+    pub object: FileHandle,
+}
+
+xdr_struct!(CallbackRecallArgs { stateid, truncate: bool, object });
+
 /// The version of the callback program. §18.36.3 has 4 where the protocol's XDR, and clients, have 1.
 pub const CALLBACK_VERSION: u32 = 1;
 /// CB_COMPOUND, §20.2.
 pub const CB_COMPOUND: u32 = 1;
+/// CB_RECALL, §20.2.
+pub const CB_RECALL: u32 = 4;
 /// CB_SEQUENCE, §20.9.
 pub const CB_SEQUENCE: u32 = 11;
 /// CB_NOTIFY_LOCK, §20.11.

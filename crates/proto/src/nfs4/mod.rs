@@ -7,6 +7,7 @@ mod attr;
 mod callback;
 mod compound;
 mod copy;
+mod delegation;
 mod namespace;
 mod operation;
 mod read;
@@ -25,13 +26,14 @@ pub use attr::{
     RawAttributes, SetTime, SetattrArgs, attribute,
 };
 pub use callback::{
-    CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_SEQUENCE, CallbackHead,
-    CallbackNotifyLockArgs, CallbackSequenceArgs,
+    CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_RECALL, CB_SEQUENCE, CallbackHead,
+    CallbackNotifyLockArgs, CallbackRecallArgs, CallbackSequenceArgs,
 };
 pub use compound::{
     CompoundHead, CompoundResult, Outline, encode_result, encode_success, next_operation,
 };
 pub use copy::{AllocateArgs, CloneArgs, CopyArgs, CopyOk};
+pub use delegation::*;
 pub use namespace::{
     ChangedOk, CreateArgs, CreateKind, CreateOk, FLAVORS_MAX, Handle, NameArgs, ReadlinkOk,
     RenameArgs, RenameOk, SecinfoNoNameArgs, SecinfoOk, SecinfoStyle,

@@ -1,23 +1,15 @@
 //! Opens and locks: RFC 8881 §18.2, §18.6, §18.10 to §18.12, §18.16, §18.18, §18.38 and §18.48.
 
 use super::attr::RawAttributes;
+use super::delegation::{DelegationType, OpenDelegation};
 use super::types::{
     Bitmap, ChangeInfo, LockOwner, LockRange, LockType, NAME_BYTES_MAX, OpenOwner, Stateid,
     Verifier,
 };
-use crate::xdr::{Array, Decode, DecodeError, Encode, Reader, Writer, xdr_enum, xdr_struct};
+use crate::xdr::{Array, Decode, DecodeError, Encode, Reader, Writer, xdr_struct};
 
 /// The bits of a share access that are the access itself, §18.16.1; the others are wants.
 pub const SHARE_ACCESS_MASK: u32 = 0x3;
-/// The bits that say which delegation is wanted.
-pub const SHARE_WANT_MASK: u32 = 0xff00;
-/// None is wanted: `OPEN4_SHARE_ACCESS_WANT_NO_DELEG`.
-pub const SHARE_WANT_NO_DELEGATION: u32 = 0x400;
-/// The client waits for none any more: `OPEN4_SHARE_ACCESS_WANT_CANCEL`.
-pub const SHARE_WANT_CANCEL: u32 = 0x500;
-/// The wants that come with conditions, and those of RFC 9754.
-pub const SHARE_WHEN_MASK: u32 = 0x3f_0000;
-
 /// `openflag4` and `createhow4`, §18.16.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenHow<'a> {
@@ -81,20 +73,6 @@ impl Encode for OpenHow<'_> {
                 }
             }
         }
-    }
-}
-
-xdr_enum! {
-    /// `open_delegation_type4`, §18.16.1 and RFC 9754 §5.
-    pub enum DelegationType: "open_delegation_type4" {
-        /// None.
-        None = 0 "OPEN_DELEGATE_NONE",
-        /// For reading.
-        Read = 1 "OPEN_DELEGATE_READ",
-        /// For writing.
-        Write = 2 "OPEN_DELEGATE_WRITE",
-        /// None, with a reason.
-        NoneExt = 3 "OPEN_DELEGATE_NONE_EXT",
     }
 }
 
@@ -191,52 +169,6 @@ xdr_struct!(OpenArgs<'a> {
     claim,
 });
 
-xdr_enum! {
-    /// `why_no_delegation4`, §18.16.2, without those that have a body.
-    pub enum WhyNoDelegation: "why_no_delegation4" {
-        /// It was not wanted.
-        NotWanted = 0 "WND4_NOT_WANTED",
-        /// The server does not delegate this kind of file.
-        NotSupported = 3 "WND4_NOT_SUPP_FTYPE",
-        /// It has no means to.
-        WriteNotSupported = 4 "WND4_WRITE_DELEG_NOT_SUPP_FTYPE",
-        /// It was being asked for while it was cancelled.
-        Cancelled = 7 "WND4_CANCELLED",
-    }
-}
-
-/// `open_delegation4` as this server gives it: none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoDelegation {
-    /// `OPEN_DELEGATE_NONE`.
-    None,
-    /// `OPEN_DELEGATE_NONE_EXT`, to a client that said which it wants.
-    Why(WhyNoDelegation),
-}
-
-impl Decode<'_> for NoDelegation {
-    fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let failure = DecodeError { what: "open_delegation4", at_byte: r.position() };
-        match DelegationType::decode(r)? {
-            DelegationType::None => Ok(Self::None),
-            DelegationType::NoneExt => Ok(Self::Why(Decode::decode(r)?)),
-            DelegationType::Read | DelegationType::Write => Err(failure),
-        }
-    }
-}
-
-impl Encode for NoDelegation {
-    fn encode(&self, w: &mut Writer) {
-        match self {
-            Self::None => DelegationType::None.encode(w),
-            Self::Why(why) => {
-                DelegationType::NoneExt.encode(w);
-                why.encode(w);
-            }
-        }
-    }
-}
-
 /// Locks behave as POSIX has it. `OPEN4_RESULT_*`, §18.16.2.
 pub const OPEN_RESULT_LOCKTYPE_POSIX: u32 = 4;
 /// Unlinked files stay usable while they are open.
@@ -255,8 +187,8 @@ pub struct OpenOk {
     pub flags: u32,
     /// The attributes that were set.
     pub attributes_set: Bitmap,
-    /// There is none.
-    pub delegation: NoDelegation,
+    /// A delegation, or none.
+    pub delegation: OpenDelegation,
 }
 
 xdr_struct!(OpenOk { stateid, change, flags: u32, attributes_set, delegation });

@@ -31,6 +31,8 @@ pub(super) struct RawConfig {
     pub(super) max_sessions: Option<Spanned<u32>>,
     pub(super) max_opens: Option<Spanned<u32>>,
     pub(super) max_locks: Option<Spanned<u32>>,
+    pub(super) max_delegations: Option<Spanned<u32>>,
+    pub(super) delegations: Option<Spanned<bool>>,
     pub(super) data_threads: Option<Spanned<u32>>,
     pub(super) metadata_threads: Option<Spanned<u32>>,
     pub(super) window: Option<Spanned<ByteSize>>,

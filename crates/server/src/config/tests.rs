@@ -263,6 +263,7 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
     ("max_clients = 3", "1:15: max_clients lies between 4 and 65536"),
     ("max_sessions = 65537", "1:16: max_sessions lies between 4 and 65536"),
     ("max_opens = 15", "1:13: max_opens lies between 16 and 1048576"),
+    ("max_delegations = 1", "1:19: max_delegations lies between 16 and 1048576"),
     ("max_locks = 0", "1:13: max_locks lies between 16 and 16777216"),
     ("data_threads = 1025", "1:16: data_threads lies between 1 and 1024"),
     ("metadata_threads = 0", "1:20: metadata_threads lies between 1 and 1024"),
@@ -544,13 +545,19 @@ fn the_portmapper_is_there_for_version_3() {
 fn the_state_of_version_4_is_bounded_by_keys() {
     let machine = Machine::new();
     let usual = machine.parse("[[export]]\npath = \"$A\"").unwrap();
-    let StateLimits { clients_max, sessions_max, opens_max, locks_max } = usual.state_limits();
-    assert_eq!((clients_max, sessions_max, opens_max, locks_max), (4096, 8192, 65_536, 1 << 20));
-    let text = "max_clients = 4\nmax_sessions = 5\nmax_opens = 16\nmax_locks = 17\n[[export]]\n\
-                path = \"$A\"";
+    let numbers = |config: &Config| {
+        let StateLimits { clients_max, sessions_max, opens_max, locks_max, delegations_max } =
+            config.state_limits();
+        [clients_max, sessions_max, opens_max, locks_max, delegations_max]
+    };
+    assert_eq!(numbers(&usual), [4096, 8192, 65_536, 1 << 20, 16_384]);
+    assert!(usual.delegations());
+    let text = "max_clients = 4\nmax_sessions = 5\nmax_opens = 16\nmax_locks = 17\n\
+                max_delegations = 18\ndelegations = false\n[[export]]\npath = \"$A\"";
     let set = machine.parse(text).unwrap();
-    let StateLimits { clients_max, sessions_max, opens_max, locks_max } = set.state_limits();
-    assert_eq!((clients_max, sessions_max, opens_max, locks_max), (4, 5, 16, 17));
-    let keys = ["max_clients", "max_sessions", "max_opens", "max_locks"];
+    assert_eq!(numbers(&set), [4, 5, 16, 17, 18]);
+    assert!(!set.delegations());
+    let keys =
+        ["max_clients", "max_sessions", "max_opens", "max_locks", "max_delegations", "delegations"];
     assert_eq!(usual.restart_only_changes(&set), keys);
 }

@@ -79,6 +79,16 @@ figures! {
     Nfs4Opens => "nfs4_opens" Gauge,
     /// Lock states and locked ranges of version 4.
     Nfs4Locks => "nfs4_locks" Gauge,
+    /// Delegations of version 4, also revoked ones that their clients have not freed.
+    Nfs4Delegations => "nfs4_delegations" Gauge,
+    /// Delegations that were given.
+    Nfs4DelegationsGranted => "nfs4_delegations_granted" Counter,
+    /// Delegations that were recalled, each once.
+    Nfs4DelegationsRecalled => "nfs4_delegations_recalled" Counter,
+    /// Delegations that their clients have returned.
+    Nfs4DelegationsReturned => "nfs4_delegations_returned" Counter,
+    /// Delegations that were revoked, because their clients did not return them in time.
+    Nfs4DelegationsRevoked => "nfs4_delegations_revoked" Counter,
     /// Requests for locks of version 4 that wait.
     Nfs4WaitingLocks => "nfs4_waiting_locks" Gauge,
     /// Memory of the replies that slots of version 4 keep.

@@ -1,5 +1,6 @@
 //! The caller of an operation.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use io::Identity;
@@ -19,6 +20,9 @@ pub(crate) struct Caller {
     pub(crate) read_only: bool,
     /// The data that an open of version 4 lets this user use, whatever the mode of the file is by now.
     pub(crate) opened: OpenedFor,
+    /// The client of version 4 behind the call: its own delegations do not keep it from what they let
+    /// it do.
+    pub(crate) client: Option<NonZeroU64>,
     /// The identity of the threads that work for the caller. [`Identity::Server`] where the server
     /// cannot assume other users.
     pub(crate) identity: Identity,

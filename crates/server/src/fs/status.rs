@@ -69,6 +69,8 @@ pub(crate) enum Status {
     Busy,
     /// Try again later.
     Delay,
+    /// A client of version 4 has it delegated, and has to return that first.
+    Delegated,
     /// The process or the system has no descriptor left (EMFILE, ENFILE).
     NoDescriptor,
 }
@@ -105,6 +107,7 @@ impl Status {
             | Self::BadType
             | Self::Busy
             | Self::Delay
+            | Self::Delegated
             | Self::NoDescriptor => false,
         }
     }

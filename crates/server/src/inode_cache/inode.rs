@@ -200,6 +200,15 @@ impl Inode {
         Ok(directory.streams.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// A descriptor for a read lease, and for nothing else: as the server's user. May block.
+    ///
+    /// # Errors
+    /// `IsDirectory` or `Invalid` for what has no data, and those of open(2).
+    pub(crate) fn open_for_lease(&self) -> Result<OwnedFd, Status> {
+        self.file()?;
+        self.reopen(OFlags::RDONLY | OFlags::NONBLOCK)
+    }
+
     pub(super) fn reopen(&self, flags: OFlags) -> Result<OwnedFd, Status> {
         Ok(self.reopen_raw(flags)?)
     }

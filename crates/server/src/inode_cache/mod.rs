@@ -12,6 +12,7 @@
 
 mod busy_devices;
 mod data_descriptors;
+mod delegation_gate;
 mod directory;
 mod file;
 mod flush;
@@ -21,6 +22,7 @@ mod idle;
 mod inode;
 mod inode_lock;
 mod lock_descriptor;
+mod name_change;
 mod permitted;
 mod state;
 mod sweeps;
@@ -31,6 +33,7 @@ mod unlinked;
 mod write_queue;
 
 pub(crate) use data_descriptors::{DataDescriptors, DirectFile};
+pub(crate) use delegation_gate::{Changing, Holders, RecallRequests};
 pub(crate) use directory::{DirectoryStream, DirectoryStreams, KernelEntry};
 pub(crate) use flush_scope::Flush;
 pub(crate) use handle_cache::HandleCache;
@@ -38,6 +41,7 @@ pub(crate) use idle::IdleInodes;
 pub(crate) use inode::{Inode, InodeKey};
 pub(crate) use inode_lock::{Alone, Attributes, Change, InodeLock, Wcc};
 pub(crate) use lock_descriptor::LockDescriptor;
+pub(crate) use name_change::NameChange;
 pub(crate) use permitted::{DataUse, Permitted, Reading, Writing, kernel_allows};
 pub(crate) use table::InodeCache;
 pub(crate) use unlinked::UnusedInodes;

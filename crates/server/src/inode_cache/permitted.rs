@@ -365,7 +365,7 @@ mod tests {
     fn caller(uid: u32, gid: u32, groups: &[u32]) -> Caller {
         let groups: Arc<[u32]> = groups.into();
         let (opened, identity) = (OpenedFor::default(), Identity::Server);
-        Caller { uid, gid, groups, read_only: false, opened, identity }
+        Caller { uid, gid, groups, read_only: false, opened, client: None, identity }
     }
 
     fn file(mode: u32) -> LiveAttributes {

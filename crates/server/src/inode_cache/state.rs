@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use io::{KernelHandle, WriteBehindFile};
 use rustix::fs::FileType;
 
+use super::delegation_gate::{DelegationGate, DelegationGates};
 use super::file::FileState;
 use super::{Attributes, InodeLock};
 use crate::export::FileSystem;
@@ -24,7 +25,7 @@ const SHARDS: usize = 16;
 /// The state of an inode. It lives as long as an export has the object open.
 pub(crate) struct InodeState {
     // Constant.
-    states: Arc<InodeStates>,
+    pub(super) states: Arc<InodeStates>,
     file_system: Arc<FileSystem>,
     handle: KernelHandle,
 
@@ -35,6 +36,8 @@ pub(crate) struct InodeState {
     pub(crate) lock: InodeLock,
 
     // Atomic.
+    /// Who has it delegated.
+    pub(super) gate: DelegationGate,
     /// Changes so far; each is counted after its system call and before the reply.
     changes: AtomicU64,
     /// `flushed.all`, readable without the lock.
@@ -71,6 +74,7 @@ impl InodeState {
             file_system,
             handle,
             lock: InodeLock::default(),
+            gate: DelegationGate::default(),
             file,
             changes: AtomicU64::new(0),
             flushed: tokio::sync::Mutex::default(),
@@ -159,14 +163,18 @@ impl InodeState {
         handle: &KernelHandle,
         live: LiveAttributes,
     ) -> Attributes {
-        // Not in the table: no export has it open, and so no change is at work. The lock of the
-        // table is released first, because dropping a state takes it.
-        let key = StateKey::new(&self.file_system, *handle);
-        let state = self.states.shard(&key).get(&key).and_then(Weak::upgrade);
-        match state {
+        // Not in the table: no export has it open, and so no change is at work.
+        match self.other(handle) {
             Some(state) => state.lock.attributes(live),
             None => Attributes::of_unlocked(live),
         }
+    }
+
+    /// The state of the object with this handle on the same file system, if an export has it open.
+    pub(super) fn other(&self, handle: &KernelHandle) -> Option<Arc<Self>> {
+        // The lock of the table is released first, because dropping a state takes it.
+        let key = StateKey::new(&self.file_system, *handle);
+        self.states.shard(&key).get(&key).and_then(Weak::upgrade)
     }
 
     /// Notes that a flush failed: clients of all exports of the file system send again what they
@@ -189,6 +197,7 @@ impl Drop for InodeState {
 
 /// The states of the inodes that are open. As many as the exports have objects open, at most.
 pub(crate) struct InodeStates {
+    pub(super) gates: DelegationGates,
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
 }
@@ -213,7 +222,8 @@ impl InodeStates {
     /// An empty table.
     pub(super) fn new() -> Arc<Self> {
         let shards = std::array::from_fn(|_| Mutex::default());
-        Arc::new(Self { shards, hasher: RandomState::new() })
+        let gates = DelegationGates::default();
+        Arc::new(Self { gates, shards, hasher: RandomState::new() })
     }
 
     /// The state of the inode with this handle, a new one if no export has it open.

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::busy_devices::BusyDevices;
 use super::state::InodeStates;
 use super::sweeps::Sweeps;
-use super::{Flush, Inode, InodeKey};
+use super::{Flush, Inode, InodeKey, RecallRequests};
 use crate::export::ExportRoot;
 use crate::fs::Status;
 
@@ -62,6 +62,11 @@ impl InodeCache {
             sweeps: Sweeps::default(),
             left: Mutex::default(),
         }
+    }
+
+    /// The files whose delegations are to be recalled.
+    pub(crate) fn recall_requests(&self) -> &Arc<RecallRequests> {
+        &self.states.gates.requests
     }
 
     /// Objects that are open.

@@ -174,7 +174,8 @@ mod tests {
         let (turn, taken) = oneshot::channel();
         let identity = Identity::Server;
         let (groups, opened) = (Arc::default(), OpenedFor::default());
-        let caller = Caller { uid: 0, gid: 0, groups, read_only: false, opened, identity };
+        let caller =
+            Caller { uid: 0, gid: 0, groups, read_only: false, opened, client: None, identity };
         let call = CallId { xid: 0, fh_hash: 0 };
         let (mode, flush) = (IoMode::Auto, None);
         let request = Box::new(WriteRequest { caller, call, mode, offset, data: None, flush });

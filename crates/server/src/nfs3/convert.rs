@@ -37,7 +37,7 @@ pub(super) fn status(status: Status) -> nfs3::Status {
         Status::TooSmall => nfs3::Status::Toosmall,
         Status::ServerFault | Status::Identity(_) => nfs3::Status::Serverfault,
         Status::BadType => nfs3::Status::Badtype,
-        Status::Delay | Status::NoDescriptor => nfs3::Status::Jukebox,
+        Status::Delay | Status::Delegated | Status::NoDescriptor => nfs3::Status::Jukebox,
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) fn status(status: Status) -> nfs4::Status {
         Status::TooSmall => nfs4::Status::Toosmall,
         Status::ServerFault | Status::Identity(_) => nfs4::Status::Serverfault,
         Status::BadType => nfs4::Status::Badtype,
-        Status::Delay | Status::NoDescriptor => nfs4::Status::Delay,
+        Status::Delay | Status::Delegated | Status::NoDescriptor => nfs4::Status::Delay,
     }
 }
 

@@ -1,12 +1,14 @@
 //! Current and saved filehandles: PUTFH, PUTROOTFH, GETFH.
 
+use std::num::NonZeroU64;
+
 use proto::nfs4::{FileHandle, Status};
 
 use super::compound::Compound;
 use super::location::{Current, Located, Place, Pseudo};
 use super::{Outcome, Refused};
 use crate::export::{Exports, Object, pseudo_id};
-use crate::fs;
+use crate::fs::{self, Caller};
 use crate::trace::CallId;
 
 impl Compound<'_> {
@@ -59,7 +61,7 @@ impl Compound<'_> {
                 let (xid, peer, flavor) = (request.xid, &request.peer, request.flavor);
                 let found = service.resolve_opened(xid, &opened, peer, flavor, request.credential);
                 let (caller, object) = found?;
-                Place::Object(Located { caller, object })
+                Place::Object(Located { caller: self.named(caller), object })
             }
             None => return Err(Status::Badhandle.into()),
         };
@@ -95,8 +97,14 @@ impl Compound<'_> {
         let admitted = service
             .admit(exports, export, &request.peer, request.flavor)
             .map_err(|_| Refused::from(fs::Status::Access))?;
-        let caller = service.caller(admitted.access(), request.credential);
+        let caller = self.named(service.caller(admitted.access(), request.credential));
         Ok(Located { caller, object: admitted.root() })
+    }
+
+    /// The caller with the client behind it.
+    fn named(&self, caller: Caller) -> Caller {
+        let client = self.running.as_ref().map(|running| running.session().client().0);
+        Caller { client: client.and_then(NonZeroU64::new), ..caller }
     }
 
     /// Whether an export at the place or below it admits the peer.

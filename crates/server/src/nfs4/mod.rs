@@ -6,6 +6,7 @@
 mod attr;
 mod compound;
 mod convert;
+mod delegations;
 mod extension;
 mod filehandle;
 mod location;

@@ -1,10 +1,9 @@
 //! OPEN.
 
 use proto::nfs4::{
-    Bitmap, ChangeInfo, NoDelegation, OPEN_RESULT_LOCKTYPE_POSIX, OPEN_RESULT_MAY_NOTIFY_LOCK,
-    OpenArgs, OpenClaim, OpenHow, OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_CANCEL,
-    SHARE_WANT_MASK, SHARE_WANT_NO_DELEGATION, SHARE_WHEN_MASK, ShareAccess, Status, Verifier,
-    WhyNoDelegation, attribute,
+    Bitmap, ChangeInfo, OPEN_RESULT_LOCKTYPE_POSIX, OPEN_RESULT_MAY_NOTIFY_LOCK, OpenArgs,
+    OpenClaim, OpenHow, OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_MASK, SHARE_WHEN_MASK,
+    ShareAccess, Status, Verifier, attribute,
 };
 
 use super::compound::Compound;
@@ -37,7 +36,7 @@ struct Target {
 }
 
 impl Compound<'_> {
-    /// OPEN, RFC 8881 §18.16, without delegations.
+    /// OPEN, RFC 8881 §18.16.
     pub(super) async fn open(&mut self, args: OpenArgs<'_>) -> Outcome<OpenOk> {
         let known = SHARE_ACCESS_MASK | SHARE_WANT_MASK | SHARE_WHEN_MASK;
         if args.share_access & !known != 0 {
@@ -59,6 +58,7 @@ impl Compound<'_> {
         let inode = service.vfs.hold(&target.located.object).await?;
         let pin = service.held_files.pin(&inode);
         let (file, export) = (pin.file(), pin.export());
+        self.check_claimed_delegation(&args.claim, file)?;
         let (owner, user) = (args.owner.owner, target.located.caller.uid);
         let call = OpenFile { client, owner, file, export, access, deny, is_reclaim, user };
         let mut effects = Effects::new();
@@ -81,6 +81,7 @@ impl Compound<'_> {
             }
             return Err(refused);
         }
+        let delegation = Box::pin(self.delegation(&args, &target.located, &inode)).await;
         self.go(Place::Object(target.located));
         self.set_stateid(opened.stateid);
         Ok(OpenOk {
@@ -88,12 +89,7 @@ impl Compound<'_> {
             change: target.change,
             flags: OPEN_RESULT_LOCKTYPE_POSIX | self.lock_notices(),
             attributes_set: target.attributes_set,
-            delegation: match args.share_access & SHARE_WANT_MASK {
-                0 => NoDelegation::None,
-                SHARE_WANT_NO_DELEGATION => NoDelegation::Why(WhyNoDelegation::NotWanted),
-                SHARE_WANT_CANCEL => NoDelegation::Why(WhyNoDelegation::Cancelled),
-                _ => NoDelegation::Why(WhyNoDelegation::NotSupported),
-            },
+            delegation,
         })
     }
 
@@ -124,16 +120,28 @@ impl Compound<'_> {
                     }
                 }
             }
-            (OpenClaim::Handle | OpenClaim::Previous(_), OpenHow::NoCreate) => {
+            (OpenClaim::DelegateCurrent(_, name), OpenHow::NoCreate) => {
+                let directory = self.object_or(Status::Noent)?;
+                check_name(name)?;
+                self.existing(&directory, name).await
+            }
+            (
+                OpenClaim::Handle | OpenClaim::Previous(_) | OpenClaim::DelegateCurrentHandle(_),
+                OpenHow::NoCreate,
+            ) => {
                 let located = self.object_or(Status::Isdir)?;
                 let attributes = self.request.service.vfs.getattr(&located.object).await?;
                 check_type(&attributes)?;
                 Ok(found(located))
             }
-            (OpenClaim::Handle | OpenClaim::Previous(_), _) => Err(Status::Inval.into()),
-            (OpenClaim::DelegateCurrent(..) | OpenClaim::DelegateCurrentHandle(_), _) => {
-                Err(Status::BadStateid.into())
-            }
+            (
+                OpenClaim::Handle
+                | OpenClaim::Previous(_)
+                | OpenClaim::DelegateCurrent(..)
+                | OpenClaim::DelegateCurrentHandle(_),
+                _,
+            ) => Err(Status::Inval.into()),
+            // Delegations do not outlive the client's restart.
             (OpenClaim::DelegatePrevious(_) | OpenClaim::DelegatePreviousHandle, _) => {
                 Err(Status::Notsupp.into())
             }

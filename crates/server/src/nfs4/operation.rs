@@ -166,7 +166,7 @@ impl<'a> Compound<'a> {
             Op::TestStateid => self.test_stateid(reader),
             Op::Lock | Op::Lockt => self.lock_or_test(operation, reader).await,
             Op::Locku => answer!(self.unlock(), operation, reader),
-            Op::Delegreturn => self.put::<()>(operation, Err(Status::BadStateid.into())),
+            Op::Delegreturn => answer!(self.return_delegation(), operation, reader),
             _ => self.put::<()>(operation, Err(Status::Notsupp.into())),
         }
     }

@@ -1,13 +1,14 @@
-//! The backchannel of a session, RFC 8881 §2.10.3.1: its connections, its slot, and the notices that
+//! The backchannel of a session, RFC 8881 §2.10.3.1: its connections, its slot, and the messages that
 //! wait for the slot.
 //!
-//! One slot is enough: a notice is a hint, and a client that misses it repeats its request all the
-//! same. So a client that does not answer costs others nothing, and itself only the notices.
+//! One slot is enough. A notice is a hint, and a client that misses it repeats its request all the
+//! same. A recall goes to the next connection when one loses it, and is repeated by
+//! [`State::expire`](super::State::expire) until the client has returned the delegation.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use proto::nfs4::{FileHandle, SequenceId};
+use proto::nfs4::{FileHandle, SequenceId, Stateid};
 
 use super::ConnectionId;
 use super::waiting::Counted;
@@ -40,13 +41,30 @@ impl PartialEq for Notice {
 
 impl Eq for Notice {}
 
+/// CB_RECALL: a delegation is to be returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Recall {
+    pub(crate) stateid: Stateid,
+    /// The file as the client names it.
+    pub(crate) object: FileHandle,
+}
+
+/// What a callback is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// Whether the client answers: CB_SEQUENCE alone.
+    Probe,
+    NotifyLock(Notice),
+    Recall(Recall),
+}
+
 /// A callback to be sent on the slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Callback {
     pub(crate) connection: ConnectionId,
     pub(crate) parameters: CallbackParameters,
     pub(crate) sequence: SequenceId,
-    pub(crate) notice: Notice,
+    pub(crate) message: Message,
 }
 
 /// What became of a callback.
@@ -54,6 +72,8 @@ pub(crate) struct Callback {
 pub(crate) enum CallbackEnd {
     /// CB_SEQUENCE succeeded.
     Performed,
+    /// The client has not performed it, and asks to wait: CB_SEQUENCE failed with `NFS4ERR_DELAY`.
+    Delayed,
     /// The client has another number in its slot.
     Misordered,
     /// There was no answer, or another error.
@@ -63,15 +83,26 @@ pub(crate) enum CallbackEnd {
 #[derive(Debug)]
 pub(super) struct Backchannel {
     /// Connections bound to it, the latest last.
-    connections: Vec<ConnectionId>,
+    connections: Vec<Bound>,
     /// `None` if the client takes no callbacks of a flavor that this server has.
     parameters: Option<CallbackParameters>,
     /// The number of the slot's next callback.
     next: SequenceId,
     /// The last callback was lost: the client may have performed it.
     is_uncertain: bool,
-    is_busy: bool,
-    waiting: VecDeque<Notice>,
+    /// What the slot's callback is for.
+    at_work: Option<Message>,
+    notices: VecDeque<Notice>,
+    /// By their stateids: as many as the client has delegations, at most.
+    recalls: BTreeMap<[u8; 12], Recall>,
+    wants_probe: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bound {
+    connection: ConnectionId,
+    /// A callback over it was answered.
+    is_proved: bool,
 }
 
 impl Backchannel {
@@ -81,8 +112,10 @@ impl Backchannel {
             parameters,
             next: SequenceId(1),
             is_uncertain: false,
-            is_busy: false,
-            waiting: VecDeque::new(),
+            at_work: None,
+            notices: VecDeque::new(),
+            recalls: BTreeMap::new(),
+            wants_probe: false,
         }
     }
 
@@ -100,60 +133,113 @@ impl Backchannel {
         self.is_usable() && !self.connections.is_empty()
     }
 
+    /// Whether the client has answered a callback over a connection that is still bound.
+    pub(super) fn is_proved(&self) -> bool {
+        self.is_usable() && self.connections.iter().any(|bound| bound.is_proved)
+    }
+
     pub(super) fn bind(&mut self, connection: ConnectionId) {
         self.unbind(connection);
         if self.connections.len() == CONNECTIONS_MAX {
             self.connections.remove(0);
         }
-        self.connections.push(connection);
+        self.connections.push(Bound { connection, is_proved: false });
     }
 
     pub(super) fn unbind(&mut self, connection: ConnectionId) {
-        self.connections.retain(|bound| *bound != connection);
+        self.connections.retain(|bound| bound.connection != connection);
     }
 
-    /// Queues a notice, if there is room. Returns the callback to be sent now.
-    pub(super) fn notify(&mut self, notice: Notice) -> Option<Callback> {
-        if self.waiting.len() < NOTICES_MAX && !self.waiting.contains(&notice) {
-            self.waiting.push_back(notice);
+    /// Queues a message: a notice if there is room. Returns the callback to be sent now.
+    pub(super) fn notify(&mut self, message: Message) -> Option<Callback> {
+        let is_at_work = self.at_work.as_ref() == Some(&message);
+        match message {
+            Message::NotifyLock(notice) => {
+                if self.notices.len() < NOTICES_MAX && !self.notices.contains(&notice) {
+                    self.notices.push_back(notice);
+                }
+            }
+            Message::Probe | Message::Recall(_) if is_at_work => {}
+            Message::Recall(recall) => drop(self.recalls.insert(recall.stateid.other, recall)),
+            Message::Probe => self.wants_probe = true,
         }
-        if self.is_busy { None } else { self.begin() }
+        if self.at_work.is_some() { None } else { self.begin() }
     }
 
     /// Ends the callback on the slot. Returns the next one.
     pub(super) fn end(&mut self, callback: Callback, end: CallbackEnd) -> Option<Callback> {
-        self.is_busy = false;
+        self.at_work = None;
         match end {
             CallbackEnd::Performed => {
                 self.next = self.next.next();
                 self.is_uncertain = false;
+                let bound = self.connections.iter_mut();
+                bound
+                    .filter(|bound| bound.connection == callback.connection)
+                    .for_each(|bound| bound.is_proved = true);
+            }
+            // What waits is no more welcome. Recalls are repeated, and a client repeats its request.
+            CallbackEnd::Delayed => {
+                self.is_uncertain = false;
+                self.forget_waiting();
             }
             CallbackEnd::Misordered if self.is_uncertain => {
                 self.next = self.next.next();
                 self.is_uncertain = false;
-                self.waiting.push_front(callback.notice);
+                self.requeue(callback.message);
             }
             CallbackEnd::Misordered | CallbackEnd::Lost => {
                 self.unbind(callback.connection);
                 self.is_uncertain = true;
                 // Requests are repeated before the client has another path.
-                self.waiting.clear();
+                self.notices.clear();
+                if let Message::Recall(_) = callback.message {
+                    self.requeue(callback.message);
+                }
+                // Another session may have a path: the recalls come again.
+                if !self.has_path() {
+                    self.forget_waiting();
+                }
             }
         }
         self.begin()
     }
 
+    fn requeue(&mut self, message: Message) {
+        match message {
+            Message::Probe => self.wants_probe = true,
+            Message::NotifyLock(notice) => self.notices.push_front(notice),
+            Message::Recall(recall) => drop(self.recalls.insert(recall.stateid.other, recall)),
+        }
+    }
+
+    fn forget_waiting(&mut self) {
+        self.notices.clear();
+        self.recalls.clear();
+        self.wants_probe = false;
+    }
+
+    /// Recalls first: others wait for them. A proved connection, if there is one.
     fn begin(&mut self) -> Option<Callback> {
-        let connection = *self.connections.last()?;
+        let proved = self.connections.iter().rfind(|bound| bound.is_proved);
+        let connection = proved.or(self.connections.last())?.connection;
         let parameters = self.parameters?;
-        let notice = self.waiting.pop_front()?;
-        self.is_busy = true;
-        Some(Callback { connection, parameters, sequence: self.next, notice })
+        let recall = self.recalls.pop_first().map(|(_, recall)| Message::Recall(recall));
+        let message = match recall {
+            Some(recall) => recall,
+            None => match self.notices.pop_front() {
+                Some(notice) => Message::NotifyLock(notice),
+                None if std::mem::take(&mut self.wants_probe) => Message::Probe,
+                None => return None,
+            },
+        };
+        self.at_work = Some(message.clone());
+        Some(Callback { connection, parameters, sequence: self.next, message })
     }
 
     #[cfg(test)]
     pub(super) fn connection(&self) -> Option<ConnectionId> {
-        self.connections.last().copied()
+        self.connections.last().map(|bound| bound.connection)
     }
 }
 
@@ -166,13 +252,15 @@ const NOTICES_MAX: usize = 16;
 mod tests {
     use super::*;
 
-    fn notice(owner: u8) -> Notice {
-        let _counted = Arc::default();
-        Notice {
-            object: FileHandle::new(b"file").unwrap(),
-            owner: [owner].as_slice().into(),
-            _counted,
-        }
+    fn notice(owner: u8) -> Message {
+        let (object, _counted) = (FileHandle::new(b"file").unwrap(), Arc::default());
+        Message::NotifyLock(Notice { object, owner: [owner].as_slice().into(), _counted })
+    }
+
+    fn recall(number: u8) -> Message {
+        let object = FileHandle::new(b"file").unwrap();
+        let stateid = Stateid { seqid: 1, other: [number; 12] };
+        Message::Recall(Recall { stateid, object })
     }
 
     fn bound() -> Backchannel {
@@ -189,7 +277,7 @@ mod tests {
         for owner in 0..=u8::MAX {
             assert_eq!(channel.notify(notice(owner)), None, "the slot is taken");
         }
-        assert_eq!(channel.waiting.len(), NOTICES_MAX);
+        assert_eq!(channel.notices.len(), NOTICES_MAX);
         let mut sequence = 1;
         while let Some(callback) = sent {
             assert_eq!(callback.sequence, SequenceId(sequence));
@@ -215,5 +303,54 @@ mod tests {
         assert_eq!(next, Callback { sequence: SequenceId(2), ..again });
         assert_eq!(channel.end(next, CallbackEnd::Misordered), None, "not twice");
         assert!(!channel.has_path());
+    }
+
+    #[test]
+    fn a_lost_recall_goes_to_the_next_connection() {
+        let mut channel = bound();
+        channel.bind(ConnectionId(2));
+        let lost = channel.notify(recall(1)).unwrap();
+        assert_eq!(channel.notify(recall(2)), None);
+        assert_eq!(channel.notify(notice(1)), None);
+        assert_eq!(lost.connection, ConnectionId(2));
+        let again = channel.end(lost.clone(), CallbackEnd::Lost).unwrap();
+        assert_eq!((again.connection, &again.message), (ConnectionId(1), &lost.message));
+        let next = channel.end(again, CallbackEnd::Performed).unwrap();
+        assert_eq!(next.message, recall(2), "the notice is gone");
+        assert_eq!(channel.end(next, CallbackEnd::Performed), None);
+    }
+
+    #[test]
+    fn recalls_go_first_and_once() {
+        let mut channel = bound();
+        let first = channel.notify(notice(1)).unwrap();
+        for message in [notice(2), recall(9), recall(9), Message::Probe, recall(3)] {
+            assert_eq!(channel.notify(message), None);
+        }
+        let mut sent = Vec::new();
+        let mut next = channel.end(first, CallbackEnd::Performed);
+        while let Some(callback) = next {
+            assert_eq!(channel.notify(callback.message.clone()), None, "it is at work");
+            channel.notices.retain(|again| callback.message != Message::NotifyLock(again.clone()));
+            sent.push(callback.message.clone());
+            next = channel.end(callback, CallbackEnd::Performed);
+        }
+        assert_eq!(sent, [recall(3), recall(9), notice(2), Message::Probe]);
+    }
+
+    #[test]
+    fn a_connection_is_proved_by_an_answer_as_long_as_it_is_bound() {
+        let mut channel = bound();
+        assert!(channel.has_path() && !channel.is_proved());
+        let probe = channel.notify(Message::Probe).unwrap();
+        assert_eq!(channel.end(probe, CallbackEnd::Performed), None);
+        assert!(channel.is_proved());
+        channel.bind(ConnectionId(2));
+        let next = channel.notify(recall(1)).unwrap();
+        assert_eq!(next.connection, ConnectionId(1), "the proved one");
+        assert_eq!(channel.end(next, CallbackEnd::Delayed), None);
+        assert!(channel.is_proved());
+        channel.bind(ConnectionId(1));
+        assert!(!channel.is_proved(), "bound again");
     }
 }

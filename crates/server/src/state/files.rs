@@ -429,7 +429,13 @@ impl Files {
         }
     }
 
-    fn next_number(&mut self) -> u64 {
+    /// Whether a client has a file open for writing.
+    pub(super) fn has_writer(&self, file: FileId) -> bool {
+        self.files.get(&file).is_some_and(|file| file.shares.has_writer())
+    }
+
+    /// A number for a state, which no other has.
+    pub(super) fn next_number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }

@@ -57,6 +57,14 @@ pub(crate) struct Limits {
     pub(crate) peer_waiters_max: usize,
     /// Blocking requests of one client that wait.
     pub(crate) client_waiters_max: usize,
+    /// Delegations of all clients, revoked ones too.
+    pub(crate) delegations_max: usize,
+    /// Delegations of one address.
+    pub(crate) peer_delegations_max: usize,
+    /// How long a client has to return a delegation that another client's call conflicts with.
+    pub(crate) recall: Duration,
+    /// The same where a local program waits, for which the kernel has a time of its own.
+    pub(crate) local_recall: Duration,
     /// The replies that slots keep, in bytes, beside one for each session. An address has a quarter.
     pub(crate) replies_bytes_max: usize,
     /// The largest fore channel.
@@ -73,9 +81,10 @@ impl Default for Limits {
             operations_max: 64,
             slots_max: 64,
         };
-        let (opens_max, locks_max) = (1 << 16, 1 << 20);
+        let (opens_max, locks_max, delegations_max) = (1 << 16, 1 << 20, 1 << 14);
+        let lease = Duration::from_secs(90);
         Self {
-            lease: Duration::from_secs(90),
+            lease,
             grace: Duration::from_secs(90),
             courtesy: Duration::from_secs(24 * 60 * 60),
             courteous_max: 1024,
@@ -97,6 +106,10 @@ impl Default for Limits {
             waiters_max: WAITERS_MAX,
             peer_waiters_max: WAITERS_MAX / 2,
             client_waiters_max: CLIENT_WAITERS_MAX,
+            delegations_max,
+            peer_delegations_max: delegations_max / 2,
+            recall: lease,
+            local_recall: Duration::from_secs(30),
             replies_bytes_max: 32 << 20,
             fore,
         }
@@ -130,6 +143,12 @@ impl Limits {
         }
     }
 
+    /// So many delegations, of which an address has half.
+    pub(crate) fn with_delegations(self, delegations_max: usize) -> Self {
+        let peer_delegations_max = delegations_max.div_ceil(2);
+        Self { delegations_max, peer_delegations_max, ..self }
+    }
+
     /// The sessions, in bytes: each has its slots, and the reply of the first.
     pub(crate) fn sessions_bytes(&self) -> usize {
         let slots = self.fore.slots_max as usize * SLOT_BYTES;
@@ -146,6 +165,11 @@ impl Limits {
             + self.names_bytes_max
             + self.locks_max * RANGE_BYTES
             + REVOKED_MAX * REVOKED_BYTES
+    }
+
+    /// Delegations, each with its recall, in bytes.
+    pub(crate) fn delegations_bytes(&self) -> usize {
+        self.delegations_max * DELEGATION_BYTES
     }
 }
 
@@ -169,5 +193,7 @@ const NAMES_BYTES_MAX: usize = 16 << 20;
 /// Requests that wait for locks.
 const WAITERS_MAX: usize = 1 << 14;
 const CLIENT_WAITERS_MAX: usize = 1 << 10;
+/// A delegation and its recall, each with a handle.
+const DELEGATION_BYTES: usize = 1024;
 /// A locked range.
 const RANGE_BYTES: usize = 64;

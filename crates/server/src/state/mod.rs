@@ -8,15 +8,18 @@
 //!
 //! A client whose lease ran out keeps its state until another client needs it, as a courtesy. Then it
 //! is forgotten as a whole, never in part. A stateid is revoked by itself when its export is not served
-//! any more.
+//! any more, and that of a delegation when its client does not return it in time.
 //!
 //! Locks: one for the sessions by id, one for each session's slots, one for all else. Under the last
 //! one of the others may be taken, and nothing else is waited for under any.
 
 mod administration;
 mod backchannel;
+mod callbacks;
 mod clients;
 mod create_session;
+mod delegating;
+mod delegations;
 mod file_locks;
 mod files;
 mod grace;
@@ -40,9 +43,12 @@ use std::sync::Arc;
 
 use proto::nfs4::{ClientId, SequenceId, SessionId};
 
-pub(crate) use backchannel::{Callback, CallbackEnd, CallbackParameters, Notice};
+pub(crate) use backchannel::{Callback, CallbackEnd, CallbackParameters, Message, Notice, Recall};
 pub(crate) use clients::{ExchangeId, ExchangedId};
 pub(crate) use create_session::CreateSession;
+#[cfg(test)]
+pub(crate) use delegations::DelegationTotals;
+pub(crate) use delegations::{Delegate, NotDelegated};
 pub(crate) use limits::Limits;
 pub(crate) use locking::{Conflict, Lock, LockFailure, LockGrant, LockTarget};
 pub(crate) use opening::{IoState, OpenFile};
@@ -76,6 +82,10 @@ pub(crate) struct ExportId(pub(crate) u64);
 /// A lock owner's grip on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockId(pub(crate) u64);
+
+/// A delegation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct DelegationId(pub(crate) u64);
 
 /// A client that may reclaim its state after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +128,10 @@ pub(crate) enum Effect {
     Release { file: FileId, lock: LockId },
     /// The owner's blocking request can be granted now: CB_NOTIFY_LOCK.
     NotifyLock { client: ClientId, notice: Notice },
+    /// The client has to return a delegation: CB_RECALL.
+    Recall { client: ClientId, recall: Recall },
+    /// A delegation ended: it pins its file no longer, and nothing conflicts with it.
+    EndDelegation { file: FileId, delegation: DelegationId },
     /// The session is gone, with its backchannel.
     EndSession(SessionId),
 }

@@ -62,7 +62,7 @@ impl State {
     ///
     /// # Errors
     /// As [`Self::check_claim`]; `ShareDenied`, or `ReclaimConflict` for a reclaim; `Delay` for too
-    /// many opens.
+    /// many opens, and until delegations are returned that it conflicts with.
     pub(crate) fn open(
         &self,
         call: &OpenFile<'_>,
@@ -79,6 +79,13 @@ impl State {
             let denied =
                 if call.is_reclaim { Status::ReclaimConflict } else { Status::ShareDenied };
             return Err(denied);
+        }
+        // A client's own delegation does not cover its writing: a local program would not see it.
+        let conflicts =
+            |holder: ClientId| share.writes() || (share.denies_reading() && holder != call.client);
+        let within = self.limits.recall;
+        if self.recall_where(&mut table, call.file, within, conflicts, (now, effects)) {
+            return Err(Status::Delay);
         }
         if own.is_none() {
             self.make_room_for_open(&mut table, call, now, effects)?;
@@ -190,8 +197,8 @@ impl State {
         Ok(Stateid::INVALID)
     }
 
-    /// Revokes the opens of files in exports that are not served any more, with the locks below them.
-    /// Their clients find the filehandles stale, and SEQUENCE reports it.
+    /// Revokes the opens of files in exports that are not served any more, with the locks below them,
+    /// and their delegations. Their clients find the filehandles stale, and SEQUENCE reports it.
     pub(crate) fn release_files(
         &self,
         files: &[(FileId, ExportId)],
@@ -206,6 +213,12 @@ impl State {
             table.files.remove_open(number, now, effects);
             states.into_iter().for_each(|state| table.revoked.add(client, state, now));
             table.show_revoked(client);
+        }
+        for (file, export) in files {
+            for (client, id) in table.delegations.remove_file(*file, *export, effects) {
+                table.revoked.add(client, id.0, now);
+                table.show_revoked(client);
+            }
         }
     }
 
@@ -227,8 +240,8 @@ impl State {
     /// The current stateid has to be replaced before.
     ///
     /// # Errors
-    /// `BadStateid`, `OldStateid`; `Openmode`; for special stateids `Grace`, and `Locked` when an open
-    /// denies the access.
+    /// `BadStateid`, `OldStateid`, `DelegRevoked`; `Openmode`; for special stateids `Grace`, and `Locked`
+    /// when an open denies the access.
     pub(crate) fn check_io(
         &self,
         client: ClientId,
@@ -246,6 +259,11 @@ impl State {
         if *stateid == Stateid::ANONYMOUS || *stateid == Stateid::READ_BYPASS {
             self.check_anonymous(&mut table, file, wanted, now, effects)?;
             return Ok(IoState::Unchecked);
+        }
+        let writes = access.writes();
+        if let Some(found) = self.delegated_user(&table, (client, file), stateid, writes) {
+            let is_opener = found? == user;
+            return Ok(if is_opener { IoState::Opened } else { IoState::Unchecked });
         }
         let key = self.key_of(&table, client, stateid, file)?;
         let open = table.files.open_below(key);

@@ -10,8 +10,8 @@ use proto::nfs4::{
     Status,
 };
 
-use super::backchannel::{Callback, Notice};
 use super::clients::{Case, Clients, ExchangeId, ExchangedId};
+use super::delegations::Delegations;
 use super::files::Files;
 use super::grace::Grace;
 use super::replies::ReplyBudget;
@@ -38,6 +38,7 @@ pub(super) struct Table {
     pub(super) clients: Clients,
     pub(super) files: Files,
     pub(super) revoked: Revoked,
+    pub(super) delegations: Delegations,
     pub(super) grace: Grace,
     /// Changes that are not on the disk yet, in order.
     records: VecDeque<RecordChange>,
@@ -50,6 +51,8 @@ pub(crate) struct StateCounts {
     pub(crate) clients: usize,
     pub(crate) sessions: usize,
     pub(crate) opens: usize,
+    /// Delegations, revoked ones too.
+    pub(crate) delegations: usize,
     /// Lock states and locked ranges.
     pub(crate) locks: usize,
     /// Blocking requests that wait.
@@ -75,6 +78,7 @@ impl State {
             clients: Clients::new(epoch, Arc::clone(&replies)),
             files: Files::default(),
             revoked: Revoked::default(),
+            delegations: Delegations::default(),
             grace: Grace::new(recorded, now, limits.grace),
             records: VecDeque::new(),
             sessions_made: 0,
@@ -100,7 +104,7 @@ impl State {
         }
         let case = table.clients.case(call, |client, id| {
             let is_expired = client.lease.expired_for(now, self.limits.lease).is_some();
-            !is_expired && (!client.sessions.is_empty() || table.files.has_state(id))
+            !is_expired && (!client.sessions.is_empty() || table.has_state(id))
         })?;
         let id = match case {
             Case::Known(id) => id,
@@ -160,7 +164,7 @@ impl State {
         if client.principal != principal {
             return Err(Status::WrongCred);
         }
-        if !client.sessions.is_empty() || table.files.has_state(id) {
+        if !client.sessions.is_empty() || table.has_state(id) {
             return Err(Status::ClientidBusy);
         }
         self.forget(&mut table, id, now, effects);
@@ -178,20 +182,6 @@ impl State {
         connection: ConnectionId,
     ) -> Result<bool, Status> {
         self.session(id)?.bind_back(connection)
-    }
-
-    /// Notifies a client over one of its sessions with a backchannel. Returns the callback to be sent
-    /// now, if any.
-    pub(crate) fn notify(
-        &self,
-        client: ClientId,
-        notice: Notice,
-    ) -> Option<(Arc<Session>, Callback)> {
-        let sessions = self.lock().clients.get(client)?.sessions.clone();
-        let mut sessions = sessions.into_iter().filter_map(|id| self.session(id).ok());
-        let session = sessions.find(|session| session.has_callback_path())?;
-        let callback = session.notify(notice)?;
-        Some((session, callback))
     }
 
     /// Unbinds a closed connection from all sessions.
@@ -257,7 +247,7 @@ impl State {
         expired.sort_unstable();
         let mut courteous = 0;
         for (since, id) in expired {
-            let is_courteous = table.files.has_state(id)
+            let is_courteous = table.has_state(id)
                 && since <= self.limits.courtesy
                 && courteous < self.limits.courteous_max;
             if is_courteous {
@@ -270,6 +260,7 @@ impl State {
         for id in table.revoked.expire(now) {
             table.show_revoked(id);
         }
+        self.attend_recalls(&mut table, now, effects);
         table.end_grace(now);
         table.settle_records(effects);
     }
@@ -281,6 +272,7 @@ impl State {
             clients: table.clients.len(),
             sessions,
             opens: table.files.opens(),
+            delegations: table.delegations.len(),
             locks: table.files.locks_and_ranges(),
             waiting: table.files.waiting(),
             replies_bytes: self.replies.bytes(),
@@ -292,7 +284,8 @@ impl State {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         let table = self.lock();
-        self.session_count() == 0 && table.clients.is_empty() && table.files.is_empty()
+        let has_state = !table.files.is_empty() || !table.delegations.is_empty();
+        self.session_count() == 0 && table.clients.is_empty() && !has_state
     }
 
     /// Forgets those of the clients that have expired; true if there was one.
@@ -348,6 +341,7 @@ impl State {
         client.sessions.into_iter().for_each(|session| self.end_session(session, effects));
         table.files.remove_client(id, now, effects);
         table.revoked.forget_client(id);
+        table.delegations.remove_client(id, effects);
         if client.is_recorded {
             table.grace.finish(&client.owner);
             table.records.push_back(RecordChange::Remove(client.owner));
@@ -394,7 +388,7 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) {
-        clients.retain(|id| !table.files.has_state(*id));
+        clients.retain(|id| !table.has_state(*id));
         if self.forget_expired(table, clients.iter().copied(), now, effects) {
             return;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, SEQ4_STATUS_CB_PATH_DOWN_SESSION, SessionId, SlotId, Status};
 
 use super::ConnectionId;
-use super::backchannel::{Backchannel, Callback, CallbackEnd, CallbackParameters, Notice};
+use super::backchannel::{Backchannel, Callback, CallbackEnd, CallbackParameters, Message};
 use super::lease::{Lease, Path};
 use super::replies::ReplyBudget;
 use super::slots::{Sequence, Slots, Step};
@@ -191,10 +191,15 @@ impl Session {
         self.lock().backchannel.has_path()
     }
 
-    /// Queues a notice. Returns the callback to be sent now, if any.
-    pub(super) fn notify(&self, notice: Notice) -> Option<Callback> {
+    /// Whether the client has answered a callback over a connection that is still there.
+    pub(crate) fn is_callback_path_proved(&self) -> bool {
+        self.lock().backchannel.is_proved()
+    }
+
+    /// Queues a message. Returns the callback to be sent now, if any.
+    pub(crate) fn notify(&self, message: Message) -> Option<Callback> {
         let mut state = self.lock();
-        if state.is_destroyed { None } else { state.backchannel.notify(notice) }
+        if state.is_destroyed { None } else { state.backchannel.notify(message) }
     }
 
     /// Ends the callback at work. Returns the next one.

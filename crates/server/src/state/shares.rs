@@ -29,6 +29,10 @@ impl Share {
         self.access & WRITE != 0
     }
 
+    pub(super) fn denies_reading(self) -> bool {
+        self.deny & READ != 0
+    }
+
     /// Whether two owners cannot hold these at the same time.
     pub(super) fn conflicts(self, other: Self) -> bool {
         self.access & other.deny != 0 || self.deny & other.access != 0
@@ -93,6 +97,10 @@ impl ShareCounts {
     /// No such share was added.
     pub(super) fn remove(&mut self, share: Share) {
         self.each(share, |count| *count -= 1);
+    }
+
+    pub(super) fn has_writer(&self) -> bool {
+        self.writers > 0
     }
 
     /// Whether `share` conflicts with an open other than the one that holds `own`.

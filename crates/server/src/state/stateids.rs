@@ -13,9 +13,13 @@ impl State {
     /// TEST_STATEID for one stateid, RFC 8881 §18.48.
     ///
     /// # Errors
-    /// `BadStateid`, `OldStateid`, `AdminRevoked`.
+    /// `BadStateid`, `OldStateid`, `AdminRevoked`, `DelegRevoked`.
     pub(crate) fn test_stateid(&self, client: ClientId, stateid: &Stateid) -> Result<(), Status> {
-        self.key(&self.lock(), client, stateid).map(drop)
+        let table = self.lock();
+        match self.delegation(&table, client, stateid) {
+            Some(delegation) => delegation.map(drop),
+            None => self.key(&table, client, stateid).map(drop),
+        }
     }
 
     /// FREE_STATEID, RFC 8881 §18.38: ends a lock state that holds no lock, and what is known of a
@@ -34,6 +38,9 @@ impl State {
         if self.number(stateid).is_ok_and(|number| table.revoked.free(client, number)) {
             table.show_revoked(client);
             return Ok(());
+        }
+        if let Some(freed) = self.free_delegation(&mut table, client, stateid) {
+            return freed;
         }
         match self.key(&table, client, stateid)? {
             StateKey::Lock(id) if table.files.ranges(id).is_none() => {
@@ -61,7 +68,7 @@ impl State {
     ///
     /// # Errors
     /// `BadStateid` for one of another start of the server.
-    fn number(&self, stateid: &Stateid) -> Result<u64, Status> {
+    pub(super) fn number(&self, stateid: &Stateid) -> Result<u64, Status> {
         let [a, b, c, d, number @ ..] = stateid.other;
         let is_ours = u32::from_be_bytes([a, b, c, d]) == self.epoch;
         if is_ours { Ok(u64::from_be_bytes(number)) } else { Err(Status::BadStateid) }

@@ -16,6 +16,7 @@ use super::registry::StateCounts;
 use super::session::Session;
 use super::*;
 
+mod delegations;
 mod grace;
 mod model;
 

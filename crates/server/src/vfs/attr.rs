@@ -10,7 +10,7 @@ use rustix::process::{Gid, Uid};
 
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Timestamp, Vfs, Wcc};
 use crate::fs::proc_path;
-use crate::inode_cache::{Change, Inode, Writing};
+use crate::inode_cache::{Change, Changing, Inode, Writing};
 
 /// A time to be set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Vfs {
     /// when applied after it; a failure leaves the earlier ones done, as the RFC allows.
     ///
     /// # Errors
-    /// `Stale`, `ReadOnly`, `NotSync` (the guard), `NotOwner`, `Access`, `Invalid`, `IsDirectory` and
+    /// `Stale`, `Delegated`, `ReadOnly`, `NotSync` (the guard), `NotOwner`, `Access`, `Invalid`, `IsDirectory` and
     /// `TooLarge` (the length), `NotSupported` (the mode of a symbolic link), `NoSpace`, `Quota`, `Io`.
     pub(crate) async fn setattr(
         &self,
@@ -82,8 +82,11 @@ impl Vfs {
         change: AttributeChange,
         guard: Option<Timestamp>,
     ) -> Answer<Wcc, ()> {
-        let lengths = change.size.map_or(Lengths::KEPT, Lengths::set_to);
-        let (file, begun) = match self.begin_change(object, lengths).await {
+        let (what, lengths) = match change.size {
+            None => (Changing::Attributes, Lengths::KEPT),
+            Some(size) => (Changing::Data, Lengths::set_to(size)),
+        };
+        let (file, begun) = match self.begin_change(caller, object, (what, lengths)).await {
             Ok(begun) => begun,
             Err(status) => return Answer::refused(status),
         };

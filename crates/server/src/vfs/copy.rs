@@ -9,7 +9,7 @@ use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, seek};
 use rustix::io::Errno;
 
 use super::{Caller, Object, Status, Vfs};
-use crate::inode_cache::{Change, Inode, Permitted, Reading, Writing};
+use crate::inode_cache::{Change, Changing, Inode, Permitted, Reading, Writing};
 
 /// What SEEK looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl Vfs {
                 (FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, Lengths::KEPT)
             }
         };
-        let (file, change) = self.begin_change(object, lengths).await?;
+        let (file, change) = self.begin_change(caller, object, (Changing::Data, lengths)).await?;
         let permitted = self.permit::<Writing>(caller, &file, change.before()).await?;
         let writer = self.writer(&permitted).await?;
         let pages = permitted.data().ranges.lock(range, RangeUse::Exclusive).await;
@@ -130,8 +130,8 @@ impl Vfs {
     ) -> Result<(), Status> {
         let from = self.inode(source).await?;
         let range = self.resolve(&from, range).await?;
-        let (file, change) =
-            self.begin_change(destination, Lengths::up_to(range.to + range.count)).await?;
+        let what = (Changing::Data, Lengths::up_to(range.to + range.count));
+        let (file, change) = self.begin_change(caller, destination, what).await?;
         let ends = self.ends(caller, &from, (&file, &change), range).await?;
         let pages = lock_pages(&from, &ends.destination, range).await;
         let changed = Arc::clone(&file);
@@ -170,7 +170,8 @@ impl Vfs {
         let range = self.resolve(&from, range).await?;
         let range = CopyRange { count: range.count.min(COPY_BYTES_MAX), ..range };
         let target = ByteRange::between(range.to, range.to + range.count);
-        let (file, change) = self.begin_change(destination, Lengths::up_to(target.end())).await?;
+        let what = (Changing::Data, Lengths::up_to(target.end()));
+        let (file, change) = self.begin_change(caller, destination, what).await?;
         let verifier = file.root().file_system.verifier.current();
         let ends = self.ends(caller, &from, (&file, &change), range).await?;
         let window = match destination.policy.write {

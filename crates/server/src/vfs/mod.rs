@@ -23,11 +23,13 @@ mod xattr;
 use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use io::{
     BufferPool, ChangeWatches, DeviceNumber, Engine, Identity, KernelHandle, Lengths, Memory,
     PipePool, ReadAheadBudget, WriteBehind, WriteBehindConfig,
 };
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::counters::{Counters, Figure, Phase};
@@ -38,8 +40,8 @@ use crate::fs::{
     attributes_of_linked_or_not,
 };
 use crate::inode_cache::{
-    Alone, Attributes, Change, Flush, HandleCache, IdleInodes, Inode, InodeCache, InodeKey,
-    UnusedInodes, Wcc,
+    Alone, Attributes, Change, Changing, Flush, HandleCache, IdleInodes, Inode, InodeCache,
+    InodeKey, RecallRequests, UnusedInodes, Wcc,
 };
 use crate::memory_plan::MemoryPlan;
 use crate::trace::Tracer;
@@ -59,6 +61,15 @@ pub(crate) use xattr::{SetXattr, XattrNames};
 const WINDOW_RUNS_MIN: u64 = 8;
 /// How often an operation that found no free descriptor is tried again, after making room.
 const DESCRIPTOR_RETRIES: usize = 3;
+/// How long a call waits for the return of a delegation, together 155 ms, before its client is asked
+/// to repeat it.
+const RETURN_PAUSES: [Duration; 5] = [
+    Duration::from_millis(5),
+    Duration::from_millis(10),
+    Duration::from_millis(20),
+    Duration::from_millis(40),
+    Duration::from_millis(80),
+];
 /// The longest file name of any Linux file system, in bytes (`NAME_MAX`, limits.h).
 const NAME_BYTES_MAX: usize = 255;
 
@@ -92,6 +103,8 @@ pub(crate) struct Vfs {
     uncached_bytes: AtomicU64,
     /// The most bytes that one READ returns.
     transfer_bytes_max: u32,
+    /// The runtime whose timers calls use on threads that have none.
+    timers: Handle,
 }
 
 /// The answer to an operation: attributes that the client is to have whether it succeeded or not,
@@ -168,7 +181,13 @@ impl Vfs {
             watches: ChangeWatches::default(),
             uncached_bytes: AtomicU64::new(0),
             transfer_bytes_max: plan.transfer_bytes_max,
+            timers: Handle::current(),
         }
+    }
+
+    /// The files whose delegations are to be recalled.
+    pub(crate) fn recall_requests(&self) -> &Arc<RecallRequests> {
+        self.inode_cache.recall_requests()
     }
 
     /// Features that a reload switches on and off.
@@ -398,21 +417,56 @@ impl Vfs {
         attempt().await
     }
 
-    /// The open object behind a handle, and a change of it that has it to itself and may give it
-    /// `lengths`.
+    /// The open object behind a handle, and a change of it for a caller that has it to itself and may
+    /// give it `lengths`.
     ///
     /// # Errors
-    /// `Stale` when it is gone.
+    /// `Stale` when it is gone; `Delegated`.
     async fn begin_change(
         &self,
+        caller: &Caller,
         object: &Object,
-        lengths: Lengths,
+        (what, lengths): (Changing, Lengths),
     ) -> Result<(Arc<Inode>, Change), Status> {
         let file = self.inode(object).await?;
+        self.wait_for_return(&file, caller, what).await?;
         file.close_write_batch();
         let alone = file.lock.alone().await;
+        // Under the lock, so that no client gets a delegation meanwhile.
+        file.may_change(caller.client, what)?;
         let change = self.begin_alone(&file, alone, lengths).await?;
         Ok((file, change))
+    }
+
+    /// Waits a moment for the return of delegations that a change of an object conflicts with. Most
+    /// clients return them at once, and the caller of version 3 would wait for 5 s.
+    ///
+    /// # Errors
+    /// `Delegated`.
+    async fn wait_for_return(
+        &self,
+        file: &Inode,
+        caller: &Caller,
+        what: Changing,
+    ) -> Result<(), Status> {
+        let mut result = file.may_change(caller.client, what);
+        for pause in RETURN_PAUSES {
+            if result != Err(Status::Delegated) {
+                break;
+            }
+            self.pause(pause).await;
+            result = file.may_change(caller.client, what);
+        }
+        result
+    }
+
+    /// Sleeps on any thread.
+    async fn pause(&self, duration: Duration) {
+        let sleep = {
+            let _entered = self.timers.enter();
+            Box::pin(tokio::time::sleep(duration))
+        };
+        sleep.await;
     }
 
     /// A change of an open object by its only holder, which may give it `lengths`.

@@ -8,6 +8,7 @@
 mod create;
 
 use std::ffi::{CStr, CString};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +18,11 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, openat};
 use rustix::io::Errno;
 
 use super::{
-    Answer, Attributes, Caller, Found, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of,
-    component,
+    Answer, Attributes, Caller, Found, LiveAttributes, Object, RETURN_PAUSES, Status, Vfs, Wcc,
+    attributes_of, component,
 };
 use crate::fs::{PATH_ONLY, proc_path};
-use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock};
+use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock, NameChange};
 
 pub(crate) use create::{CreateMode, NodeKind};
 
@@ -103,8 +104,10 @@ impl Vfs {
             Err(status) => return self.refuse_change(dir, status).await,
         };
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let client = caller.client;
         let job = move |directory: &Inode| {
             let victim = open_if_there(directory, &name)?;
+            let _change = begin_name_change(directory, victim.as_ref(), client)?;
             match rustix::fs::unlinkat(directory.fd(), &name, flags) {
                 Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &fd))),
                 // POSIX permits EPERM for unlink() of a directory; Linux returns EISDIR, others
@@ -158,7 +161,15 @@ impl Vfs {
             self.rename_once(caller, from, to, Arc::clone(&names))
         };
         let device = from_dir.root().device();
-        let (attributes, result) = match self.with_descriptors(device, attempt).await {
+        let mut done = self.with_descriptors(device, attempt).await;
+        for pause in RETURN_PAUSES {
+            if !matches!(done, Ok((_, Err(Status::Delegated)))) {
+                break;
+            }
+            self.pause(pause).await;
+            done = self.with_descriptors(device, attempt).await;
+        }
+        let (attributes, result) = match done {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };
@@ -185,11 +196,14 @@ impl Vfs {
         names: Arc<Result<(CString, CString), Status>>,
     ) -> Result<((Wcc, Wcc), Result<Option<InodeKey>, Status>), Status> {
         let (from_alone, to_alone) = lock_both(&from.lock, &to.lock).await;
+        let client = caller.client;
         let job = move || {
             let from_change = begin_directory(from_alone, &from)?;
             let to_change = to_alone.map(|alone| begin_directory(alone, &to)).transpose()?;
             let result = match &*names {
-                Ok((from_name, to_name)) => rename_child(&from, from_name, &to, to_name),
+                Ok((from_name, to_name)) => {
+                    rename_child((&from, from_name), (&to, to_name), client)
+                }
                 Err(status) => Err(*status),
             };
             let result = unless_descriptors_lack(result)?;
@@ -220,9 +234,10 @@ impl Vfs {
             Ok(_) if object.root().id != dir.root().id => Err(Status::CrossDevice),
             name => name,
         };
-        let linked = Arc::clone(&file);
+        let (linked, client) = (Arc::clone(&file), caller.client);
         let job = move |directory: &Inode| {
             let name = name.as_deref().map_err(|status| *status)?;
+            let _change = directory.begin_name_change_in(&linked.fd(), client)?;
             // linkat() of a descriptor needs a privilege; the magic link does not, and the kernel
             // applies its rules for hard links to the caller.
             let follow = AtFlags::SYMLINK_FOLLOW;
@@ -252,7 +267,8 @@ impl Vfs {
 
     /// Runs a change of one directory as the caller, between its attributes before and after, and
     /// makes it durable where the export promises that. `job` is repeated as an attempt of
-    /// [`Self::with_descriptors`], and once if there is space after all.
+    /// [`Self::with_descriptors`], for a moment while a delegation is in its way, and once if there is
+    /// space after all.
     async fn change_directory<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -283,6 +299,13 @@ impl Vfs {
         };
         let device = dir.root().device();
         let mut done = self.with_descriptors(device, &attempt).await;
+        for pause in RETURN_PAUSES {
+            if !matches!(done, Ok((_, Err(Status::Delegated)))) {
+                break;
+            }
+            self.pause(pause).await;
+            done = self.with_descriptors(device, &attempt).await;
+        }
         if matches!(done, Ok((_, Err(Status::NoSpace)))) && self.free_space(dir.root()).await {
             done = self.with_descriptors(device, &attempt).await;
         }
@@ -415,19 +438,34 @@ fn open_linked(
 }
 
 fn rename_child(
-    from: &Inode,
-    from_name: &CStr,
-    to: &Inode,
-    to_name: &CStr,
+    (from, from_name): (&Inode, &CStr),
+    (to, to_name): (&Inode, &CStr),
+    client: Option<NonZeroU64>,
 ) -> Result<Option<InodeKey>, Status> {
     let target = open_if_there(to, to_name)?;
     let moved = open_if_there(from, from_name)?;
+    let _changes = (
+        begin_name_change(to, target.as_ref(), client)?,
+        begin_name_change(from, moved.as_ref(), client)?,
+    );
     rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
     let replaced = target.and_then(|fd| last_link_gone(to, &fd));
     if let Some(moved) = moved {
         to.root().identify_child(to.handle(), to_name, moved.as_fd())?;
     }
     Ok(replaced)
+}
+
+/// Begins a change of the names of an object, if there is one.
+///
+/// # Errors
+/// `Delegated`.
+fn begin_name_change(
+    directory: &Inode,
+    object: Option<&OwnedFd>,
+    client: Option<NonZeroU64>,
+) -> Result<Option<NameChange>, Status> {
+    object.map(|object| directory.begin_name_change_in(object, client)).transpose()
 }
 
 /// A descriptor of the object that has a name, if there is one that can be opened.

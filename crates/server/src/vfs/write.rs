@@ -12,7 +12,7 @@ use super::io_plan::SPLIT_BYTES_MIN;
 use super::write_data::{PermittedWrite, WriteJob, WriteTarget, Written, unperformed};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc};
 use crate::counters::{Counter, Phase};
-use crate::inode_cache::{Change, Flush, Inode, WriteRequest, WriteTurn, Writing};
+use crate::inode_cache::{Change, Changing, Flush, Inode, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
 
 /// How durable a WRITE is (RFC 1813 §3.3.7, `stable_how`), in rising order.
@@ -57,7 +57,8 @@ impl Vfs {
     /// flush of a stable WRITE comes after, and is shared with others.
     ///
     /// # Errors
-    /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`, `Quota`, `Io`.
+    /// `Stale`, `Delegated`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`,
+    /// `Quota`, `Io`.
     pub(crate) async fn write(
         &self,
         caller: &Caller,
@@ -104,6 +105,7 @@ impl Vfs {
         request: Box<WriteRequest>,
     ) -> Result<(Arc<Inode>, WriteTurn), Status> {
         let file = self.inode(object).await?;
+        self.wait_for_return(&file, &request.caller, Changing::Data).await?;
         let lengths = Lengths::up_to(request.end());
         let can_share = request.mode == IoMode::Direct
             && request.len() >= SPLIT_BYTES_MIN
@@ -251,6 +253,8 @@ impl Vfs {
         attributes: &LiveAttributes,
         request: &WriteRequest,
     ) -> Result<(WriteTarget, ByteRange), Status> {
+        // Under the lock, so that no client gets a delegation meanwhile.
+        file.may_change(request.caller.client, Changing::Data)?;
         let file = self.permit(&request.caller, file, attributes).await?;
         let range = range_of(request)?;
         let writer = self.writer(&file).await?;

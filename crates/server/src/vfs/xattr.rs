@@ -13,7 +13,7 @@ use siphasher::sip::SipHasher13;
 
 use super::{Answer, Caller, Object, Status, Vfs, Wcc};
 use crate::fs::proc_path;
-use crate::inode_cache::{Inode, kernel_allows};
+use crate::inode_cache::{Changing, Inode, kernel_allows};
 
 /// Whether an attribute that is set may, or must, exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,8 @@ impl Vfs {
             Ok(name) => name,
             Err(status) => return Answer::refused(status),
         };
-        let (file, begun) = match self.begin_change(object, Lengths::KEPT).await {
+        let what = (Changing::Attributes, Lengths::KEPT);
+        let (file, begun) = match self.begin_change(caller, object, what).await {
             Ok(begun) => begun,
             Err(status) => return Answer::refused(status),
         };

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod delegations;
+
 const CLIENTS: usize = 3;
 const FILES: u64 = 2;
 /// Bytes of a file in the model.
@@ -14,6 +16,7 @@ const BYTES: usize = 12;
 /// Opens and locks are bounded so narrowly that the bounds are met.
 const LIMITS_OPENS: usize = 7;
 const LIMITS_LOCKS: usize = 24;
+const LIMITS_DELEGATIONS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
@@ -49,6 +52,14 @@ enum Action {
         owner: u8,
     },
     Read,
+    /// A grant after an open for reading; the kernel has no objection.
+    Delegate,
+    Return,
+    /// Something conflicts with all delegations of the file.
+    Recall {
+        is_local: bool,
+    },
+    FreeDelegations,
     /// The client boots and comes back.
     Restart,
     /// Time passes, and only the client of the action renews its lease.
@@ -86,8 +97,12 @@ fn any_action() -> impl Strategy<Value = Action> {
         4 => (0..2u8, any_bytes()).prop_map(|(owner, bytes)| Action::Unlock { owner, bytes }),
         1 => (0..2u8).prop_map(|owner| Action::Free { owner }),
         2 => Just(Action::Read),
+        6 => Just(Action::Delegate),
+        2 => Just(Action::Return),
+        2 => any::<bool>().prop_map(|is_local| Action::Recall { is_local }),
+        1 => Just(Action::FreeDelegations),
         1 => Just(Action::Restart),
-        1 => prop_oneof![Just(1), Just(50), Just(100)].prop_map(|secs| Action::Sleep { secs }),
+        1 => prop_oneof![Just(1), Just(29), Just(50), Just(100)].prop_map(|secs| Action::Sleep { secs }),
         1 => Just(Action::Expire),
     ]
 }
@@ -115,6 +130,13 @@ impl ModelOpen {
     }
 }
 
+/// A delegation that is held or recalled: until when, and until when the file is not delegated again.
+#[derive(Clone, Copy, Debug)]
+struct ModelDelegation {
+    stateid: Stateid,
+    ends_at: Option<u64>,
+}
+
 struct Model {
     bed: Bed,
     clients: Vec<(ClientId, Arc<Session>)>,
@@ -122,6 +144,14 @@ struct Model {
     boots: [u8; CLIENTS],
     opens: BTreeMap<Key, ModelOpen>,
     locks: BTreeMap<Key, ModelLocks>,
+    /// By client and file.
+    delegations: BTreeMap<(usize, u64), ModelDelegation>,
+    /// By client: revoked, and not freed.
+    revoked: Vec<(usize, Stateid)>,
+    /// Until when a file is not delegated again.
+    held_off: BTreeMap<u64, u64>,
+    /// Delegations that pin their file.
+    granted: BTreeSet<DelegationId>,
     /// New opens, and their ends.
     pins: BTreeMap<u64, i64>,
     /// Lock states that the kernel knows.
@@ -139,6 +169,8 @@ impl Model {
             peer_opens_max: 3,
             locks_max: LIMITS_LOCKS,
             peer_locks_max: 14,
+            delegations_max: LIMITS_DELEGATIONS,
+            peer_delegations_max: 2,
             ..Limits::default()
         };
         let mut model = Self {
@@ -148,6 +180,10 @@ impl Model {
             boots: [0; CLIENTS],
             opens: BTreeMap::new(),
             locks: BTreeMap::new(),
+            delegations: BTreeMap::new(),
+            revoked: Vec::new(),
+            held_off: BTreeMap::new(),
+            granted: BTreeSet::new(),
             pins: BTreeMap::new(),
             mirrored: BTreeSet::new(),
         };
@@ -177,6 +213,8 @@ impl Model {
     fn forget(&mut self, client: usize) {
         self.opens.retain(|key, _| key.0 != client);
         self.locks.retain(|key, _| key.0 != client);
+        self.delegations.retain(|key, _| key.0 != client);
+        self.revoked.retain(|(holder, _)| *holder != client);
     }
 
     /// The client renews its lease, or boots if the server has forgotten it.
@@ -211,10 +249,25 @@ impl Model {
                     let changes = self.bed.state.record_changes();
                     self.bed.state.records_changed(changes.len());
                 }
+                Effect::EndDelegation { delegation, .. } => {
+                    prop_assert!(self.granted.remove(&delegation), "it ends once");
+                }
+                Effect::Recall { recall, client } => {
+                    // It may have ended since.
+                    let mut known = self.delegations.iter();
+                    if let Some((holder, held)) = known.find(|(_, h)| h.stateid == recall.stateid) {
+                        prop_assert!(held.ends_at.is_some());
+                        prop_assert_eq!(self.clients[holder.0].0, client);
+                    }
+                }
                 Effect::NotifyLock { .. } | Effect::EndSession(_) => {}
             }
         }
         Ok(())
+    }
+
+    fn now(&self) -> u64 {
+        self.bed.now.as_secs()
     }
 
     fn open(
@@ -243,9 +296,16 @@ impl Model {
             is_other && (access & denied) | (deny & others) != 0
         };
         let is_denied = self.opens.iter().any(denies);
+        let conflicts = |at: usize| access & 2 != 0 || (deny & 1 != 0 && at != client);
+        let held = self.delegations.keys();
+        let must_return = held.clone().any(|(at, of)| *of == file && conflicts(*at));
+        if !is_denied {
+            let within = self.bed.state.limits.recall;
+            self.note_recall(file, within, conflicts);
+        }
         match result {
             Ok(opened) => {
-                prop_assert!(!is_denied);
+                prop_assert!(!is_denied && !must_return);
                 prop_assert_eq!(opened.is_new, !self.opens.contains_key(&key));
                 *self.pins.entry(file).or_default() += i64::from(opened.is_new);
                 let shares = BTreeSet::new();
@@ -257,6 +317,9 @@ impl Model {
             Err(Status::ShareDenied) => prop_assert!(is_denied),
             Err(status) => {
                 prop_assert_eq!(status, Status::Delay);
+                if must_return {
+                    return Ok(());
+                }
                 let own = self.opens.keys().filter(|other| other.0 == client).count();
                 prop_assert!(own == 3 || self.opens.len() == LIMITS_OPENS);
             }
@@ -419,6 +482,20 @@ impl Model {
             let expected = if is_reader { IoState::Opened } else { IoState::Unchecked };
             prop_assert_eq!(state, Ok(expected));
         }
+        for ((at, of), held) in &self.delegations {
+            let Bed { state, now, effects } = &mut self.bed;
+            let file = FileId(*of);
+            let (read, write) = (ShareAccess::Read, ShareAccess::Write);
+            let mut check =
+                |access| state.check_io(id, &held.stateid, file, (access, 0), *now, effects);
+            let is_own = *at == client;
+            let (reads, writes) = if is_own {
+                (Ok(IoState::Opened), Err(Status::Openmode))
+            } else {
+                (Err(Status::BadStateid), Err(Status::BadStateid))
+            };
+            prop_assert_eq!((check(read), check(write)), (reads, writes));
+        }
         Ok(())
     }
 
@@ -438,6 +515,10 @@ impl Model {
             Action::Unlock { owner, bytes } => self.unlock(key(owner), bytes)?,
             Action::Free { owner } => self.free(key(owner))?,
             Action::Read => self.read(at, file)?,
+            Action::Delegate => self.delegate(at, file)?,
+            Action::Return => self.give_back(at, file)?,
+            Action::Recall { is_local } => self.recall(file, is_local)?,
+            Action::FreeDelegations => self.free_delegations(at)?,
             Action::Restart => {
                 self.forget(at);
                 self.clients[at] = self.boot(at);
@@ -446,6 +527,7 @@ impl Model {
             Action::Expire => {
                 self.bed.state.expire(self.bed.now, &mut self.bed.effects);
                 self.note_forgotten()?;
+                self.note_revoked();
             }
         }
         self.perform_effects()?;
@@ -461,6 +543,9 @@ impl Model {
         };
         let locks: usize = self.locks.values().map(|locks| 1 + runs(locks)).sum();
         prop_assert_eq!(counts.locks, locks);
+        prop_assert_eq!(counts.delegations, self.delegations.len() + self.revoked.len());
+        prop_assert!(counts.delegations <= LIMITS_DELEGATIONS);
+        prop_assert_eq!(self.granted.len(), self.delegations.len(), "each pins its file");
         for file in 0..FILES {
             let opens = self.opens.keys().filter(|key| key.1 == file).count();
             let pins = self.pins.get(&file).copied().unwrap_or(0);
@@ -487,7 +572,7 @@ proptest! {
         model.perform_effects()?;
         prop_assert_eq!(model.bed.state.counts(), StateCounts::default());
         prop_assert!(model.pins.values().all(|pins| *pins == 0));
-        prop_assert!(model.mirrored.is_empty());
+        prop_assert!(model.mirrored.is_empty() && model.granted.is_empty());
         prop_assert!(model.bed.state.is_empty(), "no memory is left");
     }
 }

@@ -2,6 +2,7 @@
 
 mod callbacks;
 mod client;
+mod delegations;
 mod extension;
 mod files;
 mod hostile;

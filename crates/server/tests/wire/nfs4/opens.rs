@@ -274,12 +274,13 @@ fn an_open_reports_why_it_delegates_nothing_to_a_client_that_asked() {
     let export = session.export();
     session.open(export, b"file");
     let table = [
-        (0, NoDelegation::None),
-        (0x100, NoDelegation::Why(WhyNoDelegation::NotSupported)),
-        (0x200, NoDelegation::Why(WhyNoDelegation::NotSupported)),
-        (0x300, NoDelegation::Why(WhyNoDelegation::NotSupported)),
-        (SHARE_WANT_NO_DELEGATION, NoDelegation::Why(WhyNoDelegation::NotWanted)),
-        (SHARE_WANT_CANCEL, NoDelegation::Why(WhyNoDelegation::Cancelled)),
+        (0, OpenDelegation::None),
+        // It has no backchannel.
+        (SHARE_WANT_READ_DELEGATION, OpenDelegation::Why(WhyNoDelegation::Resource)),
+        (SHARE_WANT_WRITE_DELEGATION, OpenDelegation::Why(WhyNoDelegation::WriteNotSupported)),
+        (SHARE_WANT_ANY_DELEGATION, OpenDelegation::Why(WhyNoDelegation::Resource)),
+        (SHARE_WANT_NO_DELEGATION, OpenDelegation::Why(WhyNoDelegation::NotWanted)),
+        (SHARE_WANT_CANCEL, OpenDelegation::Why(WhyNoDelegation::Cancelled)),
     ];
     for (want, delegation) in table {
         let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));

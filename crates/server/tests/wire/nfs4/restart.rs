@@ -12,7 +12,7 @@ use super::client::{
 use crate::fixture::Fixture;
 
 /// A session of a client that has not reclaimed yet.
-fn connect(fixture: &Fixture, owner: &[u8], verifier: u8) -> Session {
+pub(super) fn connect(fixture: &Fixture, owner: &[u8], verifier: u8) -> Session {
     let mut client = fixture.client();
     let (client_id, sequence, _) = exchange_id(&mut client, owner, verifier).unwrap();
     let args = create_session_args(client_id, sequence);
@@ -23,7 +23,7 @@ fn connect(fixture: &Fixture, owner: &[u8], verifier: u8) -> Session {
     Session { client, id, minor_version: 1, client_id, fore, sequence: 0, cache_this: false }
 }
 
-fn reclaim_complete(session: &mut Session) {
+pub(super) fn reclaim_complete(session: &mut Session) {
     let done = ReclaimCompleteArgs { one_fs: false };
     session.ok(&Operations::new().op(OperationCode::ReclaimComplete, &done));
 }

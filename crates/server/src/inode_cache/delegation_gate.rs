@@ -1,0 +1,101 @@
+//! What keeps changes of an object apart from read delegations of it, whatever the protocol version
+//! and the export that they come by.
+//!
+//! A delegation is given to a client while its caller has the inode to itself (`InodeLock`), and every
+//! change of data or attributes looks at the gate under that lock. REMOVE, RENAME and LINK take the
+//! locks of directories instead: they are counted, and no delegation is given meanwhile.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What is to be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changing {
+    /// The data, by a descriptor that is open for writing: it would break the server's own lease.
+    Data,
+    /// The attributes or the names. A client may do so beside its own delegation.
+    Attributes,
+}
+
+/// The clients of version 4 that have a file delegated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holders {
+    None,
+    One(NonZeroU64),
+    Several,
+}
+
+/// Of one object.
+#[derive(Default)]
+pub(super) struct DelegationGate {
+    /// [`NO_CLIENT`], a client, or [`SEVERAL`].
+    holder: AtomicU64,
+    /// Changes of its names at work.
+    pub(super) name_changes: AtomicUsize,
+}
+
+impl DelegationGate {
+    /// Sets who has the object delegated. Returns whether it was delegated.
+    pub(super) fn set(&self, holders: Holders) -> bool {
+        let new = match holders {
+            Holders::None => NO_CLIENT,
+            Holders::One(client) => client.get(),
+            Holders::Several => SEVERAL,
+        };
+        self.holder.swap(new, Ordering::SeqCst) != NO_CLIENT
+    }
+
+    /// Whether a call of `client` may change the object.
+    pub(super) fn admits(&self, client: Option<NonZeroU64>, what: Changing) -> bool {
+        let holder = self.holder.load(Ordering::SeqCst);
+        let is_own = client.is_some_and(|client| client.get() == holder);
+        holder == NO_CLIENT || (is_own && what == Changing::Attributes)
+    }
+}
+
+const NO_CLIENT: u64 = 0;
+const SEVERAL: u64 = u64::MAX;
+
+/// Of all objects.
+#[derive(Default)]
+pub(super) struct DelegationGates {
+    /// Objects that are delegated.
+    pub(super) delegated: AtomicUsize,
+    /// Changes of the names of objects that are not known to be delegated.
+    pub(super) name_changes: AtomicUsize,
+    pub(super) requests: Arc<RecallRequests>,
+}
+
+/// The files whose delegations are to be recalled, by their addresses ([`Inode::address`]), each with
+/// whether a local program waits. As many as were delegated, at most.
+#[derive(Default)]
+pub(crate) struct RecallRequests {
+    files: Mutex<BTreeMap<usize, bool>>,
+    came: tokio::sync::Notify,
+}
+
+impl RecallRequests {
+    /// Asks for a recall.
+    pub(crate) fn add(&self, file: usize, is_local: bool) {
+        *self.lock().entry(file).or_default() |= is_local;
+        self.came.notify_one();
+    }
+
+    /// Waits for requests, and takes all.
+    pub(crate) async fn next(&self) -> BTreeMap<usize, bool> {
+        loop {
+            self.came.notified().await;
+            let files = mem::take(&mut *self.lock());
+            if !files.is_empty() {
+                return files;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, bool>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,179 @@
+//! Changes at the gate of an object that clients may have delegated.
+
+use std::num::NonZeroU64;
+use std::os::fd::AsFd;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::Inode;
+use super::delegation_gate::{Changing, Holders};
+use super::state::{InodeState, InodeStates};
+use crate::fs::Status;
+
+/// A change of an object's names at work. No client gets a delegation of it meanwhile.
+pub(crate) struct NameChange {
+    of: Counted,
+}
+
+enum Counted {
+    One(Arc<InodeState>),
+    Any(Arc<InodeStates>),
+}
+
+impl NameChange {
+    fn of_any(states: &Arc<InodeStates>) -> Self {
+        states.gates.name_changes.fetch_add(1, Ordering::SeqCst);
+        Self { of: Counted::Any(Arc::clone(states)) }
+    }
+
+    fn of_one(state: Arc<InodeState>) -> Self {
+        state.gate.name_changes.fetch_add(1, Ordering::SeqCst);
+        Self { of: Counted::One(state) }
+    }
+}
+
+impl Drop for NameChange {
+    fn drop(&mut self) {
+        let counter = match &self.of {
+            Counted::One(state) => &state.gate.name_changes,
+            Counted::Any(states) => &states.gates.name_changes,
+        };
+        counter.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl InodeState {
+    /// Sets who has the object delegated. One caller at a time.
+    pub(crate) fn set_holders(&self, holders: Holders) {
+        let delegated = &self.states.gates.delegated;
+        // Counted before it shows, and as long as it does.
+        if holders != Holders::None {
+            delegated.fetch_add(1, Ordering::SeqCst);
+        }
+        if self.gate.set(holders) {
+            delegated.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether names of the object may be changing, by a call that has not seen its holders.
+    pub(crate) fn has_name_changes(&self) -> bool {
+        let count = |changes: &AtomicUsize| changes.load(Ordering::SeqCst);
+        count(&self.gate.name_changes) + count(&self.states.gates.name_changes) > 0
+    }
+
+    /// Checks whether a call of `client` may change the object now. Otherwise its delegations are
+    /// recalled.
+    ///
+    /// # Errors
+    /// `Delegated`.
+    pub(crate) fn may_change(
+        &self,
+        client: Option<NonZeroU64>,
+        what: Changing,
+    ) -> Result<(), Status> {
+        if self.gate.admits(client, what) {
+            return Ok(());
+        }
+        self.states.gates.requests.add(ptr::from_ref(self).addr(), false);
+        Err(Status::Delegated)
+    }
+
+    /// Begins a change of the object's names.
+    ///
+    /// # Errors
+    /// As [`Self::may_change`].
+    pub(crate) fn begin_name_change(
+        self: &Arc<Self>,
+        client: Option<NonZeroU64>,
+    ) -> Result<NameChange, Status> {
+        let change = NameChange::of_one(Arc::clone(self));
+        self.may_change(client, Changing::Attributes)?;
+        Ok(change)
+    }
+}
+
+impl Inode {
+    /// Begins a change of the names of an object in this directory, known by a descriptor. Looked at
+    /// more closely only while some object is delegated.
+    ///
+    /// # Errors
+    /// `Delegated`; those of identifying the object.
+    pub(crate) fn begin_name_change_in(
+        &self,
+        object: &impl AsFd,
+        client: Option<NonZeroU64>,
+    ) -> Result<NameChange, Status> {
+        let any = NameChange::of_any(&self.state.states);
+        if self.state.states.gates.delegated.load(Ordering::SeqCst) == 0 {
+            return Ok(any);
+        }
+        let handle = self.root.identify(object.as_fd())?;
+        match self.state.other(&handle) {
+            Some(state) => state.begin_name_change(client),
+            None => Ok(any),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use io::KernelHandle;
+    use rustix::fs::FileType;
+
+    use super::*;
+    use crate::export::FileSystems;
+
+    fn state() -> Arc<InodeState> {
+        let (states, systems) = (InodeStates::new(), FileSystems::default());
+        let handle = KernelHandle::from_parts(1, &[1; 8]).unwrap();
+        states.state(&systems.on((8, 1)).unwrap(), handle, FileType::RegularFile)
+    }
+
+    fn client(number: u64) -> Option<NonZeroU64> {
+        NonZeroU64::new(number)
+    }
+
+    #[tokio::test]
+    async fn others_wait_for_holders_and_a_holder_for_its_own_writing() {
+        use Changing::{Attributes, Data};
+        let state = state();
+        let one = Holders::One(NonZeroU64::new(7).unwrap());
+        for (holders, by, what, may) in [
+            (Holders::None, None, Data, true),
+            (one, None, Attributes, false),
+            (one, client(8), Attributes, false),
+            (one, client(7), Attributes, true),
+            (one, client(7), Data, false),
+            (Holders::Several, client(7), Attributes, false),
+            (Holders::None, client(7), Data, true),
+        ] {
+            state.set_holders(holders);
+            let result = state.may_change(by, what);
+            assert_eq!(result.is_ok(), may, "{holders:?} {by:?} {what:?}");
+            if !may {
+                let requests = state.states.gates.requests.next().await;
+                let address = Arc::as_ptr(&state).addr();
+                assert_eq!(requests, BTreeMap::from([(address, false)]));
+            }
+        }
+        assert_eq!(state.states.gates.delegated.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn name_changes_are_seen_until_they_end() {
+        let state = state();
+        assert!(!state.has_name_changes());
+        let known = state.begin_name_change(None).unwrap();
+        assert!(state.has_name_changes());
+        drop(known);
+        let any = NameChange::of_any(&state.states);
+        assert!(state.has_name_changes(), "it may be this object");
+        drop(any);
+        assert!(!state.has_name_changes());
+        state.set_holders(Holders::Several);
+        assert!(state.begin_name_change(None).is_err() && !state.has_name_changes());
+    }
+}

@@ -1,0 +1,252 @@
+//! Delegations: grants, DELEGRETURN, recalls, and the check of their stateids.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use proto::nfs4::{ClientId, SEQ4_STATUS_RECALLABLE_STATE_REVOKED, Stateid, Status};
+
+use super::delegations::{Delegate, Delegation, DelegationTotals, NotDelegated, Phase};
+use super::registry::{State, Table};
+use super::{DelegationId, Effect, Effects, FileId};
+
+impl State {
+    /// Gives a client a read delegation of a file that it has opened for reading. The caller keeps all
+    /// changes from the file meanwhile.
+    ///
+    /// # Errors
+    /// See [`NotDelegated`].
+    pub(crate) fn delegate(
+        &self,
+        call: &Delegate,
+        now: Duration,
+    ) -> Result<(DelegationId, Stateid), NotDelegated> {
+        let mut table = self.lock();
+        let Table { clients, files, grace, delegations, .. } = &mut *table;
+        if clients.get(call.client).is_none() {
+            return Err(NotDelegated::Resource);
+        }
+        // A client has one of a file at most, and one that is recalled is not given anew before.
+        let is_in_the_way = |(_, other): (DelegationId, &Delegation)| {
+            other.client == call.client || other.phase != Phase::Held
+        };
+        if delegations.of_file(call.file).any(is_in_the_way)
+            || files.has_writer(call.file)
+            || (grace.is_active() && !call.is_reclaim)
+            || delegations.is_held_off(call.file, now)
+        {
+            return Err(NotDelegated::Contention);
+        }
+        let of_peer = clients.of_same_peer(call.client).map(|id| delegations.of_client(id));
+        if delegations.len() >= self.limits.delegations_max
+            || of_peer.sum::<usize>() >= self.limits.peer_delegations_max
+        {
+            return Err(NotDelegated::Resource);
+        }
+        let id = DelegationId(files.next_number());
+        delegations.add(id, call);
+        Ok((id, self.stateid(id.0, SEQID)))
+    }
+
+    /// Whether a delegation is there, not revoked.
+    pub(crate) fn has_delegation(&self, id: DelegationId) -> bool {
+        let table = self.lock();
+        table.delegations.get(id).is_some_and(|found| found.phase != Phase::Revoked)
+    }
+
+    /// DELEGRETURN, RFC 8881 §18.6.
+    ///
+    /// # Errors
+    /// `BadStateid`; `DelegRevoked`.
+    pub(crate) fn return_delegation(
+        &self,
+        client: ClientId,
+        stateid: &Stateid,
+        file: FileId,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut table = self.lock();
+        let id = self.delegation(&table, client, stateid).ok_or(Status::BadStateid)??;
+        if table.delegations.get(id).is_none_or(|found| found.file != file) {
+            return Err(Status::BadStateid);
+        }
+        table.delegations.remove(id, effects);
+        table.delegations.note_returned(file, now);
+        Ok(())
+    }
+
+    /// Checks the stateid of an OPEN by `CLAIM_DELEGATE_CUR`.
+    ///
+    /// # Errors
+    /// `BadStateid`; `DelegRevoked`.
+    pub(crate) fn check_delegation(
+        &self,
+        client: ClientId,
+        stateid: &Stateid,
+        file: FileId,
+    ) -> Result<(), Status> {
+        let table = self.lock();
+        let id = self.delegation(&table, client, stateid).ok_or(Status::BadStateid)??;
+        let is_of_file = table.delegations.get(id).is_some_and(|found| found.file == file);
+        if is_of_file { Ok(()) } else { Err(Status::BadStateid) }
+    }
+
+    /// Recalls all delegations of a file, because something conflicts with them; `is_local` is a local
+    /// program's open, for which the kernel waits less long. Those of expired clients end at once.
+    pub(crate) fn recall(
+        &self,
+        file: FileId,
+        is_local: bool,
+        now: Duration,
+        effects: &mut Effects,
+    ) {
+        let mut table = self.lock();
+        let within = if is_local { self.limits.local_recall } else { self.limits.recall };
+        self.recall_where(&mut table, file, within, |_| true, (now, effects));
+    }
+
+    /// Recalls the delegations of a file for which `conflicts` holds of their clients. Returns whether
+    /// any is left.
+    pub(super) fn recall_where(
+        &self,
+        table: &mut Table,
+        file: FileId,
+        within: Duration,
+        conflicts: impl Fn(ClientId) -> bool,
+        (now, effects): (Duration, &mut Effects),
+    ) -> bool {
+        let found = |table: &Table| -> Vec<_> {
+            let of_file = table.delegations.of_file(file).map(|(id, found)| (id, found.client));
+            of_file.filter(|(_, client)| conflicts(*client)).collect()
+        };
+        let holders: BTreeSet<_> = found(table).into_iter().map(|(_, client)| client).collect();
+        self.forget_expired(table, holders, now, effects);
+        let left = found(table);
+        for (id, _) in &left {
+            table.delegations.recall(*id, now, within);
+            self.send_recall(table, *id, now, effects);
+        }
+        !left.is_empty()
+    }
+
+    /// Sends the recalls that are due, and revokes what was not returned in time. To be called about
+    /// once a second.
+    pub(super) fn attend_recalls(&self, table: &mut Table, now: Duration, effects: &mut Effects) {
+        for id in table.delegations.recalled() {
+            // An expired client that was forgotten in this loop has none left.
+            let Some(delegation) = table.delegations.get(id) else { continue };
+            let is_late =
+                matches!(delegation.phase, Phase::Recalled { ends_at, .. } if ends_at <= now);
+            let client = delegation.client;
+            if !is_late {
+                self.send_recall(table, id, now, effects);
+            } else if !self.forget_expired(table, [client], now, effects) {
+                table.delegations.revoke(id, effects);
+                Self::show_revoked_delegations(table, client);
+            }
+        }
+        table.delegations.end_hold_offs(now);
+    }
+
+    fn send_recall(
+        &self,
+        table: &mut Table,
+        id: DelegationId,
+        now: Duration,
+        effects: &mut Effects,
+    ) {
+        let stateid = self.stateid(id.0, SEQID);
+        if let Some((client, recall)) = table.delegations.due_recall(id, stateid, now) {
+            effects.push(Effect::Recall { client, recall });
+        }
+    }
+
+    /// Ends what a client knows of a revoked delegation, FREE_STATEID. `None` if the stateid is of
+    /// something else.
+    ///
+    /// # Errors
+    /// `BadStateid`; `LocksHeld` if it is not revoked.
+    pub(super) fn free_delegation(
+        &self,
+        table: &mut Table,
+        client: ClientId,
+        stateid: &Stateid,
+    ) -> Option<Result<(), Status>> {
+        Some(match self.delegation(table, client, stateid)? {
+            Ok(_) => Err(Status::LocksHeld),
+            Err(Status::DelegRevoked) => {
+                let id = DelegationId(self.number(stateid).ok()?);
+                table.delegations.remove(id, &mut Effects::new());
+                Self::show_revoked_delegations(table, client);
+                Ok(())
+            }
+            Err(status) => Err(status),
+        })
+    }
+
+    /// Checks the stateid of a READ, WRITE or their like: the user who opened the file, or the status.
+    /// `None` if the stateid is of something else.
+    ///
+    /// # Errors
+    /// `BadStateid`, also for another file; `DelegRevoked`; `Openmode` for a write.
+    pub(super) fn delegated_user(
+        &self,
+        table: &Table,
+        (client, file): (ClientId, FileId),
+        stateid: &Stateid,
+        writes: bool,
+    ) -> Option<Result<u32, Status>> {
+        let id = match self.delegation(table, client, stateid)? {
+            Ok(id) => id,
+            Err(status) => return Some(Err(status)),
+        };
+        let delegation = table.delegations.get(id)?;
+        Some(match (delegation.file == file, writes) {
+            (false, _) => Err(Status::BadStateid),
+            (true, true) => Err(Status::Openmode),
+            (true, false) => Ok(delegation.user),
+        })
+    }
+
+    /// The delegation that a stateid names; `None` if it is of something else.
+    ///
+    /// # Errors
+    /// `BadStateid` for that of another client and for a seqid that it never had; `DelegRevoked`.
+    pub(super) fn delegation(
+        &self,
+        table: &Table,
+        client: ClientId,
+        stateid: &Stateid,
+    ) -> Option<Result<DelegationId, Status>> {
+        let id = DelegationId(self.number(stateid).ok()?);
+        let delegation = table.delegations.get(id)?;
+        let is_known = delegation.client == client && stateid.seqid <= SEQID;
+        Some(match (is_known, delegation.phase) {
+            (false, _) => Err(Status::BadStateid),
+            (true, Phase::Revoked) => Err(Status::DelegRevoked),
+            (true, Phase::Held | Phase::Recalled { .. }) => Ok(id),
+        })
+    }
+
+    pub(crate) fn delegation_totals(&self) -> DelegationTotals {
+        self.lock().delegations.totals()
+    }
+
+    /// Has SEQUENCE report whether the client has to free revoked delegations.
+    fn show_revoked_delegations(table: &Table, client: ClientId) {
+        if let Some(known) = table.clients.get(client) {
+            let has_revoked = table.delegations.has_revoked(client);
+            known.lease.show(SEQ4_STATUS_RECALLABLE_STATE_REVOKED, has_revoked);
+        }
+    }
+}
+
+impl Table {
+    /// Whether a client has opens or delegations.
+    pub(super) fn has_state(&self, client: ClientId) -> bool {
+        self.files.has_state(client) || self.delegations.has_live(client)
+    }
+}
+
+/// The seqid of all stateids of delegations: none is ever changed.
+const SEQID: u32 = 1;

@@ -1,0 +1,100 @@
+//! Delegations in the model.
+
+use super::*;
+
+/// How long a file is not delegated again after a recall.
+const HOLD_OFF: u64 = 30;
+
+impl Model {
+    pub(super) fn delegate(&mut self, at: usize, file: u64) -> Result<(), TestCaseError> {
+        let (client, user) = (self.clients[at].0, 0);
+        let (file_id, object, is_reclaim) = (FileId(file), object(), false);
+        let call = Delegate { client, file: file_id, export: EXPORT, object, user, is_reclaim };
+        let result = self.bed.state.delegate(&call, self.bed.now);
+        let writes = |(key, open): (&Key, &ModelOpen)| key.1 == file && open.share().0 & 2 != 0;
+        let is_in_the_way = |((holder, of), held): (&(usize, u64), &ModelDelegation)| {
+            *of == file && (*holder == at || held.ends_at.is_some())
+        };
+        let is_contended = self.opens.iter().any(writes)
+            || self.delegations.iter().any(is_in_the_way)
+            || self.held_off.get(&file).is_some_and(|until| self.now() < *until);
+        let of_client = self.delegations.keys().filter(|(holder, _)| *holder == at).count()
+            + self.revoked.iter().filter(|(holder, _)| *holder == at).count();
+        let is_full =
+            self.delegations.len() + self.revoked.len() >= LIMITS_DELEGATIONS || of_client >= 2;
+        match result {
+            Ok((id, stateid)) => {
+                prop_assert!(!is_contended && !is_full);
+                prop_assert!(self.granted.insert(id));
+                self.delegations.insert((at, file), ModelDelegation { stateid, ends_at: None });
+            }
+            Err(NotDelegated::Contention) => prop_assert!(is_contended),
+            Err(NotDelegated::Resource) => prop_assert!(is_full && !is_contended),
+        }
+        Ok(())
+    }
+
+    pub(super) fn give_back(&mut self, at: usize, file: u64) -> Result<(), TestCaseError> {
+        let Some(held) = self.delegations.remove(&(at, file)) else { return Ok(()) };
+        let client = self.clients[at].0;
+        let Bed { state, now, effects } = &mut self.bed;
+        let result = state.return_delegation(client, &held.stateid, FileId(file), *now, effects);
+        prop_assert_eq!(result, Ok(()));
+        let again = state.return_delegation(client, &held.stateid, FileId(file), *now, effects);
+        prop_assert_eq!(again, Err(Status::BadStateid));
+        let until = self.now() + HOLD_OFF;
+        self.held_off.entry(file).and_modify(|at| *at = until.min(*at));
+        Ok(())
+    }
+
+    /// Notes that the delegations of a file for which `conflicts` holds are to be returned.
+    pub(super) fn note_recall(
+        &mut self,
+        file: u64,
+        within: Duration,
+        conflicts: impl Fn(usize) -> bool,
+    ) {
+        let ends_at = self.now() + within.as_secs();
+        let held = self.delegations.iter_mut();
+        for (_, held) in held.filter(|((at, of), _)| *of == file && conflicts(*at)) {
+            held.ends_at = Some(held.ends_at.map_or(ends_at, |earlier| earlier.min(ends_at)));
+            self.held_off.insert(file, ends_at + HOLD_OFF);
+        }
+    }
+
+    pub(super) fn recall(&mut self, file: u64, is_local: bool) -> Result<(), TestCaseError> {
+        let Bed { state, now, effects } = &mut self.bed;
+        state.recall(FileId(file), is_local, *now, effects);
+        let limits = state.limits;
+        self.note_forgotten()?;
+        let within = if is_local { limits.local_recall } else { limits.recall };
+        self.note_recall(file, within, |_| true);
+        Ok(())
+    }
+
+    /// What was not returned in time is revoked, and only that.
+    pub(super) fn note_revoked(&mut self) {
+        let now = self.now();
+        let is_late = |held: &ModelDelegation| held.ends_at.is_some_and(|at| at <= now);
+        let late: Vec<_> = self.delegations.iter().filter(|(_, held)| is_late(held)).collect();
+        self.revoked.extend(late.iter().map(|((at, _), held)| (*at, held.stateid)));
+        self.delegations.retain(|_, held| !is_late(held));
+        self.held_off.retain(|_, until| now < *until);
+    }
+
+    pub(super) fn free_delegations(&mut self, at: usize) -> Result<(), TestCaseError> {
+        let client = self.clients[at].0;
+        let Bed { state, now, effects } = &mut self.bed;
+        for (_, stateid) in self.revoked.iter().filter(|(holder, _)| *holder == at) {
+            prop_assert_eq!(state.test_stateid(client, stateid), Err(Status::DelegRevoked));
+            prop_assert_eq!(state.free_stateid(client, stateid, *now, effects), Ok(()));
+            prop_assert_eq!(state.test_stateid(client, stateid), Err(Status::BadStateid));
+        }
+        for (_, held) in self.delegations.iter().filter(|((holder, _), _)| *holder == at) {
+            let freed = state.free_stateid(client, &held.stateid, *now, effects);
+            prop_assert_eq!(freed, Err(Status::LocksHeld));
+        }
+        self.revoked.retain(|(holder, _)| *holder != at);
+        Ok(())
+    }
+}
