@@ -279,7 +279,7 @@ mod tests {
             assert!(lines.len() <= 24, "{lines:#?}");
             assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
             let has = |text: &str| lines.iter().any(|line| line.contains(text));
-            assert!(has("EXPORT") && has("CLIENT") && has("…t/with/a/long/name/0 "), "{lines:#?}");
+            assert!(has("EXPORT") && has("CLIENT") && has("…rt/with/a/long/name/0 "), "{lines:#?}");
             assert!(has("10.0."), "{lines:#?}");
         }
         assert!(lines(30, 300, Some(Size { columns: 1, rows: 1 })).len() == 1);
