@@ -87,6 +87,11 @@ impl Call {
         }
     }
 
+    /// What the call is about, if it is a COMPOUND.
+    pub(crate) fn outline(&self) -> Option<nfs4::Outline<'_>> {
+        self.is_compound().then(|| nfs4::Outline::of(self.arguments()))
+    }
+
     /// Whether the procedure is COMPOUND.
     pub(crate) fn is_compound(&self) -> bool {
         let compound = Operation::Nfs4(nfs4::Procedure::Compound);
@@ -125,25 +130,28 @@ impl Incoming {
             PayloadScan::Needs(len) => Layout::HeadUntil(arguments_at + len),
             PayloadScan::Nfs3(write) => {
                 self.write = Some(write);
-                Layout::Payload { len: write.data_len, offset: write.offset, has_tail: false }
+                let head_bytes = arguments_at + write.wire_bytes();
+                let (len, offset) = (write.data_len, write.offset);
+                Layout::Payload { head_bytes, len, offset, has_tail: false }
             }
             PayloadScan::Nfs4(payload) => {
                 self.compound_payload = Some(payload);
-                Layout::Payload { len: payload.len, offset: payload.offset, has_tail: true }
+                let head_bytes = arguments_at + payload.at;
+                let (len, offset) = (payload.len, payload.offset);
+                Layout::Payload { head_bytes, len, offset, has_tail: true }
             }
             PayloadScan::Nothing => Layout::Head,
         }
     }
 
-    /// The WRITE whose data comes behind `head`: the handle of its file, its offset and its length.
+    /// The WRITE whose data [`Self::layout`] has found behind `head`: the handle of its file, its offset and its length.
     pub(crate) fn write<'a>(&'a self, head: &'a [u8]) -> Option<(&'a [u8], u64, u32)> {
         if let Some(write) = &self.write {
             return Some((write.file.as_bytes(), write.offset, write.count));
         }
         let data = self.compound_payload?;
-        let outline = nfs4::Outline::of(&head[call_header_len(head)..]);
-        let is_write = outline.work == Some(nfs4::OperationCode::Write);
-        outline.handle.filter(|_| is_write).map(|file| (file, data.offset, data.len))
+        let file = data.file(&head[call_header_len(head)..])?;
+        Some((file, data.offset, data.len))
     }
 
     /// Decodes the header of the whole record.

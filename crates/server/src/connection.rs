@@ -137,8 +137,9 @@ async fn take_calls(
                 continue;
             }
         };
-        let device = dispatch::device(service, &call);
-        let thread = dispatch::thread(&call, activity.has_one_call());
+        let outline = call.outline();
+        let device = dispatch::device(service, &call, outline.as_ref());
+        let thread = dispatch::thread(&call, outline.as_ref(), activity.has_one_call());
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         // On the heap at once: it is large, and each move of it would be a copy.
         let work = Box::pin(async move {

@@ -84,12 +84,15 @@ pub enum WriteScan {
 }
 
 impl WriteHead {
-    /// Decodes the arguments while they are being received. `arguments` is at most as long as the
-    /// latest [`WriteScan::Needs`].
+    /// Length on the wire: the data begins behind it.
+    #[must_use]
+    pub fn wire_bytes(&self) -> usize {
+        4 + padded(self.file.as_bytes().len()) + BEHIND_HANDLE_BYTES
+    }
+
+    /// Decodes the arguments while they are being received; data may follow them.
     #[must_use]
     pub fn scan(arguments: &[u8]) -> WriteScan {
-        // Behind the handle: offset, count, stable_how, the data's length.
-        const BEHIND_HANDLE_BYTES: usize = 8 + 4 + 4 + 4;
         let Some(len) = arguments.first_chunk() else {
             return WriteScan::Needs(4 + BEHIND_HANDLE_BYTES);
         };
@@ -105,6 +108,9 @@ impl WriteHead {
         }
     }
 }
+
+/// Behind the handle: offset, count, `stable_how`, the data's length.
+const BEHIND_HANDLE_BYTES: usize = 8 + 4 + 4 + 4;
 
 /// The length appears twice on the wire. A call in which the two differ is refused, as Linux does:
 /// writing either number of bytes could be wrong.
@@ -218,6 +224,8 @@ mod tests {
         assert_eq!(needs, [[24; 4].as_slice(), &[28; 24]].concat());
         let head = WriteHead::decode(&mut Reader::new(&bytes)).unwrap();
         assert_eq!(WriteHead::scan(&bytes[..28]), WriteScan::Head(head));
+        assert_eq!(WriteHead::scan(&bytes), WriteScan::Head(head), "with the data");
+        assert_eq!(head.wire_bytes(), 28);
         assert!(matches!(WriteHead::scan(&call(2, 3)), WriteScan::Malformed(_)));
         assert!(matches!(WriteHead::scan(&[0, 0, 0, 65]), WriteScan::Malformed(_)));
         assert!(matches!(WriteHead::scan(&[0xff; 4]), WriteScan::Malformed(_)));

@@ -96,6 +96,17 @@ pub struct WritePayload {
     pub len: u32,
     /// Where in the file it goes; zero for a value.
     pub offset: u64,
+    /// Where the handle of the latest PUTFH stands, if one came before a WRITE.
+    file_at: Option<usize>,
+}
+
+impl WritePayload {
+    /// The handle of the file that is written to, if the COMPOUND with these arguments names it.
+    #[must_use]
+    pub fn file<'a>(&self, arguments: &'a [u8]) -> Option<&'a [u8]> {
+        let mut r = Reader::new(arguments.get(self.file_at?..)?);
+        r.opaque(FILE_HANDLE_BYTES_MAX, "nfs_fh4").ok()
+    }
 }
 
 /// What the first bytes of a COMPOUND's arguments show.
@@ -109,14 +120,14 @@ pub enum PayloadScan {
     Nothing,
 }
 
-/// Looks for the data of the first WRITE or SETXATTR while the arguments are being received. `arguments` is at
-/// most as long as the latest [`PayloadScan::Needs`].
+/// Looks for the data of the first WRITE or SETXATTR while the arguments are being received; more than
+/// they may have come.
 ///
 /// Passes over [`SCAN_OPERATIONS_MAX`] operations of those that come before a WRITE in practice:
 /// SEQUENCE, PUTFH, PUTROOTFH, SAVEFH, RESTOREFH, GETFH, GETATTR, ACCESS and LOOKUP.
 #[must_use]
 pub fn scan_payload(arguments: &[u8]) -> PayloadScan {
-    match (Scan { arguments, at: 0 }).find() {
+    match (Scan { arguments, at: 0, file_at: None }).find() {
         Ok(found) => found.map_or(PayloadScan::Nothing, PayloadScan::Found),
         Err(needed) => PayloadScan::Needs(needed),
     }
@@ -126,6 +137,8 @@ pub fn scan_payload(arguments: &[u8]) -> PayloadScan {
 struct Scan<'a> {
     arguments: &'a [u8],
     at: usize,
+    /// Where the handle of the latest PUTFH stands.
+    file_at: Option<usize>,
 }
 
 impl Scan<'_> {
@@ -143,7 +156,10 @@ impl Scan<'_> {
                 Some(OperationCode::Write) => return self.payload(),
                 Some(OperationCode::Setxattr) => return self.value(),
                 Some(OperationCode::Sequence) => self.skip(SEQUENCE_BYTES),
-                Some(OperationCode::Putfh) => self.skip_counted(1, FILE_HANDLE_BYTES_MAX)?,
+                Some(OperationCode::Putfh) => {
+                    self.file_at = Some(self.at);
+                    self.skip_counted(1, FILE_HANDLE_BYTES_MAX)?
+                }
                 Some(OperationCode::Getattr) => self.skip_counted(4, BITMAP_WORDS_MAX)?,
                 Some(OperationCode::Lookup) => self.skip_counted(1, NAME_BYTES_MAX)?,
                 Some(OperationCode::Access) => self.skip(4),
@@ -166,7 +182,12 @@ impl Scan<'_> {
         let end = self.at + WRITE_HEAD_BYTES;
         let head = self.arguments.get(self.at..end).ok_or(end)?;
         let found = WriteHead::decode(&mut Reader::new(head));
-        Ok(found.ok().map(|head| WritePayload { at: end, len: head.data_len, offset: head.offset }))
+        Ok(found.ok().map(|WriteHead { data_len: len, offset, .. }| WritePayload {
+            at: end,
+            len,
+            offset,
+            file_at: self.file_at,
+        }))
     }
 
     /// The value of a SETXATTR, behind its option and its name.
@@ -176,7 +197,7 @@ impl Scan<'_> {
             return Ok(None);
         }
         let len = self.word()?;
-        Ok(Some(WritePayload { at: self.at, len, offset: 0 }))
+        Ok(Some(WritePayload { at: self.at, len, offset: 0, file_at: None }))
     }
 
     fn word(&mut self) -> Result<u32, usize> {
@@ -252,8 +273,10 @@ mod tests {
                     (have, steps) = (needed, steps + 1);
                 }
                 found => {
-                    let payload = WritePayload { at: head.len(), len: 100, offset: 4096 };
-                    assert_eq!((found, steps), (PayloadScan::Found(payload), 4));
+                    let PayloadScan::Found(payload) = found else { panic!("{found:?}") };
+                    assert_eq!((payload.at, payload.len, payload.offset), (head.len(), 100, 4096));
+                    assert_eq!(payload.file(&head), Some(&[9; 30][..]));
+                    assert_eq!(steps, 4);
                     return;
                 }
             }
@@ -269,7 +292,7 @@ mod tests {
         SetxattrHead { option, name: b"colour", value_len: 3 }.encode(&mut w);
         let head = w.into_vec();
         assert!(matches!(scan_payload(&head[..head.len() - 1]), PayloadScan::Needs(_)));
-        let payload = WritePayload { at: head.len(), len: 3, offset: 0 };
+        let payload = WritePayload { at: head.len(), len: 3, offset: 0, file_at: None };
         assert_eq!(scan_payload(&head), PayloadScan::Found(payload));
     }
 

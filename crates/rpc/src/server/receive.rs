@@ -47,8 +47,10 @@ pub enum Layout {
     Head,
     /// The head has at least this many bytes, more than there are: ask again then.
     HeadUntil(usize),
-    /// The head ends here, and `len` bytes of payload and their padding follow.
+    /// The head ends, and `len` bytes of payload and their padding follow.
     Payload {
+        /// Bytes of the head in front of it, no more than there are.
+        head_bytes: usize,
         /// Bytes of it.
         len: u32,
         /// Where in a file the payload belongs.
@@ -151,7 +153,8 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
     }
 
     /// The next call; `None` when the peer closed the connection between two. `layout` is called
-    /// when the first [`CREDENTIAL_AT`] bytes of the head are there, and again as it requests.
+    /// when the first [`CREDENTIAL_AT`] bytes of the head are there, and again as it requests; it is
+    /// shown all that has come, which may be more than the head.
     ///
     /// # Errors
     /// Any of [`ReceiveError`]; the connection is unusable then.
@@ -166,15 +169,20 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
         let mut payload = None;
         // A head that a payload follows is asked for to the byte, lest data come along with it.
         let mut is_exact = std::mem::take(&mut self.expected_bytes) > 0;
-        let mut wanted = CREDENTIAL_AT;
+        // Mostly the whole head is staged: then one look is enough.
+        let mut found = match self.staged() {
+            staged if staged.len() < CREDENTIAL_AT => Layout::HeadUntil(CREDENTIAL_AT),
+            staged => layout(staged),
+        };
         loop {
-            self.extend(&mut head, wanted, is_exact).await?;
-            if head.len() < wanted {
-                break;
-            }
-            match layout(&head) {
+            match found {
                 Layout::HeadUntil(len) if head.len() < len.min(HEAD_BYTES_MAX) => {
-                    wanted = len.min(HEAD_BYTES_MAX);
+                    let wanted = len.min(HEAD_BYTES_MAX);
+                    self.extend(&mut head, wanted, is_exact || wanted > CREDENTIAL_AT).await?;
+                    if head.len() < wanted {
+                        break;
+                    }
+                    found = layout(&head);
                     is_exact = true;
                 }
                 Layout::HeadUntil(_) => break,
@@ -182,7 +190,8 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
                     self.extend(&mut head, HEAD_BYTES_MAX, false).await?;
                     break;
                 }
-                Layout::Payload { len, offset, has_tail } => {
+                Layout::Payload { head_bytes, len, offset, has_tail } => {
+                    self.extend(&mut head, head_bytes, true).await?;
                     self.expected_bytes = RecordMark::BYTES + head.len();
                     payload = self.receive_payload(len, offset).await?;
                     if has_tail {
@@ -254,6 +263,15 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
                 Next::Bytes(len) => return Ok(len),
                 Next::End => return Ok(0),
             }
+        }
+    }
+
+    /// The bytes of the current fragment that are staged.
+    fn staged(&self) -> &[u8] {
+        let staged = self.staging.as_slice();
+        match self.fragments.next() {
+            Next::Bytes(left) => &staged[..staged.len().min(left)],
+            Next::Mark | Next::End => &[],
         }
     }
 

@@ -59,7 +59,8 @@ fn a_write_head_is_found_from_as_much_of_it_as_is_there() {
         assert!(shown > len, "more follows {len} bytes");
         before = shown;
     }
-    let payload = Layout::Payload { len: 13, offset: 5, has_tail: false };
+    let payload = Layout::Payload { head_bytes: whole, len: 13, offset: 5, has_tail: false };
+    assert_eq!(incoming.layout(&call), payload, "with the data");
     assert_eq!(incoming.layout(&call[..whole]), payload);
     let head = call[..whole].to_vec();
     let call = incoming.finish(record(head)).unwrap();
@@ -99,7 +100,11 @@ fn versions_that_are_not_served_are_never_taken_for_served_ones() {
             let call = call(version, code, &GetattrArgs { object: FileHandle::new(&[1]).unwrap() });
             let call = received(call);
             assert!(call.procedure.is_err() && call.nfs3().is_none(), "{version:?} {code}");
-            assert_eq!(dispatch::thread(&call, true), Thread::Connection, "{version:?} {code}");
+            assert_eq!(
+                dispatch::thread(&call, None, true),
+                Thread::Connection,
+                "{version:?} {code}"
+            );
         }
         let (call, _) = write_call(version);
         assert_eq!(Incoming::new(FILES).layout(&call), Layout::Head, "{version:?}");
@@ -141,9 +146,9 @@ fn a_read_begins_by_its_length() {
         received(call(NFS, P::Read.code(), &nfs3::ReadArgs { file, offset: 0, count }))
     };
     let small = 64 * 1024;
-    assert_eq!(dispatch::thread(&read(small), false), Thread::ConnectionFirst);
-    assert_eq!(dispatch::thread(&read(small + 1), false), Thread::Data);
-    assert_eq!(dispatch::thread(&read(small + 1), true), Thread::ConnectionFirst);
+    assert_eq!(dispatch::thread(&read(small), None, false), Thread::ConnectionFirst);
+    assert_eq!(dispatch::thread(&read(small + 1), None, false), Thread::Data);
+    assert_eq!(dispatch::thread(&read(small + 1), None, true), Thread::ConnectionFirst);
 }
 
 proptest! {

@@ -67,8 +67,9 @@ fn layout(head: &[u8]) -> Layout {
     match WriteHead::scan(arguments) {
         WriteScan::Needs(len) => Layout::HeadUntil(arguments_at + len),
         WriteScan::Head(write) => {
+            let head_bytes = arguments_at + write.wire_bytes();
             let (len, offset) = (write.data_len, write.offset);
-            Layout::Payload { len, offset, has_tail: false }
+            Layout::Payload { head_bytes, len, offset, has_tail: false }
         }
         WriteScan::Malformed(_) => Layout::Head,
     }
@@ -405,8 +406,8 @@ fn a_head_goes_on_behind_the_payload_where_the_layout_has_a_tail() {
             let records = [in_fragments(&call, &[]), in_fragments(&null, &[])].concat();
             rig.send(&records).await;
             let with_tail = |head: &[u8]| match layout(head) {
-                Layout::Payload { len, offset, .. } => {
-                    Layout::Payload { len, offset, has_tail: true }
+                Layout::Payload { head_bytes, len, offset, .. } => {
+                    Layout::Payload { head_bytes, len, offset, has_tail: true }
                 }
                 other => other,
             };
