@@ -87,8 +87,6 @@ pub(crate) struct Service {
     pub(crate) settlement: Arc<Settlement>,
     /// The leases behind delegations, if any are given.
     pub(crate) leases: Option<Arc<Leases>>,
-    /// The key of the digests that distinguish calls on a slot.
-    pub(crate) digest_key: u64,
     /// Whether clients could reclaim state of version 4 a second ago.
     was_in_grace: AtomicBool,
     /// The clock of `state`.
@@ -258,7 +256,6 @@ impl Service {
             held_files,
             settlement,
             callbacks: Arc::default(),
-            digest_key: random_u64()?,
             started: Instant::now(),
             assumes_users: can_assume_users(),
             timers,

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use indexmap::IndexMap;
 use io::{DeviceNumber, Engine, KernelHandle, Share};
+use rustc_hash::FxBuildHasher;
 use rustix::fs::FileType;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -29,7 +30,6 @@ pub(crate) struct InodeCache {
     pub(super) shards: [Mutex<Shard>; SHARDS],
     states: Arc<InodeStates>,
     shard_files_max: usize,
-    hasher: std::hash::RandomState,
     began: Instant,
     /// Counts seconds, for what need not be exact: reading it costs nothing.
     pub(super) ticks: AtomicU64,
@@ -41,7 +41,8 @@ pub(crate) struct InodeCache {
 
 #[derive(Default)]
 pub(super) struct Shard {
-    pub(super) files: IndexMap<InodeKey, Arc<Inode>>,
+    /// A shard is small, and clients do not choose the handles, so a hash without a key is enough.
+    pub(super) files: IndexMap<InodeKey, Arc<Inode>, FxBuildHasher>,
     /// Where the search for the next victim starts (CLOCK).
     hand: usize,
 }
@@ -55,7 +56,6 @@ impl InodeCache {
             shards: std::array::from_fn(|_| Mutex::default()),
             states: InodeStates::new(),
             shard_files_max: (files_max / SHARDS).max(1),
-            hasher: std::hash::RandomState::new(),
             began: Instant::now(),
             ticks: AtomicU64::new(0),
             busy: BusyDevices::default(),
@@ -278,7 +278,8 @@ impl InodeCache {
 
     pub(super) fn shard(&self, key: &InodeKey) -> MutexGuard<'_, Shard> {
         use std::hash::BuildHasher;
-        let hash = self.hasher.hash_one(key);
+        // Bits that the tables of the shards do not begin with.
+        let hash = FxBuildHasher.hash_one(key) >> 32;
         lock(&self.shards[usize::try_from(hash % SHARDS as u64).expect("below 16")])
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::nfs4::{ClientId, FileHandle};
+use rustc_hash::FxHashMap;
 
 use super::file_locks::{FileLocks, Owner};
 use super::ranges::{Piece, Range, Ranges};
@@ -12,13 +13,13 @@ use super::shares::{Modes, Share, ShareCounts};
 use super::waiting::{Counted, Waiting};
 use super::{Effect, Effects, ExportId, FileId, LockId};
 
-/// All opens and locks.
+/// All opens and locks. The numbers are of this server's making, so a hash without a key is enough.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    files: HashMap<FileId, FileState>,
-    opens: HashMap<u64, Open>,
-    locks: HashMap<LockId, LockState>,
-    clients: HashMap<ClientId, Holdings>,
+    files: FxHashMap<FileId, FileState>,
+    opens: FxHashMap<u64, Open>,
+    locks: FxHashMap<LockId, LockState>,
+    clients: FxHashMap<ClientId, Holdings>,
     ranges: usize,
     /// The names of the owners of opens and lock states.
     names_bytes: usize,

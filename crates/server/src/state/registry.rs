@@ -1,6 +1,6 @@
 //! [`State`]: the clients and their sessions from EXCHANGE_ID until they are forgotten.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use proto::nfs4::{
     ClientId, SEQ4_STATUS_ADMIN_STATE_REVOKED, SEQ4_STATUS_RESTART_RECLAIM_NEEDED, SessionId,
     Status,
 };
+use rustc_hash::FxHashMap;
 
 use super::clients::{Case, Clients, ExchangeId, ExchangedId};
 use super::delegations::Delegations;
@@ -28,7 +29,8 @@ pub(crate) struct State {
     /// Makes session ids that no other client can guess.
     pub(super) session_key: (u64, u64),
     replies: Arc<ReplyBudget>,
-    sessions: RwLock<HashMap<SessionId, Arc<Session>>>,
+    /// The ids are of this server's making, so a hash without a key is enough.
+    sessions: RwLock<FxHashMap<SessionId, Arc<Session>>>,
     table: Mutex<Table>,
 }
 
@@ -408,7 +410,7 @@ impl State {
 
     pub(super) fn change_sessions<T>(
         &self,
-        change: impl FnOnce(&mut HashMap<SessionId, Arc<Session>>) -> T,
+        change: impl FnOnce(&mut FxHashMap<SessionId, Arc<Session>>) -> T,
     ) -> T {
         change(&mut self.sessions.write().unwrap_or_else(PoisonError::into_inner))
     }

@@ -99,7 +99,7 @@ impl Session {
         self.lock().backchannel.connection()
     }
 
-    /// SEQUENCE, RFC 8881 §18.46: decides on a call and renews the client's lease. `digest` is a keyed
+    /// SEQUENCE, RFC 8881 §18.46: decides on a call and renews the client's lease. `digest` is a
     /// hash of the credential and the arguments without the data of WRITE: a slot's number with
     /// another digest is another call.
     ///
