@@ -201,7 +201,7 @@ async fn execute(
         }
         Operation::Nfs4(nfs4::Procedure::Compound) => {
             let request = request(service, origin, call)?;
-            let done = Box::pin(compound::execute(&request, peer, call, payload, reply)).await;
+            let done = compound::execute(&request, peer, call, payload, reply).await;
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
             }

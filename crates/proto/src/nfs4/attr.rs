@@ -43,6 +43,14 @@ macro_rules! attributes {
                 })+
             }
 
+            /// Appends the value of the attribute with this number, if it is present.
+            pub fn encode_value(&self, number: u32, w: &mut Writer) {
+                match number {
+                    $($number => self.$field.iter().for_each(|value| value.encode(w)),)+
+                    _ => {}
+                }
+            }
+
             fn encode_values(&self, w: &mut Writer) {
                 $(if let Some(value) = &self.$field {
                     value.encode(w);
@@ -218,13 +226,19 @@ impl<'a> Decode<'a> for Attributes<'a> {
 
 impl Encode for Attributes<'_> {
     fn encode(&self, w: &mut Writer) {
-        self.present().encode(w);
-        let len_at = w.len();
-        w.u32(0);
-        self.encode_values(w);
-        let len = u32::try_from(w.len() - len_at - 4).expect("attributes are short");
-        w.patch_u32(len_at, len);
+        encode_attributes(w, self.present(), |w| self.encode_values(w));
     }
+}
+
+/// Appends a `fattr4` with the attributes in `present`; `values` appends their values, ascending by
+/// number.
+pub fn encode_attributes(w: &mut Writer, present: Bitmap, values: impl FnOnce(&mut Writer)) {
+    present.encode(w);
+    let len_at = w.len();
+    w.u32(0);
+    values(w);
+    let len = u32::try_from(w.len() - len_at - 4).expect("attributes are short");
+    w.patch_u32(len_at, len);
 }
 
 /// `fattr4_owner` and `fattr4_owner_group`, §5.9: a user or a group.

@@ -71,12 +71,14 @@ impl EntryEncoder {
     }
 
     /// The entry as it goes into the list; `None` when there is no room for it. The first one may
-    /// exceed the limit on names, which is a hint.
-    pub fn encode(&mut self, entry: &Entry<'_>) -> Option<&[u8]> {
+    /// exceed the limit on names, which is a hint. `attributes` is a `fattr4`.
+    pub fn encode(&mut self, cookie: u64, name: &[u8], attributes: &impl Encode) -> Option<&[u8]> {
         self.encoded.truncate(0);
         self.encoded.bool(true);
-        entry.encode(&mut self.encoded);
-        let dir_bytes = ENTRY_DIR_BYTES + padded(entry.name.len());
+        self.encoded.u64(cookie);
+        self.encoded.opaque(name);
+        attributes.encode(&mut self.encoded);
+        let dir_bytes = ENTRY_DIR_BYTES + padded(name.len());
         let left = self.bytes_left.checked_sub(self.encoded.len())?;
         let dir_left = self.dir_bytes_left.checked_sub(dir_bytes);
         if dir_left.is_none() && !self.is_empty {

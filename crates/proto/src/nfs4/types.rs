@@ -515,8 +515,12 @@ impl Bitmap {
 
     /// The numbers of the set bits, ascending.
     pub fn iter(self) -> impl Iterator<Item = u32> {
-        (0..).zip(self.0).flat_map(|(word, bits): (u32, u32)| {
-            (0..32).filter(move |bit| bits & (1 << bit) != 0).map(move |bit| word * 32 + bit)
+        (0..).step_by(32).zip(self.0).flat_map(|(first, mut bits): (u32, u32)| {
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then_some(bits.trailing_zeros())?;
+                bits &= bits - 1;
+                Some(first + bit)
+            })
         })
     }
 }

@@ -26,8 +26,9 @@ async fn perform(
     args: &ReadArgs,
 ) -> Outcome<(Option<Attributes>, ReadDone), Option<Attributes>> {
     let (caller, object) = request.resolve(&args.file)?;
-    let call = request.call_id(&args.file);
-    let answer = request.service.vfs.read(&caller, &object, call, args.offset, args.count).await;
+    let (vfs, call) = (&request.service.vfs, request.call_id(&args.file));
+    let held = vfs.hold(&object).await?;
+    let answer = vfs.read(&caller, (&object, &held), call, args.offset, args.count).await;
     let attributes = answer.attributes.map(|a| convert::attributes(&object, &a));
     Ok((attributes, answer.result.map_err(Refused::with(attributes))?))
 }

@@ -38,8 +38,10 @@ async fn perform_write(
         StableHow::FileSync => Stability::FileSync,
     };
     let (vfs, call) = (&request.service.vfs, request.call_id(&args.file));
-    let answer = vfs.write(&caller, &object, call, args.offset, payload, stability).await;
-    let wcc = convert::wcc(&object, &answer.attributes);
+    let held = vfs.hold(&object).await?;
+    let object = (&object, &held);
+    let answer = vfs.write(&caller, object, call, args.offset, payload, stability).await;
+    let wcc = convert::wcc(object.0, &answer.attributes);
     let done = answer.result.map_err(Refused::with(wcc))?;
     Ok(WriteOk {
         wcc,

@@ -7,6 +7,7 @@ use proto::nfs4::{
     ACCESS_XALIST, ACCESS_XAREAD, ACCESS_XAWRITE, AccessArgs, AccessOk, Attributes, Bitmap,
     ChangeAttributeType, DeviceSpec, FileHandle, FileType, Fsid, GetattrArgs, NoItems,
     OperationCode, Principal, RawAttributes, SetattrArgs, ShareAccess, Status, Time, attribute,
+    encode_attributes,
 };
 use proto::xdr::{Decode, Encode, Reader, Writer};
 
@@ -55,9 +56,12 @@ const PSEUDO_BLOCK_BYTES: u32 = 4096;
 /// `FH4_PERSISTENT`: a handle lasts as long as its object.
 const PERSISTENT: u32 = 0;
 
-/// An object of an export, for its attributes.
+/// The attributes of an object of an export that are wanted and known.
 pub(super) struct Described<'a> {
-    pub(super) attributes: &'a inode_cache::Attributes,
+    pub(super) service: &'a Service,
+    pub(super) minor_version: u32,
+    pub(super) wanted: Bitmap,
+    pub(super) attributes: inode_cache::Attributes,
     /// The export's id.
     pub(super) export_id: u32,
     /// Where the export is mounted, if the object is its root.
@@ -68,62 +72,88 @@ pub(super) struct Described<'a> {
     pub(super) supports_xattrs: Option<bool>,
 }
 
-impl Compound<'_> {
-    /// GETATTR, RFC 8881 §18.7.
-    pub(super) async fn getattr(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
+/// What the attributes of a place are made from.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is the usual one, and would be allocated for each GETATTR"
+)]
+enum Description<'a> {
+    /// Of a directory above the exports.
+    Pseudo(Box<Attributes<'static>>),
+    Object(Described<'a>),
+}
+
+impl Encode for Description<'_> {
+    fn encode(&self, w: &mut Writer) {
+        match self {
+            Self::Pseudo(attributes) => attributes.encode(w),
+            Self::Object(described) => described.encode(w),
+        }
+    }
+}
+
+impl<'a> Compound<'a> {
+    /// GETATTR, RFC 8881 §18.7. Behind a WRITE, the attributes are those that it has left, as in the
+    /// reply to a WRITE of version 3.
+    pub(super) async fn getattr(
+        &mut self,
+        reader: &mut Reader<'_>,
+        written: Option<inode_cache::Attributes>,
+    ) -> Result<(), Status> {
         let outcome = match decoded::<GetattrArgs>(reader) {
-            Ok(args) => self.describe(args.wanted, |attributes, w| attributes.encode(w)).await,
+            Ok(args) => self.describe(args.wanted, written).await,
             Err(refused) => Err(refused),
         };
-        self.put_with(OperationCode::Getattr, outcome, |encoded: Writer, results| {
-            results.writer().array(encoded.as_slice());
-            Ok(())
-        })
+        self.put(OperationCode::Getattr, outcome)
     }
 
-    /// The current object's attributes that are asked for, encoded.
+    /// The current object's attributes that are asked for; `known` are those that need not be read.
     async fn describe(
         &self,
         wanted: Bitmap,
-        encode: impl FnOnce(&Attributes<'_>, &mut Writer),
-    ) -> Outcome<Writer> {
+        known: Option<inode_cache::Attributes>,
+    ) -> Outcome<Description<'a>> {
         if !wanted.intersection(WRITE_ONLY).is_empty() {
             return Err(Status::Inval.into());
         }
         let wanted = wanted.intersection(self.supported());
-        let mut encoded = Writer::with_capacity(256);
-        match self.place()? {
-            Place::Pseudo(pseudo) => encode(&self.describe_pseudo(pseudo, wanted), &mut encoded),
-            Place::Object(located) => {
-                let vfs = &self.request.service.vfs;
-                let object = &located.object;
-                let attributes = vfs.getattr(object).await?;
-                let space = match wanted.intersection(OF_SPACE).is_empty() {
-                    true => None,
-                    false => Some(Box::pin(vfs.fsstat(object)).await.result?),
-                };
-                let limits = match wanted.intersection(OF_LIMITS).is_empty() {
-                    true => None,
-                    false => Some(Box::pin(vfs.pathconf(object)).await.result?),
-                };
-                let supports_xattrs = match wanted.contains(attribute::XATTR_SUPPORT) {
-                    true => Some(Box::pin(vfs.supports_xattrs(object)).await?),
-                    false => None,
-                };
-                let handle = wanted.contains(attribute::FILEHANDLE);
-                let described = Described {
-                    attributes: &attributes,
-                    export_id: object.root().id,
-                    mounted_on: self.mounted_on(located, wanted),
-                    handle: handle.then(|| self.handle_of(&Place::Object(located.clone()))),
-                    space,
-                    limits,
-                    supports_xattrs,
-                };
-                encode(&self.fill(&described, wanted), &mut encoded);
+        let located = match self.place()? {
+            Place::Pseudo(pseudo) => {
+                return Ok(Description::Pseudo(Box::new(self.describe_pseudo(pseudo, wanted))));
             }
-        }
-        Ok(encoded)
+            Place::Object(located) => located,
+        };
+        let (service, object) = (self.request.service, &located.object);
+        let vfs = &service.vfs;
+        let attributes = match known {
+            Some(known) => known,
+            None => vfs.getattr(object).await?,
+        };
+        let space = match wanted.intersection(OF_SPACE).is_empty() {
+            true => None,
+            false => Some(Box::pin(vfs.fsstat(object)).await.result?),
+        };
+        let limits = match wanted.intersection(OF_LIMITS).is_empty() {
+            true => None,
+            false => Some(Box::pin(vfs.pathconf(object)).await.result?),
+        };
+        let supports_xattrs = match wanted.contains(attribute::XATTR_SUPPORT) {
+            true => Some(Box::pin(vfs.supports_xattrs(object)).await?),
+            false => None,
+        };
+        let handle = wanted.contains(attribute::FILEHANDLE);
+        Ok(Description::Object(Described {
+            service,
+            minor_version: self.minor_version,
+            wanted,
+            attributes,
+            export_id: object.root().id,
+            mounted_on: self.mounted_on(located, wanted),
+            handle: handle.then(|| self.handle_of(&Place::Object(located.clone()))),
+            space,
+            limits,
+            supports_xattrs,
+        }))
     }
 
     /// The attributes of the minor version.
@@ -135,10 +165,6 @@ impl Compound<'_> {
     fn mounted_on(&self, located: &Located, wanted: Bitmap) -> Option<u64> {
         let is_asked = wanted.contains(attribute::MOUNTED_ON_FILEID) && located.is_root();
         is_asked.then(|| self.pseudo_of(located)).flatten().map(|pseudo| pseudo.node().id)
-    }
-
-    fn fill(&self, described: &Described<'_>, wanted: Bitmap) -> Attributes<'static> {
-        of_object(described, wanted, of_server(self.request.service, self.minor_version))
     }
 
     /// The attributes of a directory above the exports.
@@ -203,7 +229,8 @@ impl Compound<'_> {
         let mut located = self.object_or(Status::Rofs)?;
         let change = convert::attribute_change(&args.attributes)?;
         if change.size.is_some() {
-            located.caller = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
+            let checked = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
+            located.caller = checked.0;
         }
         let vfs = &self.request.service.vfs;
         Ok(vfs.setattr(&located.caller, &located.object, change, None).await.result?)
@@ -222,7 +249,8 @@ impl Compound<'_> {
         if !bitmap.difference(self.supported()).is_empty() {
             return Err(Status::Attrnotsupp.into());
         }
-        let found = self.describe(bitmap, |attributes, w| attributes.encode(w)).await?;
+        let mut found = Writer::new();
+        self.describe(bitmap, None).await?.encode(&mut found);
         let found = RawAttributes::decode(&mut Reader::new(found.as_slice()))
             .map(|found| found.bitmap == bitmap && found.values == expected.values)?;
         match (found, want_same) {
@@ -265,55 +293,76 @@ fn granted(rights: AccessRights) -> u32 {
         | pick(rights.write, ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_DELETE | ACCESS_XAWRITE)
 }
 
-/// The attributes that are wanted of an object; `server` has those that are the same for all.
-pub(super) fn of_object(
-    described: &Described<'_>,
-    wanted: Bitmap,
-    server: Attributes<'static>,
-) -> Attributes<'static> {
-    let Described { attributes: a, export_id, mounted_on, handle, space, limits, supports_xattrs } =
-        described;
-    let mut filled = Attributes {
-        file_type: Some(convert::file_type(a)),
-        change: Some(convert::change(a)),
-        size: Some(a.size),
-        fsid: Some(Fsid { major: (*export_id).into(), minor: 0 }),
-        filehandle: *handle,
-        fileid: Some(a.fileid),
-        mode: Some(a.mode),
-        num_links: Some(a.nlink),
-        owner: Some(Principal::Id(a.uid)),
-        owner_group: Some(Principal::Id(a.gid)),
-        raw_device: Some(DeviceSpec { major: a.rdev.0, minor: a.rdev.1 }),
-        space_used: Some(a.used),
-        time_access: Some(convert::time(a.atime)),
-        time_metadata: Some(convert::time(a.ctime)),
-        time_modify: Some(convert::time(a.mtime)),
-        mounted_on_fileid: Some(mounted_on.unwrap_or(a.fileid)),
-        // Blocks that other files share count too: the kernel does not show them.
-        space_freed: Some(if a.nlink > 1 && !a.is_directory() { 0 } else { a.used }),
-        xattr_support: *supports_xattrs,
-        ..server
-    };
-    if let Some(space) = space {
-        filled.clone_block_bytes = Some(space.block_bytes);
-        filled.files_avail = Some(space.available_files);
-        filled.files_free = Some(space.free_files);
-        filled.files_total = Some(space.total_files);
-        filled.space_avail = Some(space.available_bytes);
-        filled.space_free = Some(space.free_bytes);
-        filled.space_total = Some(space.total_bytes);
+impl Described<'_> {
+    /// The attributes that are not known, because nothing was asked that they follow from.
+    fn unknown(&self) -> Bitmap {
+        let unless = |is_known: bool, bitmap: Bitmap| if is_known { Bitmap::EMPTY } else { bitmap };
+        WRITE_ONLY
+            .union(unless(self.space.is_some(), OF_SPACE))
+            .union(unless(self.limits.is_some(), OF_LIMITS))
+            .union(unless(self.handle.is_some(), Bitmap::of(&[attribute::FILEHANDLE])))
+            .union(unless(self.supports_xattrs.is_some(), Bitmap::of(&[attribute::XATTR_SUPPORT])))
     }
-    if let Some(limits) = limits {
-        filled.max_link = Some(limits.links_max);
-        filled.max_name = Some(limits.name_bytes_max);
+
+    /// Appends the value of an attribute that is known.
+    fn encode_value(&self, number: u32, w: &mut Writer) {
+        let a = &self.attributes;
+        match number {
+            attribute::TYPE => convert::file_type(a).encode(w),
+            attribute::CHANGE => w.u64(convert::change(a)),
+            attribute::SIZE => w.u64(a.size),
+            attribute::FSID => Fsid { major: self.export_id.into(), minor: 0 }.encode(w),
+            attribute::FILEHANDLE => self.handle.iter().for_each(|handle| handle.encode(w)),
+            attribute::FILEID => w.u64(a.fileid),
+            attribute::MODE => w.u32(a.mode),
+            attribute::NUMLINKS => w.u32(a.nlink),
+            attribute::OWNER => Principal::Id(a.uid).encode(w),
+            attribute::OWNER_GROUP => Principal::Id(a.gid).encode(w),
+            attribute::RAWDEV => DeviceSpec { major: a.rdev.0, minor: a.rdev.1 }.encode(w),
+            attribute::SPACE_USED => w.u64(a.used),
+            attribute::TIME_ACCESS => convert::time(a.atime).encode(w),
+            attribute::TIME_METADATA => convert::time(a.ctime).encode(w),
+            attribute::TIME_MODIFY => convert::time(a.mtime).encode(w),
+            attribute::MOUNTED_ON_FILEID => w.u64(self.mounted_on.unwrap_or(a.fileid)),
+            // Blocks that other files share count too: the kernel does not show them.
+            attribute::SPACE_FREED if a.nlink > 1 && !a.is_directory() => w.u64(0),
+            attribute::SPACE_FREED => w.u64(a.used),
+            attribute::XATTR_SUPPORT => {
+                self.supports_xattrs.iter().for_each(|supports| w.bool(*supports));
+            }
+            _ => self.of_file_system().encode_value(number, w),
+        }
     }
-    filled.keep(wanted);
-    filled
+
+    /// The attributes of the file system and of the server.
+    fn of_file_system(&self) -> Attributes<'static> {
+        let Self { space, limits, .. } = self;
+        Attributes {
+            clone_block_bytes: space.map(|space| space.block_bytes),
+            files_avail: space.map(|space| space.available_files),
+            files_free: space.map(|space| space.free_files),
+            files_total: space.map(|space| space.total_files),
+            space_avail: space.map(|space| space.available_bytes),
+            space_free: space.map(|space| space.free_bytes),
+            space_total: space.map(|space| space.total_bytes),
+            max_link: limits.map(|limits| limits.links_max),
+            max_name: limits.map(|limits| limits.name_bytes_max),
+            ..of_server(self.service, self.minor_version)
+        }
+    }
+}
+
+impl Encode for Described<'_> {
+    fn encode(&self, w: &mut Writer) {
+        let present = self.wanted.difference(self.unknown());
+        encode_attributes(w, present, |w| {
+            present.iter().for_each(|number| self.encode_value(number, w));
+        });
+    }
 }
 
 /// The attributes that are the same for all objects.
-pub(super) fn of_server(service: &Service, minor_version: u32) -> Attributes<'static> {
+fn of_server(service: &Service, minor_version: u32) -> Attributes<'static> {
     let transfer_bytes_max = u64::from(service.memory.transfer_bytes_max);
     let lease = service.lease();
     Attributes {

@@ -13,6 +13,7 @@ use super::results::{RESULT_BYTES_MAX, RESULT_BYTES_USUAL, Results};
 use super::{Outcome, Refused};
 use crate::call::{Call, Credential};
 use crate::counters::Operation;
+use crate::inode_cache::Attributes;
 use crate::procedures::Programs;
 use crate::request::{Handled, Peer, Refusal, Request};
 use crate::state::Running;
@@ -29,6 +30,8 @@ pub(super) struct Compound<'a> {
     pub(super) running: Option<Running>,
     pub(super) current: Option<Current>,
     pub(super) saved: Option<Current>,
+    /// The attributes that the operation before, a WRITE, has left behind.
+    pub(super) written: Option<Attributes>,
     pub(super) results: Results<'a>,
     /// The data of the first WRITE, which was received apart.
     payload: Option<WriteData>,
@@ -83,6 +86,7 @@ pub(crate) async fn execute(
         running: None,
         current: None,
         saved: None,
+        written: None,
         results,
         payload,
     };
@@ -107,7 +111,7 @@ impl<'a> Compound<'a> {
             let start = self.request.tally.start();
             let checked = next.and_then(|known| self.check(known.ok(), place));
             let outcome = match checked {
-                Ok(OperationCode::Sequence) => match self.sequence(reader).await {
+                Ok(OperationCode::Sequence) => match self.sequence(reader) {
                     Ok(Sequenced::Run(outcome)) => outcome,
                     Ok(Sequenced::Duplicate) => return End::Duplicate,
                     Ok(Sequenced::Replay(body)) => return End::Replay(body),

@@ -19,7 +19,7 @@ impl Compound<'_> {
             Content::Data => Sought::Data,
             Content::Hole => Sought::Hole,
         };
-        let caller = self.check_io(&located, &args.stateid, ShareAccess::Read).await?;
+        let (caller, _) = self.check_io(&located, &args.stateid, ShareAccess::Read).await?;
         let (vfs, object) = (&self.request.service.vfs, &located.object);
         let (offset, eof) = vfs.seek(&caller, object, args.offset, sought).await?;
         Ok(SeekOk { eof, offset })
@@ -32,7 +32,7 @@ impl Compound<'_> {
         allocation: Allocation,
     ) -> Outcome<()> {
         let located = self.object_or(Status::Isdir)?;
-        let caller = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
+        let (caller, _) = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
         let (vfs, object) = (&self.request.service.vfs, &located.object);
         Ok(vfs.allocate(&caller, object, (args.offset, args.length), allocation).await?)
     }
@@ -65,8 +65,9 @@ impl Compound<'_> {
         if source.object.root().device() != located.object.root().device() {
             return Err(Status::Xdev.into());
         }
-        let reader = self.check_io(&source, &args.source_stateid, ShareAccess::Read).await?;
-        let writer = self.check_io(&located, &args.destination_stateid, ShareAccess::Write).await?;
+        let (reader, _) = self.check_io(&source, &args.source_stateid, ShareAccess::Read).await?;
+        let (writer, _) =
+            self.check_io(&located, &args.destination_stateid, ShareAccess::Write).await?;
         let OpenedFor { reading, .. } = reader.opened;
         // One user reads and writes, unless the exports squash it differently.
         let reading = reading && reader.uid == writer.uid;

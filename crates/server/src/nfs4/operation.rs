@@ -28,6 +28,7 @@ impl<'a> Compound<'a> {
         operation: Op,
         reader: &mut Reader<'a>,
     ) -> Result<(), Status> {
+        let written = self.written.take();
         match operation {
             Op::Putfh => {
                 let outcome = self.put_fh(reader);
@@ -51,7 +52,7 @@ impl<'a> Compound<'a> {
             }
             Op::Read => self.read(reader).await,
             Op::Write => self.write(reader).await,
-            Op::Getattr => self.getattr(reader).await,
+            Op::Getattr => self.getattr(reader, written).await,
             Op::Access | Op::Setattr | Op::Verify | Op::Nverify | Op::Commit | Op::Readdir => {
                 Box::pin(self.perform_on_object(operation, reader)).await
             }

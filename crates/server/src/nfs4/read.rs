@@ -39,12 +39,12 @@ impl Compound<'_> {
     async fn read_data(&mut self, args: ReadArgs) -> Outcome<ReadDone> {
         let located = self.object_or(Status::Isdir)?;
         let ReadArgs { stateid, offset, count } = args;
-        let caller = self.check_io(&located, &stateid, ShareAccess::Read).await?;
+        let (caller, held) = self.check_io(&located, &stateid, ShareAccess::Read).await?;
         let (room, _) = self.results.data_room()?;
         let count = count.min(u32::try_from(room).unwrap_or(u32::MAX));
         let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
         self.trace(Event::ReadStart, call, (offset, count), None);
-        let answer = vfs.read(&caller, &located.object, call, offset, count).await;
+        let answer = vfs.read(&caller, (&located.object, &held), call, offset, count).await;
         let done = answer.result.as_ref().map_or(0, ReadDone::count);
         let done = u32::try_from(done).expect("at most what was asked for");
         let result = answer.result.as_ref().map(|_| done).map_err(|status| *status);

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use io::{Buffer, Payload};
 use proto::nfs4::{
-    Attributes, Bitmap, Entry, EntryEncoder, FileHandle, LISTING_END_BYTES, OperationCode,
+    Attributes, Bitmap, EntryEncoder, FileHandle, LISTING_END_BYTES, NFS4_OK, OperationCode,
     ReaddirArgs, Status, Verifier, attribute, listing_end,
 };
-use proto::xdr::Reader;
+use proto::xdr::{Encode, Reader};
 
 use super::Outcome;
-use super::attr::{Described, WRITE_ONLY, of_object, of_server};
+use super::attr::{Described, WRITE_ONLY};
 use super::compound::Compound;
 use super::location::{Located, Place, Pseudo};
 use super::operation::decoded;
@@ -121,7 +121,7 @@ impl Compound<'_> {
             // The attributes of an export's root are those that LOOKUP leads to, not known here.
             let attributes = self.describe_pseudo(&child, page.wanted);
             let name = child.node().name.clone();
-            if !page.put(&Entry { cookie: place, name: name.as_bytes(), attributes }) {
+            if !page.put(place, name.as_bytes(), &attributes) {
                 eof = false;
                 break;
             }
@@ -166,43 +166,55 @@ impl Page {
         if matches!(name, b"." | b"..") {
             return true;
         }
-        let attributes = self.attributes(entry);
-        self.put(&Entry { cookie: entry.cookie, name, attributes })
+        let service = Arc::clone(&self.service);
+        match self.describe(&service, entry) {
+            Some(described) => self.put(entry.cookie, name, &described),
+            None => self.put(entry.cookie, name, &self.without_object(entry.fileid)),
+        }
     }
 
-    fn attributes(&self, entry: &DirectoryEntry<'_>) -> Attributes<'static> {
-        let (Some(found), Some(object)) = (&entry.object, &self.object) else {
-            // It vanished, or is another file system's; or nothing of it is asked for.
-            let mut attributes = Attributes {
-                rdattr_error: Some(Status::Noent.code()),
-                fileid: Some(entry.fileid),
-                mounted_on_fileid: Some(entry.fileid),
-                ..Attributes::default()
-            };
-            if self.wanted.difference(WITHOUT_OBJECT).is_empty() {
-                attributes.rdattr_error = Some(proto::nfs4::NFS4_OK);
-            }
-            attributes.keep(self.wanted);
-            return attributes;
+    /// The attributes of an entry without an object: it vanished, or is another file system's; or
+    /// nothing of it is asked for.
+    fn without_object(&self, fileid: u64) -> Attributes<'static> {
+        let is_asked_for = !self.wanted.difference(WITHOUT_OBJECT).is_empty();
+        let error = if is_asked_for { Status::Noent.code() } else { NFS4_OK };
+        let mut attributes = Attributes {
+            rdattr_error: Some(error),
+            fileid: Some(fileid),
+            mounted_on_fileid: Some(fileid),
+            ..Attributes::default()
         };
+        attributes.keep(self.wanted);
+        attributes
+    }
+
+    /// The attributes of an entry's object.
+    fn describe<'s>(
+        &self,
+        service: &'s Service,
+        entry: &DirectoryEntry<'_>,
+    ) -> Option<Described<'s>> {
+        let (Some(found), Some(object)) = (&entry.object, &self.object) else { return None };
         let handle = self.wanted.contains(attribute::FILEHANDLE).then(|| {
-            let sealed = self.service.seal(object.root(), found.handle);
+            let sealed = service.seal(object.root(), found.handle);
             FileHandle::new(sealed.as_bytes()).expect("version 4 has longer handles")
         });
-        let described = Described {
-            attributes: &found.attributes,
+        Some(Described {
+            service,
+            minor_version: self.minor_version,
+            wanted: self.wanted,
+            attributes: found.attributes,
             export_id: object.root().id,
             mounted_on: None,
             handle,
             space: None,
             limits: None,
             supports_xattrs: None,
-        };
-        of_object(&described, self.wanted, of_server(&self.service, self.minor_version))
+        })
     }
 
-    fn put(&mut self, entry: &Entry<'_>) -> bool {
-        let Some(encoded) = self.encoder.encode(entry) else { return false };
+    fn put(&mut self, cookie: u64, name: &[u8], attributes: &impl Encode) -> bool {
+        let Some(encoded) = self.encoder.encode(cookie, name, attributes) else { return false };
         self.buffer.as_mut_slice()[self.filled..][..encoded.len()].copy_from_slice(encoded);
         self.filled += encoded.len();
         self.names += 1;

@@ -28,7 +28,7 @@ impl Compound<'_> {
     }
 
     /// SEQUENCE, RFC 8881 §18.46.
-    pub(super) async fn sequence(&mut self, reader: &mut Reader<'_>) -> Outcome<Sequenced> {
+    pub(super) fn sequence(&mut self, reader: &mut Reader<'_>) -> Outcome<Sequenced> {
         let args: SequenceArgs = decoded(reader)?;
         let service = self.request.service;
         let session = service.state.session(args.session)?;

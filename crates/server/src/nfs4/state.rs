@@ -46,16 +46,17 @@ impl Compound<'_> {
         Ok((inode, file))
     }
 
-    /// Checks the stateid of an operation on data. Returns the caller with what the stateid permits.
+    /// Checks the stateid of an operation on data. Returns the caller with what the stateid permits,
+    /// and the file.
     pub(super) async fn check_io(
         &self,
         located: &Located,
         stateid: &Stateid,
         access: ShareAccess,
-    ) -> Outcome<Caller> {
+    ) -> Outcome<(Caller, Arc<Inode>)> {
         let mut caller = located.caller.clone();
         let stateid = self.known_stateid(stateid)?;
-        let (_inode, file) = self.hold(located).await?;
+        let (inode, file) = self.hold(located).await?;
         let (service, client) = (self.request.service, self.client()?);
         let mut effects = Effects::new();
         let now = service.now();
@@ -69,7 +70,7 @@ impl Compound<'_> {
             reading: was_permitted && access.reads(),
             writing: was_permitted && access.writes(),
         };
-        Ok(caller)
+        Ok((caller, inode))
     }
 
     /// CLOSE, RFC 8881 §18.2.

@@ -71,7 +71,7 @@ impl Compound<'_> {
     ) -> Outcome<WriteOk> {
         let located = self.object_or(Status::Isdir)?;
         let WriteHead { stateid, offset, stable, data_len } = args;
-        let caller = self.check_io(&located, stateid, ShareAccess::Write).await?;
+        let (caller, held) = self.check_io(&located, stateid, ShareAccess::Write).await?;
         let stability = match stable {
             StableHow::Unstable => Stability::Unstable,
             StableHow::DataSync => Stability::DataSync,
@@ -79,8 +79,9 @@ impl Compound<'_> {
         };
         let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
         self.trace(Event::WriteStart, call, (*offset, *data_len), None);
-        let object = &located.object;
+        let object = (&located.object, &held);
         let answer = vfs.write(&caller, object, call, *offset, &mut data, stability).await;
+        self.written = answer.attributes.after;
         let count = |done: &WriteDone| u32::try_from(done.count).expect("as sent");
         let result = answer.result.as_ref().map(count).map_err(|status| *status);
         self.trace(Event::WriteDone, call, (*offset, *data_len), Some(result));

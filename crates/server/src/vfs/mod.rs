@@ -195,7 +195,7 @@ impl Vfs {
         &self.switches
     }
 
-    /// The open object behind a handle, to be held by state of version 4.
+    /// The object behind a handle, open for as long as it is held.
     ///
     /// # Errors
     /// `Stale` when it is gone.

@@ -58,7 +58,7 @@ enum Tried {
 }
 
 impl Vfs {
-    /// READ, RFC 1813 §3.3.6. Reads at most `count` bytes (clamped to `transfer_bytes_max`) at
+    /// READ of an object that is [held](Self::hold), RFC 1813 §3.3.6. Reads at most `count` bytes (clamped to `transfer_bytes_max`) at
     /// `offset`; short only at the end of the file, and then `eof`.
     ///
     /// # Errors
@@ -67,25 +67,21 @@ impl Vfs {
     pub(crate) async fn read(
         &self,
         caller: &Caller,
-        object: &Object,
+        (object, file): (&Object, &Arc<Inode>),
         call: CallId,
         offset: u64,
         count: u32,
     ) -> Answer<Option<Attributes>, ReadDone> {
-        let file = match self.inode(object).await {
-            Ok(file) => file,
-            Err(status) => return Answer::refused(status),
-        };
         let asked = Asked { call, mode: object.policy.read, offset, count };
         for _ in 0..ATTEMPTS {
-            let (attributes, outcome) = self.read_as_of_now(caller, &file, asked).await;
+            let (attributes, outcome) = self.read_as_of_now(caller, file, asked).await;
             // The attributes from before the cut must not be in one reply with what it has left.
             let fetched = match outcome {
                 Ok(Outcome::CutShort(fetched)) => fetched,
                 Ok(Outcome::Whole(done)) => return Answer { attributes, result: Ok(done) },
                 Err(status) => return Answer { attributes, result: Err(status) },
             };
-            match self.live_attributes(&file).await {
+            match self.live_attributes(file).await {
                 Ok(now) if offset + fetched.len() >= now.size => {
                     let done = ReadDone { data: fetched.0, eof: true };
                     return Answer { attributes: None, result: Ok(done) };

@@ -49,7 +49,7 @@ pub(crate) struct WriteDone {
 }
 
 impl Vfs {
-    /// WRITE, RFC 1813 §3.3.7.
+    /// WRITE to an object that is [held](Self::hold), RFC 1813 §3.3.7.
     ///
     /// A WRITE has the file to itself, so that the attributes before and after are its own; through
     /// the page cache the kernel would make WRITEs wait for each other all the same. Those that wait
@@ -62,7 +62,7 @@ impl Vfs {
     pub(crate) async fn write(
         &self,
         caller: &Caller,
-        object: &Object,
+        (object, file): (&Object, &Arc<Inode>),
         call: CallId,
         offset: u64,
         data: &mut Option<WriteData>,
@@ -71,13 +71,13 @@ impl Vfs {
         let (caller, mode, flush) = (caller.clone(), object.policy.write, stability.flush());
         let request = WriteRequest { caller, call, mode, offset, data: data.take(), flush };
         let request = Box::new(request);
-        let (file, turn) = match self.write_in_turn(object, request).await {
+        let turn = match self.write_in_turn(file, request).await {
             Ok(turn) => turn,
             Err(status) => return Box::pin(self.refuse_change(object, status)).await,
         };
         let WriteTurn { attributes, result, verifier, failures, flush } = turn;
         let result = match result {
-            Ok(count) => self.stabilize(&file, flush, failures).await.map(|()| WriteDone {
+            Ok(count) => self.stabilize(file, flush, failures).await.map(|()| WriteDone {
                 count,
                 committed: stability,
                 verifier,
@@ -92,7 +92,7 @@ impl Vfs {
         Answer { attributes, result }
     }
 
-    /// The file and the outcome of a WRITE's turn: shared if it goes past the page cache, where the
+    /// The outcome of a WRITE's turn: shared if it goes past the page cache, where the
     /// kernel lets several at once. The first one has the file to itself, and opens the direct
     /// descriptor once it is permitted to.
     ///
@@ -101,11 +101,10 @@ impl Vfs {
     /// checked again, with the attributes then.
     async fn write_in_turn(
         &self,
-        object: &Object,
+        file: &Arc<Inode>,
         request: Box<WriteRequest>,
-    ) -> Result<(Arc<Inode>, WriteTurn), Status> {
-        let file = self.inode(object).await?;
-        self.wait_for_return(&file, &request.caller, Changing::Data).await?;
+    ) -> Result<WriteTurn, Status> {
+        self.wait_for_return(file, &request.caller, Changing::Data).await?;
         let lengths = Lengths::up_to(request.end());
         let can_share = request.mode == IoMode::Direct
             && request.len() >= SPLIT_BYTES_MIN
@@ -113,22 +112,20 @@ impl Vfs {
             && file.root().attributes_in_memory
             && file.has_direct_writer();
         let change = match if can_share { None } else { file.lock.try_alone() } {
-            Some(alone) => self.begin_alone(&file, alone, lengths).await?,
+            Some(alone) => self.begin_alone(file, alone, lengths).await?,
             None => {
                 if !file.expects_writer(&request.caller) {
-                    let now = self.live_attributes(&file).await?;
-                    self.permit::<Writing>(&request.caller, &file, &now).await?;
+                    let now = self.live_attributes(file).await?;
+                    self.permit::<Writing>(&request.caller, file, &now).await?;
                 }
                 range_of(&request)?;
                 if !can_share {
-                    let turn = self.write_in_batch(&file, request).await?;
-                    return Ok((file, turn));
+                    return self.write_in_batch(file, request).await;
                 }
-                self.begin_shared(&file, lengths).await?
+                self.begin_shared(file, lengths).await?
             }
         };
-        let turn = self.take_turn(&file, change, request).await;
-        Ok((file, turn))
+        Ok(self.take_turn(file, change, request).await)
     }
 
     /// Performs a WRITE within a change, which it ends.
