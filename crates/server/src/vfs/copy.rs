@@ -92,6 +92,17 @@ impl Vfs {
         allocation: Allocation,
     ) -> Result<(), Status> {
         let range = ByteRange::new(offset, length).ok_or(Status::TooLarge)?;
+        let attempt = || self.allocate_once(caller, object, range, allocation);
+        self.with_space(object.root(), attempt).await
+    }
+
+    async fn allocate_once(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        range: ByteRange,
+        allocation: Allocation,
+    ) -> Result<(), Status> {
         let (flags, lengths) = match allocation {
             Allocation::Allocate => (FallocateFlags::empty(), Lengths::up_to(range.end())),
             Allocation::Deallocate => {
@@ -105,7 +116,7 @@ impl Vfs {
         let changed = Arc::clone(&file);
         change.note_start();
         let job = move || {
-            let result = fallocate(&*writer, flags, offset, length);
+            let result = fallocate(&*writer, flags, range.offset(), range.len());
             changed.note_change();
             drop(pages);
             change.end(writer.as_fd());
@@ -122,6 +133,17 @@ impl Vfs {
     /// `Invalid` for ranges that overlap or are not aligned to the blocks of the file system, or that
     /// end behind the source; `CrossDevice`, `NotSupported`, and those of READ and WRITE.
     pub(crate) async fn clone_range(
+        &self,
+        caller: &Caller,
+        source: &Object,
+        destination: &Object,
+        range: CopyRange,
+    ) -> Result<(), Status> {
+        let attempt = || self.clone_once(caller, source, destination, range);
+        self.with_space(destination.root(), attempt).await
+    }
+
+    async fn clone_once(
         &self,
         caller: &Caller,
         source: &Object,
@@ -160,6 +182,17 @@ impl Vfs {
     /// `Invalid` for ranges that overlap in one file, or that end behind the source; `CrossDevice`;
     /// those of READ and WRITE.
     pub(crate) async fn copy(
+        &self,
+        caller: &Caller,
+        source: &Object,
+        destination: &Object,
+        range: CopyRange,
+    ) -> Result<CopyDone, Status> {
+        let attempt = || self.copy_once(caller, source, destination, range);
+        self.with_space(destination.root(), attempt).await
+    }
+
+    async fn copy_once(
         &self,
         caller: &Caller,
         source: &Object,

@@ -218,6 +218,11 @@ impl Vfs {
         self.inode_cache.shrink_clean(&self.engine);
     }
 
+    /// Closes open objects of a device that no call uses, after a call has found no descriptor.
+    pub(crate) async fn close_unused(&self, device: DeviceNumber) {
+        self.inode_cache.shrink(device, &self.engine).await;
+    }
+
     /// Advances the clock of the open objects, and returns those that are idle now: a list for each
     /// device, for [`Self::close_idle`]. To be called once a second; does not block.
     #[must_use]
@@ -249,6 +254,22 @@ impl Vfs {
     /// `root`. Returns whether the call may succeed now.
     async fn free_space(&self, root: &ExportRoot) -> bool {
         root.attributes_in_memory && self.inode_cache.free_space(root.device(), &self.engine).await
+    }
+
+    /// Attempts a change, and once more if it fails for want of space and there is some after all. An
+    /// attempt that fails so can be repeated.
+    async fn with_space<T, F>(
+        &self,
+        root: &ExportRoot,
+        attempt: impl Fn() -> F,
+    ) -> Result<T, Status>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        match attempt().await {
+            Err(Status::NoSpace) if self.free_space(root).await => attempt().await,
+            done => done,
+        }
     }
 
     /// Flushes everything, empties the window, closes all objects and ends the threads.
@@ -398,7 +419,7 @@ impl Vfs {
     /// # Errors
     /// Those of the attempt; `NoDescriptor` if giving up what is cached does not help. An attempt
     /// that ends so must have changed nothing.
-    async fn with_descriptors<T, F>(
+    pub(crate) async fn with_descriptors<T, F>(
         &self,
         device: DeviceNumber,
         mut attempt: impl FnMut() -> F,
@@ -409,7 +430,7 @@ impl Vfs {
         for _ in 0..DESCRIPTOR_RETRIES {
             match attempt().await {
                 Err(Status::NoDescriptor) => {
-                    self.inode_cache.shrink(device, &self.engine).await;
+                    self.close_unused(device).await;
                 }
                 result => return result,
             }

@@ -169,6 +169,9 @@ impl Vfs {
             self.pause(pause).await;
             done = self.with_descriptors(device, attempt).await;
         }
+        if matches!(done, Ok((_, Err(Status::NoSpace)))) && self.free_space(to.0.root()).await {
+            done = self.with_descriptors(device, attempt).await;
+        }
         let (attributes, result) = match done {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),

@@ -6,7 +6,7 @@ use proto::nfs4::*;
 use proto::xdr::{Decode, Encode};
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, Mounted};
 
 const BLOCK: usize = 64 << 10;
 
@@ -20,7 +20,10 @@ struct Bed {
 
 impl Bed {
     fn new() -> Self {
-        let fixture = Fixture::with(ALL_VERSIONS);
+        Self::of(Fixture::with(ALL_VERSIONS))
+    }
+
+    fn of(fixture: Fixture) -> Self {
         let mut session = Session::of(&fixture, b"client", 2);
         let export = session.export();
         let (source, target) = (session.open(export, b"source"), session.open(export, b"target"));
@@ -112,6 +115,40 @@ fn allocate_grows_a_file_and_deallocate_punches_a_hole() {
     assert!(bed.contents("source") == expected);
     assert_eq!(bed.allocate(OperationCode::Allocate, 0, 0), Err(Status::Inval));
     assert_eq!(bed.allocate(OperationCode::Allocate, 1, u64::MAX), Err(Status::Fbig));
+}
+
+#[test]
+fn operations_that_lack_space_get_that_of_deleted_files() {
+    let mut mount = None;
+    let fixture = Fixture::prepared(ALL_VERSIONS, |dir| {
+        mount = Mounted::tmpfs(&dir.join("export"), 2 << 10);
+    });
+    let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+    let mut bed = Bed::of(fixture);
+    // More than half of the disk, so that there is room for it once.
+    let length = 20 * BLOCK;
+    // The server opens a file to read it, and keeps it open when another program deletes it.
+    let delete = |bed: &mut Bed| {
+        let (export, path) = (bed.session.export(), bed.fixture.exported("deleted"));
+        std::fs::write(&path, vec![7; length]).unwrap();
+        let (offset, count) = (0, 4096);
+        let read = ReadArgs { stateid: Stateid::READ_BYPASS, offset, count };
+        let call = Operations::new().at(export).lookup(b"deleted");
+        bed.session.ok(&call.op(OperationCode::Read, &read));
+        std::fs::remove_file(&path).unwrap();
+    };
+    delete(&mut bed);
+    bed.allocate(OperationCode::Allocate, 0, length as u64).unwrap();
+    bed.allocate(OperationCode::Deallocate, 0, length as u64).unwrap();
+    // A hole takes no space, but its copy does.
+    bed.write("source", 0, &[7; BLOCK]);
+    delete(&mut bed);
+    let range = bed.range(0, 19 * BLOCK as u64, BLOCK as u64);
+    let filler = std::fs::File::create(bed.fixture.exported("filler")).unwrap();
+    let full = (0..).find(|page| filler.write_all_at(&[7; 4096], page * 4096).is_err());
+    assert!(full.is_some());
+    let (source, target) = (bed.source.0, bed.target.0);
+    bed.copy(range, source, target).unwrap();
 }
 
 #[test]
