@@ -154,8 +154,8 @@ impl HeldFiles {
     /// To be called as the server's user; may block.
     ///
     /// # Errors
-    /// `Stale` if the file was closed meanwhile; `NoDescriptor` while too many locks wait to be
-    /// released; those of opening it and of fcntl(2).
+    /// `Stale` if the file was closed meanwhile; `Delay` while too many locks wait to be released;
+    /// those of opening it and of fcntl(2).
     pub(crate) fn mirror(&self, state: &State, grant: &LockGrant) -> Result<Option<Piece>, Status> {
         let (inode, owner) = self.owner_of(grant)?;
         let mut descriptor = owner.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -266,7 +266,7 @@ impl HeldFiles {
         let held = files.get_mut(&grant.file).ok_or(Status::Stale)?;
         let owner = match held.locks.entry(grant.lock) {
             Entry::Occupied(known) => Arc::clone(known.get()),
-            Entry::Vacant(_) if *owners >= self.owners_max => return Err(Status::NoDescriptor),
+            Entry::Vacant(_) if *owners >= self.owners_max => return Err(Status::Delay),
             Entry::Vacant(new) => {
                 *owners += 1;
                 Arc::clone(new.insert(Arc::default()))

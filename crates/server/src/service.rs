@@ -392,6 +392,18 @@ impl Service {
         &self,
         grant: LockGrant,
     ) -> (LockGrant, Result<Option<Piece>, Status>) {
+        let device = self.held_files.device(grant.file);
+        let (grant, mirrored) = self.mirror_once(grant).await;
+        match (device, mirrored) {
+            (Some(device), Err(Status::NoDescriptor)) => {
+                self.vfs.close_unused(device).await;
+                self.mirror_once(grant).await
+            }
+            (_, mirrored) => (grant, mirrored),
+        }
+    }
+
+    async fn mirror_once(&self, grant: LockGrant) -> (LockGrant, Result<Option<Piece>, Status>) {
         let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
         let job = move || {
             let mirrored = held.mirror(&state, &grant);
@@ -409,8 +421,11 @@ impl Service {
         inode: Arc<Inode>,
         (wanted, lock): (Piece, Option<LockId>),
     ) -> Result<Option<Piece>, Status> {
-        let held = Arc::clone(&self.held_files);
-        self.engine.data(move || held.foreign_lock(&inode, lock, wanted)).await
+        let attempt = || {
+            let (held, inode) = (Arc::clone(&self.held_files), Arc::clone(&inode));
+            self.engine.data(move || held.foreign_lock(&inode, lock, wanted))
+        };
+        self.vfs.with_descriptors(inode.root().device(), attempt).await
     }
 
     /// Ends the leases that have run out, and the state of files whose exports are not served any more.

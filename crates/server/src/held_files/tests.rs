@@ -404,7 +404,7 @@ fn locks_that_wait_to_be_released_count_until_then() {
     let (target, range, kind) = (new(&open), LockRange { offset: 99, length: 1 }, LockType::Write);
     let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
     let grant = bed.state.lock_range(&call, NOW, &mut later).unwrap();
-    assert_eq!(bed.held.mirror(&bed.state, &grant), Err(Status::NoDescriptor));
+    assert_eq!(bed.held.mirror(&bed.state, &grant), Err(Status::Delay));
     bed.state.undo_lock(grant, NOW, &mut later);
     bed.perform(later);
     bed.lock(client, new(&open), LockType::Write, range).expect("there is room");

@@ -361,11 +361,11 @@ fn setattr_with_no_descriptor_left() {
 }
 
 /// All descriptors of this process that are free, taken.
-struct Exhausted(Vec<OwnedFd>);
+pub(crate) struct Exhausted(Vec<OwnedFd>);
 
 impl Exhausted {
     /// Lowers the limit to what is open, and takes the gaps.
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
         let number = |entry: std::io::Result<std::fs::DirEntry>| {
             entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap()

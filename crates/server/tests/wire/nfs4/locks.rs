@@ -9,6 +9,7 @@ use proto::xdr::decode_all;
 
 use super::client::{ALL_VERSIONS, Operations, Session};
 use crate::fixture::Fixture;
+use crate::limits::{Exhausted, in_own_process};
 
 /// A client with a file open, as the owner of locks in it.
 struct Locking {
@@ -167,4 +168,38 @@ fn an_unlinked_file_stays_usable_while_it_is_open() {
     client.close();
     let gone = client.session.call(&Operations::new().at(client.file).getattr(&[attribute::SIZE]));
     assert_eq!(gone.status, Err(Status::Stale));
+}
+
+#[test]
+fn locks_make_room_when_there_is_no_descriptor_left() {
+    in_own_process("nfs4::locks::locks_without_a_free_descriptor");
+}
+
+#[test]
+#[ignore = "run by locks_make_room_when_there_is_no_descriptor_left"]
+fn locks_without_a_free_descriptor() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut client = Locking::new(&fixture, b"client");
+    let export = client.session.export();
+    let names: Vec<_> = (0..20).map(|number| format!("unused {number}")).collect();
+    for name in &names {
+        std::fs::write(fixture.exported(name), "").unwrap();
+    }
+    // The server can close the files that it has open and no call uses.
+    let open_some = |client: &mut Locking| {
+        for name in &names {
+            let call = Operations::new().at(export).lookup(name.as_bytes());
+            client.session.ok(&call.getattr(&[attribute::SIZE]));
+        }
+    };
+    open_some(&mut client);
+    let exhausted = Exhausted::new();
+    let tested = client.test(LockType::Write, ALL);
+    drop(exhausted);
+    assert_eq!(tested, Ok(()));
+    open_some(&mut client);
+    let exhausted = Exhausted::new();
+    let locked = client.lock(LockType::Write, ALL);
+    drop(exhausted);
+    assert_eq!(locked, Ok(()));
 }
