@@ -111,6 +111,7 @@ impl Compound<'_> {
                     OpenHow::Unchecked(raw) => self.make_unchecked(&directory, name, raw).await,
                     OpenHow::Guarded(raw) => {
                         let change = convert::new_attributes(raw)?;
+                        self.prepare(args.owner.owner).await?;
                         let mode = CreateMode::Guarded(change);
                         self.make(&directory, name, mode, raw.bitmap).await
                     }
@@ -146,6 +147,16 @@ impl Compound<'_> {
                 Err(Status::Notsupp.into())
             }
         }
+    }
+
+    /// Makes room for an open by an owner: a file that was made for an OPEN without room would be in the
+    /// way of its retry.
+    async fn prepare(&self, owner: &[u8]) -> Outcome<()> {
+        let (service, client) = (self.request.service, self.client()?);
+        let mut effects = Effects::new();
+        let prepared = service.state.prepare_open(client, owner.len(), service.now(), &mut effects);
+        service.settle(effects).await;
+        Ok(prepared?)
     }
 
     async fn existing(&self, directory: &Located, name: &[u8]) -> Outcome<Target> {

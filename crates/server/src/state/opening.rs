@@ -58,6 +58,25 @@ impl State {
         self.lock().check_claim(client, is_reclaim)
     }
 
+    /// Makes room for an open of a file that is not made yet, by an owner with a name of so many bytes. To
+    /// be called before an OPEN makes a file that a retry would take for another's.
+    ///
+    /// # Errors
+    /// `Delay` for too many opens; `Badsession` if the client was forgotten meanwhile.
+    pub(crate) fn prepare_open(
+        &self,
+        client: ClientId,
+        name_bytes: usize,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut table = self.lock();
+        table.check_known(client)?;
+        let made = self.make_room_for_open(&mut table, (client, name_bytes), None, now, effects);
+        table.settle_records(effects);
+        made
+    }
+
     /// OPEN of a file, RFC 8881 §18.16. An owner that has it open adds to its share.
     ///
     /// # Errors
@@ -88,7 +107,8 @@ impl State {
             return Err(Status::Delay);
         }
         if own.is_none() {
-            self.make_room_for_open(&mut table, call, now, effects)?;
+            let owner = (client, call.owner.len());
+            self.make_room_for_open(&mut table, owner, Some(call.file), now, effects)?;
         }
         let (number, is_new) = table.files.add_open(call.file, owner, share, call.user);
         let stateid = self.stateid(number, table.files.open(number).seqid);
@@ -118,27 +138,28 @@ impl State {
     fn make_room_for_open(
         &self,
         table: &mut Table,
-        call: &OpenFile<'_>,
+        (client, name_bytes): (ClientId, usize),
+        file: Option<FileId>,
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let (all, name_bytes) = (table.files.opens(), call.owner.len());
+        let all = table.files.opens();
         // The address's own bound costs no other client its courtesy.
-        if table.is_peer_full(call.client, all, self.limits.peer_opens_max, Files::opens_of)
-            || self.is_peer_full_of_names(table, call.client, name_bytes)
+        if table.is_peer_full(client, all, self.limits.peer_opens_max, Files::opens_of)
+            || self.is_peer_full_of_names(table, client, name_bytes)
         {
             return Err(Status::Delay);
         }
         let is_full = |table: &Table| {
             let all = table.files.opens();
-            let (of_file, _) = table.files.file_counts(call.file);
+            let of_file = file.map_or(0, |file| table.files.file_counts(file).0);
             all >= self.limits.opens_max
                 || of_file >= self.limits.file_opens_max
                 || self.is_full_of_names(table, name_bytes)
         };
         if is_full(table) {
             self.forget_all_expired(table, now, effects);
-            table.check_known(call.client)?;
+            table.check_known(client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
     }
