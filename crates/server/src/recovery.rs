@@ -215,7 +215,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// The directory of records below the state directory.
-const DIRECTORY: &str = "nfs4";
+pub(crate) const DIRECTORY: &str = "nfs4";
 const EPOCH_FILE: &str = "epoch";
 /// A record's file name is this and a number.
 const PREFIX: &str = "client-";

@@ -14,7 +14,7 @@ use crate::export::{ExportError, Exports, HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
 use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::Programs;
-use crate::recovery::Recovery;
+use crate::recovery::{self, Recovery};
 use crate::report::{Monitor, MonitorFacts};
 use crate::service::Service;
 use crate::state_dir::{StateDir, StateDirError};
@@ -125,6 +125,9 @@ impl Server {
         let counters = Arc::new(Counters::default());
         let exports = Exports::open(Arc::clone(config.exports()), None, &counters)?;
         let serves_v4 = config.nfs_versions().serves_v4();
+        if serves_v4 {
+            state_dir.make_directory(recovery::DIRECTORY)?;
+        }
         let recovery = serves_v4.then(|| Recovery::open(state_dir.path())).transpose();
         let recovery = recovery.map_err(StartError::Recovery)?;
         let service = Service::new(&config, exports, handle_key, recovery, counters);

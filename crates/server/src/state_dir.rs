@@ -90,16 +90,28 @@ impl StateDir {
     /// # Errors
     /// See [`StateDirError`].
     pub(crate) fn open(path: &Path) -> Result<Self, StateDirError> {
-        let fail = |error| StateDirError::Io { path: path.to_owned(), error };
-        // The server's umask is 0, so the mode is explicit.
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(fail)?;
-        check_directory(path, &fs::metadata(path).map_err(fail)?)?;
+        make_checked(path)?;
         Ok(Self { path: path.to_owned(), _lock: lock(path)? })
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Makes a directory in it if it is missing, and checks who can change that.
+    ///
+    /// # Errors
+    /// See [`StateDirError`].
+    pub(crate) fn make_directory(&self, name: &str) -> Result<(), StateDirError> {
+        make_checked(&self.path.join(name))
+    }
+}
+
+fn make_checked(path: &Path) -> Result<(), StateDirError> {
+    let fail = |error| StateDirError::Io { path: path.to_owned(), error };
+    // The server's umask is 0, so the mode is explicit.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(fail)?;
+    check_directory(path, &fs::metadata(path).map_err(fail)?)
 }
 
 fn check_directory(path: &Path, metadata: &Metadata) -> Result<(), StateDirError> {
@@ -194,6 +206,18 @@ mod tests {
         for mode in [0o700, 0o755, 0o750] {
             open(directory(mode).path()).unwrap();
         }
+    }
+
+    #[test]
+    fn a_directory_in_it_that_others_can_write_is_refused() {
+        let dir = directory(0o700);
+        let state = open(dir.path()).unwrap();
+        state.make_directory("nfs4").unwrap();
+        let inner = dir.path().join("nfs4");
+        assert_eq!(fs::metadata(&inner).unwrap().mode() & 0o7777, 0o700);
+        fs::set_permissions(&inner, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = state.make_directory("nfs4").unwrap_err().to_string();
+        assert!(error.contains("nfs4 can be written by others"), "{error}");
     }
 
     #[test]
