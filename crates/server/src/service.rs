@@ -474,6 +474,22 @@ impl Service {
         self.exports.load().table.iter().any(|export| export.admit(&peer, Flavor::Sys).is_ok())
     }
 
+    /// Counts and logs a call of a peer that no export admits, with the rule that comes closest.
+    pub(crate) fn refuse_stranger(&self, address: SocketAddr, status: &str) {
+        self.counters.add(Counter::DeniedCalls, 1);
+        let (peer, exports) = (export::Peer { address }, self.exports.load());
+        let insecure = exports.table.iter().find_map(|export| {
+            let denied = export.admit(&peer, Flavor::Sys).err()?;
+            matches!(denied, Denied::InsecurePort { .. }).then_some((&export.name, denied))
+        });
+        let refusal = match insecure {
+            Some((export, denied)) => format!("export {export}: {denied}"),
+            None => "no rule of any export names this client".to_owned(),
+        };
+        let client = address.ip().to_canonical();
+        tracing::info!(%client, status, %refusal, "mount refused");
+    }
+
     /// Passes a call through the gate of an export.
     ///
     /// # Errors

@@ -167,6 +167,7 @@ impl<'a> Compound<'a> {
     /// that some export admits the peer: no other gets state.
     fn check(&mut self, operation: Option<OperationCode>, place: u32) -> Outcome<OperationCode> {
         if place == 0 && !self.request.service.knows(self.peer.address) {
+            self.request.service.refuse_stranger(self.peer.address, Status::Access.name());
             return Err(Status::Access.into());
         }
         let known = operation.filter(|operation| self.has(*operation));

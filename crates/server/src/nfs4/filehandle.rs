@@ -7,6 +7,7 @@ use proto::nfs4::{FileHandle, Status};
 use super::compound::Compound;
 use super::location::{Current, Located, Place, Pseudo};
 use super::{Outcome, Refused};
+use crate::call_log::Shown;
 use crate::export::{Exports, Object, pseudo_id};
 use crate::fs::{self, Caller};
 use crate::trace::CallId;
@@ -86,8 +87,23 @@ impl Compound<'_> {
         match self.root_of(&pseudo.exports, id) {
             Ok(root) => Ok(Place::Object(root)),
             Err(_) if self.is_visible(&pseudo) => Ok(Place::Pseudo(pseudo)),
-            Err(refused) => Err(refused),
+            Err(refused) => {
+                self.log_refused(&pseudo, refused.status);
+                Err(refused)
+            }
         }
+    }
+
+    /// Logs that no export at a place or below it admits the peer, as MNT does.
+    pub(super) fn log_refused(&self, pseudo: &Pseudo, status: Status) {
+        let (exports, peer) = (&pseudo.exports, &self.request.peer);
+        let ids = exports.pseudo_root.exports_below(pseudo.place);
+        let mut below = ids.iter().filter_map(|id| exports.table.by_id(*id));
+        let Some(export) = below.next() else { return };
+        let Err(denied) = exports.admit(export, peer, self.request.flavor) else { return };
+        let (client, path) = (peer.address.ip().to_canonical(), Shown(export.name.as_bytes()));
+        let (status, refusal) = (status.name(), format_args!("export {}: {denied}", export.name));
+        tracing::info!(%client, %path, status, %refusal, "mount refused");
     }
 
     /// The root of an export.

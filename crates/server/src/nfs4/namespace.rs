@@ -54,7 +54,11 @@ impl Compound<'_> {
     fn find_above(&self, pseudo: &Pseudo, name: &[u8]) -> Outcome<Place> {
         let child = pseudo.exports.pseudo_root.child(pseudo.place, name);
         let child = pseudo.at(child.ok_or(Status::Noent)?);
-        if self.is_visible(&child) { self.enter(child) } else { Err(Status::Noent.into()) }
+        if self.is_visible(&child) {
+            return self.enter(child);
+        }
+        self.log_refused(&child, Status::Noent);
+        Err(Status::Noent.into())
     }
 
     /// A symbolic link where a directory is needed has a status of its own (RFC 8881 §15.1.2.8).
