@@ -264,9 +264,8 @@ fn a_refused_mount_names_the_rule() {
 #[test]
 fn a_name_hidden_by_version_4_names_the_rule() {
     let place = Place::new();
-    let config = format!("nfs_versions = [\"4.1\"]\n{ONE_EXPORT}");
     let config = format!(
-        "{config}[[export]]\npath = \"$DIR/b\"\nname = \"/srv/b\"\n\
+        "{ONE_EXPORT}[[export]]\npath = \"$DIR/b\"\nname = \"/srv/b\"\n\
          [[export.client]]\nhosts = [\"192.0.2.1\"]\n"
     );
     let running = Running::start(serve_config(&place.configure(&config)), 2);
@@ -297,7 +296,7 @@ fn a_name_hidden_by_version_4_names_the_rule() {
 fn a_client_that_version_4_admits_nowhere_is_logged_with_the_rule() {
     let place = Place::new();
     let rule = "[[export.client]]\nhosts = [\"192.0.2.1\"]\n";
-    let config = format!("nfs_versions = [\"4.1\"]\n{ONE_EXPORT}{rule}");
+    let config = format!("{ONE_EXPORT}{rule}");
     let insecure = "[[export.client]]\nhosts = [\"127.0.0.1\"]\nsecure_ports = true\n";
     let refused = |config: &str, refusal: &dyn Fn(u16) -> String| {
         let running = Running::start(serve_config(&place.configure(config)), 1);
