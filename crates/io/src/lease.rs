@@ -57,7 +57,8 @@ impl Leases {
     }
 
     /// Takes a read lease by a descriptor that is open for reading alone; `None` while the file is open
-    /// for writing. `file` is its number for `on_break`, which has no other lease.
+    /// for writing. `file` is its number for `on_break`. An earlier lease of the file is not watched any
+    /// more: it is about to be dropped.
     ///
     /// # Errors
     /// `EACCES` for a file of another user without CAP_LEASE; `EINVAL` and others where there are no
@@ -92,7 +93,12 @@ impl Leases {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.leases.lock().remove(&self.file);
+        // A lease of the same file may have been taken meanwhile.
+        let mut held = self.leases.lock();
+        if held.get(&self.file).is_some_and(|fd| Arc::ptr_eq(fd, &self.fd)) {
+            held.remove(&self.file);
+        }
+        drop(held);
         // Also while the thread above looks at the descriptor.
         let _ = control(self.fd.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK);
     }
@@ -238,6 +244,17 @@ mod tests {
         drop(lease);
         open_for_writing(&file).unwrap();
         assert!(leases.lock().is_empty());
+    }
+
+    #[test]
+    fn a_lease_is_watched_though_an_earlier_one_of_the_file_ends_after_it_was_taken() {
+        let (leases, breaks) = leases();
+        let file = file();
+        let earlier = leases.take(reader(&file), 1).unwrap().expect("it has no writer");
+        let _lease = leases.take(reader(&file), 1).unwrap().expect("it has no writer");
+        drop(earlier);
+        open_for_writing(&file).unwrap_err();
+        assert_eq!(breaks.recv_timeout(SOON), Ok(1));
     }
 
     #[test]
