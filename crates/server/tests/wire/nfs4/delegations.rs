@@ -1,6 +1,8 @@
 //! Read delegations: grants, conflicts with clients of both versions and with local programs, recalls,
 //! and what becomes of those that are not returned.
 
+mod sequences;
+
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::thread;
@@ -125,9 +127,9 @@ fn bound(fixture: &Fixture, session: &Session) -> Client {
     back
 }
 
-fn receive(back: &mut Client, session: SessionId) -> (u32, Asked) {
-    let record = back.receive_record().expect("a callback");
-    let mut r = Reader::new(&record);
+/// The transaction id of a callback, and what it asks for.
+fn decode(record: &[u8], session: SessionId) -> (u32, Asked) {
+    let mut r = Reader::new(record);
     let header = decode_call(&mut r).unwrap();
     assert!(matches!(header.credential, Credential::Sys(_)), "{header:?}");
     let head = CallbackHead::decode(&mut r).unwrap();
@@ -144,8 +146,17 @@ fn receive(back: &mut Client, session: SessionId) -> (u32, Asked) {
     (header.xid, asked)
 }
 
+fn receive(back: &mut Client, session: SessionId) -> (u32, Asked) {
+    decode(&back.receive_record().expect("a callback"), session)
+}
+
 fn answer(back: &mut Client, session: SessionId) -> Asked {
-    let (xid, asked) = receive(back, session);
+    let record = back.receive_record().expect("a callback");
+    answer_record(back, session, &record)
+}
+
+fn answer_record(back: &mut Client, session: SessionId, record: &[u8]) -> Asked {
+    let (xid, asked) = decode(record, session);
     let mut w = Writer::new();
     ReplyHeader::Accepted { xid, stat: AcceptStat::Success }.encode(&mut w);
     let results = if asked == Asked::Nothing { 1 } else { 2 };
