@@ -186,6 +186,8 @@ attributes! {
     mode_umask: ModeUmask = MODE_UMASK 81,
     /// The object can have extended attributes. RFC 8276 §8.2.
     xattr_support: bool = XATTR_SUPPORT 82,
+    /// What OPEN understands. RFC 9754 §3.
+    open_arguments: OpenArguments = OPEN_ARGUMENTS 86,
 }
 
 /// `fattr4` that was not decoded beyond its bitmap, §3.3.10.
@@ -332,6 +334,23 @@ pub struct ModeUmask {
 }
 
 xdr_struct!(ModeUmask { mode: u32, umask: u32 });
+
+/// `open_arguments4`, RFC 9754 §3: the values that the arguments of OPEN may have, a bit for each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct OpenArguments {
+    /// `OPEN4_SHARE_ACCESS_*`.
+    pub share_access: Bitmap,
+    /// `OPEN4_SHARE_DENY_*`.
+    pub share_deny: Bitmap,
+    /// `open_args_share_access_want4`: `OPEN4_SHARE_ACCESS_WANT_*`, numbered anew.
+    pub share_access_want: Bitmap,
+    /// `open_claim_type4`.
+    pub open_claim: Bitmap,
+    /// `createmode4`.
+    pub create_mode: Bitmap,
+}
+
+xdr_struct!(OpenArguments { share_access, share_deny, share_access_want, open_claim, create_mode });
 
 /// An array that is always empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,8 +22,8 @@ mod xattr;
 pub use attr::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
     ACCESS_XALIST, ACCESS_XAREAD, ACCESS_XAWRITE, ATTRIBUTES_BYTES_MAX, AccessArgs, AccessOk,
-    Attributes, ChangeAttributeType, GetattrArgs, KNOWN_ATTRIBUTES, ModeUmask, NoItems, Principal,
-    RawAttributes, SetTime, SetattrArgs, attribute, encode_attributes,
+    Attributes, ChangeAttributeType, GetattrArgs, KNOWN_ATTRIBUTES, ModeUmask, NoItems,
+    OpenArguments, Principal, RawAttributes, SetTime, SetattrArgs, attribute, encode_attributes,
 };
 pub use callback::{
     CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_RECALL, CB_SEQUENCE, CallbackHead,

@@ -6,8 +6,8 @@ use proto::nfs4::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
     ACCESS_XALIST, ACCESS_XAREAD, ACCESS_XAWRITE, AccessArgs, AccessOk, Attributes, Bitmap,
     ChangeAttributeType, DeviceSpec, FileHandle, FileType, Fsid, GetattrArgs, NoItems,
-    OperationCode, Principal, RawAttributes, SetattrArgs, ShareAccess, Status, Time, attribute,
-    encode_attributes,
+    OpenArguments, OperationCode, Principal, RawAttributes, SetattrArgs, ShareAccess, Status, Time,
+    attribute, encode_attributes,
 };
 use proto::xdr::{Decode, Encode, Reader, Writer};
 
@@ -27,7 +27,18 @@ const OF_MINOR_2: Bitmap = Bitmap::of(&[
     attribute::CHANGE_ATTR_TYPE,
     attribute::MODE_UMASK,
     attribute::XATTR_SUPPORT,
+    attribute::OPEN_ARGUMENTS,
 ]);
+/// What OPEN understands: all kinds of access and denial (1 to 3, and 0 for none denied); a delegation
+/// of any kind (3), none (4), or none any more (5); the claims but those of delegations that would
+/// outlive the client's restart (3 and 6); all ways of creation (0 to 3).
+const OPEN_ARGUMENTS: OpenArguments = OpenArguments {
+    share_access: Bitmap::of(&[1, 2, 3]),
+    share_deny: Bitmap::of(&[0, 1, 2, 3]),
+    share_access_want: Bitmap::of(&[3, 4, 5]),
+    open_claim: Bitmap::of(&[0, 1, 2, 4, 5]),
+    create_mode: Bitmap::of(&[0, 1, 2, 3]),
+};
 /// Attributes that can be set and not read.
 pub(super) const WRITE_ONLY: Bitmap =
     Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET, attribute::MODE_UMASK]);
@@ -388,6 +399,7 @@ fn of_server(service: &Service, minor_version: u32) -> Attributes<'static> {
         fs_layout_types: Some(NoItems),
         suppattr_exclcreat: Some(EXCLUSIVE_CREATE.intersection(supported(minor_version))),
         change_attr_type: Some(ChangeAttributeType::TimeMetadata),
+        open_arguments: Some(OPEN_ARGUMENTS),
         ..Attributes::default()
     }
 }

@@ -52,6 +52,34 @@ fn guarded_and_exclusive_opens_make_a_file_once() {
 }
 
 #[test]
+fn the_claims_of_open_arguments_are_those_that_open_supports() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::of(&fixture, b"client", 2);
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let args = GetattrArgs { wanted: Bitmap::of(&[attribute::OPEN_ARGUMENTS]) };
+    let mut results = session.ok(&Operations::new().at(file).op(OperationCode::Getattr, &args));
+    let understood = results
+        .skip(&[OperationCode::Putfh])
+        .next_with(OperationCode::Getattr, |r| Attributes::decode(r).unwrap().open_arguments);
+    let claims = understood.unwrap().unwrap().open_claim;
+    let of_open = [
+        (export, OpenClaim::Null(b"file")),
+        (file, OpenClaim::Previous(DelegationType::None)),
+        (export, OpenClaim::DelegateCurrent(stateid, b"file")),
+        (export, OpenClaim::DelegatePrevious(b"file")),
+        (file, OpenClaim::Handle),
+        (file, OpenClaim::DelegateCurrentHandle(stateid)),
+        (file, OpenClaim::DelegatePreviousHandle),
+    ];
+    for (number, (at, claim)) in (0..).zip(of_open) {
+        let args = open_args(ShareAccess::Read, OpenHow::NoCreate, claim);
+        let is_unsupported = open(&mut session, at, &args) == Err(Status::Notsupp);
+        assert_eq!(is_unsupported, !claims.contains(number), "{number}");
+    }
+}
+
+#[test]
 fn a_guarded_open_without_room_for_its_state_makes_no_file() {
     let fixture = Fixture::with(&format!("max_opens = 16\n{ALL_VERSIONS}"));
     let mut session = Session::new(&fixture);

@@ -244,6 +244,7 @@ fn attributes_of_minor_version_2_are_not_those_of_1() {
         attribute::CHANGE_ATTR_TYPE,
         attribute::MODE_UMASK,
         attribute::XATTR_SUPPORT,
+        attribute::OPEN_ARGUMENTS,
     ];
     let readable: Vec<_> =
         of_minor_2.into_iter().filter(|number| *number != attribute::MODE_UMASK).collect();
