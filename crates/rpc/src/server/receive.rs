@@ -23,11 +23,12 @@ use std::time::Duration;
 
 use io::{BUFFER_ALIGN, Buffer, BufferPool, ClientId, WriteData};
 use proto::oncrpc::{CREDENTIAL_AT, RecordMark};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::ReadBuf;
 use tokio::time::{Instant, Sleep};
 
 use super::pace::{Pace, WINDOW};
 use super::peer_wait::PeerWait;
+use super::source::Source;
 use crate::record::{Fragments, MARK_ROOM, Next, TooLong};
 
 /// Socket bytes held before they are parsed: many small calls of a busy client at once.
@@ -130,7 +131,7 @@ pub struct Receiver<S> {
     expected_bytes: usize,
 }
 
-impl<S: AsyncRead + Unpin> Receiver<S> {
+impl<S: Source> Receiver<S> {
     /// Of a connection of `client`, whose waits for the peer are noted in `peer_wait`.
     pub fn new(
         stream: S,
@@ -336,12 +337,13 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
         let (mut pace, mut last_byte_at) = (Pace::new(began, 0), began);
         let mut filled = 0;
         while filled < len {
-            let wanted = (len - filled).min(self.bytes_next().await?);
+            let next = self.bytes_next().await?;
+            let wanted = (len - filled).min(next);
             if wanted == 0 {
                 break;
             }
             let target = &mut buffer.as_mut_slice()[start + filled..][..wanted];
-            let taken = self.take_data(target).await?;
+            let taken = self.take_data(target, next - wanted).await?;
             filled += taken;
             self.fragments.take(taken);
             if taken < wanted {
@@ -359,10 +361,12 @@ impl<S: AsyncRead + Unpin> Receiver<S> {
     }
 
     /// Takes data of the record, staged or from the stream; nothing when none comes for a while.
-    async fn take_data(&mut self, target: &mut [u8]) -> Result<usize, ReceiveError> {
+    /// `behind` bytes of the record follow, which are staged if they come along with it.
+    async fn take_data(&mut self, target: &mut [u8], behind: usize) -> Result<usize, ReceiveError> {
         if self.staging.is_empty() {
-            let Self { stream, alarm, .. } = self;
-            return match alarm.wait(WINDOW, |cx| poll_read(stream, cx, target)).await {
+            let Self { stream, alarm, staging, .. } = self;
+            let read = |cx: &mut Context<'_>| staging.poll_fill_behind(stream, cx, target, behind);
+            return match alarm.wait(WINDOW, read).await {
                 Ok(0) => Err(ReceiveError::Cut),
                 Err(ReceiveError::Silent(_)) => Ok(0),
                 read => read,
@@ -451,12 +455,11 @@ impl Staging {
     /// Reads at most `limit` bytes; only while it is empty.
     fn poll_fill(
         &mut self,
-        stream: &mut (impl AsyncRead + Unpin),
+        stream: &mut impl Source,
         context: &mut Context<'_>,
         limit: usize,
     ) -> Poll<std::io::Result<usize>> {
-        let spare = SPARE_AREAS.with_borrow_mut(Vec::pop);
-        let mut area = spare.unwrap_or_else(|| vec![0; STAGING_BYTES].into_boxed_slice());
+        let mut area = spare_area();
         let limit = limit.min(STAGING_BYTES);
         match poll_read(stream, context, &mut area[..limit]) {
             Poll::Ready(Ok(len)) if len > 0 => {
@@ -469,6 +472,38 @@ impl Staging {
             }
         }
     }
+
+    /// Reads into `target`, and at most `behind` bytes that follow it; only while it is empty. Returns
+    /// the number of bytes in `target`.
+    fn poll_fill_behind(
+        &mut self,
+        stream: &mut impl Source,
+        context: &mut Context<'_>,
+        target: &mut [u8],
+        behind: usize,
+    ) -> Poll<std::io::Result<usize>> {
+        if behind == 0 {
+            return poll_read(stream, context, target);
+        }
+        let mut area = spare_area();
+        let behind = behind.min(STAGING_BYTES);
+        let read = stream.poll_read_both(context, target, &mut area[..behind]);
+        match read {
+            Poll::Ready(Ok(len)) if len > target.len() => {
+                (self.area, self.filled) = (Some(area), 0..len - target.len());
+                Poll::Ready(Ok(target.len()))
+            }
+            other => {
+                give_back(area);
+                other
+            }
+        }
+    }
+}
+
+fn spare_area() -> Box<[u8]> {
+    let spare = SPARE_AREAS.with_borrow_mut(Vec::pop);
+    spare.unwrap_or_else(|| vec![0; STAGING_BYTES].into_boxed_slice())
 }
 
 fn give_back(area: Box<[u8]>) {
@@ -480,7 +515,7 @@ fn give_back(area: Box<[u8]>) {
 }
 
 fn poll_read(
-    stream: &mut (impl AsyncRead + Unpin),
+    stream: &mut impl Source,
     context: &mut Context<'_>,
     target: &mut [u8],
 ) -> Poll<std::io::Result<usize>> {

@@ -15,6 +15,24 @@ const TRANSFER_MAX: u32 = 64 * 1024;
 const LIMITS: Limits =
     Limits { transfer_bytes_max: TRANSFER_MAX, idle_timeout: Duration::from_secs(10) };
 
+impl Source for DuplexStream {
+    fn poll_read_both(
+        &mut self,
+        context: &mut Context<'_>,
+        first: &mut [u8],
+        second: &mut [u8],
+    ) -> Poll<std::io::Result<usize>> {
+        let read = ready!(poll_read(self, context, first))?;
+        if read < first.len() {
+            return Poll::Ready(Ok(read));
+        }
+        match poll_read(self, context, second) {
+            Poll::Ready(more) => Poll::Ready(more.map(|more| read + more)),
+            Poll::Pending => Poll::Ready(Ok(read)),
+        }
+    }
+}
+
 /// A receiver and its peer.
 struct Rig {
     peer: DuplexStream,
@@ -417,5 +435,54 @@ fn a_head_goes_on_behind_the_payload_where_the_layout_has_a_tail() {
             assert_eq!(record.payload.unwrap().as_slice(), data);
             assert_eq!(rig.next().await.head, null);
         }
+    });
+}
+
+#[test]
+fn a_head_that_has_come_is_looked_at_once() {
+    run(async {
+        let mut rig = Rig::new();
+        let data = data(100);
+        let bytes = in_fragments(&write_call(5, &data), &[]);
+        for _ in 0..3 {
+            rig.send(&bytes).await;
+            let mut looks = 0;
+            let counted = |head: &[u8]| {
+                looks += 1;
+                layout(head)
+            };
+            let record = rig.receiver.next(counted).await.unwrap().unwrap();
+            assert_eq!(record.payload.unwrap().as_slice(), data);
+            assert_eq!(looks, 1);
+        }
+    });
+}
+
+#[test]
+fn what_follows_the_payload_comes_along_with_it_and_no_more() {
+    run(async {
+        let mut rig = Rig::new();
+        let data = data(10_000);
+        let mut call = write_call(4096, &data);
+        let head_len = head_len(&call, &data);
+        call.extend(*b"the tail");
+        let bytes = in_fragments(&call, &[]);
+        let with_tail = |head: &[u8]| match layout(head) {
+            Layout::Payload { head_bytes, len, offset, .. } => {
+                Layout::Payload { head_bytes, len, offset, has_tail: true }
+            }
+            other => other,
+        };
+        rig.send(&bytes).await;
+        drop(rig.receiver.next(with_tail).await.unwrap().unwrap());
+        // From the second WRITE on the head alone is staged, then data and tail come at once.
+        rig.send(&[&bytes[..], &bytes[..]].concat()).await;
+        assert!(rig.receiver.begin_record().await.unwrap());
+        assert_eq!(rig.receiver.staged(), &call[..head_len]);
+        let mut head = Vec::new();
+        rig.receiver.extend(&mut head, head_len, true).await.unwrap();
+        drop(rig.receiver.receive_payload(10_000, 4096).await.unwrap().unwrap());
+        assert_eq!(rig.receiver.staged(), b"the tail");
+        assert_eq!(rig.receiver.staging.as_slice(), b"the tail", "nothing of the next call");
     });
 }
