@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use server::config::NfsVersions;
-use server::export::{Export, ExportTable, Flavor, Peer};
+use server::export::{Export, ExportTable, Flavor, Peer, Purpose};
 
 /// Prints `text` to stdout and flushes it: a script may be waiting for it through a pipe.
 pub(crate) fn print(text: &str) -> io::Result<()> {
@@ -29,11 +29,19 @@ pub(crate) fn announcement(
         text += &format!("export {}\n", export.name);
         for address in addresses {
             let host = SocketAddr::new(host_to_name(address.ip(), export), address.port());
-            let written = write_mount(&mut text, host, &export.name, versions);
+            let written = write_mount(&mut text, host, &export.name, of_export(export, versions));
             written.expect("a String takes all that is written");
         }
     }
     text
+}
+
+/// The versions that an export is served over.
+fn of_export(export: &Export, versions: NfsVersions) -> NfsVersions {
+    match export.metadata_servers {
+        Some(_) => NfsVersions { v4_1: false, v4_2: false, ..versions },
+        None => versions,
+    }
 }
 
 /// Writes the ways to mount `name`. Version 4 needs the port alone, and its own not even that. Those of
@@ -76,8 +84,10 @@ fn host_to_name(listening: IpAddr, export: &Export) -> IpAddr {
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
     };
     // A source port below 1024 satisfies `secure_ports`; here only the address matters.
-    let admits =
-        |ip| export.admit(&Peer { address: SocketAddr::new(ip, 1023) }, Flavor::Sys).is_ok();
+    let admits = |ip| {
+        let peer = Peer { address: SocketAddr::new(ip, 1023), purpose: Purpose::Data };
+        export.admit(&peer, Flavor::Sys).is_ok()
+    };
     match outward_address(loopback) {
         Some(outward) if admits(outward) || !admits(loopback) => outward,
         _ => loopback,
@@ -141,6 +151,7 @@ mod tests {
             sync: true,
             policy: Default::default(),
             rules: vec![rule],
+            metadata_servers: None,
         }
     }
 

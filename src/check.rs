@@ -55,7 +55,10 @@ fn write_export(text: &mut String, export: &Export) -> std::fmt::Result {
     let (read, write) = (export.policy.read, export.policy.write);
     let (name, path, id) = (&export.name, export.path.display(), export.id);
     writeln!(text, "{name} from {path}, {sync}, reads {read}, writes {write}, id {id}")?;
-    for Rule { hosts, access } in &export.rules {
+    if export.metadata_servers.is_some() {
+        writeln!(text, "    version 3 alone, for the clients of these metadata servers:")?;
+    }
+    for Rule { hosts, access } in export.metadata_servers.iter().chain(&export.rules) {
         let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
         writeln!(text, "    {}: {}", hosts.join(" "), rights(access))?;
     }
@@ -71,7 +74,8 @@ fn rights(access: &Access) -> String {
         Squash::All => format!("all squashed to {uid}:{gid}"),
     };
     let ports = if access.require_privileged_port { ", source ports below 1024 only" } else { "" };
-    format!("{mode}, {squash}{ports}")
+    let data = if access.data_only { ", READ and WRITE of files alone" } else { "" };
+    format!("{mode}, {squash}{ports}{data}")
 }
 
 fn counted(count: usize, noun: &str) -> String {

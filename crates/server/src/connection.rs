@@ -230,7 +230,8 @@ fn poll_first(work: impl Future<Output = ()> + Send + 'static) {
 
 /// The limits of a peer.
 fn limits(service: &Service, peer: Peer) -> Limits {
-    let may_write = matches!(peer.programs, Programs::Files(_)) && service.knows(peer.address);
+    let may_write =
+        matches!(peer.programs, Programs::Files(_)) && service.knows_address(peer.address);
     let transfer_bytes_max =
         if may_write { service.memory.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX };
     Limits { transfer_bytes_max, idle_timeout: service.idle_timeout }

@@ -177,7 +177,7 @@ async fn execute(
     }
     match row.operation {
         Operation::Nfs3(procedure) => {
-            let request = request(service, origin, call)?;
+            let request = request(service, origin, (row, call))?;
             let done = if row.is_idempotent {
                 let mut arguments = Arguments { payload, ..Arguments::of(call) };
                 let executed = nfs::execute(&request, procedure, &mut arguments, reply).await?;
@@ -200,7 +200,7 @@ async fn execute(
             Ok(Handled::executed(None))
         }
         Operation::Nfs4(nfs4::Procedure::Compound) => {
-            let request = request(service, origin, call)?;
+            let request = request(service, origin, (row, call))?;
             let done = compound::execute(&request, peer, call, payload, reply).await;
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
@@ -208,7 +208,7 @@ async fn execute(
             done
         }
         Operation::Mount3(procedure) => {
-            let request = request(service, origin, call)
+            let request = request(service, origin, (row, call))
                 .inspect_err(|_| mount::log_flavor(&peer, procedure, call))?;
             let payload = mount::execute(&request, procedure, call.arguments(), reply).await?;
             let operation = Counted::mount3(procedure);
@@ -229,7 +229,7 @@ async fn execute(
 fn request<'a>(
     service: &'a Arc<Service>,
     origin: Origin<'a>,
-    call: &'a Call,
+    (row, call): (&Procedure, &'a Call),
 ) -> Result<Request<'a>, Refusal> {
     let (flavor, credential) = match &call.credential {
         Credential::None => (export::Flavor::None, None),
@@ -241,7 +241,8 @@ fn request<'a>(
             return Err(Refusal::Denied(RejectStat::AuthError(AuthStat::RejectedCred)));
         }
     };
-    let peer = export::Peer { address: origin.peer.address };
+    let (address, purpose) = (origin.peer.address, row.operation.purpose());
+    let peer = export::Peer { address, purpose };
     let (fault, tally) = (Fault::default(), Tally::new(&service.counters, origin.client));
     Ok(Request { service, xid: call.xid, peer, flavor, credential, fault, tally })
 }

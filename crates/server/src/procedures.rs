@@ -10,6 +10,7 @@ use proto::portmap::{
 };
 
 use crate::config::NfsVersions;
+use crate::export::Purpose;
 
 /// The programs that answer on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,28 @@ pub(crate) enum Operation {
     Portmap(PortmapProcedure),
     /// Its versions 3 and 4.
     Rpcbind(RpcbindProcedure),
+}
+
+impl Operation {
+    /// What it is for.
+    pub(crate) fn purpose(self) -> Purpose {
+        use nfs3::Procedure as P;
+        match self {
+            Self::Nfs3(
+                P::Null
+                | P::Getattr
+                | P::Access
+                | P::Read
+                | P::Write
+                | P::Commit
+                | P::Fsstat
+                | P::Fsinfo
+                | P::Pathconf,
+            ) => Purpose::Data,
+            Self::Nfs4(_) => Purpose::Version4,
+            Self::Nfs3(_) | Self::Mount3(_) | Self::Portmap(_) | Self::Rpcbind(_) => Purpose::Names,
+        }
+    }
 }
 
 /// The thread that begins the work on a call.

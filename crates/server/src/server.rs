@@ -371,7 +371,7 @@ mod tests {
 
     use super::*;
     use crate::config::Overrides;
-    use crate::export::{Flavor, Object, Peer};
+    use crate::export::{Flavor, Object, Peer, Purpose};
     use crate::fs::Caller;
     use crate::trace::{CallId, handle_hash};
 
@@ -385,7 +385,7 @@ mod tests {
     }
 
     fn resolve(server: &Server, handle: &FileHandle) -> (Caller, Object) {
-        let peer = Peer { address: "127.0.0.1:700".parse().unwrap() };
+        let peer = Peer { address: "127.0.0.1:700".parse().unwrap(), purpose: Purpose::Data };
         server.service.resolve(7, handle.as_bytes(), &peer, Flavor::Sys, None).unwrap()
     }
 

@@ -20,7 +20,7 @@ use crate::counters::{Counter, Counters, Figure};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{
     self, Access, Admitted, Credential, Denied, Export, ExportRoot, Exports, FileHandle, Flavor,
-    HandleKey, Object,
+    HandleKey, Object, Purpose,
 };
 use crate::fs::{Caller, OpenedFor, Status};
 use crate::held_files::HeldFiles;
@@ -468,25 +468,29 @@ impl Service {
         changes
     }
 
-    /// Whether there is any export that admits a peer.
-    pub(crate) fn knows(&self, address: SocketAddr) -> bool {
-        let peer = export::Peer { address };
-        self.exports.load().table.iter().any(|export| export.admit(&peer, Flavor::Sys).is_ok())
+    /// Whether there is any export that admits a peer at all.
+    pub(crate) fn knows_address(&self, address: SocketAddr) -> bool {
+        self.knows(&export::Peer { address, purpose: Purpose::Data })
+    }
+
+    /// Whether there is any export that admits a peer for its purpose.
+    pub(crate) fn knows(&self, peer: &export::Peer) -> bool {
+        self.exports.load().table.iter().any(|export| export.admit(peer, Flavor::Sys).is_ok())
     }
 
     /// Counts and logs a call of a peer that no export admits, with the rule that comes closest.
-    pub(crate) fn refuse_stranger(&self, address: SocketAddr, status: &str) {
+    pub(crate) fn refuse_stranger(&self, peer: &export::Peer, status: &str) {
         self.counters.add(Counter::DeniedCalls, 1);
-        let (peer, exports) = (export::Peer { address }, self.exports.load());
-        let insecure = exports.table.iter().find_map(|export| {
-            let denied = export.admit(&peer, Flavor::Sys).err()?;
-            matches!(denied, Denied::InsecurePort { .. }).then_some((&export.name, denied))
+        let exports = self.exports.load();
+        let closest = exports.table.iter().find_map(|export| {
+            let denied = export.admit(peer, Flavor::Sys).err()?;
+            (denied != Denied::NotAllowed).then_some((&export.name, denied))
         });
-        let refusal = match insecure {
+        let refusal = match closest {
             Some((export, denied)) => format!("export {export}: {denied}"),
             None => "no rule of any export names this client".to_owned(),
         };
-        let client = address.ip().to_canonical();
+        let client = peer.address.ip().to_canonical();
         tracing::info!(%client, status, %refusal, "mount refused");
     }
 

@@ -11,9 +11,9 @@ use siphasher::sip::SipHasher24;
 use toml::Spanned;
 
 use super::error::{ConfigError, Origin, Source};
-use super::raw::{HostList, RawClient, RawExport};
+use super::raw::{HostList, RawClient, RawExport, RawSquash};
 use super::{DirectoryExport, Overrides};
-use crate::export::{Access, Export, ExportTable, HostSpec, Rule, Shared};
+use crate::export::{Access, Export, ExportTable, HostSpec, Rule, Shared, Squash};
 
 /// Finds the addresses of a host name.
 pub(super) type Resolve<'a> = &'a dyn Fn(&str) -> std::io::Result<Vec<IpAddr>>;
@@ -57,7 +57,9 @@ pub(super) fn export_table(
         export.policy.write = overrides.write_mode.unwrap_or(export.policy.write);
     }
     if overrides.read_only {
-        let rules = exports.iter_mut().flat_map(|export| &mut export.rules);
+        let rules = exports
+            .iter_mut()
+            .flat_map(|export| export.metadata_servers.iter_mut().chain(&mut export.rules));
         rules.for_each(|rule| rule.access.read_only = true);
     }
     let names: Vec<_> = exports.iter().map(|export| export.name.clone()).collect();
@@ -122,7 +124,8 @@ fn from_directory(
         Rule { hosts, access }
     };
     let policy = IoPolicy::default();
-    Ok(Export { id: derived_id(&name), name, path, sync: true, policy, rules: vec![rule] })
+    let (id, rules) = (derived_id(&name), vec![rule]);
+    Ok(Export { id, name, path, sync: true, policy, rules, metadata_servers: None })
 }
 
 /// One `[[export]]` on its way to an [`Export`].
@@ -138,7 +141,8 @@ impl Draft<'_> {
         let name = self.name()?;
         let id = self.raw.id.as_ref().map_or_else(|| derived_id(&name), |id| *id.as_ref());
         let (sync, policy) = (self.raw.sync, self.policy());
-        Ok(Export { id, name, path, sync, policy, rules: self.rules()? })
+        let (rules, metadata_servers) = (self.rules()?, self.metadata_servers()?);
+        Ok(Export { id, name, path, sync, policy, rules, metadata_servers })
     }
 
     fn path(&self) -> Result<PathBuf, ConfigError> {
@@ -170,16 +174,22 @@ impl Draft<'_> {
         }
     }
 
-    fn rules(&self) -> Result<Vec<Rule>, ConfigError> {
+    /// The access of rules that do not override it.
+    fn access(&self) -> Result<Access, ConfigError> {
         let raw = self.raw;
         let builtin = Access::default();
-        let access = Access {
+        Ok(Access {
             read_only: raw.read_only.unwrap_or(builtin.read_only),
             squash: raw.squash.map_or(builtin.squash, Into::into),
             anonymous_uid: self.id(raw.anonymous_uid.as_ref(), builtin.anonymous_uid)?,
             anonymous_gid: self.id(raw.anonymous_gid.as_ref(), builtin.anonymous_gid)?,
             require_privileged_port: raw.secure_ports.unwrap_or(builtin.require_privileged_port),
-        };
+            data_only: raw.profile.is_some(),
+        })
+    }
+
+    fn rules(&self) -> Result<Vec<Rule>, ConfigError> {
+        let (raw, access) = (self.raw, self.access()?);
         if raw.clients.is_empty() {
             return Ok(vec![Rule::loopback(access)]);
         }
@@ -187,25 +197,56 @@ impl Draft<'_> {
     }
 
     fn rule(&self, raw: &RawClient, export: Access) -> Result<Rule, ConfigError> {
-        let HostList(hosts) = raw.hosts.as_ref();
-        if hosts.is_empty() {
-            let why = "`hosts` is empty, so the rule would apply to no client".to_owned();
-            return Err(self.source.at(&raw.hosts.span(), why));
-        }
-        let hosts = hosts.iter().map(|host| {
-            host_spec(host.as_ref(), self.resolve)
-                .map_err(|error| self.source.at(&host.span(), error.to_string()))
-        });
         Ok(Rule {
-            hosts: hosts.collect::<Result<_, _>>()?,
+            hosts: self.hosts("hosts", &raw.hosts)?,
             access: Access {
                 read_only: raw.read_only.unwrap_or(export.read_only),
                 squash: raw.squash.map_or(export.squash, Into::into),
                 anonymous_uid: self.id(raw.anonymous_uid.as_ref(), export.anonymous_uid)?,
                 anonymous_gid: self.id(raw.anonymous_gid.as_ref(), export.anonymous_gid)?,
                 require_privileged_port: raw.secure_ports.unwrap_or(export.require_privileged_port),
+                ..export
             },
         })
+    }
+
+    /// The rule of the metadata servers, if the export is one of a data server.
+    fn metadata_servers(&self) -> Result<Option<Rule>, ConfigError> {
+        let raw = self.raw;
+        let (profile, servers) = match (&raw.profile, &raw.metadata_servers) {
+            (None, None) => return Ok(None),
+            (Some(profile), Some(servers)) => (profile, servers),
+            (Some(profile), None) => {
+                let why = "a data server needs `metadata_servers`, the hosts that make its files";
+                return Err(self.source.at(&profile.span(), why.to_owned()));
+            }
+            (None, Some(servers)) => {
+                let why = "`metadata_servers` belong to `profile = \"data-server\"`";
+                return Err(self.source.at(&servers.span(), why.to_owned()));
+            }
+        };
+        let squashes = raw.clients.iter().map(|client| client.squash).chain([raw.squash]);
+        if squashes.flatten().any(|squash| !matches!(squash, RawSquash::Root)) {
+            let why = "a data server squashes root alone: the other ids are those that the metadata \
+                       server has given out";
+            return Err(self.source.at(&profile.span(), why.to_owned()));
+        }
+        let access =
+            Access { read_only: false, squash: Squash::None, data_only: false, ..self.access()? };
+        Ok(Some(Rule { hosts: self.hosts("metadata_servers", servers)?, access }))
+    }
+
+    fn hosts(&self, key: &str, raw: &Spanned<HostList>) -> Result<Vec<HostSpec>, ConfigError> {
+        let HostList(hosts) = raw.as_ref();
+        if hosts.is_empty() {
+            let why = format!("`{key}` is empty, so the rule would apply to no client");
+            return Err(self.source.at(&raw.span(), why));
+        }
+        let hosts = hosts.iter().map(|host| {
+            host_spec(host.as_ref(), self.resolve)
+                .map_err(|error| self.source.at(&host.span(), error.to_string()))
+        });
+        hosts.collect()
     }
 
     fn id(&self, raw: Option<&Spanned<u32>>, default: u32) -> Result<u32, ConfigError> {

@@ -59,6 +59,8 @@ pub(super) struct RawExport {
     pub(super) anonymous_uid: Option<Spanned<u32>>,
     pub(super) anonymous_gid: Option<Spanned<u32>>,
     pub(super) secure_ports: Option<bool>,
+    pub(super) profile: Option<Spanned<RawProfile>>,
+    pub(super) metadata_servers: Option<Spanned<HostList>>,
     #[serde(default, rename = "client", deserialize_with = "clients")]
     pub(super) clients: Vec<RawClient>,
 }
@@ -72,6 +74,12 @@ pub(super) struct RawClient {
     pub(super) anonymous_uid: Option<Spanned<u32>>,
     pub(super) anonymous_gid: Option<Spanned<u32>>,
     pub(super) secure_ports: Option<bool>,
+}
+
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum RawProfile {
+    DataServer,
 }
 
 #[derive(Deserialize, Clone, Copy)]

@@ -166,6 +166,7 @@ fn every_key_of_an_export_has_effect() {
         anonymous_uid: 1000,
         anonymous_gid: 1001,
         require_privileged_port: true,
+        data_only: false,
     };
     let overridden = Access {
         read_only: false,
@@ -173,6 +174,7 @@ fn every_key_of_an_export_has_effect() {
         anonymous_uid: 1,
         anonymous_gid: 2,
         require_privileged_port: false,
+        data_only: false,
     };
     assert_eq!(export.rules[0].access, inherited);
     assert_eq!(export.rules[1].access, overridden);
@@ -222,6 +224,19 @@ const EXPORT_ERRORS: &[(&str, &str)] = &[
         "4:10: cannot resolve empty.example.org",
     ),
     ("[[export.client]]\nhosts = [\"*\"]\nanonymous_gid = 4294967295", "5:17: 4294967295"),
+    ("profile = \"data\"", "3:11: unknown value `data`, expected `data-server`"),
+    ("profile = \"data-server\"", "3:11: a data server needs `metadata_servers`, the hosts"),
+    ("metadata_servers = [\"10.0.0.1\"]", "3:20: `metadata_servers` belong to `profile = "),
+    ("profile = \"data-server\"\nmetadata_servers = []", "4:20: `metadata_servers` is empty"),
+    (
+        "profile = \"data-server\"\nmetadata_servers = [\"10.0.0.1\"]\nsquash = \"all\"",
+        "3:11: a data server squashes root alone",
+    ),
+    (
+        "profile = \"data-server\"\nmetadata_servers = [\"10.0.0.1\"]\n\
+         [[export.client]]\nhosts = [\"*\"]\nsquash = \"none\"",
+        "3:11: a data server squashes root alone",
+    ),
     (
         "[[export]]\npath = \"$A\"",
         "4:8: another export is already named $DIR/a; each needs its own",
@@ -229,6 +244,20 @@ const EXPORT_ERRORS: &[(&str, &str)] = &[
     ("id = 5\n[[export]]\npath = \"$B\"\nid = 5", "6:6: $DIR/b has the id of $DIR/a; give one"),
     ("[[export]]\npath = \"$B\"\nname = \"$A\"", "5:8: another export is already named $DIR/a"),
 ];
+
+#[test]
+fn a_data_server_has_a_rule_for_its_metadata_servers() {
+    let text = "[[export]]\npath = \"$A\"\nprofile = \"data-server\"\nsecure_ports = true\n\
+                metadata_servers = [\"10.0.0.1\"]\n[[export.client]]\nhosts = [\"*\"]";
+    let config = Machine::new().parse(text).unwrap();
+    let export = config.exports().iter().next().unwrap();
+    let clients = Access { require_privileged_port: true, data_only: true, ..Access::default() };
+    assert_eq!(export.rules[0].access, clients);
+    let metadata_servers = export.metadata_servers.as_ref().unwrap();
+    let wanted = Access { squash: Squash::None, data_only: false, ..clients };
+    assert_eq!(metadata_servers.access, wanted);
+    assert_eq!(export.host_specs().collect::<Vec<_>>(), ["10.0.0.1", "*"]);
+}
 
 #[test]
 fn errors_in_an_export_name_their_place() {

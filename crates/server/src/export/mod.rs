@@ -24,6 +24,6 @@ pub(crate) use pseudo_root::{PseudoNode, PseudoRoot, pseudo_id};
 pub(crate) use root::ExportRoot;
 pub use table::{
     ANONYMOUS_ID, Access, Conflict, Credential, Denied, Export, ExportTable, Flavor, GROUPS_MAX,
-    HostSpec, Peer, Rule, Shared, Squash,
+    HostSpec, Peer, Purpose, Rule, RulePlace, Shared, Squash,
 };
 pub(crate) use write_verifier::WriteVerifier;

@@ -145,6 +145,7 @@ mod tests {
             sync: true,
             policy: IoPolicy::default(),
             rules: Vec::new(),
+            metadata_servers: None,
         }
     }
 

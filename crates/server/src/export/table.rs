@@ -144,6 +144,10 @@ pub struct Export {
     pub policy: IoPolicy,
     /// The first rule that names the peer decides.
     pub rules: Vec<Rule>,
+    /// The metadata servers, if this is an export of a pNFS data server (RFC 8435, loosely coupled):
+    /// their rule comes before all others, and there is no version 4, where a client could use what it
+    /// has open after a fence.
+    pub metadata_servers: Option<Rule>,
 }
 
 impl Export {
@@ -152,15 +156,21 @@ impl Export {
     ///
     /// # Errors
     /// [`Denied::NotAllowed`] if no rule names the peer, [`Denied::InsecurePort`] if the rule that
-    /// does wants a source port below 1024.
+    /// does wants a source port below 1024, [`Denied::DataOnly`] if it permits data alone;
+    /// [`Denied::Version4`].
     pub fn admit(&self, peer: &Peer, flavor: Flavor) -> Result<Access, Denied> {
+        if self.metadata_servers.is_some() && peer.purpose == Purpose::Version4 {
+            return Err(Denied::Version4);
+        }
         // A socket bound to `::` reports IPv4 peers as `::ffff:a.b.c.d`.
         let address = peer.address.ip().to_canonical();
-        let place = self.rules.iter().position(|rule| rule.applies_to(address));
-        let place = place.ok_or(Denied::NotAllowed)?;
-        let (rule, port) = (&self.rules[place], peer.address.port());
+        let (rule, place) = self.rule_of(address).ok_or(Denied::NotAllowed)?;
+        let port = peer.address.port();
         if rule.access.require_privileged_port && port >= PRIVILEGED_PORTS_END {
             return Err(Denied::InsecurePort { port, rule: place });
+        }
+        if rule.access.data_only && peer.purpose != Purpose::Data {
+            return Err(Denied::DataOnly { rule: place });
         }
         Ok(match flavor {
             Flavor::None => Access { squash: Squash::All, ..rule.access },
@@ -168,10 +178,18 @@ impl Export {
         })
     }
 
+    /// The rule that decides on an address, and its place.
+    fn rule_of(&self, address: IpAddr) -> Option<(&Rule, RulePlace)> {
+        let first = self.metadata_servers.iter().map(|rule| (rule, RulePlace::MetadataServers));
+        let places = (0..).map(RulePlace::Listed);
+        first.chain(self.rules.iter().zip(places)).find(|(rule, _)| rule.applies_to(address))
+    }
+
     /// The hosts of all rules as `showmount -e` shows them (the `groups` of MOUNT's EXPORT,
     /// RFC 1813 §5.2.5).
     pub fn host_specs(&self) -> impl Iterator<Item = String> {
-        self.rules.iter().flat_map(|rule| rule.hosts.iter().map(HostSpec::to_string))
+        let rules = self.metadata_servers.iter().chain(&self.rules);
+        rules.flat_map(|rule| rule.hosts.iter().map(HostSpec::to_string))
     }
 
     /// The name without its slash at the end, so that `/` is the empty prefix of every path.
@@ -255,11 +273,25 @@ impl fmt::Display for HostSpec {
     }
 }
 
-/// Where a request comes from.
+/// Where a request comes from, and what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// The other end of the connection.
     pub address: SocketAddr,
+    /// What it asks for.
+    pub purpose: Purpose,
+}
+
+/// What a request is for, as far as policy cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Data of a file, its attributes, and those of the file system, over version 3: all that a pNFS
+    /// client asks a data server for (RFC 8435 §2.2).
+    Data,
+    /// Names and changes of attributes over version 3, and MOUNT.
+    Names,
+    /// Version 4.
+    Version4,
 }
 
 /// How a request proves who sent it (RFC 5531 §8.2), as far as policy cares.
@@ -279,16 +311,42 @@ pub enum Denied {
     NotAllowed,
     /// The rule asks for a source port that only a privileged process can bind.
     #[error(
-        "rule {} of the export wants a source port below 1024 (secure_ports), and the client's is \
-         {port}",
-        rule + 1
+        "{rule} of the export wants a source port below 1024 (secure_ports), and the client's is \
+         {port}"
     )]
     InsecurePort {
         /// The port the peer used.
         port: u16,
-        /// The rule that names the peer, by its place among those of the export, from 0.
-        rule: usize,
+        /// The rule that names the peer.
+        rule: RulePlace,
     },
+    /// The rule permits data alone.
+    #[error("{rule} of the export permits READ and WRITE of files alone (profile data-server)")]
+    DataOnly {
+        /// The rule that names the peer.
+        rule: RulePlace,
+    },
+    /// The export of a data server is one of version 3.
+    #[error("the export is not served over version 4 (profile data-server)")]
+    Version4,
+}
+
+/// A rule of an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RulePlace {
+    /// That of the metadata servers.
+    MetadataServers,
+    /// By its place among those that are listed, from 0.
+    Listed(usize),
+}
+
+impl fmt::Display for RulePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MetadataServers => f.write_str("the rule of the metadata servers"),
+            Self::Listed(place) => write!(f, "rule {}", place + 1),
+        }
+    }
 }
 
 /// The rights of an admitted peer, and the user that it acts as.
@@ -304,6 +362,8 @@ pub struct Access {
     pub anonymous_gid: u32,
     /// Admit only source ports below 1024 (`secure` of exports(5)).
     pub require_privileged_port: bool,
+    /// Refuse all but [`Purpose::Data`].
+    pub data_only: bool,
 }
 
 impl Access {
@@ -343,6 +403,7 @@ impl Default for Access {
             anonymous_uid: ANONYMOUS_ID,
             anonymous_gid: ANONYMOUS_ID,
             require_privileged_port: false,
+            data_only: false,
         }
     }
 }

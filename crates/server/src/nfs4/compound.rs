@@ -166,8 +166,8 @@ impl<'a> Compound<'a> {
     /// Checks what RFC 8881 §2.10.2 and §15.1.11 demand of an operation's place in the COMPOUND, and
     /// that some export admits the peer: no other gets state.
     fn check(&mut self, operation: Option<OperationCode>, place: u32) -> Outcome<OperationCode> {
-        if place == 0 && !self.request.service.knows(self.peer.address) {
-            self.request.service.refuse_stranger(self.peer.address, Status::Access.name());
+        if place == 0 && !self.request.service.knows(&self.request.peer) {
+            self.request.service.refuse_stranger(&self.request.peer, Status::Access.name());
             return Err(Status::Access.into());
         }
         let known = operation.filter(|operation| self.has(*operation));

@@ -10,6 +10,7 @@ mod local_file;
 
 mod concurrency;
 mod connections;
+mod data_server;
 mod durability;
 mod exports;
 mod handles;

@@ -5,7 +5,15 @@ use super::*;
 fn export(name: &str, id: u32) -> Export {
     let path = PathBuf::from("/srv");
     let rules = vec![Rule::loopback(Access::default())];
-    Export { id, name: name.to_owned(), path, sync: true, policy: IoPolicy::default(), rules }
+    Export {
+        id,
+        name: name.to_owned(),
+        path,
+        sync: true,
+        policy: IoPolicy::default(),
+        rules,
+        metadata_servers: None,
+    }
 }
 
 fn table(names: &[&str]) -> ExportTable {
@@ -24,7 +32,7 @@ fn name(name: &str, addresses: &[&str]) -> HostSpec {
 }
 
 fn peer(address: &str) -> Peer {
-    Peer { address: address.parse().unwrap() }
+    Peer { address: address.parse().unwrap(), purpose: Purpose::Data }
 }
 
 fn read_only() -> Access {
@@ -164,8 +172,30 @@ fn a_rule_may_ask_for_a_privileged_port_and_is_not_skipped_for_lack_of_one() {
     ];
     assert!(export.admit(&peer("10.0.0.1:1023"), Flavor::Sys).is_ok());
     let answer = export.admit(&peer("10.0.0.1:1024"), Flavor::Sys);
-    assert_eq!(answer, Err(Denied::InsecurePort { port: 1024, rule: 0 }));
+    assert_eq!(answer, Err(Denied::InsecurePort { port: 1024, rule: RulePlace::Listed(0) }));
     assert!(export.admit(&peer("10.0.0.2:1024"), Flavor::Sys).is_ok());
+}
+
+#[test]
+fn a_data_server_gives_names_to_metadata_servers_alone_and_nothing_to_version_4() {
+    let mut export = export("/a", 1);
+    let data_only = Access { data_only: true, ..Access::default() };
+    export.rules = vec![Rule { hosts: vec![HostSpec::Any], access: data_only }];
+    let unsquashed = Access { squash: Squash::None, ..Access::default() };
+    export.metadata_servers = Some(Rule { hosts: vec![network("10.0.0.1")], access: unsquashed });
+    let admit = |address: &str, purpose| {
+        let peer = Peer { purpose, ..peer(address) };
+        export.admit(&peer, Flavor::Sys)
+    };
+    let rule = RulePlace::Listed(0);
+    assert_eq!(admit("10.0.0.2:1", Purpose::Data), Ok(data_only));
+    assert_eq!(admit("10.0.0.2:1", Purpose::Names), Err(Denied::DataOnly { rule }));
+    for purpose in [Purpose::Data, Purpose::Names] {
+        assert_eq!(admit("10.0.0.1:1", purpose), Ok(unsquashed));
+    }
+    for address in ["10.0.0.1:1", "10.0.0.2:1"] {
+        assert_eq!(admit(address, Purpose::Version4), Err(Denied::Version4));
+    }
 }
 
 #[test]

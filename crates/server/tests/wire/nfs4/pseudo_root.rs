@@ -3,7 +3,7 @@
 use proto::nfs4::*;
 use proto::xdr::Decode;
 
-use super::client::{ALL_VERSIONS, Operations, Session};
+use super::client::{ALL_VERSIONS, Operations, Session, exchange_id};
 use crate::fixture::Fixture;
 
 const SEVERAL: &str = r#"
@@ -135,4 +135,31 @@ fn file_systems_differ_at_the_root_of_an_export() {
         .unwrap();
     assert_ne!(root.0, export.0);
     assert_ne!(export.1, export.2, "the number below the mount is another");
+}
+
+/// In version 4 a client would keep what it has open, whatever owner and mode are by then.
+#[test]
+fn a_data_server_is_not_served_over_version_4() {
+    let alone = r#"
+        [[export]]
+        path = "$DIR/export"
+        name = "/export"
+        profile = "data-server"
+        metadata_servers = ["127.0.0.1"]
+    "#;
+    let fixture = Fixture::with(alone);
+    let mut client = fixture.client();
+    let refused = exchange_id(&mut client, b"client", 1).map(drop);
+    assert_eq!(refused, Err(Status::Access));
+    // Nor beside other exports.
+    let other = "[[export]]\npath = \"$DIR/export\"\nname = \"/other\"";
+    let fixture = Fixture::with(&format!("{alone}\n{other}"));
+    let mut session = Session::new(&fixture);
+    for name in [&b"export"[..], b"other"] {
+        let call = Operations::new().root().lookup(name);
+        let found = session.call(&call).status;
+        let is_other = name == b"other";
+        let wanted = if is_other { Ok(()) } else { Err(Status::Noent) };
+        assert_eq!(found, wanted);
+    }
 }
