@@ -1,11 +1,13 @@
 //! A command's end of the control socket.
 
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, BufRead, BufReader, Read as _, Take, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
+use server::report::TraceRequest;
 
 use super::{Command, Outcome, REPLY_BYTES_MAX, Reply, Request, VERSION};
 
@@ -45,30 +47,55 @@ pub(crate) enum AskError {
 pub(crate) fn ask<T: DeserializeOwned>(socket: &Path, command: Command) -> Result<T, AskError> {
     let fail = |error| AskError::Socket { socket: socket.to_owned(), error };
     let answer = |error| AskError::Answer { socket: socket.to_owned(), error };
-    let line = exchange(socket, &Request { version: VERSION, command }).map_err(fail)?;
-    let reply: Reply = serde_json::from_str(&line).map_err(answer)?;
+    let (line, _) = exchange(socket, command).map_err(fail)?;
+    serde_json::from_value(outcome(&line, socket)?).map_err(answer)
+}
+
+/// Follows the trace events of the server at `socket`: each line is a `TraceMessage`.
+///
+/// # Errors
+/// See [`AskError`].
+pub(crate) fn follow(
+    socket: &Path,
+    request: TraceRequest,
+) -> Result<impl BufRead + use<>, AskError> {
+    let fail = |error| AskError::Socket { socket: socket.to_owned(), error };
+    let (line, lines) = exchange(socket, Command::Trace(request)).map_err(fail)?;
+    outcome(&line, socket)?;
+    let mut lines = lines;
+    lines.get_mut().set_limit(u64::MAX);
+    lines.get_ref().get_ref().set_read_timeout(None).map_err(fail)?;
+    Ok(lines)
+}
+
+fn outcome(line: &str, socket: &Path) -> Result<Value, AskError> {
+    let answer = |error| AskError::Answer { socket: socket.to_owned(), error };
+    let reply: Reply = serde_json::from_str(line).map_err(answer)?;
     match reply.outcome {
-        Outcome::Result(value) => serde_json::from_value(value).map_err(answer),
+        Outcome::Result(value) => Ok(value),
         Outcome::Error(why) => Err(AskError::Refused(why)),
     }
 }
 
-fn exchange(socket: &Path, request: &Request) -> io::Result<String> {
+/// Sends a request. Returns the first line of the reply, and what follows it.
+fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Take<UnixStream>>)> {
+    let request = Request { version: VERSION, command };
     let mut stream = UnixStream::connect(socket)?;
     let time_max = match request.command {
-        Command::Status | Command::Sample { .. } => REPORT_TIME_MAX,
+        Command::Status | Command::Sample { .. } | Command::Trace(_) => REPORT_TIME_MAX,
         Command::Set { .. } | Command::Reload | Command::DropClient { .. } => CHANGE_TIME_MAX,
     };
     stream.set_read_timeout(Some(time_max))?;
     stream.set_write_timeout(Some(time_max))?;
-    let mut line = serde_json::to_vec(request)?;
+    let mut line = serde_json::to_vec(&request)?;
     line.push(b'\n');
     stream.write_all(&line)?;
     let mut reply = String::new();
-    BufReader::new(stream.take(REPLY_BYTES_MAX)).read_line(&mut reply)?;
+    let mut stream = BufReader::new(stream.take(REPLY_BYTES_MAX));
+    stream.read_line(&mut reply)?;
     if reply.is_empty() {
         // It closes connections of other users, and those of which it has too many.
         return Err(io::Error::new(io::ErrorKind::ConnectionReset, "it closed the connection"));
     }
-    Ok(reply)
+    Ok((reply, stream))
 }

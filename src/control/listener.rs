@@ -14,8 +14,9 @@ use std::time::Duration;
 use rustix::process::geteuid;
 use serde::Serialize;
 use serde_json::Value;
-use server::report::Monitor;
+use server::report::{Monitor, TraceFeed, TraceRequest};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -23,7 +24,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::http;
-use super::{Command, Outcome, REQUEST_BYTES_MAX, Reply, Request, SOCKET, VERSION};
+use super::{Command, Outcome, REQUEST_BYTES_MAX, Reply, Request, SOCKET, TraceMessage, VERSION};
 
 /// Requests that are served at a time; others are refused at once.
 const CONNECTIONS_MAX: usize = 16;
@@ -170,13 +171,63 @@ async fn converse(service: &Service, stream: UnixStream, peer: (u32, i32)) -> io
     let mut reader = BufReader::new(reader.take(REQUEST_BYTES_MAX));
     timeout(PEER_TIME_MAX, reader.read_line(&mut line)).await??;
     let outcome = match parse(&line) {
+        Ok(Command::Trace(request)) => match follow(service, request, peer).await {
+            Ok(feed) => return trace(&feed, reader.into_inner().into_inner(), writer).await,
+            Err(why) => Err(why),
+        },
         Ok(command) => answer(service, command, peer).await,
         Err(why) => Err(why),
     };
     let outcome = outcome.map_or_else(Outcome::Error, Outcome::Result);
+    timeout(PEER_TIME_MAX, writer.write_all(&reply(outcome)?)).await?
+}
+
+fn reply(outcome: Outcome) -> io::Result<Vec<u8>> {
     let mut reply = serde_json::to_vec(&Reply { version: VERSION, outcome })?;
     reply.push(b'\n');
-    timeout(PEER_TIME_MAX, writer.write_all(&reply)).await?
+    Ok(reply)
+}
+
+async fn follow(
+    service: &Service,
+    request: TraceRequest,
+    (uid, pid): (u32, i32),
+) -> Result<TraceFeed, String> {
+    let (monitor, events) = (service.monitor.clone(), request.events.join(","));
+    // A file named by its path is looked up on its disk.
+    let feed = tokio::task::spawn_blocking(move || monitor.follow(&request));
+    let feed = feed.await.map_err(|error| error.to_string())??;
+    info!(uid, pid, "trace events followed: {}", events.escape_debug());
+    Ok(feed)
+}
+
+/// Sends events until the peer closes its end. One that takes none makes the feed lose events.
+async fn trace(
+    feed: &TraceFeed,
+    mut reader: OwnedReadHalf,
+    mut writer: OwnedWriteHalf,
+) -> io::Result<()> {
+    timeout(PEER_TIME_MAX, writer.write_all(&reply(Outcome::Result(Value::Null))?)).await??;
+    let send = async {
+        loop {
+            let (events, lost) = feed.next().await;
+            let mut lines = Vec::new();
+            let events = events.into_iter().map(TraceMessage::Event);
+            let lost = (lost > 0).then_some(TraceMessage::Lost { lost });
+            for message in events.chain(lost) {
+                serde_json::to_writer(&mut lines, &message)?;
+                lines.push(b'\n');
+            }
+            writer.write_all(&lines).await?;
+        }
+    };
+    tokio::select! {
+        ended = send => ended,
+        closed = reader.read_u8() => match closed {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+            closed => closed.map(drop),
+        }
+    }
 }
 
 fn parse(line: &str) -> Result<Command, String> {
@@ -215,6 +266,7 @@ async fn answer(
             }
             Ok(value(&monitor.sample()))
         }
+        Command::Trace(_) => Err("events are followed by a connection of their own".to_owned()),
         Command::Set { export, settings, save } => {
             let (of, keys) = (export.as_deref().unwrap_or_default(), settings.join(" "));
             info!(uid, pid, export = of, save, "set {}", keys.escape_debug());

@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use server::report::{TraceLine, TraceRequest};
 
 /// The version of the requests and replies. A server answers no other.
 pub(crate) const VERSION: u32 = 1;
@@ -55,10 +56,23 @@ pub(crate) enum Command {
     },
     /// Read the configuration again: [`ReloadDone`].
     Reload,
+    /// Follow trace events: an empty result, then a [`TraceMessage`] a line until the peer closes.
+    Trace(TraceRequest),
     /// End the connections and the state of a client: [`server::report::DroppedClient`].
     DropClient {
         /// Its address.
         address: IpAddr,
+    },
+}
+
+/// What follows the reply to [`Command::Trace`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum TraceMessage {
+    Event(TraceLine),
+    /// So many events were lost here, because the peer had not taken those before.
+    Lost {
+        lost: u64,
     },
 }
 

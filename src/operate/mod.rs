@@ -9,6 +9,7 @@ mod status;
 mod table;
 mod text;
 mod top;
+mod trace;
 
 use std::error::Error;
 use std::io;
@@ -34,6 +35,7 @@ pub(crate) enum Command {
     DropClient(drop_client::Options),
     Nfsstat(nfsstat::Options),
     Top(top::Options),
+    Trace(trace::Options),
 }
 
 /// Which server is meant, and how to show what it answers.
@@ -91,6 +93,7 @@ pub(crate) fn run(command: &Command) -> ExitCode {
         Command::DropClient(options) => drop_client::run(options),
         Command::Nfsstat(options) => nfsstat::run(options),
         Command::Top(options) => top::run(options),
+        Command::Trace(options) => trace::run(options),
     };
     match done {
         Ok(Done::Printed(written)) => exit::written(written),

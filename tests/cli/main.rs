@@ -12,3 +12,4 @@ mod metrics;
 mod observing;
 mod service;
 mod serving;
+mod tracing;

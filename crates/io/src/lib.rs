@@ -18,7 +18,8 @@
 //! - [`DioAlign`], [`read_direct`], [`write_segments`]: the same past the page cache, for ranges that
 //!   need not be aligned;
 //! - [`resident_ranges`], [`drop_clean`]: the pages of a file that are in the page cache;
-//! - [`ChangeWatches`]: whether a file was changed since.
+//! - [`ChangeWatches`]: whether a file was changed since;
+//! - [`probe!`]: static probes for bpftrace.
 //!
 //! All unsafe code of the workspace is here; each block states its invariants and what upholds
 //! them. File calls that rustix already offers as safe functions are not wrapped again.
@@ -47,6 +48,7 @@ mod memory;
 mod ofd_lock;
 mod payload;
 mod pipe;
+pub mod probe;
 mod process_clock;
 mod range_lock;
 mod read_ahead;

@@ -121,7 +121,7 @@ async fn take_calls(
                 return;
             }
         };
-        let received = service.counters.timing.start();
+        let (received, is_timed) = (Instant::now(), service.counters.timing.is_on());
         activity.note_call();
         count(&service.counters, &record);
         if service.callbacks.take_reply(peer.connection, &record.head) {
@@ -143,12 +143,13 @@ async fn take_calls(
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         // On the heap at once: it is large, and each move of it would be a copy.
         let work = Box::pin(async move {
+            let link = replies.link();
+            let origin = Origin { peer, link, client: &client, received, is_timed };
             if matches!(thread, Thread::Data | Thread::Metadata) {
-                service.counters.timing.end(Phase::Queue, received);
+                service.counters.timing.end(Phase::Queue, origin.timed_since());
             }
-            let origin = Origin { peer, link: replies.link(), client: &client, received };
             let verdict = dispatch::answer(&service, origin, &mut call).await;
-            let verdict = counted(verdict, &service.counters, &client, received);
+            let verdict = counted(verdict, &service.counters, &client, origin.timed_since());
             send(&replies, verdict, slot);
         });
         // The work begins where it will have to wait, if anywhere.

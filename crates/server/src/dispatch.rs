@@ -188,7 +188,7 @@ async fn execute(
             };
             if matches!(done, Ok(Handled::Executed { .. })) {
                 let status = Counted::nfs3(procedure).status_in(&reply.as_slice()[results_at..]);
-                request.tally.count(Counted::nfs3(procedure), status, origin.received);
+                request.tally.count(Counted::nfs3(procedure), status, origin.timed_since());
             }
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
@@ -213,7 +213,7 @@ async fn execute(
             let payload = mount::execute(&request, procedure, call.arguments(), reply).await?;
             let operation = Counted::mount3(procedure);
             let status = operation.status_in(&reply.as_slice()[results_at..]);
-            request.tally.count(operation, status, origin.received);
+            request.tally.count(operation, status, origin.timed_since());
             Ok(Handled::executed(payload))
         }
         Operation::Portmap(_) | Operation::Rpcbind(_) => {
@@ -244,7 +244,8 @@ fn request<'a>(
     let (address, purpose) = (origin.peer.address, row.operation.purpose());
     let peer = export::Peer { address, purpose };
     let (fault, tally) = (Fault::default(), Tally::new(&service.counters, origin.client));
-    Ok(Request { service, xid: call.xid, peer, flavor, credential, fault, tally })
+    let (xid, received) = (call.xid, origin.received);
+    Ok(Request { service, xid, received, peer, flavor, credential, fault, tally })
 }
 
 /// Runs an NFSv3 procedure that must not run twice, unless the call repeats another.

@@ -8,6 +8,7 @@ use crate::connections::{CALLS_MAX, CALLS_MIN};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::reply_cache;
 use crate::state::Limits;
+use crate::trace::FOLLOWERS_BYTES_MAX;
 
 /// The pool holds at least so many of the largest transfers: a few of each kind are always at work,
 /// and each returns its buffer to those that wait.
@@ -100,6 +101,8 @@ pub(crate) struct MemoryPlan {
     /// Handles of 163,840 listed inodes. Held by the `HandleCache`, which allocates each 64th part when
     /// it is first used.
     pub(crate) handles_bytes: usize,
+    /// Trace events that a command follows and has not taken yet. Held by its `Follower`.
+    pub(crate) followers_bytes: usize,
     /// The rest of a huge page for each size of buffers. Held by the `BufferPool`.
     pub(crate) slab_rest_bytes: usize,
 }
@@ -139,6 +142,7 @@ impl MemoryPlan {
             owners_bytes: state.map_or(0, Limits::owners_bytes),
             delegations_bytes: state.map_or(0, Limits::delegations_bytes),
             handles_bytes: HANDLE_CACHE_BYTES_MAX,
+            followers_bytes: FOLLOWERS_BYTES_MAX,
             slab_rest_bytes: BufferPool::SLAB_REST_BYTES_MAX,
         };
         assert_eq!(plan.window_bytes + plan.pool_bytes, memory_bytes, "{plan:?}");
@@ -160,6 +164,7 @@ impl MemoryPlan {
             + self.owners_bytes
             + self.delegations_bytes
             + self.handles_bytes
+            + self.followers_bytes
             + self.slab_rest_bytes
     }
 }

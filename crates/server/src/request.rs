@@ -5,17 +5,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use io::{Buffer, Payload};
+use proto::nfs3::FileHandle;
 use proto::oncrpc::{AcceptStat, RejectStat};
 use proto::xdr::DecodeError;
 use rpc::server::{Link, Receipt};
 
 use crate::counters::{ClientCounters, Tally};
-use crate::export;
+use crate::export::{self, claimed_export_id};
 use crate::fs::Status;
 use crate::procedures::Programs;
 use crate::reply_cache::Replay;
 use crate::service::Service;
 use crate::state::ConnectionId;
+use crate::trace::{CallId, handle_hash};
 
 /// The other end of a connection, and the programs that answer there.
 #[derive(Clone, Copy)]
@@ -30,6 +32,8 @@ pub(crate) struct Peer {
 pub(crate) struct Request<'a> {
     pub(crate) service: &'a Arc<Service>,
     pub(crate) xid: u32,
+    /// When the call's last byte was there.
+    pub(crate) received: Instant,
     pub(crate) peer: export::Peer,
     pub(crate) flavor: export::Flavor,
     pub(crate) credential: Option<export::Credential<'a>>,
@@ -37,6 +41,27 @@ pub(crate) struct Request<'a> {
     pub(crate) fault: Fault,
     /// The counters of what the call does.
     pub(crate) tally: Tally<'a>,
+}
+
+impl Request<'_> {
+    /// The subject of trace events of this call on the object of a wire handle. The handle is looked
+    /// at only while an event is on.
+    pub(crate) fn call_id(&self, handle: impl FnOnce() -> FileHandle) -> CallId {
+        let tracer = &self.service.tracer;
+        let call = CallId {
+            xid: self.xid,
+            fh_hash: 0,
+            export_id: None,
+            client: self.peer.address.ip().to_canonical(),
+            received: tracer.time_of(self.received),
+        };
+        if !tracer.is_used() {
+            return call;
+        }
+        let handle = handle();
+        let handle = handle.as_bytes();
+        CallId { fh_hash: handle_hash(handle), export_id: claimed_export_id(handle), ..call }
+    }
 }
 
 /// Where a call comes from.
@@ -47,8 +72,17 @@ pub(crate) struct Origin<'a> {
     pub(crate) link: &'a Arc<Link>,
     /// The counters of the peer's address.
     pub(crate) client: &'a ClientCounters,
-    /// When its last byte was there, if calls are timed.
-    pub(crate) received: Option<Instant>,
+    /// When its last byte was there.
+    pub(crate) received: Instant,
+    /// Whether it is timed.
+    pub(crate) is_timed: bool,
+}
+
+impl Origin<'_> {
+    /// When its last byte was there, if it is timed.
+    pub(crate) fn timed_since(&self) -> Option<Instant> {
+        self.is_timed.then_some(self.received)
+    }
 }
 
 /// The first [fault](Status::is_fault) of a call.

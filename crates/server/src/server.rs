@@ -373,7 +373,6 @@ mod tests {
     use crate::config::Overrides;
     use crate::export::{Flavor, Object, Peer, Purpose};
     use crate::fs::Caller;
-    use crate::trace::{CallId, handle_hash};
 
     fn config(dir: &Path, settings: &str, modes: &str) -> Config {
         let text = format!(
@@ -437,7 +436,7 @@ mod tests {
 
         let (_, object) = resolve(&server, &handle);
         assert_eq!(object.policy, IoPolicy { read: IoMode::Auto, write: IoMode::Auto });
-        assert_eq!(server.service.call_id(7, handle.as_bytes()), CallId { xid: 7, fh_hash: 0 });
+        assert!(!server.service.tracer.is_used());
         let switches = server.service.vfs.switches();
         assert!(switches.read_ahead() && switches.splice());
 
@@ -449,8 +448,7 @@ mod tests {
         assert_eq!(changes, format!("{changed}, {expected}"));
         let (_, object) = resolve(&server, &handle);
         assert_eq!(object.policy, IoPolicy { read: IoMode::Direct, write: IoMode::DontCache });
-        let fh_hash = handle_hash(handle.as_bytes());
-        assert_eq!(server.service.call_id(7, handle.as_bytes()), CallId { xid: 7, fh_hash });
+        assert_eq!(server.service.tracer.events().to_string(), "write_split");
         assert!(!switches.read_ahead() && !switches.splice());
 
         let changes = server.reload(config(dir.path(), settings, modes)).unwrap();

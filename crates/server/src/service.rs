@@ -36,7 +36,7 @@ use crate::state::{
     Callback, ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Message, Piece,
     Session, State,
 };
-use crate::trace::{CallId, Tracer, handle_hash};
+use crate::trace::Tracer;
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
 
@@ -59,7 +59,7 @@ pub(crate) struct Service {
     pub(crate) buffers: Arc<BufferPool>,
     /// The bounds of all memory.
     pub(crate) memory: MemoryPlan,
-    /// Prints the trace events that are on.
+    /// Reports the trace events that are on.
     pub(crate) tracer: Arc<Tracer>,
     /// The current exports; a reload replaces them by another generation.
     pub(crate) exports: ArcSwap<Exports>,
@@ -545,13 +545,6 @@ impl Service {
         let Caller { uid, gid, read_only, .. } = &caller;
         tracing::trace!(xid, export = export.name, uid, gid, read_only, "resolved");
         Ok((caller, object))
-    }
-
-    /// The subject of trace events of a call on the object of a wire handle. The hash is computed only
-    /// while an event is on, so it is 0 for a call that came before the first was switched on.
-    pub(crate) fn call_id(&self, xid: u32, handle: &[u8]) -> CallId {
-        let is_traced = !self.tracer.events().is_empty();
-        CallId { xid, fh_hash: if is_traced { handle_hash(handle) } else { 0 } }
     }
 
     /// Where the object of a wire handle is, for the log; known only while it is open.

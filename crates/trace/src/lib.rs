@@ -59,6 +59,12 @@ macro_rules! events {
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
+
+            /// When it happens.
+            #[must_use]
+            pub fn help(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)+ }
+            }
         }
 
         impl $crate::TraceEvent for Event {
@@ -90,6 +96,12 @@ impl<E: TraceEvent> Events<E> {
     #[must_use]
     pub fn contains(self, event: E) -> bool {
         self.bits & Self::from(event).bits != 0
+    }
+
+    /// These and `other`.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self::of_bits(self.bits | other.bits)
     }
 
     /// Whether there is none.
@@ -173,10 +185,35 @@ pub fn handle_hash(handle: &[u8]) -> u32 {
     })
 }
 
+/// A set of events that threads read while it is changed.
+pub struct EventSwitch<E> {
+    bits: AtomicU64,
+    of: PhantomData<E>,
+}
+
+impl<E: TraceEvent> EventSwitch<E> {
+    /// Replaces the set.
+    pub fn set(&self, events: Events<E>) {
+        self.bits.store(events.bits, Ordering::Relaxed);
+    }
+
+    /// The set: one relaxed load.
+    #[inline]
+    #[must_use]
+    pub fn events(&self) -> Events<E> {
+        Events::of_bits(self.bits.load(Ordering::Relaxed))
+    }
+}
+
+impl<E> Default for EventSwitch<E> {
+    fn default() -> Self {
+        Self { bits: AtomicU64::new(0), of: PhantomData }
+    }
+}
+
 /// Prints enabled events, or passes them to a listener.
 pub struct Tracer<E> {
-    /// [`Events`].
-    enabled: AtomicU64,
+    enabled: EventSwitch<E>,
     listener: OnceLock<Listener<E>>,
 }
 
@@ -186,13 +223,13 @@ type Listener<E> = Box<dyn Fn(E, u64, u64) + Send + Sync>;
 impl<E: TraceEvent> Tracer<E> {
     /// Enables `events` and disables all others, also for calls in progress.
     pub fn set(&self, events: Events<E>) {
-        self.enabled.store(events.bits, Ordering::Relaxed);
+        self.enabled.set(events);
     }
 
     /// The events that are on.
     #[must_use]
     pub fn events(&self) -> Events<E> {
-        Events::of_bits(self.enabled.load(Ordering::Relaxed))
+        self.enabled.events()
     }
 
     /// Whether `event` is on.
@@ -231,7 +268,7 @@ impl<E: TraceEvent> Tracer<E> {
 
 impl<E: TraceEvent> Default for Tracer<E> {
     fn default() -> Self {
-        Self { enabled: AtomicU64::new(0), listener: OnceLock::new() }
+        Self { enabled: EventSwitch::default(), listener: OnceLock::new() }
     }
 }
 
@@ -323,6 +360,11 @@ mod tests {
             "fir".parse::<Events<Event>>().unwrap_err().to_string(),
             "`fir` is no trace event; the events are all, first, second, third"
         );
+    }
+
+    #[test]
+    fn an_event_has_a_sentence_of_help() {
+        assert_eq!(Event::Second.help(), "Second.");
     }
 
     #[test]

@@ -176,7 +176,7 @@ mod tests {
         let (groups, opened) = (Arc::default(), OpenedFor::default());
         let caller =
             Caller { uid: 0, gid: 0, groups, read_only: false, opened, client: None, identity };
-        let call = CallId { xid: 0, fh_hash: 0 };
+        let call = CallId::local(0, 0);
         let (mode, flush) = (IoMode::Auto, None);
         let request = Box::new(WriteRequest { caller, call, mode, offset, data: None, flush });
         (WaitingWrite { request, turn }, taken)

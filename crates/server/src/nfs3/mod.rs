@@ -11,8 +11,6 @@ mod read;
 mod readdir;
 mod write;
 
-use std::fmt;
-
 use io::{Payload, WriteData};
 use proto::nfs3::{Failure, FileHandle, Procedure, Reply, WriteHead};
 use proto::xdr::{DecodeError, Encode, Reader, Writer, decode_all};
@@ -21,7 +19,7 @@ use crate::call::Call;
 use crate::export::Object;
 use crate::fs::{Caller, Status};
 use crate::request::Request;
-use crate::trace::{CallId, Event, handle_hash};
+use crate::trace::{Detail, Event};
 
 /// The status in front of the results of a success (RFC 1813 §2.6), where they are written piece by
 /// piece.
@@ -239,14 +237,9 @@ impl Request<'_> {
         Ok(resolved)
     }
 
-    /// The subject of the trace events of this call on an object.
-    fn call_id(&self, handle: &FileHandle) -> CallId {
-        self.service.call_id(self.xid, handle.as_bytes())
-    }
-
     /// Traces that a call was decoded.
     fn trace_start(&self, event: Event, handle: &FileHandle, offset: u64, len: u32) {
-        self.trace(event, handle, offset, len, format_args!(""));
+        self.trace(event, handle, offset, len, format_args!("").into());
     }
 
     /// Traces the answer: the status, and how much of `len` was done.
@@ -258,30 +251,23 @@ impl Request<'_> {
         outcome: &Outcome<O, F>,
         count: impl FnOnce(&O) -> u32,
     ) {
-        match outcome {
-            Ok(ok) => {
-                let count = count(ok);
-                self.trace(event, handle, offset, len, format_args!("status=NFS3_OK count={count}"))
-            }
-            Err(refused) => {
-                let status = convert::status(refused.status).name();
-                self.trace(event, handle, offset, len, format_args!("status={status} count=0"))
-            }
+        if !self.service.tracer.is_on(event) {
+            return;
         }
+        let (status, name, count) = match outcome {
+            Ok(ok) => (NFS3_OK, "NFS3_OK", count(ok)),
+            Err(refused) => {
+                let status = convert::status(refused.status);
+                (status.code(), status.name(), 0)
+            }
+        };
+        self.trace(event, handle, offset, len, Detail::Done { status, name, count });
     }
 
-    fn trace(
-        &self,
-        event: Event,
-        handle: &FileHandle,
-        offset: u64,
-        len: u32,
-        detail: fmt::Arguments<'_>,
-    ) {
+    fn trace(&self, event: Event, handle: &FileHandle, offset: u64, len: u32, detail: Detail<'_>) {
         let tracer = &self.service.tracer;
         if tracer.is_on(event) {
-            let call = CallId { xid: self.xid, fh_hash: handle_hash(handle.as_bytes()) };
-            tracer.emit(event, call, offset, len.into(), detail);
+            tracer.emit(event, self.call_id(|| *handle), offset, len.into(), detail);
         }
     }
 }

@@ -26,7 +26,7 @@ async fn perform(
     args: &ReadArgs,
 ) -> Outcome<(Option<Attributes>, ReadDone), Option<Attributes>> {
     let (caller, object) = request.resolve(&args.file)?;
-    let (vfs, call) = (&request.service.vfs, request.call_id(&args.file));
+    let (vfs, call) = (&request.service.vfs, request.call_id(|| args.file));
     let held = vfs.hold(&object).await?;
     let answer = vfs.read(&caller, (&object, &held), call, args.offset, args.count).await;
     let attributes = answer.attributes.map(|a| convert::attributes(&object, &a));

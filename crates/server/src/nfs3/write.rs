@@ -37,7 +37,7 @@ async fn perform_write(
         StableHow::DataSync => Stability::DataSync,
         StableHow::FileSync => Stability::FileSync,
     };
-    let (vfs, call) = (&request.service.vfs, request.call_id(&args.file));
+    let (vfs, call) = (&request.service.vfs, request.call_id(|| args.file));
     let held = vfs.hold(&object).await?;
     let object = (&object, &held);
     let answer = vfs.write(&caller, object, call, args.offset, payload, stability).await;

@@ -155,10 +155,7 @@ impl Compound<'_> {
 
     /// The subject of trace events on an object.
     pub(super) fn call_id(&self, object: &Object) -> CallId {
-        let (service, xid) = (self.request.service, self.request.xid);
-        if service.tracer.events().is_empty() {
-            return CallId { xid, fh_hash: 0 };
-        }
-        service.call_id(xid, service.seal(object.root(), *object.handle()).as_bytes())
+        let service = self.request.service;
+        self.request.call_id(|| service.seal(object.root(), *object.handle()))
     }
 }

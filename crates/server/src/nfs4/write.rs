@@ -2,8 +2,8 @@
 
 use io::{BUFFER_ALIGN, WriteData};
 use proto::nfs4::{
-    CommitArgs, CommitOk, OperationCode, ShareAccess, StableHow, Status, Verifier, WriteHead,
-    WriteOk,
+    CommitArgs, CommitOk, NFS4_OK, OperationCode, ShareAccess, StableHow, Status, Verifier,
+    WriteHead, WriteOk,
 };
 use proto::xdr::Reader;
 
@@ -11,7 +11,7 @@ use super::compound::Compound;
 use super::operation::decoded;
 use super::{Outcome, convert};
 use crate::fs;
-use crate::trace::{CallId, Event};
+use crate::trace::{CallId, Detail, Event};
 use crate::vfs::{Stability, WriteDone};
 
 impl Compound<'_> {
@@ -121,17 +121,14 @@ impl Compound<'_> {
         if !tracer.is_on(event) {
             return;
         }
-        let len = len.into();
-        match result {
-            None => tracer.emit(event, call, offset, len, format_args!("")),
-            Some(Ok(count)) => {
-                let detail = format_args!("status=NFS4_OK count={count}");
-                tracer.emit(event, call, offset, len, detail);
-            }
+        let detail = match result {
+            None => format_args!("").into(),
+            Some(Ok(count)) => Detail::Done { status: NFS4_OK, name: "NFS4_OK", count },
             Some(Err(status)) => {
-                let name = convert::status(status).name();
-                tracer.emit(event, call, offset, len, format_args!("status={name} count=0"));
+                let status = convert::status(status);
+                Detail::Done { status: status.code(), name: status.name(), count: 0 }
             }
-        }
+        };
+        tracer.emit(event, call, offset, len.into(), detail);
     }
 }

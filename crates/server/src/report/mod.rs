@@ -3,6 +3,7 @@
 //! The types are those that the control socket carries. They can be read back, so that a command sees
 //! what the server has sent.
 
+mod follow;
 mod prometheus;
 mod sample;
 mod status;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use follow::{TraceFeed, TraceLine, TraceRequest, trace_events};
 pub use prometheus::metric_names;
 pub use sample::{ClientSample, ExportSample, Nfs4Client, OperationSample, PhaseSample, Sample};
 pub use status::{ConnectionsStatus, ExportStatus, MemoryStatus, Nfs4Status, Status};

@@ -195,7 +195,7 @@ impl Vfs {
             return Ok(None);
         };
         let (offset, len) = (read.range.offset(), read.range.len());
-        self.tracer.emit(Event::ReadVectorDio, read.call, offset, len, format_args!("{widened}"));
+        self.tracer.emit(Event::ReadVectorDio, read.call, offset, len, widened);
         self.tracer.emit(Event::ReadDirect, read.call, offset, len, format_args!(""));
         if widened.range() != read.range {
             read.file.root().counters.add(Counter::ReadsWidened, 1);

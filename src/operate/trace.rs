@@ -1,0 +1,191 @@
+//! `spillway trace`: the steps of calls in a running server, as they happen.
+
+use std::fs;
+use std::io::{self, BufRead as _, Write as _};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Map, Value};
+use server::report::{TraceLine, TraceRequest, trace_events};
+
+use super::{Done, Failure, Target};
+use crate::announce::print;
+use crate::control::TraceMessage;
+use crate::control::client::follow;
+
+/// Follow trace events of a running server, or list them
+///
+/// Without an EVENT, lists the events by subsystem with what they mean. With some, prints each as it
+/// happens, in the form of the kernel's trace: thread, processor, seconds since boot, event, and its
+/// fields. latency= is the time from the last byte of the call to the event.
+///
+/// The server goes on without any event when the command ends. Several commands may follow at once.
+/// One that is too slow loses events, and prints how many; the server never waits for it.
+///
+/// Exit status: 0 if the server stopped, 1 if it could not be asked or refused.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  spillway trace read\n  \
+                        spillway trace read_done write_done --min-latency 10ms\n  \
+                        spillway trace all --client 192.0.2.1 --file /srv/data/file --json")]
+pub(crate) struct Options {
+    /// Events, subsystems such as read, or all
+    #[arg(value_name = "EVENT")]
+    events: Vec<String>,
+
+    /// Only calls of the client with this address
+    #[arg(long, value_name = "ADDRESS", requires = "events")]
+    client: Option<IpAddr>,
+
+    /// Only calls on this export
+    #[arg(long, value_name = "NAME", requires = "events")]
+    export: Option<String>,
+
+    /// Only calls on one object: its path on the server, or the hash of its handle (fh_hash), like
+    /// 0xe4dadb60
+    #[arg(long, value_name = "PATH|HASH", requires = "events")]
+    file: Option<String>,
+
+    /// Only the call with this transaction id, like 0x5dcf019c
+    #[arg(long, value_name = "XID", value_parser = xid, requires = "events")]
+    xid: Option<u32>,
+
+    /// Only events so long after the last byte of their call, like 500us, 10ms or 1s: the end of
+    /// slow calls, and what they do from there on
+    #[arg(long, value_name = "TIME", value_parser = time, requires = "events")]
+    min_latency: Option<Duration>,
+
+    #[command(flatten)]
+    target: Target,
+}
+
+pub(super) fn run(options: &Options) -> Result<Done, Failure> {
+    if options.events.is_empty() {
+        return Ok(Done::Printed(print(&if options.target.json { list_json()? } else { list() })));
+    }
+    let microseconds = options.min_latency.unwrap_or_default().as_micros();
+    let events = options.events.iter().flat_map(|word| word.split(',')).map(str::to_owned);
+    let request = TraceRequest {
+        events: events.collect(),
+        client: options.client,
+        export: options.export.clone(),
+        file: options.file.as_deref().map(on_server),
+        xid: options.xid,
+        latency_min_us: u64::try_from(microseconds).unwrap_or(u64::MAX),
+    };
+    let mut lines = follow(&options.target.find()?, request)?;
+    let (mut out, mut line) = (io::stdout().lock(), String::new());
+    loop {
+        line.clear();
+        if lines.read_line(&mut line)? == 0 {
+            return Ok(Done::Printed(Ok(())));
+        }
+        let message: TraceMessage = serde_json::from_str(&line)?;
+        let text = if options.target.json { json(message)? } else { text(&message) };
+        if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+            return Ok(Done::Printed(Err(error)));
+        }
+    }
+}
+
+/// A path as the server has it, if it is one.
+fn on_server(file: &str) -> String {
+    if file.starts_with("0x") {
+        return file.to_owned();
+    }
+    // An object that this process may not reach the server finds by the path as it is.
+    let path = fs::canonicalize(file).or_else(|_| std::path::absolute(file));
+    path.ok().and_then(|path| path.into_os_string().into_string().ok()).unwrap_or(file.to_owned())
+}
+
+fn text(message: &TraceMessage) -> String {
+    match message {
+        TraceMessage::Event(event) => event.to_string(),
+        TraceMessage::Lost { lost } => format!("[LOST {lost} EVENTS]"),
+    }
+}
+
+/// The message with the event's own fields as members.
+fn json(message: TraceMessage) -> serde_json::Result<String> {
+    let event = match message {
+        TraceMessage::Event(event) => event,
+        lost @ TraceMessage::Lost { .. } => return serde_json::to_string(&lost),
+    };
+    let TraceLine { detail, xid, fh_hash, .. } = &event;
+    let (detail, xid, fh_hash) = (detail.clone(), *xid, *fh_hash);
+    let Value::Object(mut members) = serde_json::to_value(event)? else {
+        unreachable!("a struct is an object");
+    };
+    members.remove("detail");
+    let hex = |number: u32| Value::from(format!("0x{number:08x}"));
+    members.insert("xid".to_owned(), hex(xid));
+    members.insert("fh_hash".to_owned(), hex(fh_hash));
+    let fields = detail.split(' ').filter_map(|field| field.split_once('='));
+    members.extend(fields.map(|(name, value)| {
+        let value = value.parse::<u64>().map_or_else(|_| Value::from(value), Value::from);
+        (name.to_owned(), value)
+    }));
+    serde_json::to_string(&members)
+}
+
+fn list() -> String {
+    let (mut text, mut last) = (String::new(), "");
+    for (subsystem, name, help) in trace_events() {
+        if subsystem != last {
+            text += if last.is_empty() { "" } else { "\n" };
+            text += &format!("{subsystem}\n");
+            last = subsystem;
+        }
+        text += &format!("  {name:<16} {help}\n");
+    }
+    text
+}
+
+fn list_json() -> serde_json::Result<String> {
+    let events = trace_events().into_iter().map(|(subsystem, event, help)| {
+        let members = [("subsystem", subsystem), ("event", event), ("help", help)];
+        let members = members.map(|(name, value)| (name.to_owned(), Value::from(value)));
+        Value::Object(Map::from_iter(members))
+    });
+    Ok(serde_json::to_string_pretty(&Value::Array(events.collect()))? + "\n")
+}
+
+fn xid(text: &str) -> Result<u32, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number.map_err(|_| "a transaction id is a number, like 0x5dcf019c".to_owned())
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let time = |number: u64| match unit {
+        "us" => Some(Duration::from_micros(number)),
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    };
+    let time = number.parse().ok().and_then(time);
+    time.ok_or_else(|| "a time is a number with us, ms or s, like 10ms".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_their_units() {
+        assert_eq!(time("500us"), Ok(Duration::from_micros(500)));
+        assert_eq!(
+            (time("10ms"), time("2s")),
+            (Ok(Duration::from_millis(10)), Ok(Duration::from_secs(2)))
+        );
+        for wrong in ["", "10", "ms", "1.5s", "-1s", "1h", "99999999999999999999s"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((xid("0x5dcf019c"), xid("7")), (Ok(0x5dcf_019c), Ok(7)));
+        assert!(xid("0x").is_err() && xid("0x100000000").is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! `spillway trace`: events of a running server, followed through its control socket.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ChildStdout, Stdio};
+
+use proto::nfs3::{FileHandle, Procedure, ReadArgs};
+use rustix::process::Signal;
+use server::trace::{Event, handle_hash};
+
+use crate::client::Client;
+use crate::fixture::{Place, Running, assert_exit, run, serve_directory, spillway};
+
+/// A command that follows events, once the server has begun with it.
+struct Following {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Following {
+    fn start(place: &Place, running: &Running, words: &[&str]) -> Self {
+        let mut command = spillway();
+        command.args(["trace", "--socket", &place.text("state")]).args(words);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        running.wait_for("trace events followed");
+        Self { child, lines }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// The lines that are left after the server has stopped.
+    fn rest(mut self) -> Vec<String> {
+        let lines = self.lines.lines().map(Result::unwrap).collect();
+        assert!(self.child.wait().unwrap().success());
+        lines
+    }
+}
+
+fn make_files(place: &Place) {
+    for name in ["one", "two"] {
+        fs::write(place.path("a").join(name), vec![7; 1 << 20]).unwrap();
+    }
+}
+
+fn read(client: &mut Client, file: FileHandle, offset: u64, count: u32) {
+    client.call(Procedure::Read, &ReadArgs { file, offset, count });
+}
+
+#[test]
+fn events_are_listed_by_subsystem_with_their_meaning() {
+    let text = String::from_utf8(run(&["trace"]).stdout).unwrap();
+    for event in Event::ALL {
+        assert!(text.contains(&format!("{:<16} {}\n", event.name(), event.help())), "{text}");
+    }
+    let subsystems: Vec<_> = text.lines().filter(|line| !line.starts_with(' ')).collect();
+    assert_eq!(subsystems, ["read", "", "write", "", "commit", "", "readdir"]);
+    let json: serde_json::Value =
+        serde_json::from_slice(&run(&["trace", "--json"]).stdout).unwrap();
+    assert_eq!(json[0]["event"], "read_start");
+    assert_eq!(json.as_array().unwrap().len(), Event::ALL.len());
+}
+
+#[test]
+fn several_commands_follow_the_events_that_each_asks_for() {
+    let place = Place::new();
+    make_files(&place);
+    let mut command = serve_directory(&place);
+    command.args(["--read-mode", "direct", "--no-read-ahead"]);
+    let running = Running::start(command, 1);
+    let mut client = Client::connect(&running);
+    let ((_, one), (_, two)) = (client.find("/data", "one"), client.find("/data", "two"));
+    let hash = format!("0x{:08x}", handle_hash(two.as_bytes()));
+    let path = place.text("a/one");
+    let mut of_one = Following::start(&place, &running, &["read", "--file", &path, "--json"]);
+    let of_two = Following::start(
+        &place,
+        &running,
+        &["read_start,write", "--file", &hash, "--client", "127.0.0.1", "--export", "/data"],
+    );
+    let slow = Following::start(&place, &running, &["all", "--min-latency", "300s"]);
+    let other = Following::start(&place, &running, &["all", "--client", "192.0.2.1"]);
+    read(&mut client, one, 47008, 47008);
+    read(&mut client, two, 0, 512);
+    let events: Vec<serde_json::Value> =
+        (0..5).map(|_| serde_json::from_str(&of_one.line()).unwrap()).collect();
+    let names: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        ["read_start", "read_vector_dio", "read_direct", "read_io_done", "read_done"]
+    );
+    assert_eq!((&events[1]["offset"], &events[1]["len"]), (&47008.into(), &47008.into()));
+    assert_eq!(events[1]["fh_hash"], format!("0x{:08x}", handle_hash(one.as_bytes())));
+    assert!(events[1]["start"].as_str().unwrap().contains('+'), "{}", events[1]);
+    assert_eq!((&events[4]["status"], &events[4]["count"]), (&"NFS3_OK".into(), &47008.into()));
+    assert_eq!(
+        (&events[4]["client"], &events[4]["export"]),
+        (&"127.0.0.1".into(), &"/data".into())
+    );
+
+    running.stop(Signal::TERM);
+    assert_eq!(of_one.rest(), Vec::<String>::new());
+    assert_eq!((slow.rest(), other.rest()), (vec![], vec![]));
+    let lines = of_two.rest();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    // NAME-TID [CPU] SECONDS: EVENT: FIELDS
+    let (head, fields) = lines[0].split_once(": read_start: xid=0x").unwrap();
+    assert!(head.trim_start().starts_with("spillway-net-") && head.contains("] "), "{head}");
+    let expected =
+        format!(" fh_hash={hash} offset=0 len=512 client=127.0.0.1 export=/data latency=");
+    assert!(fields.contains(&expected), "{fields}");
+}
+
+#[test]
+fn what_is_not_known_is_refused() {
+    let place = Place::new();
+    let running = Running::start(serve_directory(&place), 1);
+    let missing = place.text("a/missing");
+    let nowhere = place.text("b/file");
+    for (words, sentence) in [
+        (&["reed"][..], "`reed` is no trace event; the events are all, read_start, ".to_owned()),
+        (&["all", "--export", "/x"], "there is no export /x; the exports are /data".to_owned()),
+        (&["all", "--file", "0xzz"], "`0xzz` is no hash of a handle, as 0xe4dadb60".to_owned()),
+        (&["all", "--file", &missing], format!("{missing}: No such file or directory")),
+        (&["all", "--file", &nowhere], format!("{nowhere} is in no export")),
+    ] {
+        let socket = place.text("state");
+        let output = run(&[&["trace", "--socket", &socket], words].concat());
+        assert_exit(&output, 1, &sentence);
+    }
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn a_follower_that_takes_nothing_holds_up_no_call_and_learns_what_it_lost() {
+    const READS: u64 = 3000;
+    let place = Place::new();
+    make_files(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/data", "one");
+    let mut stream = UnixStream::connect(place.path("state/spillway.sock")).unwrap();
+    stream
+        .write_all(
+            b"{\"version\":1,\"command\":\"trace\",\"events\":[\"read_start\",\"read_done\"]}\n",
+        )
+        .unwrap();
+    let mut lines = BufReader::new(stream);
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert_eq!(line, "{\"version\":1,\"result\":null}\n");
+    for number in 0..READS {
+        read(&mut client, file, number * 16, 16);
+    }
+    let (mut received, mut lost) = (0, 0);
+    let mut lines = lines.lines();
+    while received + lost < 2 * READS {
+        let line = lines.next().unwrap().unwrap();
+        let message: serde_json::Value = serde_json::from_str(&line).unwrap();
+        match message["lost"].as_u64() {
+            Some(count) => lost += count,
+            None => received += 1,
+        }
+    }
+    assert_eq!(received + lost, 2 * READS);
+    assert!(lost > 0 && received > 0, "{received} events and {lost} lost");
+    running.stop(Signal::TERM);
+}
