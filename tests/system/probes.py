@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""The static probes: their notes in the program, and bpftrace attached to a running server."""
+
+import contextlib
+import re
+import signal
+import subprocess
+import time
+
+import nfs3
+from harness import EXPORT, MIB, Server, Skip, case, check, loop_file_system, main, need, run, run_ok
+
+PROVIDER = "spillway"
+# All probes, with the number of their arguments.
+PROBES = {
+    "read_start": 4, "read_vector_dio": 6, "read_direct": 4, "read_vector": 4, "read_splice": 4,
+    "read_ahead": 4, "read_io_done": 4, "read_done": 6, "write_start": 4, "write_split": 4,
+    "write_vector": 4, "write_direct": 4, "write_io_done": 4, "write_done": 6, "commit_start": 4,
+    "commit_done": 6, "readdir_enter": 4, "readdir_exit": 6,
+}  # fmt: skip
+COUNT = 47008
+ATTACH_SECS_MAX = 40
+NOTE = re.compile(r"Provider: (\S+)\s+Name: (\S+)\s+Location: (\S+),.*Semaphore: (\S+)\s+Arguments: (.*)")
+# Its arguments give the range that the client asked for.
+GOLDEN = r"""
+usdt:%(program)s:spillway:read_vector_dio {
+    printf("read_vector_dio: xid=0x%%08x fh_hash=0x%%08x offset=%%lld len=%%lld start=%%lld+%%lld end=%%lld-%%lld\n",
+        arg0, arg1, arg2 + arg3, arg4 - arg5 - arg2 - arg3, arg2, arg3, arg4, arg5);
+}
+usdt:%(program)s:spillway:read_start { printf("read_start: offset=%%lld len=%%lld\n", arg2, arg3); }
+usdt:%(program)s:spillway:read_done { printf("read_done: status=%%lld count=%%lld\n", arg4, arg5); }
+usdt:%(program)s:spillway:write_start { printf("write_start: offset=%%lld len=%%lld\n", arg2, arg3); }
+usdt:%(program)s:spillway:write_done { printf("write_done: status=%%lld count=%%lld\n", arg4, arg5); }
+BEGIN { printf("attached\n"); }
+"""
+
+
+@case
+def notes_name_all_probes_and_their_arguments():
+    need("readelf")
+    notes = run_ok("readelf", "--notes", "--wide", Server.binary).stdout
+    found = {}
+    for provider, name, location, semaphore, arguments in NOTE.findall(notes):
+        check(provider == PROVIDER, f"provider {provider}")
+        check(int(location, 16) and int(semaphore, 16), f"{name} has no place: {notes}")
+        found[name] = len(arguments.split())
+    check(found == PROBES, f"probes and their arguments: {found}")
+
+
+@contextlib.contextmanager
+def attached(server):
+    """bpftrace attached to a server; yields its lines until it is stopped."""
+    script = GOLDEN % {"program": Server.binary}
+    words = ["bpftrace", "-p", str(server.process.pid), "-B", "line", "-e", script]
+    tracer = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said = []
+        for line in tracer.stdout:
+            said.append(line)
+            if line == "attached\n":
+                break
+        else:
+            tracer.wait()
+            why = "".join(said).strip()
+            refused = ("not permitted", "Permission denied", "not supported", "not implemented")
+            if any(words in why for words in refused):
+                raise Skip(f"the kernel refuses probes: {why[-200:]}")
+            raise AssertionError(f"bpftrace: {why}")
+        yield tracer
+    finally:
+        tracer.kill()
+        tracer.wait()
+
+
+def lines_after(tracer, work):
+    """What bpftrace prints of `work`."""
+    work()
+    # It reads its buffers several times a second.
+    time.sleep(2)
+    tracer.send_signal(signal.SIGINT)
+    return [line for line in tracer.communicate(timeout=ATTACH_SECS_MAX)[0].splitlines() if line]
+
+
+@case(secs=180)
+def bpftrace_prints_the_published_reads():
+    need("bpftrace", "mkfs.xfs")
+    with loop_file_system("xfs", 320 * MIB) as directory:
+        (directory / "file").write_bytes(bytes(range(256)) * 4096)
+        modes = ("--read-mode", "direct", "--no-read-ahead")
+        with Server(directory, *modes) as server:
+            client = nfs3.Client("127.0.0.1", server.port, EXPORT)
+            file = client.lookup(client.root, b"file")
+            written = client.create(client.root, b"written")
+            with attached(server) as tracer:
+                def work():
+                    for number in range(2):
+                        client.read(file, number * COUNT, COUNT)
+                    client.write(written, 0, b"x" * 5000, nfs3.UNSTABLE)
+
+                lines = lines_after(tracer, work)
+            client.close()
+    widened = [line for line in lines if line.startswith("read_vector_dio")]
+    hashes = {re.search(r"fh_hash=0x([0-9a-f]{8}) ", line).group(1) for line in widened}
+    check(len(hashes) == 1 and hashes != {"00000000"}, f"handles: {lines}")
+    stripped = [re.sub(r" xid=0x[0-9a-f]{8} fh_hash=0x[0-9a-f]{8}", "", line) for line in lines]
+    check(
+        stripped
+        == [
+            "read_start: offset=0 len=47008",
+            "read_vector_dio: offset=0 len=47008 start=0+0 end=47104-96",
+            "read_done: status=0 count=47008",
+            "read_start: offset=47008 len=47008",
+            "read_vector_dio: offset=47008 len=47008 start=46592+416 end=94208-192",
+            "read_done: status=0 count=47008",
+            "write_start: offset=0 len=5000",
+            "write_done: status=0 count=5000",
+        ],
+        f"bpftrace printed {lines}",
+    )
+
+
+@case
+def bpftrace_lists_the_probes():
+    need("bpftrace")
+    program = Server.binary
+    listed = run("bpftrace", "-l", f"usdt:{program}:*", secs=60)
+    names = {line.rsplit(":", 1)[-1] for line in listed.stdout.split()}
+    check(set(PROBES) <= names, f"bpftrace lists {listed.stdout} {listed.stderr}")
+
+
+if __name__ == "__main__":
+    main(__file__)
