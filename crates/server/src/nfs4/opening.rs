@@ -13,7 +13,7 @@ use super::state::share;
 use super::{Outcome, Refused, convert};
 use crate::fs;
 use crate::inode_cache::Attributes;
-use crate::state::{Effects, OpenFile, Running};
+use crate::state::{Effects, OpenFile, OpenRoom, Running};
 use crate::vfs::{AccessRights, AttributeChange, CreateMode};
 
 /// A name can come and go between the looks that UNCHECKED4 takes.
@@ -24,7 +24,7 @@ const VERIFIER_ATTRIBUTES: Bitmap = Bitmap::of(&[attribute::TIME_ACCESS, attribu
 const SIZE: Bitmap = Bitmap::of(&[attribute::SIZE]);
 
 /// The file that an OPEN is of.
-struct Target {
+struct Target<'a> {
     located: Located,
     change: ChangeInfo,
     attributes_set: Bitmap,
@@ -33,9 +33,11 @@ struct Target {
     is_new: bool,
     /// The length to cut it to.
     size: Option<u64>,
+    /// The room that was taken before it was made.
+    room: Option<OpenRoom<'a>>,
 }
 
-impl Compound<'_> {
+impl<'a> Compound<'a> {
     /// OPEN, RFC 8881 §18.16.
     pub(super) async fn open(&mut self, args: OpenArgs<'_>) -> Outcome<OpenOk> {
         let known = SHARE_ACCESS_MASK | SHARE_WANT_MASK | SHARE_WHEN_MASK;
@@ -46,7 +48,7 @@ impl Compound<'_> {
         let (service, client) = (self.request.service, self.client()?);
         let is_reclaim = matches!(args.claim, OpenClaim::Previous(_));
         service.state.check_claim(client, is_reclaim)?;
-        let target = self.target(&args).await?;
+        let mut target = self.target(&args).await?;
         if !target.is_new {
             // What the owner has open, or began to make, it keeps whatever the mode is by now.
             let owner_may = is_reclaim || matches!(args.how, OpenHow::Exclusive { .. });
@@ -62,7 +64,10 @@ impl Compound<'_> {
         let (owner, user) = (args.owner.owner, target.located.caller.uid);
         let call = OpenFile { client, owner, file, export, access, deny, is_reclaim, user };
         let mut effects = Effects::new();
-        let opened = service.state.open(&call, service.now(), &mut effects);
+        let opened = match target.room.take() {
+            Some(room) => room.open(&call, service.now(), &mut effects),
+            None => service.state.open(&call, service.now(), &mut effects),
+        };
         if opened.as_ref().is_ok_and(|opened| opened.is_new) {
             pin.keep();
         } else {
@@ -101,7 +106,7 @@ impl Compound<'_> {
     }
 
     /// The file that an OPEN is of, which is made if the client asks for that.
-    async fn target(&self, args: &OpenArgs<'_>) -> Outcome<Target> {
+    async fn target(&self, args: &OpenArgs<'_>) -> Outcome<Target<'a>> {
         match (&args.claim, &args.how) {
             (OpenClaim::Null(name), how) => {
                 let directory = self.object_or(directory_only(how))?;
@@ -111,9 +116,12 @@ impl Compound<'_> {
                     OpenHow::Unchecked(raw) => self.make_unchecked(&directory, name, raw).await,
                     OpenHow::Guarded(raw) => {
                         let change = convert::new_attributes(raw)?;
-                        self.prepare(args.owner.owner).await?;
+                        // A file that was made for an OPEN without room would be in the way of
+                        // its retry.
+                        let room = Some(self.take_room(args.owner.owner).await?);
                         let mode = CreateMode::Guarded(change);
-                        self.make(&directory, name, mode, raw.bitmap).await
+                        let target = self.make(&directory, name, mode, raw.bitmap).await?;
+                        Ok(Target { room, ..target })
                     }
                     OpenHow::Exclusive { verifier, attributes } => {
                         let attributes = attributes.as_ref();
@@ -149,17 +157,16 @@ impl Compound<'_> {
         }
     }
 
-    /// Makes room for an open by an owner: a file that was made for an OPEN without room would be in the
-    /// way of its retry.
-    async fn prepare(&self, owner: &[u8]) -> Outcome<()> {
+    /// Takes room for an open by an owner.
+    async fn take_room(&self, owner: &[u8]) -> Outcome<OpenRoom<'a>> {
         let (service, client) = (self.request.service, self.client()?);
         let mut effects = Effects::new();
-        let prepared = service.state.prepare_open(client, owner.len(), service.now(), &mut effects);
+        let room = service.state.take_open_room(client, owner.len(), service.now(), &mut effects);
         service.settle(effects).await;
-        Ok(prepared?)
+        Ok(room?)
     }
 
-    async fn existing(&self, directory: &Located, name: &[u8]) -> Outcome<Target> {
+    async fn existing(&self, directory: &Located, name: &[u8]) -> Outcome<Target<'a>> {
         let Located { caller, object } = directory;
         let answer = self.request.service.vfs.lookup(caller, object, name).await;
         let change = answer.attributes.as_ref().map_or(0, convert::change);
@@ -175,7 +182,7 @@ impl Compound<'_> {
         directory: &Located,
         name: &[u8],
         raw: &RawAttributes<'_>,
-    ) -> Outcome<Target> {
+    ) -> Outcome<Target<'a>> {
         let change = convert::new_attributes(raw)?;
         for _ in 0..ATTEMPTS {
             match self.existing(directory, name).await {
@@ -195,7 +202,7 @@ impl Compound<'_> {
     }
 
     /// Sets the length that UNCHECKED4 asks for.
-    async fn cut(&self, target: &Target) -> Outcome<()> {
+    async fn cut(&self, target: &Target<'_>) -> Outcome<()> {
         let Some(size) = target.size else { return Ok(()) };
         let Located { caller, object } = &target.located;
         let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
@@ -210,7 +217,7 @@ impl Compound<'_> {
         name: &[u8],
         Verifier(verifier): Verifier,
         raw: Option<&RawAttributes<'_>>,
-    ) -> Outcome<Target> {
+    ) -> Outcome<Target<'a>> {
         let change = raw.map(convert::new_attributes).transpose()?.unwrap_or_default();
         let set = raw.map_or(Bitmap::EMPTY, |raw| raw.bitmap);
         let times = Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
@@ -227,14 +234,14 @@ impl Compound<'_> {
         name: &[u8],
         mode: CreateMode,
         attributes_set: Bitmap,
-    ) -> Outcome<Target> {
+    ) -> Outcome<Target<'a>> {
         let Located { caller, object } = directory;
         let is_new = !matches!(mode, CreateMode::Exclusive(..));
         let answer = self.request.service.vfs.create(caller, object, name, mode).await;
         let made = answer.result?;
         let change = convert::change_info(&answer.attributes);
         let located = directory.found(&made);
-        Ok(Target { located, change, attributes_set, is_new, size: None })
+        Ok(Target { located, change, attributes_set, is_new, size: None, room: None })
     }
 
     /// A program that may be executed may be read. With `owner_may`, the mode does not bind the owner.
@@ -259,9 +266,9 @@ impl Compound<'_> {
 }
 
 /// A file that no name led to, or that was there.
-fn found(located: Located) -> Target {
-    let change = ChangeInfo::default();
-    Target { located, change, attributes_set: Bitmap::EMPTY, is_new: false, size: None }
+fn found<'a>(located: Located) -> Target<'a> {
+    let (change, room) = (ChangeInfo::default(), None);
+    Target { room, located, change, attributes_set: Bitmap::EMPTY, is_new: false, size: None }
 }
 
 /// The status of an OPEN by name in a directory above the exports.

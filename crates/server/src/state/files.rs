@@ -8,6 +8,7 @@ use proto::nfs4::{ClientId, FileHandle};
 use rustc_hash::FxHashMap;
 
 use super::file_locks::{FileLocks, Owner};
+use super::open_rooms::OpenRooms;
 use super::ranges::{Piece, Range, Ranges};
 use super::shares::{Modes, Share, ShareCounts};
 use super::waiting::{Counted, Waiting};
@@ -23,6 +24,8 @@ pub(super) struct Files {
     ranges: usize,
     /// The names of the owners of opens and lock states.
     names_bytes: usize,
+    /// Counts as opens, with names.
+    pub(super) rooms: OpenRooms,
     /// Held by each request that waits, in any file.
     waiting: Arc<Waiting>,
     /// The last number given to a state.
@@ -122,14 +125,15 @@ impl Files {
         self.clients.contains_key(&client)
     }
 
-    /// Opens of all clients.
+    /// Opens of all clients, and those that there is room taken for.
     pub(super) fn opens(&self) -> usize {
-        self.opens.len()
+        self.opens.len() + self.rooms.all().opens
     }
 
-    /// Opens of this client.
+    /// The same of this client.
     pub(super) fn opens_of(&self, client: ClientId) -> usize {
-        self.clients.get(&client).map_or(0, |held| held.opens.len())
+        let opens = self.clients.get(&client).map_or(0, |held| held.opens.len());
+        opens + self.rooms.of(client).opens
     }
 
     /// The opens of a file in an export.
@@ -165,12 +169,13 @@ impl Files {
 
     /// The names of the owners of all opens and lock states, in bytes.
     pub(super) fn names_bytes(&self) -> usize {
-        self.names_bytes
+        self.names_bytes + self.rooms.all().names_bytes
     }
 
     /// The names of this client's owners, in bytes.
     pub(super) fn names_bytes_of(&self, client: ClientId) -> usize {
-        self.clients.get(&client).map_or(0, |held| held.names_bytes)
+        let names_bytes = self.clients.get(&client).map_or(0, |held| held.names_bytes);
+        names_bytes + self.rooms.of(client).names_bytes
     }
 
     /// Blocking requests of this client that wait, or whose notice is under way.
@@ -191,7 +196,8 @@ impl Files {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         let has_states = !self.opens.is_empty() || !self.locks.is_empty();
-        let is_counted = self.ranges > 0 || self.names_bytes > 0;
+        let has_room = self.rooms.all().opens > 0;
+        let is_counted = self.ranges > 0 || self.names_bytes > 0 || has_room;
         !has_states && self.files.is_empty() && self.clients.is_empty() && !is_counted
     }
 

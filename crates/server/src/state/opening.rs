@@ -6,6 +6,7 @@ use proto::nfs4::{ClientId, ShareAccess, ShareDeny, Stateid, Status};
 
 use super::file_locks::Owner;
 use super::files::{Files, StateKey};
+use super::open_rooms::RoomSize;
 use super::registry::{State, Table};
 use super::shares::Share;
 use super::{Effects, ExportId, FileId};
@@ -46,6 +47,15 @@ pub(crate) enum IoState {
     Unchecked,
 }
 
+/// Room for one open of a client, of a file that is still to be made. It is given back when this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct OpenRoom<'a> {
+    state: &'a State,
+    client: ClientId,
+    size: RoomSize,
+}
+
 impl State {
     /// Checks whether a client may open or lock now. To be called before an OPEN creates or opens
     /// anything.
@@ -58,23 +68,25 @@ impl State {
         self.lock().check_claim(client, is_reclaim)
     }
 
-    /// Makes room for an open of a file that is not made yet, by an owner with a name of so many bytes. To
-    /// be called before an OPEN makes a file that a retry would take for another's.
+    /// Takes room for an open by an owner with a name of so many bytes.
     ///
     /// # Errors
     /// `Delay` for too many opens; `Badsession` if the client was forgotten meanwhile.
-    pub(crate) fn prepare_open(
+    pub(crate) fn take_open_room(
         &self,
         client: ClientId,
         name_bytes: usize,
         now: Duration,
         effects: &mut Effects,
-    ) -> Result<(), Status> {
+    ) -> Result<OpenRoom<'_>, Status> {
         let mut table = self.lock();
         table.check_known(client)?;
         let made = self.make_room_for_open(&mut table, (client, name_bytes), None, now, effects);
         table.settle_records(effects);
-        made
+        made?;
+        let size = RoomSize { opens: 1, names_bytes: name_bytes };
+        table.files.rooms.take(client, size);
+        Ok(OpenRoom { state: self, client, size })
     }
 
     /// OPEN of a file, RFC 8881 §18.16. An owner that has it open adds to its share.
@@ -88,13 +100,23 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) -> Result<Opened, Status> {
-        let mut table = self.lock();
+        self.open_in(&mut self.lock(), call, now, effects)
+    }
+
+    /// As [`Self::open`], in the table that the caller has locked.
+    pub(super) fn open_in(
+        &self,
+        table: &mut Table,
+        call: &OpenFile<'_>,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<Opened, Status> {
         table.check_claim(call.client, call.is_reclaim)?;
         let share = Share::new(call.access, call.deny);
         let OpenFile { client, export, .. } = *call;
         let owner = Owner { client, export, name: call.owner.into() };
         let own = table.files.open_of(call.file, &owner);
-        if !self.is_admitted(&mut table, call, share, own, now, effects) {
+        if !self.is_admitted(table, call, share, own, now, effects) {
             let denied =
                 if call.is_reclaim { Status::ReclaimConflict } else { Status::ShareDenied };
             return Err(denied);
@@ -103,12 +125,12 @@ impl State {
         let conflicts =
             |holder: ClientId| share.writes() || (share.denies_reading() && holder != call.client);
         let within = self.limits.recall;
-        if self.recall_where(&mut table, call.file, within, conflicts, (now, effects)) {
+        if self.recall_where(table, call.file, within, conflicts, (now, effects)) {
             return Err(Status::Delay);
         }
         if own.is_none() {
             let owner = (client, call.owner.len());
-            self.make_room_for_open(&mut table, owner, Some(call.file), now, effects)?;
+            self.make_room_for_open(table, owner, Some(call.file), now, effects)?;
         }
         let (number, is_new) = table.files.add_open(call.file, owner, share, call.user);
         let stateid = self.stateid(number, table.files.open(number).seqid);
@@ -135,7 +157,7 @@ impl State {
         !is_denied(table)
     }
 
-    fn make_room_for_open(
+    pub(super) fn make_room_for_open(
         &self,
         table: &mut Table,
         (client, name_bytes): (ClientId, usize),
@@ -339,5 +361,31 @@ impl Table {
     /// `Badsession` for a client that was forgotten.
     pub(super) fn check_known(&self, id: ClientId) -> Result<(), Status> {
         self.clients.get(id).map(drop).ok_or(Status::Badsession)
+    }
+}
+
+impl OpenRoom<'_> {
+    /// OPEN of the file that was made.
+    ///
+    /// # Errors
+    /// As [`State::open`].
+    pub(crate) fn open(
+        self,
+        call: &OpenFile<'_>,
+        now: Duration,
+        effects: &mut Effects,
+    ) -> Result<Opened, Status> {
+        let Self { state, client, size } = self;
+        std::mem::forget(self);
+        // Under one lock, so that no other takes the room meanwhile.
+        let mut table = state.lock();
+        table.files.rooms.give_back(client, size);
+        state.open_in(&mut table, call, now, effects)
+    }
+}
+
+impl Drop for OpenRoom<'_> {
+    fn drop(&mut self) {
+        self.state.lock().files.rooms.give_back(self.client, self.size);
     }
 }

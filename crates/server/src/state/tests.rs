@@ -718,6 +718,44 @@ fn unlocking_holes_is_bounded_too() {
 }
 
 #[test]
+fn room_that_was_taken_for_an_open_goes_to_no_other() {
+    let limits = Limits { peer_opens_max: 2, peer_names_bytes_max: 9, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let client = bed.client(b"c");
+    let call = |owner: &'static [u8], file| {
+        let (access, deny) = (ShareAccess::Both, ShareDeny::None);
+        let (export, is_reclaim, user) = (EXPORT, false, 0);
+        OpenFile { client, owner, file, export, access, deny, is_reclaim, user }
+    };
+    let state = &bed.state;
+    let open = |owner, file| {
+        let opened = state.open(&call(owner, file), Duration::ZERO, &mut Effects::new());
+        opened.map(drop)
+    };
+    let take =
+        |name_bytes| state.take_open_room(client, name_bytes, Duration::ZERO, &mut Effects::new());
+    open(b"o", FileId(1)).unwrap();
+    let room = take(4).unwrap();
+    assert_eq!(open(b"o", FileId(2)), Err(Status::Delay), "the opens");
+    assert_eq!(take(1).unwrap_err(), Status::Delay);
+    let opened = room.open(&call(b"name", FileId(2)), Duration::ZERO, &mut Effects::new());
+    assert!(opened.unwrap().is_new);
+    assert_eq!(take(1).unwrap_err(), Status::Delay, "it is used");
+    let closed = state.close(
+        client,
+        &opened.unwrap().stateid,
+        FileId(2),
+        Duration::ZERO,
+        &mut Effects::new(),
+    );
+    closed.unwrap();
+    let room = take(8).unwrap();
+    assert_eq!(open(b"oo", FileId(3)), Err(Status::Delay), "the names");
+    drop(room);
+    open(b"oo", FileId(3)).expect("it is given back");
+}
+
+#[test]
 fn owners_of_a_file_are_bounded() {
     let limits = Limits { file_opens_max: 2, file_lock_owners_max: 2, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
