@@ -5,6 +5,7 @@ use rpc::server::{HEAD_BYTES_MAX, STAGING_BYTES};
 use rustix::param::page_size;
 
 use crate::connections::{CALLS_MAX, CALLS_MIN};
+use crate::counters::CLIENTS_BYTES_MAX;
 use crate::descriptor_plan::DescriptorPlan;
 use crate::reply_cache;
 use crate::state::Limits;
@@ -103,6 +104,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) handles_bytes: usize,
     /// Trace events that a command follows and has not taken yet. Held by its `Follower`.
     pub(crate) followers_bytes: usize,
+    /// Counters of client addresses. Held by the `ClientTable`.
+    pub(crate) client_counters_bytes: usize,
     /// The rest of a huge page for each size of buffers. Held by the `BufferPool`.
     pub(crate) slab_rest_bytes: usize,
 }
@@ -143,6 +146,7 @@ impl MemoryPlan {
             delegations_bytes: state.map_or(0, Limits::delegations_bytes),
             handles_bytes: HANDLE_CACHE_BYTES_MAX,
             followers_bytes: FOLLOWERS_BYTES_MAX,
+            client_counters_bytes: CLIENTS_BYTES_MAX,
             slab_rest_bytes: BufferPool::SLAB_REST_BYTES_MAX,
         };
         assert_eq!(plan.window_bytes + plan.pool_bytes, memory_bytes, "{plan:?}");
@@ -165,6 +169,7 @@ impl MemoryPlan {
             + self.delegations_bytes
             + self.handles_bytes
             + self.followers_bytes
+            + self.client_counters_bytes
             + self.slab_rest_bytes
     }
 }
@@ -208,6 +213,8 @@ mod tests {
     fn memory_outside_the_budget_is_bounded() {
         let plan = plan(DEFAULT, 16);
         assert!(plan.outside_bytes() - plan.heads_bytes < 64 * MIB, "{plan:?}");
+        let counters_bytes = plan.client_counters_bytes;
+        assert!((MIB / 2..2 * MIB).contains(&counters_bytes), "docs/limits.md: {counters_bytes}");
     }
 
     #[test]

@@ -11,6 +11,10 @@ use super::operations::Operation;
 /// Client addresses that are counted by themselves, about 1 KiB each. At the bound, the one that has
 /// been without a connection for longest joins the others.
 const CLIENTS_MAX: usize = 1024;
+/// The most memory that a [`ClientTable`] takes. A hash table of this many entries has two buckets for
+/// each, with a control byte; each client and the others have counters behind two reference counts.
+pub(crate) const CLIENTS_BYTES_MAX: usize = 2 * CLIENTS_MAX * (size_of::<(IpAddr, Entry)>() + 1)
+    + (CLIENTS_MAX + 1) * (size_of::<ClientCounters>() + 2 * size_of::<usize>());
 
 /// The counters of one client address.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ mod striped;
 mod tally;
 mod timing;
 
-pub(crate) use clients::{ClientCounters, ClientTable};
+pub(crate) use clients::{CLIENTS_BYTES_MAX, ClientCounters, ClientTable};
 pub use figures::{Figure, FigureKind};
 pub(crate) use histogram::{BOUNDS_US, HistogramValue};
 pub(crate) use operations::Operation;
