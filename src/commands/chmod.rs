@@ -33,7 +33,7 @@ pub(crate) struct Options {
     #[arg(short = 'R', long)]
     recursive: bool,
 
-    /// Print what becomes of each file
+    /// Print a line for each file
     #[arg(short, long)]
     verbose: bool,
 

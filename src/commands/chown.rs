@@ -38,7 +38,7 @@ pub(crate) struct Options {
     #[arg(short = 'h', long)]
     no_dereference: bool,
 
-    /// Print what becomes of each file
+    /// Print a line for each file
     #[arg(short, long)]
     verbose: bool,
 
@@ -117,7 +117,7 @@ fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| *id != u32::MAX)
 }
 
-/// Changes all that was asked for.
+/// Changes all targets.
 pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
     let mut session = Session::new(&options.connect);
     let owners = if options.verbose { Owners::of_machine() } else { Owners::default() };

@@ -65,11 +65,11 @@ pub(crate) enum Command {
     Cat(cat::Options),
     /// Copy files to a server, from it, or between servers
     Cp(cp::Options),
-    /// Take away files of a server
+    /// Remove files of a server
     Rm(rm::Options),
     /// Make directories on a server
     Mkdir(mkdir::Options),
-    /// Take away empty directories of a server
+    /// Remove empty directories of a server
     Rmdir(rmdir::Options),
     /// Rename files of a server
     Mv(mv::Options),

@@ -53,7 +53,7 @@ const REMOVES_MAX: usize = 32;
 /// each reading finds half of what is left; only a directory that others fill takes more.
 const PASSES_MAX: u32 = 64;
 
-/// Takes away all that was asked for.
+/// Removes all targets.
 pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
     let mut session = Session::new(&options.connect);
     let remover = Remover { options, console };

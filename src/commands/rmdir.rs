@@ -35,7 +35,7 @@ pub(crate) struct Options {
     connect: ConnectOptions,
 }
 
-/// Takes away all that was asked for.
+/// Removes all targets.
 pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
     let mut session = Session::new(&options.connect);
     for target in &options.targets {

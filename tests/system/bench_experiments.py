@@ -101,7 +101,7 @@ NAMES = ("--connections", 3, "--names", 40, "--rounds", 2)
 
 @case
 def names_counted():
-    """Each name is created, opened, looked at and removed once in each round."""
+    """Each name is created, opened, queried and removed once in each round."""
     bench = Bench()
     with quick_directory() as directory:
         records = bench.run("names", directory, *NAMES)

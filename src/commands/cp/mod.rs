@@ -51,7 +51,7 @@ pub(crate) struct Options {
     #[arg(short, long)]
     archive: bool,
 
-    /// Take away a file that cannot be written, and try again
+    /// Remove a file that cannot be written, and try again
     #[arg(short, long)]
     force: bool,
 

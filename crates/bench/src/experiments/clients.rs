@@ -46,7 +46,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "64MiB", hide_default_value = true)]
     random_size: ByteSize,
 
-    /// How often everything is done [default: 3]
+    /// Number of rounds [default: 3]
     #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
         value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,

@@ -79,7 +79,7 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
 
-    /// How often everything is done; the order of what is compared turns with each round
+    /// Number of rounds; the order of what is compared turns with each round
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     rounds: u32,
 
@@ -119,9 +119,7 @@ impl Options {
             random_operations: self.random_operations,
         };
         if self.ranks == 0 || self.hard_bytes == 0 || self.rounds == 0 || self.depth.contains(&0) {
-            return Err(Error::Misuse(
-                "nothing comes of zero ranks, calls, bytes or rounds".into(),
-            ));
+            return Err(Error::Misuse("ranks, calls, bytes and rounds must not be 0".into()));
         }
         Ok(sizes)
     }

@@ -1,4 +1,4 @@
-//! `spillway bench names`: the rates at which files are created, opened, looked at and removed, one
+//! `spillway bench names`: the rates at which files are created, opened, queried and removed, one
 //! call in flight on each connection, and each connection in a directory of its own.
 
 mod connection;
@@ -40,7 +40,7 @@ pub struct Options {
     #[command(flatten)]
     pub(crate) versions: VersionOptions,
 
-    /// How often all names are created, opened, looked at and removed [default: 3]
+    /// How often all names are created, opened, queried and removed [default: 3]
     #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
@@ -63,7 +63,7 @@ impl servers::Experiment for Options {
         self.rounds
     }
 
-    /// Creates, opens, looks at and removes files in new directories of `export`.
+    /// Creates, opens, queries and removes files in new directories of `export`.
     fn carry_out(
         &self,
         rounds: RangeInclusive<u32>,

@@ -46,7 +46,7 @@ pub(crate) trait Experiment: Args + Clone {
         &[]
     }
 
-    /// How often everything is done.
+    /// Number of rounds.
     fn rounds(&self) -> u32;
 
     /// Carries out the rounds of these numbers on one server; `record` is given each measurement

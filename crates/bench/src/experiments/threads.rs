@@ -39,7 +39,7 @@ pub struct Options {
         default_value = "1,2,4,8,16,32,64", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
 
-    /// Connections that they are parted among; as many as there are threads at most
+    /// Connections that share them; at most as many as threads
     #[arg(long, value_name = "COUNT[,COUNT...]", value_delimiter = ',', default_value = "1,16",
         value_parser = clap::value_parser!(u16).range(1..=256))]
     connections: Vec<u16>,
@@ -61,7 +61,7 @@ pub struct Options {
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 
-    /// How often everything is done; the order of what is compared turns with each round
+    /// Number of rounds; the order of what is compared turns with each round
     #[arg(long, value_name = "COUNT", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,

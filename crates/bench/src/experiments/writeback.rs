@@ -43,7 +43,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "64MiB", hide_default_value = true)]
     pub size: ByteSize,
 
-    /// Bytes of a WRITE at most, 1KiB to 4MiB [default: what the server takes]
+    /// Largest WRITE, 1KiB to 4MiB [default: what the server takes]
     #[arg(long, value_name = "SIZE")]
     pub wsize: Option<ByteSize>,
 

@@ -141,7 +141,7 @@ mod tests {
         let found = cached_files(directory.path()).unwrap();
         assert_eq!((found.files, found.size_bytes, found.more), (2, MIB as u64 + 8, false));
         let Some(cached_bytes) = found.cached_bytes else {
-            return println!("skipped: the kernel does not tell what is cached");
+            return println!("skipped: the kernel does not report what is cached");
         };
         let page_bytes = page_size() as u64;
         assert_eq!(cached_bytes, MIB as u64 + page_bytes);

@@ -1,4 +1,4 @@
-//! What is counted of each client address.
+//! Counters of each client address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,8 +1,7 @@
-//! What keeps changes of an object apart from read delegations of it, whatever the protocol version
-//! and the export that they come by.
+//! Keeps changes of an object apart from read delegations of it, over any protocol version and export.
 //!
 //! A delegation is given to a client while its caller has the inode to itself (`InodeLock`), and every
-//! change of data or attributes looks at the gate under that lock. REMOVE, RENAME and LINK take the
+//! change of data or attributes checks the gate under that lock. REMOVE, RENAME and LINK take the
 //! locks of directories instead: they are counted, and no delegation is given meanwhile.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! A connection on which files are created, opened, looked at and removed: the COMPOUNDs of Linux,
+//! A connection on which files are created, opened, queried and removed: the COMPOUNDs of Linux,
 //! or the calls of version 3 in their place.
 
 use client::Identity;
