@@ -95,7 +95,7 @@ pub use read_ahead::{Ahead, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget
 pub use read_history::ReadHistory;
 pub use residency::{CacheState, Residency, cache_state, drop_clean, resident_ranges};
 pub use slab::BUFFER_ALIGN;
-pub use socket::unacknowledged_bytes;
+pub use socket::{unacknowledged_bytes, watch_socket};
 pub use streams::{CHUNK_BYTES, Stream, Streams};
 pub use write_behind::{
     Room, WriteBehind, WriteBehindConfig, WriteBehindCounts, WriteBehindFile, WriteIntent,

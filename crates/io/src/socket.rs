@@ -1,7 +1,22 @@
-//! The kernel's state of a connected TCP socket.
+//! The kernel's state of a connected TCP socket, and its watch by a runtime.
 
 use std::io;
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use tokio::io::unix::AsyncFd;
+
+/// Has the current runtime watch a socket that does not block.
+///
+/// # Errors
+/// The runtime's poll descriptor refuses it.
+pub fn watch_socket(socket: Arc<TcpStream>) -> io::Result<AsyncFd<Arc<TcpStream>>> {
+    // SAFETY: the descriptor stays the same, and open, as long as the `Arc` lives, which the watch
+    // owns.
+    let watched = unsafe { AsyncFd::register(socket) };
+    watched.map_err(Into::into)
+}
 
 /// The bytes written to a TCP socket that its peer has not acknowledged yet (`SIOCOUTQ`, tcp(7)).
 /// After a reset it is the number at that moment.

@@ -1,16 +1,18 @@
 //! One connection: calls come in, are worked on side by side, and are answered as they finish.
 
+mod stay;
+
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use io::Share;
-use rpc::server::{Limits, ReceiveError, Receiver, Record, ReplyQueue};
-use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
+use io::{Share, WriteData};
+use rpc::server::{
+    Limits, ReceiveError, Receiver, Record, ReplyQueue, Socket, SocketReader, Transport,
+};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::call::Incoming;
@@ -21,6 +23,7 @@ use crate::procedures::{Programs, Thread};
 use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
+use stay::{Stayed, Streak};
 
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
 /// receiver, and a stranger who sends slowly must not keep memory from the others until then. Longer
@@ -32,6 +35,30 @@ static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 /// How long the last calls may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
+/// What the calls of a connection have in common.
+struct Intake {
+    service: Arc<Service>,
+    peer: Peer,
+    client: Arc<ClientCounters>,
+    socket: Arc<Socket>,
+    replies: Arc<ReplyQueue>,
+    activity: Arc<Activity>,
+}
+
+/// A call that was received, and where the work on it begins.
+struct Accepted {
+    thread: Thread,
+    share: Share,
+    work: Work,
+    /// The data of a WRITE.
+    payload_bytes: Option<usize>,
+    /// The connection has no other call: none at work, none in the socket.
+    is_alone: bool,
+    received: Instant,
+}
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// Serves a connection until the peer closes it, breaks the protocol, its place is needed for
 /// another while it is idle, or the server stops.
 pub(crate) async fn serve(
@@ -41,17 +68,12 @@ pub(crate) async fn serve(
     place: Place,
     mut stop: watch::Receiver<bool>,
 ) {
-    let Ok(stream) = TcpStream::from_std(stream) else { return };
     let Ok(address) = stream.peer_addr() else { return };
-    // Replies are whole when they are sent: holding them back would only delay them.
-    if stream.set_nodelay(true).is_err() {
-        return;
-    }
+    let Ok(socket) = Socket::new(stream) else { return };
     service.counters.add(Counter::Connections, 1);
     tracing::debug!(client = %address, "connected");
-    let (reader, writer) = stream.into_split();
-    let (writer, buffers) = (Arc::new(writer), Arc::clone(&service.buffers));
-    let replies = Arc::new(ReplyQueue::new(address, writer, buffers));
+    let (transport, buffers) = (Arc::clone(&socket), Arc::clone(&service.buffers));
+    let replies = Arc::new(ReplyQueue::new(address, transport, buffers));
     let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
     let peer = Peer { address, connection, programs };
     service.callbacks.add(connection, &replies);
@@ -59,7 +81,7 @@ pub(crate) async fn serve(
     let client = service.counters.clients.of(address.ip(), activity.is_stranger());
     activity.begins(replies.link());
     let receiver = Receiver::new(
-        reader,
+        socket.reader(),
         activity.client(),
         Arc::clone(&service.buffers),
         Arc::clone(&activity.peer_wait),
@@ -69,10 +91,16 @@ pub(crate) async fn serve(
         let replies = Arc::clone(&replies);
         async move { replies.run().await }
     });
-    let calls =
-        flushed(&replies, take_calls(&service, (peer, &client), receiver, &replies, activity));
+    let intake = Arc::new(Intake {
+        service: Arc::clone(&service),
+        peer,
+        client,
+        socket,
+        replies: Arc::clone(&replies),
+        activity: Arc::clone(activity),
+    });
     tokio::select! {
-        () = calls => {}
+        () = flushed(&replies, take_calls(intake, receiver)) => {}
         // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
         () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
@@ -98,51 +126,105 @@ async fn flushed(replies: &ReplyQueue, work: impl Future<Output = ()>) {
 }
 
 /// Takes calls until the peer sends no more, or what are none.
-async fn take_calls(
-    service: &Arc<Service>,
-    (peer, client): (Peer, &Arc<ClientCounters>),
-    mut receiver: Receiver<OwnedReadHalf>,
-    replies: &Arc<ReplyQueue>,
-    activity: &Activity,
-) {
-    loop {
-        let slot = activity.slot(service.connections.slots_withheld()).await;
-        let mut incoming = Incoming::new(peer.programs);
-        let record = match receive(service, &mut receiver, &mut incoming).await {
-            Ok(Some(record)) => record,
-            Ok(None) => return,
-            Err(error @ ReceiveError::Idle(_)) => {
-                tracing::debug!(client = %peer.address, %error, "idle connection closed");
-                return;
+async fn take_calls(intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
+    let mut streak = Streak::default();
+    let mut next = intake.next_call(&mut receiver).await;
+    while let Some(mut call) = next {
+        if streak.is_worth_a_stay(&call) {
+            match stay::stay(&intake, receiver, call).await {
+                Some(Stayed::Ended { received, has_failed }) => {
+                    streak.end(has_failed);
+                    (receiver, next) = received;
+                    continue;
+                }
+                Some(Stayed::Refused(its_receiver, its_call)) => {
+                    streak.end(true);
+                    (receiver, call) = (its_receiver, its_call);
+                }
+                None => return,
             }
-            Err(error) => {
-                tracing::info!(client = %peer.address, %error, "connection given up");
-                service.counters.add(Counter::BrokenConnections, 1);
-                return;
+        }
+        begin(call).await;
+        next = intake.next_call(&mut receiver).await;
+    }
+}
+
+/// Begins the work on a call where it will have to wait, if anywhere.
+async fn begin(Accepted { thread, share, work, .. }: Accepted) {
+    match thread {
+        Thread::Connection => poll_first(share.run(work)),
+        Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall | Thread::ByOperations => {
+            share.begin_here(work).await;
+        }
+        Thread::Data => share.begin_data(work).await,
+        Thread::Metadata => share.begin_metadata(work).await,
+    }
+}
+
+impl Intake {
+    /// The next call that there is work on; `None` when the peer sends no more, or what are none.
+    async fn next_call(&self, receiver: &mut Receiver<SocketReader>) -> Option<Accepted> {
+        let Self { service, peer, activity, .. } = self;
+        loop {
+            let slot = activity.slot(service.connections.slots_withheld()).await;
+            let mut incoming = Incoming::new(peer.programs);
+            let record = match receive(service, receiver, &mut incoming).await {
+                Ok(record) => record?,
+                Err(error @ ReceiveError::Idle(_)) => {
+                    tracing::debug!(client = %peer.address, %error, "idle connection closed");
+                    return None;
+                }
+                Err(error) => {
+                    tracing::info!(client = %peer.address, %error, "connection given up");
+                    service.counters.add(Counter::BrokenConnections, 1);
+                    return None;
+                }
+            };
+            if let Some(call) = self.accept(slot, incoming, record, receiver.has_more()) {
+                return Some(call);
             }
-        };
-        let (received, is_timed) = (Instant::now(), service.counters.timing.is_on());
+        }
+    }
+
+    /// The work on a record, if there is any. `has_more`: the next one has come, or its beginning.
+    fn accept(
+        &self,
+        slot: OwnedSemaphorePermit,
+        incoming: Incoming,
+        record: Record,
+        has_more: bool,
+    ) -> Option<Accepted> {
+        let Self { service, client, replies, activity, .. } = self;
+        let (peer, received) = (self.peer, Instant::now());
+        let is_timed = service.counters.timing.is_on();
         activity.note_call();
         count(&service.counters, &record);
         if service.callbacks.take_reply(peer.connection, &record.head) {
-            continue;
+            return None;
         }
         client.count_call(record.bytes);
-        replies.cork(receiver.has_more());
+        replies.cork(has_more);
+        let payload_bytes = record.payload.as_ref().map(WriteData::len);
         let replies = Arc::clone(replies);
         let mut call = match incoming.finish(record) {
             Ok(call) => call,
             Err(error) => {
                 send(&replies, dispatch::refuse(&error), slot);
-                continue;
+                return None;
             }
         };
         let outline = call.outline();
         let device = dispatch::device(service, &call, outline.as_ref());
-        let thread = dispatch::thread(&call, outline.as_ref(), activity.has_one_call());
+        let has_one_call = activity.has_one_call();
+        let thread = dispatch::thread(&call, outline.as_ref(), has_one_call);
+        let share = Share::new(&device, activity.client());
+        let is_alone = payload_bytes.is_some()
+            && has_one_call
+            && !has_more
+            && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         // On the heap at once: it is large, and each move of it would be a copy.
-        let work = Box::pin(async move {
+        let work: Work = Box::pin(async move {
             let link = replies.link();
             let origin = Origin { peer, link, client: &client, received, is_timed };
             if matches!(thread, Thread::Data | Thread::Metadata) {
@@ -152,23 +234,14 @@ async fn take_calls(
             let verdict = counted(verdict, &service.counters, &client, origin.timed_since());
             send(&replies, verdict, slot);
         });
-        // The work begins where it will have to wait, if anywhere.
-        let share = Share::new(&device, activity.client());
-        match thread {
-            Thread::Connection => poll_first(share.run(work)),
-            Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall | Thread::ByOperations => {
-                share.begin_here(work).await;
-            }
-            Thread::Data => share.begin_data(work).await,
-            Thread::Metadata => share.begin_metadata(work).await,
-        }
+        Some(Accepted { thread, share, work, payload_bytes, is_alone, received })
     }
 }
 
 /// The next record. A WRITE is counted in the order in which the heads of calls arrive.
 async fn receive(
     service: &Service,
-    receiver: &mut Receiver<OwnedReadHalf>,
+    receiver: &mut Receiver<SocketReader>,
     incoming: &mut Incoming,
 ) -> Result<Option<Record>, ReceiveError> {
     let layout = |head: &[u8]| {

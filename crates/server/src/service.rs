@@ -12,6 +12,7 @@ use io::{
     WriteBehindConfig,
 };
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 use crate::callbacks::Callbacks;
 use crate::config::Config;
@@ -73,6 +74,8 @@ pub(crate) struct Service {
     pub(crate) mounts: MountList,
     /// The counters since the start.
     pub(crate) counters: Arc<Counters>,
+    /// Data threads that may stay with a connection: a quarter of those of a device.
+    pub(crate) stays: Arc<Semaphore>,
     /// Which files are being written to, and where.
     pub(crate) write_order: Arc<WriteOrder>,
     /// How long a connection may go without a call.
@@ -249,6 +252,7 @@ impl Service {
             reply_cache: ReplyCache::new(),
             mounts: MountList::default(),
             counters,
+            stays: Arc::new(Semaphore::new(config.data_threads() / 4)),
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),
             was_in_grace: AtomicBool::new(state.counts().is_in_grace),

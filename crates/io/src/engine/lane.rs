@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, oneshot};
 
@@ -236,7 +237,17 @@ impl Lane {
         }
     }
 
-    #[cfg(test)]
+    /// Runs a task of a client on this thread, which serves the lane. See [`LaneTask::run_here`].
+    pub(super) fn run_here(&self, client: ClientId, task: Task, patience: Duration) -> bool {
+        let has_ended = LaneTask::new(&self.shared, client, task).run_here(patience);
+        // What the task has left for this thread to take next is not taken soon.
+        if let Some(lane) = OWES.take() {
+            lane.rouse();
+        }
+        has_ended
+    }
+
+    /// Jobs and tasks that wait for a thread.
     pub(super) fn queued(&self) -> usize {
         self.shared.lock().waiting
     }

@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::lane::{DeviceId, Lane, Purpose};
 use super::{ClientId, EngineConfig, Task};
@@ -161,6 +162,28 @@ impl Share {
         work: impl Future<Output = ()> + Send + 'static,
     ) -> impl Future<Output = ()> {
         self.lanes().data.begin_here(self.client, self.task(work))
+    }
+
+    /// Leaves `job` to a data thread, where it may run tasks by [`run_here`](Self::run_here). Returns
+    /// whether it was taken.
+    pub fn leave_to_data(&self, job: impl FnOnce() + Send + 'static) -> bool {
+        self.lanes().data.leave(self.client, Box::new(job))
+    }
+
+    /// Runs `work` as a task of a data thread on this thread, which is one. Where it has to wait it
+    /// waits here, at most `patience` each time; then it leaves this thread and goes on on a data
+    /// thread when it is woken. Returns whether it has ended.
+    pub fn run_here(
+        &self,
+        work: impl Future<Output = ()> + Send + 'static,
+        patience: Duration,
+    ) -> bool {
+        self.lanes().data.run_here(self.client, self.task(work), patience)
+    }
+
+    /// Whether work waits for a data thread.
+    pub fn has_waiting_work(&self) -> bool {
+        self.lanes().data.queued() > 0
     }
 
     /// `work` as a task that is polled within this share.

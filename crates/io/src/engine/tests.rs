@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::task::Poll;
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
@@ -606,4 +606,87 @@ async fn tasks_that_are_woken_here_go_on_here_before_the_next_step() {
         [0, 1, 2, 3, 10, 11, 12, 13, 20, 30]
     );
     assert!(seen.iter().all(|line| line.1 == seen[9].1), "on one thread");
+}
+
+/// Runs `task` by a job of a data thread that stays with it. Returns whether it ended there, and
+/// where it ended.
+async fn run_here(
+    engine: &Engine,
+    patience: Duration,
+    task: impl Future<Output = ()> + Send + 'static,
+) -> (bool, ThreadId, ThreadId) {
+    let (staying, stayed) = oneshot::channel();
+    let (ended, end) = oneshot::channel();
+    let share = engine.own.clone();
+    let task = async move {
+        task.await;
+        ended.send(thread::current().id()).unwrap();
+    };
+    assert!(engine.own.leave_to_data(move || {
+        let has_ended = share.run_here(task, patience);
+        staying.send((has_ended, thread::current().id())).unwrap();
+    }));
+    let (has_ended, thread) = stayed.await.unwrap();
+    (has_ended, thread, end.await.unwrap())
+}
+
+#[tokio::test]
+async fn a_task_goes_on_on_the_thread_that_waits_for_it() {
+    let engine = engine(4, 4);
+    for pause in [Duration::ZERO, Duration::from_millis(5)] {
+        let (wake, woken) = oneshot::channel();
+        thread::spawn(move || {
+            thread::sleep(pause);
+            wake.send(()).unwrap();
+        });
+        let task = async { woken.await.unwrap() };
+        let (has_ended, waited, ended) = run_here(&engine, Duration::from_secs(10), task).await;
+        assert!(has_ended);
+        assert_eq!(ended, waited, "after {pause:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_waits_too_long_goes_on_in_its_lane() {
+    let engine = engine(2, 4);
+    let (wake, woken) = oneshot::channel();
+    let (gave_up, given_up) = mpsc::channel();
+    thread::spawn(move || {
+        // Not before the thread has left it.
+        given_up.recv().unwrap();
+        wake.send(()).unwrap();
+    });
+    let (ended, end) = oneshot::channel();
+    let share = engine.own.clone();
+    assert!(engine.own.leave_to_data(move || {
+        let task = async move {
+            woken.await.unwrap();
+            ended.send(thread_name()).unwrap();
+        };
+        assert!(!share.run_here(task, Duration::from_millis(1)));
+        gave_up.send(()).unwrap();
+    }));
+    let thread = tokio::time::timeout(Duration::from_secs(10), end).await.unwrap().unwrap();
+    assert!(thread.starts_with("spillway-data"), "{thread}");
+}
+
+#[tokio::test]
+async fn what_a_staying_task_has_woken_does_not_wait_for_the_thread() {
+    let engine = engine(2, 4);
+    let (wake, woken) = oneshot::channel();
+    let (ended, end) = oneshot::channel();
+    let waiting = async move {
+        woken.await.unwrap();
+        ended.send(()).unwrap();
+    };
+    engine.own.begin_data(waiting).await;
+    let (leave, stays) = mpsc::channel::<()>();
+    let share = engine.own.clone();
+    assert!(engine.own.leave_to_data(move || {
+        assert!(share.run_here(async { wake.send(()).unwrap() }, Duration::from_millis(1)));
+        // The thread stays for another task.
+        let _left = stays.recv();
+    }));
+    tokio::time::timeout(Duration::from_secs(10), end).await.expect("it goes on").unwrap();
+    drop(leave);
 }

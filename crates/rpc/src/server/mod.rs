@@ -11,6 +11,7 @@ mod peer_wait;
 mod receive;
 mod reply;
 mod reply_queue;
+mod socket;
 mod source;
 mod transport;
 
@@ -19,5 +20,6 @@ pub use peer_wait::PeerWait;
 pub use receive::{HEAD_BYTES_MAX, Layout, Limits, ReceiveError, Receiver, Record, STAGING_BYTES};
 pub use reply::Reply;
 pub use reply_queue::ReplyQueue;
+pub use socket::{Socket, SocketReader};
 pub use source::Source;
 pub use transport::Transport;

@@ -1,15 +1,9 @@
 //! The way out of a connection.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll};
 
-use ::io::{Pipe, unacknowledged_bytes};
-use rustix::io::ioctl_fionread;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
-use tokio::io::Interest;
-use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedWriteHalf;
+use ::io::Pipe;
 
 /// A stream of bytes that takes replies without waiting. What comes in is read as from any
 /// [`AsyncRead`](tokio::io::AsyncRead).
@@ -44,39 +38,4 @@ pub trait Transport: Send + Sync {
     /// # Errors
     /// Why they are not known.
     fn unread_bytes(&self) -> io::Result<u64>;
-}
-
-impl Transport for OwnedWriteHalf {
-    fn try_send(&self, parts: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
-        let flags = if more { SendFlags::MORE } else { SendFlags::empty() };
-        let mut control = SendAncillaryBuffer::default();
-        try_write(self.as_ref(), |socket| Ok(sendmsg(socket, parts, &mut control, flags)?))
-    }
-
-    fn try_send_pipe(&self, pipe: &mut Pipe, more: bool) -> io::Result<usize> {
-        try_write(self.as_ref(), |socket| pipe.send_to(socket, more))
-    }
-
-    fn poll_writable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let socket: &TcpStream = self.as_ref();
-        socket.poll_write_ready(context)
-    }
-
-    fn unacknowledged_bytes(&self) -> io::Result<u64> {
-        let socket: &TcpStream = self.as_ref();
-        unacknowledged_bytes(socket.as_fd())
-    }
-
-    fn unread_bytes(&self) -> io::Result<u64> {
-        let socket: &TcpStream = self.as_ref();
-        Ok(ioctl_fionread(socket)?)
-    }
-}
-
-/// Tries to write if the socket has room as far as is known, and notes it if there is none.
-fn try_write(
-    socket: &TcpStream,
-    write: impl FnOnce(BorrowedFd<'_>) -> io::Result<usize>,
-) -> io::Result<usize> {
-    socket.try_io(Interest::WRITABLE, || write(socket.as_fd()))
 }

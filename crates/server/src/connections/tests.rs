@@ -2,7 +2,7 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::sync::Weak;
 
-use tokio::net::tcp::OwnedWriteHalf;
+use rpc::server::Socket;
 
 use super::*;
 
@@ -50,17 +50,14 @@ async fn enter(
 
 /// A link whose transport is gone.
 fn link() -> Arc<Link> {
-    Arc::new(Link::new(address(1), Weak::<OwnedWriteHalf>::new()))
+    Arc::new(Link::new(address(1), Weak::<Socket>::new()))
 }
 
 /// A server's connection and its client's end.
-async fn connected(listener: &tokio::net::TcpListener) -> (std::net::TcpStream, OwnedWriteHalf) {
+async fn connected(listener: &tokio::net::TcpListener) -> (std::net::TcpStream, Arc<Socket>) {
     let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (server, _) = listener.accept().await.unwrap();
-    let (reader, writer) = server.into_split();
-    // The reader goes, the socket stays.
-    drop(reader);
-    (client, writer)
+    (client, Socket::new(server.into_std().unwrap()).unwrap())
 }
 
 #[test]
@@ -171,7 +168,6 @@ async fn connection_with_unread_bytes_is_not_evicted() {
     let mut sockets = Vec::new();
     for _ in 0..2 {
         let (client, writer) = connected(&listener).await;
-        let writer = Arc::new(writer);
         let place = connections.enter(client.local_addr().unwrap(), false).await.unwrap();
         let transport = Arc::downgrade(&writer);
         place.activity.begins(&Arc::new(Link::new(client.local_addr().unwrap(), transport)));

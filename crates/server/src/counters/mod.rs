@@ -168,6 +168,8 @@ counters! {
     WriteBatchBytes => "write_batch_bytes",
     /// Of these, WRITEs that were performed as one with their neighbours in the file.
     WritesVectored => "writes_vectored",
+    /// WRITEs performed by a data thread that stayed with their connection.
+    WritesByStayingThread => "writes_by_staying_thread",
     /// WRITEs that reached the server behind their neighbour further on in the file.
     WritesOutOfOrder => "writes_out_of_order",
     /// Bytes taken by WRITE.
@@ -210,6 +212,7 @@ impl Counter {
                 | Self::BrokenConnections
                 | Self::ConnectionsEvicted
                 | Self::ConnectionsRefused
+                | Self::WritesByStayingThread
                 | Self::WritesOutOfOrder
                 | Self::PayloadBytes
                 | Self::PayloadMovedBytes

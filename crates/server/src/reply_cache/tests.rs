@@ -1,7 +1,7 @@
 use std::sync::Weak;
 
 use proptest::prelude::*;
-use tokio::net::tcp::OwnedWriteHalf;
+use rpc::server::Socket;
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn link(port: u16) -> Arc<Link> {
 
 /// A link whose transport is gone.
 fn link_to(peer: &str) -> Arc<Link> {
-    let transport = Weak::<OwnedWriteHalf>::new();
+    let transport = Weak::<Socket>::new();
     Arc::new(Link::new(peer.parse().unwrap(), transport))
 }
 

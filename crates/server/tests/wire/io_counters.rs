@@ -197,3 +197,26 @@ fn late_writes_and_new_listings_are_counted() {
     is_counted(Readdirs, 2);
     is_counted(ReaddirsFromStart, 1);
 }
+
+#[test]
+fn a_thread_stays_with_a_client_that_writes_one_by_one() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let data = content(1, 0, 47_008);
+    // A streak is one if there is little time between its WRITEs, also on a busy machine.
+    let mut offset = 0;
+    while fixture.counter(WritesByStayingThread) < 3 {
+        assert!(offset < 2_000 * 47_008, "no thread has stayed");
+        let done = ok(client.write(file, offset, &data));
+        assert_eq!(done.count, 47_008);
+        offset += 47_008;
+    }
+    // Whatever else comes is answered too.
+    assert_eq!(client.getattr(file).unwrap().size, offset);
+    let last = client.read(file, offset - 47_008, 47_008).unwrap();
+    assert!(last.data == data);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    ok(client.write(file, offset, &data));
+    ok(client.commit(file));
+}

@@ -1,8 +1,11 @@
 //! A task that continues in its lane, on whichever thread it was woken.
 
+use std::hint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::engine::{ClientId, Task};
@@ -19,6 +22,8 @@ enum State {
     Queued(Task),
     /// It is to be queued when it is woken.
     Waits(Task),
+    /// It goes on on this thread when it is woken.
+    WaitsHere(Task, Thread),
     /// It is being polled, or has ended.
     Taken { woken: bool },
 }
@@ -33,6 +38,10 @@ pub(super) enum Progress {
     /// It was woken meanwhile, and the caller is to queue it.
     Woken,
 }
+
+/// How long a thread looks for the end of a task's wait before it sleeps: a turn on a file takes that
+/// long, and so does waking a thread.
+const SPIN_MAX: Duration = Duration::from_micros(15);
 
 impl LaneTask {
     pub(super) fn new(lane: &Arc<Shared>, client: ClientId, task: Task) -> Arc<Self> {
@@ -49,6 +58,11 @@ impl LaneTask {
 
     /// Polls it. Only for the one that has it from the queue, or has made it.
     pub(super) fn poll(self: &Arc<Self>) -> Progress {
+        self.poll_and(State::Waits)
+    }
+
+    /// Polls it; it is in the state that `waits` makes while it waits.
+    fn poll_and(self: &Arc<Self>, waits: impl FnOnce(Task) -> State) -> Progress {
         let taken = std::mem::replace(&mut *self.lock(), State::Taken { woken: false });
         let State::Queued(mut task) = taken else { unreachable!("it is in the queue once") };
         let waker = Waker::from(Arc::clone(self));
@@ -62,8 +76,54 @@ impl LaneTask {
             *state = State::Queued(task);
             Progress::Woken
         } else {
-            *state = State::Waits(task);
+            *state = waits(task);
             Progress::Waits
+        }
+    }
+
+    /// Polls it on this thread until it has ended, and waits here when it waits, at most `patience`
+    /// each time; then it goes on in its lane. Returns whether it has ended.
+    pub(super) fn run_here(self: &Arc<Self>, patience: Duration) -> bool {
+        loop {
+            match self.poll_and(|task| State::WaitsHere(task, thread::current())) {
+                Progress::Ended => return true,
+                Progress::Woken => {}
+                Progress::Waits => {
+                    if !self.is_woken_within(patience) {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits on this thread until the task is woken, which is then in no queue. If it takes longer, its
+    /// waker queues it.
+    fn is_woken_within(&self, patience: Duration) -> bool {
+        let began = Instant::now();
+        loop {
+            if matches!(*self.lock(), State::Queued(_)) {
+                return true;
+            }
+            let waited = began.elapsed();
+            if waited < SPIN_MAX {
+                (0..32).for_each(|_| hint::spin_loop());
+            } else if waited < patience {
+                thread::park_timeout(patience - waited);
+            } else {
+                break;
+            }
+        }
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, State::Taken { woken: false }) {
+            State::WaitsHere(task, _) => {
+                *state = State::Waits(task);
+                false
+            }
+            woken => {
+                *state = woken;
+                true
+            }
         }
     }
 
@@ -78,6 +138,12 @@ impl Wake for LaneTask {
             let mut state = self.lock();
             match std::mem::replace(&mut *state, State::Taken { woken: true }) {
                 State::Waits(task) => *state = State::Queued(task),
+                State::WaitsHere(task, thread) => {
+                    *state = State::Queued(task);
+                    drop(state);
+                    thread.unpark();
+                    return;
+                }
                 queued @ State::Queued(_) => {
                     *state = queued;
                     return;

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::record::{MARK_ROOM, in_fragments};
+use crate::server::Socket;
 use crate::server::delivery::{Delivery, Receipt};
 
 /// The length of the file that reply data is read from.
@@ -46,10 +47,9 @@ impl Rig {
         let address = listener.local_addr().unwrap();
         let (peer, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
         let (peer, (server_side, _)) = (peer.unwrap(), accepted.unwrap());
-        server_side.set_nodelay(true).unwrap();
         let buffers = BufferPool::new(64 << 20);
-        let (_, socket) = server_side.into_split();
-        let queue = Arc::new(ReplyQueue::new(address, Arc::new(socket), Arc::clone(&buffers)));
+        let socket = Socket::new(server_side.into_std().unwrap()).unwrap();
+        let queue = Arc::new(ReplyQueue::new(address, socket, Arc::clone(&buffers)));
         let task = tokio::spawn({
             let queue = Arc::clone(&queue);
             async move { queue.run().await }

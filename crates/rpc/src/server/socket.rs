@@ -1,0 +1,193 @@
+//! A TCP socket that a runtime watches, or a thread of its own.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use ::io::{Pipe, unacknowledged_bytes, watch_socket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionread;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, Interest, ReadBuf};
+
+use super::source::Source;
+use super::transport::Transport;
+
+/// A connected TCP socket.
+///
+/// While a runtime watches it, a call that comes in wakes the thread of that runtime. A thread that
+/// waits for the next call by itself ([`wait_readable`](Self::wait_readable)) takes the socket from
+/// the runtime for so long: two threads would be woken for each call otherwise.
+pub struct Socket {
+    stream: Arc<TcpStream>,
+    /// The runtime's watch; `None` while a thread has the socket for itself.
+    watch: RwLock<Option<AsyncFd<Arc<TcpStream>>>>,
+}
+
+/// The receiving side of a socket.
+pub struct SocketReader(Arc<Socket>);
+
+impl Socket {
+    /// A socket that the current runtime watches.
+    ///
+    /// # Errors
+    /// Why it cannot be watched.
+    pub fn new(stream: TcpStream) -> io::Result<Arc<Self>> {
+        stream.set_nonblocking(true)?;
+        // Replies are whole when they are sent: holding them back would only delay them.
+        stream.set_nodelay(true)?;
+        let socket = Arc::new(Self { stream: Arc::new(stream), watch: RwLock::new(None) });
+        socket.watch()?;
+        Ok(socket)
+    }
+
+    /// Its receiving side; there must be one only.
+    pub fn reader(self: &Arc<Self>) -> SocketReader {
+        SocketReader(Arc::clone(self))
+    }
+
+    /// Has the current runtime watch it, if none does.
+    ///
+    /// # Errors
+    /// Why it cannot be watched.
+    pub fn watch(&self) -> io::Result<()> {
+        let mut watch = self.watch.write().unwrap_or_else(PoisonError::into_inner);
+        if watch.is_none() {
+            *watch = Some(watch_socket(Arc::clone(&self.stream))?);
+        }
+        Ok(())
+    }
+
+    /// No runtime watches it from now on. A read that finds nothing is pending then and never woken;
+    /// for the thread that calls [`wait_readable`](Self::wait_readable).
+    pub fn stop_watching(&self) {
+        let mut watch = self.watch.write().unwrap_or_else(PoisonError::into_inner);
+        drop(watch.take());
+    }
+
+    /// Waits until there is something to be received, or the stream has ended or is broken; at most
+    /// so long. Whether there is.
+    pub fn wait_readable(&self, at_most: Duration) -> bool {
+        let mut descriptors = [PollFd::new(&self.stream, PollFlags::IN)];
+        let timeout = Timespec::try_from(at_most).ok();
+        // An interrupted wait is a short one.
+        poll(&mut descriptors, timeout.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+
+    fn watched(&self) -> RwLockReadGuard<'_, Option<AsyncFd<Arc<TcpStream>>>> {
+        self.watch.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads at most `wanted` bytes.
+    fn poll_read(
+        &self,
+        context: &mut Context<'_>,
+        wanted: usize,
+        mut read: impl FnMut(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        let watch = self.watched();
+        let Some(watch) = &*watch else {
+            return match retried(|| read(&self.stream)) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Poll::Pending,
+                outcome => Poll::Ready(outcome),
+            };
+        };
+        loop {
+            let mut ready = ready!(watch.poll_read_ready(context))?;
+            match retried(|| read(&self.stream)) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready.clear_ready(),
+                outcome => {
+                    if outcome.as_ref().is_ok_and(|&len| 0 < len && len < wanted) {
+                        // There was no more: the next read need not find that out.
+                        ready.clear_ready();
+                    }
+                    return Poll::Ready(outcome);
+                }
+            }
+        }
+    }
+
+    /// Writes if the socket has room as far as is known, and notes it if there is none.
+    fn try_write(
+        &self,
+        write: impl FnOnce(BorrowedFd<'_>) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        match &*self.watched() {
+            Some(watch) => watch.try_io(Interest::WRITABLE, |stream| write(stream.as_fd())),
+            None => write(self.stream.as_fd()),
+        }
+    }
+}
+
+/// Repeats what a signal has interrupted.
+fn retried(mut act: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match act() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+impl AsyncRead for SocketReader {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let target = buffer.initialize_unfilled();
+        let read = self.0.poll_read(context, target.len(), |mut stream| stream.read(target));
+        let len = ready!(read)?;
+        buffer.advance(len);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Source for SocketReader {
+    fn poll_read_both(
+        &mut self,
+        context: &mut Context<'_>,
+        first: &mut [u8],
+        second: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let wanted = first.len() + second.len();
+        self.0.poll_read(context, wanted, |mut stream| {
+            stream.read_vectored(&mut [IoSliceMut::new(first), IoSliceMut::new(second)])
+        })
+    }
+}
+
+impl Transport for Socket {
+    fn try_send(&self, parts: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
+        let flags = if more { SendFlags::MORE } else { SendFlags::empty() };
+        let mut control = SendAncillaryBuffer::default();
+        self.try_write(|socket| Ok(sendmsg(socket, parts, &mut control, flags)?))
+    }
+
+    fn try_send_pipe(&self, pipe: &mut Pipe, more: bool) -> io::Result<usize> {
+        self.try_write(|socket| pipe.send_to(socket, more))
+    }
+
+    fn poll_writable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The thread that has it for itself does not wait for room.
+        self.watch()?;
+        match &*self.watched() {
+            Some(watch) => watch.poll_write_ready(context).map_ok(drop),
+            // Taken away once more; the next to find it full asks again.
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn unacknowledged_bytes(&self) -> io::Result<u64> {
+        unacknowledged_bytes(self.stream.as_fd())
+    }
+
+    fn unread_bytes(&self) -> io::Result<u64> {
+        Ok(ioctl_fionread(&self.stream)?)
+    }
+}

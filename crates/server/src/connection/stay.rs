@@ -1,0 +1,241 @@
+//! A data thread that stays with a connection whose client has one WRITE in flight at a time.
+//!
+//! A call that may wait for the disk is handed from the network thread to a data thread. With one in
+//! flight, two threads are woken for each then, which takes longer than a small WRITE. So after a few
+//! such WRITEs in a row a data thread takes the socket over: it receives the next WRITE, performs it
+//! and answers it. Anything else than a WRITE of a client that waits for its answer ends the stay.
+//!
+//! The network thread never waits for a disk, and no call waits for one that does. While the data
+//! thread is at work on a WRITE, the receiver lies in [`Stay::reading`], from where the network
+//! thread takes it back when that takes long.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rpc::server::{Receiver, SocketReader};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::{Accepted, Intake};
+use crate::counters::Counter;
+use crate::procedures::Thread;
+
+/// WRITEs in a row, each alone, after which a thread stays.
+const STREAK_MIN: u32 = 4;
+/// As many after a stay that has not paid.
+const STREAK_AFTER_FAILURE: u32 = 64;
+/// Two WRITEs are of one streak if no more time than this is between them; for so long a thread waits
+/// for the next one.
+const GAP_MAX: Duration = Duration::from_millis(1);
+/// Longer ones have more to gain from several threads than from one that stays.
+const PAYLOAD_BYTES_MAX: usize = 256 * 1024;
+/// Parts that a call may come in while a thread waits for it.
+const PARTS_MAX: usize = 256;
+/// How often the network thread looks whether the data thread gets on.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// WRITEs of a connection that came in a row, each when the one before it was answered.
+#[derive(Default)]
+pub(super) struct Streak {
+    len: u32,
+    /// WRITEs more than [`STREAK_MIN`] that it takes.
+    handicap: u32,
+    last: Option<Instant>,
+}
+
+impl Streak {
+    /// Notes a call. Whether a thread should stay with the connection from this call on.
+    pub(super) fn is_worth_a_stay(&mut self, call: &Accepted) -> bool {
+        if !is_for_a_stay(call) {
+            (self.len, self.last) = (0, None);
+            return false;
+        }
+        let goes_on = self.last.is_some_and(|last| call.received - last <= GAP_MAX);
+        self.len = if goes_on { self.len + 1 } else { 0 };
+        self.last = Some(call.received);
+        self.len >= STREAK_MIN + self.handicap
+    }
+
+    /// A stay is over. If it has not paid, the next one takes a longer streak.
+    pub(super) fn end(&mut self, has_failed: bool) {
+        (self.len, self.handicap) = (0, if has_failed { STREAK_AFTER_FAILURE } else { 0 });
+    }
+}
+
+/// Whether a thread that stays performs this call.
+fn is_for_a_stay(call: &Accepted) -> bool {
+    call.is_alone
+        && matches!(call.thread, Thread::ConnectionFirst)
+        && call.payload_bytes.is_some_and(|bytes| bytes <= PAYLOAD_BYTES_MAX)
+}
+
+/// How a stay has ended.
+pub(super) enum Stayed {
+    /// There is no thread for it.
+    Refused(Receiver<SocketReader>, Accepted),
+    /// The network thread goes on with the next call, unless the connection is over. `has_failed`: a
+    /// WRITE took long.
+    Ended { received: Received, has_failed: bool },
+}
+
+/// The receiver, on its way to the next call.
+type Reading = Pin<Box<dyn Future<Output = Received> + Send>>;
+pub(super) type Received = (Receiver<SocketReader>, Option<Accepted>);
+
+/// What the data thread hands back.
+enum End {
+    /// The call is not for it, or the connection is over.
+    Received(Box<Received>),
+    /// The next call has not come yet. `has_failed`: a WRITE took long.
+    Reading { reading: Reading, has_failed: bool },
+}
+
+struct Stay {
+    intake: Arc<Intake>,
+    /// The receiver while the data thread performs a WRITE.
+    reading: Mutex<Option<Reading>>,
+    /// WRITEs begun.
+    begun: AtomicU64,
+    /// The network thread does not wait any more.
+    is_over: AtomicBool,
+}
+
+/// Ends the stay when the network thread gives the connection up.
+struct EndsStay<'a>(&'a Stay);
+
+impl Drop for EndsStay<'_> {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Release);
+    }
+}
+
+/// Has a data thread stay with the connection from `call` on, and waits until it hands it back.
+/// `None` if the connection cannot go on.
+pub(super) async fn stay(
+    intake: &Arc<Intake>,
+    receiver: Receiver<SocketReader>,
+    call: Accepted,
+) -> Option<Stayed> {
+    let Ok(seat) = Arc::clone(&intake.service.stays).try_acquire_owned() else {
+        return Some(Stayed::Refused(receiver, call));
+    };
+    let share = call.share.clone();
+    let stay = Arc::new(Stay {
+        intake: Arc::clone(intake),
+        reading: Mutex::new(None),
+        begun: AtomicU64::new(0),
+        is_over: AtomicBool::new(false),
+    });
+    let (hand_back, handed_back) = oneshot::channel();
+    let (give, given) = mpsc::sync_channel(1);
+    let staying = Arc::clone(&stay);
+    let job = move || {
+        if let Ok((receiver, call)) = given.recv() {
+            staying.serve(receiver, call, hand_back, seat);
+        }
+    };
+    if !share.leave_to_data(job) {
+        return Some(Stayed::Refused(receiver, call));
+    }
+    intake.socket.stop_watching();
+    let _ends = EndsStay(&stay);
+    give.send((receiver, call)).ok()?;
+    let end = stay.end(handed_back).await?;
+    intake.socket.watch().ok()?;
+    Some(match end {
+        End::Received(received) => Stayed::Ended { received: *received, has_failed: false },
+        End::Reading { reading, has_failed } => {
+            Stayed::Ended { received: reading.await, has_failed }
+        }
+    })
+}
+
+impl Stay {
+    /// Waits for the end of the stay, or takes the receiver away from a data thread that is at work
+    /// on a WRITE for long. `None` if the data thread has panicked.
+    async fn end(&self, mut handed_back: oneshot::Receiver<End>) -> Option<End> {
+        let mut seen = 0;
+        loop {
+            tokio::select! {
+                end = &mut handed_back => return end.ok(),
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
+            }
+            let begun = self.begun.load(Ordering::Relaxed);
+            if std::mem::replace(&mut seen, begun) == begun
+                && let Some(reading) = self.take_reading()
+            {
+                return Some(End::Reading { reading, has_failed: true });
+            }
+        }
+    }
+
+    fn take_reading(&self) -> Option<Reading> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Performs calls on this data thread, `call` first.
+    fn serve(
+        self: Arc<Self>,
+        mut receiver: Receiver<SocketReader>,
+        mut call: Accepted,
+        hand_back: oneshot::Sender<End>,
+        _seat: OwnedSemaphorePermit,
+    ) {
+        let counters = Arc::clone(&self.intake.service.counters);
+        loop {
+            counters.add(Counter::WritesByStayingThread, 1);
+            let share = call.share.clone();
+            let intake = Arc::clone(&self.intake);
+            let reading: Reading = Box::pin(async move {
+                let next = intake.next_call(&mut receiver).await;
+                (receiver, next)
+            });
+            *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+            self.begun.fetch_add(1, Ordering::Relaxed);
+            let has_ended = share.run_here(call.work, GAP_MAX);
+            self.intake.replies.flush();
+            // The network thread has taken it.
+            let Some(reading) = self.take_reading() else { return };
+            let end = if !has_ended {
+                End::Reading { reading, has_failed: true }
+            } else if share.has_waiting_work() {
+                End::Reading { reading, has_failed: false }
+            } else {
+                match self.receive(reading) {
+                    Err(reading) => End::Reading { reading, has_failed: false },
+                    Ok((its_receiver, Some(next))) if is_for_a_stay(&next) => {
+                        (receiver, call) = (its_receiver, next);
+                        continue;
+                    }
+                    Ok(received) => End::Received(Box::new(received)),
+                }
+            };
+            // No task waits for it if the connection was given up.
+            drop(hand_back.send(end));
+            return;
+        }
+    }
+
+    /// Waits for the next call, but not long.
+    fn receive(&self, mut reading: Reading) -> Result<Received, Reading> {
+        let mut context = Context::from_waker(Waker::noop());
+        let began = Instant::now();
+        // Bounded, because it may wait for something else than bytes: for memory.
+        for _ in 0..PARTS_MAX {
+            let left = GAP_MAX.saturating_sub(began.elapsed());
+            let is_over = self.is_over.load(Ordering::Acquire);
+            if is_over || left.is_zero() || !self.intake.socket.wait_readable(left) {
+                break;
+            }
+            if let Poll::Ready(received) = reading.as_mut().poll(&mut context) {
+                return Ok(received);
+            }
+        }
+        Err(reading)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+
+use io::Share;
+use proto::nfs3;
+use proto::oncrpc::{CallHeader, Credential};
+use proto::xdr::{Encode, Writer};
+use rpc::record::in_fragments;
+use rpc::server::{ReplyQueue, Socket};
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::{Config, Overrides};
+use crate::connection::limits;
+use crate::connections::Place;
+use crate::procedures::Programs;
+use crate::request::Peer;
+use crate::server::Server;
+use crate::state::ConnectionId;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A connection to a server of nothing.
+struct Rig {
+    intake: Arc<Intake>,
+    client: TcpStream,
+    _place: Place,
+    _server: Server,
+    _dir: TempDir,
+}
+
+impl Rig {
+    async fn new() -> (Self, Receiver<SocketReader>) {
+        let dir = TempDir::new().unwrap();
+        let export = dir.path().join("export");
+        std::fs::create_dir(&export).unwrap();
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {export:?}",
+            dir.path().join("state"),
+        );
+        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
+        let server = Server::start(config).await.unwrap();
+        let service = Arc::clone(server.service());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (accepted, address) = listener.accept().unwrap();
+        let place = service.connections.enter(address, false).await.unwrap();
+        let socket = Socket::new(accepted).unwrap();
+        let buffers = Arc::clone(&service.buffers);
+        let replies = ReplyQueue::new(address, Arc::clone(&socket) as _, Arc::clone(&buffers));
+        let activity = Arc::clone(&place.activity);
+        activity.begins(replies.link());
+        let programs = Programs::Files(crate::config::NfsVersions::V3);
+        let peer = Peer { address, connection: ConnectionId(1), programs };
+        let wait = Arc::clone(&activity.peer_wait);
+        let limits = limits(&service, peer);
+        let receiver = Receiver::new(socket.reader(), 1, buffers, wait, limits);
+        let client_counters = service.counters.clients.of(address.ip(), false);
+        let intake = Intake {
+            service,
+            peer,
+            client: client_counters,
+            socket,
+            replies: Arc::new(replies),
+            activity,
+        };
+        let intake = Arc::new(intake);
+        (Self { intake, client, _place: place, _server: server, _dir: dir }, receiver)
+    }
+
+    fn write(&self, work: impl Future<Output = ()> + Send + 'static) -> Accepted {
+        Accepted {
+            thread: Thread::ConnectionFirst,
+            share: Share::new(self.intake.service.engine.own_device(), 1),
+            work: Box::pin(work),
+            payload_bytes: Some(1),
+            is_alone: true,
+            received: Instant::now(),
+        }
+    }
+
+    /// Sends a call that no thread stays for.
+    fn send_null(&mut self) {
+        let (program, version) = (nfs3::PROGRAM, nfs3::VERSION);
+        let procedure = nfs3::Procedure::Null.code();
+        let (xid, credential, verifier_flavor) = (1, Credential::None, 0);
+        let mut w = Writer::new();
+        CallHeader { xid, program, version, procedure, credential, verifier_flavor }.encode(&mut w);
+        self.client.write_all(&in_fragments(w.as_slice(), &[])).unwrap();
+    }
+
+    async fn stay(&self, receiver: Receiver<SocketReader>, call: Accepted) -> (Received, bool) {
+        let stayed = tokio::time::timeout(PATIENCE, stay(&self.intake, receiver, call)).await;
+        match stayed.expect("the stay ends").expect("the connection goes on") {
+            Stayed::Ended { received, has_failed } => (received, has_failed),
+            Stayed::Refused(..) => panic!("there is a thread for it"),
+        }
+    }
+
+    /// Performs a call that was received, whose reply is sent then.
+    async fn answer(&mut self, call: Accepted) {
+        crate::connection::begin(call).await;
+        let mut reply = [0; 28];
+        self.client.read_exact(&mut reply).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_blocks_its_thread_holds_up_no_other_call_of_the_connection() {
+    let (mut rig, receiver) = Rig::new().await;
+    let (release, blocked) = mpsc::channel::<()>();
+    let (ended, end) = mpsc::channel();
+    let write = rig.write(async move {
+        // The disk takes long.
+        let _released = blocked.recv();
+        ended.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
+    });
+    rig.send_null();
+    let ((_, next), has_failed) = rig.stay(receiver, write).await;
+    assert!(has_failed);
+    rig.answer(next.expect("the call behind the WRITE")).await;
+    assert!(end.try_recv().is_err(), "the WRITE still waits for its disk");
+    drop(release);
+    let thread = end.recv_timeout(PATIENCE).unwrap();
+    assert!(thread.starts_with("spillway-data"), "{thread}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_waits_for_others_ends_the_stay_and_is_performed() {
+    let (mut rig, receiver) = Rig::new().await;
+    let (turn, its_turn) = oneshot::channel::<()>();
+    let (ended, end) = oneshot::channel();
+    let write = rig.write(async move {
+        its_turn.await.unwrap();
+        ended.send(()).unwrap();
+    });
+    rig.send_null();
+    let ((_, next), has_failed) = rig.stay(receiver, write).await;
+    assert!(has_failed);
+    rig.answer(next.expect("the call behind the WRITE")).await;
+    turn.send(()).unwrap();
+    tokio::time::timeout(PATIENCE, end).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_pauses_is_heard_afterwards() {
+    let (mut rig, receiver) = Rig::new().await;
+    let write = rig.write(async {});
+    let stayed = {
+        let intake = Arc::clone(&rig.intake);
+        tokio::spawn(async move { stay(&intake, receiver, write).await })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!stayed.is_finished(), "the receiver waits for a call");
+    rig.send_null();
+    let stayed = tokio::time::timeout(PATIENCE, stayed).await.unwrap().unwrap();
+    let Some(Stayed::Ended { received: (_, Some(next)), has_failed }) = stayed else {
+        panic!("the connection goes on")
+    };
+    assert!(!has_failed);
+    rig.answer(next).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_given_up_ends_the_stay() {
+    let (rig, receiver) = Rig::new().await;
+    let write = rig.write(async {});
+    {
+        let stay = stay(&rig.intake, receiver, write);
+        drop(tokio::time::timeout(Duration::from_millis(1), stay).await);
+    }
+    // All slots are free again, and so is the thread.
+    tokio::time::timeout(PATIENCE, rig.intake.activity.calls_ended()).await.unwrap();
+    let stays = &rig.intake.service.stays;
+    let begun = Instant::now();
+    while stays.available_permits() == 0 || Arc::strong_count(&rig.intake) > 1 {
+        assert!(begun.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
