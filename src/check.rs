@@ -54,7 +54,12 @@ fn write_export(text: &mut String, export: &Export) -> std::fmt::Result {
     let sync = if export.sync { "sync" } else { "async" };
     let (read, write) = (export.policy.read, export.policy.write);
     let (name, path, id) = (&export.name, export.path.display(), export.id);
-    writeln!(text, "{name} from {path}, {sync}, reads {read}, writes {write}, id {id}")?;
+    let read_ahead = if export.policy.read_ahead { "" } else { ", no read-ahead" };
+    let splice = if export.policy.splice { "" } else { ", no splice" };
+    writeln!(
+        text,
+        "{name} from {path}, {sync}, reads {read}, writes {write}{read_ahead}{splice}, id {id}"
+    )?;
     if export.metadata_servers.is_some() {
         writeln!(text, "    version 3 alone, for the clients of these metadata servers:")?;
     }

@@ -12,14 +12,15 @@ use crate::control::{Command, SetDone};
 /// in the configuration file.
 ///
 /// Of an export: io_cache_read and io_cache_write (buffered, dontcache, direct, auto) and sync
-/// (true, false). Of the server: read_ahead and splice (true, false), and trace (none, all, or
-/// events with commas between them).
+/// (true, false). Of an export or of the server: read_ahead and splice (true, false); what is false
+/// for the server is false for every export. Of the server: trace (none, all, or events with commas
+/// between them).
 ///
 /// Either all settings are changed or none. Exit status: 0 if they are in force, 1 if not.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  spillway set /data io_cache_read=direct\n  \
                         spillway set /data io_cache_write=dontcache --save\n  \
-                        spillway set read_ahead=false")]
+                        spillway set /data read_ahead=false")]
 pub(crate) struct Options {
     /// The export's name (left away for settings of the server), and settings
     #[arg(value_name = "[EXPORT] KEY=VALUE", required = true, num_args = 1..=MOST)]

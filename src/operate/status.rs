@@ -1,5 +1,7 @@
 //! `spillway status`: the settings in force, and how much there is.
 
+use std::iter;
+
 use clap::Args;
 use server::report::{ExportStatus, Nfs4Status, Status};
 
@@ -108,7 +110,7 @@ fn exports(exports: &[ExportStatus]) -> Vec<Vec<String>> {
         let sync = if export.sync { "yes" } else { "no" };
         vec![
             export.name.clone(),
-            export.io_cache_read.clone(),
+            reads(export),
             export.io_cache_write.clone(),
             sync.to_owned(),
             export.path.display().to_string(),
@@ -116,4 +118,11 @@ fn exports(exports: &[ExportStatus]) -> Vec<Vec<String>> {
         ]
     }));
     rows
+}
+
+/// The mode of READs, and what is switched off for this export.
+fn reads(export: &ExportStatus) -> String {
+    let off = [(export.read_ahead, "no read-ahead"), (export.splice, "no splice")];
+    let off = off.into_iter().filter(|(is_on, _)| !is_on).map(|(_, text)| text);
+    iter::once(export.io_cache_read.as_str()).chain(off).collect::<Vec<_>>().join(", ")
 }

@@ -106,7 +106,7 @@ fn bad_settings_change_nothing_and_name_the_good_ones() {
         ),
         (&["set", "/date", "sync=false"], "there is no export /date; the exports are /data"),
         (&["set", "/data", "memory=1GiB"], "`memory` cannot be set while the server runs; those"),
-        (&["set", "/data", "splice=true"], "splice is a key of the server, not of an export"),
+        (&["set", "/data", "trace=all"], "trace is a key of the server, not of an export"),
         (&["set", "io_cache_read=direct"], "io_cache_read is a key of an export: name it"),
         (&["set", "/data", "sync"], "`sync` is no setting: write KEY=VALUE"),
         (&["set", "/data"], "a setting is missing, such as io_cache_read=direct"),
@@ -143,6 +143,29 @@ fn saved_settings_outlive_a_reload_and_others_do_not() {
         (&export["io_cache_read"], &export["io_cache_write"]),
         (&"direct".into(), &"auto".into())
     );
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn reading_ahead_and_splicing_are_switched_for_one_export() {
+    let place = Place::new();
+    let config =
+        place.configure(&format!("{ONE_EXPORT}[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\n"));
+    let running = Running::start(serve_config(&config), 1);
+    let switches = || {
+        let status = json(&place, &["status"]);
+        [0, 1].map(|i| ["read_ahead", "splice"].map(|key| status["exports"][i][key] == true))
+    };
+    assert_eq!(switches(), [[true, true], [true, true]]);
+    let set = ["set", "/b", "read_ahead=false", "splice=false", "--save"];
+    assert_eq!(succeeded(operate(&place, &set)), format!("changed /b\nkept in {config}\n"));
+    assert_eq!(switches(), [[true, true], [false, false]]);
+    let text = succeeded(operate(&place, &["status"]));
+    assert!(text.contains("auto, no read-ahead, no splice"), "{text}");
+    succeeded(operate(&place, &["set", "splice=false"]));
+    assert_eq!(switches(), [[true, false], [false, false]]);
+    succeeded(operate(&place, &["reload"]));
+    assert_eq!(switches(), [[true, true], [false, false]]);
     running.stop(Signal::TERM);
 }
 

@@ -39,13 +39,23 @@ impl fmt::Display for IoMode {
     }
 }
 
-/// The modes of an export.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// How the data of an export goes to and from the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IoPolicy {
-    /// Of READs.
+    /// The mode of READs.
     pub read: IoMode,
-    /// Of WRITEs.
+    /// The mode of WRITEs.
     pub write: IoMode,
+    /// Sequential READs are read ahead.
+    pub read_ahead: bool,
+    /// READs from the page cache are spliced to the socket.
+    pub splice: bool,
+}
+
+impl Default for IoPolicy {
+    fn default() -> Self {
+        Self { read: IoMode::Auto, write: IoMode::Auto, read_ahead: true, splice: true }
+    }
 }
 
 /// A word that names no mode.

@@ -435,7 +435,7 @@ mod tests {
         let handle = server.service.seal(exports.root(export), exports.root(export).handle);
 
         let (_, object) = resolve(&server, &handle);
-        assert_eq!(object.policy, IoPolicy { read: IoMode::Auto, write: IoMode::Auto });
+        assert_eq!(object.policy, IoPolicy::default());
         assert!(!server.service.tracer.is_used());
         let switches = server.service.vfs.switches();
         assert!(switches.read_ahead() && switches.splice());
@@ -447,7 +447,7 @@ mod tests {
         let expected = "read_ahead = false, splice = false, tracing write_split";
         assert_eq!(changes, format!("{changed}, {expected}"));
         let (_, object) = resolve(&server, &handle);
-        assert_eq!(object.policy, IoPolicy { read: IoMode::Direct, write: IoMode::DontCache });
+        assert_eq!((object.policy.read, object.policy.write), (IoMode::Direct, IoMode::DontCache));
         assert_eq!(server.service.tracer.events().to_string(), "write_split");
         assert!(!switches.read_ahead() && !switches.splice());
 

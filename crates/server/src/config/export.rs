@@ -171,6 +171,8 @@ impl Draft<'_> {
         IoPolicy {
             read: self.raw.io_cache_read.map_or(builtin.read, |mode| mode.0),
             write: self.raw.io_cache_write.map_or(builtin.write, |mode| mode.0),
+            read_ahead: self.raw.read_ahead.unwrap_or(builtin.read_ahead),
+            splice: self.raw.splice.unwrap_or(builtin.splice),
         }
     }
 

@@ -54,6 +54,8 @@ pub(super) struct RawExport {
     pub(super) sync: bool,
     pub(super) io_cache_read: Option<RawMode>,
     pub(super) io_cache_write: Option<RawMode>,
+    pub(super) read_ahead: Option<bool>,
+    pub(super) splice: Option<bool>,
     pub(super) read_only: Option<bool>,
     pub(super) squash: Option<RawSquash>,
     pub(super) anonymous_uid: Option<Spanned<u32>>,

@@ -20,9 +20,9 @@ pub enum Setting {
     WriteMode(IoMode),
     /// `sync` of an export.
     Sync(bool),
-    /// `read_ahead` of the server.
+    /// `read_ahead` of an export or of the server.
     ReadAhead(bool),
-    /// `splice` of the server.
+    /// `splice` of an export or of the server.
     Splice(bool),
     /// `trace` of the server.
     Trace(Events),
@@ -66,8 +66,8 @@ pub enum SettingError {
     Document(String),
 }
 
-const KEYS: &str = "io_cache_read, io_cache_write and sync of an export, and read_ahead, splice and \
-                    trace of the server";
+const KEYS: &str = "io_cache_read, io_cache_write and sync of an export, read_ahead and splice of an \
+                    export or the server, and trace of the server";
 const MODES: &str = "buffered, dontcache, direct and auto";
 const SWITCHES: &str = "true and false";
 
@@ -121,10 +121,11 @@ impl Setting {
         }
     }
 
-    fn is_of_export(&self) -> bool {
+    fn may_be_of_export(&self) -> bool {
         match self {
             Self::ReadMode(_) | Self::WriteMode(_) | Self::Sync(_) => true,
-            Self::ReadAhead(_) | Self::Splice(_) | Self::Trace(_) => false,
+            Self::ReadAhead(_) | Self::Splice(_) => true,
+            Self::Trace(_) => false,
         }
     }
 
@@ -144,7 +145,9 @@ impl Setting {
             Self::ReadMode(mode) => export.policy.read = *mode,
             Self::WriteMode(mode) => export.policy.write = *mode,
             Self::Sync(on) => export.sync = *on,
-            Self::ReadAhead(_) | Self::Splice(_) | Self::Trace(_) => {}
+            Self::ReadAhead(on) => export.policy.read_ahead = *on,
+            Self::Splice(on) => export.policy.splice = *on,
+            Self::Trace(_) => {}
         }
     }
 }
@@ -172,7 +175,7 @@ impl Config {
             }
             return Ok(config);
         };
-        if let Some(other) = settings.iter().find(|setting| !setting.is_of_export()) {
+        if let Some(other) = settings.iter().find(|setting| !setting.may_be_of_export()) {
             return Err(SettingError::NeedsNoExport(other.key()));
         }
         let found = self.exports.by_name(name.as_bytes()).ok_or_else(|| {

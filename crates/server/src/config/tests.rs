@@ -86,7 +86,7 @@ fn one_export_and_defaults_are_enough() {
     assert_eq!(export.path, machine.path("a"));
     assert_eq!(Path::new(&export.name), machine.path("a"));
     assert!(export.sync);
-    assert_eq!(export.policy, IoPolicy { read: IoMode::Auto, write: IoMode::Auto });
+    assert_eq!(export.policy, IoPolicy::default());
     assert_eq!(export.rules.len(), 1);
     assert_eq!(export.rules[0].access, Access::default());
     assert_eq!(export.host_specs().collect::<Vec<_>>(), ["127.0.0.0/8", "::1"]);
@@ -140,6 +140,8 @@ fn every_key_of_an_export_has_effect() {
             sync = false
             io_cache_read = "dontcache"
             io_cache_write = "direct"
+            read_ahead = false
+            splice = false
             read_only = true
             squash = "all"
             anonymous_uid = 1000
@@ -159,7 +161,15 @@ fn every_key_of_an_export_has_effect() {
         .unwrap();
     let export = config.exports().by_name(b"/data").unwrap();
     assert_eq!((export.id, export.sync), (7, false));
-    assert_eq!(export.policy, IoPolicy { read: IoMode::DontCache, write: IoMode::Direct });
+    assert_eq!(
+        export.policy,
+        IoPolicy {
+            read: IoMode::DontCache,
+            write: IoMode::Direct,
+            read_ahead: false,
+            splice: false
+        }
+    );
     let inherited = Access {
         read_only: true,
         squash: Squash::All,
@@ -446,13 +456,13 @@ fn flags_win_over_what_a_reload_can_change() {
     let (read, auto) = (IoMode::Buffered, IoMode::Auto);
     assert_eq!(
         policies,
-        [IoPolicy { read, write: IoMode::Direct }, IoPolicy { read, write: auto }]
+        [IoMode::Direct, auto].map(|write| IoPolicy { read, write, ..IoPolicy::default() })
     );
 
     let overrides = Overrides { write_mode: Some(IoMode::Direct), ..directory(machine.path("a")) };
     let config = machine.parse_over("trace = [\"all\"]", &overrides).unwrap();
     let policy = config.exports().iter().next().unwrap().policy;
-    assert_eq!(policy, IoPolicy { read: IoMode::Auto, write: IoMode::Direct });
+    assert_eq!(policy, IoPolicy { write: IoMode::Direct, ..IoPolicy::default() });
     assert_eq!(config.trace(), "all".parse().unwrap());
 }
 

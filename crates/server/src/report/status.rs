@@ -10,6 +10,7 @@ use super::MonitorFacts;
 use crate::counters::{Counter, Figure};
 use crate::export::Export;
 use crate::service::Service;
+use crate::vfs::Switches;
 
 /// A server at a moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +60,10 @@ pub struct ExportStatus {
     pub io_cache_read: String,
     /// The mode of WRITEs.
     pub io_cache_write: String,
+    /// Whether sequential READs past the page cache are read ahead: it is on here and for the server.
+    pub read_ahead: bool,
+    /// Whether READs are spliced from the page cache to the socket: it is on here and for the server.
+    pub splice: bool,
     /// Whether changes of metadata are durable before their reply.
     pub sync: bool,
     /// The hosts of all rules.
@@ -145,7 +150,7 @@ pub(super) fn of(service: &Service, facts: &MonitorFacts) -> Status {
         read_ahead: switches.read_ahead(),
         splice: switches.splice(),
         trace: service.tracer.events().to_string(),
-        exports: exports.table.iter().map(|export| export_status(export)).collect(),
+        exports: exports.table.iter().map(|export| export_status(export, switches)).collect(),
         connections: connections(service, &figures),
         memory: memory(&figures),
         errors: errors(service, &figures),
@@ -153,13 +158,15 @@ pub(super) fn of(service: &Service, facts: &MonitorFacts) -> Status {
     }
 }
 
-fn export_status(export: &Export) -> ExportStatus {
+fn export_status(export: &Export, switches: &Switches) -> ExportStatus {
     ExportStatus {
         name: export.name.clone(),
         path: export.path.clone(),
         id: export.id,
         io_cache_read: export.policy.read.to_string(),
         io_cache_write: export.policy.write.to_string(),
+        read_ahead: export.policy.read_ahead && switches.read_ahead(),
+        splice: export.policy.splice && switches.splice(),
         sync: export.sync,
         hosts: export.host_specs().collect(),
     }

@@ -14,7 +14,7 @@ use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::{Counter, Phase};
 use crate::inode_cache::Inode;
 use crate::trace::{CallId, Event};
-use io::{ByteRange, FileVersion, IoMode, NowaitRead, Payload};
+use io::{ByteRange, FileVersion, IoMode, IoPolicy, NowaitRead, Payload};
 
 /// The result of a READ.
 pub(crate) struct ReadDone {
@@ -35,7 +35,7 @@ impl ReadDone {
 #[derive(Clone, Copy)]
 struct Asked {
     call: CallId,
-    mode: IoMode,
+    policy: IoPolicy,
     offset: u64,
     count: u32,
 }
@@ -72,7 +72,7 @@ impl Vfs {
         offset: u64,
         count: u32,
     ) -> Answer<Option<Attributes>, ReadDone> {
-        let asked = Asked { call, mode: object.policy.read, offset, count };
+        let asked = Asked { call, policy: object.policy, offset, count };
         for _ in 0..ATTEMPTS {
             let (attributes, outcome) = self.read_as_of_now(caller, file, asked).await;
             // The attributes from before the cut must not be in one reply with what it has left.
@@ -118,7 +118,7 @@ impl Vfs {
         caller: &Caller,
         file: &Arc<Inode>,
         (attributes, version): (Attributes, FileVersion),
-        Asked { call, mode, offset, count }: Asked,
+        Asked { call, policy, offset, count }: Asked,
     ) -> Result<Outcome, Status> {
         let file = &self.permit(caller, file, &attributes).await?;
         let reader = self.reader(file).await?;
@@ -128,9 +128,9 @@ impl Vfs {
             Some(range) if wanted > 0 => range,
             _ => return Ok(Outcome::Whole(ReadDone { data: None, eof: left == 0 })),
         };
-        let read = Read { file, reader, call, range, attributes, version };
+        let read = Read { file, reader, call, policy, range, attributes, version };
         let start = self.counters.timing.start();
-        let (fetched, through) = self.fetch(&read, mode).await?;
+        let (fetched, through) = self.fetch(&read).await?;
         self.counters.timing.end(Phase::Io, start);
         let count = fetched.len();
         self.tracer.emit(Event::ReadIoDone, call, offset, count, format_args!(""));
@@ -144,7 +144,8 @@ impl Vfs {
     }
 
     /// The data, and the counter of the bytes that came the same way.
-    async fn fetch(&self, read: &Read<'_>, mode: IoMode) -> Result<(Fetched, Counter), Status> {
+    async fn fetch(&self, read: &Read<'_>) -> Result<(Fetched, Counter), Status> {
+        let mode = read.policy.read;
         // The plan of `buffered` depends on no other fact, so none is gathered.
         if mode == IoMode::Buffered {
             return Ok((self.fetch_buffered(read).await?, Counter::ReadPageCacheBytes));

@@ -72,10 +72,11 @@ impl Vfs {
         } else {
             FillPlan::without_looking(source)
         };
+        let is_on = read.policy.read_ahead && self.switches.read_ahead();
         let is_safe = read.file.root().shows_changes
             && !read.attributes.is_dax
             && read.version.has_settled(SystemTime::now());
-        let pays = is_safe && plan.is_some() && self.switches.read_ahead() && support.may_watch();
+        let pays = is_safe && plan.is_some() && is_on && support.may_watch();
         let ahead = read.file.data().read_ahead.note(
             read.range,
             read.version,

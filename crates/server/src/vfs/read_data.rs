@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use io::{Buffer, ByteRange, FileVersion, Payload, RangeGuard, RangeUse, Share, WidenedRead};
+use io::{
+    Buffer, ByteRange, FileVersion, IoPolicy, Payload, RangeGuard, RangeUse, Share, WidenedRead,
+};
 use rustix::io::Errno;
 
 use super::Vfs;
@@ -19,6 +21,7 @@ pub(super) struct Read<'a> {
     pub(super) file: &'a Permitted<Reading>,
     pub(super) reader: Arc<OwnedFd>,
     pub(super) call: CallId,
+    pub(super) policy: IoPolicy,
     /// Not empty, and inside the file as it was.
     pub(super) range: ByteRange,
     pub(super) attributes: Attributes,

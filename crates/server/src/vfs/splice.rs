@@ -60,7 +60,8 @@ impl Vfs {
 
     /// A pipe for a range that is worth one.
     fn pipe(&self, read: &Read<'_>) -> Option<Pipe> {
-        if read.range.len() < SPLICE_BYTES_MIN || !self.switches.splice() {
+        let is_on = read.policy.splice && self.switches.splice();
+        if read.range.len() < SPLICE_BYTES_MIN || !is_on {
             return None;
         }
         self.pipes.try_take(read.range)

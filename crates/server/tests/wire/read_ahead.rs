@@ -66,8 +66,13 @@ fn a_stream_at_depth_one_is_answered_from_chunks() {
 #[test]
 fn switched_off_nothing_is_read_ahead() {
     let expected = whole();
-    for mode in AHEAD {
-        let fixture = Fixture::in_modes("read_ahead = false", mode, "auto");
+    let of_server = |mode| in_modes("read_ahead = false", mode, "auto");
+    let of_export = |mode| in_modes("", mode, "auto") + "\n    read_ahead = false";
+    let configs = AHEAD
+        .into_iter()
+        .flat_map(|mode| [of_server(mode), of_export(mode)].map(|off| (mode, off)));
+    for (mode, off) in configs {
+        let fixture = Fixture::with(&off);
         let local = LocalFile::create(&fixture.exported("f"), expected);
         local.forget();
         settle();

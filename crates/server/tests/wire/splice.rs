@@ -71,9 +71,12 @@ fn every_byte_is_right_with_and_without_a_copy() {
     read_all_over(&mut client, file, &content);
     // All but the two that are too short to be worth it.
     assert_eq!(fixture.counter(Counter::ReadsSpliced), 7);
-    fixture.reload(&config("splice = false", "buffered"));
-    read_all_over(&mut client, file, &content);
-    assert_eq!(fixture.counter(Counter::ReadsSpliced), 7);
+    let of_export = format!("{}\n    splice = false", config("", "buffered"));
+    for off in [config("splice = false", "buffered"), of_export] {
+        fixture.reload(&off);
+        read_all_over(&mut client, file, &content);
+        assert_eq!(fixture.counter(Counter::ReadsSpliced), 7);
+    }
 }
 
 #[test]
