@@ -7,6 +7,7 @@ mod cli;
 mod commands;
 mod control;
 mod exit;
+mod flight_record;
 mod log;
 mod manual;
 mod operate;

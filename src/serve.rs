@@ -20,7 +20,7 @@ use crate::cli::{self, ServeOptions};
 use crate::control::listener::{Change, ChangeCommand, Control};
 use crate::control::{self, ReloadDone, SetDone};
 use crate::service_manager::{self, notify};
-use crate::{exit, log, privileges, replace_file};
+use crate::{exit, flight_record, log, privileges, replace_file};
 
 /// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only if everything that clients
 /// wrote is on the disk then.
@@ -63,6 +63,9 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
         Ok(server) => server,
         Err(error) => return exit::failed(&error),
     };
+    if let Err(error) = flight_record::write_at_panic(config.state_dir(), server.monitor()) {
+        return exit::failed(&error);
+    }
     let metrics_address = metrics.as_ref().and_then(|metrics| metrics.local_addr().ok());
     let control = control::listener::start(
         config.state_dir(),

@@ -82,7 +82,12 @@ fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Ta
     let request = Request { version: VERSION, command };
     let mut stream = UnixStream::connect(socket)?;
     let time_max = match request.command {
-        Command::Status | Command::Sample { .. } | Command::Trace(_) => REPORT_TIME_MAX,
+        Command::Status
+        | Command::Sample { .. }
+        | Command::Requests
+        | Command::Trace(_) => REPORT_TIME_MAX,
+        #[cfg(debug_assertions)]
+        Command::Panic => REPORT_TIME_MAX,
         Command::Set { .. } | Command::Reload | Command::DropClient { .. } => CHANGE_TIME_MAX,
     };
     stream.set_read_timeout(Some(time_max))?;

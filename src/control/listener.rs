@@ -266,6 +266,9 @@ async fn answer(
             }
             Ok(value(&monitor.sample()))
         }
+        Command::Requests => Ok(value(&monitor.requests())),
+        #[cfg(debug_assertions)]
+        Command::Panic => panic!("as requested"),
         Command::Trace(_) => Err("events are followed by a connection of their own".to_owned()),
         Command::Set { export, settings, save } => {
             let (of, keys) = (export.as_deref().unwrap_or_default(), settings.join(" "));

@@ -56,6 +56,11 @@ pub(crate) enum Command {
     },
     /// Read the configuration again: [`ReloadDone`].
     Reload,
+    /// The last calls: a list of [`server::report::RequestRecord`].
+    Requests,
+    /// Panic, in a build for tests.
+    #[cfg(debug_assertions)]
+    Panic,
     /// Follow trace events: an empty result, then a [`TraceMessage`] a line until the peer closes.
     Trace(TraceRequest),
     /// End the connections and the state of a client: [`server::report::DroppedClient`].

@@ -4,6 +4,7 @@ mod clients;
 mod drop_client;
 mod nfsstat;
 mod reload;
+mod requests;
 mod set;
 mod status;
 mod table;
@@ -36,6 +37,7 @@ pub(crate) enum Command {
     Nfsstat(nfsstat::Options),
     Top(top::Options),
     Trace(trace::Options),
+    Requests(requests::Options),
 }
 
 /// Which server is meant, and how to show what it answers.
@@ -94,6 +96,7 @@ pub(crate) fn run(command: &Command) -> ExitCode {
         Command::Nfsstat(options) => nfsstat::run(options),
         Command::Top(options) => top::run(options),
         Command::Trace(options) => trace::run(options),
+        Command::Requests(options) => requests::run(options),
     };
     match done {
         Ok(Done::Printed(written)) => exit::written(written),

@@ -136,6 +136,77 @@ fn what_is_not_known_is_refused() {
     running.stop(Signal::TERM);
 }
 
+/// The last calls, as JSON.
+fn requests(place: &Place) -> Vec<serde_json::Value> {
+    let output = run(&["requests", "--socket", &place.text("state"), "--json"]);
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn the_last_calls_are_recorded_though_nothing_is_traced() {
+    let place = Place::new();
+    make_files(&place);
+    let mut command = serve_directory(&place);
+    command.args(["--read-mode", "buffered", "--no-splice"]);
+    let running = Running::start(command, 1);
+    let mut client = Client::connect(&running);
+    let (root, file) = client.find("/data", "one");
+    read(&mut client, file, 4096, 512);
+    read(&mut client, root, 7, 8);
+    let calls = requests(&place);
+    let names: Vec<_> = calls.iter().map(|call| call["procedure"].as_str().unwrap()).collect();
+    assert!(names.ends_with(&["LOOKUP", "READ", "READ"]), "{names:?}");
+    assert_eq!(names[0], "MNT");
+    let [.., call, failed] = calls.as_slice() else { panic!("{calls:?}") };
+    let expected = serde_json::json!({
+        "procedure": "READ", "program": "nfs3", "export": "/data", "xid": client.xid - 1,
+        "fh_hash": handle_hash(file.as_bytes()), "offset": 4096, "len": 512,
+        "io": ["read_vector", "read_io_done"], "status": "OK",
+    });
+    for (member, value) in expected.as_object().unwrap() {
+        assert_eq!(call[member], *value, "{member} of {call}");
+    }
+    assert!(call["time_us"].as_u64().unwrap() >= call["queue_us"].as_u64().unwrap());
+    assert_eq!(
+        (&failed["status"], &failed["io"]),
+        (&"NFS3ERR_ISDIR".into(), &serde_json::json!([]))
+    );
+    let text = String::from_utf8(run(&["requests", "--socket", &place.text("state")]).stdout);
+    let text = text.unwrap();
+    let line = text.lines().nth_back(1).unwrap();
+    assert!(line.contains("Z READ client=127.0.0.1:"), "{line}");
+    assert!(line.contains(" export=/data fh_hash=0x"), "{line}");
+    assert!(
+        line.contains(" offset=4096 count=512 io=read_vector,read_io_done status=OK queue="),
+        "{line}"
+    );
+    running.stop(Signal::TERM);
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn a_panic_writes_the_last_calls_into_the_state_directory() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = Place::new();
+    make_files(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/data", "one");
+    read(&mut client, file, 4096, 512);
+    let mut stream = UnixStream::connect(place.path("state/spillway.sock")).unwrap();
+    stream.write_all(b"{\"version\":1,\"command\":\"panic\"}\n").unwrap();
+    running.wait_for("calls are in ");
+    let path = place.path("state/requests-at-panic.txt");
+    let text = fs::read_to_string(&path).unwrap();
+    let (panic, calls) = text.split_once('\n').unwrap();
+    assert!(panic.contains("panicked at"), "{panic}");
+    assert!(calls.contains(" READ client=127.0.0.1:"), "{calls}");
+    assert!(calls.contains(" offset=4096 count=512 "), "{calls}");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    read(&mut client, file, 0, 16);
+    running.stop(Signal::TERM);
+}
+
 #[test]
 fn a_follower_that_takes_nothing_holds_up_no_call_and_learns_what_it_lost() {
     const READS: u64 = 3000;

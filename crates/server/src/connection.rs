@@ -23,6 +23,7 @@ use crate::procedures::{Programs, Thread};
 use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
+use crate::trace::Moment;
 use stay::{Stayed, Streak};
 
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
@@ -54,7 +55,7 @@ struct Accepted {
     payload_bytes: Option<usize>,
     /// The connection has no other call: none at work, none in the socket.
     is_alone: bool,
-    received: Instant,
+    received: Moment,
 }
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -195,8 +196,8 @@ impl Intake {
         has_more: bool,
     ) -> Option<Accepted> {
         let Self { service, client, replies, activity, .. } = self;
-        let (peer, received) = (self.peer, Instant::now());
-        let is_timed = service.counters.timing.is_on();
+        let (peer, received) = (self.peer, Moment::now());
+        let timed_since = service.counters.timing.start();
         activity.note_call();
         count(&service.counters, &record);
         if service.callbacks.take_reply(peer.connection, &record.head) {
@@ -222,16 +223,20 @@ impl Intake {
             && has_one_call
             && !has_more
             && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
+        let record = dispatch::record(service, &call, outline.as_ref(), peer.address, received);
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         // On the heap at once: it is large, and each move of it would be a copy.
         let work: Work = Box::pin(async move {
             let link = replies.link();
-            let origin = Origin { peer, link, client: &client, received, is_timed };
+            let mut queue_ns = 0;
             if matches!(thread, Thread::Data | Thread::Metadata) {
-                service.counters.timing.end(Phase::Queue, origin.timed_since());
+                queue_ns = Moment::now().nanoseconds_since(received);
+                service.counters.timing.end(Phase::Queue, timed_since);
             }
+            let client = &client;
+            let origin = Origin { peer, link, client, received, timed_since, queue_ns, record };
             let verdict = dispatch::answer(&service, origin, &mut call).await;
-            let verdict = counted(verdict, &service.counters, &client, origin.timed_since());
+            let verdict = counted(verdict, &service.counters, client, timed_since);
             send(&replies, verdict, slot);
         });
         Some(Accepted { thread, share, work, payload_bytes, is_alone, received })

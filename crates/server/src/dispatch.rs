@@ -1,5 +1,6 @@
 //! From a call to a reply: program, procedure, reply cache (RFC 5531).
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,7 @@ use crate::procedures::{Operation, Procedure, Programs, Thread};
 use crate::reply_cache::{Begin, Replay, Wait};
 use crate::request::{Fault, Handled, Origin, Refusal, Request};
 use crate::service::Service;
+use crate::trace::{Begun, Moment, Outcome, RecordId};
 use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
 
 /// The pause between two questions for a reply's delivery. The acknowledgement of a peer that has
@@ -102,6 +104,57 @@ pub(crate) fn device(
     }
 }
 
+/// Records the arrival of a call.
+pub(crate) fn record(
+    service: &Service,
+    call: &Call,
+    outline: Option<&nfs4::Outline<'_>>,
+    client: SocketAddr,
+    received: Moment,
+) -> RecordId {
+    let (handle, (offset, len)) = match (call.nfs3(), outline) {
+        (Some(procedure), _) => {
+            let handle = nfs::first_handle(procedure, call.arguments());
+            (handle, nfs::range(procedure, call.arguments()))
+        }
+        (None, Some(outline)) => {
+            let of_write = call.compound_payload.map(|data| (data.offset, data.len));
+            let of_read = (outline.read_offset, outline.read_count);
+            (outline.handle, of_write.unwrap_or(of_read))
+        }
+        (None, None) => (None, (0, 0)),
+    };
+    let operation = match call.procedure.map(|row| row.operation) {
+        Ok(Operation::Nfs3(procedure)) => Some(Counted::nfs3(procedure)),
+        Ok(Operation::Mount3(procedure)) => Some(Counted::mount3(procedure)),
+        Ok(Operation::Nfs4(_)) => outline.and_then(|outline| outline.work).map(Counted::nfs4),
+        Ok(Operation::Portmap(_) | Operation::Rpcbind(_)) | Err(_) => None,
+    };
+    service.tracer.recorder.begin(&Begun {
+        received,
+        client,
+        xid: call.xid,
+        operation,
+        handle: handle.unwrap_or_default(),
+        offset,
+        len,
+    })
+}
+
+/// The status of a call for the recorder: that of its results, or what was done in their place.
+fn recorded_status(done: &Result<Handled, Refusal>, results: &[u8]) -> u32 {
+    match done {
+        // A procedure without a status has results that begin with 0 or 1, or none.
+        Ok(Handled::Executed { .. }) => {
+            results.first_chunk().map_or(0, |status| u32::from_be_bytes(*status))
+        }
+        Ok(Handled::Repeated(_)) => Outcome::Replayed as u32,
+        Ok(Handled::Duplicate) => Outcome::Dropped as u32,
+        Err(Refusal::Denied(_)) => Outcome::Denied as u32,
+        Err(Refusal::NotExecuted(_)) => Outcome::NotExecuted as u32,
+    }
+}
+
 /// Answers a record whose header is not that of a call to be executed.
 pub(crate) fn refuse(error: &CallError) -> Verdict {
     match *error {
@@ -124,6 +177,9 @@ pub(crate) async fn answer(service: &Arc<Service>, origin: Origin<'_>, call: &mu
     tracing::trace!("{line} begins");
     let (results_at, start) = (reply.len(), call_log::start());
     let done = execute(service, origin, call, payload, &mut reply).await;
+    let status = recorded_status(&done, &reply.as_slice()[results_at..]);
+    let latency_ns = Moment::now().nanoseconds_since(origin.received);
+    service.tracer.recorder.end(origin.record, status, origin.queue_ns, latency_ns);
     if let Some(start) = start {
         call_log::ended(&line, start, &done, &reply.as_slice()[results_at..]);
     }
@@ -188,7 +244,7 @@ async fn execute(
             };
             if matches!(done, Ok(Handled::Executed { .. })) {
                 let status = Counted::nfs3(procedure).status_in(&reply.as_slice()[results_at..]);
-                request.tally.count(Counted::nfs3(procedure), status, origin.timed_since());
+                request.tally.count(Counted::nfs3(procedure), status, origin.timed_since);
             }
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
@@ -210,10 +266,12 @@ async fn execute(
         Operation::Mount3(procedure) => {
             let request = request(service, origin, (row, call))
                 .inspect_err(|_| mount::log_flavor(&peer, procedure, call))?;
-            let payload = mount::execute(&request, procedure, call.arguments(), reply).await?;
+            // Each call would be as large as this rare one.
+            let done = Box::pin(mount::execute(&request, procedure, call.arguments(), reply));
+            let payload = done.await?;
             let operation = Counted::mount3(procedure);
             let status = operation.status_in(&reply.as_slice()[results_at..]);
-            request.tally.count(operation, status, origin.timed_since());
+            request.tally.count(operation, status, origin.timed_since);
             Ok(Handled::executed(payload))
         }
         Operation::Portmap(_) | Operation::Rpcbind(_) => {
@@ -244,8 +302,8 @@ fn request<'a>(
     let (address, purpose) = (origin.peer.address, row.operation.purpose());
     let peer = export::Peer { address, purpose };
     let (fault, tally) = (Fault::default(), Tally::new(&service.counters, origin.client));
-    let (xid, received) = (call.xid, origin.received);
-    Ok(Request { service, xid, received, peer, flavor, credential, fault, tally })
+    let (xid, received, record) = (call.xid, origin.received, origin.record);
+    Ok(Request { service, xid, received, record, peer, flavor, credential, fault, tally })
 }
 
 /// Runs an NFSv3 procedure that must not run twice, unless the call repeats another.

@@ -9,7 +9,7 @@ use crate::counters::CLIENTS_BYTES_MAX;
 use crate::descriptor_plan::DescriptorPlan;
 use crate::reply_cache;
 use crate::state::Limits;
-use crate::trace::FOLLOWERS_BYTES_MAX;
+use crate::trace::{FOLLOWERS_BYTES_MAX, RECORDER_BYTES};
 
 /// The pool holds at least so many of the largest transfers: a few of each kind are always at work,
 /// and each returns its buffer to those that wait.
@@ -106,6 +106,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) followers_bytes: usize,
     /// Counters of client addresses. Held by the `ClientTable`.
     pub(crate) client_counters_bytes: usize,
+    /// The last calls. Held by the `Recorder`.
+    pub(crate) recorder_bytes: usize,
     /// The rest of a huge page for each size of buffers. Held by the `BufferPool`.
     pub(crate) slab_rest_bytes: usize,
 }
@@ -147,6 +149,7 @@ impl MemoryPlan {
             handles_bytes: HANDLE_CACHE_BYTES_MAX,
             followers_bytes: FOLLOWERS_BYTES_MAX,
             client_counters_bytes: CLIENTS_BYTES_MAX,
+            recorder_bytes: RECORDER_BYTES,
             slab_rest_bytes: BufferPool::SLAB_REST_BYTES_MAX,
         };
         assert_eq!(plan.window_bytes + plan.pool_bytes, memory_bytes, "{plan:?}");
@@ -170,6 +173,7 @@ impl MemoryPlan {
             + self.handles_bytes
             + self.followers_bytes
             + self.client_counters_bytes
+            + self.recorder_bytes
             + self.slab_rest_bytes
     }
 }

@@ -17,7 +17,7 @@ use crate::procedures::Programs;
 use crate::reply_cache::Replay;
 use crate::service::Service;
 use crate::state::ConnectionId;
-use crate::trace::{CallId, handle_hash};
+use crate::trace::{CallId, Moment, RecordId, handle_hash};
 
 /// The other end of a connection, and the programs that answer there.
 #[derive(Clone, Copy)]
@@ -33,7 +33,8 @@ pub(crate) struct Request<'a> {
     pub(crate) service: &'a Arc<Service>,
     pub(crate) xid: u32,
     /// When the call's last byte was there.
-    pub(crate) received: Instant,
+    pub(crate) received: Moment,
+    pub(crate) record: RecordId,
     pub(crate) peer: export::Peer,
     pub(crate) flavor: export::Flavor,
     pub(crate) credential: Option<export::Credential<'a>>,
@@ -53,7 +54,8 @@ impl Request<'_> {
             fh_hash: 0,
             export_id: None,
             client: self.peer.address.ip().to_canonical(),
-            received: tracer.time_of(self.received),
+            received: self.received,
+            record: self.record,
         };
         if !tracer.is_used() {
             return call;
@@ -73,16 +75,12 @@ pub(crate) struct Origin<'a> {
     /// The counters of the peer's address.
     pub(crate) client: &'a ClientCounters,
     /// When its last byte was there.
-    pub(crate) received: Instant,
-    /// Whether it is timed.
-    pub(crate) is_timed: bool,
-}
-
-impl Origin<'_> {
-    /// When its last byte was there, if it is timed.
-    pub(crate) fn timed_since(&self) -> Option<Instant> {
-        self.is_timed.then_some(self.received)
-    }
+    pub(crate) received: Moment,
+    /// The same, if it is timed.
+    pub(crate) timed_since: Option<Instant>,
+    /// From there to the thread that begins the work, if it was handed to one.
+    pub(crate) queue_ns: u64,
+    pub(crate) record: RecordId,
 }
 
 /// The first [fault](Status::is_fault) of a call.

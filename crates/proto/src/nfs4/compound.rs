@@ -69,6 +69,8 @@ pub struct Outline<'a> {
     pub work: Option<OperationCode>,
     /// If that is READ: the bytes that it asks for.
     pub read_count: u32,
+    /// And the offset, in bytes.
+    pub read_offset: u64,
 }
 
 impl<'a> Outline<'a> {
@@ -99,7 +101,8 @@ impl<'a> Outline<'a> {
                 ) => {}
                 Ok(OperationCode::Read) => {
                     self.work = Some(OperationCode::Read);
-                    self.read_count = ReadArgs::decode(r)?.count;
+                    let args = ReadArgs::decode(r)?;
+                    (self.read_offset, self.read_count) = (args.offset, args.count);
                     return Ok(());
                 }
                 Ok(work) => {

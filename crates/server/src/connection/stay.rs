@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::{Accepted, Intake};
 use crate::counters::Counter;
 use crate::procedures::Thread;
+use crate::trace::Moment;
 
 /// WRITEs in a row, each alone, after which a thread stays.
 const STREAK_MIN: u32 = 4;
@@ -42,7 +43,7 @@ pub(super) struct Streak {
     len: u32,
     /// WRITEs more than [`STREAK_MIN`] that it takes.
     handicap: u32,
-    last: Option<Instant>,
+    last: Option<Moment>,
 }
 
 impl Streak {
@@ -52,7 +53,7 @@ impl Streak {
             (self.len, self.last) = (0, None);
             return false;
         }
-        let goes_on = self.last.is_some_and(|last| call.received - last <= GAP_MAX);
+        let goes_on = self.last.is_some_and(|last| call.received.since(last) <= GAP_MAX);
         self.len = if goes_on { self.len + 1 } else { 0 };
         self.last = Some(call.received);
         self.len >= STREAK_MIN + self.handicap

@@ -18,6 +18,7 @@ pub(crate) use histogram::{BOUNDS_US, HistogramValue};
 pub(crate) use operations::Operation;
 pub use sets::Counters;
 pub(crate) use sets::{CounterSet, OperationValue};
+pub(crate) use striped::{STRIPES, own_stripe};
 pub(crate) use tally::Tally;
 pub(crate) use timing::Phase;
 

@@ -6,6 +6,10 @@ use proto::{mount3, nfs3, nfs4};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation(u8);
 
+/// NULL of version 3, which cannot fail.
+const NULL3: Operation = Operation::nfs3(nfs3::Procedure::Null);
+/// The one procedure of MOUNT whose results begin with a status.
+const MNT: Operation = Operation::mount3(mount3::Procedure::Mnt);
 /// The first place of each group.
 const MOUNT3_AT: usize = nfs3::Procedure::ALL.len();
 const NFS4_AT: usize = MOUNT3_AT + mount3::Procedure::ALL.len();
@@ -34,6 +38,11 @@ impl Operation {
     const fn at(place: usize) -> Self {
         assert!(place < Self::COUNT && Self::COUNT <= 256);
         Self(place as u8)
+    }
+
+    /// The operation at a place, if it is one.
+    pub(crate) fn at_place(place: u8) -> Option<Self> {
+        (usize::from(place) < Self::COUNT).then_some(Self(place))
     }
 
     pub(crate) fn place(self) -> usize {
@@ -70,8 +79,8 @@ impl Operation {
 
     /// The status in front of its results; 0 for a success, and for a procedure that cannot fail.
     pub(crate) fn status_in(self, results: &[u8]) -> u32 {
-        let has_status =
-            self.name() != "NULL" && (self.program() != "mount3" || self.name() == "MNT");
+        let is_of_mount = (MOUNT3_AT..NFS4_AT).contains(&self.place());
+        let has_status = self != NULL3 && (!is_of_mount || self == MNT);
         let status = results.first_chunk().filter(|_| has_status);
         status.map_or(0, |status| u32::from_be_bytes(*status))
     }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Stripes of each counter: threads up to this number add to memory of their own.
-const STRIPES: usize = 8;
+pub(crate) const STRIPES: usize = 8;
 
 thread_local! {
     /// The stripe of this thread; `STRIPES` until it is assigned.
@@ -37,7 +37,8 @@ impl<const N: usize> Striped<N> {
     }
 }
 
-fn own_stripe() -> usize {
+/// The stripe of this thread.
+pub(crate) fn own_stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let stripe = STRIPE.get();
     if stripe < STRIPES {

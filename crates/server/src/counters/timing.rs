@@ -67,14 +67,9 @@ impl Timing {
         }
     }
 
-    /// Whether calls are timed: one load.
-    pub(crate) fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Relaxed)
-    }
-
     /// The time now, if calls are timed: one load if not.
     pub(crate) fn start(&self) -> Option<Instant> {
-        self.is_on().then(Instant::now)
+        self.is_on.load(Ordering::Relaxed).then(Instant::now)
     }
 
     /// Notes the time that a phase has taken, if its start is known.

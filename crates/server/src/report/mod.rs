@@ -5,6 +5,7 @@
 
 mod follow;
 mod prometheus;
+mod requests;
 mod sample;
 mod status;
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use follow::{TraceFeed, TraceLine, TraceRequest, trace_events};
 pub use prometheus::metric_names;
+pub use requests::RequestRecord;
 pub use sample::{ClientSample, ExportSample, Nfs4Client, OperationSample, PhaseSample, Sample};
 pub use status::{ConnectionsStatus, ExportStatus, MemoryStatus, Nfs4Status, Status};
 

@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::thread::{gettid, sched_getcpu};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 
-use super::{CallId, Detail, Event, Events, Tracer};
+use super::{CallId, Detail, Event, Events, Moment, Tracer};
 
 /// Followers at a time.
 pub(crate) const FOLLOWERS_MAX: usize = 8;
@@ -76,8 +75,7 @@ pub(crate) struct Followed {
 impl Followed {
     fn here(happened: &Happened<'_>, detail: &Detail<'_>) -> Self {
         let Happened { event, call, range, latency } = *happened;
-        let time = clock_gettime(ClockId::Monotonic);
-        let time = Duration::try_from(time).unwrap_or_default();
+        let time = Duration::from_nanos(Moment::now().0);
         let thread = std::thread::current();
         Self {
             event,

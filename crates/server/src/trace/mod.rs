@@ -10,12 +10,13 @@
 //! relaxed loads.
 
 mod follow;
+mod moment;
 mod probes;
+mod recorder;
 
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
 
 use ::trace::EventSwitch;
 pub use ::trace::handle_hash;
@@ -24,6 +25,8 @@ use io::WidenedRead;
 pub(crate) use follow::{FOLLOWERS_BYTES_MAX, FOLLOWERS_MAX};
 use follow::{Feed, Happened};
 pub(crate) use follow::{Filter, Followed, Follower};
+pub(crate) use moment::Moment;
+pub(crate) use recorder::{Begun, Outcome, RECORDER_BYTES, RecordId, Recorded, Recorder};
 
 ::trace::events! {
     /// A READ was decoded.
@@ -92,24 +95,13 @@ pub fn events_of<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Events,
 }
 
 /// Passes events that are on to the standard error, to followers and to probes.
+#[derive(Default)]
 pub struct Tracer {
     /// All that are printed or followed.
     on: EventSwitch<Event>,
     printed: ::trace::Tracer<Event>,
     followers: RwLock<Vec<Arc<Feed>>>,
-    /// The clock of [`CallId::received`].
-    started: Instant,
-}
-
-impl Default for Tracer {
-    fn default() -> Self {
-        Self {
-            on: EventSwitch::default(),
-            printed: ::trace::Tracer::default(),
-            followers: RwLock::default(),
-            started: Instant::now(),
-        }
-    }
+    pub(crate) recorder: Recorder,
 }
 
 impl Tracer {
@@ -136,12 +128,7 @@ impl Tracer {
         self.on.events().contains(event) || io::probe::is_attached()
     }
 
-    /// The time of [`CallId::received`].
-    pub(crate) fn time_of(&self, instant: Instant) -> Duration {
-        instant.saturating_duration_since(self.started)
-    }
-
-    /// Reports `event` if it is on: the call it belongs to, `len` bytes at `offset`, and more fields.
+    /// Records `event`, and reports it if it is on: the call it belongs to, `len` bytes at `offset`, and more fields.
     /// What `detail` borrows is computed before.
     #[inline]
     pub(crate) fn emit<'a>(
@@ -152,6 +139,7 @@ impl Tracer {
         len: u64,
         detail: impl Into<Detail<'a>>,
     ) {
+        self.recorder.note(call.record, event);
         if self.is_on(event) {
             self.report(event, &call, (offset, len), &detail.into());
         }
@@ -167,7 +155,7 @@ impl Tracer {
         }
         let followers = self.followers.read().unwrap_or_else(PoisonError::into_inner);
         if !followers.is_empty() {
-            let latency = self.time_of(Instant::now()).saturating_sub(call.received);
+            let latency = call.received.elapsed();
             let happened = Happened { event, call, range, latency };
             followers.iter().for_each(|feed| feed.offer(&happened, detail));
         }
@@ -214,8 +202,9 @@ pub(crate) struct CallId {
     /// The export that the handle claims to be of.
     pub(crate) export_id: Option<u32>,
     pub(crate) client: IpAddr,
-    /// When its last byte was there, by [`Tracer::time_of`].
-    pub(crate) received: Duration,
+    /// When its last byte was there.
+    pub(crate) received: Moment,
+    pub(crate) record: RecordId,
 }
 
 impl CallId {
@@ -223,7 +212,8 @@ impl CallId {
     #[cfg(test)]
     pub(crate) fn local(xid: u32, fh_hash: u32) -> Self {
         let client = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-        Self { xid, fh_hash, export_id: None, client, received: Duration::ZERO }
+        let (received, record) = (Moment::now(), RecordId::NONE);
+        Self { xid, fh_hash, export_id: None, client, received, record }
     }
 }
 

@@ -78,7 +78,7 @@ impl Rig {
             work: Box::pin(work),
             payload_bytes: Some(1),
             is_alone: true,
-            received: Instant::now(),
+            received: Moment::now(),
         }
     }
 
