@@ -5,6 +5,8 @@
 //! place that can be reached by a peer names it in a field `client` or `server`, or the export in
 //! `export`, so that one peer's lines do not use up those about another.
 
+mod format;
+pub(crate) mod levels;
 mod limit;
 
 use std::fmt;
@@ -22,6 +24,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer};
 
+use format::Lines;
 use limit::{Limit, Suppressed};
 
 /// The time from a suppressed line to the report of it.
@@ -41,22 +44,22 @@ static REPORT_IS_COMING: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// A sentence about RUST_LOG.
 pub(crate) fn start(verbose: u8) -> Result<(), String> {
-    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
-            .map_err(|error| format!("{}: {error}", EnvFilter::DEFAULT_ENV))?,
-        _ => EnvFilter::new(match verbose {
+    let levels = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(text) if !text.is_empty() => {
+            levels::start(&text).map_err(|error| format!("{}: {error}", EnvFilter::DEFAULT_ENV))?
+        }
+        _ => levels::start(match verbose {
             0 => "info",
             1 => "debug",
             _ => "trace",
-        }),
+        })?,
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let has_colors = stderr_has_colors();
+    let lines = tracing_subscriber::fmt::layer()
+        .event_format(Lines::for_stderr(has_colors))
         .with_writer(io::stderr)
-        .with_ansi(stderr_has_colors())
-        .finish()
-        .with(Limited)
-        .init();
+        .with_ansi(has_colors);
+    tracing_subscriber::registry().with(levels).with(lines).with(Limited).init();
     Ok(())
 }
 

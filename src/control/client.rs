@@ -84,6 +84,7 @@ fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Ta
     let time_max = match request.command {
         Command::Status
         | Command::Sample { .. }
+        | Command::Log { .. }
         | Command::Requests
         | Command::Trace(_) => REPORT_TIME_MAX,
         #[cfg(debug_assertions)]

@@ -25,6 +25,7 @@ use tracing::{debug, info, warn};
 
 use super::http;
 use super::{Command, Outcome, REQUEST_BYTES_MAX, Reply, Request, SOCKET, TraceMessage, VERSION};
+use crate::log;
 
 /// Requests that are served at a time; others are refused at once.
 const CONNECTIONS_MAX: usize = 16;
@@ -265,6 +266,13 @@ async fn answer(
                 monitor.time_calls_for(time_calls_seconds);
             }
             Ok(value(&monitor.sample()))
+        }
+        Command::Log { levels } => {
+            let filter = log::levels::set(&levels)?;
+            if !levels.is_empty() {
+                info!(uid, pid, filter, "log levels set");
+            }
+            Ok(filter.into())
         }
         Command::Requests => Ok(value(&monitor.requests())),
         #[cfg(debug_assertions)]

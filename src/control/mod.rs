@@ -56,6 +56,12 @@ pub(crate) enum Command {
     },
     /// Read the configuration again: [`ReloadDone`].
     Reload,
+    /// Change how much is logged: the filter in force then.
+    Log {
+        /// As `vfs=debug`; none changes nothing.
+        #[serde(default)]
+        levels: Vec<String>,
+    },
     /// The last calls: a list of [`server::report::RequestRecord`].
     Requests,
     /// Panic, in a build for tests.

@@ -2,6 +2,7 @@
 
 mod clients;
 mod drop_client;
+mod log;
 mod nfsstat;
 mod reload;
 mod requests;
@@ -37,6 +38,7 @@ pub(crate) enum Command {
     Nfsstat(nfsstat::Options),
     Top(top::Options),
     Trace(trace::Options),
+    Log(log::Options),
     Requests(requests::Options),
 }
 
@@ -96,6 +98,7 @@ pub(crate) fn run(command: &Command) -> ExitCode {
         Command::Nfsstat(options) => nfsstat::run(options),
         Command::Top(options) => top::run(options),
         Command::Trace(options) => trace::run(options),
+        Command::Log(options) => log::run(options),
         Command::Requests(options) => requests::run(options),
     };
     match done {

@@ -28,7 +28,10 @@ pub(crate) const MNT: (u32, u32, u32) =
 
 impl Client {
     pub(crate) fn connect(running: &Running) -> Self {
-        let stream = TcpStream::connect(running.address).unwrap();
+        Self::over(TcpStream::connect(running.address).unwrap())
+    }
+
+    pub(crate) fn over(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self { stream, xid: 0, credential: Credential::None }
     }

@@ -22,6 +22,7 @@ pub(crate) fn spillway() -> Command {
 /// A command that does not inherit the variables by which the program is controlled.
 pub(crate) fn without_environment(mut command: Command) -> Command {
     command.env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET").env_remove("RUST_BACKTRACE");
+    command.env_remove("JOURNAL_STREAM");
     command
 }
 

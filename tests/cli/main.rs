@@ -8,6 +8,7 @@ mod client;
 mod control;
 mod failing_disk;
 mod fixture;
+mod logging;
 mod metrics;
 mod observing;
 mod service;
