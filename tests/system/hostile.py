@@ -22,6 +22,7 @@ import sys
 import time
 
 import nfs3
+import nfs4
 from harness import EXPORT, MIB, Server, Skip, case, check, main, scratch_dir, scratch_root
 
 SECS = float(os.environ.get("SPILLWAY_HOSTILE_SECS", "2"))
@@ -141,7 +142,7 @@ class GoodClient:
             try:
                 answer = call()
                 break
-            except nfs3.NfsError as error:
+            except (nfs3.NfsError, nfs4.Nfs4Error) as error:
                 if error.status != JUKEBOX:
                     raise
                 time.sleep(0.1)
@@ -175,10 +176,12 @@ def export_directory():
     return directory
 
 
-def under(*attacks, settings="", rss_bytes_max=BUDGET_BYTES + ALLOWANCE_BYTES, secs=SECS):
+def under(
+    *attacks, settings="", rss_bytes_max=BUDGET_BYTES + ALLOWANCE_BYTES, secs=SECS, client=GoodClient
+):
     """Runs attacks, each a process of its own, and checks every bound meanwhile."""
     with SmallServer(export_directory(), settings) as server:
-        good = GoodClient(server.port)
+        good = client(server.port)
         good.step()
         good.latencies.clear()
         log_before = len(server.log_text())

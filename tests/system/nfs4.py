@@ -12,12 +12,15 @@ from nfs3 import Rpc, opaque, take_opaque
 PROGRAM = 100003
 COMPOUND = 1
 CLOSE, GETATTR, GETFH, LOCK, LOCKT, LOCKU, LOOKUP, OPEN = 4, 9, 10, 12, 13, 14, 15, 18
-PUTFH, PUTROOTFH, READ, WRITE = 22, 24, 25, 38
+PUTFH, PUTROOTFH, READ, READDIR, WRITE = 22, 24, 25, 26, 38
 EXCHANGE_ID, CREATE_SESSION, SEQUENCE, RECLAIM_COMPLETE = 42, 43, 53, 58
 DENIED, GRACE, NO_GRACE, RECLAIM_BAD, RECLAIM_CONFLICT = 10010, 10013, 10033, 10034, 10035
 READ_LT, WRITE_LT, READW_LT, WRITEW_LT = 1, 2, 3, 4
 BOTH = 3
 WHOLE = (0, 0xFFFF_FFFF_FFFF_FFFF)
+CONN_BACK_CHAN = 2
+# The stateid that the operation before has returned (RFC 8881 section 16.2.3.1.2).
+CURRENT_STATEID = struct.pack(">I", 1) + bytes(12)
 
 
 class Nfs4Error(Exception):
@@ -54,17 +57,30 @@ class Rpc4(Rpc):
         return struct.pack(">I", 0x80000000 | len(message)) + message
 
 
-class Client:
-    """A client with one session. It may open and lock after `reclaim_complete`."""
+def encoded(operations, minor_version=1):
+    """The arguments of a COMPOUND."""
+    body = b"".join(struct.pack(">I", code) + arguments for code, arguments in operations)
+    return opaque(b"") + struct.pack(">II", minor_version, len(operations)) + body
 
-    def __init__(self, port, owner, timeout_secs=30, minor_version=1):
-        self.rpc = Rpc4("127.0.0.1", port, PROGRAM, timeout_secs)
+
+class Client:
+    """A client with one session. It may open and lock after `reclaim_complete`.
+
+    `slots` and `operations` are what it asks for; with `back`, callbacks come over its connection.
+    """
+
+    def __init__(
+        self, port, owner, timeout_secs=30, minor_version=1, source="", slots=8, operations=16,
+        back=False,
+    ):  # fmt: skip
+        self.rpc = Rpc4("127.0.0.1", port, PROGRAM, timeout_secs, source)
         self.owner, self.sequence, self.minor_version = owner, 0, minor_version
         arguments = os.urandom(8) + opaque(owner) + struct.pack(">III", 0, 0, 0)
         reply, at = self._compound([(EXCHANGE_ID, arguments)])
         self.client, number = struct.unpack_from(">QI", reply, at + 8)
-        channel = struct.pack(">IIIIIII", 0, 1 << 20, 1 << 20, 2048, 16, 8, 0)
-        arguments = struct.pack(">QII", self.client, number, 0) + 2 * channel
+        channel = struct.pack(">IIIIIII", 0, 1 << 20, 1 << 20, 2048, operations, slots, 0)
+        flags = CONN_BACK_CHAN if back else 0
+        arguments = struct.pack(">QII", self.client, number, flags) + 2 * channel
         arguments += struct.pack(">III", 0x40000000, 1, 0)
         reply, at = self._compound([(CREATE_SESSION, arguments)])
         self.session = reply[at + 8 : at + 24]
@@ -75,9 +91,7 @@ class Client:
 
     def _compound(self, operations):
         """Performs operations that all succeed; returns the reply and the last result's offset."""
-        body = b"".join(struct.pack(">I", code) + arguments for code, arguments in operations)
-        head = opaque(b"") + struct.pack(">II", self.minor_version, len(operations))
-        reply = self.rpc.call(COMPOUND, head + body)
+        reply = self.rpc.call(COMPOUND, encoded(operations, self.minor_version))
         (status,) = struct.unpack_from(">I", reply)
         _, at = take_opaque(reply, 4)
         (count,) = struct.unpack_from(">I", reply, at)
@@ -91,7 +105,7 @@ class Client:
     @staticmethod
     def _behind(reply, at, code):
         """The offset behind a result that is not the last."""
-        lengths = {SEQUENCE: 36, PUTFH: 0, PUTROOTFH: 0, LOOKUP: 0, WRITE: 16}
+        lengths = {SEQUENCE: 36, PUTFH: 0, PUTROOTFH: 0, LOOKUP: 0, WRITE: 16, LOCK: 16}
         if code == OPEN:
             # The stateid, change_info4 and rflags, then the bitmap and the absent delegation.
             (words,) = struct.unpack_from(">I", reply, at + 8 + 40)
@@ -105,9 +119,20 @@ class Client:
 
     def call(self, *operations):
         """The operations behind SEQUENCE."""
+        first = self.sequenced(self.sequence + 1)
+        try:
+            answer = self._compound([first, *operations])
+        except Nfs4Error as error:
+            # A refused SEQUENCE leaves the slot as it was.
+            self.sequence += int(error.operation != SEQUENCE)
+            raise
         self.sequence += 1
-        arguments = self.session + struct.pack(">IIII", self.sequence, 0, 0, 0)
-        return self._compound([(SEQUENCE, arguments), *operations])
+        return answer
+
+    def sequenced(self, sequence, slot=0, highest_slot=0, cache_this=False):
+        """SEQUENCE of this session."""
+        numbers = struct.pack(">IIII", sequence, slot, highest_slot, int(cache_this))
+        return SEQUENCE, self.session + numbers
 
     def reclaim_complete(self):
         """RECLAIM_COMPLETE, RFC 8881 section 18.51."""
@@ -119,8 +144,9 @@ class Client:
         reply, at = self.call((PUTROOTFH, b""), *path, (GETFH, b""))
         return take_opaque(reply, at + 8)[0]
 
-    def _open_arguments(self, how, claim):
-        return struct.pack(">IIIQ", 0, BOTH, 0, 0) + opaque(b"opener") + how + claim
+    @staticmethod
+    def _open_arguments(how, claim, owner=b"opener"):
+        return struct.pack(">IIIQ", 0, BOTH, 0, 0) + opaque(owner) + how + claim
 
     def create(self, directory, name):
         """Opens a file by its name, or makes it; returns handle and stateid."""
@@ -133,12 +159,22 @@ class Client:
         reply, at = self.call((PUTFH, opaque(directory)), (LOOKUP, opaque(name)), (GETFH, b""))
         return take_opaque(reply, at + 8)[0], stateid
 
-    def open(self, handle, reclaim=False):
+    def open(self, handle, reclaim=False, owner=b"opener"):
         """Opens a file by its handle; returns the stateid."""
         claim = struct.pack(">II", 1, 0) if reclaim else struct.pack(">I", 4)
-        arguments = self._open_arguments(struct.pack(">I", 0), claim)
+        arguments = self._open_arguments(struct.pack(">I", 0), claim, owner)
         reply, at = self.call((PUTFH, opaque(handle)), (OPEN, arguments))
         return reply[at + 8 : at + 24]
+
+    @classmethod
+    def open_and_lock(cls, handle, number, name_bytes):
+        """Operations: OPEN by an owner of this number, and LOCK of the byte of this number."""
+        owner = struct.pack(">Q", number).ljust(name_bytes, b"o")
+        claim = struct.pack(">I", 4)
+        opening = cls._open_arguments(struct.pack(">I", 0), claim, owner)
+        locking = struct.pack(">IIQQII", WRITE_LT, 0, number, 1, 1, 0) + CURRENT_STATEID
+        locking += struct.pack(">IQ", 0, 0) + opaque(owner)
+        return [(PUTFH, opaque(handle)), (OPEN, opening), (LOCK, locking)]
 
     def lock(
         self, handle, stateid, lock_range=WHOLE, reclaim=False, owner=b"locker", kind=WRITE_LT
@@ -170,6 +206,12 @@ class Client:
     def close_file(self, handle, stateid):
         """CLOSE, which ends the locks below the open too."""
         self.call((PUTFH, opaque(handle)), (CLOSE, struct.pack(">I", 0) + stateid))
+
+    def read(self, handle, stateid, offset, count):
+        """READ; returns the data."""
+        arguments = stateid + struct.pack(">QI", offset, count)
+        reply, at = self.call((PUTFH, opaque(handle)), (READ, arguments))
+        return take_opaque(reply, at + 12)[0]
 
     def write(self, handle, stateid, offset, data):
         """A FILE_SYNC WRITE."""
