@@ -104,6 +104,8 @@ pub(super) struct Clients {
     by_id: HashMap<ClientId, Client>,
     by_owner: HashMap<Arc<[u8]>, Incarnations>,
     by_peer: HashMap<IpAddr, PeerClients>,
+    /// In the order of their introduction.
+    unconfirmed: BTreeSet<ClientId>,
     /// Of all clients.
     replies: Arc<ReplyBudget>,
 }
@@ -112,6 +114,10 @@ pub(super) struct Clients {
 #[derive(Debug)]
 struct PeerClients {
     ids: BTreeSet<ClientId>,
+    /// In the order of their introduction.
+    unconfirmed: BTreeSet<ClientId>,
+    /// Sessions of all these clients.
+    sessions: usize,
     replies: Arc<ReplyBudget>,
 }
 
@@ -125,7 +131,8 @@ impl Clients {
     /// Clients with ids of this epoch.
     pub(super) fn new(epoch: u32, replies: Arc<ReplyBudget>) -> Self {
         let (by_id, by_owner, by_peer) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { epoch, last: 0, by_id, by_owner, by_peer, replies }
+        let unconfirmed = BTreeSet::new();
+        Self { epoch, last: 0, by_id, by_owner, by_peer, unconfirmed, replies }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -134,7 +141,8 @@ impl Clients {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.by_id.is_empty() && self.by_owner.is_empty() && self.by_peer.is_empty()
+        let is_indexed = !self.by_owner.is_empty() || !self.by_peer.is_empty();
+        self.by_id.is_empty() && !is_indexed && self.unconfirmed.is_empty()
     }
 
     pub(super) fn get(&self, id: ClientId) -> Option<&Client> {
@@ -159,9 +167,40 @@ impl Clients {
         self.get(id).into_iter().flat_map(|client| self.of_peer(client.peer))
     }
 
+    /// How many clients an address has.
+    pub(super) fn count_of_peer(&self, peer: IpAddr) -> usize {
+        self.by_peer.get(&peer).map_or(0, |of_peer| of_peer.ids.len())
+    }
+
     /// The sessions of an address.
     pub(super) fn sessions_of_peer(&self, peer: IpAddr) -> usize {
-        self.of_peer(peer).map(|id| self.by_id[&id].sessions.len()).sum()
+        self.by_peer.get(&peer).map_or(0, |of_peer| of_peer.sessions)
+    }
+
+    /// The client that waits longest to be confirmed, and has no session therefore.
+    pub(super) fn oldest_unconfirmed(&self) -> Option<ClientId> {
+        self.unconfirmed.first().copied()
+    }
+
+    /// The same among the clients of an address.
+    pub(super) fn oldest_unconfirmed_of(&self, peer: IpAddr) -> Option<ClientId> {
+        self.by_peer.get(&peer)?.unconfirmed.first().copied()
+    }
+
+    /// Adds a session to a client.
+    pub(super) fn add_session(&mut self, id: ClientId, session: SessionId) {
+        let client = self.by_id.get_mut(&id).expect("the caller has looked it up");
+        client.sessions.push(session);
+        self.by_peer.get_mut(&client.peer).expect("it has this client").sessions += 1;
+    }
+
+    /// Removes a session from a client, if it has it.
+    pub(super) fn remove_session(&mut self, id: ClientId, session: SessionId) {
+        let Some(client) = self.by_id.get_mut(&id) else { return };
+        let before = client.sessions.len();
+        client.sessions.retain(|other| *other != session);
+        let removed = before - client.sessions.len();
+        self.by_peer.get_mut(&client.peer).expect("it has this client").sessions -= removed;
     }
 
     /// The memory for replies to a client, which is that of its address.
@@ -210,9 +249,14 @@ impl Clients {
         self.by_owner.entry(Arc::clone(&owner)).or_default().unconfirmed = Some(id);
         let new = || PeerClients {
             ids: BTreeSet::new(),
+            unconfirmed: BTreeSet::new(),
+            sessions: 0,
             replies: Arc::new(ReplyBudget::of_peer(&self.replies)),
         };
-        self.by_peer.entry(call.peer).or_insert_with(new).ids.insert(id);
+        let of_peer = self.by_peer.entry(call.peer).or_insert_with(new);
+        of_peer.ids.insert(id);
+        of_peer.unconfirmed.insert(id);
+        self.unconfirmed.insert(id);
         self.by_id.insert(
             id,
             Client {
@@ -241,6 +285,9 @@ impl Clients {
     pub(super) fn confirm(&mut self, id: ClientId) {
         let client = self.by_id.get_mut(&id).expect("the caller has looked it up");
         client.is_confirmed = true;
+        self.unconfirmed.remove(&id);
+        let of_peer = self.by_peer.get_mut(&client.peer).expect("it has this client");
+        of_peer.unconfirmed.remove(&id);
         let incarnations = Incarnations { confirmed: Some(id), unconfirmed: None };
         self.by_owner.insert(Arc::clone(&client.owner), incarnations);
     }
@@ -266,6 +313,9 @@ impl Clients {
         client.lease.revoke();
         let of_peer = self.by_peer.get_mut(&client.peer).expect("it has this client");
         of_peer.ids.remove(&id);
+        of_peer.unconfirmed.remove(&id);
+        of_peer.sessions -= client.sessions.len();
+        self.unconfirmed.remove(&id);
         if of_peer.ids.is_empty() {
             self.by_peer.remove(&client.peer);
         }

@@ -87,8 +87,8 @@ impl State {
             self.confirm(table, call.client, now, effects);
         }
         let id = self.session_id(table, call.client);
-        let client = table.clients.get_mut(call.client).expect("it was found above");
-        client.sessions.push(id);
+        table.clients.add_session(call.client, id);
+        let client = table.clients.get(call.client).expect("it was found above");
         client.lease.renew(now);
         let lease = Arc::clone(&client.lease);
         let replies = table.clients.replies_of(call.client);

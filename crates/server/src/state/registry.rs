@@ -45,6 +45,8 @@ pub(super) struct Table {
     /// Changes that are not on the disk yet, in order.
     records: VecDeque<RecordChange>,
     pub(super) sessions_made: u64,
+    /// When all clients may be searched for expired ones again.
+    next_search: Duration,
 }
 
 /// How much there is.
@@ -84,6 +86,7 @@ impl State {
             grace: Grace::new(recorded, now, limits.grace),
             records: VecDeque::new(),
             sessions_made: 0,
+            next_search: Duration::ZERO,
         };
         let table = Mutex::new(table);
         Self { epoch, limits, session_key, replies, sessions: RwLock::default(), table }
@@ -142,9 +145,7 @@ impl State {
     ) -> Result<(), Status> {
         let mut table = self.lock();
         let session = self.session(id)?;
-        if let Some(client) = table.clients.get_mut(session.client()) {
-            client.sessions.retain(|other| *other != id);
-        }
+        table.clients.remove_session(session.client(), id);
         self.end_session(id, effects);
         Ok(())
     }
@@ -305,15 +306,21 @@ impl State {
         has_forgotten
     }
 
-    /// Forgets all clients that have expired, because others need the room; true if there was one.
+    /// Forgets all clients that have expired, because others need the room. Looks at every client, so
+    /// it does nothing within [`SEARCH_PERIOD`] of the last time: a bound that is reached costs all
+    /// calls the same, however many fail at it.
     pub(super) fn forget_all_expired(
         &self,
         table: &mut Table,
         now: Duration,
         effects: &mut Effects,
-    ) -> bool {
+    ) {
+        if now < table.next_search {
+            return;
+        }
+        table.next_search = now + SEARCH_PERIOD;
         let all: Vec<_> = table.clients.iter().map(|(id, _)| id).collect();
-        self.forget_expired(table, all, now, effects)
+        self.forget_expired(table, all, now, effects);
     }
 
     fn forget_if_expired(
@@ -351,9 +358,10 @@ impl State {
         }
     }
 
-    /// Makes room for a client of an address. At the address's own bound others of it make room, at the
-    /// bound of all any: the expired without state first, then the one that waits longest to be
-    /// confirmed, and at the bound of all the expired with state.
+    /// Makes room for a client of an address, without a search through the others: it takes the place
+    /// of the client that waits longest to be confirmed, at the address's own bound one of the address,
+    /// at the bound of all any. Then the expired make room, at the bound of all; those without state
+    /// have left by [`Self::expire`].
     fn make_room_for_client(
         &self,
         table: &mut Table,
@@ -361,43 +369,20 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let is_peer_full =
-            |table: &Table| table.clients.of_peer(peer).count() >= self.limits.peer_clients_max;
-        if is_peer_full(table) {
-            let own: Vec<_> = table.clients.of_peer(peer).collect();
-            self.forget_idle(table, own, now, effects);
-        }
-        if is_peer_full(table) {
-            return Err(Status::Delay);
+        if table.clients.count_of_peer(peer) >= self.limits.peer_clients_max {
+            let oldest = table.clients.oldest_unconfirmed_of(peer).ok_or(Status::Delay)?;
+            self.forget(table, oldest, now, effects);
         }
         let is_full = |table: &Table| table.clients.len() >= self.limits.clients_max;
-        if is_full(table) {
-            let all: Vec<_> = table.clients.iter().map(|(id, _)| id).collect();
-            self.forget_idle(table, all, now, effects);
+        if is_full(table)
+            && let Some(oldest) = table.clients.oldest_unconfirmed()
+        {
+            self.forget(table, oldest, now, effects);
         }
         if is_full(table) {
             self.forget_all_expired(table, now, effects);
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
-    }
-
-    /// Forgets those of the clients that have expired and have no state. Without one, the client that
-    /// waits longest to be confirmed.
-    fn forget_idle(
-        &self,
-        table: &mut Table,
-        mut clients: Vec<ClientId>,
-        now: Duration,
-        effects: &mut Effects,
-    ) {
-        clients.retain(|id| !table.has_state(*id));
-        if self.forget_expired(table, clients.iter().copied(), now, effects) {
-            return;
-        }
-        clients.retain(|id| table.clients.get(*id).is_some_and(|client| !client.is_confirmed));
-        if let Some(oldest) = clients.into_iter().min() {
-            self.forget(table, oldest, now, effects);
-        }
     }
 
     fn end_session(&self, id: SessionId, effects: &mut Effects) {
@@ -462,3 +447,6 @@ impl Table {
         }
     }
 }
+
+/// Between two searches of all clients for expired ones that are in the way of others.
+const SEARCH_PERIOD: Duration = Duration::from_secs(1);

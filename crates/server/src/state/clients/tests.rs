@@ -382,3 +382,44 @@ fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state(
     assert_eq!(make(&[b'e', 202], now), Err(Status::Delay));
     assert_eq!(state.counts().opens, 1, "the late client keeps its state");
 }
+
+#[test]
+fn a_full_address_costs_an_introduction_no_search_through_its_clients() {
+    // The shortest of many calls: others use the processor too.
+    let shortest = |clients_max: usize| {
+        let limits = Limits { peer_clients_max: clients_max, ..Limits::default() };
+        let state = state_with(Limits { clients_max, ..limits }, Vec::new());
+        let root = Principal::User(0);
+        let introduce = |number: usize| {
+            let owner = [&b"c"[..], &number.to_le_bytes()].concat();
+            exchange(&state, (&owner, 1, root), false, Duration::ZERO).unwrap();
+        };
+        (0..clients_max).for_each(introduce);
+        let timed = |number: usize| {
+            let start = std::time::Instant::now();
+            introduce(clients_max + number);
+            start.elapsed()
+        };
+        let shortest = (0..100).map(timed).min().unwrap();
+        assert_eq!(state.counts().clients, clients_max);
+        shortest
+    };
+    let (few, many) = (shortest(16), shortest(1 << 14));
+    assert!(many < few * 50, "{few:?} with 16 clients, {many:?} with 1024 times as many");
+}
+
+#[test]
+fn calls_at_a_bound_search_all_clients_once_a_second() {
+    let limits = Limits { clients_max: 2, ..Limits::default() };
+    let state = state_with(limits, Vec::new());
+    let root = Principal::User(0);
+    let make = |owner: &[u8], now| exchange(&state, (owner, 1, root), false, now).map(|c| c.client);
+    let confirm = |id, now| state.create_session(&call_of(id), now, &mut Effects::new()).unwrap();
+    let ms = Duration::from_millis;
+    confirm(make(b"a", ms(0)).unwrap(), ms(0));
+    confirm(make(b"b", ms(0)).unwrap(), ms(0));
+    assert_eq!(make(b"c", LEASE - ms(1)), Err(Status::Delay));
+    assert_eq!(make(b"c", LEASE + ms(998)), Err(Status::Delay), "the search was just made");
+    make(b"c", LEASE + ms(999)).unwrap();
+    assert_eq!(state.counts().clients, 1, "expired clients leave");
+}
