@@ -42,6 +42,7 @@ const BLOCKS: [&[Figure]; 5] = [
         Figure::ServerUserSecsPerGib,
         Figure::ServerSystemSecsPerGib,
         Figure::ServerUsPerOperation,
+        Figure::ServerSwitchesPerOperation,
         Figure::GeneratorSecsPerGib,
         Figure::GeneratorUsPerOperation,
         Figure::GeneratorToServer,

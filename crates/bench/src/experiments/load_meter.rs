@@ -57,6 +57,10 @@ impl<'a> LoadMeter<'a> {
         let figures = &mut measurement.figures;
         if let Some(server) = spent.server {
             figures.insert(Figure::ServerUsPerOperation, per(server.total() * 1e6, operations));
+            if let Some(switches) = spent.server_switches {
+                let switches = per(as_f64(switches), operations);
+                figures.insert(Figure::ServerSwitchesPerOperation, switches);
+            }
             if bytes > 0 {
                 figures.insert(Figure::ServerUserSecsPerGib, secs_per_gib(server.user, bytes));
                 figures.insert(Figure::ServerSystemSecsPerGib, secs_per_gib(server.system, bytes));

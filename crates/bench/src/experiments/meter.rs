@@ -16,6 +16,7 @@ pub(super) struct Meter<'a> {
     counters: BTreeMap<String, u64>,
     own: CpuTime,
     server: Option<CpuTime>,
+    switches: Option<u64>,
 }
 
 /// The differences after the work.
@@ -23,6 +24,8 @@ pub(super) struct Meter<'a> {
 pub(super) struct Spent {
     /// Processor time of the server, if its process is known.
     pub(super) server: Option<CpuSecs>,
+    /// Context switches of its threads, without those that have ended meanwhile.
+    pub(super) server_switches: Option<u64>,
     /// Its largest resident memory.
     pub(super) server_rss_bytes_max: Option<u64>,
     /// Processor time of this process.
@@ -44,6 +47,7 @@ impl<'a> Meter<'a> {
             counters: count()?,
             count,
             own: CpuTime::of_self()?,
+            switches: watched.map(Watched::switches).transpose()?,
             // Last, and first at the end: nothing that is done here is the server's.
             server: watched.map(Watched::cpu_time).transpose()?,
         })
@@ -55,9 +59,13 @@ impl<'a> Meter<'a> {
     /// Those of [`Meter::start`].
     pub(super) fn end(&self) -> Result<Spent> {
         let server = self.watched.map(Watched::cpu_time).transpose()?;
+        let switches = self.watched.map(Watched::switches).transpose()?;
         Ok(Spent {
             server: server.zip(self.server).map(|(now, before)| now.since(&before)),
             own: CpuTime::of_self()?.since(&self.own),
+            server_switches: switches
+                .zip(self.switches)
+                .map(|(now, before)| now.saturating_sub(before)),
             server_rss_bytes_max: self.watched.map(Watched::rss_bytes_max).transpose()?,
             counters: grown(&self.counters, (self.count)()?),
         })

@@ -154,6 +154,23 @@ impl Watched {
         CpuTime::of(self.pid).map_err(|_| self.gone())
     }
 
+    /// The context switches of its threads so far, voluntary or not; those of threads that have ended
+    /// are not among them.
+    ///
+    /// # Errors
+    /// [`Error::Server`]: it is gone.
+    pub fn switches(&self) -> Result<u64> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid));
+        let mut switches = 0;
+        for thread in threads.map_err(|_| self.gone())? {
+            let thread = thread.map_err(|_| self.gone())?;
+            // One that has ended since has no file any more.
+            let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+            switches += switches_in(&status);
+        }
+        Ok(switches)
+    }
+
     /// What it holds now.
     ///
     /// # Errors
@@ -203,6 +220,12 @@ impl Watched {
     }
 }
 
+/// The sum of the lines `voluntary_ctxt_switches:	12` and `nonvoluntary_ctxt_switches:	3`.
+fn switches_in(status: &str) -> u64 {
+    let counts = status.lines().filter_map(|line| line.split_once("voluntary_ctxt_switches:"));
+    counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
+}
+
 /// The value of a line `VmRSS:    1234 kB`. A process that is gone and not waited for has none.
 fn kib_of(status: &str, field: &str) -> Option<u64> {
     let value = status.lines().find_map(|line| line.strip_prefix(field))?;
@@ -212,6 +235,21 @@ fn kib_of(status: &str, field: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn switches_of_a_thread_are_those_of_both_kinds() {
+        let status = "Threads:\t1\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n";
+        assert_eq!(switches_in(status), 15);
+        assert_eq!(switches_in("Threads:\t1\n"), 0);
+    }
+
+    #[test]
+    fn each_sleep_of_a_thread_is_a_switch() {
+        let watched = Watched::new(std::process::id(), None).unwrap();
+        let before = watched.switches().unwrap();
+        (0..20).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+        assert!(watched.switches().unwrap() >= before + 20);
+    }
 
     #[test]
     fn fields_are_found_behind_an_odd_name() {

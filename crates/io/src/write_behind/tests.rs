@@ -127,6 +127,37 @@ fn records_between_those_of_another_writer_read_nothing_back() {
     assert_eq!(found, content(range(0, RECORDS * RECORD)));
 }
 
+/// An eighth of the window that a server has by default, and of 500 MiB.
+#[test]
+fn ranks_that_are_500_mib_apart_read_nothing_back() {
+    const RECORD: u64 = 47_008;
+    const APART: u64 = 500 * MIB / 8 / RECORD;
+    let window = WriteBehind::new(WriteBehindConfig {
+        window_bytes: 8 * MIB,
+        ..WriteBehindConfig::default()
+    });
+    let written = Written::new(&window);
+    let write = |index| written.write(range(index * RECORD, RECORD));
+    let before = read_from_disk_bytes();
+    // One rank is ahead of the other, and both go on.
+    for index in 0..2 * APART {
+        if index % 2 == 0 {
+            write(index);
+        }
+        if let Some(behind) = index.checked_sub(APART)
+            && behind % 2 == 1
+        {
+            write(behind);
+        }
+    }
+    (APART..2 * APART).filter(|index| index % 2 == 1).for_each(write);
+    assert_eq!((read_from_disk_bytes(), window.counts().edges_given_up), (before, 0));
+    window.shutdown();
+    let mut found = vec![0; usize::try_from(2 * APART * RECORD).unwrap()];
+    crate::read_at(written.fd.as_fd(), &mut found, 0).unwrap();
+    assert!(found == content(range(0, 2 * APART * RECORD)));
+}
+
 #[test]
 fn half_filled_pages_of_a_closed_file_leave_at_once() {
     let window = WriteBehind::new(WriteBehindConfig::default());
