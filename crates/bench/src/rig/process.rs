@@ -220,7 +220,7 @@ impl Watched {
     }
 }
 
-/// The sum of the lines `voluntary_ctxt_switches:	12` and `nonvoluntary_ctxt_switches:	3`.
+/// The sum of the lines `voluntary_ctxt_switches: 12` and `nonvoluntary_ctxt_switches: 3`.
 fn switches_in(status: &str) -> u64 {
     let counts = status.lines().filter_map(|line| line.split_once("voluntary_ctxt_switches:"));
     counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
