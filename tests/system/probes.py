@@ -5,6 +5,7 @@ import contextlib
 import re
 import signal
 import subprocess
+import tempfile
 import time
 
 import nfs3
@@ -52,7 +53,9 @@ def attached(server):
     """bpftrace attached to a server; yields its lines until it is stopped."""
     script = GOLDEN % {"program": Server.binary}
     words = ["bpftrace", "-p", str(server.process.pid), "-B", "line", "-e", script]
-    tracer = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # A file: where the tracing file system is not mounted, it reports that it cannot detach.
+    errors = tempfile.TemporaryFile("w+")
+    tracer = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         said = []
         for line in tracer.stdout:
@@ -61,7 +64,8 @@ def attached(server):
                 break
         else:
             tracer.wait()
-            why = "".join(said).strip()
+            errors.seek(0)
+            why = ("".join(said) + errors.read()).strip()
             refused = ("not permitted", "Permission denied", "not supported", "not implemented")
             if any(words in why for words in refused):
                 raise Skip(f"the kernel refuses probes: {why[-200:]}")
@@ -70,6 +74,7 @@ def attached(server):
     finally:
         tracer.kill()
         tracer.wait()
+        errors.close()
 
 
 def lines_after(tracer, work):
