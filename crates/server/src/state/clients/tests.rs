@@ -384,31 +384,6 @@ fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state(
 }
 
 #[test]
-fn a_full_address_costs_an_introduction_no_search_through_its_clients() {
-    // The shortest of many calls: others use the processor too.
-    let shortest = |clients_max: usize| {
-        let limits = Limits { peer_clients_max: clients_max, ..Limits::default() };
-        let state = state_with(Limits { clients_max, ..limits }, Vec::new());
-        let root = Principal::User(0);
-        let introduce = |number: usize| {
-            let owner = [&b"c"[..], &number.to_le_bytes()].concat();
-            exchange(&state, (&owner, 1, root), false, Duration::ZERO).unwrap();
-        };
-        (0..clients_max).for_each(introduce);
-        let timed = |number: usize| {
-            let start = std::time::Instant::now();
-            introduce(clients_max + number);
-            start.elapsed()
-        };
-        let shortest = (0..100).map(timed).min().unwrap();
-        assert_eq!(state.counts().clients, clients_max);
-        shortest
-    };
-    let (few, many) = (shortest(16), shortest(1 << 14));
-    assert!(many < few * 50, "{few:?} with 16 clients, {many:?} with 1024 times as many");
-}
-
-#[test]
 fn calls_at_a_bound_search_all_clients_once_a_second() {
     let limits = Limits { clients_max: 2, ..Limits::default() };
     let state = state_with(limits, Vec::new());
