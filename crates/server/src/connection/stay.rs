@@ -144,7 +144,11 @@ pub(super) async fn stay(
     let _ends = EndsStay(&stay);
     give.send((receiver, call)).ok()?;
     let end = stay.end(handed_back).await?;
-    intake.socket.watch().ok()?;
+    if let Err(error) = intake.socket.watch() {
+        let client = intake.peer.address;
+        tracing::warn!(%client, %error, "connection given up: its socket cannot be watched");
+        return None;
+    }
     Some(match end {
         End::Received(received) => Stayed::Ended { received: *received, has_failed: false },
         End::Reading { reading, has_failed } => {
