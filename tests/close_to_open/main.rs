@@ -99,6 +99,18 @@ mod nothing_stale_through_mounts {
     }
 
     #[test]
+    fn others_cut() {
+        let _alone = alone();
+        mount::read_what_others_cut(&Place::in_directory());
+    }
+
+    #[test]
+    fn others_append_between_own_appends() {
+        let _alone = alone();
+        mount::append_where_others_append(&Place::in_directory());
+    }
+
+    #[test]
     fn others_append_to_an_open_file() {
         let _alone = alone();
         mount::read_what_others_append_to_an_open_file(&Place::in_directory());

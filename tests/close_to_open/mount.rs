@@ -25,6 +25,10 @@ const APPENDING: Duration = Duration::from_secs(3);
 /// No part of a page, so that the end of the file lies within one.
 const APPENDED_BYTES: usize = 700;
 
+const CUT_FROM: usize = 32 << 10;
+/// A second, by the options of the mount, and what a busy machine adds.
+const ATTRIBUTES_VALID_MAX: Duration = Duration::from_millis(1200);
+
 /// A mount of the export, ended when dropped.
 pub(crate) struct Mount {
     child: Child,
@@ -232,6 +236,65 @@ pub(crate) fn read_what_others_append_to_an_open_file(place: &Place) {
         offset += APPENDED_BYTES as u64;
     }
     drop((opened, mount));
+    server.stop(place.may_lack_direct());
+}
+
+/// Appends without the mount and through it in turn, as a shell does with `>>`, and through a
+/// descriptor that stays open for longer than attributes are valid. Nothing may be lost.
+pub(crate) fn append_where_others_append(place: &Place) {
+    fs::create_dir(place.export().join("links")).unwrap();
+    let path = place.export().join("file");
+    fs::write(&path, b"").unwrap();
+    let server = Server::start(place.export(), ("auto", "auto"));
+    let Some(mount) = Mount::new(&server.url(), "acregmax=1") else { return };
+    let append = |path: &Path, bytes: &[u8]| {
+        let mut opened = OpenOptions::new().append(true).open(path).unwrap();
+        opened.write_all(bytes).unwrap();
+        // close(2) writes it too, but the errors of a drop are lost.
+        opened.sync_data().unwrap();
+        opened
+    };
+    let mut content = Vec::new();
+    let mut last = None;
+    for round in 0..APPENDS / 4 {
+        let (there, here) = ([round; APPENDED_BYTES], [!round; APPENDED_BYTES]);
+        append(&path, &there);
+        last = Some(append(&mount.path("file"), &here));
+        content.extend_from_slice(&there);
+        content.extend_from_slice(&here);
+        assert!(fs::read(&path).unwrap() == content, "round {round}: an append is lost");
+        assert!(fs::read(mount.path("file")).unwrap() == content, "round {round}: old data");
+    }
+    let mut last = last.unwrap();
+    for round in 0..2 {
+        append(&path, b"there");
+        thread::sleep(ATTRIBUTES_VALID_MAX);
+        last.write_all(b"here").unwrap();
+        last.sync_data().unwrap();
+        content.extend_from_slice(b"therehere");
+        assert!(fs::read(&path).unwrap() == content, "round {round}: an append is lost");
+    }
+    drop((last, mount));
+    server.stop(place.may_lack_direct());
+}
+
+/// Cuts a file without the mount, opens it there, and reads over its new end.
+pub(crate) fn read_what_others_cut(place: &Place) {
+    fs::create_dir(place.export().join("links")).unwrap();
+    let path = place.export().join("file");
+    fs::write(&path, [1; CUT_FROM]).unwrap();
+    let server = Server::start(place.export(), ("auto", "auto"));
+    let Some(mount) = Mount::new(&server.url(), "rw") else { return };
+    let mut before = Opened::open(mount.path("file")).unwrap();
+    for round in 0..usize::from(APPENDS) {
+        let len = CUT_FROM - APPENDED_BYTES / 10 * (round + 1);
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(len as u64).unwrap();
+        let opened = Opened::open(mount.path("file")).unwrap();
+        let read = read_fully(&opened, 0, &mut vec![0; CUT_FROM]);
+        assert_eq!(read, len, "round {round}: the read goes on behind the end");
+        before = opened;
+    }
+    drop((before, mount));
     server.stop(place.may_lack_direct());
 }
 

@@ -55,6 +55,9 @@ impl Operations {
         if was_open && self.must_ask(&node.inode) {
             self.forget_names(head.node, &node.inode);
         }
+        if let Some(size) = set.size {
+            node.view().note_cut(size);
+        }
         Ok(self.attributes(&node, 0))
     }
 

@@ -31,9 +31,14 @@ impl Operations {
         if flags & O_TRUNC == 0 {
             node.pages_dropped().await;
         }
+        if flags & O_TRUNC != 0 {
+            node.view().note_cut(0);
+        }
+        let bypasses_pages = self.must_bypass_pages(&node, file.flags().read);
         let keeps_pages = self.prepare_open(head.node, &node, file.keep_cache());
-        let reply_flags = reply_flags(&file, flags, keeps_pages);
-        let open = OpenFile { file, keeps_pages, short_write: ShortWrite::default() };
+        let reply_flags = reply_flags(&file, flags, keeps_pages, bypasses_pages);
+        let short_write = ShortWrite::default();
+        let open = OpenFile { file, keeps_pages, bypasses_pages, short_write };
         Ok(Answer::opened(self.files.insert(open), reply_flags))
     }
 
@@ -57,9 +62,11 @@ impl Operations {
         let file = caller.open_created(&inode, open_flags(flags))?;
         let entry = self.entry(&dir.inode, &inode);
         let node = self.node(entry.node)?;
+        let bypasses_pages = self.must_bypass_pages(&node, file.flags().read);
         let keeps_pages = node.view().open(file.keep_cache(), Instant::now());
-        let reply_flags = reply_flags(&file, flags, keeps_pages);
-        let open = OpenFile { file, keeps_pages, short_write: ShortWrite::default() };
+        let reply_flags = reply_flags(&file, flags, keeps_pages, bypasses_pages);
+        let short_write = ShortWrite::default();
+        let open = OpenFile { file, keeps_pages, bypasses_pages, short_write };
         Ok(Answer::created(&entry, self.files.insert(open), reply_flags))
     }
 
@@ -72,11 +79,12 @@ impl Operations {
 
     /// WRITE. An error of an earlier one ends the caller's write(2), see [`ShortWrite`].
     pub(super) async fn write(
-        &self,
+        self: &Arc<Self>,
         head: &Head,
         fh: u64,
         offset: u64,
         write_flags: u32,
+        flags: u32,
         data: &Bytes,
     ) -> Outcome {
         let open = self.file(fh)?;
@@ -91,7 +99,18 @@ impl Operations {
         if is_write && open.file.has_failed() {
             count = open.short_write.cut(head.pid, offset, count);
         }
-        open.file.write_bytes_at(offset, &data.slice(..count)).await?;
+        // The kernel extends the file by itself.
+        node.view().note_written(offset + count as u64);
+        let at = if is_write && flags & O_APPEND != 0 {
+            node.append_offset(&self.as_caller(head), offset).await?
+        } else {
+            offset
+        };
+        open.file.write_bytes_at(at, &data.slice(..count)).await?;
+        if open.bypasses_pages || at != offset {
+            // The kernel may have cached pages at either offset.
+            self.changed_by_others(node.inode.handle(), &Handle::current());
+        }
         // The server clears set-id bits with the WRITE, and stat(2) after write(2) must show that.
         if write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&open.file) {
             open.file.inode().send_written().await;
@@ -100,8 +119,6 @@ impl Operations {
         if is_write && count == data.len() && open.file.has_failed() {
             count = open.short_write.cut(head.pid, offset, count);
         }
-        // The kernel extends the file by itself.
-        node.view().note_written(offset + count as u64);
         Ok(Answer::written(u32::try_from(count).expect("a WRITE is below 4 GiB")))
     }
 
@@ -188,9 +205,12 @@ fn open_flags(flags: u32) -> OpenFlags {
 }
 
 /// The flags of the reply to an OPEN, by which the kernel uses its page cache.
-fn reply_flags(file: &File, flags: u32, keeps_pages: bool) -> u32 {
-    let direct =
-        if flags & O_DIRECT != 0 { OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES } else { 0 };
+fn reply_flags(file: &File, flags: u32, keeps_pages: bool, bypasses_pages: bool) -> u32 {
+    let direct = match (flags & O_DIRECT != 0, bypasses_pages) {
+        (true, _) => OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES,
+        (false, true) => OPEN_DIRECT_IO,
+        (false, false) => 0,
+    };
     let kept = if keeps_pages { OPEN_KEEP_CACHE } else { 0 };
     // A file opened for reading alone has no errors to report.
     let quiet = if file.flags().write { 0 } else { OPEN_NO_FLUSH };
@@ -204,6 +224,7 @@ const O_WRONLY: u32 = rustix::fs::OFlags::WRONLY.bits();
 const O_TRUNC: u32 = rustix::fs::OFlags::TRUNC.bits();
 const O_EXCL: u32 = rustix::fs::OFlags::EXCL.bits();
 const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
+const O_APPEND: u32 = rustix::fs::OFlags::APPEND.bits();
 /// Set in O_SYNC as well.
 const O_DSYNC: u32 = rustix::fs::OFlags::DSYNC.bits();
 

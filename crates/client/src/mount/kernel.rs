@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fuser::{Config, Filesystem, INodeNo, InitFlags, KernelConfig, MountOption, Request};
 use fuser::{SessionACL, SessionUnmounter};
@@ -24,6 +24,7 @@ pub(super) struct Kernel {
     /// Unmounts when it is dropped.
     session: fuser::Session<Agreement>,
     dir: PathBuf,
+    maps_direct_files: bool,
 }
 
 /// Why the file system cannot be mounted on a directory. The message is for the user.
@@ -92,15 +93,25 @@ impl Kernel {
         if needs_fusermount(fuse) && !has_fusermount() {
             return Err(MountError::NoFusermount);
         }
-        let agreement = Agreement { readdirplus: nfs.readdirplus };
+        let capabilities = Arc::default();
+        let agreement =
+            Agreement { readdirplus: nfs.readdirplus, capabilities: Arc::clone(&capabilities) };
         let session = fuser::Session::new(agreement, &dir, &config(source, nfs, fuse))
             .map_err(|error| refused(&dir, &error))?;
-        Ok(Self { session, dir })
+        let maps_direct_files = capabilities
+            .get()
+            .is_some_and(|flags: &InitFlags| flags.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP));
+        Ok(Self { session, dir, maps_direct_files })
     }
 
     /// The device of the kernel's requests and our replies.
     pub(super) fn device(&self) -> io::Result<OwnedFd> {
         self.session.as_fd().try_clone_to_owned()
+    }
+
+    /// Whether a program can map a file shared that was opened with `FOPEN_DIRECT_IO`: since Linux 6.6.
+    pub(super) fn maps_direct_files(&self) -> bool {
+        self.maps_direct_files
     }
 
     /// Sends notifications of changes to the kernel.
@@ -286,11 +297,14 @@ fn words_of_fusermount(text: &str) -> String {
 /// The answer to FUSE_INIT. `session` answers all other requests.
 struct Agreement {
     readdirplus: UseReaddirplus,
+    /// Those of the kernel, set by FUSE_INIT.
+    capabilities: Arc<OnceLock<InitFlags>>,
 }
 
 impl Filesystem for Agreement {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        for flag in self.wanted(config.capabilities()).iter() {
+        let capabilities = *self.capabilities.get_or_init(|| config.capabilities());
+        for flag in self.wanted(capabilities).iter() {
             // An old kernel does not have all capabilities; the mount works without them.
             let _ = config.add_capabilities(flag);
         }
@@ -388,8 +402,8 @@ mod tests {
 
     #[test]
     fn write_back_and_locks_stay_here() {
-        let agreement = Agreement { readdirplus: UseReaddirplus::Learned };
-        let flags = agreement.wanted(InitFlags::all());
+        let agreement = |readdirplus| Agreement { readdirplus, capabilities: Arc::default() };
+        let flags = agreement(UseReaddirplus::Learned).wanted(InitFlags::all());
         for never in [
             InitFlags::FUSE_WRITEBACK_CACHE,
             InitFlags::FUSE_AUTO_INVAL_DATA,
@@ -399,7 +413,7 @@ mod tests {
         ] {
             assert!(!flags.intersects(never), "{never:?}");
         }
-        let never = Agreement { readdirplus: UseReaddirplus::Never }.wanted(InitFlags::all());
+        let never = agreement(UseReaddirplus::Never).wanted(InitFlags::all());
         assert!(!never.contains(InitFlags::FUSE_DO_READDIRPLUS));
     }
 

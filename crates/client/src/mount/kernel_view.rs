@@ -14,6 +14,11 @@
 //! or another reply for the file overtakes it. The notification then follows once replies repeat
 //! the size. It can still meet a GETATTR that the kernel has queued and this process has not read.
 //!
+//! Nor does the order of replies determine which attributes the kernel has in the end: each program
+//! executes those to its own requests when it runs. So a file is opened with `FOPEN_DIRECT_IO`, and its
+//! reads do not depend on the kernel's size, unless the kernel has the right one for certain
+//! ([`KernelView::has_size`]).
+//!
 //! The kernel also waits for the pages of READs and WRITEs that are not answered, and umount(2) waits
 //! for the notification (`fc->killsb`). So none comes once the server has left one of them without a
 //! reply for [`SETTLING`], and has answered no other meanwhile. A slow server delays no notification.
@@ -37,6 +42,7 @@ pub(super) struct KernelView {
     attributes: Option<Attributes>,
     /// Whether that reply let the kernel cache them.
     is_believed: bool,
+    size: Option<Size>,
     /// The links that the kernel counts.
     nlink: u32,
     /// A call that removes a name of the file has not been answered to the kernel.
@@ -58,6 +64,14 @@ pub(super) struct KernelView {
     dropped_at: Option<Instant>,
 }
 
+/// The size that the kernel has.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    bytes: u64,
+    /// A reply had another size than the one before. The kernel may execute them in another order.
+    changed_at: Option<Instant>,
+}
+
 impl KernelView {
     /// Notes attributes in a reply, which the kernel caches for `ttl`.
     pub(super) fn learn(&mut self, attributes: &Attributes, ttl: Duration, now: Instant) {
@@ -65,6 +79,11 @@ impl KernelView {
         if has_new_size && let Some(since) = &mut self.stale_since {
             *since = now;
         }
+        self.size = match self.size {
+            None => Some(Size { bytes: attributes.size, changed_at: None }),
+            Some(known) if known.bytes == attributes.size => Some(known),
+            Some(_) => Some(Size { bytes: attributes.size, changed_at: Some(now) }),
+        };
         (self.attributes, self.is_believed) = (Some(*attributes), !ttl.is_zero());
         self.nlink = attributes.nlink;
     }
@@ -74,6 +93,24 @@ impl KernelView {
         if let Some(attributes) = &mut self.attributes {
             attributes.size = attributes.size.max(end);
         }
+        if let Some(size) = &mut self.size {
+            size.bytes = size.bytes.max(end);
+        }
+    }
+
+    /// Notes that the kernel sets the size before a SETATTR or an OPEN with `O_TRUNC` returns.
+    pub(super) fn note_cut(&mut self, bytes: u64) {
+        if let Some(size) = &mut self.size {
+            size.bytes = bytes;
+        }
+    }
+
+    /// Whether the kernel has this size for certain: no reply of the last [`SIZE_SETTLING`] had another
+    /// one, which it may execute yet.
+    pub(super) fn has_size(&self, bytes: u64, now: Instant) -> bool {
+        self.size.is_some_and(|known| {
+            known.bytes == bytes && known.changed_at.is_none_or(|at| now >= at + SIZE_SETTLING)
+        })
     }
 
     /// The minimum `nlink` in replies to requests that arrive now: while a name is being removed,
@@ -186,6 +223,10 @@ impl KernelView {
 /// What a program needs at most from open(2) to the end of the first GETATTR of a read(2).
 pub(super) const SETTLING: Duration = Duration::from_secs(1);
 
+/// What a program needs at most to execute the reply to a request of its own, on a machine with many
+/// more programs than processors.
+const SIZE_SETTLING: Duration = Duration::from_secs(10);
+
 #[cfg(test)]
 mod tests {
     use proto::nfs3::Time;
@@ -258,6 +299,32 @@ mod tests {
         view.note_written(5);
         view.learn(&attributes(5), TTL, start + SETTLING / 2);
         assert_eq!(view.until_drop(start + SETTLING), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn size_is_unsettled_for_a_while_after_a_reply_with_another() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        assert!(!view.has_size(0, start));
+        view.learn(&attributes(1), TTL, start);
+        assert!(view.has_size(1, start));
+        assert!(!view.has_size(2, start));
+        view.learn(&attributes(2), TTL, start);
+        assert!(!view.has_size(2, start));
+        view.learn(&attributes(2), TTL, start + SIZE_SETTLING);
+        assert!(view.has_size(2, start + SIZE_SETTLING));
+        view.discard_attributes();
+        assert!(view.has_size(2, start + SIZE_SETTLING));
+    }
+
+    #[test]
+    fn own_writes_and_cuts_leave_the_size_settled() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        view.learn(&attributes(1), TTL, start);
+        view.note_written(5);
+        assert!(view.has_size(5, start));
+        view.note_cut(2);
+        view.learn(&attributes(2), TTL, start);
+        assert!(view.has_size(2, start));
     }
 
     #[test]

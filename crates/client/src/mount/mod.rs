@@ -157,7 +157,7 @@ type Served = oneshot::Receiver<io::Result<()>>;
 /// Starts the serving threads of the mount.
 fn serve_all(kernel: &Kernel, operations: &Arc<Operations>) -> io::Result<Vec<Served>> {
     let runtime = Handle::current();
-    operations.notify_through(kernel.notifier()?);
+    operations.notify_through(kernel.notifier()?, kernel.maps_direct_files());
     let listener = Arc::downgrade(operations);
     let listening_on = runtime.clone();
     operations.file_system.on_foreign_change(move |handle| {

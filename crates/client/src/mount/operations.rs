@@ -35,6 +35,8 @@ pub(super) struct Operations {
     rules: Rules,
     /// Set when the file system is mounted, before the first request.
     notifier: OnceLock<Notifier>,
+    /// [`Kernel::maps_direct_files`](super::kernel::Kernel::maps_direct_files), set at the same time.
+    maps_direct_files: OnceLock<bool>,
     /// Counts removed names, see [`Operations::links_are_known`].
     names_removed: AtomicU64,
 }
@@ -110,6 +112,8 @@ pub(super) struct OpenFile {
     pub(super) file: File,
     /// Whether the reply to the OPEN had the kernel keep its pages.
     pub(super) keeps_pages: bool,
+    /// Whether it had the kernel bypass its page cache without being asked by the program.
+    pub(super) bypasses_pages: bool,
     pub(super) short_write: ShortWrite,
 }
 
@@ -145,14 +149,24 @@ impl Operations {
             callers: Callers::default(),
             rules,
             notifier: OnceLock::new(),
+            maps_direct_files: OnceLock::new(),
             names_removed: AtomicU64::new(0),
         }
     }
 
     /// Sets how the kernel is notified of changes.
-    pub(super) fn notify_through(&self, notifier: Notifier) {
+    pub(super) fn notify_through(&self, notifier: Notifier, maps_direct_files: bool) {
         // A second notifier would be for the same mount.
         let _ = self.notifier.set(notifier);
+        let _ = self.maps_direct_files.set(maps_direct_files);
+    }
+
+    /// Whether reads and writes of a file opened now have to bypass the kernel's page cache, because
+    /// the kernel may have another size, see [`KernelView::has_size`]. Not if a program may map the file
+    /// shared and the kernel permits only one of both.
+    pub(super) fn must_bypass_pages(&self, node: &Node, can_be_mapped: bool) -> bool {
+        let can_bypass = !can_be_mapped || self.maps_direct_files.get() == Some(&true);
+        can_bypass && !node.has_settled()
     }
 
     /// Carries out one request.
@@ -174,8 +188,8 @@ impl Operations {
             Operation::Open { flags } => self.open(&head, flags).await,
             Operation::Create { name, mode, flags } => self.create(&head, &name, mode, flags).await,
             Operation::Read { fh, offset, size } => self.read(&head, fh, offset, size).await,
-            Operation::Write { fh, offset, write_flags, data } => {
-                self.write(&head, fh, offset, write_flags, data.bytes()).await
+            Operation::Write { fh, offset, write_flags, flags, data } => {
+                self.write(&head, fh, offset, write_flags, flags, data.bytes()).await
             }
             Operation::Flush { fh } | Operation::Fsync { fh } => self.sync(fh).await,
             Operation::Release { fh } => self.release(fh).await,
@@ -436,6 +450,34 @@ impl Node {
         self.view().nlink_min()
     }
 
+    /// Whether the kernel has the file's size, and no other client has changed the file lately.
+    pub(super) fn has_settled(&self) -> bool {
+        let size = self.inode.attributes().size;
+        !is_shared(&self.inode) && self.view().has_size(size, Instant::now())
+    }
+
+    /// Where data appended by a write(2) goes, for which the kernel has chosen `offset`: to the end of
+    /// the file. In a settled file that is `offset`, or lies before it if the kernel sends the parts of
+    /// an asynchronous write in another order.
+    ///
+    /// # Errors
+    /// Those of GETATTR.
+    pub(super) async fn append_offset(
+        &self,
+        caller: &FileSystem,
+        offset: u64,
+    ) -> Result<u64, Refusal> {
+        if is_shared(&self.inode) {
+            self.inode.send_written().await;
+            caller.revalidate(&self.inode).await?;
+        } else if self.inode.written()?.is_clean() && self.inode.fresh_attributes().is_none() {
+            caller.revalidate(&self.inode).await?;
+        }
+        let has_settled = self.has_settled();
+        let end = self.inode.attributes().size;
+        Ok(if has_settled { offset.max(end) } else { end })
+    }
+
     /// A GETATTR is being answered until the guard is dropped.
     pub(super) fn begin_getattr(&self) -> GetattrGuard<'_> {
         self.view().begin_getattr();
@@ -466,11 +508,15 @@ impl Node {
 /// clients change the file, so that an OPEN that finds a change does not have to invalidate the
 /// kernel's attributes, which would discard replies that reads of other programs wait for.
 fn attributes_ttl(inode: &Inode) -> Duration {
-    let is_shared = inode.since_foreign_change().is_some_and(|since| since < SHARED_FOR);
     match inode.written() {
-        Ok(written) if is_shared || !written.is_clean() => Duration::ZERO,
+        Ok(written) if is_shared(inode) || !written.is_clean() => Duration::ZERO,
         _ => inode.attributes_ttl(),
     }
+}
+
+/// Whether another client has changed the file lately.
+fn is_shared(inode: &Inode) -> bool {
+    inode.since_foreign_change().is_some_and(|since| since < SHARED_FOR)
 }
 
 /// Time in which a file that another client has changed is expected to be changed again.

@@ -82,6 +82,8 @@ pub(super) enum Operation {
         fh: u64,
         offset: u64,
         write_flags: u32,
+        /// Those of open(2), as fcntl(2) may have changed them.
+        flags: u32,
         data: Payload,
     },
     Statfs,
@@ -258,13 +260,15 @@ pub(super) struct WriteHead {
     pub(super) offset: u64,
     pub(super) size: u32,
     pub(super) write_flags: u32,
+    pub(super) flags: u32,
 }
 
 impl WriteHead {
     pub(super) fn decode(message: &[u8]) -> Result<Self, Truncated> {
         let mut fields = Fields(message.get(HEAD_BYTES..).ok_or(Truncated)?);
         let (fh, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()?);
-        Ok(Self { fh, offset, size, write_flags: fields.u32()? })
+        let (write_flags, _lock_owner) = (fields.u32()?, fields.u64()?);
+        Ok(Self { fh, offset, size, write_flags, flags: fields.u32()? })
     }
 }
 

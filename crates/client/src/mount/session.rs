@@ -185,11 +185,11 @@ fn decode(head: &Head, buffer: Buffer) -> Result<Operation, Truncated> {
     if !head.is_write() {
         return head.operation(&buffer);
     }
-    let WriteHead { fh, offset, size, write_flags } = WriteHead::decode(&buffer)?;
+    let WriteHead { fh, offset, size, write_flags, flags } = WriteHead::decode(&buffer)?;
     let end = usize::try_from(size).ok().and_then(|size| WRITE_HEAD_BYTES.checked_add(size));
     let range = WRITE_HEAD_BYTES..end.ok_or(Truncated)?;
     let data = Payload::cut(&mut Some(buffer), range).ok_or(Truncated)?;
-    Ok(Operation::Write { fh, offset, write_flags, data })
+    Ok(Operation::Write { fh, offset, write_flags, flags, data })
 }
 
 fn malformed(Truncated: Truncated) -> io::Error {
