@@ -178,7 +178,7 @@ def export_directory():
 
 def under(
     *attacks, settings="", rss_bytes_max=BUDGET_BYTES + ALLOWANCE_BYTES, secs=SECS,
-    client=GoodClient, p99_secs_max=LATENCY_P99_SECS_MAX,
+    client=GoodClient,
 ):  # fmt: skip
     """Runs attacks, each a process of its own, and checks every bound meanwhile."""
     with SmallServer(export_directory(), settings) as server:
@@ -206,19 +206,20 @@ def under(
                 process.join()
         # It still serves once the attackers are gone.
         good.step()
-        judge(good, p99_secs_max, peak, rss_bytes_max, len(server.log_text()) - log_before)
+        judge(good, peak, rss_bytes_max, len(server.log_text()) - log_before)
 
 
-def judge(good, p99_secs_max, peak, rss_bytes_max, log_bytes):
+def judge(good, peak, rss_bytes_max, log_bytes):
     """Prints what was measured and fails the case with all bounds that did not hold."""
     latencies = sorted(good.latencies)
-    p99, (longest, what) = latencies[len(latencies) * 99 // 100][0], latencies[-1]
+    # Of less than two hundred calls one may be longer.
+    p99, (longest, what) = latencies[len(latencies) * 99 // 100 - 1][0], latencies[-1]
     print(
         f"     {len(latencies)} calls, p99 {p99 * 1e3:.0f} ms, longest {longest * 1e3:.0f} ms ({what}),"
         f" peak RSS {peak // MIB} MiB, {log_bytes} bytes of log", flush=True,
     )  # fmt: skip
     broken = []
-    if p99 > p99_secs_max or longest > LATENCY_SECS_MAX:
+    if p99 > LATENCY_P99_SECS_MAX or longest > LATENCY_SECS_MAX:
         broken.append(f"latency: p99 {p99:.2f} s, longest {longest:.2f} s ({what})")
     if peak > rss_bytes_max:
         broken.append(f"memory: {peak // MIB} MiB, {rss_bytes_max // MIB} MiB allowed")
