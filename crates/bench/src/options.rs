@@ -55,6 +55,15 @@ impl TargetOptions {
     }
 }
 
+/// How often an experiment is made.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RoundOptions {
+    /// Number of rounds; the order of what is compared turns with each round
+    #[arg(long, value_name = "COUNT", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+}
+
 /// The versions of NFS that loads speak.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct VersionOptions {

@@ -25,7 +25,7 @@ use crate::stop::Stop;
 use crate::{Error, Result};
 use fio::Job;
 
-/// Which programs, how much and how often.
+/// Which programs, and how much.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
     /// Programs that make the load [default: fio]
@@ -45,11 +45,6 @@ pub struct Options {
     /// Bytes that each of fio's four connections reads at random, 4 KiB at a time [default: 64MiB]
     #[arg(long, value_name = "SIZE", default_value = "64MiB", hide_default_value = true)]
     random_size: ByteSize,
-
-    /// Number of rounds [default: 3]
-    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
 
     /// State of the caches before each measurement: cold (dropped), found (written back)
     /// [default: cold as root, else found]
@@ -85,10 +80,6 @@ impl servers::Experiment for Options {
         }
         self.cache().described().clone_into(&mut run.cache);
         Ok(())
-    }
-
-    fn rounds(&self) -> u32 {
-        self.rounds
     }
 
     /// Runs the programs on a file in a new directory of `export`.

@@ -20,7 +20,7 @@ use crate::load::{
     create_files, remove_files,
 };
 use crate::numeral::mib;
-use crate::options::{TargetOptions, VersionOptions};
+use crate::options::{RoundOptions, TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::{CALIBRATION, Measurement};
 use crate::rig::begin_run;
@@ -79,9 +79,8 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
 
-    /// Number of rounds; the order of what is compared turns with each round
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
-    rounds: u32,
+    #[command(flatten)]
+    rounds: RoundOptions,
 
     /// What caches hold when a phase begins: cold (dropped, needs root), warm (what is read was
     /// read once before), found (whatever is there) [default: cold, or found without root]
@@ -118,8 +117,8 @@ impl Options {
             random_bytes: bytes(self.random_bytes).ok_or_else(|| too_large(self.random_bytes))?,
             random_operations: self.random_operations,
         };
-        if self.ranks == 0 || self.hard_bytes == 0 || self.rounds == 0 || self.depth.contains(&0) {
-            return Err(Error::Misuse("ranks, calls, bytes and rounds must not be 0".into()));
+        if self.ranks == 0 || self.hard_bytes == 0 || self.depth.contains(&0) {
+            return Err(Error::Misuse("ranks, calls and bytes must not be 0".into()));
         }
         Ok(sizes)
     }
@@ -213,7 +212,7 @@ impl Experiment<'_> {
             [] => Phase::value_variants(),
             chosen => chosen,
         };
-        for round in 1..=self.options.rounds {
+        for round in 1..=self.options.rounds.rounds {
             let depths = &self.options.depth;
             let settings = phases
                 .iter()

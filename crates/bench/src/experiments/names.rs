@@ -24,7 +24,7 @@ use crate::stop::Stop;
 use crate::{Error, Result};
 use connection::Connection;
 
-/// How many names, and how often.
+/// How many names.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
     /// Connections, each with a directory and one call in flight [default: 2]
@@ -39,11 +39,6 @@ pub struct Options {
 
     #[command(flatten)]
     pub(crate) versions: VersionOptions,
-
-    /// How often all names are created, opened, queried and removed [default: 3]
-    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
 }
 
 impl servers::Experiment for Options {
@@ -57,10 +52,6 @@ impl servers::Experiment for Options {
 
     fn versions(&self) -> &[Version] {
         &self.versions.nfs_versions
-    }
-
-    fn rounds(&self) -> u32 {
-        self.rounds
     }
 
     /// Creates, opens, queries and removes files in new directories of `export`.
@@ -247,7 +238,7 @@ mod tests {
     fn each_name_is_one_call_in(version: Version) {
         let server = OwnServer::start();
         let versions = VersionOptions::default();
-        let options = Options { connections: 3, names: 50, rounds: 2, versions };
+        let options = Options { connections: 3, names: 50, versions };
         let mut phases = Vec::new();
         let export = Export { version, ..server.export() };
         options

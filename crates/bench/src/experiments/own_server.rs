@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use clap::{Args, Parser};
 use server::Server;
 use server::config::{Config, Overrides};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::export::Export;
+use super::servers::Experiment;
 use crate::load::Version;
+use crate::record::Measurement;
 use crate::stop::Stop;
 
 /// The server, and what it serves.
@@ -79,6 +82,32 @@ impl OwnServer {
     pub(super) fn counters(&self) -> BTreeMap<String, u64> {
         self.server.figures().into_iter().map(|(name, n)| (name.to_owned(), n)).collect()
     }
+}
+
+/// An experiment's own options as a command line gives them.
+pub(super) fn options<T: Args>(line: &str) -> Result<T, clap::Error> {
+    #[derive(Parser)]
+    struct Line<T: Args> {
+        #[command(flatten)]
+        own: T,
+    }
+
+    Line::try_parse_from(["test"].into_iter().chain(line.split_whitespace())).map(|line| line.own)
+}
+
+/// All measurements of rounds on a server.
+pub(super) fn measure(
+    experiment: &impl Experiment,
+    rounds: u32,
+    export: &Export<'_>,
+) -> Vec<Measurement> {
+    let mut all = Vec::new();
+    let mut record = |measurement| {
+        all.push(measurement);
+        Ok(())
+    };
+    experiment.carry_out(1..=rounds, export, &mut record).unwrap();
+    all
 }
 
 /// Ends when either side closes, and closes the other.

@@ -54,11 +54,6 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub reply: Option<ByteSize>,
 
-    /// How often each listing is made, in alternating order [default: 3]
-    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
-
     /// Make symbolic links in place of files, for servers that keep open what they create [default:
     /// files]
     #[arg(long)]
@@ -124,10 +119,6 @@ impl servers::Experiment for Options {
         "each listing is made over a new connection; the server keeps what it has cached"
             .clone_into(&mut run.cache);
         Ok(())
-    }
-
-    fn rounds(&self) -> u32 {
-        self.rounds
     }
 
     /// Fills a directory at `export` and lists it in turns. The order of each of the `rounds`

@@ -9,7 +9,7 @@ use clap::Args;
 use super::export::Export;
 use crate::Result;
 use crate::load::Version;
-use crate::options::TargetOptions;
+use crate::options::{RoundOptions, TargetOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::{Measurement, Run};
 use crate::rig::begin_run;
@@ -24,6 +24,8 @@ pub struct OnServers<T: Args> {
     pub(crate) target: TargetOptions,
     #[command(flatten)]
     own: T,
+    #[command(flatten)]
+    rounds: RoundOptions,
     #[command(flatten)]
     pub(crate) surroundings: SurroundingsOptions,
     #[command(flatten)]
@@ -45,9 +47,6 @@ pub(crate) trait Experiment: Args + Clone {
     fn versions(&self) -> &[Version] {
         &[]
     }
-
-    /// Number of rounds.
-    fn rounds(&self) -> u32;
 
     /// Carries out the rounds of these numbers on one server; `record` is given each measurement
     /// when it is made.
@@ -96,7 +95,7 @@ fn all_rounds<T: Experiment>(
     stop: &Stop,
     output: &mut Output,
 ) -> Result<()> {
-    let (experiment, rounds) = (&options.own, 1..=options.own.rounds());
+    let (experiment, rounds) = (&options.own, 1..=options.rounds.rounds);
     if let [subject] = subjects {
         output.doing(T::NAME);
         return once(experiment, rounds, stage, subject, String::new(), stop, &mut |measurement| {

@@ -16,7 +16,7 @@ use crate::load::{
     self, Direction, Group, Load, LoadFile, Outcome, Pattern, Pool, Service, TIMEOUT, Verify,
     Watch, create_files, remove_files,
 };
-use crate::options::{TargetOptions, VersionOptions};
+use crate::options::{RoundOptions, TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::Measurement;
 use crate::rig::begin_run;
@@ -61,10 +61,8 @@ pub struct Options {
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 
-    /// Number of rounds; the order of what is compared turns with each round
-    #[arg(long, value_name = "COUNT", default_value_t = 3,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
+    #[command(flatten)]
+    rounds: RoundOptions,
 
     /// What caches hold when a measurement begins: cold (dropped, needs root), warm (all of it was
     /// read before), found (whatever is there)
@@ -139,7 +137,7 @@ struct Point {
 
 impl Experiment<'_> {
     fn all_rounds(&mut self, subjects: &[Subject]) -> Result<()> {
-        for round in 1..=self.options.rounds {
+        for round in 1..=self.options.rounds.rounds {
             // All of them run at once, those that are not measured idle.
             let mut trials = Vec::new();
             for subject in subjects {

@@ -18,6 +18,7 @@ use server::config::ByteSize;
 use super::course::{self, secs_per_gib};
 use crate::figure::Figure;
 use crate::numeral::mib;
+use crate::options::RoundOptions;
 use crate::record::{Measurement, Run, Second};
 use crate::rig::{MemoryGroup, WorkDirectory};
 use crate::stop::Stop;
@@ -49,10 +50,8 @@ pub struct Options {
     #[arg(long, value_name = "COUNT", default_value_t = 60, hide_default_value = true)]
     pub seconds: u32,
 
-    /// How often each mode has its turn, in alternating order [default: 3]
-    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
+    #[command(flatten)]
+    pub(crate) rounds: RoundOptions,
 
     /// Modes to compare: cached (plain writes), window (plain writes, written back early and
     /// dropped by Spillway) and dontcache (the kernel's RWF_DONTCACHE) [default: all]
@@ -201,7 +200,7 @@ pub fn run(
 ) -> Result<()> {
     options.check()?;
     let mut modes = options.modes_here()?;
-    for round in 1..=options.rounds {
+    for round in 1..=options.rounds.rounds {
         for (order, mode) in (1..).zip(&modes) {
             let measurement = measure(options, *mode, stop)?;
             record(Measurement { round, order, ..measurement })?;

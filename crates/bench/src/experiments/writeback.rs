@@ -20,7 +20,7 @@ use crate::record::{Measurement, Run};
 use crate::{Error, Result};
 use written::{Written, verify, write};
 
-/// What is written, how and how often.
+/// What is written, and how.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
     /// Bytes that the program writes at a time [default: 1,512,4096]
@@ -47,12 +47,6 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub wsize: Option<ByteSize>,
 
-    /// How often each file is written, with the numbers of workers in alternating order [default:
-    /// 3]
-    #[arg(long, value_name = "COUNT", default_value_t = 3, hide_default_value = true,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
-
     /// Do not read the file back to compare it with what was written [default: do, through another
     /// mount, after the measured time]
     #[arg(long)]
@@ -70,10 +64,6 @@ impl servers::Experiment for Options {
         self.check()?;
         "each measurement writes a new file through a new mount".clone_into(&mut run.cache);
         Ok(())
-    }
-
-    fn rounds(&self) -> u32 {
-        self.rounds
     }
 
     /// Writes files to a directory at `export` in turns.

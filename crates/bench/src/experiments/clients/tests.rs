@@ -1,20 +1,12 @@
-use clap::Parser;
-
 use super::*;
-use crate::experiments::own_server::OwnServer;
+use crate::experiments::own_server::{OwnServer, options};
 use crate::experiments::servers::Experiment as _;
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    options: Options,
-}
 
 /// `None`, and why, where the program is not there.
 fn measured(programs: &str) -> Option<Vec<Measurement>> {
     let server = OwnServer::start();
-    let line = format!("test --size 3MiB --random-size 64KiB --rounds 1 --cache found {programs}");
-    let options = Line::try_parse_from(line.split_whitespace()).unwrap().options;
+    let line = format!("--size 3MiB --random-size 64KiB --cache found {programs}");
+    let options: Options = options(&line).unwrap();
     let mut all = Vec::new();
     let done = options.carry_out(1..=1, &server.export(), &mut |measurement| {
         all.push(measurement);

@@ -2,32 +2,9 @@ use std::collections::HashSet;
 use std::fs;
 
 use super::*;
-use crate::experiments::own_server::OwnServer;
+use crate::experiments::own_server::{OwnServer, measure, options};
 use crate::experiments::servers::Experiment as _;
 use changes::Changes;
-use clap::Parser;
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    options: Options,
-}
-
-fn options(arguments: &str) -> Options {
-    let arguments = arguments.split_whitespace();
-    Line::try_parse_from(std::iter::once("test").chain(arguments)).unwrap().options
-}
-
-fn measure(options: &Options, export: &Export<'_>) -> Vec<Measurement> {
-    let mut measurements = Vec::new();
-    options
-        .carry_out(1..=options.rounds, export, &mut |measurement| {
-            measurements.push(measurement);
-            Ok(())
-        })
-        .unwrap();
-    measurements
-}
 
 fn of<'a>(all: &'a [Measurement], phase: &str, subject: &str) -> &'a Measurement {
     all.iter().find(|m| m.phase == phase && m.subject == subject).unwrap()
@@ -41,11 +18,11 @@ fn count(measurement: &Measurement, figure: Figure) -> f64 {
 fn the_calls_reported_are_those_that_the_server_counts() {
     let server = OwnServer::start();
     for plus in ["", "--plus"] {
-        let options = options(&format!("--entries 2000 --rounds 1 --reply 8KiB {plus}"));
+        let options: Options = options(&format!("--entries 2000 --reply 8KiB {plus}")).unwrap();
         let mut counted = Vec::new();
         let mut before = server.counters();
         options
-            .carry_out(1..=options.rounds, &server.export(), &mut |measurement| {
+            .carry_out(1..=1, &server.export(), &mut |measurement| {
                 // A modified directory is made good by calls that are no READDIR.
                 let now = server.counters();
                 let added = |name: &str| now[name] - before[name];
@@ -70,11 +47,11 @@ fn the_calls_reported_are_those_that_the_server_counts() {
 #[test]
 fn every_entry_comes_once_whatever_another_client_does() {
     let server = OwnServer::start();
-    let options = options("--entries 3000 --rounds 2 --reply 4KiB --change-interval 1ms");
+    let options: Options = options("--entries 3000 --reply 4KiB --change-interval 1ms").unwrap();
     let mut on_disk = HashSet::new();
     let mut measurements = Vec::new();
     options
-        .carry_out(1..=options.rounds, &server.export(), &mut |measurement| {
+        .carry_out(1..=2, &server.export(), &mut |measurement| {
             let dir = fs::read_dir(server.path()).unwrap().next().unwrap().unwrap().path();
             on_disk.insert(fs::read_dir(dir).unwrap().count());
             measurements.push(measurement);
@@ -115,13 +92,13 @@ fn every_entry_comes_once_whatever_another_client_does() {
 #[test]
 fn a_server_that_takes_its_time_is_reported_as_slower() {
     let server = OwnServer::start();
-    let options = options("--entries 300 --rounds 1 --reply 4KiB --modified none");
-    let fast = measure(&options, &server.export());
+    let options: Options = options("--entries 300 --reply 4KiB --modified none").unwrap();
+    let fast = measure(&options, 1, &server.export());
     for phase in ["list-raw", "list-client"] {
         let secs = |all| of(all, phase, "idle").figures[&Figure::Secs];
         // Long against what a busy machine adds to each of the calls, of which there are two or more.
         let delay = Duration::from_millis(20).max(Duration::from_secs_f64(2.0 * secs(&fast)));
-        let slow = measure(&options, &server.delayed(delay));
+        let slow = measure(&options, 1, &server.delayed(delay));
         let calls = of(&slow, phase, "idle").figures[&Figure::Calls];
         // The client reads ahead, but does not skip the delay of any call.
         let least = calls * delay.as_secs_f64() * 0.5;
@@ -133,14 +110,13 @@ fn a_server_that_takes_its_time_is_reported_as_slower() {
 #[test]
 fn what_fails_is_cleaned_up_after() {
     let server = OwnServer::start();
-    let options = options("--entries 50 --rounds 1");
-    let failed = options.carry_out(1..=options.rounds, &server.export(), &mut |_| {
-        Err(Error::Misuse("enough".to_owned()))
-    });
+    let options: Options = options("--entries 50").unwrap();
+    let failed = options
+        .carry_out(1..=1, &server.export(), &mut |_| Err(Error::Misuse("enough".to_owned())));
     assert_eq!(failed.unwrap_err().to_string(), "enough");
     assert_eq!(fs::read_dir(server.path()).unwrap().count(), 0);
     let keeping = Options { keep: true, ..options };
-    measure(&keeping, &server.export());
+    measure(&keeping, 1, &server.export());
     let kept = fs::read_dir(server.path()).unwrap().next().unwrap().unwrap().path();
     assert_eq!(fs::read_dir(kept).unwrap().count(), 50);
 }

@@ -3,21 +3,13 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 
 use ::io::BufferPool;
-use clap::Parser;
 
 use super::*;
+use crate::experiments::own_server;
 use pattern::{Pattern, Verified};
 
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    options: Options,
-}
-
 fn options(directory: &Path, arguments: &str) -> Options {
-    let line = [Path::new("test"), directory].map(|path| path.as_os_str().to_owned());
-    let arguments = arguments.split_whitespace().map(Into::into);
-    Line::try_parse_from(line.into_iter().chain(arguments)).unwrap().options
+    own_server::options(&format!("{} {arguments}", directory.display())).unwrap()
 }
 
 /// Not in memory: its files have no device, and no file system drops what it cannot write.

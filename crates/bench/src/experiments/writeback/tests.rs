@@ -1,41 +1,17 @@
 use std::fs;
 use std::time::Duration;
 
-use clap::Parser;
-
 use super::*;
 use crate::experiments::export::runtime;
-use crate::experiments::own_server::OwnServer;
+use crate::experiments::own_server::{OwnServer, measure, options};
 use crate::experiments::servers::Experiment as _;
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    options: Options,
-}
-
-fn options(arguments: &str) -> Options {
-    let arguments = arguments.split_whitespace();
-    Line::try_parse_from(std::iter::once("test").chain(arguments)).unwrap().options
-}
-
-fn measure(options: &Options, export: &Export<'_>) -> Vec<Measurement> {
-    let mut measurements = Vec::new();
-    options
-        .carry_out(1..=options.rounds, export, &mut |measurement| {
-            measurements.push(measurement);
-            Ok(())
-        })
-        .unwrap();
-    measurements
-}
 
 #[test]
 fn the_calls_reported_are_those_that_the_server_takes() {
     let server = OwnServer::start();
-    let options =
-        options("--record-sizes 100,4096 --workers 1,20 --size 1MiB --wsize 64KiB --rounds 1");
-    let measurements = measure(&options, &server.export());
+    let options: Options =
+        options("--record-sizes 100,4096 --workers 1,20 --size 1MiB --wsize 64KiB").unwrap();
+    let measurements = measure(&options, 1, &server.export());
     let parameters =
         measurements.iter().map(|m| (m.parameters["record_bytes"], m.parameters["workers"]));
     assert!(parameters.eq([(100, 1), (100, 20), (4096, 1), (4096, 20)]));
@@ -63,7 +39,7 @@ fn the_calls_reported_are_those_that_the_server_takes() {
 #[test]
 fn what_is_on_the_disk_is_what_was_written() {
     let server = OwnServer::start();
-    let options = options("--record-sizes 999 --workers 4 --size 300000B --rounds 1");
+    let options: Options = options("--record-sizes 999 --workers 4 --size 300000B").unwrap();
     let runtime = runtime().unwrap();
     let export = server.export();
     let directory = runtime.block_on(ScratchDirectory::make(&export, "writeback-test")).unwrap();
@@ -91,9 +67,10 @@ fn what_is_on_the_disk_is_what_was_written() {
 #[test]
 fn a_server_that_takes_its_time_is_reported_as_slower() {
     let server = OwnServer::start();
-    let options = options("--record-sizes 512 --workers 1 --size 512KiB --wsize 64KiB --rounds 2");
+    let options: Options =
+        options("--record-sizes 512 --workers 1 --size 512KiB --wsize 64KiB").unwrap();
     let secs = |export| {
-        let measurements = measure(&options, &export);
+        let measurements = measure(&options, 2, &export);
         measurements.iter().map(|m| m.figures[&Figure::Secs]).sum::<f64>() / 2.0
     };
     let fast = secs(server.export());
@@ -118,10 +95,10 @@ fn writes_that_are_late_are_counted() {
 fn sizes_that_cannot_be_are_refused() {
     let server = OwnServer::start();
     for arguments in ["--size 0B", "--size 2GiB", "--wsize 1B", "--wsize 8MiB"] {
-        let refused =
-            options(arguments).carry_out(1..=1, &server.export(), &mut |_| Ok(())).unwrap_err();
+        let options: Options = options(arguments).unwrap();
+        let refused = options.carry_out(1..=1, &server.export(), &mut |_| Ok(())).unwrap_err();
         assert!(matches!(refused, Error::Misuse(_)), "{arguments}: {refused}");
     }
-    assert!(Line::try_parse_from(["test", "--record-sizes", "0"]).is_err());
-    assert!(Line::try_parse_from(["test", "--workers", "0"]).is_err());
+    assert!(options::<Options>("--record-sizes 0").is_err());
+    assert!(options::<Options>("--workers 0").is_err());
 }
