@@ -26,7 +26,7 @@ pub(crate) struct Options {
     mode: ModeChange,
 
     /// Files, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// Change directories with all that is in them

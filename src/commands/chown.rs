@@ -27,7 +27,7 @@ pub(crate) struct Options {
     owner: Owner,
 
     /// Files, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// Change directories with all that is in them, and symbolic links themselves

@@ -18,7 +18,7 @@ use super::text::size;
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
     /// Exports, or files in them, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// Sizes like 1.5K and 12M instead of numbers of KiB

@@ -19,7 +19,7 @@ use super::walk::{Found, Step, Walk};
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
     /// Directories and files, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// Print a line for each file as well, not only for directories

@@ -19,7 +19,7 @@ use super::umask;
 #[derive(Args)]
 pub(crate) struct Options {
     /// The directories to make, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// Make those above as well, and do not mind what exists

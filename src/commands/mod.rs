@@ -219,11 +219,6 @@ pub(crate) fn run(command: &Command) -> ExitCode {
     console.finish(output)
 }
 
-/// Reads an argument that names a file on a server, which may be of any bytes.
-fn target_parser() -> ValueParser {
-    OsStringValueParser::new().try_map(|argument| Target::parse(&argument)).into()
-}
-
 /// Reads an argument that names a file of this machine or of a server.
 fn path_parser() -> ValueParser {
     let parse = |argument: OsString| {

@@ -17,7 +17,7 @@ use super::target::Target;
 pub(crate) struct Options {
     /// The files to rename and, last, the new name or the target directory, each as
     /// nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, num_args = 2.., value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true, num_args = 2..)]
     targets: Vec<Target>,
 
     /// Leave alone what has the new name already

@@ -23,7 +23,6 @@ use super::window::Window;
 pub(crate) struct Options {
     /// The files to remove, as nfs://HOST[:PORT]/EXPORT/PATH
     #[arg(value_name = "URL", required_unless_present = "force")]
-    #[arg(value_parser = super::target_parser())]
     targets: Vec<Target>,
 
     /// Take directories away with all that is in them

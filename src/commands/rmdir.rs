@@ -16,7 +16,7 @@ use super::target::{Shown, Target};
 #[derive(Args)]
 pub(crate) struct Options {
     /// The directories to remove, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// Remove those above as well, up to the export, as long as they are empty

@@ -20,7 +20,7 @@ use super::text::{mode, quote, time};
 #[derive(Args)]
 pub(crate) struct Options {
     /// Files, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// Print this for each file, with a new line behind it: %n name, %N with where a link leads,

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
+use clap::builder::{OsStringValueParser, TypedValueParser as _, ValueParser, ValueParserFactory};
 use client::nfs_url::{NfsUrl, UrlError};
 
 use super::text::quote;
@@ -16,12 +17,20 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Reads an argument; clap's `value_parser`.
+    /// Reads an argument, which may be of any bytes.
     ///
     /// # Errors
     /// It is no URL, or not one of NFS.
     pub(crate) fn parse(argument: &OsStr) -> Result<Self, UrlError> {
         Ok(Self { url: url(argument)?, shown: Shown::argument(argument) })
+    }
+}
+
+impl ValueParserFactory for Target {
+    type Parser = ValueParser;
+
+    fn value_parser() -> ValueParser {
+        OsStringValueParser::new().try_map(|argument| Self::parse(&argument)).into()
     }
 }
 

@@ -20,7 +20,7 @@ use super::umask;
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
     /// Files, as nfs://HOST[:PORT]/EXPORT/PATH; one that does not exist is made
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// Set the time of reading; with -m both, which is the default
@@ -41,8 +41,7 @@ pub(crate) struct Options {
     date: Option<Time>,
 
     /// Set the times of this file, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(short, long, value_name = "URL", value_parser = super::target_parser())]
-    #[arg(conflicts_with = "date")]
+    #[arg(short, long, value_name = "URL", conflicts_with = "date")]
     reference: Option<Target>,
 
     /// Set the times of symbolic links themselves, not of what they lead to; makes no file

@@ -27,7 +27,7 @@ use long::Long;
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
     /// Directories and files, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true, value_parser = super::target_parser())]
+    #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
     /// List names that begin with a dot as well
