@@ -113,8 +113,7 @@ async fn copy(session: &mut Session, target: &Target) -> std::result::Result<(),
 
 /// The file, how much of it to ask for at once, and its size.
 async fn open(session: &mut Session, target: &Target) -> Result<(Source, u32, u64)> {
-    let (remote, path) = session.reach(&target.url, LastLink::Follow).await?;
-    let node = remote.resolve(&path, LastLink::Follow).await?;
+    let (remote, node) = session.find(&target.url, LastLink::Follow).await?;
     match node.attributes.file_type {
         FileType::Regular => {}
         FileType::Directory => return Err(Failure::refused(Errno::ISDIR)),

@@ -69,8 +69,7 @@ fn headers(options: &Options) -> Row {
 }
 
 async fn row(options: &Options, session: &mut Session, target: &Target) -> Result<Row> {
-    let (remote, path) = session.reach(&target.url, LastLink::Follow).await?;
-    let node = remote.resolve(&path, LastLink::Follow).await?;
+    let (remote, node) = session.find(&target.url, LastLink::Follow).await?;
     let found = remote.nfs.fsstat(node.handle).await?;
     let export = String::from_utf8_lossy(remote.path());
     let file_system = format!("{}:{export}", target.url.host);
@@ -85,9 +84,7 @@ fn numbers(options: &Options, found: &FsstatOk) -> [String; 4] {
         let used = tfiles.saturating_sub(ffiles);
         return [number(tfiles), number(used), number(ffiles), size::percent(used, ffiles)];
     }
-    let number = |bytes: u64| {
-        if options.human_readable { size::human(bytes) } else { bytes.div_ceil(1024).to_string() }
-    };
+    let number = |bytes| size::kib(bytes, options.human_readable);
     let used = tbytes.saturating_sub(fbytes);
     // Space reserved for root counts as neither, so the percentage is of the space that a user can
     // have.

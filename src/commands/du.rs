@@ -6,7 +6,6 @@ use std::io;
 use clap::{ArgAction, Args};
 
 use super::console::Console;
-use super::failure::Result;
 use super::output::Output;
 use super::remote::{LastLink, Node, Remote};
 use super::session::{ConnectOptions, Session};
@@ -57,7 +56,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
     let mut total: u64 = 0;
     for target in &options.targets {
         let shown = &target.shown;
-        match find(&mut session, target).await {
+        match session.find(&target.url, LastLink::Keep).await {
             Ok((remote, node)) => {
                 let found = Found { node, shown: shown.clone() };
                 total = total.saturating_add(usage.argument(&remote, found, console).await?);
@@ -69,12 +68,6 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
         usage.line(total, b"total");
     }
     usage.output.finish().await
-}
-
-async fn find(session: &mut Session, target: &Target) -> Result<(Remote, Node)> {
-    let (remote, path) = session.reach(&target.url, LastLink::Follow).await?;
-    let node = remote.resolve(&path, LastLink::Keep).await?;
-    Ok((remote, node))
 }
 
 struct Usage<'a> {
@@ -154,11 +147,7 @@ impl Usage<'_> {
     }
 
     fn line(&mut self, bytes: u64, shown: &[u8]) {
-        let size = if self.options.human_readable {
-            size::human(bytes)
-        } else {
-            bytes.div_ceil(1024).to_string()
-        };
+        let size = size::kib(bytes, self.options.human_readable);
         let text = self.output.text();
         text.extend_from_slice(size.as_bytes());
         text.push(b'\t');

@@ -9,7 +9,7 @@ use client::mount_options::{MountRequest, OptionError};
 use client::{Identity, MountOptions, NfsUrl};
 
 use super::failure::Result;
-use super::remote::{LastLink, Remote, below};
+use super::remote::{LastLink, Node, Remote, below};
 
 /// The options of every command.
 #[derive(Args, Clone, Debug)]
@@ -69,5 +69,12 @@ impl Session {
         let path = below(&url.path, remote.path()).unwrap_or_default().to_vec();
         self.exports.push((url.clone(), remote.clone()));
         Ok((remote, path))
+    }
+
+    /// The file that `url` names, and its export.
+    pub(crate) async fn find(&mut self, url: &NfsUrl, last: LastLink) -> Result<(Remote, Node)> {
+        let (remote, path) = self.reach(url, LastLink::Follow).await?;
+        let node = remote.resolve(&path, last).await?;
+        Ok((remote, node))
     }
 }

@@ -72,8 +72,7 @@ struct Subject {
 impl Subject {
     async fn find(options: &Options, session: &mut Session, target: &Target) -> Result<Self> {
         let last = if options.dereference { LastLink::Follow } else { LastLink::Keep };
-        let (remote, path) = session.reach(&target.url, LastLink::Follow).await?;
-        let node = remote.resolve(&path, last).await?;
+        let (remote, node) = session.find(&target.url, last).await?;
         let link_target = match node.attributes.file_type {
             FileType::Symlink => Some(remote.nfs.readlink(node.handle).await?.target.to_vec()),
             _ => None,

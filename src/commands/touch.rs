@@ -106,8 +106,7 @@ async fn reference(
     session: &mut Session,
     target: &Target,
 ) -> Result<[SetTime; 2]> {
-    let (remote, path) = session.reach(&target.url, LastLink::Follow).await?;
-    let found = remote.resolve(&path, last_link(options)).await?.attributes;
+    let found = session.find(&target.url, last_link(options)).await?.1.attributes;
     Ok([found.atime, found.mtime].map(SetTime::ToClientTime))
 }
 

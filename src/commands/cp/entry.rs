@@ -47,8 +47,7 @@ impl Entry {
             return Self::local(Path::new(argument).to_owned(), shown, last).await;
         }
         let target = Target::parse(argument).expect("it was read once before");
-        let (remote, path) = session.reach(&target.url, LastLink::Follow).await?;
-        let node = remote.resolve(&path, last).await?;
+        let (remote, node) = session.find(&target.url, last).await?;
         Ok(Self { place: Place::Remote(remote, node.handle), attributes: node.attributes, shown })
     }
 

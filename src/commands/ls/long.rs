@@ -63,8 +63,7 @@ impl Long {
     /// The line above a directory's entries: what they take of the disk, in KiB.
     pub(super) fn total(&self, entries: &[Entry], text: &mut Vec<u8>) {
         let used: u64 = entries.iter().filter_map(Entry::attributes).map(size::disk_bytes).sum();
-        let total = if self.human { size::human(used) } else { used.div_ceil(1024).to_string() };
-        write(text, format_args!("total {total}\n"));
+        write(text, format_args!("total {}\n", size::kib(used, self.human)));
     }
 
     /// All of a line in front of the name; question marks for a file whose attributes could not be

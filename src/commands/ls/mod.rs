@@ -161,13 +161,12 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
 /// The file of an argument. A link to a directory stands for the directory unless it is to be shown
 /// itself.
 async fn find(options: &Options, session: &mut Session, target: &Target) -> Result<(Remote, Node)> {
-    let (remote, path) = session.reach(&target.url, LastLink::Follow).await?;
-    let node = remote.resolve(&path, LastLink::Keep).await?;
+    let (remote, node) = session.find(&target.url, LastLink::Keep).await?;
     let is_link = node.attributes.file_type == FileType::Symlink;
     if is_link && !options.is_long() && !options.directory {
         // A link that leads nowhere is shown as what it is.
-        if let Ok(node) = remote.resolve(&path, LastLink::Follow).await {
-            return Ok((remote, node));
+        if let Ok(found) = session.find(&target.url, LastLink::Follow).await {
+            return Ok(found);
         }
     }
     Ok((remote, node))

@@ -24,6 +24,11 @@ pub(crate) fn human(bytes: u64) -> String {
     unreachable!("2^64 is 16E")
 }
 
+/// A number of bytes as with `--human-readable`, or in KiB.
+pub(crate) fn kib(bytes: u64, is_human: bool) -> String {
+    if is_human { human(bytes) } else { bytes.div_ceil(1024).to_string() }
+}
+
 /// Bytes on the disk in whole blocks of 512, as a kernel would count them.
 pub(crate) fn disk_bytes(attributes: &Attributes) -> u64 {
     attributes.used.div_ceil(512).saturating_mul(512)
