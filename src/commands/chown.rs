@@ -5,14 +5,12 @@ use std::io;
 use clap::{ArgAction, Args};
 use nix::unistd::{Group, User};
 use proto::nfs3::{Attributes, SetAttributes};
-use rustix::io::Errno;
 
 use super::console::Console;
 use super::failure::{Failure, Result};
 use super::remote::LastLink;
-use super::session::{ConnectOptions, Session};
-use super::set_attributes::{Order, Setter};
-use super::target::Target;
+use super::set_attributes::{Change, Files, Order};
+use super::target::Shown;
 use super::text::owners::Owners;
 use super::walk::Found;
 
@@ -26,10 +24,6 @@ pub(crate) struct Options {
     #[arg(value_name = "OWNER", value_parser = Owner::parse)]
     owner: Owner,
 
-    /// Files, as nfs://HOST[:PORT]/EXPORT/PATH
-    #[arg(value_name = "URL", required = true)]
-    targets: Vec<Target>,
-
     /// Change directories with all that is in them, and symbolic links themselves
     #[arg(short = 'R', long)]
     recursive: bool,
@@ -38,16 +32,12 @@ pub(crate) struct Options {
     #[arg(short = 'h', long)]
     no_dereference: bool,
 
-    /// Print a line for each file
-    #[arg(short, long)]
-    verbose: bool,
+    #[command(flatten)]
+    files: Files,
 
     /// Print help
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
-
-    #[command(flatten)]
-    connect: ConnectOptions,
 }
 
 /// An owner as it was named.
@@ -119,14 +109,11 @@ fn number(text: &str) -> Option<u32> {
 
 /// Changes all targets.
 pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> {
-    let mut session = Session::new(&options.connect);
-    let owners = if options.verbose { Owners::of_machine() } else { Owners::default() };
+    let Options { recursive, no_dereference, .. } = *options;
+    let last = if recursive || no_dereference { LastLink::Keep } else { LastLink::Follow };
+    let owners = if options.files.verbose { Owners::of_machine() } else { Owners::default() };
     let changer = Changer { options, console, owners };
-    for target in &options.targets {
-        if let Err(sentence) = changer.argument(&mut session, target).await {
-            console.fail(sentence);
-        }
-    }
+    options.files.change(&changer, recursive, last, console).await;
     Ok(())
 }
 
@@ -136,40 +123,12 @@ struct Changer<'a> {
     owners: Owners,
 }
 
-impl Changer<'_> {
-    /// Changes an argument, or returns the reason as a sentence.
-    async fn argument(
-        &self,
-        session: &mut Session,
-        target: &Target,
-    ) -> std::result::Result<(), String> {
-        let shown = &target.shown;
-        let Options { recursive, no_dereference, .. } = *self.options;
-        let last = if recursive || no_dereference { LastLink::Keep } else { LastLink::Follow };
-        let (remote, path) = session
-            .reach(&target.url, LastLink::Follow)
-            .await
-            .map_err(|failure| format!("cannot access {shown}: {failure}"))?;
-        let node = match remote.resolve(&path, last).await {
-            Ok(node) => node,
-            Err(error) => {
-                let is_absent = error.errno() == Errno::NOENT;
-                let is_link = is_absent && remote.resolve(&path, LastLink::Keep).await.is_ok();
-                let what = if is_link { "dereference" } else { "access" };
-                return Err(format!("cannot {what} {shown}: {}", Failure::from(error)));
-            }
-        };
+impl Change for Changer<'_> {
+    const ORDER: Order = Order::DirectoryLast;
+
+    fn attributes(&self, _: &Found) -> Option<SetAttributes> {
         let Owner { uid, gid, .. } = self.options.owner;
-        let change = |_: &Found| Some(SetAttributes { uid, gid, ..SetAttributes::default() });
-        let report = |found: &Found, outcome| self.report(found, outcome);
-        let mut setter = Setter::new(&remote, change, report);
-        let found = Found { node, shown: shown.clone() };
-        if recursive && node.is_dir() {
-            setter.tree(found, Order::DirectoryLast, self.console).await;
-        } else {
-            setter.file(found).await;
-        }
-        Ok(())
+        Some(SetAttributes { uid, gid, ..SetAttributes::default() })
     }
 
     fn report(&self, Found { node, shown }: &Found, outcome: Result<()>) {
@@ -177,7 +136,7 @@ impl Changer<'_> {
         let what = if owner.uid.is_some() { "ownership" } else { "group" };
         if let Err(failure) = outcome {
             self.console.fail(format_args!("changing {what} of {shown}: {failure}"));
-        } else if self.options.verbose {
+        } else if self.options.files.verbose {
             let is_kept = owner.uid.is_none_or(|uid| uid == node.attributes.uid)
                 && owner.gid.is_none_or(|gid| gid == node.attributes.gid);
             let (old, new) =
@@ -188,6 +147,10 @@ impl Changer<'_> {
                 self.console.say(format_args!("changed {what} of {shown} from {old} to {new}"));
             }
         }
+    }
+
+    fn dangling(shown: &Shown, failure: &Failure) -> String {
+        format!("cannot dereference {shown}: {failure}")
     }
 }
 

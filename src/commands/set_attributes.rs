@@ -1,12 +1,79 @@
 //! SETATTR of a file or of all files of a tree, for `chmod` and `chown`.
 
+use clap::Args;
 use proto::nfs3::{SetAttributes, SetattrOk};
+use rustix::io::Errno;
 
 use super::console::Console;
 use super::failure::{Failure, Result};
-use super::remote::Remote;
+use super::remote::{LastLink, Remote};
+use super::session::{ConnectOptions, Session};
+use super::target::{Shown, Target};
 use super::walk::{Found, Step, Walk};
 use super::window::Window;
+
+/// The files to change, and the options that both commands have.
+#[derive(Args)]
+pub(super) struct Files {
+    /// Files, as nfs://HOST[:PORT]/EXPORT/PATH
+    #[arg(value_name = "URL", required = true)]
+    targets: Vec<Target>,
+
+    /// Print a line for each file
+    #[arg(short, long)]
+    pub(super) verbose: bool,
+
+    #[command(flatten)]
+    connect: ConnectOptions,
+}
+
+/// What a command sets of a file.
+pub(super) trait Change {
+    const ORDER: Order;
+
+    /// What to set; none if the file is to be left alone.
+    fn attributes(&self, found: &Found) -> Option<SetAttributes>;
+
+    /// Reports an outcome.
+    fn report(&self, found: &Found, outcome: Result<()>);
+
+    /// The complaint of a symbolic link that leads nowhere.
+    fn dangling(shown: &Shown, failure: &Failure) -> String;
+}
+
+impl Files {
+    /// Changes all of them, with `is_recursive` all files below directories as well.
+    pub(super) async fn change<C: Change>(
+        &self,
+        change: &C,
+        is_recursive: bool,
+        last: LastLink,
+        console: &Console,
+    ) {
+        let mut session = Session::new(&self.connect);
+        for Target { url, shown } in &self.targets {
+            let (remote, node) = match session.find(url, last).await {
+                Ok(found) => found,
+                Err(failure) => {
+                    let is_absent = failure.errno() == Errno::NOENT;
+                    if is_absent && session.find(url, LastLink::Keep).await.is_ok() {
+                        console.fail(C::dangling(shown, &failure));
+                    } else {
+                        console.fail(format_args!("cannot access {shown}: {failure}"));
+                    }
+                    continue;
+                }
+            };
+            let mut setter = Setter { remote: &remote, change, calls: Window::new(CALLS_MAX) };
+            let found = Found { node, shown: shown.clone() };
+            if is_recursive && node.is_dir() {
+                setter.tree(found, console).await;
+            } else {
+                setter.file(found).await;
+            }
+        }
+    }
+}
 
 /// When a directory of a tree is changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,35 +85,24 @@ pub(super) enum Order {
 }
 
 /// Sets attributes of files, several at once.
-pub(super) struct Setter<'a, C, R> {
+struct Setter<'a, C> {
     remote: &'a Remote,
-    /// What to set of a file; none if it is to be left alone.
-    change: C,
-    /// Is given each outcome.
-    report: R,
+    change: &'a C,
     calls: Window<(Found, client::Result<SetattrOk>)>,
 }
 
-impl<'a, C, R> Setter<'a, C, R>
-where
-    C: Fn(&Found) -> Option<SetAttributes>,
-    R: Fn(&Found, Result<()>),
-{
-    pub(super) fn new(remote: &'a Remote, change: C, report: R) -> Self {
-        Self { remote, change, report, calls: Window::new(CALLS_MAX) }
-    }
-
+impl<C: Change> Setter<'_, C> {
     /// Changes one file.
-    pub(super) async fn file(&mut self, found: Found) {
+    async fn file(&mut self, found: Found) {
         self.begin(found).await;
         self.settle().await;
     }
 
     /// Changes the directory `root` and all files in and below it.
-    pub(super) async fn tree(&mut self, root: Found, order: Order, console: &Console) {
+    async fn tree(&mut self, root: Found, console: &Console) {
         let mut walk = Walk::new(self.remote, root, console);
         while let Some(step) = walk.next().await {
-            match (step, order) {
+            match (step, C::ORDER) {
                 (Step::File(found), _) => self.begin(found).await,
                 (Step::Enter(found), Order::DirectoryFirst)
                 | (Step::Leave(found), Order::DirectoryLast) => {
@@ -61,7 +117,7 @@ where
     }
 
     async fn begin(&mut self, found: Found) {
-        let Some(attributes) = (self.change)(&found) else { return };
+        let Some(attributes) = self.change.attributes(&found) else { return };
         if let Some(outcome) = self.calls.make_room().await {
             self.end(outcome);
         }
@@ -77,7 +133,7 @@ where
     }
 
     fn end(&self, (found, outcome): (Found, client::Result<SetattrOk>)) {
-        (self.report)(&found, outcome.map(drop).map_err(Failure::from));
+        self.change.report(&found, outcome.map(drop).map_err(Failure::from));
     }
 }
 
