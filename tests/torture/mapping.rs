@@ -17,9 +17,8 @@ impl Mapping {
     /// Maps the first `bytes` of a file, which must not become shorter; `None`, with the reason
     /// printed, where there is no Python.
     pub(crate) fn of(file: &Path, bytes: u64) -> Option<Self> {
-        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torture/mapping.py");
         let child = Command::new("python3")
-            .arg(program)
+            .args(["-c", include_str!("mapping.py")])
             .arg(file)
             .arg(bytes.to_string())
             .stdin(Stdio::piped())

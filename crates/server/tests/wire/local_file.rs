@@ -1,11 +1,9 @@
 //! Files as other processes of this machine see and change them, beside the server.
 
 use std::fs::File;
-use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -157,49 +155,4 @@ pub(crate) fn eventually(mut condition: impl FnMut() -> bool) -> bool {
         thread::sleep(Duration::from_millis(10));
     }
     true
-}
-
-/// A process that stores to a file through a mapping.
-pub(crate) struct Mapping {
-    child: Child,
-    orders: ChildStdin,
-    answers: ChildStdout,
-}
-
-impl Mapping {
-    /// Maps the first `bytes` of a file, which must not become shorter; `None`, with the reason
-    /// printed, where there is no Python.
-    pub(crate) fn of(file: &Path, bytes: u64) -> Option<Self> {
-        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/torture/mapping.py");
-        let child = Command::new("python3")
-            .arg(program)
-            .arg(file)
-            .arg(bytes.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn();
-        match child {
-            Ok(mut child) => {
-                let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-                Some(Self { child, orders, answers })
-            }
-            Err(error) => {
-                eprintln!("mapped access skipped: python3: {error}");
-                None
-            }
-        }
-    }
-
-    pub(crate) fn store(&mut self, offset: u64, data: &[u8]) {
-        self.orders.write_all(format!("w {offset} {}\n", data.len()).as_bytes()).unwrap();
-        self.orders.write_all(data).unwrap();
-        self.answers.read_exact(&mut [0]).unwrap();
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

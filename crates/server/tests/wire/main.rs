@@ -7,6 +7,9 @@
 mod client;
 mod fixture;
 mod local_file;
+#[expect(dead_code, reason = "nothing is read through mappings here")]
+#[path = "../../../../tests/torture/mapping.rs"]
+mod mapping;
 
 mod concurrency;
 mod connections;

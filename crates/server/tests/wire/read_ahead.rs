@@ -11,7 +11,8 @@ use spillway_server::counters::Counter;
 
 use crate::client::{Client, ok, size};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
-use crate::local_file::{LocalFile, Mapping, assert_same, content, settle};
+use crate::local_file::{LocalFile, assert_same, content, settle};
+use crate::mapping::Mapping;
 
 const MIB: u64 = 1 << 20;
 /// The modes that always read ahead by themselves.
@@ -178,7 +179,7 @@ impl Victim {
         }
         if let (Change::StoreToDirty, Some(mapping)) = (change, &mut mapping) {
             for place in PLACES {
-                mapping.store(place, &[1; 200]);
+                mapping.write(place, &[1; 200]);
                 let at = usize::try_from(place).unwrap();
                 expected[at..at + 200].fill(1);
             }
@@ -202,7 +203,7 @@ impl Victim {
             }
             Change::LocalWrite => self.local.write(place, &NEW),
             Change::Store | Change::StoreToDirty => {
-                self.mapping.as_mut().unwrap().store(place, &NEW);
+                self.mapping.as_mut().unwrap().write(place, &NEW);
             }
             Change::CutAndGrown => {
                 self.local.set_len(cut.0);
@@ -423,7 +424,7 @@ fn store_through_a_mapping_on_tmpfs_is_seen() {
     let mapped = MAY_BE_AHEAD.map(|mode| {
         let mut mapping = Mapping::of(&fixture.exported(mode).join("f"), FILE_BYTES as u64)?;
         let at = usize::try_from(place).unwrap();
-        mapping.store(place, &whole()[at..at + 1000]);
+        mapping.write(place, &whole()[at..at + 1000]);
         Some(mapping)
     });
     settle();
@@ -434,7 +435,7 @@ fn store_through_a_mapping_on_tmpfs_is_seen() {
         stream(&mut client, file, whole(), 0..place - 100_000);
         // Time for read-ahead to complete.
         std::thread::sleep(Duration::from_millis(20));
-        mapping.store(place, &NEW);
+        mapping.write(place, &NEW);
         let read = client.read(file, place, 100).unwrap();
         assert_same(&read.data, &NEW, mode);
     }
