@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::nfs4::{
-    ClientId, FileHandle, LockRange, LockType, SequenceId, ShareAccess, ShareDeny, Stateid,
-    Verifier,
+    ClientId, FileHandle, LockRange, LockType, SequenceId, SessionId, ShareAccess, ShareDeny,
+    Stateid, Verifier,
 };
 use rustix::fs::{CWD, Mode, openat};
 use tempfile::TempDir;
@@ -73,30 +73,7 @@ impl Bed {
 
     /// A client that has begun with this verifier: what it held before has ended.
     pub(crate) fn boot(&self, owner: &[u8], verifier: u8, effects: &mut Effects) -> ClientId {
-        let principal = Principal::None;
-        let (verifier, is_update) = (Verifier([verifier; 8]), false);
-        let peer = Ipv4Addr::LOCALHOST.into();
-        let call = ExchangeId { owner, verifier, is_update, principal, peer };
-        let client = self.state.exchange_id(&call, NOW, effects).unwrap().client;
-        let channel = ChannelAttributes {
-            request_bytes_max: 4096,
-            response_bytes_max: 4096,
-            cached_bytes_max: 4096,
-            operations_max: 8,
-            slots_max: 1,
-        };
-        let call = CreateSession {
-            client,
-            sequence: SequenceId(1),
-            fore: channel,
-            back: channel,
-            wants_backchannel: false,
-            callbacks: None,
-            principal,
-            connection: ConnectionId(1),
-        };
-        self.state.create_session(&call, NOW, effects).unwrap();
-        client
+        boot(&self.state, owner, verifier, Principal::None, effects).0
     }
 
     fn open(&self, client: ClientId, access: ShareAccess) -> Stateid {
@@ -180,6 +157,38 @@ impl Bed {
     pub(crate) fn local_file(&self) -> File {
         OpenOptions::new().read(true).write(true).open(self.path()).unwrap()
     }
+}
+
+/// EXCHANGE_ID and CREATE_SESSION.
+pub(crate) fn boot(
+    state: &State,
+    owner: &[u8],
+    verifier: u8,
+    principal: Principal,
+    effects: &mut Effects,
+) -> (ClientId, SessionId) {
+    let (verifier, is_update) = (Verifier([verifier; 8]), false);
+    let peer = Ipv4Addr::LOCALHOST.into();
+    let call = ExchangeId { owner, verifier, is_update, principal, peer };
+    let client = state.exchange_id(&call, NOW, effects).unwrap().client;
+    let channel = ChannelAttributes {
+        request_bytes_max: 4096,
+        response_bytes_max: 4096,
+        cached_bytes_max: 4096,
+        operations_max: 8,
+        slots_max: 1,
+    };
+    let call = CreateSession {
+        client,
+        sequence: SequenceId(1),
+        fore: channel,
+        back: channel,
+        wants_backchannel: false,
+        callbacks: None,
+        principal,
+        connection: ConnectionId(1),
+    };
+    (client, state.create_session(&call, NOW, effects).unwrap().session)
 }
 
 /// The file `file` in an export of a directory.

@@ -1,14 +1,14 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
-use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use proto::nfs4::{ClientId, SequenceId, SessionId, Verifier};
+use proto::nfs4::{ClientId, SessionId};
 use tempfile::TempDir;
 
 use super::*;
-use crate::state::{ChannelAttributes, ConnectionId, CreateSession, Effects, ExchangeId, Limits};
+use crate::held_files::tests::boot;
+use crate::state::{Effects, Limits};
 
 const NOW: Duration = Duration::ZERO;
 
@@ -22,29 +22,8 @@ fn owner(number: u32) -> [u8; 4] {
 
 /// EXCHANGE_ID, CREATE_SESSION and RECLAIM_COMPLETE.
 fn add_client(state: &State, owner: &[u8], uid: u32) -> (ClientId, SessionId) {
-    let (principal, mut effects) = (Principal::User(uid), Effects::new());
-    let (verifier, is_update) = (Verifier::default(), false);
-    let peer = Ipv4Addr::LOCALHOST.into();
-    let call = ExchangeId { owner, verifier, is_update, principal, peer };
-    let client = state.exchange_id(&call, NOW, &mut effects).unwrap().client;
-    let channel = ChannelAttributes {
-        request_bytes_max: 4096,
-        response_bytes_max: 4096,
-        cached_bytes_max: 4096,
-        operations_max: 8,
-        slots_max: 1,
-    };
-    let call = CreateSession {
-        client,
-        sequence: SequenceId(1),
-        fore: channel,
-        back: channel,
-        wants_backchannel: false,
-        callbacks: None,
-        principal,
-        connection: ConnectionId(1),
-    };
-    let session = state.create_session(&call, NOW, &mut effects).unwrap().session;
+    let mut effects = Effects::new();
+    let (client, session) = boot(state, owner, 0, Principal::User(uid), &mut effects);
     state.reclaim_complete(client, false, NOW, &mut effects).unwrap();
     (client, session)
 }
