@@ -453,6 +453,7 @@ mod tests {
     use super::*;
     use crate::data_file::write_at;
     use crate::engine::DeviceNumber;
+    use crate::residency::cache_state;
     use crate::write_behind::{WriteBehind, WriteBehindConfig};
 
     const DISK: DeviceNumber = (8, 1);
@@ -469,7 +470,22 @@ mod tests {
 
     /// Enrolls a page of an unnamed file by way of `fd_of` it.
     fn enrolled(window: &WriteBehind, fd_of: impl FnOnce(File) -> OwnedFd) -> Arc<WriteBehindFile> {
-        let written = tempfile::tempfile().unwrap();
+        enrolled_in(window, tempfile::tempfile().unwrap(), fd_of)
+    }
+
+    /// A descriptor that is open for its path only: write-back of it fails with EBADF.
+    fn path_only(file: File) -> OwnedFd {
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let (flags, mode) = (rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
+        rustix::fs::open(path, flags, mode).unwrap()
+    }
+
+    /// The same of a given file.
+    fn enrolled_in(
+        window: &WriteBehind,
+        written: File,
+        fd_of: impl FnOnce(File) -> OwnedFd,
+    ) -> Arc<WriteBehindFile> {
         let range = ByteRange::new(0, 4096).unwrap();
         let file = window.file(DISK);
         let intent = file.before_write(written.as_fd(), range, file.room_blocking(4096));
@@ -481,12 +497,6 @@ mod tests {
     #[test]
     fn error_of_a_write_back_that_cannot_begin_reaches_the_next_flush() {
         let window = idle_window();
-        // Write-back of a descriptor that is open for its path only fails with EBADF.
-        let path_only = |file: File| {
-            let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
-            let (flags, mode) = (rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
-            rustix::fs::open(path, flags, mode).unwrap()
-        };
         let file = enrolled(&window, path_only);
         // Cut before anybody waits for the disk: nothing but the start could have failed. Queued only
         // then, or a thread of the window might come first.
@@ -498,6 +508,23 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(Errno::BADF.raw_os_error()));
         assert!(file.take_error().is_none());
         assert_eq!(window.counts().errors, 1);
+    }
+
+    #[test]
+    fn pages_whose_write_back_cannot_begin_are_written_by_the_step_that_waits_for_it() {
+        let window = idle_window();
+        let written = tempfile::tempfile().unwrap();
+        let usable = Arc::new(OwnedFd::from(written.try_clone().unwrap()));
+        let file = enrolled_in(&window, written, path_only);
+        file.step(Urgency::Pressed);
+        assert_eq!(window.counts().errors, 1, "the start has failed");
+        assert_eq!(window.bytes(), 4096, "the page was forgotten");
+        file.lock().fd = Some(Arc::clone(&usable));
+        file.step(Urgency::Pressed);
+        // A dirty page could not be dropped.
+        let cached = cache_state(usable.as_fd(), ByteRange::starting_at(0)).unwrap();
+        assert_eq!(cached.expect("the file is ours").cached, 0);
+        assert!(file.take_error().is_some(), "of the start");
     }
 
     #[test]
