@@ -120,7 +120,10 @@ def create_files(caller, number, failures, repeated):
                 # sattr3: mode 0644, both times of the server; no guard.
                 new = struct.pack(">IIIIIIII", 1, 0o644, 0, 0, 0, 1, 1, 0)
                 results.append(("SETATTR", caller.call(2, nfs3.opaque(handle) + new)))
-                results.append(("LOOKUP", caller.call(nfs3.LOOKUP, place)))
+                found = caller.call(nfs3.LOOKUP, place)
+                results.append(("LOOKUP", found))
+                if found[:4] == bytes(4) and nfs3.take_opaque(found, 4)[0] != handle:
+                    failures.append(("CREATE", "the handle of another file"))
             failures += [(name, reply[:4]) for name, reply in results if reply[:4] != bytes(4)]
             repeated += [turn] * caller.repeated
             caller.repeated = 0
