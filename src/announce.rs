@@ -7,9 +7,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use server::config::NfsVersions;
 use server::export::{Export, ExportTable, Flavor, Peer, Purpose};
 
+use crate::stdout;
+
 /// Prints `text` to stdout and flushes it: a script may be waiting for it through a pipe.
 pub(crate) fn print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
+    let mut stdout = stdout::lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()
 }

@@ -17,7 +17,7 @@ use server::trace::{Event, Events};
 
 use crate::commands::mount::MountCommand;
 use crate::manual::{CompletionsOptions, ManOptions};
-use crate::{arguments, commands, exit, operate};
+use crate::{arguments, commands, exit, operate, stdout};
 
 #[derive(Parser)]
 #[command(name = "spillway", version, about, max_term_width = 100)]
@@ -224,7 +224,8 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
     let arguments = arguments::of_process();
     Cli::try_parse_from(&arguments).map(|cli| cli.command).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let printed = error.print().and_then(|()| io::stdout().flush());
+            let printed = stdout::check().and_then(|()| error.print());
+            let printed = printed.and_then(|()| io::stdout().flush());
             exit::written(printed)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => misused(&missing(&arguments)),

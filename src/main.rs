@@ -15,6 +15,7 @@ mod privileges;
 mod replace_file;
 mod serve;
 mod service_manager;
+mod stdout;
 
 use std::env;
 use std::process::ExitCode;
@@ -41,6 +42,10 @@ fn run() -> ExitCode {
 }
 
 fn experiments(experiment: &bench::Command) -> ExitCode {
+    // Before it has measured for an hour.
+    if let Err(error) = stdout::check() {
+        return exit::written(Err(error));
+    }
     let program = match env::current_exe() {
         Ok(program) => program,
         Err(error) => return exit::failed(&error),

@@ -15,7 +15,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 
-use crate::{commands, exit};
+use crate::{commands, exit, stdout};
 
 #[derive(Args)]
 pub(crate) struct ManOptions {
@@ -48,7 +48,7 @@ pub(crate) fn write(root: Command, options: &ManOptions) -> ExitCode {
 pub(crate) fn complete(mut root: Command, options: &CompletionsOptions) -> ExitCode {
     let mut text = Vec::new();
     clap_complete::generate(options.shell, &mut root, PROGRAM, &mut text);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = stdout::lock();
     exit::written(stdout.write_all(&text).and_then(|()| stdout.flush()))
 }
 

@@ -18,6 +18,7 @@ use super::remote::LastLink;
 use super::session::{ConnectOptions, Session};
 use super::target::Target;
 use super::window::Window;
+use crate::stdout;
 
 /// As coreutils' `cat`.
 #[derive(Args)]
@@ -85,7 +86,7 @@ fn copy_stdin() -> std::result::Result<(), Broken> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error.into()),
         };
-        let mut stdout = io::stdout().lock();
+        let mut stdout = stdout::lock();
         let written = io::Write::write_all(&mut stdout, &buffer[..count]);
         written.and_then(|()| io::Write::flush(&mut stdout)).map_err(Broken::Writing)?;
     }

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use indicatif::ProgressBar;
 
 use crate::exit::{FAILED, READER_GONE, io_reason};
+use crate::stdout;
 
 /// One command's complaints. Shared by all that works for it.
 pub(crate) struct Console {
@@ -54,7 +55,7 @@ impl Console {
     pub(crate) fn say(&self, line: impl Display) {
         let line = format!("{line}\n");
         self.aside(|| {
-            if let Err(error) = io::stdout().lock().write_all(line.as_bytes()) {
+            if let Err(error) = stdout::lock().write_all(line.as_bytes()) {
                 locked(&self.stdout_failure).get_or_insert(error);
             }
         });

@@ -5,6 +5,8 @@ use std::io::{self, Write as _};
 use bytes::Bytes;
 use tokio::task::spawn_blocking;
 
+use crate::stdout;
+
 /// Gathers text and writes it in large pieces, on a thread of its own: a reader that pauses, like a
 /// pager, must not keep replies of the server from being taken in.
 #[derive(Default)]
@@ -32,7 +34,7 @@ impl Output {
 /// Writes `data` to stdout past any buffer.
 pub(crate) async fn write(data: Bytes) -> io::Result<()> {
     let written = spawn_blocking(move || {
-        let mut stdout = io::stdout().lock();
+        let mut stdout = stdout::lock();
         stdout.write_all(&data)?;
         stdout.flush()
     });

@@ -1,7 +1,7 @@
 //! `spillway trace`: the steps of calls in a running server, as they happen.
 
 use std::fs;
-use std::io::{self, BufRead as _, Write as _};
+use std::io::{BufRead as _, Write as _};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use super::{Done, Failure, Target};
 use crate::announce::print;
 use crate::control::TraceMessage;
 use crate::control::client::follow;
+use crate::stdout;
 
 /// Follow trace events of a running server, or list them
 ///
@@ -74,7 +75,7 @@ pub(super) fn run(options: &Options) -> Result<Done, Failure> {
         latency_min_us: u64::try_from(microseconds).unwrap_or(u64::MAX),
     };
     let mut lines = follow(&options.target.find()?, request)?;
-    let (mut out, mut line) = (io::stdout().lock(), String::new());
+    let (mut out, mut line) = (stdout::lock(), String::new());
     loop {
         line.clear();
         if lines.read_line(&mut line)? == 0 {

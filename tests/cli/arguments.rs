@@ -1,8 +1,11 @@
 //! The command line and the configuration file: help, misuse, and `check`.
 
 use std::fs;
+use std::process::{Command, Output};
 
-use crate::fixture::{ONE_EXPORT, Place, assert_exit, run, spillway};
+use crate::fixture::{
+    ONE_EXPORT, Place, Running, assert_exit, run, serve_directory, spillway, without_environment,
+};
 
 #[test]
 fn help_and_version_succeed_on_stdout() {
@@ -196,4 +199,44 @@ fn check_reports_line_and_column_of_the_first_error() {
         assert_exit(&output, 1, &format!("{file}:{line}:{rest}"));
     }
     assert_exit(&place.check(""), 1, &format!("{file}: there is no [[export]]"));
+}
+
+#[test]
+fn a_stdout_that_is_closed_is_an_error_for_what_prints() {
+    let place = Place::new();
+    fs::write(place.path("a/file"), b"data").unwrap();
+    let running = Running::start(serve_directory(&place), 1);
+    let url = format!("nfs://{}/data", running.address);
+    let (file, copy) = (format!("{url}/file"), place.text("copy"));
+    let config = place.configure(ONE_EXPORT);
+    let cases: &[&[&str]] = &[
+        &["ls", &url],
+        &["ls", "-lR", &url],
+        &["cat", &file],
+        &["stat", &file],
+        &["du", &url],
+        &["df", &url],
+        &["exports", &url],
+        &["cp", "-v", &file, &copy],
+        &["--help"],
+        &["completions", "bash"],
+        &["check", &config],
+    ];
+    for args in cases {
+        let output = run_without_stdout(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let sentence = "write error: Bad file descriptor";
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert!(stderr.ends_with(&format!(": {sentence}\n")), "{args:?}: {stderr}");
+    }
+    // What prints nothing needs no stdout.
+    let output = run_without_stdout(&["cp", &file, &copy]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+/// Runs the program as a shell does with `>&-`.
+fn run_without_stdout(args: &[&str]) -> Output {
+    let mut shell = without_environment(Command::new("sh"));
+    let program = env!("CARGO_BIN_EXE_spillway");
+    shell.args(["-c", "exec \"$@\" >&-", "sh", program]).args(args).output().unwrap()
 }

@@ -32,6 +32,7 @@ mod byte_range;
 mod change_stamps;
 mod change_watch;
 mod clone_range;
+mod closed_stdout;
 mod data_file;
 mod descriptor_path;
 mod descriptor_table;
@@ -69,6 +70,7 @@ pub use change_stamps::{
 };
 pub use change_watch::{ChangeWatch, ChangeWatches};
 pub use clone_range::clone_range;
+pub use closed_stdout::stdout_was_closed;
 pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,
     write_parts_at,

@@ -11,6 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::frame::Size;
+use crate::stdout;
 
 /// The usual size, for a terminal that does not report its own.
 const USUAL: Size = Size { columns: 80, rows: 24 };
@@ -109,7 +110,7 @@ impl Drop for Screen {
 }
 
 fn write(bytes: &[u8]) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
+    let mut stdout = stdout::lock();
     stdout.write_all(bytes)?;
     stdout.flush()
 }
