@@ -240,3 +240,37 @@ fn run_without_stdout(args: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_spillway");
     shell.args(["-c", "exec \"$@\" >&-", "sh", program]).args(args).output().unwrap()
 }
+
+#[test]
+fn a_host_without_address_exits_1() {
+    let place = Place::new();
+    let url = "nfs://nothing.invalid/x";
+    let [from, to] = [format!("{url}/from"), format!("{url}/to")];
+    let (local, dir) = (&place.configure(ONE_EXPORT), &place.text("a"));
+    let cases: &[&[&str]] = &[
+        &["ls", url],
+        &["cat", url],
+        &["cp", url, dir],
+        &["cp", local, url],
+        &["rm", &from],
+        &["mkdir", &from],
+        &["rmdir", &from],
+        &["mv", &from, &to],
+        &["ln", &from, &to],
+        &["ln", "-s", "target", &to],
+        &["touch", &from],
+        &["chmod", "644", &from],
+        &["chown", "1", &from],
+        &["stat", url],
+        &["du", url],
+        &["df", url],
+        &["exports", url],
+        &["mount", url, dir],
+    ];
+    for args in cases {
+        let output = run(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert!(stderr.contains("cannot reach nothing.invalid: "), "{args:?}: {stderr}");
+    }
+}

@@ -161,7 +161,7 @@ fn an_unreachable_server_is_reported() {
         "spillway ls: cannot access '{url}': cannot connect to 127.0.0.1:{port}: \
          Connection refused"
     );
-    assert_exit(&output, 2, &line);
+    assert_exit(&output, 1, &line);
 }
 
 #[test]

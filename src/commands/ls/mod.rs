@@ -20,6 +20,7 @@ use super::session::{ConnectOptions, Session};
 use super::target::{Shown, Target};
 use super::text::{columns, quote};
 use super::window::Window;
+use crate::exit::FAILED;
 use long::Long;
 
 /// As coreutils' `ls`, sorted by the bytes of names.
@@ -121,6 +122,15 @@ impl Options {
 /// failure.
 const ARGUMENT_FAILED: u8 = 2;
 
+/// The exit status for an argument, as coreutils' where there is a counterpart: not for a server that
+/// cannot be reached.
+fn argument_status(failure: &Failure) -> u8 {
+    match failure {
+        Failure::Remote(client::Error::Connection { .. }) => FAILED,
+        Failure::Remote(_) | Failure::Local(_) => ARGUMENT_FAILED,
+    }
+}
+
 /// Symbolic links of a page that are read at once, and entries that are looked up.
 const LOOKUPS_MAX: usize = 32;
 
@@ -141,7 +151,8 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
             }
             Err(failure) => {
                 let shown = &target.shown;
-                console.fail_with(ARGUMENT_FAILED, format!("cannot access {shown}: {failure}"));
+                let sentence = format!("cannot access {shown}: {failure}");
+                console.fail_with(argument_status(&failure), sentence);
             }
         }
     }
@@ -277,7 +288,7 @@ impl<'a> Printer<'a> {
             Ok(page) => page.unwrap_or_default(),
             Err(error) => {
                 let failure = Failure::from(error);
-                let status = if dir.is_argument { ARGUMENT_FAILED } else { 1 };
+                let status = if dir.is_argument { argument_status(&failure) } else { FAILED };
                 let sentence = format!("cannot open directory {}: {failure}", dir.shown);
                 self.console.fail_with(status, sentence);
                 return Ok(Vec::new());
