@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use io::{KernelHandle, WriteBehindFile};
@@ -46,6 +46,8 @@ pub(crate) struct InodeState {
     failures: AtomicU64,
     /// Holders of opens of NFSv4. With one, the object can be used without a name.
     holds: AtomicU64,
+    /// Its last name was removed through this server.
+    unlinked: AtomicBool,
 
     /// The number of changes that were there when the last flush that succeeded began. The lock is
     /// held over the flush: a caller that waits for it finds its own changes flushed, most often.
@@ -81,6 +83,7 @@ impl InodeState {
             durable: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             holds: AtomicU64::new(0),
+            unlinked: AtomicBool::new(false),
         }
     }
 
@@ -121,6 +124,16 @@ impl InodeState {
     /// Ends a hold.
     pub(crate) fn end_hold(&self) {
         self.holds.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Notes that its last name was removed.
+    pub(super) fn note_unlinked(&self) {
+        self.unlinked.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether its last name was removed through this server, and no client has it open any more.
+    pub(crate) fn is_over(&self) -> bool {
+        !self.is_held() && self.unlinked.load(Ordering::SeqCst)
     }
 
     /// Whether a client has it open.

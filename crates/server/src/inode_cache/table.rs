@@ -146,7 +146,10 @@ impl InodeCache {
     pub(crate) fn take_unlinked(&self, key: &InodeKey) -> Option<Arc<Inode>> {
         let file = {
             let mut shard = self.shard(key);
-            if shard.files.get(key)?.is_held() {
+            let file = shard.files.get(key)?;
+            // Noted first: the last hold may end at this moment, and one of the two sees the other.
+            file.note_unlinked();
+            if file.is_held() {
                 return None;
             }
             shard.files.swap_remove(key)?

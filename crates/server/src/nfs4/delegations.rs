@@ -108,7 +108,7 @@ impl Compound<'_> {
         let (now, mut effects) = (service.now(), Effects::new());
         let returned = service.state.return_delegation(client, &stateid, file, now, &mut effects);
         service.settle(effects).await;
-        service.settlement.close(inode);
+        self.let_go(inode).await;
         Ok(returned?)
     }
 }

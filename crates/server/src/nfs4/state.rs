@@ -82,10 +82,22 @@ impl Compound<'_> {
         let mut effects = Effects::new();
         let closed = service.state.close(client, &stateid, file, service.now(), &mut effects);
         service.settle(effects).await;
-        service.settlement.close(inode);
+        self.let_go(inode).await;
         let stateid = closed?;
         self.set_stateid(stateid);
         Ok(OneStateid { stateid })
+    }
+
+    /// After a hold of a file may have ended: the blocks of a removed file are free before the reply, as
+    /// with REMOVE.
+    pub(super) async fn let_go(&self, inode: Arc<Inode>) {
+        let service = self.request.service;
+        let gone = inode.is_over().then(|| inode.key());
+        // The cache has another reference, or else the last one is closed by the device's threads.
+        service.settlement.close(inode);
+        if let Some(gone) = gone {
+            service.vfs.let_go(&gone).await;
+        }
     }
 
     /// OPEN_DOWNGRADE, RFC 8881 §18.18.

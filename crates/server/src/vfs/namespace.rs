@@ -255,7 +255,7 @@ impl Vfs {
 
     /// Releases an object that has lost its last name, so that its blocks are free before the
     /// reply. Calls in progress keep it until they end, and opens until they are closed.
-    async fn let_go(&self, key: &InodeKey) {
+    pub(crate) async fn let_go(&self, key: &InodeKey) {
         let Some(file) = self.inode_cache.take_unlinked(key) else { return };
         if file.is_in_window() {
             return self.engine.data(move || file.release()).await;

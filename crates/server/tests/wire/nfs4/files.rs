@@ -6,7 +6,7 @@ use proto::xdr::{Decode, Encode, Writer};
 use spillway_server::counters::Counter;
 
 use super::client::{ALL_VERSIONS, Operations, Results, Session};
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, Mounted};
 
 fn read_data(results: &mut Results) -> Reply<(bool, Vec<u8>)> {
     results.next_with(OperationCode::Read, |r| {
@@ -265,5 +265,43 @@ struct Encoded(Vec<u8>);
 impl Encode for Encoded {
     fn encode(&self, w: &mut Writer) {
         w.array(&self.0);
+    }
+}
+
+#[test]
+fn space_of_a_removed_file_is_free_when_its_last_open_is_closed() {
+    let mut mount = None;
+    let fixture = Fixture::prepared(ALL_VERSIONS, |dir| {
+        mount = Mounted::tmpfs(&dir.join("export"), 2 << 10);
+    });
+    let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let (other, other_stateid) = session.open(export, b"other");
+    let free = || rustix::fs::statvfs(fixture.exported("")).unwrap().f_bfree;
+    let write = |session: &mut Session, file, stateid, blocks: u64| {
+        let data = vec![7; 4096];
+        (0..blocks).find_map(|block| {
+            let (offset, stable) = (block * 4096, StableHow::Unstable);
+            let args = WriteArgs { stateid, offset, stable, data: &data };
+            let mut results =
+                session.call(&Operations::new().at(file).op(OperationCode::Write, &args));
+            results.skip(&[OperationCode::Putfh]).next::<WriteOk>(OperationCode::Write).err()
+        })
+    };
+    // Several times, because the server also looks for removed files once a second.
+    for round in 0..5 {
+        let (file, stateid) = session.open(export, b"file");
+        let blocks = free();
+        assert_eq!(write(&mut session, file, stateid, blocks), None);
+        session.ok(&Operations::new()
+            .at(export)
+            .op(OperationCode::Remove, &NameArgs { name: b"file" }));
+        assert_eq!(write(&mut session, other, other_stateid, 1), Some(Status::Nospc), "{round}");
+        let close = CloseArgs { seqid: 0, stateid };
+        session.ok(&Operations::new().at(file).op(OperationCode::Close, &close));
+        assert!(free() >= blocks, "{} of {blocks} blocks are free in round {round}", free());
+        assert_eq!(write(&mut session, other, other_stateid, 1), None, "{round}");
+        std::fs::write(fixture.exported("other"), b"").unwrap();
     }
 }
