@@ -57,6 +57,11 @@ fn url(nfs: &Peer, mount: &Peer) -> NfsUrl {
 
 /// Mounts from a server that offers these flavors.
 async fn mount_offering(flavors: &[u32]) -> (Result<Mounted>, Peer) {
+    mount_of(b"root", flavors).await
+}
+
+/// The same with this root handle.
+async fn mount_of(root: &[u8], flavors: &[u32]) -> (Result<Mounted>, Peer) {
     let (nfs, mount) = (Peer::new().await, Peer::new().await);
     let url = url(&nfs, &mount);
     let serve = async {
@@ -64,7 +69,7 @@ async fn mount_offering(flavors: &[u32]) -> (Result<Mounted>, Peer) {
         let received = connected.receive().await;
         assert_eq!((received.program, received.procedure), (wire::PROGRAM, 1));
         assert_eq!(received.arguments, encoded(&DirectoryArgs { directory: b"/export" }));
-        let file_handle = FileHandle::new(b"root").unwrap();
+        let file_handle = FileHandle::new(root).unwrap();
         let ok = MountOk { file_handle, auth_flavors: flavors.into() };
         connected.answer(&received, &encoded(&MountReply::Ok(ok))).await;
     };
@@ -86,6 +91,14 @@ async fn calls_carry_a_flavor_that_the_server_takes() {
         assert_eq!(received.flavor, expected, "{offered:?}");
         connected.answer(&received, &[]).await;
         within(call).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn root_handle_without_bytes_is_refused() {
+    match mount_of(b"", &[1]).await.0.unwrap_err() {
+        Error::Malformed { error, .. } => assert_eq!(error.what, "nfs_fh3"),
+        other => panic!("{other}"),
     }
 }
 
