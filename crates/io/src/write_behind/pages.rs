@@ -39,10 +39,7 @@ impl Method {
 /// Errors of the disk. Not every file system reports an error of this call by the next `fsync`
 /// again.
 pub(super) fn start(fd: BorrowedFd<'_>, range: ByteRange) -> Result<bool, Errno> {
-    match sync_file_range(fd, range, libc::SYNC_FILE_RANGE_WRITE) {
-        outcome if is_refusal(outcome) => Ok(false),
-        outcome => outcome.map(|()| true),
-    }
+    done_unless_refused(|| sync_file_range(fd, range, libc::SYNC_FILE_RANGE_WRITE))
 }
 
 /// Waits until `range`, which is not empty, is clean; writes what is still dirty. `Ok(false)` if the
@@ -54,18 +51,12 @@ pub(super) fn finish(fd: BorrowedFd<'_>, range: ByteRange) -> Result<bool, Errno
     let write_and_wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    match sync_file_range(fd, range, write_and_wait) {
-        outcome if is_refusal(outcome) => Ok(false),
-        outcome => outcome.map(|()| true),
-    }
+    done_unless_refused(|| sync_file_range(fd, range, write_and_wait))
 }
 
 /// As [`finish`], for the whole file.
 pub(super) fn finish_file(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
-    match fdatasync(fd) {
-        outcome if is_refusal(outcome) => Ok(false),
-        outcome => outcome.map(|()| true),
-    }
+    done_unless_refused(|| fdatasync(fd))
 }
 
 /// Drops the clean pages of `range`; returns the parts that are still cached.
@@ -83,13 +74,20 @@ pub(super) fn resident_parts(fd: BorrowedFd<'_>, pages: ByteRange) -> Option<Vec
     Some(residency.ranges().to_vec())
 }
 
-/// Whether the call is not to be had, rather than failed.
-fn is_refusal(outcome: Result<(), Errno>) -> bool {
+/// `Ok(false)` if the call is not to be had, rather than failed. A file system may report an error of
+/// its disk by the number of a refusal, as a network file system does with EPERM. The kernel reports an
+/// error once, and a refusal every time.
+fn done_unless_refused(call: impl Fn() -> Result<(), Errno>) -> Result<bool, Errno> {
+    match call() {
+        Ok(()) => Ok(true),
+        Err(error) if is_refusal(error) && call() == Err(error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_refusal(error: Errno) -> bool {
     // EPERM is a sandbox that does not know the call.
-    matches!(
-        outcome,
-        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL | Errno::SPIPE | Errno::PERM)
-    )
+    matches!(error, Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL | Errno::SPIPE | Errno::PERM)
 }
 
 fn sync_file_range(fd: BorrowedFd<'_>, range: ByteRange, flags: libc::c_uint) -> Result<(), Errno> {
@@ -106,5 +104,26 @@ fn sync_file_range(fd: BorrowedFd<'_>, range: ByteRange, flags: libc::c_uint) ->
             Errno::INTR => {}
             errno => return Err(errno),
         }
+    }
+}
+
+#[cfg(not(shuttle))]
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn error_with_the_number_of_a_refusal_is_reported() {
+        let calls = Cell::new(0);
+        let failing_once = || {
+            calls.set(calls.get() + 1);
+            if calls.get() == 1 { Err(Errno::PERM) } else { Ok(()) }
+        };
+        assert_eq!(done_unless_refused(failing_once), Err(Errno::PERM));
+        assert_eq!(done_unless_refused(|| Err(Errno::PERM)), Ok(false));
+        assert_eq!(done_unless_refused(|| Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(done_unless_refused(|| Ok(())), Ok(true));
     }
 }
