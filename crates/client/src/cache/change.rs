@@ -257,12 +257,37 @@ impl ChangeTracker {
     /// Processes attributes from the reply to a call that changes nothing, such as GETATTR, LOOKUP,
     /// ACCESS, READ or READDIR, sent at `sent`. They may be older than the known ones.
     ///
-    /// [`Attribution::Unchanged`] for the GETATTR of an open means that the caches are valid; so
-    /// does `Undecided`, until the replies to the own calls in flight decide.
+    /// [`Attribution::Unchanged`] for the call of an open means that the caches are valid. After
+    /// `Undecided` the open waits for [`decide_observed`](Self::decide_observed).
     pub(crate) fn observe(&mut self, attributes: &Attributes, sent: Moment) -> Attribution {
         self.forget_dropped();
         let undisturbed = sent == self.moment;
         self.observe_stamp(attributes.into(), undisturbed)
+    }
+
+    /// The sequence of the next own call, for [`decide_observed`](Self::decide_observed): attributes that have arrived
+    /// have the effect of earlier calls at most.
+    pub(crate) fn next_call(&self) -> u64 {
+        self.next
+    }
+
+    /// Processes attributes again that [`observe`](Self::observe) has left undecided. `None` while a
+    /// call before `next_call` is in flight: without its reply, its change and a foreign one after it
+    /// look alike. `Undecided` means that the caches are valid.
+    pub(crate) fn decide_observed(
+        &mut self,
+        attributes: &Attributes,
+        next_call: u64,
+    ) -> Option<Attribution> {
+        self.forget_dropped();
+        if self.active.first().is_some_and(|(sequence, _)| *sequence < next_call) {
+            return None;
+        }
+        let seen = attributes.into();
+        if self.has_foreign() {
+            return Some(self.foreign(newer(self.known, seen)));
+        }
+        Some(self.compare(seen, false))
     }
 
     /// Whether the chain has passed the stamp of these attributes, so that the known ones are
@@ -285,6 +310,11 @@ impl ChangeTracker {
         if !self.active.is_empty() {
             return Attribution::Undecided;
         }
+        self.compare(seen, undisturbed)
+    }
+
+    /// Compares a stamp with the chain, which has all own calls whose effect the stamp can have.
+    fn compare(&mut self, seen: Change, undisturbed: bool) -> Attribution {
         if seen == self.known {
             if undisturbed {
                 // The effect of all own calls is in it.

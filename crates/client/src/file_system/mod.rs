@@ -159,12 +159,14 @@ impl FileSystem {
         let wanted = flags.wanted();
         let sent = inode.sent();
         let granted = self.nfs.access(inode.handle(), wanted).await?;
-        inode.note(granted.attributes.as_ref(), sent);
+        inode.note_for_open(granted.attributes.as_ref(), sent).await;
         if granted.access & wanted != wanted {
             return Err(Error::Refused(Errno::ACCESS));
         }
         if granted.attributes.is_none() && self.options().close_to_open {
-            self.revalidate(inode).await?;
+            let sent = inode.sent();
+            let attributes = self.nfs.getattr(inode.handle()).await?;
+            inode.note_for_open(Some(&attributes), sent).await;
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use proto::nfs3::{Attributes, FileHandle, FileType};
 use rustix::io::Errno;
+use tokio::sync::Notify;
 
 pub(crate) use silly_rename::{SillyRename, remove, silly_name};
 pub(crate) use superblock::Superblock;
@@ -42,6 +43,8 @@ pub struct Inode {
     fileid: u64,
     file_type: FileType,
     known: Mutex<Known>,
+    /// An own call has been answered.
+    own_call_ended: Notify,
     contents: Contents,
     table: Arc<InodeTable>,
 }
@@ -159,7 +162,8 @@ impl Inode {
             disturbed_at: Instant::now(),
         };
         let (known, table) = (Mutex::new(known), Arc::clone(table));
-        Self { handle, fileid, file_type, known, contents, table }
+        let own_call_ended = Notify::new();
+        Self { handle, fileid, file_type, known, own_call_ended, contents, table }
     }
 
     /// The file handle.
@@ -239,6 +243,33 @@ impl Inode {
     pub(crate) fn note(&self, attributes: Option<&Attributes>, sent: Sent) {
         if self.observe(attributes, sent) == Attribution::Foreign {
             self.drop_cached();
+        }
+    }
+
+    /// Like [`note`](Self::note), for the call of an open, which must not miss a change that another
+    /// client has finished: waits until the own calls are answered that may have hidden it. If that
+    /// takes [`DECIDED_WITHIN`], drops the caches.
+    pub(crate) async fn note_for_open(&self, attributes: Option<&Attributes>, sent: Sent) {
+        let attribution = self.observe(attributes, sent);
+        if attribution == Attribution::Foreign {
+            self.drop_cached();
+        }
+        let (Some(attributes), Attribution::Undecided) = (attributes, attribution) else { return };
+        let next_call = self.known().tracker.next_call();
+        let deadline = Instant::now() + DECIDED_WITHIN;
+        loop {
+            let ended = self.own_call_ended.notified();
+            let (decided, from, to) = {
+                let mut known = self.known();
+                let from = known.tracker.known();
+                (known.tracker.decide_observed(attributes, next_call), from, known.tracker.known())
+            };
+            match decided {
+                Some(attribution) => return self.apply(attribution, from, to),
+                None if Instant::now() >= deadline => return self.drop_cached(),
+                // A call that is given up ends without a notification.
+                None => drop(tokio::time::timeout(GIVEN_UP_POLL, ended).await),
+            }
         }
     }
 
@@ -496,3 +527,9 @@ impl fmt::Debug for Inode {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// How long an open waits for replies to own calls at most.
+const DECIDED_WITHIN: Duration = Duration::from_secs(1);
+
+/// How often an open looks for own calls that were given up.
+const GIVEN_UP_POLL: Duration = Duration::from_millis(20);

@@ -41,6 +41,7 @@ impl OwnChange {
             (attribution, from, known.tracker.known())
         };
         inode.apply(attribution, from, to);
+        inode.own_call_ended.notify_waiters();
         matches!(attribution, Attribution::Own | Attribution::Unchanged).then_some(to)
     }
 }

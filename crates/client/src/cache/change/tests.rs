@@ -177,6 +177,33 @@ fn observations_during_own_calls_decide_nothing() {
 }
 
 #[test]
+fn an_observation_is_decided_once_earlier_own_calls_are_answered() {
+    // The call that it waits for was executed before a foreign change, and is answered later.
+    let mut tracker = ChangeTracker::new(&state(0));
+    let own = tracker.begin();
+    let sent = tracker.moment();
+    assert_eq!(tracker.observe(&state(2), sent), Attribution::Undecided);
+    let next_call = tracker.next_call();
+    let later = tracker.begin();
+    assert_eq!(tracker.decide_observed(&state(2), next_call), None);
+    assert_eq!(tracker.finish(own, &pair(0, 1)), Attribution::Own);
+    assert_eq!(tracker.decide_observed(&state(2), next_call), Some(Attribution::Foreign));
+    assert_eq!(tracker.finish(later, &pair(2, 3)), Attribution::Own);
+
+    // What was seen is the own change.
+    let own = tracker.begin();
+    let sent = tracker.moment();
+    assert_eq!(tracker.observe(&state(4), sent), Attribution::Undecided);
+    let next_call = tracker.next_call();
+    assert_eq!(tracker.finish(own, &pair(3, 4)), Attribution::Own);
+    let later = tracker.begin();
+    assert_eq!(tracker.decide_observed(&state(4), next_call), Some(Attribution::Unchanged));
+    // A later own change has overtaken it.
+    assert_eq!(tracker.finish(later, &pair(4, 5)), Attribution::Own);
+    assert_eq!(tracker.decide_observed(&state(4), next_call), Some(Attribution::Undecided));
+}
+
+#[test]
 fn without_stamps_before_own_calls_are_trusted() {
     let mut tracker = ChangeTracker::new(&state(0));
     let (one, two) = (tracker.begin(), tracker.begin());
