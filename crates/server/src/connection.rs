@@ -24,6 +24,7 @@ use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
 use crate::trace::Moment;
+use crate::turns::Seat;
 use stay::{Stayed, Streak};
 
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
@@ -61,12 +62,12 @@ struct Accepted {
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Serves a connection until the peer closes it, breaks the protocol, its place is needed for
-/// another while it is idle, or the server stops.
+/// another while it is idle, or the server stops. `seat` is on this thread.
 pub(crate) async fn serve(
     service: Arc<Service>,
     programs: Programs,
     stream: std::net::TcpStream,
-    place: Place,
+    (place, seat): (Place, Seat),
     mut stop: watch::Receiver<bool>,
 ) {
     let Ok(address) = stream.peer_addr() else { return };
@@ -88,9 +89,10 @@ pub(crate) async fn serve(
         Arc::clone(&activity.peer_wait),
         limits(&service, peer),
     );
+    let seat = Arc::new(seat);
     let mut sender = tokio::spawn({
-        let replies = Arc::clone(&replies);
-        async move { replies.run().await }
+        let (replies, seat) = (Arc::clone(&replies), Arc::clone(&seat));
+        async move { seat.take_turns(replies.run()).await }
     });
     let intake = Arc::new(Intake {
         service: Arc::clone(&service),
@@ -101,7 +103,7 @@ pub(crate) async fn serve(
         activity: Arc::clone(activity),
     });
     tokio::select! {
-        () = flushed(&replies, take_calls(intake, receiver)) => {}
+        () = seat.take_turns(flushed(&replies, take_calls(&seat, intake, receiver))) => {}
         // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
         () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
@@ -127,7 +129,7 @@ async fn flushed(replies: &ReplyQueue, work: impl Future<Output = ()>) {
 }
 
 /// Takes calls until the peer sends no more, or what are none.
-async fn take_calls(intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
+async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
     let mut streak = Streak::default();
     let mut next = intake.next_call(&mut receiver).await;
     while let Some(mut call) = next {
@@ -145,7 +147,11 @@ async fn take_calls(intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
                 None => return,
             }
         }
+        let received = call.received;
         begin(call).await;
+        if seat.is_over(received) {
+            tokio::task::yield_now().await;
+        }
         next = intake.next_call(&mut receiver).await;
     }
 }

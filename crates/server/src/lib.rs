@@ -41,6 +41,7 @@ mod settlement;
 mod state;
 mod state_dir;
 pub mod trace;
+mod turns;
 mod vfs;
 mod write_order;
 

@@ -50,6 +50,7 @@ pub(crate) async fn accept(
         // It came in on this thread and lives on another.
         let (Some(place), Ok(stream)) = (place, stream.into_std()) else { continue };
         let service = Arc::clone(&service);
-        threads.next().spawn(connection::serve(service, programs, stream, place, stop.clone()));
+        let (thread, seat) = threads.seat(place.activity.client());
+        thread.spawn(connection::serve(service, programs, stream, (place, seat), stop.clone()));
     }
 }

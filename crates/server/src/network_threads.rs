@@ -6,13 +6,17 @@
 //! "network-threads"). The work itself is spread over all processors by the engine's lanes; here
 //! bytes are received, and calls answered from memory.
 
-use std::io;
+use std::io::Result;
 use std::iter;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use io::ClientId;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
+
+use crate::turns::{Seat, Turns};
 
 /// Of so many tasks that a busy thread runs, one is a task that another thread has made or woken: a
 /// new connection, one to be evicted, one whose calls a lane has finished. With tokio's 31 they wait
@@ -31,6 +35,7 @@ pub(crate) struct NetworkThreads {
 
 struct NetworkThread {
     runtime: Handle,
+    turns: Arc<Turns>,
     /// The thread waits for this to be dropped.
     _ends: oneshot::Sender<()>,
 }
@@ -40,11 +45,11 @@ impl NetworkThreads {
     ///
     /// # Errors
     /// The system refuses a thread or a poll descriptor.
-    pub(crate) fn start() -> io::Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let count = thread::available_parallelism().map_or(1, usize::from);
         let accepting = NetworkThread::start("spillway-accept".to_owned())?;
         let start = |index| NetworkThread::start(format!("spillway-net-{index}"));
-        let threads = (0..count).map(start).collect::<io::Result<_>>()?;
+        let threads = (0..count).map(start).collect::<Result<_>>()?;
         Ok(Self { accepting, threads, next: AtomicUsize::new(0) })
     }
 
@@ -54,10 +59,18 @@ impl NetworkThreads {
         &self.accepting.runtime
     }
 
-    /// The thread for the next connection, in turn.
+    /// The threads in turn, for work of the server.
     pub(crate) fn next(&self) -> &Handle {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.threads.len();
         &self.threads[turn].runtime
+    }
+
+    /// The thread for a connection of `client`: the one with the fewest connections of that client, and
+    /// of all. In turn they would all be on one thread if the client made two and used one of them.
+    pub(crate) fn seat(&self, client: ClientId) -> (&Handle, Seat) {
+        let thread = self.threads.iter().min_by_key(|thread| thread.turns.seats(client));
+        let thread = thread.expect("there is at least one");
+        (&thread.runtime, thread.turns.seat(client))
     }
 
     /// Ends when each of the threads has run a task that it was given now.
@@ -72,7 +85,7 @@ impl NetworkThreads {
 }
 
 impl NetworkThread {
-    fn start(name: String) -> io::Result<Self> {
+    fn start(name: String) -> Result<Self> {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .global_queue_interval(REMOTE_INTERVAL)
@@ -84,6 +97,9 @@ impl NetworkThread {
             // An error is the sender's drop, which is what is waited for.
             let _dropped = runtime.block_on(ended);
         })?;
-        Ok(Self { runtime: handle, _ends: ends })
+        let turns = Arc::new(Turns::default());
+        let rounds = Arc::clone(&turns);
+        drop(handle.spawn(async move { rounds.run().await }));
+        Ok(Self { runtime: handle, turns, _ends: ends })
     }
 }

@@ -1,6 +1,7 @@
 //! Throughput and latency versus concurrency: by calls in flight and by connections, and for one
 //! client beside another with many connections.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::load_meter::LoadMeter;
 use super::turned;
 use crate::figure::Figure;
 use crate::load::{
-    self, Direction, Group, Load, LoadFile, Outcome, Pattern, Pool, Service, TIMEOUT, Verify,
+    self, Direction, Group, Load, LoadFile, NICE, Outcome, Pattern, Pool, Service, TIMEOUT, Verify,
     Watch, create_files, remove_files,
 };
 use crate::options::{RoundOptions, TargetOptions, VersionOptions};
@@ -69,6 +70,11 @@ pub struct Options {
     #[arg(long, value_name = "STATE", default_value = "found")]
     cache: CacheState,
 
+    /// Calls that each connection of the other client has in flight
+    #[arg(long, value_name = "COUNT", default_value_t = 4,
+        value_parser = clap::value_parser!(u16).range(1..=256))]
+    others_depth: u16,
+
     /// Leave out the client beside another with many connections
     #[arg(long)]
     no_fairness: bool,
@@ -82,8 +88,10 @@ pub struct Options {
 
 /// Connections of the other client.
 const OTHERS: u16 = 16;
-/// Calls that the one client has in flight, and each connection of the other.
-const FAIRNESS_DEPTH: u16 = 4;
+/// Their address, if the server is at 127.0.0.0/8: servers tell clients apart by it.
+const OTHER_CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// Calls that the one client has in flight.
+const ONE_DEPTH: u16 = 4;
 
 /// Carries the experiment out. `program` is this program, `arguments` what it was given.
 ///
@@ -202,7 +210,7 @@ impl Experiment<'_> {
             io_bytes: write_bytes,
             operations_by_rank: vec![self.file_bytes().div_ceil(write_bytes.into()); count],
             pattern: Pattern::EasySequential,
-            ..self.load(Direction::Write, 1, FAIRNESS_DEPTH)
+            ..self.load(Direction::Write, 1, ONE_DEPTH)
         };
         let load = Load { time_max: None, ..load };
         let (service, files) = (&trial.service, &mut trial.files);
@@ -282,15 +290,19 @@ impl Experiment<'_> {
     fn fairness(&mut self, trial: &mut Trial<'_>) -> Result<[Measurement; 3]> {
         self.output.doing(format!("one client beside another: {}", trial.name));
         self.warm_up(trial)?;
-        let one = self.next_load(1, FAIRNESS_DEPTH);
-        let others = self.next_load(OTHERS, FAIRNESS_DEPTH);
+        let one = self.next_load(1, ONE_DEPTH);
+        let others = self.next_load(OTHERS, self.options.others_depth);
         let (own, rest) = trial.files.split_at_mut(1);
         let service = &trial.service;
         let alone = load::run(&self.pool, &one, service, own, &mut trial.running.watch())?;
         let one = Load { generation: others.generation, ..one };
+        let is_loopback = matches!(service.address.ip(), IpAddr::V4(ip) if ip.is_loopback());
+        let source = is_loopback.then_some(OTHER_CLIENT.into());
+        let other_client = Service { source, ..service.clone() };
         let mut groups = [
-            Group { load: &one, service, files: own },
-            Group { load: &others, service, files: rest },
+            // Its own machine would be there for it alone.
+            Group { load: &one, service, files: own, nice: -20 },
+            Group { load: &others, service: &other_client, files: rest, nice: NICE },
         ];
         let watch = &mut trial.running.watch();
         let beside = load::run_groups(&self.pool, &mut groups, watch)?;

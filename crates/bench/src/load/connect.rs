@@ -13,37 +13,49 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 /// Ports from which a server that checks them takes calls: below 665 well-known services live.
 const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 665..=1023;
 
-/// Connects within `timeout`.
+/// Connects within `timeout`, from an address of this machine that the system chooses.
 pub(crate) fn from_reserved_port(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    from_reserved_port_of(any, address, timeout)
+}
+
+/// As [`from_reserved_port`], from the address `source`.
+pub(crate) fn from_reserved_port_of(
+    source: IpAddr,
+    address: SocketAddr,
+    timeout: Duration,
+) -> io::Result<TcpStream> {
     for port in RESERVED_PORTS.rev() {
-        match from_port(address, Some(port), timeout) {
+        match from_port(SocketAddr::new(source, port), address, timeout) {
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => {}
             // Not root: no other port will do either.
             Err(Errno::ACCESS | Errno::PERM) => break,
             done => return done.map_err(timed_out),
         }
     }
-    from_port(address, None, timeout).map_err(timed_out)
+    from_port(SocketAddr::new(source, 0), address, timeout).map_err(timed_out)
 }
 
+/// Connects from `source`; port 0 is any.
 fn from_port(
+    source: SocketAddr,
     address: SocketAddr,
-    port: Option<u16>,
     timeout: Duration,
 ) -> Result<TcpStream, Errno> {
-    let (family, any) = match address {
-        SocketAddr::V4(_) => (AddressFamily::INET, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
-        SocketAddr::V6(_) => (AddressFamily::INET6, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     send_unpaced(&socket)?;
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-    if let Some(port) = port {
-        // A connection of an earlier phase may have the port for a minute yet (TIME_WAIT); whether
-        // it is in the way, connecting fails.
-        set_socket_reuseaddr(&socket, true)?;
-        bind(&socket, &SocketAddr::new(any, port))?;
-    }
+    // A connection of an earlier phase may have the port for a minute yet (TIME_WAIT); whether it is
+    // in the way, connecting fails.
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &source)?;
     connect(&socket, &address)?;
     Ok(socket.into())
 }

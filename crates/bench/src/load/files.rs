@@ -16,6 +16,7 @@ impl Service {
         let limits = nfs.fsinfo(root).await.map_err(Error::call("FSINFO"))?;
         Ok(Self {
             address: nfs.address(),
+            source: None,
             identity: (**nfs.identity()).clone(),
             read_bytes_max: limits.rtmax,
             write_bytes_max: limits.wtmax,

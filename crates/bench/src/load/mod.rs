@@ -28,7 +28,7 @@ pub(crate) use session::Session;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
@@ -68,13 +68,15 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// How far ranks stand back behind a server that they share processors with, as nice(2) counts:
 /// they do not interrupt it, and find several replies at once when it pauses, which costs both of
 /// them less. With 10 a rank beside other busy programs still gets a tenth of what they get.
-const NICE: i32 = 10;
+pub const NICE: i32 = 10;
 
 /// An NFS service and how it is called.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// Where it is.
     pub address: SocketAddr,
+    /// The address of this machine that calls come from, if the system is not to choose it.
+    pub source: Option<IpAddr>,
     /// Who calls: AUTH_SYS.
     pub identity: Identity,
     /// `rtmax` of FSINFO: bytes of a READ at most.
@@ -160,6 +162,8 @@ pub struct Group<'a> {
     pub service: &'a Service,
     /// A file for each rank, or one for all: see [`Pattern`].
     pub files: &'a mut [LoadFile],
+    /// How far the ranks stand back behind other threads of this machine, as nice(2) counts.
+    pub nice: i32,
 }
 
 /// Puts one load on a server.
@@ -173,7 +177,7 @@ pub fn run(
     files: &mut [LoadFile],
     watch: &mut Watch<'_>,
 ) -> Result<Outcome> {
-    let mut outcomes = run_groups(pool, &mut [Group { load, service, files }], watch)?;
+    let mut outcomes = run_groups(pool, &mut [Group { load, service, files, nice: NICE }], watch)?;
     Ok(outcomes.pop().expect("one for each group"))
 }
 
@@ -254,7 +258,7 @@ fn plan(load: &Load) -> Plan<'_> {
 }
 
 fn check(group: &Group<'_>) -> Result<()> {
-    let Group { load, service, files } = group;
+    let Group { load, service, files, .. } = group;
     let misuse = |what: String| Err(Error::Misuse(what));
     let (limit, name) = match load.direction {
         Direction::Read => (service.read_bytes_max, "READs"),
@@ -298,7 +302,11 @@ fn connect<'a>(group: &Group<'a>) -> Result<Vec<(RecordStream, FileCalls<'a>)>> 
         Direction::Write => 0,
     };
     let connect = |rank| {
-        let stream = connect::from_reserved_port(address, timeout)
+        let connected = match service.source {
+            Some(source) => connect::from_reserved_port_of(source, address, timeout),
+            None => connect::from_reserved_port(address, timeout),
+        };
+        let stream = connected
             .and_then(|stream| RecordStream::new(stream, payload_bytes_max, Some(timeout)));
         let mut stream = stream.map_err(|error| {
             Error::Server(format!("cannot connect to the server at {address}: {error}"))
@@ -346,7 +354,7 @@ fn ranks<'a>(
     group: &'a Group<'_>,
     progress: &'a [Progress],
 ) -> impl Iterator<Item = Rank<'a>> {
-    let Group { load, files, .. } = group;
+    let Group { load, files, nice, .. } = group;
     progress.iter().enumerate().map(move |(number, progress)| Rank {
         number,
         load,
@@ -354,6 +362,7 @@ fn ranks<'a>(
         files,
         pool,
         progress,
+        nice: *nice,
     })
 }
 
@@ -372,12 +381,12 @@ fn carry_out<'a>(
         let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
         let mut threads = Vec::new();
         for ((group, rank), (stream, calls)) in ranks {
-            let (ended, gate, started) = (ended.clone(), &gate, &started);
+            let (ended, gate, started, stand_back) = (ended.clone(), &gate, &started, rank.nice);
             let name = format!("rank-{}", rank.number);
             let work = move || {
                 drop(gate.lock());
                 // Where the system refuses, the load works all the same and costs more.
-                let _ = nice(NICE);
+                let _ = nice(stand_back);
                 let outcome = started.get().map(|started| rank::run(rank, stream, calls, *started));
                 // The receiver waits for as many as were started.
                 let _ = ended.send(group);

@@ -42,6 +42,8 @@ pub(super) struct Rank<'a> {
     pub(super) files: &'a [LoadFile],
     pub(super) pool: &'a Pool,
     pub(super) progress: &'a Progress,
+    /// See [`Group`](super::Group).
+    pub(super) nice: i32,
 }
 
 /// What became of it.

@@ -38,7 +38,15 @@ fn identity() -> Identity {
 fn service(address: SocketAddr) -> Service {
     let (read_bytes_max, write_bytes_max) = (1 << 20, 1 << 20);
     let (version, path) = (Version::V3, Vec::new());
-    Service { address, identity: identity(), read_bytes_max, write_bytes_max, version, path }
+    Service {
+        address,
+        source: None,
+        identity: identity(),
+        read_bytes_max,
+        write_bytes_max,
+        version,
+        path,
+    }
 }
 
 fn write_load(pattern: Pattern, operations_by_rank: &[u64], io_bytes: u32) -> Load {
@@ -348,8 +356,8 @@ fn groups_have_outcomes_of_their_own() {
         progress: Box::new(|bytes| reported = bytes),
     };
     let mut groups = [
-        Group { load: &small, service: &service, files: &mut one },
-        Group { load: &large, service: &service, files: &mut many },
+        Group { load: &small, service: &service, files: &mut one, nice: NICE },
+        Group { load: &large, service: &service, files: &mut many, nice: NICE },
     ];
     let outcomes = run_groups(pool(), &mut groups, &mut watch).unwrap();
     assert_done(&outcomes[0], 20, 4096);

@@ -16,6 +16,17 @@ impl Moment {
         Self(now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned())
     }
 
+    /// A moment of a test.
+    #[cfg(test)]
+    pub(crate) fn at_nanoseconds(nanoseconds: u64) -> Self {
+        Self(nanoseconds)
+    }
+
+    /// Nanoseconds since a moment that the system has chosen.
+    pub(crate) fn nanoseconds(self) -> u64 {
+        self.0
+    }
+
     /// The time since.
     pub(crate) fn elapsed(self) -> Duration {
         Self::now().since(self)

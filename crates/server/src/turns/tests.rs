@@ -1,0 +1,192 @@
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::task::{LocalSet, yield_now};
+
+use super::*;
+
+const A: ClientId = 1;
+const B: ClientId = 2;
+const ROUND_NS: u64 = SHARED_NS.unsigned_abs();
+
+/// Turns under a clock of the test.
+struct World {
+    state: State,
+    now: u64,
+}
+
+impl World {
+    fn new(clients: &[ClientId]) -> Self {
+        let mut state = State::default();
+        clients.iter().for_each(|client| state.enter(*client));
+        Self { state, now: 1 }
+    }
+
+    /// Two clients that have work.
+    fn shared() -> Self {
+        let mut world = World::new(&[A, B]);
+        assert!(world.takes(A, 0) && world.takes(B, 0));
+        world
+    }
+
+    fn begin(&mut self, client: ClientId, number: &mut Option<u64>) -> bool {
+        let now = Moment::at_nanoseconds(self.now);
+        self.state.begin(client, number, now, Waker::noop()).is_some()
+    }
+
+    /// Whether new work of a client may go on; it takes `ns`.
+    fn takes(&mut self, client: ClientId, ns: u64) -> bool {
+        let mut number = None;
+        let begins = self.begin(client, &mut number);
+        match number {
+            Some(number) => self.state.forget(client, number),
+            None => self.works(client, ns),
+        }
+        begins
+    }
+
+    fn works(&mut self, client: ClientId, ns: u64) {
+        self.now += ns;
+        self.state.charge(client, ns);
+    }
+
+    fn next_round(&mut self) -> usize {
+        self.state.next_round(Moment::at_nanoseconds(self.now)).len()
+    }
+}
+
+#[test]
+fn a_client_waits_when_its_time_is_used_and_the_other_does_not() {
+    let mut world = World::shared();
+    assert!(world.takes(A, ROUND_NS / 2));
+    assert!(world.takes(A, ROUND_NS / 2));
+    assert!(!world.takes(A, 1));
+    assert!(world.takes(B, 1));
+    world.next_round();
+    assert!(world.takes(A, 1));
+}
+
+#[test]
+fn a_client_alone_has_longer_turns() {
+    let mut world = World::new(&[A, B]);
+    for _ in 0..4 {
+        assert!(world.takes(A, ROUND_NS));
+    }
+    assert!(world.takes(B, 1));
+    assert!(!world.takes(A, 1), "the thread is shared");
+    world.next_round();
+    world.now += ACTIVE_NS;
+    for _ in 0..5 {
+        world.next_round();
+    }
+    assert!(world.takes(A, 3 * ROUND_NS));
+    assert!(world.takes(A, 1), "the other has no work");
+}
+
+#[test]
+fn an_excess_is_owed_in_later_rounds_but_not_all_of_a_huge_one() {
+    let mut world = World::shared();
+    assert!(world.takes(A, 3 * ROUND_NS));
+    for _ in 0..2 {
+        world.next_round();
+        assert!(world.takes(B, 0));
+        assert!(!world.takes(A, 1));
+    }
+    world.next_round();
+    assert!(world.takes(A, 1000 * ROUND_NS));
+    let rounds = (0..).find(|_| {
+        world.next_round();
+        world.takes(A, 0)
+    });
+    assert_eq!(rounds, Some(usize::try_from(DEBT_ROUNDS_MAX).unwrap() - 1));
+}
+
+#[test]
+fn work_that_waits_goes_on_in_the_order_in_which_it_came() {
+    let mut world = World::shared();
+    assert!(world.takes(A, ROUND_NS));
+    let (mut first, mut second) = (None, None);
+    assert!(!world.begin(A, &mut first));
+    assert!(!world.begin(A, &mut second));
+    assert!(world.state.is_due());
+    assert_eq!(world.next_round(), 2);
+    let mut third = None;
+    assert!(!world.begin(A, &mut third), "others have waited for longer");
+    assert!(world.begin(A, &mut first));
+    world.works(A, ROUND_NS);
+    assert!(!world.begin(A, &mut second));
+    assert_eq!(world.next_round(), 2);
+    assert!(world.begin(A, &mut second));
+    world.works(A, 1);
+    assert!(world.begin(A, &mut third));
+    assert!(!world.state.is_due());
+}
+
+#[test]
+fn work_that_was_given_up_is_not_waited_for() {
+    let mut world = World::shared();
+    assert!(world.takes(A, ROUND_NS));
+    let mut number = None;
+    assert!(!world.begin(A, &mut number));
+    world.state.forget(A, number.unwrap());
+    assert!(!world.state.is_due());
+    assert_eq!(world.next_round(), 0);
+    world.state.leave(A);
+    assert!(!world.state.clients.contains_key(&A));
+    assert_eq!(world.state.seats, 1);
+    world.next_round();
+}
+
+#[test]
+fn only_a_few_of_many_connections_are_woken_in_a_round() {
+    let mut world = World::shared();
+    assert!(world.takes(A, ROUND_NS));
+    for _ in 0..3 * WOKEN_MAX {
+        assert!(!world.begin(A, &mut None));
+    }
+    assert_eq!(world.next_round(), WOKEN_MAX);
+    assert!(world.state.is_due());
+}
+
+/// Work that always has more to do, a call of some 20 us at a time.
+async fn busy(seat: Seat, done: Rc<RefCell<Vec<ClientId>>>) {
+    let client = seat.client;
+    seat.take_turns(async {
+        loop {
+            let began = Moment::now();
+            while began.elapsed() < Duration::from_micros(20) {}
+            done.borrow_mut().push(client);
+            if seat.is_over(began) {
+                yield_now().await;
+            }
+        }
+    })
+    .await;
+}
+
+#[test]
+fn two_clients_get_equal_shares_of_a_thread_whatever_their_connections() {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let turns = Arc::new(Turns::default());
+    let done = Rc::new(RefCell::new(Vec::new()));
+    let tasks = LocalSet::new();
+    let rounds = Arc::clone(&turns);
+    tasks.spawn_local(async move { rounds.run().await });
+    for client in [A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, B] {
+        tasks.spawn_local(busy(turns.seat(client), Rc::clone(&done)));
+    }
+    assert_eq!((turns.seats(A), turns.seats(B)), ((15, 16), (1, 16)));
+    tasks.block_on(&runtime, async {
+        while done.borrow().len() < 10_000 {
+            yield_now().await;
+        }
+    });
+    let done = done.borrow();
+    let share = done.iter().filter(|client| **client == B).count();
+    // By time, of which a call can have more if the machine is busy.
+    assert!((2500..7500).contains(&share), "{share} of {}", done.len());
+    drop(tasks);
+    assert_eq!(turns.seats(A), (0, 0));
+}
