@@ -152,6 +152,7 @@ mod tests {
             path: PathBuf::from("/"),
             sync: true,
             policy: Default::default(),
+            limits: Default::default(),
             rules: vec![rule],
             metadata_servers: None,
         }

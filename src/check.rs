@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use server::config::{ByteSize, Config, Overrides};
-use server::export::{Access, Export, Rule, Squash};
+use server::export::{Access, Export, Rate, Rule, Squash};
 
 use crate::announce::print;
 use crate::cli::{self, CheckOptions};
@@ -60,6 +60,11 @@ fn write_export(text: &mut String, export: &Export) -> std::fmt::Result {
         text,
         "{name} from {path}, {sync}, reads {read}, writes {write}{read_ahead}{splice}, id {id}"
     )?;
+    for (rate, whom) in [(export.limits.all, ""), (export.limits.client, " for each client")] {
+        if rate != Rate::default() {
+            writeln!(text, "    at most {} per second{whom}", amounts(rate))?;
+        }
+    }
     if export.metadata_servers.is_some() {
         writeln!(text, "    version 3 alone, for the clients of these metadata servers:")?;
     }
@@ -68,6 +73,12 @@ fn write_export(text: &mut String, export: &Export) -> std::fmt::Result {
         writeln!(text, "    {}: {}", hosts.join(" "), rights(access))?;
     }
     Ok(())
+}
+
+fn amounts(rate: Rate) -> String {
+    let calls = rate.calls_per_sec.map(|calls| format!("{calls} calls"));
+    let bytes = rate.bytes_per_sec.map(|bytes| ByteSize(bytes.get()).to_string());
+    calls.into_iter().chain(bytes).collect::<Vec<_>>().join(" and ")
 }
 
 fn rights(access: &Access) -> String {

@@ -18,8 +18,9 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use crate::call::Incoming;
 use crate::connections::{Activity, Place};
 use crate::counters::{ClientCounters, Counter, Counters, Phase};
-use crate::dispatch::{self, Verdict};
+use crate::dispatch::{self, LimitedExport, Verdict};
 use crate::procedures::{Programs, Thread};
+use crate::rate_limits::Use;
 use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
@@ -32,6 +33,8 @@ use stay::{Stayed, Streak};
 /// data is thrown away and the call refused, or the connection ended where the record is longer than
 /// this and a head. After a reload that admits the peer, its next connection takes all.
 const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
+/// A connection looks at least so often whether limits permit its next call.
+const LIMIT_WAIT_MAX: Duration = Duration::from_secs(1);
 /// The number of the next connection.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 /// How long the last calls may take when the server stops.
@@ -57,6 +60,7 @@ struct Accepted {
     /// The connection has no other call: none at work, none in the socket.
     is_alone: bool,
     received: Moment,
+    limited: Option<LimitedExport>,
 }
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -147,9 +151,11 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
                 None => return,
             }
         }
-        let received = call.received;
+        let (received, limited) = (call.received, call.limited);
         begin(call).await;
-        if seat.is_over(received) {
+        if let Some(limited) = limited {
+            intake.wait_for_limit(limited).await;
+        } else if seat.is_over(received) {
             tokio::task::yield_now().await;
         }
         next = intake.next_call(&mut receiver).await;
@@ -209,7 +215,8 @@ impl Intake {
         if service.callbacks.take_reply(peer.connection, &record.head) {
             return None;
         }
-        client.count_call(record.bytes);
+        let record_bytes = record.bytes;
+        client.count_call(record_bytes);
         replies.cork(has_more);
         let payload_bytes = record.payload.as_ref().map(WriteData::len);
         let replies = Arc::clone(replies);
@@ -221,16 +228,20 @@ impl Intake {
             }
         };
         let outline = call.outline();
-        let device = dispatch::device(service, &call, outline.as_ref());
+        let address = peer.address;
+        let (device, limited) = dispatch::device(service, &call, outline.as_ref(), address);
+        self.charge(limited, Use { calls: 1, bytes: record_bytes }, received);
         let has_one_call = activity.has_one_call();
         let thread = dispatch::thread(&call, outline.as_ref(), has_one_call);
         let share = Share::new(&device, activity.client());
         let is_alone = payload_bytes.is_some()
+            && limited.is_none()
             && has_one_call
             && !has_more
             && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
         let record = dispatch::record(service, &call, outline.as_ref(), peer.address, received);
         let (service, client) = (Arc::clone(service), Arc::clone(client));
+        let client_id = activity.client();
         // On the heap at once: it is large, and each move of it would be a copy.
         let work: Work = Box::pin(async move {
             let link = replies.link();
@@ -243,9 +254,37 @@ impl Intake {
             let origin = Origin { peer, link, client, received, timed_since, queue_ns, record };
             let verdict = dispatch::answer(&service, origin, &mut call).await;
             let verdict = counted(verdict, &service.counters, client, timed_since);
+            if let (Some(LimitedExport { id, limits }), Verdict::Reply(reply)) = (limited, &verdict)
+            {
+                let taken = Use { calls: 0, bytes: reply.bytes() };
+                service.rate_limits.charge(id, client_id, &limits, taken, Moment::now());
+            }
             send(&replies, verdict, slot);
         });
-        Some(Accepted { thread, share, work, payload_bytes, is_alone, received })
+        Some(Accepted { thread, share, work, payload_bytes, is_alone, received, limited })
+    }
+
+    /// Charges an export's limits, if it has any.
+    fn charge(&self, limited: Option<LimitedExport>, taken: Use, now: Moment) {
+        if let Some(LimitedExport { id, limits }) = limited {
+            let rate_limits = &self.service.rate_limits;
+            rate_limits.charge(id, self.activity.client(), &limits, taken, now);
+        }
+    }
+
+    /// Waits until the limits of the last call's export permit the next call. That may be for another
+    /// export: what a connection waits for is decided before its next call is read.
+    async fn wait_for_limit(&self, LimitedExport { id, limits }: LimitedExport) {
+        let rate_limits = &self.service.rate_limits;
+        loop {
+            let delay = rate_limits.delay(id, self.activity.client(), &limits, Moment::now());
+            if delay.is_zero() {
+                return;
+            }
+            self.service.counters.add(Counter::LimitWaits, 1);
+            self.replies.flush();
+            tokio::time::sleep(delay.min(LIMIT_WAIT_MAX)).await;
+        }
     }
 }
 

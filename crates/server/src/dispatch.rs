@@ -17,7 +17,7 @@ use crate::call::{Call, Credential};
 use crate::call_log::{self, Line};
 use crate::counters::{Counter, Operation as Counted, Tally};
 use crate::export;
-use crate::export::claimed_export_id;
+use crate::export::{Limits, claimed_export_id};
 use crate::memory_plan::REPLY_HEAD_BYTES;
 use crate::nfs3::{self as nfs, Arguments, Executed};
 use crate::procedures::{Operation, Procedure, Programs, Thread};
@@ -85,12 +85,13 @@ fn compound_thread(outline: &nfs4::Outline<'_>, alone: bool) -> Thread {
 
 /// The device whose threads do the work on a call, from the export that the handle in its arguments
 /// claims to be of. A call without a handle, or with one of no export, waits for no disk, except MNT:
-/// its threads are those of no device.
+/// its threads are those of no device. With the export's limits, if it has any.
 pub(crate) fn device(
     service: &Service,
     call: &Call,
     outline: Option<&nfs4::Outline<'_>>,
-) -> Device {
+    address: SocketAddr,
+) -> (Device, Option<LimitedExport>) {
     let exports = service.exports.load();
     let handle = match outline {
         Some(outline) => outline.handle,
@@ -98,10 +99,18 @@ pub(crate) fn device(
     };
     let export = handle.and_then(claimed_export_id).and_then(|id| exports.table.by_id(id));
     let engine = &service.engine;
-    match export {
-        Some(export) => exports.root(export).threads(engine).clone(),
-        None => engine.own_device().clone(),
-    }
+    let Some(export) = export else { return (engine.own_device().clone(), None) };
+    // A handle that is not authentic must not use up what others may do.
+    let is_limited = export.limits.are_set() && export.knows(address.ip());
+    let limited = is_limited.then_some(LimitedExport { id: export.id, limits: export.limits });
+    (exports.root(export).threads(engine).clone(), limited)
+}
+
+/// An export with limits, which the peer uses.
+#[derive(Clone, Copy)]
+pub(crate) struct LimitedExport {
+    pub(crate) id: u32,
+    pub(crate) limits: Limits,
 }
 
 /// Records the arrival of a call.

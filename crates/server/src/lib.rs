@@ -31,6 +31,7 @@ mod nfs4;
 mod portmap;
 mod procedures;
 mod random;
+mod rate_limits;
 mod recovery;
 mod reply_cache;
 pub mod report;

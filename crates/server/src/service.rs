@@ -30,6 +30,7 @@ use crate::leases;
 use crate::memory_plan::{Budget, MemoryPlan};
 use crate::mount_list::MountList;
 use crate::random::random_u64;
+use crate::rate_limits::RateLimits;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
 use crate::settlement::Settlement;
@@ -76,6 +77,8 @@ pub(crate) struct Service {
     pub(crate) counters: Arc<Counters>,
     /// Data threads that may stay with a connection: a quarter of those of a device.
     pub(crate) stays: Arc<Semaphore>,
+    /// The use of the limits of exports.
+    pub(crate) rate_limits: RateLimits,
     /// Which files are being written to, and where.
     pub(crate) write_order: Arc<WriteOrder>,
     /// How long a connection may go without a call.
@@ -238,10 +241,9 @@ impl Service {
             Arc::clone(&tracer),
             Switches::new(config.read_ahead(), config.splice()),
         );
-        let leases = local_recall.map(|_| leases::start(vfs.recall_requests()));
         Ok(Self {
+            leases: local_recall.map(|_| leases::start(vfs.recall_requests())).transpose()?,
             vfs,
-            leases: leases.transpose()?,
             engine,
             buffers,
             memory,
@@ -253,6 +255,7 @@ impl Service {
             mounts: MountList::default(),
             counters,
             stays: Arc::new(Semaphore::new(config.data_threads() / 4)),
+            rate_limits: RateLimits::default(),
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),
             was_in_grace: AtomicBool::new(state.counts().is_in_grace),

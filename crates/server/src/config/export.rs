@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Component, Path, PathBuf};
 
 use io::IoPolicy;
@@ -11,9 +12,12 @@ use siphasher::sip::SipHasher24;
 use toml::Spanned;
 
 use super::error::{ConfigError, Origin, Source};
-use super::raw::{HostList, RawClient, RawExport, RawSquash};
+use super::raw::{ByteSize, HostList, RawClient, RawExport, RawSquash};
 use super::{DirectoryExport, Overrides};
-use crate::export::{Access, Export, ExportTable, HostSpec, Rule, Shared, Squash};
+use crate::export::{Access, Export, ExportTable, HostSpec, Limits, Rate, Rule, Shared, Squash};
+
+/// With less, a reply of the largest transfer would hold a client back for minutes.
+const RATE_MIN: ByteSize = ByteSize(64 << 10);
 
 /// Finds the addresses of a host name.
 pub(super) type Resolve<'a> = &'a dyn Fn(&str) -> std::io::Result<Vec<IpAddr>>;
@@ -125,7 +129,8 @@ fn from_directory(
     };
     let policy = IoPolicy::default();
     let (id, rules) = (derived_id(&name), vec![rule]);
-    Ok(Export { id, name, path, sync: true, policy, rules, metadata_servers: None })
+    let limits = Limits::default();
+    Ok(Export { id, name, path, sync: true, policy, limits, rules, metadata_servers: None })
 }
 
 /// One `[[export]]` on its way to an [`Export`].
@@ -142,7 +147,8 @@ impl Draft<'_> {
         let id = self.raw.id.as_ref().map_or_else(|| derived_id(&name), |id| *id.as_ref());
         let (sync, policy) = (self.raw.sync, self.policy());
         let (rules, metadata_servers) = (self.rules()?, self.metadata_servers()?);
-        Ok(Export { id, name, path, sync, policy, rules, metadata_servers })
+        let limits = self.limits()?;
+        Ok(Export { id, name, path, sync, policy, limits, rules, metadata_servers })
     }
 
     fn path(&self) -> Result<PathBuf, ConfigError> {
@@ -174,6 +180,43 @@ impl Draft<'_> {
             read_ahead: self.raw.read_ahead.unwrap_or(builtin.read_ahead),
             splice: self.raw.splice.unwrap_or(builtin.splice),
         }
+    }
+
+    fn limits(&self) -> Result<Limits, ConfigError> {
+        let RawExport { calls_per_sec, bytes_per_sec, .. } = self.raw;
+        let RawExport { client_calls_per_sec, client_bytes_per_sec, .. } = self.raw;
+        Ok(Limits {
+            all: Rate {
+                calls_per_sec: self.calls("calls_per_sec", calls_per_sec.as_ref())?,
+                bytes_per_sec: self.bytes("bytes_per_sec", bytes_per_sec.as_ref())?,
+            },
+            client: Rate {
+                calls_per_sec: self.calls("client_calls_per_sec", client_calls_per_sec.as_ref())?,
+                bytes_per_sec: self.bytes("client_bytes_per_sec", client_bytes_per_sec.as_ref())?,
+            },
+        })
+    }
+
+    fn calls(
+        &self,
+        key: &str,
+        raw: Option<&Spanned<u32>>,
+    ) -> Result<Option<NonZeroU32>, ConfigError> {
+        let Some(raw) = raw else { return Ok(None) };
+        let why = || format!("{key} is at least 1; without the key there is no limit");
+        let calls = NonZeroU32::new(*raw.get_ref());
+        calls.map(Some).ok_or_else(|| self.source.at(&raw.span(), why()))
+    }
+
+    fn bytes(
+        &self,
+        key: &str,
+        raw: Option<&Spanned<ByteSize>>,
+    ) -> Result<Option<NonZeroU64>, ConfigError> {
+        let Some(raw) = raw else { return Ok(None) };
+        let why = || format!("{key} is at least {RATE_MIN}; without the key there is no limit");
+        let bytes = NonZeroU64::new(raw.get_ref().0).filter(|bytes| bytes.get() >= RATE_MIN.0);
+        bytes.map(Some).ok_or_else(|| self.source.at(&raw.span(), why()))
     }
 
     /// The access of rules that do not override it.

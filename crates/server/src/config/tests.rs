@@ -251,6 +251,8 @@ const EXPORT_ERRORS: &[(&str, &str)] = &[
         "[[export]]\npath = \"$A\"",
         "4:8: another export is already named $DIR/a; each needs its own",
     ),
+    ("calls_per_sec = 0", "3:17: calls_per_sec is at least 1"),
+    ("client_bytes_per_sec = \"1KiB\"", "3:24: client_bytes_per_sec is at least 64KiB"),
     ("id = 5\n[[export]]\npath = \"$B\"\nid = 5", "6:6: $DIR/b has the id of $DIR/a; give one"),
     ("[[export]]\npath = \"$B\"\nname = \"$A\"", "5:8: another export is already named $DIR/a"),
 ];

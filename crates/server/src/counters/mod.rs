@@ -76,6 +76,8 @@ counters! {
     Connections => "connections",
     /// Connections closed because the peer sent nonsense, or stopped within a call, or took nothing.
     BrokenConnections => "broken_connections",
+    /// Times that a connection waited because a limit of an export was reached.
+    LimitWaits => "limit_waits",
     /// Idle connections closed to make room for others.
     ConnectionsEvicted => "connections_evicted",
     /// Connections refused because their peer, or all strangers, had too many at work.
@@ -211,6 +213,7 @@ impl Counter {
                 | Self::DeniedCalls
                 | Self::Connections
                 | Self::BrokenConnections
+                | Self::LimitWaits
                 | Self::ConnectionsEvicted
                 | Self::ConnectionsRefused
                 | Self::WritesByStayingThread

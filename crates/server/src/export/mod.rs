@@ -7,6 +7,7 @@ mod generations;
 mod handle;
 mod io_support;
 mod kind;
+mod limits;
 mod places;
 mod pseudo_root;
 mod root;
@@ -20,6 +21,7 @@ pub(crate) use generations::Generations;
 pub use handle::HandleKeyError;
 pub(crate) use handle::{FileHandle, HandleKey, claimed_export_id};
 pub(crate) use io_support::IoSupport;
+pub use limits::{Limits, Rate};
 pub(crate) use pseudo_root::{PseudoNode, PseudoRoot, pseudo_id};
 pub(crate) use root::ExportRoot;
 pub use table::{

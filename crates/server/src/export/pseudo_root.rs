@@ -135,7 +135,7 @@ mod tests {
     use io::IoPolicy;
 
     use super::*;
-    use crate::export::Export;
+    use crate::export::{Export, Limits};
 
     fn export(id: u32, name: &str) -> Export {
         Export {
@@ -144,6 +144,7 @@ mod tests {
             path: PathBuf::from("/"),
             sync: true,
             policy: IoPolicy::default(),
+            limits: Limits::default(),
             rules: Vec::new(),
             metadata_servers: None,
         }

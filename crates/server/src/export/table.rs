@@ -14,6 +14,8 @@ use std::sync::Arc;
 use io::IoPolicy;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+use super::limits::Limits;
+
 /// All exports of one configuration, with names and ids each unique.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportTable {
@@ -142,6 +144,8 @@ pub struct Export {
     pub sync: bool,
     /// How READs and WRITEs treat the page cache.
     pub policy: IoPolicy,
+    /// The calls and bytes that it serves per second.
+    pub limits: Limits,
     /// The first rule that names the peer decides.
     pub rules: Vec<Rule>,
     /// The metadata servers, if this is an export of a pNFS data server (RFC 8435, loosely coupled):
@@ -176,6 +180,12 @@ impl Export {
             Flavor::None => Access { squash: Squash::All, ..rule.access },
             Flavor::Sys => rule.access,
         })
+    }
+
+    /// Whether a rule names the address.
+    #[must_use]
+    pub fn knows(&self, address: IpAddr) -> bool {
+        self.rule_of(address.to_canonical()).is_some()
     }
 
     /// The rule that decides on an address, and its place.

@@ -482,3 +482,46 @@ fn small_files_past_the_cache_with_256_descriptors() {
         assert!(fixture.figure("window_files") <= 32);
     }
 }
+
+/// Calls take as long as the limit demands, and no longer once a reload has taken it away. Another
+/// export, on a connection of its own, has none.
+#[test]
+fn limits_of_an_export_hold_back_calls_and_bytes() {
+    const EXPORT: &str = "[[export]]\npath = \"$DIR/export\"\nsquash = \"none\"\nname = ";
+    const MIB: u32 = 1 << 20;
+    let free = format!("{EXPORT}\"/free\"\n");
+    let limited = format!("{EXPORT}\"/limited\"\n");
+    let fixture = Fixture::with(&format!("{limited}client_calls_per_sec = 100\n{free}"));
+    let (mut client, mut other) = (fixture.client(), fixture.client());
+    let (root, free_root) = (client.mnt("/limited"), other.mnt("/free"));
+    let waits = || fixture.counter(Counter::LimitWaits);
+    for _ in 0..100 {
+        other.getattr(free_root).unwrap();
+    }
+    assert_eq!(waits(), 0);
+    let start = Instant::now();
+    for _ in 0..31 {
+        client.getattr(root).unwrap();
+    }
+    // 50 ms are permitted at once, and the last call is not waited for.
+    assert!(start.elapsed() >= Duration::from_millis(300 - 50 - 10), "{:?}", start.elapsed());
+    assert!(waits() > 0);
+
+    let file = client.create(root, "f");
+    fixture.reload(&format!("{limited}bytes_per_sec = \"10MiB\"\n{free}"));
+    ok(client.write(file, 0, &vec![1; 1 << 20]));
+    let start = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(client.read(file, 0, MIB).unwrap().data.len(), 1 << 20);
+    }
+    // The WRITE and two READs are waited for.
+    assert!(start.elapsed() >= Duration::from_millis(300 - 50 - 10), "{:?}", start.elapsed());
+
+    fixture.reload(&format!("{limited}{free}"));
+    client.getattr(root).unwrap();
+    let before = waits();
+    for _ in 0..100 {
+        client.getattr(root).unwrap();
+    }
+    assert_eq!(waits(), before);
+}

@@ -79,6 +79,7 @@ impl Rig {
             payload_bytes: Some(1),
             is_alone: true,
             received: Moment::now(),
+            limited: None,
         }
     }
 

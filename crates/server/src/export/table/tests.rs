@@ -11,6 +11,7 @@ fn export(name: &str, id: u32) -> Export {
         path,
         sync: true,
         policy: IoPolicy::default(),
+        limits: Limits::default(),
         rules,
         metadata_servers: None,
     }
