@@ -8,6 +8,7 @@ mod peer;
 mod answers;
 mod calls;
 mod file_system;
+mod held_replies;
 mod listing;
 mod lost_replies;
 mod mounting;

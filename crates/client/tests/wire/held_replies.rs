@@ -1,0 +1,156 @@
+//! Own calls whose replies are late, while another client changes the file.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use proto::nfs3::{Procedure, SetAttributes};
+use spillway_client::{FileSystem, Inode, OpenFlags};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+
+use crate::fixture::{Fixture, options, root_user};
+use crate::peer::within;
+
+const READ: OpenFlags =
+    OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
+const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
+
+/// A way to a server on which replies to SETATTR wait.
+#[derive(Default)]
+struct Way {
+    is_holding: AtomicBool,
+    held: Notify,
+    released: Notify,
+}
+
+impl Way {
+    /// Carries one connection. Returns its port.
+    async fn to(server: std::net::SocketAddr) -> (Arc<Self>, u16) {
+        let way = Arc::new(Self::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let carrying = Arc::clone(&way);
+        tokio::spawn(async move {
+            let (client, _) = listener.accept().await.unwrap();
+            let (calls, to_client) = client.into_split();
+            let (replies, to_server) = TcpStream::connect(server).await.unwrap().into_split();
+            let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
+            let (sent, calls_sent) = tokio::sync::mpsc::unbounded_channel();
+            tokio::spawn(carry_calls(calls, to_server, sent));
+            carrying.carry_replies(replies, to_client, calls_sent).await;
+        });
+        (way, port)
+    }
+
+    async fn carry_replies(
+        self: Arc<Self>,
+        mut replies: OwnedReadHalf,
+        to_client: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
+        mut calls: tokio::sync::mpsc::UnboundedReceiver<(u32, u32)>,
+    ) {
+        let mut setattrs = Vec::new();
+        while let Some(record) = next_record(&mut replies).await {
+            while let Ok((xid, procedure)) = calls.try_recv() {
+                if procedure == Procedure::Setattr.code() {
+                    setattrs.push(xid);
+                }
+            }
+            let is_setattr = setattrs.contains(&word(&record, 1));
+            let (way, to_client) = (Arc::clone(&self), Arc::clone(&to_client));
+            let send = async move { to_client.lock().await.write_all(&record).await };
+            if is_setattr && self.is_holding.load(Ordering::SeqCst) {
+                tokio::spawn(async move {
+                    let released = way.released.notified();
+                    way.held.notify_one();
+                    released.await;
+                    send.await
+                });
+            } else if send.await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Carries calls, and reports the xid and the procedure of each before it is sent.
+async fn carry_calls(
+    mut calls: OwnedReadHalf,
+    mut to_server: OwnedWriteHalf,
+    sent: tokio::sync::mpsc::UnboundedSender<(u32, u32)>,
+) {
+    while let Some(record) = next_record(&mut calls).await {
+        // The record mark, xid, CALL, the version of RPC, program, version, procedure.
+        let _ = sent.send((word(&record, 1), word(&record, 6)));
+        if to_server.write_all(&record).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A record of one fragment with its mark.
+async fn next_record(from: &mut OwnedReadHalf) -> Option<Vec<u8>> {
+    let mut record = vec![0; 4];
+    from.read_exact(&mut record).await.ok()?;
+    let len = word(&record, 0);
+    assert!(len & 1 << 31 != 0, "the last fragment");
+    record.resize(4 + usize::try_from(len & !(1 << 31)).unwrap(), 0);
+    from.read_exact(&mut record[4..]).await.ok()?;
+    Some(record)
+}
+
+fn word(record: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(record[4 * at..4 * at + 4].try_into().unwrap())
+}
+
+/// A file with own data, and a SETATTR of it that the server has executed and not answered yet,
+/// before another client wrote the file.
+async fn changed_behind_a_setattr(fixture: &Fixture) -> (Arc<Way>, FileSystem, Arc<Inode>) {
+    let (way, port) = Way::to(fixture.address()).await;
+    let (host, own_port) = (fixture.address().ip(), fixture.address().port());
+    let url = format!("nfs://{host}/export?nfsport={port}&mountport={own_port}");
+    let url = url.parse().unwrap();
+    let mounted = FileSystem::mount(&url, &root_user(), &options(), Arc::default()).await;
+    let file_system = mounted.unwrap();
+    let root = file_system.root();
+    let inode = file_system.create(&root, b"file", 0o644, true).await.unwrap();
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file.write_at(0, b"mine").await.unwrap();
+    file.close().await.unwrap();
+
+    way.is_holding.store(true, Ordering::SeqCst);
+    let (changing, changed) = (file_system.clone(), Arc::clone(&inode));
+    tokio::spawn(async move {
+        let new = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+        changing.set_attributes(&changed, new).await
+    });
+    within(way.held.notified()).await;
+    fs::write(fixture.exported("file"), b"theirs").unwrap();
+    (way, file_system, inode)
+}
+
+#[tokio::test]
+async fn an_open_waits_for_an_own_call_that_may_hide_a_foreign_write() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, inode) = changed_behind_a_setattr(&fixture).await;
+    let (opening, opened) = (file_system.clone(), Arc::clone(&inode));
+    let open = tokio::spawn(async move { opening.open(&opened, READ).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!open.is_finished(), "the reply to SETATTR decides");
+    way.released.notify_waiters();
+    let file = within(open).await.unwrap().unwrap();
+    assert!(!file.keep_cache());
+    assert_eq!(file.read_at(0, 100).await.unwrap(), b"theirs"[..]);
+}
+
+#[tokio::test]
+async fn an_open_drops_the_caches_if_an_own_call_is_not_answered() {
+    let fixture = Fixture::new().await;
+    let (_way, file_system, inode) = changed_behind_a_setattr(&fixture).await;
+    let file = within(file_system.open(&inode, READ)).await.unwrap();
+    assert!(!file.keep_cache());
+    assert_eq!(file.read_at(0, 100).await.unwrap(), b"theirs"[..]);
+}
