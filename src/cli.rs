@@ -38,7 +38,7 @@ pub(crate) enum Command {
     Operate(operate::Command),
     #[command(flatten)]
     Files(commands::Command),
-    /// Measure servers, I/O modes and file systems: experiments that anybody can repeat
+    /// Measure servers, I/O modes and file systems by repeatable experiments
     Bench {
         #[command(subcommand)]
         experiment: bench::Command,
@@ -145,7 +145,7 @@ pub(crate) struct CheckOptions {
     #[arg(value_name = "FILE", required_unless_present = "config", conflicts_with = "config")]
     file: Option<PathBuf>,
 
-    /// The same, as `serve` takes it
+    /// Configuration file to check, as with `serve`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }

@@ -211,7 +211,7 @@ impl Serving<'_> {
         let (mut saved, mut overridden) = (None, Vec::new());
         if save {
             let Some(file) = self.options.config_file() else {
-                return Err("there is no configuration file to keep it in: `serve` was started \
+                return Err("there is no configuration file to save to: `serve` was started \
                             without --config"
                     .to_owned());
             };

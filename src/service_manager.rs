@@ -23,7 +23,8 @@ pub(crate) fn sockets() -> io::Result<Vec<TcpListener>> {
         Ok(socket) => socket.map(Ok),
         Err(error) => {
             let number = index + FIRST_SOCKET;
-            let why = format!("socket {number} of the service manager is not one of TCP: {error}");
+            let why =
+                format!("socket {number} of the service manager is not a TCP socket: {error}");
             Some(Err(io::Error::new(error.kind(), why)))
         }
     };

@@ -23,7 +23,7 @@ pub(crate) struct Options {
     #[arg(value_name = "MODE", allow_hyphen_values = true, value_parser = parse_mode)]
     mode: ModeChange,
 
-    /// Change directories with all that is in them
+    /// Change directories and their contents
     #[arg(short = 'R', long)]
     recursive: bool,
 
@@ -32,7 +32,7 @@ pub(crate) struct Options {
 }
 
 fn parse_mode(text: &str) -> std::result::Result<ModeChange, String> {
-    ModeChange::parse(text).ok_or_else(|| format!("`{text}` is no mode"))
+    ModeChange::parse(text).ok_or_else(|| format!("`{text}` is not a mode"))
 }
 
 /// Changes all that was asked for.

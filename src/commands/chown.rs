@@ -24,11 +24,11 @@ pub(crate) struct Options {
     #[arg(value_name = "OWNER", value_parser = Owner::parse)]
     owner: Owner,
 
-    /// Change directories with all that is in them, and symbolic links themselves
+    /// Change directories and their contents, and symbolic links themselves
     #[arg(short = 'R', long)]
     recursive: bool,
 
-    /// Change symbolic links themselves, not what they lead to
+    /// Change symbolic links themselves, not their targets
     #[arg(short = 'h', long)]
     no_dereference: bool,
 
@@ -74,7 +74,9 @@ impl Owner {
                 let name = Group::from_gid(entry.gid).ok().flatten().map(|group| group.name);
                 (Some(gid), name.unwrap_or_else(|| gid.to_string()))
             }
-            (Some(""), None) => return Err(format!("`{user}` is no name and has no login group")),
+            (Some(""), None) => {
+                return Err(format!("`{user}` is not a name, so it has no login group"));
+            }
             (Some(group), _) => {
                 let entry = Group::from_name(group).ok().flatten();
                 let gid = entry.map(|entry| entry.gid.as_raw()).or_else(|| number(group));

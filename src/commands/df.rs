@@ -21,11 +21,11 @@ pub(crate) struct Options {
     #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
-    /// Sizes like 1.5K and 12M instead of numbers of KiB
+    /// Print sizes like 1.5K and 12M instead of numbers of KiB
     #[arg(short, long)]
     human_readable: bool,
 
-    /// Files instead of space
+    /// Print numbers of files instead of space
     #[arg(short, long)]
     inodes: bool,
 

@@ -25,11 +25,11 @@ pub(crate) struct Options {
     #[arg(short, long)]
     all: bool,
 
-    /// Print a line for each argument alone
+    /// Print a line for each argument only
     #[arg(short, long, conflicts_with_all = ["all", "max_depth"])]
     summarize: bool,
 
-    /// Print lines for what is so many levels below an argument at most
+    /// Print lines for at most N levels below an argument
     #[arg(short = 'd', long, value_name = "N")]
     max_depth: Option<usize>,
 
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     #[arg(short = 'c', long)]
     total: bool,
 
-    /// Sizes like 1.5K and 12M instead of numbers of KiB
+    /// Print sizes like 1.5K and 12M instead of numbers of KiB
     #[arg(short, long)]
     human_readable: bool,
 

@@ -19,7 +19,7 @@ pub(crate) struct Options {
     #[arg(value_name = "HOST", value_parser = clap::builder::ValueParser::new(Host::parse))]
     host: Host,
 
-    /// Leave out the line above the exports
+    /// Do not print the header line
     #[arg(long)]
     no_headers: bool,
 

@@ -21,7 +21,8 @@ use crate::exit::MISUSED;
 #[derive(Args)]
 pub(crate) struct Options {
     /// The files to link to and, last, the new name or the target directory, each as
-    /// nfs://HOST[:PORT]/EXPORT/PATH; with -s, the files are paths as the links are to hold them
+    /// nfs://HOST[:PORT]/EXPORT/PATH; with -s, the files are paths that are stored in the links
+    /// unchanged
     #[arg(value_name = "FILE", required = true, num_args = 2..)]
     #[arg(value_parser = super::path_parser())]
     files: Vec<OsString>,
@@ -30,11 +31,11 @@ pub(crate) struct Options {
     #[arg(short, long)]
     symbolic: bool,
 
-    /// Put the link in the place of what has the new name
+    /// Replace an existing file of the new name
     #[arg(short, long)]
     force: bool,
 
-    /// Take a symbolic link to a directory for the new name, not for the target directory
+    /// Treat a symbolic link to a directory as the new name, not as the target directory
     #[arg(short, long)]
     no_dereference: bool,
 

@@ -22,7 +22,7 @@ pub(crate) struct Options {
     #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
-    /// Make those above as well, and do not mind what exists
+    /// Make parent directories as needed; existing directories are no error
     #[arg(short, long)]
     parents: bool,
 
@@ -39,7 +39,7 @@ pub(crate) struct Options {
 }
 
 fn parse_mode(text: &str) -> std::result::Result<u32, String> {
-    let change = ModeChange::parse(text).ok_or_else(|| format!("`{text}` is no mode"))?;
+    let change = ModeChange::parse(text).ok_or_else(|| format!("`{text}` is not a mode"))?;
     Ok(change.apply(0o777, true, umask()))
 }
 

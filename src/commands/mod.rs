@@ -83,11 +83,11 @@ pub(crate) enum Command {
     Chown(chown::Options),
     /// Show all attributes that a server returns for files
     Stat(stat::Options),
-    /// Show how much space directories of servers take
+    /// Show the space that directories on servers take
     Du(du::Options),
-    /// Show how full the file systems of servers are
+    /// Show the total, used and free space of file systems on servers
     Df(df::Options),
-    /// List what a server exports
+    /// List the exports of a server
     Exports(exports::Options),
 }
 

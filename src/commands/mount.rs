@@ -40,13 +40,14 @@ pub(crate) struct MountCommand {
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 
-    /// Options in the names of nfs(5) and mount.fuse(8), repeatable; root's mounts are
-    /// `allow_other`, where only `default_permissions` has the modes of FIFOs, sockets and devices
-    /// checked [default: those of nfs(5)]
+    /// Mount options as in nfs(5) and mount.fuse(8), repeatable; mounts by root have `allow_other`,
+    /// with which the modes of FIFOs, sockets and devices are checked only with
+    /// `default_permissions` [default: those of nfs(5)]
     #[arg(short = 'o', value_name = "OPTION[,OPTION...]")]
     options: Vec<String>,
 
-    /// Stay, and unmount on SIGTERM or SIGINT [default: go to the background once mounted]
+    /// Stay in the foreground, and unmount on SIGTERM or SIGINT [default: go to the background once
+    /// mounted]
     #[arg(long)]
     foreground: bool,
 
@@ -220,15 +221,15 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
             info!(signal, "unmounting");
             let flushed = tokio::select! {
                 flushed = mount.sync() => flushed.map_err(|error| error.to_string()),
-                signal = signals.next() => Err(format!("{signal} came again")),
+                signal = signals.next() => Err(format!("received {signal} again")),
             };
             if let Err(why) = flushed {
-                warn!(why, "data is not at the server yet");
+                warn!(why, "not all data has been written to the server");
             }
             match tokio::task::block_in_place(|| mount.unmount()) {
                 Ok(Unmounted::Gone) => {}
                 Ok(Unmounted::Detached) => {
-                    warn!("programs still use the directory; what they do there fails from now on");
+                    warn!("programs still use the directory; their operations fail from now on");
                 }
                 Err(error) => return exit::failed(&error),
             }
@@ -236,11 +237,11 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
         }
     };
     if let Err(error) = ended {
-        warn!(%error, "the kernel broke off");
+        warn!(%error, "the FUSE connection failed");
     }
     let finished = tokio::select! {
         finished = mount.finish() => finished.map_err(|error| error.to_string()),
-        signal = signals.next() => Err(format!("{signal} came meanwhile")),
+        signal = signals.next() => Err(format!("received {signal}")),
         () = tokio::time::sleep(FINISH_WITHIN) => Err("the server does not answer".to_owned()),
     };
     match finished {

@@ -20,11 +20,11 @@ pub(crate) struct Options {
     #[arg(value_name = "URL", required = true, num_args = 2..)]
     targets: Vec<Target>,
 
-    /// Leave alone what has the new name already
+    /// Do not overwrite an existing file
     #[arg(short, long, overrides_with = "force")]
     no_clobber: bool,
 
-    /// Put the file in the place of what has the new name; this is the default
+    /// Replace an existing file of the new name; this is the default
     #[arg(short, long)]
     force: bool,
 

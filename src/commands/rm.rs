@@ -25,7 +25,7 @@ pub(crate) struct Options {
     #[arg(value_name = "URL", required_unless_present = "force")]
     targets: Vec<Target>,
 
-    /// Take directories away with all that is in them
+    /// Remove directories and their contents
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
 
@@ -33,7 +33,7 @@ pub(crate) struct Options {
     #[arg(short, long)]
     force: bool,
 
-    /// Take empty directories away
+    /// Remove empty directories
     #[arg(short, long)]
     dir: bool,
 

@@ -19,11 +19,11 @@ pub(crate) struct Options {
     #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
-    /// Remove those above as well, up to the export, as long as they are empty
+    /// Remove parent directories as well, up to the export, as long as they are empty
     #[arg(short, long)]
     parents: bool,
 
-    /// Leave alone what is not empty
+    /// Ignore directories that are not empty
     #[arg(long)]
     ignore_fail_on_non_empty: bool,
 

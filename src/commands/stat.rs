@@ -23,14 +23,14 @@ pub(crate) struct Options {
     #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
-    /// Print this for each file, with a new line behind it: %n name, %N with where a link leads,
-    /// %s size, %b blocks of %B bytes, %F type, %a %A permissions, %f mode in hex, %u %U owner,
-    /// %g %G group, %i file number, %d file system, %h links, %t %T device, and %x %y %z times of
-    /// reading, writing and changing, as %X %Y %Z in seconds
+    /// Print this for each file, followed by a newline: %n name, %N name with the target of a link,
+    /// %s size, %b blocks of %B bytes, %F type, %a %A permissions, %f mode in hex, %u %U owner, %g
+    /// %G group, %i file number, %d file system, %h links, %t %T device, and %x %y %z times of
+    /// access, modification and change, as %X %Y %Z in seconds
     #[arg(short = 'c', long, value_name = "FORMAT")]
     format: Option<String>,
 
-    /// Show what a symbolic link leads to
+    /// Show the targets of symbolic links
     #[arg(short = 'L', long)]
     dereference: bool,
 

@@ -23,28 +23,28 @@ pub(crate) struct Options {
     #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
-    /// Set the time of reading; with -m both, which is the default
+    /// Set the access time; with -m both times, which is the default
     #[arg(short = 'a')]
     atime: bool,
 
-    /// Set the time of writing
+    /// Set the modification time
     #[arg(short = 'm')]
     mtime: bool,
 
-    /// Make no file
+    /// Do not make files
     #[arg(short = 'c', long)]
     no_create: bool,
 
     /// Set this time, like 2026-11-23, '2026-11-23 14:05:00.5 +0100', 2026-11-23T13:05Z or
-    /// @SECONDS; local where no zone is given
+    /// @SECONDS; without a zone it is local time
     #[arg(short, long, value_name = "TIME", value_parser = parse_time)]
     date: Option<Time>,
 
-    /// Set the times of this file, as nfs://HOST[:PORT]/EXPORT/PATH
+    /// Use the times of this file, as nfs://HOST[:PORT]/EXPORT/PATH
     #[arg(short, long, value_name = "URL", conflicts_with = "date")]
     reference: Option<Target>,
 
-    /// Set the times of symbolic links themselves, not of what they lead to; makes no file
+    /// Set the times of symbolic links themselves, not of their targets; makes no file
     #[arg(short = 'h', long)]
     no_dereference: bool,
 
@@ -58,7 +58,7 @@ pub(crate) struct Options {
 
 fn parse_time(text: &str) -> std::result::Result<Time, String> {
     time::parse(text, &TimeZone::system())
-        .ok_or_else(|| format!("`{text}` is no time between 1970 and 2106"))
+        .ok_or_else(|| format!("`{text}` is not a time between 1970 and 2106"))
 }
 
 /// Touches all that was asked for.

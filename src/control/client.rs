@@ -28,7 +28,7 @@ pub(crate) enum AskError {
         error: io::Error,
     },
     /// The answer is none.
-    #[error("the server at {} answers what this program does not understand: {error}", socket.display())]
+    #[error("the server at {} sent a reply that this program does not understand: {error}", socket.display())]
     Answer {
         /// Its control socket.
         socket: PathBuf,

@@ -12,11 +12,11 @@ use crate::control::Command;
 /// End the connections of a client, and its opens and locks of version 4
 ///
 /// Ends all connections of a client address, once its calls in progress are answered, and all its
-/// clients of NFS version 4 with their opens and locks, which others can have at once. What it had
-/// locked it has lost: its programs get errors.
+/// clients of NFS version 4 with their opens and locks, which other clients can take at once. Its
+/// programs that held locks get errors.
 ///
-/// The client may connect again at once, and does so with its next call. To keep it out, take it
-/// from the hosts of the exports first, and reload.
+/// The client is not barred and connects again with its next call. To keep it out, first remove it
+/// from the hosts of the exports, and reload.
 ///
 /// Exit status: 0 if something was ended, 1 if the server has nothing of that client.
 #[derive(Args)]

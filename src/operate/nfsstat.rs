@@ -15,16 +15,16 @@ use crate::announce::print;
 use crate::control::Command;
 use crate::control::client::ask;
 
-/// Show what a running server has counted: by procedure, export and client
+/// Show the operations of a running server by procedure, export and client
 ///
 /// Shows the operations that a server has performed, by procedure, by export and by client: since
-/// its start, and with an INTERVAL also what came in each interval after that, until COUNT reports
-/// are printed or the command is interrupted.
+/// its start, and with an INTERVAL also those of each interval after that, until COUNT reports are
+/// printed or the command is interrupted.
 ///
-/// Times are the mean from a call's last byte to its result. They are taken while an INTERVAL is
-/// given, or the server serves metrics; `-` stands where there are none.
+/// Times are the mean from a call's last byte to its result. They are measured while an INTERVAL is
+/// given, or the server serves metrics; otherwise `-` is printed.
 ///
-/// Exit status: 0 if the server answered, 1 if not or no longer.
+/// Exit status: 0 if the server answered, 1 if it does not, or stops answering.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Seconds between two reports [default: one report, since the start]
@@ -35,7 +35,7 @@ pub(crate) struct Options {
     #[arg(value_name = "COUNT", requires = "interval", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
 
-    /// Operations on this export only
+    /// Only operations on this export
     #[arg(long, value_name = "NAME")]
     export: Option<String>,
 

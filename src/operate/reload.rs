@@ -10,7 +10,7 @@ use crate::control::{Command, ReloadDone};
 /// Has the server read its configuration again, check all of it, and apply it as a whole or not at
 /// all, as SIGHUP does; prints what changed, or why it was refused.
 ///
-/// Exit status: 0 if it was applied, 1 if it was refused and the old one stays in force.
+/// Exit status: 0 if it was applied, 1 if it was refused and the old configuration stays in force.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]

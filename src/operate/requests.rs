@@ -10,10 +10,10 @@ use crate::flight_record;
 /// Show the last calls of a running server, and those in progress
 ///
 /// The server records every call, whether or not anything is traced or logged: the last 512 of each
-/// network thread, with client, procedure, object, range, I/O, status, and the times that it waited
-/// for a thread and took in all. The oldest come first.
+/// network thread, with client, procedure, object, range, I/O, status, the time that it waited for
+/// a thread, and its total time. The oldest come first.
 ///
-/// When a part of the server panics, it writes the same into the file requests-at-panic.txt in its
+/// When a thread of the server panics, it writes the same to the file requests-at-panic.txt in its
 /// state directory.
 ///
 /// Exit status: 0 if the server answered, 1 if not.
@@ -21,7 +21,8 @@ use crate::flight_record;
 #[command(after_help = "Examples:\n  spillway requests | grep 'in progress'\n  \
                         spillway requests --min-latency-us 10000")]
 pub(crate) struct Options {
-    /// Only calls that took so long, or have been in progress for so long [default: all]
+    /// Only calls that took at least this long, or have been in progress for this long [default:
+    /// all]
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, hide_default_value = true)]
     min_latency_us: u64,
 

@@ -12,8 +12,8 @@ use crate::control::{Command, SetDone};
 /// in the configuration file.
 ///
 /// Of an export: io_cache_read and io_cache_write (buffered, dontcache, direct, auto) and sync
-/// (true, false). Of an export or of the server: read_ahead and splice (true, false); what is false
-/// for the server is false for every export. Of the server: trace (none, all, or events with commas
+/// (true, false). Of an export or of the server: read_ahead and splice (true, false); a false of
+/// the server applies to every export. Of the server: trace (none, all, or events with commas
 /// between them).
 ///
 /// Either all settings are changed or none. Exit status: 0 if they are in force, 1 if not.
@@ -22,7 +22,7 @@ use crate::control::{Command, SetDone};
                         spillway set /data io_cache_write=dontcache --save\n  \
                         spillway set /data read_ahead=false")]
 pub(crate) struct Options {
-    /// The export's name (left away for settings of the server), and settings
+    /// The export's name (omitted for settings of the server), and settings
     #[arg(value_name = "[EXPORT] KEY=VALUE", required = true, num_args = 1..=MOST)]
     words: Vec<String>,
 

@@ -13,7 +13,7 @@ use crate::control::Command;
 /// Show a running server: exports with their modes, connections, memory, errors
 ///
 /// Shows the settings in force, the exports with their I/O modes, connections, memory in use, the
-/// state of NFS version 4, and counters of what went wrong.
+/// state of NFS version 4, and counters of errors.
 ///
 /// Exit status: 0 if the server answered, 1 if none runs or it takes no commands of this user.
 #[derive(Args)]

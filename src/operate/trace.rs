@@ -17,14 +17,14 @@ use crate::stdout;
 
 /// Follow trace events of a running server, or list them
 ///
-/// Without an EVENT, lists the events by subsystem with what they mean. With some, prints each as it
-/// happens, in the form of the kernel's trace: thread, processor, seconds since boot, event, and its
-/// fields. latency= is the time from the last byte of the call to the event.
+/// Without an EVENT, lists the events by subsystem with their meaning. With events, prints each as
+/// it happens, in the form of the kernel's trace: thread, processor, seconds since boot, event, and
+/// its fields. latency= is the time from the last byte of the call to the event.
 ///
-/// The server goes on without any event when the command ends. Several commands may follow at once.
-/// One that is too slow loses events, and prints how many; the server never waits for it.
+/// When the command ends, the server disables its events. Several commands may follow at once. A
+/// command that is too slow loses events, and prints how many; the server never waits for it.
 ///
-/// Exit status: 0 if the server stopped, 1 if it could not be asked or refused.
+/// Exit status: 0 if the server stopped, 1 if it could not be reached or refused.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  spillway trace read\n  \
                         spillway trace read_done write_done --min-latency 10ms\n  \
@@ -51,8 +51,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "XID", value_parser = xid, requires = "events")]
     xid: Option<u32>,
 
-    /// Only events so long after the last byte of their call, like 500us, 10ms or 1s: the end of
-    /// slow calls, and what they do from there on
+    /// Only events at least this long after the last byte of their call, like 500us, 10ms or 1s:
+    /// the later steps of slow calls, and their end
     #[arg(long, value_name = "TIME", value_parser = time, requires = "events")]
     min_latency: Option<Duration>,
 

@@ -112,7 +112,7 @@ fn bad_settings_change_nothing_and_name_the_good_ones() {
         (&["set", "/data"], "a setting is missing, such as io_cache_read=direct"),
         (
             &["set", "/data", "sync=false", "--save"],
-            "there is no configuration file to keep it in: `serve` was started without --config",
+            "there is no configuration file to save to: `serve` was started without --config",
         ),
     ] {
         assert_exit(&operate(&place, words), 1, sentence);

@@ -60,7 +60,7 @@ fn a_socket_of_another_kind_is_refused() {
     let place = Place::new();
     let (socket, _peer) = UnixDatagram::pair().unwrap();
     let output = with_socket(&place, socket.into()).output().unwrap();
-    assert_exit(&output, 1, "socket 3 of the service manager is not one of TCP");
+    assert_exit(&output, 1, "socket 3 of the service manager is not a TCP socket");
 }
 
 /// A server that finds `socket` as its third descriptor, and its own process id in the environment:

@@ -260,7 +260,7 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
         (&["rm"], "the following required arguments were not provided: <URL>..."),
         (
             &["mkdir", "-m", "9", "nfs://h/e"],
-            "invalid value '9' for '--mode <MODE>': `9` is no mode",
+            "invalid value '9' for '--mode <MODE>': `9` is not a mode",
         ),
         (&["cp", "nfs://h/e/a"], "2 values required by '<FILE> <FILE>...'; only 1 was provided"),
         (
@@ -275,13 +275,13 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
         (&["ln", "nfs://h/e/a"], "2 values required by '<FILE> <FILE>...'; only 1 was provided"),
         (
             &["touch", "-d", "soon", "nfs://h/e/a"],
-            "invalid value 'soon' for '--date <TIME>': `soon` is no time between 1970 and 2106",
+            "invalid value 'soon' for '--date <TIME>': `soon` is not a time between 1970 and 2106",
         ),
         (
             &["touch", "-d", "@0", "-r", "nfs://h/e/a", "nfs://h/e/b"],
             "the argument '--date <TIME>' cannot be used with '--reference <URL>'",
         ),
-        (&["chmod", "-q", "nfs://h/e/a"], "invalid value '-q' for '<MODE>': `-q` is no mode"),
+        (&["chmod", "-q", "nfs://h/e/a"], "invalid value '-q' for '<MODE>': `-q` is not a mode"),
         (&["chmod", "644"], "the following required arguments were not provided: <URL>..."),
         (
             &["chown", "no such", "nfs://h/e/a"],

@@ -38,16 +38,16 @@ pub(crate) struct Options {
     #[arg(value_parser = super::path_parser())]
     files: Vec<OsString>,
 
-    /// Copy directories with all that is in them, and symbolic links as what they are
+    /// Copy directories with their contents, and symbolic links as links
     #[arg(short, long, short_alias = 'R')]
     recursive: bool,
 
-    /// Keep permissions, times to the nanosecond and, where that is permitted, owners; where root is
-    /// refused it, as by a server that squashes root, that is an error
+    /// Preserve permissions, times to the nanosecond and, where that is permitted, owners; it is an
+    /// error if root is refused, for example by a server that squashes root
     #[arg(short)]
     preserve: bool,
 
-    /// As -r and -p together
+    /// Same as -r -p
     #[arg(short, long)]
     archive: bool,
 
@@ -55,7 +55,7 @@ pub(crate) struct Options {
     #[arg(short, long)]
     force: bool,
 
-    /// Leave alone what exists
+    /// Do not overwrite existing files
     #[arg(short, long)]
     no_clobber: bool,
 
@@ -63,8 +63,8 @@ pub(crate) struct Options {
     #[arg(short, long)]
     verbose: bool,
 
-    /// Go on with a copy that was interrupted: keep what a shorter, later file holds, less its end,
-    /// if the megabyte in front of that is the same; skip files that were copied with -p
+    /// Continue an interrupted copy: keep the data of a shorter, newer file except for its end, if
+    /// the megabyte before that end is the same; skip files that were copied with -p
     #[arg(long)]
     resume: bool,
 
@@ -73,7 +73,7 @@ pub(crate) struct Options {
     #[arg(value_parser = parse_jobs)]
     jobs: u16,
 
-    /// Show no progress, also on a terminal
+    /// Do not show progress, even on a terminal
     #[arg(long)]
     no_progress: bool,
 

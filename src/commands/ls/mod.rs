@@ -35,32 +35,32 @@ pub(crate) struct Options {
     #[arg(short, long)]
     all: bool,
 
-    /// The same without `.` and `..`
+    /// Like -a, but without `.` and `..`
     #[arg(short = 'A', long)]
     almost_all: bool,
 
-    /// Show type and permissions, links, owners, size and time of each
+    /// Show type and permissions, links, owners, size and time of each file
     #[arg(short, overrides_with = "in_columns")]
     long: bool,
 
-    /// One name a line; the default where stdout is no terminal
+    /// List one name per line; the default where stdout is no terminal
     #[arg(short = '1', overrides_with = "in_columns")]
     one_per_line: bool,
 
-    /// Names in columns; the default on a terminal
+    /// List names in columns; the default on a terminal
     #[arg(short = 'C', overrides_with_all = ["one_per_line", "long"])]
     in_columns: bool,
 
-    /// List directories themselves, not what is in them
+    /// List directories themselves, not their contents
     #[arg(short, long)]
     directory: bool,
 
-    /// List what is in directories below as well
+    /// List subdirectories recursively
     #[arg(short = 'R', long)]
     recursive: bool,
 
-    /// In the order of the server and as it comes, so that a directory of any size takes no
-    /// memory; with -l columns grow as they must, and no total is given
+    /// Do not sort: print names as the server returns them, so that a directory of any size takes
+    /// no memory; with -l columns widen as needed, and no total is printed
     #[arg(short = 'U')]
     unsorted: bool,
 
@@ -76,11 +76,11 @@ pub(crate) struct Options {
     #[arg(short = 'S')]
     by_size: bool,
 
-    /// With -l, sizes like 1.5K and 12M
+    /// With -l, print sizes like 1.5K and 12M
     #[arg(short, long)]
     human_readable: bool,
 
-    /// As -l, with numbers instead of names of owners
+    /// Like -l, but with numbers instead of names of owners
     #[arg(short, long)]
     numeric_uid_gid: bool,
 

@@ -22,15 +22,15 @@ use screen::{Screen, Wake};
 
 /// Watch a running server: throughput and latency by export and client, modes and reasons, memory
 ///
-/// Shows what a server does, renewed in place: the exports with their rates, mean latency, I/O modes
-/// and the reasons for the choices of `auto`; the busiest clients; memory, the write-behind window
-/// and the devices below. `q` ends it. Where standard output is no terminal, each view is printed as
-/// plain lines.
+/// Shows the work of a server, refreshed in place: the exports with their rates, mean latency, I/O
+/// modes and the reasons for the choices of `auto`; the busiest clients; memory, the write-behind
+/// window and the devices below. `q` ends it. Where standard output is no terminal, each view is
+/// printed as plain lines.
 ///
 /// Latency is the mean from a call's last byte to its result. A device is busy for the part of the
 /// time that it had requests; the queue is the mean number of them.
 ///
-/// Exit status: 0 when it was ended, 1 if the server does not answer or no longer.
+/// Exit status: 0 when the command is ended, 1 if the server does not answer, or stops answering.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Seconds between two views
@@ -48,7 +48,7 @@ pub(crate) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<Done, Failure> {
     if options.target.json {
-        return Err("top has no --json: `spillway nfsstat INTERVAL --json` has all of it".into());
+        return Err("top has no --json: use `spillway nfsstat INTERVAL --json`".into());
     }
     let socket = options.target.find()?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
