@@ -55,7 +55,7 @@ pub(crate) struct ServeOptions {
     #[arg(value_name = "DIR")]
     directory: Option<PathBuf>,
 
-    /// Configuration file, read again on SIGHUP; flags win over it [default: none]
+    /// Configuration file, read again on SIGHUP; flags override it [default: none]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 

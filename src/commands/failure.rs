@@ -30,7 +30,7 @@ impl Failure {
         }
     }
 
-    /// Nothing was asked of anybody: it cannot be.
+    /// The operation is impossible; no call was made.
     pub(crate) fn refused(errno: Errno) -> Self {
         Self::Remote(Error::Refused(errno))
     }

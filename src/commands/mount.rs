@@ -1,5 +1,5 @@
-//! `spillway mount`: an export as a directory of this machine, from the first word with the server
-//! to the last byte at it.
+//! `spillway mount`: an export as a directory of this machine, from the first call to the server to
+//! the last WRITE.
 //!
 //! Without `--foreground` there are two processes. The first starts the second, waits for its
 //! message that the mount answers, and ends; failures before that are reported on its stderr. The
@@ -64,7 +64,7 @@ pub(crate) struct MountCommand {
     #[arg(short, long, action = ArgAction::Count)]
     verbose: u8,
 
-    /// mount(8) passes it to its helpers; there is no mtab to leave alone
+    /// mount(8) passes this to its helpers; it has no effect, because there is no mtab
     #[arg(short = 'n', hide = true)]
     _no_mtab: bool,
 

@@ -25,7 +25,7 @@ pub(crate) enum FindError {
     #[error("no server runs on this machine, or it has no control socket")]
     None,
     /// None with this socket, state directory, configuration file or process.
-    #[error("no server is called {which}; {}", listed(running))]
+    #[error("no server matches {which}; {}", listed(running))]
     NoSuch {
         /// What was given.
         which: String,

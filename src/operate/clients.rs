@@ -1,4 +1,4 @@
-//! `spillway clients`: who uses the server.
+//! `spillway clients`: lists the clients of a server.
 
 use clap::Args;
 use server::report::{ClientSample, Sample};

@@ -1,4 +1,4 @@
-//! `spillway reload`: the configuration file anew.
+//! `spillway reload`: reads the configuration file again.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! `spillway set`: other settings for a running server.
+//! `spillway set`: changes settings of a running server.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! `spillway status`: the settings in force, and how much there is.
+//! `spillway status`: the settings in force, and the state of the server.
 
 use std::iter;
 

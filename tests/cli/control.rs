@@ -288,7 +288,7 @@ fn without_a_server_the_sentence_is_clear() {
     assert_exit(
         &operate(&place, &["status"]),
         1,
-        &format!("no server is called {}; ", place.text("state")),
+        &format!("no server matches {}; ", place.text("state")),
     );
     // What a killed server leaves.
     let mut running = Running::start(serve_directory(&place), 1);

@@ -1,4 +1,4 @@
-//! `spillway top`: a server at work, a view that is renewed in place.
+//! `spillway top`: the work of a server, refreshed in place.
 
 mod device;
 mod frame;
