@@ -60,7 +60,7 @@ struct Accepted {
     /// The connection has no other call: none at work, none in the socket.
     is_alone: bool,
     received: Moment,
-    limited: Option<LimitedExport>,
+    limited: Option<Arc<LimitedExport>>,
 }
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -151,10 +151,10 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
                 None => return,
             }
         }
-        let (received, limited) = (call.received, call.limited);
+        let (received, limited) = (call.received, call.limited.take());
         begin(call).await;
         if let Some(limited) = limited {
-            intake.wait_for_limit(limited).await;
+            Box::pin(intake.wait_for_limit(&limited)).await;
         } else if seat.is_over(received) {
             tokio::task::yield_now().await;
         }
@@ -230,7 +230,7 @@ impl Intake {
         let outline = call.outline();
         let address = peer.address;
         let (device, limited) = dispatch::device(service, &call, outline.as_ref(), address);
-        self.charge(limited, Use { calls: 1, bytes: record_bytes }, received);
+        self.charge(limited.as_deref(), Use { calls: 1, bytes: record_bytes }, received);
         let has_one_call = activity.has_one_call();
         let thread = dispatch::thread(&call, outline.as_ref(), has_one_call);
         let share = Share::new(&device, activity.client());
@@ -241,7 +241,7 @@ impl Intake {
             && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
         let record = dispatch::record(service, &call, outline.as_ref(), peer.address, received);
         let (service, client) = (Arc::clone(service), Arc::clone(client));
-        let client_id = activity.client();
+        let (client_id, charged) = (activity.client(), limited.clone());
         // On the heap at once: it is large, and each move of it would be a copy.
         let work: Work = Box::pin(async move {
             let link = replies.link();
@@ -254,10 +254,10 @@ impl Intake {
             let origin = Origin { peer, link, client, received, timed_since, queue_ns, record };
             let verdict = dispatch::answer(&service, origin, &mut call).await;
             let verdict = counted(verdict, &service.counters, client, timed_since);
-            if let (Some(LimitedExport { id, limits }), Verdict::Reply(reply)) = (limited, &verdict)
-            {
+            if let (Some(limited), Verdict::Reply(reply)) = (charged, &verdict) {
                 let taken = Use { calls: 0, bytes: reply.bytes() };
-                service.rate_limits.charge(id, client_id, &limits, taken, Moment::now());
+                let LimitedExport { id, limits } = &*limited;
+                service.rate_limits.charge(*id, client_id, limits, taken, Moment::now());
             }
             send(&replies, verdict, slot);
         });
@@ -265,19 +265,19 @@ impl Intake {
     }
 
     /// Charges an export's limits, if it has any.
-    fn charge(&self, limited: Option<LimitedExport>, taken: Use, now: Moment) {
+    fn charge(&self, limited: Option<&LimitedExport>, taken: Use, now: Moment) {
         if let Some(LimitedExport { id, limits }) = limited {
             let rate_limits = &self.service.rate_limits;
-            rate_limits.charge(id, self.activity.client(), &limits, taken, now);
+            rate_limits.charge(*id, self.activity.client(), limits, taken, now);
         }
     }
 
     /// Waits until the limits of the last call's export permit the next call. That may be for another
     /// export: what a connection waits for is decided before its next call is read.
-    async fn wait_for_limit(&self, LimitedExport { id, limits }: LimitedExport) {
+    async fn wait_for_limit(&self, LimitedExport { id, limits }: &LimitedExport) {
         let rate_limits = &self.service.rate_limits;
         loop {
-            let delay = rate_limits.delay(id, self.activity.client(), &limits, Moment::now());
+            let delay = rate_limits.delay(*id, self.activity.client(), limits, Moment::now());
             if delay.is_zero() {
                 return;
             }

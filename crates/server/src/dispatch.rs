@@ -91,7 +91,7 @@ pub(crate) fn device(
     call: &Call,
     outline: Option<&nfs4::Outline<'_>>,
     address: SocketAddr,
-) -> (Device, Option<LimitedExport>) {
+) -> (Device, Option<Arc<LimitedExport>>) {
     let exports = service.exports.load();
     let handle = match outline {
         Some(outline) => outline.handle,
@@ -102,12 +102,12 @@ pub(crate) fn device(
     let Some(export) = export else { return (engine.own_device().clone(), None) };
     // A handle that is not authentic must not use up what others may do.
     let is_limited = export.limits.are_set() && export.knows(address.ip());
-    let limited = is_limited.then_some(LimitedExport { id: export.id, limits: export.limits });
+    let limited = || Arc::new(LimitedExport { id: export.id, limits: export.limits });
+    let limited = is_limited.then(limited);
     (exports.root(export).threads(engine).clone(), limited)
 }
 
 /// An export with limits, which the peer uses.
-#[derive(Clone, Copy)]
 pub(crate) struct LimitedExport {
     pub(crate) id: u32,
     pub(crate) limits: Limits,
