@@ -99,14 +99,20 @@ impl Operations {
         if is_write && open.file.has_failed() {
             count = open.short_write.cut(head.pid, offset, count);
         }
+        let is_append = is_write && flags & O_APPEND != 0;
+        if is_append {
+            node.earlier_parts_appended(offset).await;
+        }
+        // Until the data is in the file: the parts of an asynchronous write(2) come at once.
+        let appending = if is_append { Some(node.appending.lock().await) } else { None };
+        let at = match &appending {
+            Some(_) => node.append_offset(&self.as_caller(head), offset).await?,
+            None => offset,
+        };
         // The kernel extends the file by itself.
         node.view().note_written(offset + count as u64);
-        let at = if is_write && flags & O_APPEND != 0 {
-            node.append_offset(&self.as_caller(head), offset).await?
-        } else {
-            offset
-        };
         open.file.write_bytes_at(at, &data.slice(..count)).await?;
+        drop(appending);
         if open.bypasses_pages || at != offset {
             // The kernel may have cached pages at either offset.
             self.changed_by_others(node.inode.handle(), &Handle::current());

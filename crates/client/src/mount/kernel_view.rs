@@ -105,6 +105,11 @@ impl KernelView {
         }
     }
 
+    /// Whether the kernel has a smaller size, as far as replies show.
+    pub(super) fn ends_before(&self, offset: u64) -> bool {
+        self.size.is_some_and(|known| known.bytes < offset)
+    }
+
     /// Whether the kernel has this size for certain: no reply of the last [`SIZE_SETTLING`] had another
     /// one, which it may execute yet.
     pub(super) fn has_size(&self, bytes: u64, now: Instant) -> bool {

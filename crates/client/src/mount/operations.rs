@@ -61,6 +61,8 @@ pub(super) struct Node {
     /// [`Operations::names_removed`] when the attributes were last revalidated.
     names_removed: AtomicU64,
     dropping_pages: tokio::sync::Mutex<()>,
+    /// Held from the choice of [`Node::append_offset`] until the data is there.
+    pub(super) appending: tokio::sync::Mutex<()>,
 }
 
 /// A call that removes a name of a file, until it is about to be answered. Dropped without
@@ -427,6 +429,7 @@ impl Node {
             grants: Grants::default(),
             names_removed: AtomicU64::new(0),
             dropping_pages: tokio::sync::Mutex::default(),
+            appending: tokio::sync::Mutex::default(),
         }
     }
 
@@ -456,9 +459,19 @@ impl Node {
         !is_shared(&self.inode) && self.view().has_size(size, Instant::now())
     }
 
+    /// Waits for the parts of an asynchronous write(2) that are before the one at `offset`: the kernel
+    /// sends them at once, and their order shows where they belong if it has another size of the file.
+    pub(super) async fn earlier_parts_appended(&self, offset: u64) {
+        for _ in 0..PARTS_POLLS {
+            if self.has_settled() || !self.view().ends_before(offset) {
+                return;
+            }
+            tokio::time::sleep(PARTS_POLL).await;
+        }
+    }
+
     /// Where data appended by a write(2) goes, for which the kernel has chosen `offset`: to the end of
-    /// the file. In a settled file that is `offset`, or lies before it if the kernel sends the parts of
-    /// an asynchronous write in another order.
+    /// the file. In a settled file that is `offset`.
     ///
     /// # Errors
     /// Those of GETATTR.
@@ -475,7 +488,7 @@ impl Node {
         }
         let has_settled = self.has_settled();
         let end = self.inode.attributes().size;
-        Ok(if has_settled { offset.max(end) } else { end })
+        Ok(if has_settled { offset } else { end })
     }
 
     /// A GETATTR is being answered until the guard is dropped.
@@ -521,6 +534,10 @@ fn is_shared(inode: &Inode) -> bool {
 
 /// Time in which a file that another client has changed is expected to be changed again.
 const SHARED_FOR: Duration = Duration::from_secs(10);
+
+/// How often, and how many times at most, a part of a write(2) looks for earlier parts.
+const PARTS_POLL: Duration = Duration::from_millis(1);
+const PARTS_POLLS: u32 = 100;
 
 /// The execute bits of owner, group and all others.
 const SEARCH_BY_ALL: u32 = 0o111;
