@@ -282,7 +282,6 @@ impl Intake {
                 return;
             }
             self.service.counters.add(Counter::LimitWaits, 1);
-            self.replies.flush();
             tokio::time::sleep(delay.min(LIMIT_WAIT_MAX)).await;
         }
     }

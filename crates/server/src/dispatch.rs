@@ -100,7 +100,8 @@ pub(crate) fn device(
     let export = handle.and_then(claimed_export_id).and_then(|id| exports.table.by_id(id));
     let engine = &service.engine;
     let Some(export) = export else { return (engine.own_device().clone(), None) };
-    // A handle that is not authentic must not use up what others may do.
+    // The handle is not authenticated yet. A peer that the export does not admit must not use up its
+    // limits.
     let is_limited = export.limits.are_set() && export.knows(address.ip());
     let limited = || Arc::new(LimitedExport { id: export.id, limits: export.limits });
     let limited = is_limited.then(limited);
