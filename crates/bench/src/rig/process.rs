@@ -234,6 +234,9 @@ fn kib_of(status: &str, field: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -244,11 +247,24 @@ mod tests {
     }
 
     #[test]
-    fn each_sleep_of_a_thread_is_a_switch() {
-        let watched = Watched::new(std::process::id(), None).unwrap();
+    fn each_wait_of_a_thread_is_a_switch() {
+        // Of one thread, which waits for each line: this process's threads come and go.
+        let mut echo = Command::new("cat");
+        let mut echo = echo.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut lines, mut echoed) = (echo.stdin.take().unwrap(), echo.stdout.take().unwrap());
+        let watched = Watched::new(echo.id(), None).unwrap();
+        let mut exchange = || {
+            lines.write_all(b"\n").unwrap();
+            echoed.read_exact(&mut [0]).unwrap();
+            // Until it waits again, or has lost its processor.
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        exchange();
         let before = watched.switches().unwrap();
-        (0..20).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+        (0..20).for_each(|_| exchange());
         assert!(watched.switches().unwrap() >= before + 20);
+        drop(lines);
+        echo.wait().unwrap();
     }
 
     #[test]
