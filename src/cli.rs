@@ -85,7 +85,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "SIZE")]
     max_transfer: Option<ByteSize>,
 
-    /// Memory for all requests together, at least 8 times --max-transfer [default: 256MiB]
+    /// Memory for all requests together, at least 8 times --max-transfer [default: 512MiB]
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
 
@@ -100,7 +100,7 @@ pub(crate) struct ServeOptions {
     write_mode: Option<IoMode>,
 
     /// Memory that written data may occupy in the page cache until it is on the disk, in modes that
-    /// leave nothing there; at least 8MiB [default: 64MiB]
+    /// leave nothing there; at least 8MiB [default: 256MiB, less with little memory]
     #[arg(long, value_name = "SIZE")]
     window: Option<ByteSize>,
 

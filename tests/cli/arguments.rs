@@ -156,7 +156,7 @@ fn check_prints_what_a_good_file_means() {
          io_cache_write = \"dontcache\"\n",
     );
     let expected = format!(
-        "valid: 2 exports on 0.0.0.0:2049 and [::]:2049, 256MiB of memory, a window of 8MiB, \
+        "valid: 2 exports on 0.0.0.0:2049 and [::]:2049, 512MiB of memory, a window of 8MiB, \
          transfers up to 1MiB, no read-ahead, tracing read_start,read_done\n\
          /a from {}, sync, reads direct, writes auto, id 7\n    \
          10.0.0.0/8 localhost: read-write, all squashed to 65534:65534\n    \

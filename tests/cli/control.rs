@@ -56,7 +56,7 @@ fn status_shows_settings_and_use() {
         format!("process {pid}, up "),
         format!("listening on     {}, NFS version 3, 4.1, 4.2\n", running.address),
         "read-ahead on, splice on".to_owned(),
-        "of 256MiB".to_owned(),
+        "of 512MiB".to_owned(),
         format!("/data   auto   auto    yes   {}", place.text("a")),
     ] {
         assert!(text.contains(&expected), "{expected}: {text}");
@@ -64,7 +64,7 @@ fn status_shows_settings_and_use() {
     let status = json(&place, &["status"]);
     assert_eq!(status["pid"], pid);
     assert_eq!(status["exports"][0]["io_cache_read"], "auto");
-    assert_eq!(status["memory"]["budget_bytes"], 256 << 20);
+    assert_eq!(status["memory"]["budget_bytes"], 512 << 20);
     assert_eq!(status["nfs4"]["clients"], 0);
     running.stop(Signal::TERM);
     assert!(!place.path("state/spillway.sock").exists());

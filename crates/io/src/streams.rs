@@ -23,6 +23,12 @@ const SCORE_SEQUENTIAL: u32 = 2;
 /// times what a disk needs for a request.
 const AHEAD_BYTES_MAX: u64 = 8 * CHUNK_BYTES;
 
+/// A stream whose requests leave out more than a quarter of the bytes that it passes has gaps.
+const COVERED_QUARTERS_MIN: u64 = 3;
+/// Gaps are judged by about so many of the bytes that a stream passed last: enough that requests in
+/// any order make none.
+const JUDGED_BYTES_MAX: u64 = 2 * REORDERED_BYTES_MAX;
+
 /// The latest streams through a file, of reads or of writes.
 #[derive(Debug, Default)]
 pub struct Streams {
@@ -31,12 +37,16 @@ pub struct Streams {
 }
 
 /// One reader or writer on its way through the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stream {
     /// The end of the furthest request.
     next: u64,
     /// Bytes that belonged to it.
     bytes: u64,
+    /// Of the bytes before `next` that gaps are judged by: how many there are, and how many of them
+    /// belonged to it.
+    judged_bytes: u64,
+    covered_bytes: u64,
     score: u32,
 }
 
@@ -48,14 +58,13 @@ impl Streams {
         let found = exact.or_else(near);
         let mut stream = match found {
             Some(index) => self.streams.remove(index),
-            None => Stream { next: range.end(), bytes: 0, score: 0 },
+            None => Stream { next: range.offset(), ..Stream::default() },
         };
         if found.is_some() {
             let score = if exact.is_some() { SCORE_EXACT } else { SCORE_NEAR };
             stream.score = stream.score.saturating_add(score);
-            stream.next = stream.next.max(range.end());
         }
-        stream.bytes = stream.bytes.saturating_add(range.len());
+        stream.advance(range);
         if self.streams.len() == STREAMS_MAX {
             self.streams.remove(0);
         }
@@ -65,10 +74,29 @@ impl Streams {
 }
 
 impl Stream {
+    fn advance(&mut self, range: ByteRange) {
+        let passed = range.end().saturating_sub(self.next);
+        self.next = self.next.max(range.end());
+        self.bytes = self.bytes.saturating_add(range.len());
+        self.judged_bytes = self.judged_bytes.saturating_add(passed);
+        self.covered_bytes = self.covered_bytes.saturating_add(range.len());
+        if self.judged_bytes > JUDGED_BYTES_MAX {
+            self.judged_bytes /= 2;
+            self.covered_bytes /= 2;
+        }
+    }
+
     /// Whether the requests go through the file in order, or nearly so.
     #[must_use]
     pub fn is_sequential(&self) -> bool {
         self.score >= SCORE_SEQUENTIAL
+    }
+
+    /// Whether its latest requests leave out part of the file, as those of one writer do among
+    /// several that take turns.
+    #[must_use]
+    pub fn has_gaps(&self) -> bool {
+        self.covered_bytes < self.judged_bytes / 4 * COVERED_QUARTERS_MIN
     }
 
     /// Bytes of all its requests.
@@ -144,9 +172,43 @@ mod tests {
     }
 
     #[test]
+    fn a_writer_among_several_leaves_gaps() {
+        let record = 47_008;
+        let mut streams = Streams::default();
+        for i in 0..1000 {
+            let stream = streams.note(range(i * 2 * record, record));
+            assert_eq!(stream.has_gaps(), i > 0, "{i}");
+        }
+    }
+
+    #[test]
+    fn writers_that_keep_in_step_leave_none_together() {
+        let record = 47_008;
+        let mut streams = Streams::default();
+        for i in 0..1000_u64 {
+            // Two at a time change places.
+            let stream = streams.note(range((i ^ 1) * record, record));
+            assert!(!stream.has_gaps() || i < 4, "{i}");
+        }
+    }
+
+    #[test]
+    fn gaps_are_those_of_the_latest_requests() {
+        let mib = CHUNK_BYTES;
+        let mut streams = Streams::default();
+        let mut note = |at: u64| streams.note(range(at * mib, mib)).has_gaps();
+        assert!((0..1000).all(|at| !note(at)));
+        let gaps = (0..100).map(|i| note(1000 + 2 * i)).collect::<Vec<_>>();
+        assert!(gaps[50..].iter().all(|&has_gaps| has_gaps), "{gaps:?}");
+        let gaps = (0..100).map(|i| note(1200 + i)).collect::<Vec<_>>();
+        assert!(!gaps[99], "{gaps:?}");
+    }
+
+    #[test]
     fn the_further_it_came_the_further_it_is_read_ahead() {
         let mib = CHUNK_BYTES;
-        let stream = |bytes| Stream { next: 64 * mib, bytes, score: SCORE_SEQUENTIAL };
+        let stream =
+            |bytes| Stream { next: 64 * mib, bytes, score: SCORE_SEQUENTIAL, ..Stream::default() };
         let at = range(63 * mib, mib);
         let size = 1000 * mib;
         assert_eq!(stream(47_008).wanted_ahead(at, size), range(63 * mib, 2 * mib));
@@ -158,7 +220,7 @@ mod tests {
     #[test]
     fn a_latecomer_is_given_its_own_chunks_only() {
         let mib = CHUNK_BYTES;
-        let stream = Stream { next: 64 * mib, bytes: 64 * mib, score: 9 };
+        let stream = Stream { next: 64 * mib, bytes: 64 * mib, score: 9, ..Stream::default() };
         let wanted = stream.wanted_ahead(range(48 * mib, 4096), 1000 * mib);
         assert_eq!(wanted, range(48 * mib, 9 * mib));
         assert!(stream.wanted_ahead(range(70 * mib, mib), 10 * mib).is_empty());

@@ -211,7 +211,7 @@ impl Service {
         let descriptors = divide_descriptors(config);
         let budget = Budget {
             memory_bytes: config.memory_bytes(),
-            window_bytes: config.window_bytes(),
+            window_bytes: config.window_bytes_of(io::Memory::new().total_bytes()),
             transfer_bytes_max: config.max_transfer_bytes(),
         };
         let local_recall = recovery.as_ref().and_then(|_| probe_leases(config));

@@ -194,6 +194,13 @@ impl WriteBehindFile {
         state.runs.is_empty() && state.place != Place::Busy
     }
 
+    /// Whether the device has so much in the window that its threads write back pages which could
+    /// still wait for their neighbours.
+    #[must_use]
+    pub fn is_pressed(&self) -> bool {
+        self.shared.is_pressed()
+    }
+
     /// Takes the next step, on a thread of the window.
     pub(super) fn take_step(self: &Arc<Self>, urgency: Urgency) {
         let guard = StepGuard { file: self };

@@ -152,6 +152,11 @@ impl Shared {
         self.lock().files
     }
 
+    /// See [`WriteBehindFile::is_pressed`].
+    pub(super) fn is_pressed(&self) -> bool {
+        self.urgency(&self.lock()) != Urgency::Relaxed
+    }
+
     pub(super) fn count(&self, add: impl FnOnce(&mut WriteBehindCounts)) {
         self.window.count(add);
     }

@@ -73,13 +73,13 @@ fn one_export_and_defaults_are_enough() {
     let config = machine.parse("[[export]]\npath = \"$A\"").unwrap();
     assert_eq!(config.listen(), ["127.0.0.1:2049".parse().unwrap()]);
     assert_eq!(config.state_dir(), machine.path("state"));
-    assert_eq!(config.memory_bytes(), 256 << 20);
+    assert_eq!(config.memory_bytes(), 512 << 20);
     assert_eq!(config.max_transfer_bytes(), 1 << 20);
     assert_eq!(config.connections_max(), 16384);
     assert_eq!(config.idle_timeout(), Duration::from_secs(360));
     assert!(!config.portmap());
     assert_eq!((config.data_threads(), config.metadata_threads()), (44, 22));
-    assert_eq!(config.window_bytes(), 64 << 20);
+    assert_eq!(config.window_bytes(), 256 << 20);
     assert!(config.read_ahead() && config.splice());
     assert!(config.trace().is_empty());
     let export = config.exports().iter().next().unwrap();
@@ -316,7 +316,7 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
         "window = \"7MiB\"",
         "1:10: 7MiB is too little for the write-behind window; the least is 8MiB",
     ),
-    ("window = \"129MiB\"", "1:10: a window of 129MiB is more than half of the memory, 256MiB"),
+    ("window = \"257MiB\"", "1:10: a window of 257MiB is more than half of the memory, 512MiB"),
     ("window = 8", "1:10: invalid type: integer `8`, expected a size with a unit"),
     ("read_ahead = 1", "1:14: invalid type: integer `1`, expected a boolean"),
     ("io_cache_read = \"direct\"", "1:1: unknown key `io_cache_read`"),
@@ -434,6 +434,34 @@ fn flags_win_over_the_file() {
     assert_eq!((config.memory_bytes(), config.max_transfer_bytes()), (512 << 20, 2 << 20));
     assert!(config.portmap());
     assert!(config.exports().iter().all(|export| export.rules[0].access.read_only));
+}
+
+#[test]
+fn default_window_is_what_the_buffers_leave() {
+    let machine = Machine::new();
+    for (memory, window_mib) in [
+        ("64MiB", 16),
+        ("256MiB", 64),
+        ("320MiB", 80),
+        ("400MiB", 144),
+        ("512MiB", 256),
+        ("4GiB", 256),
+    ] {
+        let text = format!("memory = \"{memory}\"\n[[export]]\npath = \"$A\"\n");
+        let config = machine.parse(&text).unwrap();
+        assert_eq!(config.window_bytes(), window_mib << 20, "{memory}");
+    }
+}
+
+#[test]
+fn default_window_is_a_part_of_the_memory_of_the_machine() {
+    let machine = Machine::new();
+    let default = machine.parse("[[export]]\npath = \"$A\"\n").unwrap();
+    assert_eq!(default.window_bytes_of(128 << 20), 64 << 20);
+    assert_eq!(default.window_bytes_of(8 << 20), 8 << 20);
+    assert_eq!(default.window_bytes_of(16 << 30), 256 << 20);
+    let given = machine.parse("window = \"256MiB\"\n[[export]]\npath = \"$A\"\n").unwrap();
+    assert_eq!(given.window_bytes_of(128 << 20), 256 << 20);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What the server keeps of a regular file: once for all exports, and for each export.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use io::{DeviceNumber, RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile};
@@ -23,6 +23,8 @@ pub(crate) struct FileState {
     pub(super) window: OnceLock<Arc<WriteBehindFile>>,
     /// Writers in sequence.
     writers: Mutex<Streams>,
+    /// Writers that take turns in it have drifted further apart than the window reaches.
+    outreaches_window: AtomicBool,
 }
 
 /// No user has this id (`Identity`).
@@ -47,6 +49,7 @@ impl Default for FileState {
             kept_bytes: AtomicU64::new(0),
             window: OnceLock::new(),
             writers: Mutex::default(),
+            outreaches_window: AtomicBool::new(false),
         }
     }
 }
@@ -71,10 +74,20 @@ impl FileState {
         Arc::clone(self.window.get_or_init(|| window.file(device)))
     }
 
-    /// Notes a WRITE; returns how many bytes were written in sequence with it, 0 for none.
-    pub(crate) fn note_writer(&self, range: io::ByteRange) -> u64 {
-        let stream = self.writers.lock().unwrap_or_else(PoisonError::into_inner).note(range);
-        if stream.is_sequential() { stream.bytes() } else { 0 }
+    /// Notes a WRITE; returns the stream that it belongs to.
+    pub(crate) fn note_writer(&self, range: io::ByteRange) -> io::Stream {
+        self.writers.lock().unwrap_or_else(PoisonError::into_inner).note(range)
+    }
+}
+
+impl FileState {
+    /// Whether writers that leave gaps for each other have ever been too far apart for the window.
+    /// `is_pressed` reports whether they are now.
+    pub(crate) fn outreaches_window(&self, is_pressed: impl FnOnce() -> bool) -> bool {
+        if !self.outreaches_window.load(Ordering::Relaxed) && is_pressed() {
+            self.outreaches_window.store(true, Ordering::Relaxed);
+        }
+        self.outreaches_window.load(Ordering::Relaxed)
     }
 }
 

@@ -110,8 +110,10 @@ pub(super) struct WriteFacts {
     /// Bytes to write.
     pub(super) len: u64,
     /// Bytes that were written in sequence up to and with this one; 0 when it is none. Only `auto`
-    /// takes this and the next two into account.
+    /// takes this and what follows into account.
     pub(super) stream_bytes: u64,
+    /// The stream leaves gaps for others to fill, and they are too far away for the window to wait.
+    pub(super) outreaches_window: bool,
     pub(super) free_bytes: u64,
     pub(super) total_bytes: u64,
 }
@@ -166,9 +168,11 @@ impl WriteFacts {
     }
 
     /// A long stream gains from the window whatever memory there is, because its pages are used
-    /// again while they are warm; all else is absorbed by free memory best.
+    /// again while they are warm; all else is absorbed by free memory best. So are several streams
+    /// that take turns in one file and have drifted further apart than the window reaches: it would
+    /// write each of their records by itself, where the kernel can wait for those between them.
     fn automatic(&self) -> WritePlan {
-        if self.stream_bytes >= STREAM_BYTES_MIN {
+        if self.stream_bytes >= STREAM_BYTES_MIN && !self.outreaches_window {
             WritePlan::Window(WindowWhy::Stream)
         } else if fits(self.len, self.free_bytes, self.total_bytes) {
             WritePlan::Cached(KeptWhy::FreeMemory)
@@ -219,7 +223,14 @@ mod tests {
     }
 
     fn write(mode: IoMode) -> WriteFacts {
-        WriteFacts { mode, len: MIB, stream_bytes: 0, free_bytes: 4 * GIB, total_bytes: 8 * GIB }
+        WriteFacts {
+            mode,
+            len: MIB,
+            stream_bytes: 0,
+            outreaches_window: false,
+            free_bytes: 4 * GIB,
+            total_bytes: 8 * GIB,
+        }
     }
 
     #[test]
@@ -251,6 +262,7 @@ mod tests {
     fn plans_of_writes() {
         use WritePlan::{Cached, Split, Window};
         let (direct, auto) = (write(IoMode::Direct), write(IoMode::Auto));
+        let stream = WriteFacts { stream_bytes: STREAM_BYTES_MIN, ..auto };
         let table = [
             (write(IoMode::Buffered), Cached(KeptWhy::Mode)),
             (write(IoMode::DontCache), Window(WindowWhy::Mode)),
@@ -258,7 +270,12 @@ mod tests {
             (WriteFacts { len: SPLIT_BYTES_MIN as u64, ..direct }, Split),
             (WriteFacts { len: SPLIT_BYTES_MIN as u64 - 1, ..direct }, Window(WindowWhy::Small)),
             (auto, Cached(KeptWhy::FreeMemory)),
-            (WriteFacts { stream_bytes: STREAM_BYTES_MIN, ..auto }, Window(WindowWhy::Stream)),
+            (stream, Window(WindowWhy::Stream)),
+            (WriteFacts { outreaches_window: true, ..stream }, Cached(KeptWhy::FreeMemory)),
+            (
+                WriteFacts { outreaches_window: true, free_bytes: 100 * MIB, ..stream },
+                Window(WindowWhy::Pressure),
+            ),
             (WriteFacts { free_bytes: 100 * MIB, ..auto }, Window(WindowWhy::Pressure)),
         ];
         for (facts, plan) in table {
@@ -293,10 +310,11 @@ mod tests {
             mode in any_mode(),
             len in 0..8 * MIB,
             stream_bytes in 0..2 * STREAM_BYTES_MIN,
+            outreaches_window: bool,
             free_bytes: u64,
             total_bytes: u64,
         ) -> WriteFacts {
-            WriteFacts { mode, len, stream_bytes, free_bytes, total_bytes }
+            WriteFacts { mode, len, stream_bytes, outreaches_window, free_bytes, total_bytes }
         }
     }
 

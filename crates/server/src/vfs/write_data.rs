@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use io::{
     BUFFER_ALIGN, ByteRange, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
-    WriteBehindFile, WriteData, WriteSplit,
+    Stream, WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
@@ -78,18 +78,25 @@ impl Vfs {
 
     /// The facts that decide how adjacent WRITEs are done.
     fn write_facts(&self, file: &Permitted<Writing>, writes: &[PermittedWrite]) -> WriteFacts {
-        let (mode, len) = (writes[0].request.mode, range_of(writes).len());
-        match mode {
-            IoMode::Auto => WriteFacts {
-                mode,
-                len,
-                stream_bytes: note_writers(file, writes),
-                free_bytes: self.memory.free_bytes(),
-                total_bytes: self.memory.total_bytes(),
-            },
-            IoMode::Buffered | IoMode::DontCache | IoMode::Direct => {
-                WriteFacts { mode, len, stream_bytes: 0, free_bytes: 0, total_bytes: 0 }
-            }
+        let facts = WriteFacts {
+            mode: writes[0].request.mode,
+            len: range_of(writes).len(),
+            stream_bytes: 0,
+            outreaches_window: false,
+            free_bytes: 0,
+            total_bytes: 0,
+        };
+        if facts.mode != IoMode::Auto {
+            return facts;
+        }
+        let stream = note_writers(file, writes);
+        WriteFacts {
+            stream_bytes: stream.map_or(0, |stream| stream.bytes()),
+            outreaches_window: stream.is_some_and(|stream| stream.has_gaps())
+                && file.data().outreaches_window(|| self.window_of(file).is_pressed()),
+            free_bytes: self.memory.free_bytes(),
+            total_bytes: self.memory.total_bytes(),
+            ..facts
         }
     }
 
@@ -288,10 +295,10 @@ fn range_of(writes: &[PermittedWrite]) -> ByteRange {
     ByteRange::between(writes[0].range.offset(), writes[writes.len() - 1].range.end())
 }
 
-/// Notes WRITEs, and returns the most bytes that were written in sequence with one of them.
-fn note_writers(file: &Permitted<Writing>, writes: &[PermittedWrite]) -> u64 {
-    let bytes = writes.iter().map(|write| file.data().note_writer(write.range));
-    bytes.max().unwrap_or(0)
+/// Notes adjacent WRITEs, and returns the longest stream that one of them belongs to, if there is one.
+fn note_writers(file: &Permitted<Writing>, writes: &[PermittedWrite]) -> Option<Stream> {
+    let streams = writes.iter().map(|write| file.data().note_writer(write.range));
+    streams.filter(Stream::is_sequential).max_by_key(Stream::bytes)
 }
 
 impl WriteJob {

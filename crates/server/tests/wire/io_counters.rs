@@ -155,6 +155,27 @@ fn writes_are_counted_by_their_way() {
 }
 
 #[test]
+fn streams_with_gaps_beyond_the_window_go_to_free_memory() {
+    let (fixture, local, mut client, file) = serving("window = \"8MiB\"");
+    if !local.is_on_disk("streams_with_gaps_beyond_the_window_go_to_free_memory") {
+        return;
+    }
+    let record = vec![1; 128 << 10];
+    let mut records = (0..).map(|i| i * 2 * record.len() as u64);
+    let mut write = |count| {
+        counted(&fixture, || {
+            for offset in records.by_ref().take(count) {
+                ok(client.write(file, offset, &record));
+            }
+        })
+    };
+    let beginning = write(200);
+    let streamed = beginning.iter().filter(|way| **way == WritesWindowAsStream).count();
+    assert!((1..100).contains(&streamed), "{streamed} of {}", beginning.len());
+    assert_eq!(write(50), [WritesCachedInFreeMemory; 50]);
+}
+
+#[test]
 fn what_cannot_go_directly_is_counted_as_that() {
     if !is_root("what_cannot_go_directly_is_counted_as_that") {
         return;
