@@ -44,6 +44,7 @@ pub mod file_system_magic;
 mod identity;
 mod io_mode;
 mod kernel_handle;
+mod kernel_read_ahead;
 mod lease;
 mod memory;
 mod ofd_lock;
@@ -86,6 +87,7 @@ pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};
 pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
+pub use kernel_read_ahead::kernel_read_ahead_bytes;
 pub use lease::{Lease, Leases, lease_break_time};
 pub use memory::Memory;
 pub use ofd_lock::{ForeignLock, OfdLock, foreign_lock, set_ofd_lock};

@@ -55,6 +55,8 @@ pub(crate) struct ExportRoot {
     pub(crate) shows_changes: bool,
     /// The features that its file system lacks.
     pub(crate) io_support: IoSupport,
+    /// Bytes that the kernel reads ahead into the page cache, at most; 0 where that is not known.
+    pub(crate) kernel_read_ahead_bytes: u64,
     /// A number that no other root has had, not even one of the same path: between the two there may
     /// have been another file system of the same device number.
     serial: u64,
@@ -112,6 +114,7 @@ impl ExportRoot {
             attributes_in_memory: kind.answers_from_memory(),
             shows_changes: kind.shows_changes(),
             io_support: if has_layers { IoSupport::of_layers() } else { IoSupport::default() },
+            kernel_read_ahead_bytes: io::kernel_read_ahead_bytes(attributes.device).unwrap_or(0),
             serial: random_u64()?,
             counters,
             device: attributes.device,

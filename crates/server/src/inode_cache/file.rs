@@ -78,9 +78,7 @@ impl FileState {
     pub(crate) fn note_writer(&self, range: io::ByteRange) -> io::Stream {
         self.writers.lock().unwrap_or_else(PoisonError::into_inner).note(range)
     }
-}
 
-impl FileState {
     /// Whether writers that leave gaps for each other have ever been too far apart for the window.
     /// `is_pressed` reports whether they are now.
     pub(crate) fn outreaches_window(&self, is_pressed: impl FnOnce() -> bool) -> bool {

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, TryCache};
 use super::read_data::{Fetched, Partly, Read, Source};
+use super::splice::Spliced;
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::{Counter, Phase};
 use crate::inode_cache::Inode;
@@ -158,6 +159,16 @@ impl Vfs {
         };
         let mut tried = None;
         if tries_cache {
+            // What is to be spliced once the disk has delivered it is not copied before.
+            if let ReadFrom::Cache(why) = plan.from
+                && plan.kernel_reads_ahead
+                && let Some(Spliced { data, was_resident }) = self.fetch_spliced(read).await?
+            {
+                let counter = if was_resident { Counter::ReadsResident } else { why.counter() };
+                read.file.root().counters.add(counter, 1);
+                read.file.data().note_kept(if was_resident { 0 } else { read.range.len() });
+                return Ok((data, Counter::ReadPageCacheBytes));
+            }
             match self.try_resident(read).await? {
                 Tried::Done(done) => {
                     read.file.root().counters.add(Counter::ReadsResident, 1);
@@ -167,6 +178,11 @@ impl Vfs {
             }
         }
         let source = self.acquire_source(read, plan.from).await?;
+        if plan.kernel_reads_ahead && matches!(source, Source::Cache(_)) {
+            read.file.root().counters.add(source.counter(), 1);
+            let done = self.fetch_from(read, source, tried).await?;
+            return Ok((done, Counter::ReadPageCacheBytes));
+        }
         let unless_resident = mode != IoMode::Direct;
         if let Some(done) = self.fetch_ahead(read, &source, unless_resident).await {
             return Ok((done, Counter::ReadFromReadAheadBytes));
@@ -180,8 +196,8 @@ impl Vfs {
     async fn fetch_buffered(&self, read: &Read<'_>) -> Result<Fetched, Status> {
         let source = Source::Cache(CachedWhy::Mode);
         read.file.root().counters.add(source.counter(), 1);
-        if let Some(done) = self.fetch_spliced(read).await? {
-            return Ok(done);
+        if let Some(Spliced { data, .. }) = self.fetch_spliced(read).await? {
+            return Ok(data);
         }
         match self.try_cached(read).await? {
             Tried::Done(done) => Ok(done),
@@ -195,6 +211,7 @@ impl Vfs {
             is_ahead: !read.file.data().read_ahead.find(read.range, read.version).is_empty(),
             uncached_bytes: read.attributes.size.saturating_sub(read.file.data().kept_bytes()),
             drops_behind: read.file.root().io_support.drops_behind(),
+            kernel_read_ahead_bytes: read.file.root().kernel_read_ahead_bytes,
             free_bytes: self.memory.free_bytes(),
             total_bytes: self.memory.total_bytes(),
         }

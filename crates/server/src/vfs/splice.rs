@@ -18,6 +18,13 @@ use crate::trace::Event;
 /// 32 KiB 0.47 and 0.39, 64 KiB 0.50 and 0.28, 256 KiB 0.33 and 0.12, 1 MiB 0.33 and 0.08.
 const SPLICE_BYTES_MIN: u64 = 32 * 1024;
 
+/// Data that goes to the socket without a copy.
+pub(super) struct Spliced {
+    pub(super) data: Fetched,
+    /// All of it was in the page cache.
+    pub(super) was_resident: bool,
+}
+
 impl Vfs {
     /// Takes the range from the page cache on this thread, if it is all there. `None` if it is not,
     /// or is to be copied.
@@ -34,12 +41,13 @@ impl Vfs {
 
     /// Takes the range through the page cache: on this thread if it is all there, else on a data
     /// thread, to which the whole call moves if it can. `None` if it is to be copied.
-    pub(super) async fn fetch_spliced(&self, read: &Read<'_>) -> Result<Option<Fetched>, Status> {
+    pub(super) async fn fetch_spliced(&self, read: &Read<'_>) -> Result<Option<Spliced>, Status> {
         let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
         if read.file.root().attributes_in_memory {
             match is_in_memory(read) {
                 Some(true) if self.fill_here(read, &mut pipe) => {
-                    return Ok(Some(self.spliced(read, pipe)));
+                    let data = self.spliced(read, pipe);
+                    return Ok(Some(Spliced { data, was_resident: true }));
                 }
                 Some(false) => {}
                 // Copying finds out without waiting, and has the data then.
@@ -55,7 +63,8 @@ impl Vfs {
                 Ok((filled && is_whole(&pipe, range)).then_some(pipe))
             })
             .await?;
-        Ok(filled.map(|pipe| self.spliced(read, pipe)))
+        let data = filled.map(|pipe| self.spliced(read, pipe));
+        Ok(data.map(|data| Spliced { data, was_resident: false }))
     }
 
     /// A pipe for a range that is worth one.
