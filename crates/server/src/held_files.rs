@@ -89,8 +89,7 @@ pub(crate) fn file_id(inode: &Inode) -> FileId {
 
 /// The name of its export in `state`, which is its own while the object is open.
 pub(crate) fn export_id(inode: &Inode) -> ExportId {
-    let address = Arc::as_ptr(inode.root()).addr();
-    ExportId(u64::try_from(address).expect("an address has at most 64 bits"))
+    ExportId(inode.root_address())
 }
 
 impl HeldFiles {

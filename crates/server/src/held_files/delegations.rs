@@ -10,15 +10,15 @@ use io::{Lease, Leases};
 use proto::nfs4::{ClientId, Stateid};
 
 use super::{Held, HeldFiles, Pin};
-use crate::inode_cache::{Alone, Holders, Inode};
+use crate::inode_cache::{Alone, Holder, Holders, Inode};
 use crate::state::{Delegate, DelegationId, ExportId, FileId, NotDelegated, State};
 
 /// The delegations of a file.
 #[derive(Default)]
 pub(super) struct Delegated {
     clients: HashMap<DelegationId, (ClientId, ExportId)>,
-    /// One is about to be given to this client.
-    granting: Option<ClientId>,
+    /// One is about to be given to this client in this export.
+    granting: Option<(ClientId, ExportId)>,
     /// While there is one of these.
     lease: Option<Lease>,
 }
@@ -29,11 +29,11 @@ impl Delegated {
     }
 
     fn holders(&self) -> Holders {
-        let mut clients = self.clients.values().map(|(client, _)| *client).chain(self.granting);
-        let Some(first) = clients.next() else { return Holders::None };
-        let is_one = clients.all(|client| client == first);
-        match NonZeroU64::new(first.0) {
-            Some(client) if is_one => Holders::One(client),
+        let mut holders = self.clients.values().copied().chain(self.granting);
+        let Some(first) = holders.next() else { return Holders::None };
+        let is_one = holders.all(|holder| holder == first);
+        match NonZeroU64::new(first.0.0) {
+            Some(client) if is_one => Holders::One(Holder { client, export: first.1.0 }),
             _ => Holders::Several,
         }
     }
@@ -117,7 +117,7 @@ impl<'a> Granting<'a> {
     fn begin(held: &'a HeldFiles, pin: Pin<'a>, client: ClientId) -> Self {
         let (file, export) = (pin.file(), pin.export());
         let granting = Self { held, pin: Some(pin), file, export, client };
-        granting.change(|held| held.delegations.granting = Some(client));
+        granting.change(|held| held.delegations.granting = Some((client, export)));
         granting
     }
 

@@ -15,15 +15,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) enum Changing {
     /// The data, by a descriptor that is open for writing: it would break the server's own lease.
     Data,
-    /// The attributes or the names. A client may do so beside its own delegation.
+    /// The attributes or the names. A client may do so beside its own delegation, through the export that
+    /// it has it of: what two exports show are two files to it.
     Attributes,
 }
 
-/// The clients of version 4 that have a file delegated.
+/// A client of version 4 in an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) client: NonZeroU64,
+    /// [`Inode::root_address`](super::Inode::root_address).
+    pub(crate) export: u64,
+}
+
+/// Who has a file delegated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holders {
     None,
-    One(NonZeroU64),
+    One(Holder),
     Several,
 }
 
@@ -31,7 +40,10 @@ pub(crate) enum Holders {
 #[derive(Default)]
 pub(super) struct DelegationGate {
     /// [`NO_CLIENT`], a client, or [`SEVERAL`].
-    holder: AtomicU64,
+    client: AtomicU64,
+    /// The export of the client, if it is one. It is set before the client, so that a reader of both
+    /// may take a holder for another, which recalls one delegation too many, and not the reverse.
+    export: AtomicU64,
     /// Changes of its names at work.
     pub(super) name_changes: AtomicUsize,
 }
@@ -41,17 +53,21 @@ impl DelegationGate {
     pub(super) fn set(&self, holders: Holders) -> bool {
         let new = match holders {
             Holders::None => NO_CLIENT,
-            Holders::One(client) => client.get(),
+            Holders::One(holder) => {
+                self.export.store(holder.export, Ordering::SeqCst);
+                holder.client.get()
+            }
             Holders::Several => SEVERAL,
         };
-        self.holder.swap(new, Ordering::SeqCst) != NO_CLIENT
+        self.client.swap(new, Ordering::SeqCst) != NO_CLIENT
     }
 
-    /// Whether a call of `client` may change the object.
-    pub(super) fn admits(&self, client: Option<NonZeroU64>, what: Changing) -> bool {
-        let holder = self.holder.load(Ordering::SeqCst);
-        let is_own = client.is_some_and(|client| client.get() == holder);
-        holder == NO_CLIENT || (is_own && what == Changing::Attributes)
+    /// Whether a call, of this client of version 4 if it is one, may change the object.
+    pub(super) fn admits(&self, by: Option<Holder>, what: Changing) -> bool {
+        let client = self.client.load(Ordering::SeqCst);
+        let export = self.export.load(Ordering::SeqCst);
+        let is_own = by.is_some_and(|by| by.client.get() == client && by.export == export);
+        client == NO_CLIENT || (is_own && what == Changing::Attributes)
     }
 }
 

@@ -114,6 +114,12 @@ impl Inode {
         &self.root
     }
 
+    /// Where the root of its export is in memory, which is its own while the object is open.
+    pub(crate) fn root_address(&self) -> u64 {
+        let address = Arc::as_ptr(&self.root).addr();
+        u64::try_from(address).expect("an address has at most 64 bits")
+    }
+
     /// The kernel's handle.
     pub(crate) fn handle(&self) -> &KernelHandle {
         &self.handle

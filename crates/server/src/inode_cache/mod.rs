@@ -33,7 +33,7 @@ mod unlinked;
 mod write_queue;
 
 pub(crate) use data_descriptors::{DataDescriptors, DirectFile};
-pub(crate) use delegation_gate::{Changing, Holders, RecallRequests};
+pub(crate) use delegation_gate::{Changing, Holder, Holders, RecallRequests};
 pub(crate) use directory::{DirectoryStream, DirectoryStreams, KernelEntry};
 pub(crate) use flush_scope::Flush;
 pub(crate) use handle_cache::HandleCache;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Inode;
-use super::delegation_gate::{Changing, Holders};
+use super::delegation_gate::{Changing, Holder, Holders};
 use super::state::{InodeState, InodeStates};
 use crate::fs::Status;
 
@@ -62,17 +62,12 @@ impl InodeState {
         count(&self.gate.name_changes) + count(&self.states.gates.name_changes) > 0
     }
 
-    /// Checks whether a call of `client` may change the object now. Otherwise its delegations are
-    /// recalled.
+    /// Checks whether a call may change the object now. Otherwise its delegations are recalled.
     ///
     /// # Errors
     /// `Delegated`.
-    pub(crate) fn may_change(
-        &self,
-        client: Option<NonZeroU64>,
-        what: Changing,
-    ) -> Result<(), Status> {
-        if self.gate.admits(client, what) {
+    fn may_change(&self, by: Option<Holder>, what: Changing) -> Result<(), Status> {
+        if self.gate.admits(by, what) {
             return Ok(());
         }
         self.states.gates.requests.add(ptr::from_ref(self).addr(), false);
@@ -83,17 +78,31 @@ impl InodeState {
     ///
     /// # Errors
     /// As [`Self::may_change`].
-    pub(crate) fn begin_name_change(
-        self: &Arc<Self>,
-        client: Option<NonZeroU64>,
-    ) -> Result<NameChange, Status> {
+    fn begin_name_change(self: &Arc<Self>, by: Option<Holder>) -> Result<NameChange, Status> {
         let change = NameChange::of_one(Arc::clone(self));
-        self.may_change(client, Changing::Attributes)?;
+        self.may_change(by, Changing::Attributes)?;
         Ok(change)
     }
 }
 
 impl Inode {
+    /// Checks whether a call, of this client of version 4 if it is one, may change the object now.
+    /// Otherwise its delegations are recalled.
+    ///
+    /// # Errors
+    /// `Delegated`.
+    pub(crate) fn may_change(
+        &self,
+        client: Option<NonZeroU64>,
+        what: Changing,
+    ) -> Result<(), Status> {
+        self.state.may_change(self.holder(client), what)
+    }
+
+    fn holder(&self, client: Option<NonZeroU64>) -> Option<Holder> {
+        client.map(|client| Holder { client, export: self.root_address() })
+    }
+
     /// Begins a change of the names of an object in this directory, known by a descriptor. Looked at
     /// more closely only while some object is delegated.
     ///
@@ -110,7 +119,7 @@ impl Inode {
         }
         let handle = self.root.identify(object.as_fd())?;
         match self.state.other(&handle) {
-            Some(state) => state.begin_name_change(client),
+            Some(state) => state.begin_name_change(self.holder(client)),
             None => Ok(any),
         }
     }
@@ -132,23 +141,24 @@ mod tests {
         states.state(&systems.on((8, 1)).unwrap(), handle, FileType::RegularFile)
     }
 
-    fn client(number: u64) -> Option<NonZeroU64> {
-        NonZeroU64::new(number)
+    fn client(number: u64, export: u64) -> Option<Holder> {
+        Some(Holder { client: NonZeroU64::new(number)?, export })
     }
 
     #[tokio::test]
     async fn others_wait_for_holders_and_a_holder_for_its_own_writing() {
         use Changing::{Attributes, Data};
         let state = state();
-        let one = Holders::One(NonZeroU64::new(7).unwrap());
+        let one = Holders::One(client(7, 1).unwrap());
         for (holders, by, what, may) in [
             (Holders::None, None, Data, true),
             (one, None, Attributes, false),
-            (one, client(8), Attributes, false),
-            (one, client(7), Attributes, true),
-            (one, client(7), Data, false),
-            (Holders::Several, client(7), Attributes, false),
-            (Holders::None, client(7), Data, true),
+            (one, client(8, 1), Attributes, false),
+            (one, client(7, 1), Attributes, true),
+            (one, client(7, 2), Attributes, false),
+            (one, client(7, 1), Data, false),
+            (Holders::Several, client(7, 1), Attributes, false),
+            (Holders::None, client(7, 1), Data, true),
         ] {
             state.set_holders(holders);
             let result = state.may_change(by, what);

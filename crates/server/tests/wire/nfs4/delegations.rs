@@ -38,7 +38,10 @@ enum Asked {
 }
 
 fn fixture() -> Fixture {
-    let fixture = Fixture::with(ALL_VERSIONS);
+    with_files(Fixture::with(ALL_VERSIONS))
+}
+
+fn with_files(fixture: Fixture) -> Fixture {
     for name in ["a", "b", "c", "d", "e", "f", "g"] {
         fs::write(fixture.exported(name), "data").unwrap();
     }
@@ -367,6 +370,20 @@ fn a_holder_changes_attributes_and_names_beside_its_delegation() {
     assert_eq!(holder.session.call(&call).status, Err(Status::Delay));
     holder.obey(file, delegation);
     second.obey(file, other);
+    assert_eq!(holder.session.call(&call).status, Ok(()));
+}
+
+/// What two exports show are two files to a client, by their filehandles.
+#[test]
+fn a_holder_that_changes_a_file_through_another_export_returns_its_delegation() {
+    let again = "[[export]]\npath = \"$DIR/export\"\nname = \"/again\"\nsquash = \"none\"";
+    let fixture = with_files(Fixture::with(&format!("{ALL_VERSIONS}\n{again}")));
+    let mut holder = Holder::new(&fixture, b"holder");
+    let (file, delegation) = holder.delegated(b"a");
+    let path = Operations::new().root().lookup(b"again");
+    let call = path.op(OperationCode::Remove, &NameArgs { name: b"a" });
+    assert_eq!(holder.session.call(&call).status, Err(Status::Delay));
+    holder.obey(file, delegation);
     assert_eq!(holder.session.call(&call).status, Ok(()));
 }
 
