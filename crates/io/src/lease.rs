@@ -2,7 +2,7 @@
 //! the file be cut, before the holder has given the lease up, or `/proc/sys/fs/lease-break-time` is
 //! over.
 //!
-//! It is blind to changes of names and attributes. A lease is refused while the file is open for
+//! It is blind to changes of names and attributes ([`AttributeWatches`](crate::AttributeWatches)). A lease is refused while the file is open for
 //! writing, to whom does not own the file without CAP_LEASE, and by some file systems.
 //!
 //! The kernel reports a break by SIGIO. It is sent to one thread, which blocks it for itself: so no
@@ -63,9 +63,8 @@ impl Leases {
     /// # Errors
     /// `EACCES` for a file of another user without CAP_LEASE; `EINVAL` and others where there are no
     /// leases.
-    pub fn take(self: &Arc<Self>, fd: OwnedFd, file: u64) -> io::Result<Option<Lease>> {
+    pub fn take(self: &Arc<Self>, fd: Arc<OwnedFd>, file: u64) -> io::Result<Option<Lease>> {
         own_signals(fd.as_raw_fd(), self.thread)?;
-        let fd = Arc::new(fd);
         // In the table first: the lease may be broken at once.
         self.lock().insert(file, Arc::clone(&fd));
         let lease = Lease { leases: Arc::clone(self), file, fd };
@@ -202,8 +201,8 @@ mod tests {
         NamedTempFile::new().unwrap().into_temp_path()
     }
 
-    fn reader(path: &Path) -> OwnedFd {
-        File::open(path).unwrap().into()
+    fn reader(path: &Path) -> Arc<OwnedFd> {
+        Arc::new(File::open(path).unwrap().into())
     }
 
     fn open_for_writing(path: &Path) -> io::Result<File> {

@@ -27,6 +27,7 @@
 
 mod access;
 mod align;
+mod attribute_watch;
 mod buffer_pool;
 mod byte_range;
 mod change_stamps;
@@ -64,6 +65,7 @@ mod write_behind;
 
 pub use access::check_access;
 pub use align::{DioAlign, WidenedRead, WriteSplit};
+pub use attribute_watch::{AttributeWatch, AttributeWatches};
 pub use buffer_pool::{Buffer, BufferPool, BufferTooLarge};
 pub use byte_range::ByteRange;
 pub use change_stamps::{

@@ -1,14 +1,16 @@
-//! Leases of local files, by which programs on this machine wait for clients with delegations: whether
-//! the machine has them, and their start.
+//! Leases of local files, by which programs on this machine wait for clients with delegations, and
+//! watches, by which their changes of names and attributes are detected: whether the machine has them,
+//! and their start.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use ::io::{Leases, lease_break_time};
+use ::io::{AttributeWatch, AttributeWatches, Lease, Leases, lease_break_time};
 use rustix::fs::OFlags;
 
 use crate::inode_cache::RecallRequests;
@@ -47,7 +49,7 @@ fn try_lease(path: &Path) -> io::Result<()> {
         // Once is enough.
         let _ = broken.try_send(());
     })?;
-    let lease = leases.take(File::open(path)?.into(), 0)?;
+    let lease = leases.take(Arc::new(File::open(path)?.into()), 0)?;
     let lease = lease.ok_or_else(|| io::Error::other("a new file is open for writing"))?;
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("flags fit");
     let open = || OpenOptions::new().write(true).custom_flags(flags).open(path);
@@ -62,17 +64,65 @@ fn try_lease(path: &Path) -> io::Result<()> {
     open().map(drop)
 }
 
-/// Starts the leases of a server. A broken one is a request for a recall.
+/// What detects the local programs that conflict with delegations. Each is a request for a recall.
+pub(crate) struct LocalConflicts {
+    leases: Arc<Leases>,
+    /// Missing where the kernel lacks them or the system refuses.
+    watches: Option<Arc<AttributeWatches>>,
+}
+
+/// The same of one file, until it is dropped.
+pub(crate) struct LocalHold {
+    _lease: Lease,
+    _watch: Option<AttributeWatch>,
+}
+
+/// Starts the threads that detect local programs.
 ///
 /// # Errors
-/// The thread cannot be started.
-pub(crate) fn start(requests: &Arc<RecallRequests>) -> io::Result<Arc<Leases>> {
-    let requests = Arc::clone(requests);
-    Leases::start(move |file| {
-        if let Ok(file) = usize::try_from(file) {
-            requests.add(file, true);
+/// The thread of leases cannot be started.
+pub(crate) fn start(requests: &Arc<RecallRequests>) -> io::Result<Arc<LocalConflicts>> {
+    let request = |is_waiting| {
+        let requests = Arc::clone(requests);
+        move |file| {
+            if let Ok(file) = usize::try_from(file) {
+                requests.add(file, is_waiting);
+            }
         }
-    })
+    };
+    let refused = |error: &io::Error| {
+        tracing::info!(
+            %error,
+            "delegations outlast changes of names and attributes by local programs"
+        );
+    };
+    let watches = AttributeWatches::start(request(false)).inspect_err(refused).ok();
+    Ok(Arc::new(LocalConflicts { leases: Leases::start(request(true))?, watches }))
+}
+
+impl LocalConflicts {
+    /// Takes a lease by a descriptor that is open for reading alone, and watches the file; `None` while
+    /// it is open for writing. `file` is its address, as [`RecallRequests`] names it.
+    ///
+    /// # Errors
+    /// As [`Leases::take`]; `ENOSPC` at the limit of watches.
+    pub(crate) fn hold(&self, fd: OwnedFd, file: usize) -> io::Result<Option<LocalHold>> {
+        let fd = Arc::new(fd);
+        let file = u64::try_from(file).expect("an address has at most 64 bits");
+        let watch = match &self.watches {
+            None => None,
+            Some(watches) => match watches.watch(Arc::clone(&fd), file) {
+                Ok(watch) => Some(watch),
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, "a delegated file is not watched");
+                    None
+                }
+            },
+        };
+        let lease = self.leases.take(fd, file)?;
+        Ok(lease.map(|lease| LocalHold { _lease: lease, _watch: watch }))
+    }
 }
 
 #[cfg(test)]

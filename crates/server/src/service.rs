@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use io::{
-    Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Identity, Leases, Share,
-    WriteBehindConfig,
+    Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Identity, Share, WriteBehindConfig,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -26,7 +25,7 @@ use crate::export::{
 use crate::fs::{Caller, OpenedFor, Status};
 use crate::held_files::HeldFiles;
 use crate::inode_cache::Inode;
-use crate::leases;
+use crate::leases::{self, LocalConflicts};
 use crate::memory_plan::{Budget, MemoryPlan};
 use crate::mount_list::MountList;
 use crate::random::random_u64;
@@ -91,8 +90,8 @@ pub(crate) struct Service {
     pub(crate) callbacks: Arc<Callbacks>,
     /// What remains to be done after changes of `state`.
     pub(crate) settlement: Arc<Settlement>,
-    /// The leases behind delegations, if any are given.
-    pub(crate) leases: Option<Arc<Leases>>,
+    /// What local programs break delegations by, if any are given.
+    pub(crate) leases: Option<Arc<LocalConflicts>>,
     /// Whether clients could reclaim state of version 4 a second ago.
     was_in_grace: AtomicBool,
     /// The clock of `state`.

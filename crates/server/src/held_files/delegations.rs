@@ -6,11 +6,11 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io::{Lease, Leases};
 use proto::nfs4::{ClientId, Stateid};
 
 use super::{Held, HeldFiles, Pin};
 use crate::inode_cache::{Alone, Holder, Holders, Inode};
+use crate::leases::{LocalConflicts, LocalHold};
 use crate::state::{Delegate, DelegationId, ExportId, FileId, NotDelegated, State};
 
 /// The delegations of a file.
@@ -20,7 +20,7 @@ pub(super) struct Delegated {
     /// One is about to be given to this client in this export.
     granting: Option<(ClientId, ExportId)>,
     /// While there is one of these.
-    lease: Option<Lease>,
+    lease: Option<LocalHold>,
 }
 
 impl Delegated {
@@ -55,7 +55,7 @@ impl HeldFiles {
     /// and while its names change; `Resource` where there is no lease to be had.
     pub(crate) fn delegate(
         &self,
-        (state, leases): (&State, &Arc<Leases>),
+        (state, leases): (&State, &LocalConflicts),
         inode: &Arc<Inode>,
         _alone: Alone,
         call: &Delegate,
@@ -121,7 +121,7 @@ impl<'a> Granting<'a> {
         granting
     }
 
-    fn take_lease(&self, leases: &Arc<Leases>, inode: &Inode) -> Result<(), NotDelegated> {
+    fn take_lease(&self, leases: &LocalConflicts, inode: &Inode) -> Result<(), NotDelegated> {
         let has_lease = self.change(|held| held.delegations.lease.is_some());
         if has_lease {
             return Ok(());
@@ -132,8 +132,7 @@ impl<'a> Granting<'a> {
         };
         let fd = inode.open_for_lease();
         let fd = fd.map_err(|status| refused(&format_args!("{status:?}")))?;
-        let number = u64::try_from(inode.address()).expect("an address has at most 64 bits");
-        let lease = leases.take(fd, number).map_err(|error| refused(&error))?;
+        let lease = leases.hold(fd, inode.address()).map_err(|error| refused(&error))?;
         let lease = lease.ok_or(NotDelegated::Contention)?;
         self.change(|held| held.delegations.lease = Some(lease));
         Ok(())

@@ -5,6 +5,7 @@ mod sequences;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -407,6 +408,29 @@ fn a_local_program_that_writes_waits_for_the_return() {
     assert!(writing.join().unwrap() < SOON);
     let again = OpenOptions::new().write(true).custom_flags(NONBLOCK).open(&path);
     again.expect("there is no lease any more");
+}
+
+/// The lease does not detect them: a holder would go on with old attributes, and open the file that a
+/// name had before.
+#[test]
+fn a_local_program_that_changes_attributes_or_names_recalls_the_delegation() {
+    let fixture = fixture();
+    let mut holder = Holder::new(&fixture, b"holder");
+    let run = |program, arguments: &[&str]| {
+        let paths = arguments.iter().map(|name| fixture.exported(name));
+        assert!(Command::new(program).args(paths).status().unwrap().success());
+    };
+    for (name, program, arguments) in [
+        ("a", "touch", &["a"][..]),
+        ("b", "mv", &["b", "other"]),
+        ("c", "mv", &["d", "c"]),
+        ("e", "ln", &["e", "link"]),
+        ("f", "rm", &["f"]),
+    ] {
+        let (file, delegation) = holder.delegated(name.as_bytes());
+        run(program, arguments);
+        holder.obey(file, delegation);
+    }
 }
 
 /// The kernel would let the program pass after 45 s, while the client still reads what it has cached.

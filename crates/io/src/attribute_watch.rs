@@ -1,0 +1,280 @@
+//! Changes of attributes and names of single files by other processes: fanotify(7) with file handles.
+//!
+//! The kernel reports who made a change, so that those of this process are left out. It reports it
+//! after the fact: who reads the events knows of a change a moment after it was made.
+//!
+//! Without CAP_SYS_ADMIN the kernel bounds the number of watches of a user
+//! (`fs.fanotify.max_user_marks`), and reports no other processes by name, which is enough.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::kernel_handle::{KernelHandle, name_to_handle};
+
+/// Link counts are among the attributes, so that a removed or replaced name counts too.
+const CHANGES: u64 = libc::FAN_ATTRIB | libc::FAN_MOVE_SELF;
+/// Bytes of events that one system call returns: about 60 of them.
+const EVENT_BUFFER_BYTES: usize = 4096;
+
+/// The watches of a process, and the thread that reads their events.
+#[derive(Debug)]
+pub struct AttributeWatches {
+    fanotify: OwnedFd,
+    /// Held over the system calls that add and remove a watch, neither of which waits for a disk.
+    watched: Mutex<HashMap<KernelHandle, Watched>>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    file: u64,
+    /// The last of those that watch the file. The kernel has one for all.
+    fd: Arc<OwnedFd>,
+}
+
+/// A watch of one file, until it is dropped.
+pub struct AttributeWatch {
+    watches: Arc<AttributeWatches>,
+    handle: KernelHandle,
+    fd: Arc<OwnedFd>,
+}
+
+impl AttributeWatches {
+    /// Starts the thread. It calls `on_change` with the number of each watched file that another process
+    /// has changed, and of all if events are lost. It ends within a second after this and the last watch
+    /// are dropped.
+    ///
+    /// # Errors
+    /// `EPERM` or `EINVAL` where the kernel lacks it (before Linux 5.13 without CAP_SYS_ADMIN), `EMFILE`
+    /// at the limit of groups of a user; the thread cannot be started.
+    pub fn start(on_change: impl Fn(u64) + Send + 'static) -> io::Result<Arc<Self>> {
+        let flags = libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID;
+        let flags = flags | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
+        // SAFETY: the call takes two integers and returns a new descriptor or -1.
+        let fd = unsafe { libc::fanotify_init(flags, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is open, and nothing else has it.
+        let fanotify = unsafe { OwnedFd::from_raw_fd(fd) };
+        let watches = Arc::new(Self { fanotify, watched: Mutex::default() });
+        let weak = Arc::downgrade(&watches);
+        let report = move || attend(&weak, on_change);
+        thread::Builder::new().name("spillway-watches".into()).spawn(report)?;
+        Ok(watches)
+    }
+
+    /// Watches the file of `fd`. `file` is its number for `on_change`. An earlier watch of the file is
+    /// about to be dropped.
+    ///
+    /// # Errors
+    /// `ENOSPC` at the limit of watches; `ENODEV`, `EOPNOTSUPP` or `EXDEV` where the file system has no
+    /// handles or no number.
+    pub fn watch(self: &Arc<Self>, fd: Arc<OwnedFd>, file: u64) -> io::Result<AttributeWatch> {
+        let handle = name_to_handle(fd.as_fd(), None)?;
+        let mut watched = self.lock();
+        mark(&self.fanotify, libc::FAN_MARK_ADD, fd.as_raw_fd())?;
+        watched.insert(handle, Watched { file, fd: Arc::clone(&fd) });
+        drop(watched);
+        Ok(AttributeWatch { watches: Arc::clone(self), handle, fd })
+    }
+
+    /// Reports the changes in the queue.
+    fn report(&self, on_change: &impl Fn(u64)) {
+        let mut buffer = [0; EVENT_BUFFER_BYTES];
+        loop {
+            match rustix::io::read(&self.fanotify, &mut buffer) {
+                Ok(0) | Err(Errno::AGAIN) => return,
+                Ok(len) => {
+                    let files = self.changed(&buffer[..len]);
+                    files.into_iter().for_each(on_change);
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return tracing::error!(%error, "changes by others cannot be read"),
+            }
+        }
+    }
+
+    /// The files that others have changed, by these events.
+    fn changed(&self, mut events: &[u8]) -> Vec<u64> {
+        let watched = self.lock();
+        let mut files = Vec::new();
+        while let Some((event, rest)) = Event::split(events) {
+            events = rest;
+            if event.mask & libc::FAN_Q_OVERFLOW != 0 {
+                return watched.values().map(|watched| watched.file).collect();
+            }
+            let of_others = event.pid != process::id();
+            let found =
+                event.handle().filter(|_| of_others).and_then(|handle| watched.get(&handle));
+            files.extend(found.map(|watched| watched.file));
+        }
+        files
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<KernelHandle, Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reports changes until the watches are gone.
+fn attend(watches: &Weak<AttributeWatches>, on_change: impl Fn(u64)) {
+    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+    while let Some(watches) = watches.upgrade() {
+        watches.report(&on_change);
+        // An interrupted wait is an early one.
+        let _ = poll(&mut [PollFd::new(&watches.fanotify, PollFlags::IN)], Some(&second));
+    }
+}
+
+/// One event, `struct fanotify_event_metadata` with what follows it.
+struct Event<'a> {
+    mask: u64,
+    pid: u32,
+    information: &'a [u8],
+}
+
+impl<'a> Event<'a> {
+    /// The first of the events in a buffer, and the others.
+    fn split(buffer: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        type Head = libc::fanotify_event_metadata;
+        let len = usize::try_from(word(buffer, offset_of!(Head, event_len))?).ok()?;
+        let head = size_of::<Head>();
+        let (event, rest) = (buffer.get(..len.max(head))?, buffer.get(len.max(head)..)?);
+        let mask = *event.get(offset_of!(Head, mask)..)?.first_chunk()?;
+        let pid = word(event, offset_of!(Head, pid))?;
+        Some((Self { mask: u64::from_ne_bytes(mask), pid, information: &event[head..] }, rest))
+    }
+
+    /// The handle in `struct fanotify_event_info_fid`: a head of 4 bytes, the number of the file system
+    /// in 8, and a `struct file_handle`.
+    fn handle(&self) -> Option<KernelHandle> {
+        if *self.information.first()? != libc::FAN_EVENT_INFO_TYPE_FID {
+            return None;
+        }
+        let len = usize::try_from(word(self.information, 12)?).ok()?;
+        let kind = word(self.information, 16)?.cast_signed();
+        KernelHandle::from_parts(kind, self.information.get(20..20 + len)?)
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn mark(fanotify: &OwnedFd, how: libc::c_uint, file: RawFd) -> io::Result<()> {
+    // SAFETY: both descriptors are open. Without a path the mark is of the descriptor's own file, and
+    // the kernel reads no memory of this process.
+    let failed =
+        unsafe { libc::fanotify_mark(fanotify.as_raw_fd(), how, CHANGES, file, std::ptr::null()) };
+    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+impl Drop for AttributeWatch {
+    fn drop(&mut self) {
+        let mut watched = self.watches.lock();
+        // There may be a later watch of the same file.
+        if watched.get(&self.handle).is_some_and(|last| Arc::ptr_eq(&last.fd, &self.fd)) {
+            watched.remove(&self.handle);
+            if let Err(error) =
+                mark(&self.watches.fanotify, libc::FAN_MARK_REMOVE, self.fd.as_raw_fd())
+            {
+                tracing::warn!(%error, "a watch of a file stays");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for AttributeWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttributeWatch").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::process::Command;
+    use std::sync::mpsc::{self, Receiver};
+    use std::time::Duration;
+
+    use tempfile::NamedTempFile;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// `None` where this process may not watch files.
+    fn watches() -> Option<(Arc<AttributeWatches>, Receiver<u64>)> {
+        let (changed, changes) = mpsc::channel();
+        match AttributeWatches::start(move |file| changed.send(file).unwrap_or(())) {
+            Ok(watches) => Some((watches, changes)),
+            Err(error) => {
+                eprintln!("skipped: no watches: {error}");
+                None
+            }
+        }
+    }
+
+    fn opened(file: &NamedTempFile) -> Arc<OwnedFd> {
+        Arc::new(File::open(file).unwrap().into())
+    }
+
+    fn run(program: &str, arguments: &[&std::path::Path]) {
+        assert!(Command::new(program).args(arguments).status().unwrap().success());
+    }
+
+    #[test]
+    fn changes_of_names_and_attributes_by_others_are_reported() {
+        let Some((watches, changes)) = watches() else { return };
+        let [file, other] = [(); 2].map(|()| NamedTempFile::new().unwrap());
+        let _other = watches.watch(opened(&other), 1).unwrap();
+        let watch = watches.watch(opened(&file), 2).unwrap();
+        let moved = file.path().with_extension("moved");
+        run("chmod", &["600".as_ref(), file.path()]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(2));
+        run("mv", &[file.path(), &moved]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(2));
+        fs::write(file.path(), "new").unwrap();
+        run("mv", &[file.path(), &moved]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(2), "it was replaced");
+        drop(watch);
+        run("rm", &[&moved]);
+        run("touch", &[other.path()]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(1));
+        assert!(changes.try_recv().is_err());
+    }
+
+    #[test]
+    fn own_changes_are_not_reported() {
+        let Some((watches, changes)) = watches() else { return };
+        let file = NamedTempFile::new().unwrap();
+        let _watch = watches.watch(opened(&file), 1).unwrap();
+        let moved = file.path().with_extension("moved");
+        fs::set_permissions(file.path(), fs::metadata(file.path()).unwrap().permissions()).unwrap();
+        fs::rename(file.path(), &moved).unwrap();
+        fs::rename(&moved, file.path()).unwrap();
+        assert!(changes.recv_timeout(Duration::from_millis(200)).is_err());
+        run("touch", &[file.path()]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(1));
+    }
+
+    #[test]
+    fn a_file_is_watched_though_an_earlier_watch_of_it_ends() {
+        let Some((watches, changes)) = watches() else { return };
+        let file = NamedTempFile::new().unwrap();
+        let earlier = watches.watch(opened(&file), 1).unwrap();
+        let _later = watches.watch(opened(&file), 2).unwrap();
+        drop(earlier);
+        run("touch", &[file.path()]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(2));
+    }
+}
