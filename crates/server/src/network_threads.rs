@@ -16,7 +16,7 @@ use io::ClientId;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-use crate::turns::{Seat, Turns};
+use crate::turns::{Ledger, Seat, Turns};
 
 /// Of so many tasks that a busy thread runs, one is a task that another thread has made or woken: a
 /// new connection, one to be evicted, one whose calls a lane has finished. With tokio's 31 they wait
@@ -47,8 +47,9 @@ impl NetworkThreads {
     /// The system refuses a thread or a poll descriptor.
     pub(crate) fn start() -> Result<Self> {
         let count = thread::available_parallelism().map_or(1, usize::from);
-        let accepting = NetworkThread::start("spillway-accept".to_owned())?;
-        let start = |index| NetworkThread::start(format!("spillway-net-{index}"));
+        let ledger = Arc::new(Ledger::default());
+        let accepting = NetworkThread::start("spillway-accept".to_owned(), &ledger)?;
+        let start = |index| NetworkThread::start(format!("spillway-net-{index}"), &ledger);
         let threads = (0..count).map(start).collect::<Result<_>>()?;
         Ok(Self { accepting, threads, next: AtomicUsize::new(0) })
     }
@@ -85,7 +86,7 @@ impl NetworkThreads {
 }
 
 impl NetworkThread {
-    fn start(name: String) -> Result<Self> {
+    fn start(name: String, ledger: &Arc<Ledger>) -> Result<Self> {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .global_queue_interval(REMOTE_INTERVAL)
@@ -97,7 +98,7 @@ impl NetworkThread {
             // An error is the sender's drop, which is what is waited for.
             let _dropped = runtime.block_on(ended);
         })?;
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(Turns::new(ledger));
         let rounds = Arc::clone(&turns);
         drop(handle.spawn(async move { rounds.run().await }));
         Ok(Self { runtime: handle, turns, _ends: ends })

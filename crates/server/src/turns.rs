@@ -6,6 +6,10 @@
 //! round, which begins once the thread has looked at its sockets and has worked for the others. While
 //! one client alone has work, rounds are longer.
 //!
+//! A client with a single connection is on one thread, and another with many is on all of them. So
+//! what counts is the time of all threads together, in the [`Ledger`]: beside a client that has had less
+//! of it lately, one that has had more gets shorter rounds.
+//!
 //! A poll is charged after it has ended, and can exceed the time by as much as one call takes. The
 //! client owes the excess in later rounds.
 
@@ -14,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 
 use io::ClientId;
@@ -26,6 +30,18 @@ use crate::trace::Moment;
 /// A client's time in a round while others have work too: a GETATTR of another client waits for no more
 /// than some ten of them.
 const SHARED_NS: i64 = 100_000;
+/// The time of a client that has lately had more of all threads than another that has work here. Short,
+/// because a client with few calls in flight has them answered once in a round.
+const AHEAD_NS: i64 = 25_000;
+/// The time of a client that has lately had less than another.
+const BEHIND_NS: i64 = 200_000;
+/// How long a time is judged by.
+const JUDGED_NS: u64 = 10_000_000;
+/// The time of one thread is so much in the units that shares are compared in.
+const WHOLE_SHARE: u64 = 1024;
+/// A client that needs less than this does not shorten the rounds of others: short rounds cost them a
+/// fifth of their rate.
+const SMALL_SHARE: u64 = WHOLE_SHARE / 32;
 /// The time of a client that has the thread to itself. A round costs about two microseconds.
 const ALONE_NS: i64 = 500_000;
 /// A client is expected to have work again so long after its last.
@@ -35,9 +51,14 @@ const DEBT_ROUNDS_MAX: i64 = 10;
 /// Connections of one client that may go on in a round. A poll takes at least a few microseconds.
 const WOKEN_MAX: usize = 16;
 
+/// The time that all threads together have worked for each client with a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger(Mutex<HashMap<ClientId, Weak<AtomicU64>, FxBuildHasher>>);
+
 /// The turns on one thread.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
+    ledger: Arc<Ledger>,
     state: Mutex<State>,
     /// When the turn that is being taken ends, as [`Moment::nanoseconds`].
     ends_at: AtomicU64,
@@ -55,6 +76,7 @@ struct State {
     last: Option<(ClientId, Moment)>,
     /// When a client was last active soon after another.
     shared_at: Option<Moment>,
+    judged_at: Option<Moment>,
     next_ticket: u64,
 }
 
@@ -64,8 +86,25 @@ struct Client {
     seats: usize,
     used_ns: i64,
     is_charged: bool,
+    /// Nanoseconds that all threads have worked for it.
+    total_ns: Arc<AtomicU64>,
+    /// When it was judged last, and `total_ns` then.
+    judged: Option<(Moment, u64)>,
+    standing: Standing,
     /// The work that waits for the next round, by ticket.
     waiting: BTreeMap<u64, Waker>,
+}
+
+/// What a client has had of all threads lately.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Standing {
+    /// As much as the others, about.
+    #[default]
+    Equal,
+    /// Less than another one.
+    Behind,
+    /// More than another one.
+    Ahead,
 }
 
 /// A connection on the thread.
@@ -83,10 +122,41 @@ struct Ticket<'a> {
     number: Option<u64>,
 }
 
+impl Ledger {
+    /// The account of a client, which lasts as long as a thread has it.
+    fn account(&self, client: ClientId) -> Arc<AtomicU64> {
+        let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let account = accounts.entry(client).or_default();
+        account.upgrade().unwrap_or_else(|| {
+            let new = Arc::default();
+            *account = Arc::downgrade(&new);
+            new
+        })
+    }
+
+    /// Gives an account back.
+    fn close(&self, client: ClientId, account: Arc<AtomicU64>) {
+        let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(account);
+        if let Entry::Occupied(entry) = accounts.entry(client)
+            && entry.get().strong_count() == 0
+        {
+            entry.remove();
+        }
+    }
+}
+
 impl Turns {
+    /// The turns on one of the threads that share `ledger`.
+    pub(crate) fn new(ledger: &Arc<Ledger>) -> Self {
+        Self { ledger: Arc::clone(ledger), ..Self::default() }
+    }
+
     /// A connection of `client` comes to the thread.
     pub(crate) fn seat(self: &Arc<Self>, client: ClientId) -> Seat {
-        self.lock().enter(client);
+        let account = self.ledger.account(client);
+        let unused = self.lock().enter(client, account);
+        unused.into_iter().for_each(|account| self.ledger.close(client, account));
         Seat { turns: Arc::clone(self), client }
     }
 
@@ -141,7 +211,10 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.turns.lock().leave(self.client);
+        let left = self.turns.lock().leave(self.client);
+        if let Some(Client { total_ns, .. }) = left {
+            self.turns.ledger.close(self.client, total_ns);
+        }
     }
 }
 
@@ -172,10 +245,9 @@ impl Drop for Ticket<'_> {
 }
 
 impl State {
-    /// A client's time in a round.
-    fn time_ns(&self, now: Moment) -> i64 {
-        let is_shared = self.shared_at.is_some_and(|at| now.nanoseconds_since(at) < ACTIVE_NS);
-        if is_shared { SHARED_NS } else { ALONE_NS }
+    /// Whether several clients have work.
+    fn is_shared(&self, now: Moment) -> bool {
+        self.shared_at.is_some_and(|at| now.nanoseconds_since(at) < ACTIVE_NS)
     }
 
     /// When the client's turn ends, if it has time left; else `waker` waits.
@@ -191,9 +263,9 @@ impl State {
         {
             self.shared_at = Some(now);
         }
-        let time_ns = self.time_ns(now);
+        let is_shared = self.is_shared(now);
         let client = self.clients.entry(id).or_default();
-        let left = time_ns - client.used_ns;
+        let left = client.time_ns(is_shared) - client.used_ns;
         // Those that wait go first, which a socket that has become readable does not know.
         let is_behind = number.is_none() && !client.waiting.is_empty();
         if let (true, false, Ok(left)) = (left > 0, is_behind, u64::try_from(left)) {
@@ -213,6 +285,7 @@ impl State {
     fn charge(&mut self, id: ClientId, ns: u64) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.used_ns = client.used_ns.saturating_add(i64::try_from(ns).unwrap_or(i64::MAX));
+        client.total_ns.fetch_add(ns, Ordering::Relaxed);
         if !std::mem::replace(&mut client.is_charged, true) {
             self.charged.push(id);
         }
@@ -220,10 +293,14 @@ impl State {
 
     /// Gives each client its time. Returns those that may go on, a few of each client.
     fn next_round(&mut self, now: Moment) -> Vec<Waker> {
-        let time_ns = self.time_ns(now);
+        let is_shared = self.is_shared(now);
+        if is_shared {
+            self.judge(now);
+        }
         let mut woken = Vec::new();
         for id in std::mem::take(&mut self.charged) {
             let Some(client) = self.clients.get_mut(&id) else { continue };
+            let time_ns = client.time_ns(is_shared);
             client.used_ns = client.used_ns.min(DEBT_ROUNDS_MAX * time_ns);
             client.used_ns = (client.used_ns - time_ns).max(0);
             client.is_charged = client.used_ns > 0 || !client.waiting.is_empty();
@@ -244,24 +321,86 @@ impl State {
             .any(|id| self.clients.get(id).is_some_and(|client| !client.waiting.is_empty()))
     }
 
-    fn enter(&mut self, id: ClientId) {
-        self.seats += 1;
-        self.clients.entry(id).or_default().seats += 1;
+    /// Compares what the clients that have worked here have had of all threads, from time to time.
+    fn judge(&mut self, now: Moment) {
+        let is_due = |at: Moment| now.nanoseconds_since(at) >= JUDGED_NS;
+        if self.judged_at.replace(self.judged_at.unwrap_or(now)).is_some_and(|at| !is_due(at)) {
+            return;
+        }
+        self.judged_at = Some(now);
+        let mut shares = Vec::with_capacity(self.charged.len());
+        for id in &self.charged {
+            let Some(client) = self.clients.get_mut(id) else { continue };
+            let total_ns = client.total_ns.load(Ordering::Relaxed);
+            let before = client.judged.replace((now, total_ns));
+            client.standing = Standing::Equal;
+            if let Some((at, before_ns)) = before {
+                let had_ns = total_ns.saturating_sub(before_ns);
+                let share = had_ns * WHOLE_SHARE / now.nanoseconds_since(at).max(1);
+                if share >= SMALL_SHARE {
+                    shares.push((*id, share));
+                }
+            }
+        }
+        let all = || shares.iter().map(|(_, share)| *share);
+        let (least, most) = (all().min().unwrap_or(0), all().max().unwrap_or(0));
+        for (id, share) in shares {
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            client.standing = Standing::of(share, least, most);
+        }
     }
 
-    fn leave(&mut self, id: ClientId) {
-        self.seats -= 1;
-        let Entry::Occupied(mut client) = self.clients.entry(id) else { return };
-        client.get_mut().seats -= 1;
-        if client.get().seats == 0 {
-            client.remove();
+    /// Returns the account if the client has one here already.
+    fn enter(&mut self, id: ClientId, account: Arc<AtomicU64>) -> Option<Arc<AtomicU64>> {
+        self.seats += 1;
+        match self.clients.entry(id) {
+            Entry::Occupied(mut client) => {
+                client.get_mut().seats += 1;
+                Some(account)
+            }
+            Entry::Vacant(place) => {
+                place.insert(Client { seats: 1, total_ns: account, ..Client::default() });
+                None
+            }
         }
+    }
+
+    /// Returns the client if it has no connection here any more.
+    fn leave(&mut self, id: ClientId) -> Option<Client> {
+        self.seats -= 1;
+        let Entry::Occupied(mut client) = self.clients.entry(id) else { return None };
+        client.get_mut().seats -= 1;
+        (client.get().seats == 0).then(|| client.remove())
     }
 
     /// The work with a ticket is given up.
     fn forget(&mut self, id: ClientId, number: u64) {
         if let Some(client) = self.clients.get_mut(&id) {
             client.waiting.remove(&number);
+        }
+    }
+}
+
+impl Standing {
+    /// That of a client with `share` of the time, among clients with between `least` and `most`.
+    fn of(share: u64, least: u64, most: u64) -> Self {
+        let is_less = |less: u64, than: u64| less < than / 8 * 7;
+        match (is_less(share, most), is_less(least, share)) {
+            (true, _) => Self::Behind,
+            (false, true) => Self::Ahead,
+            (false, false) => Self::Equal,
+        }
+    }
+}
+
+impl Client {
+    /// Its time in a round.
+    fn time_ns(&self, is_shared: bool) -> i64 {
+        match (is_shared, self.standing) {
+            (false, _) => ALONE_NS,
+            (true, Standing::Equal) => SHARED_NS,
+            (true, Standing::Behind) => BEHIND_NS,
+            (true, Standing::Ahead) => AHEAD_NS,
         }
     }
 }

@@ -20,7 +20,9 @@ struct World {
 impl World {
     fn new(clients: &[ClientId]) -> Self {
         let mut state = State::default();
-        clients.iter().for_each(|client| state.enter(*client));
+        for client in clients {
+            state.enter(*client, Arc::default());
+        }
         Self { state, now: 1 }
     }
 
@@ -101,6 +103,77 @@ fn an_excess_is_owed_in_later_rounds_but_not_all_of_a_huge_one() {
         world.takes(A, 0)
     });
     assert_eq!(rounds, Some(usize::try_from(DEBT_ROUNDS_MAX).unwrap() - 1));
+}
+
+/// Both clients work half of the time here, and `elsewhere_ns` of each millisecond for A on other
+/// threads, for some time.
+fn after_work_elsewhere(elsewhere_ns: u64) -> World {
+    let mut world = World::shared();
+    for _ in 0..4 * JUDGED_NS / 1_000_000 {
+        for client in [A, B] {
+            world.works(client, 500_000);
+        }
+        let account = &world.state.clients[&A].total_ns;
+        account.fetch_add(elsewhere_ns, Ordering::Relaxed);
+        let _have_work = [A, B].map(|client| world.takes(client, 0));
+        world.next_round();
+    }
+    for _ in 0..2 * DEBT_ROUNDS_MAX {
+        world.next_round();
+    }
+    world
+}
+
+#[test]
+fn a_client_that_other_threads_work_for_has_less_time_here() {
+    let mut world = after_work_elsewhere(1_000_000);
+    assert!(world.takes(A, AHEAD_NS.unsigned_abs()));
+    assert!(!world.takes(A, 1));
+    assert!(world.takes(B, BEHIND_NS.unsigned_abs() - 1));
+    assert!(world.takes(B, 1));
+    assert!(!world.takes(B, 1));
+}
+
+#[test]
+fn clients_that_had_the_same_have_the_same_time() {
+    let mut world = after_work_elsewhere(0);
+    for client in [A, B] {
+        assert!(world.takes(client, ROUND_NS));
+        assert!(!world.takes(client, 1));
+    }
+}
+
+#[test]
+fn only_a_client_that_needs_some_time_shortens_the_rounds_of_others() {
+    let busy = WHOLE_SHARE;
+    assert_eq!(Standing::of(busy, busy, busy), Standing::Equal);
+    assert_eq!(Standing::of(busy, busy / 8 * 7, busy), Standing::Equal);
+    assert_eq!(Standing::of(busy, busy / 2, busy), Standing::Ahead);
+    assert_eq!(Standing::of(busy / 2, busy / 2, busy), Standing::Behind);
+    let mut world = World::shared();
+    for _ in 0..4 * JUDGED_NS / 1_000_000 {
+        world.works(A, 990_000);
+        world.works(B, 10_000);
+        let _have_work = [A, B].map(|client| world.takes(client, 0));
+        world.next_round();
+    }
+    assert_eq!(world.state.clients[&A].standing, Standing::Equal);
+}
+
+#[test]
+fn an_account_lasts_as_long_as_a_connection_on_any_thread() {
+    let ledger = Arc::new(Ledger::default());
+    let threads = [(); 2].map(|()| Arc::new(Turns::new(&ledger)));
+    let accounts = || ledger.0.lock().unwrap().len();
+    let seats = [threads[0].seat(A), threads[0].seat(A), threads[1].seat(A), threads[1].seat(B)];
+    let total = |thread: &Turns| Arc::clone(&thread.lock().clients[&A].total_ns);
+    assert!(Arc::ptr_eq(&total(&threads[0]), &total(&threads[1])));
+    assert_eq!(accounts(), 2);
+    let [first, second, third, fourth] = seats;
+    drop((first, second, fourth));
+    assert_eq!(accounts(), 1);
+    drop(third);
+    assert_eq!(accounts(), 0);
 }
 
 #[test]
