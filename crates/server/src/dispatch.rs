@@ -309,7 +309,7 @@ fn request<'a>(
             return Err(Refusal::Denied(RejectStat::AuthError(AuthStat::RejectedCred)));
         }
     };
-    let (address, purpose) = (origin.peer.address, row.operation.purpose());
+    let (address, purpose) = (origin.peer.address, row.purpose);
     let peer = export::Peer { address, purpose };
     let (fault, tally) = (Fault::default(), Tally::new(&service.counters, origin.client));
     let (xid, received, record) = (call.xid, origin.received, origin.record);

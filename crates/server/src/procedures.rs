@@ -71,6 +71,8 @@ pub(crate) struct Procedure {
     pub(crate) name: &'static str,
     /// The operation that it runs.
     pub(crate) operation: Operation,
+    /// What it serves: an export may be closed to some purposes.
+    pub(crate) purpose: Purpose,
     /// Where the work on a call begins. Each operation makes sure itself that it blocks only where
     /// it may, so a wrong choice costs time and nothing else.
     pub(crate) thread: Thread,
@@ -91,28 +93,6 @@ pub(crate) enum Operation {
     Portmap(PortmapProcedure),
     /// Its versions 3 and 4.
     Rpcbind(RpcbindProcedure),
-}
-
-impl Operation {
-    /// What it is for.
-    pub(crate) fn purpose(self) -> Purpose {
-        use nfs3::Procedure as P;
-        match self {
-            Self::Nfs3(
-                P::Null
-                | P::Getattr
-                | P::Access
-                | P::Read
-                | P::Write
-                | P::Commit
-                | P::Fsstat
-                | P::Fsinfo
-                | P::Pathconf,
-            ) => Purpose::Data,
-            Self::Nfs4(_) => Purpose::Version4,
-            Self::Nfs3(_) | Self::Mount3(_) | Self::Portmap(_) | Self::Rpcbind(_) => Purpose::Names,
-        }
-    }
 }
 
 /// The thread that begins the work on a call.
@@ -186,29 +166,29 @@ static PORTMAPPER: [ProgramVersion; 3] = [
 static NFS3: [Procedure; 22] = {
     use nfs3::Procedure as P;
     [
-        nfs3(P::Null, Thread::Connection),
-        nfs3(P::Getattr, Thread::Connection),
-        nfs3(P::Setattr, Thread::Metadata).once(),
-        nfs3(P::Lookup, Thread::Metadata),
-        nfs3(P::Access, Thread::Metadata),
-        nfs3(P::Readlink, Thread::Metadata),
-        nfs3(P::Read, Thread::ConnectionFirstIfSmall),
+        nfs3(P::Null, Purpose::Data, Thread::Connection),
+        nfs3(P::Getattr, Purpose::Data, Thread::Connection),
+        nfs3(P::Setattr, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Lookup, Purpose::Names, Thread::Metadata),
+        nfs3(P::Access, Purpose::Data, Thread::Metadata),
+        nfs3(P::Readlink, Purpose::Names, Thread::Metadata),
+        nfs3(P::Read, Purpose::Data, Thread::ConnectionFirstIfSmall),
         // Whose turn is next is known there, and another WRITE may hold the file.
-        nfs3(P::Write, Thread::ConnectionFirst).with_payload(scan_nfs3),
-        nfs3(P::Create, Thread::Metadata).once(),
-        nfs3(P::Mkdir, Thread::Metadata).once(),
-        nfs3(P::Symlink, Thread::Metadata).once(),
-        nfs3(P::Mknod, Thread::Metadata).once(),
-        nfs3(P::Remove, Thread::Metadata).once(),
-        nfs3(P::Rmdir, Thread::Metadata).once(),
-        nfs3(P::Rename, Thread::Metadata).once(),
-        nfs3(P::Link, Thread::Metadata).once(),
-        nfs3(P::Readdir, Thread::Metadata),
-        nfs3(P::Readdirplus, Thread::Metadata),
-        nfs3(P::Fsstat, Thread::Connection),
-        nfs3(P::Fsinfo, Thread::Connection),
-        nfs3(P::Pathconf, Thread::Connection),
-        nfs3(P::Commit, Thread::Data),
+        nfs3(P::Write, Purpose::Data, Thread::ConnectionFirst).with_payload(scan_nfs3),
+        nfs3(P::Create, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Mkdir, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Symlink, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Mknod, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Remove, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Rmdir, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Rename, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Link, Purpose::Names, Thread::Metadata).once(),
+        nfs3(P::Readdir, Purpose::Names, Thread::Metadata),
+        nfs3(P::Readdirplus, Purpose::Names, Thread::Metadata),
+        nfs3(P::Fsstat, Purpose::Data, Thread::Connection),
+        nfs3(P::Fsinfo, Purpose::Data, Thread::Connection),
+        nfs3(P::Pathconf, Purpose::Data, Thread::Connection),
+        nfs3(P::Commit, Purpose::Data, Thread::Data),
     ]
 };
 
@@ -276,13 +256,14 @@ static RPCBIND4: [Procedure; 13] = {
     ]
 };
 
-const fn nfs3(procedure: nfs3::Procedure, thread: Thread) -> Procedure {
+const fn nfs3(procedure: nfs3::Procedure, purpose: Purpose, thread: Thread) -> Procedure {
     Procedure {
         program: nfs3::PROGRAM,
         version: nfs3::VERSION,
         code: procedure.code(),
         name: procedure.name(),
         operation: Operation::Nfs3(procedure),
+        purpose,
         thread,
         is_idempotent: true,
         scan_payload: None,
@@ -296,6 +277,7 @@ const fn nfs4(procedure: nfs4::Procedure, thread: Thread) -> Procedure {
         code: procedure.code(),
         name: procedure.name(),
         operation: Operation::Nfs4(procedure),
+        purpose: Purpose::Version4,
         thread,
         is_idempotent: true,
         scan_payload: None,
@@ -309,6 +291,7 @@ const fn mount3(procedure: mount3::Procedure) -> Procedure {
         code: procedure.code(),
         name: procedure.name(),
         operation: Operation::Mount3(procedure),
+        purpose: Purpose::Names,
         thread: Thread::Connection,
         is_idempotent: true,
         scan_payload: None,
@@ -322,6 +305,7 @@ const fn portmap2(procedure: PortmapProcedure) -> Procedure {
         code: procedure.code(),
         name: procedure.name(),
         operation: Operation::Portmap(procedure),
+        purpose: Purpose::Names,
         thread: Thread::Connection,
         is_idempotent: true,
         scan_payload: None,
@@ -335,6 +319,7 @@ const fn rpcbind(version: u32, procedure: RpcbindProcedure) -> Procedure {
         code: procedure.code(),
         name: procedure.name(),
         operation: Operation::Rpcbind(procedure),
+        purpose: Purpose::Names,
         thread: Thread::Connection,
         is_idempotent: true,
         scan_payload: None,
