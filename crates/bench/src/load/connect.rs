@@ -6,12 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rpc::client::RESERVED_PORTS;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout, set_tcp_congestion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
-
-/// Ports from which a server that checks them takes calls: below 665 well-known services live.
-const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 665..=1023;
 
 /// Connects within `timeout`, from an address of this machine that the system chooses.
 pub(crate) fn from_reserved_port(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {

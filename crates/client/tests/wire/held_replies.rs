@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proto::nfs3::{Procedure, SetAttributes};
+use rpc::record;
 use spillway_client::{FileSystem, Inode, OpenFlags};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -18,6 +19,9 @@ use crate::peer::within;
 const READ: OpenFlags =
     OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
 const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
+
+/// More than any message of these tests.
+const RECORD_BYTES_MAX: usize = 2 << 20;
 
 /// A way to a server on which replies to SETATTR wait.
 #[derive(Default)]
@@ -53,14 +57,15 @@ impl Way {
         mut calls: tokio::sync::mpsc::UnboundedReceiver<(u32, u32)>,
     ) {
         let mut setattrs = Vec::new();
-        while let Some(record) = next_record(&mut replies).await {
+        while let Ok(reply) = record::read(&mut replies, RECORD_BYTES_MAX).await {
             while let Ok((xid, procedure)) = calls.try_recv() {
                 if procedure == Procedure::Setattr.code() {
                     setattrs.push(xid);
                 }
             }
-            let is_setattr = setattrs.contains(&word(&record, 1));
+            let is_setattr = setattrs.contains(&word(&reply, 0));
             let (way, to_client) = (Arc::clone(&self), Arc::clone(&to_client));
+            let record = record::in_fragments(&reply, &[]);
             let send = async move { to_client.lock().await.write_all(&record).await };
             if is_setattr && self.is_holding.load(Ordering::SeqCst) {
                 tokio::spawn(async move {
@@ -82,28 +87,18 @@ async fn carry_calls(
     mut to_server: OwnedWriteHalf,
     sent: tokio::sync::mpsc::UnboundedSender<(u32, u32)>,
 ) {
-    while let Some(record) = next_record(&mut calls).await {
-        // The record mark, xid, CALL, the version of RPC, program, version, procedure.
-        let _ = sent.send((word(&record, 1), word(&record, 6)));
-        if to_server.write_all(&record).await.is_err() {
+    while let Ok(call) = record::read(&mut calls, RECORD_BYTES_MAX).await {
+        // xid, CALL, the version of RPC, program, version, procedure.
+        let _ = sent.send((word(&call, 0), word(&call, 5)));
+        if to_server.write_all(&record::in_fragments(&call, &[])).await.is_err() {
             return;
         }
     }
 }
 
-/// A record of one fragment with its mark.
-async fn next_record(from: &mut OwnedReadHalf) -> Option<Vec<u8>> {
-    let mut record = vec![0; 4];
-    from.read_exact(&mut record).await.ok()?;
-    let len = word(&record, 0);
-    assert!(len & 1 << 31 != 0, "the last fragment");
-    record.resize(4 + usize::try_from(len & !(1 << 31)).unwrap(), 0);
-    from.read_exact(&mut record[4..]).await.ok()?;
-    Some(record)
-}
-
-fn word(record: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(record[4 * at..4 * at + 4].try_into().unwrap())
+/// A word of a message.
+fn word(message: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(message[4 * at..4 * at + 4].try_into().unwrap())
 }
 
 /// A file with own data, and a SETATTR of it that the server has executed and not answered yet,

@@ -14,7 +14,7 @@ use super::RpcOptions;
 
 /// Ports from which a server that checks them takes calls, those that the Linux client uses:
 /// below 1024 only root may bind, and below 665 well-known services live.
-const RESERVED_PORTS: RangeInclusive<u16> = 665..=1023;
+pub const RESERVED_PORTS: RangeInclusive<u16> = 665..=1023;
 /// Reserved ports tried until any port will do.
 const RESERVED_TRIES: u16 = 32;
 /// When a connection has been silent for this long, the kernel asks whether the peer is there, and

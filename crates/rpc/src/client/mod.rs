@@ -30,6 +30,7 @@ use tokio::sync::oneshot;
 
 use crate::record::MARK_ROOM;
 use calls::{Draft, Message};
+pub use connect::RESERVED_PORTS;
 use connection::{Connection, SILENCE_MAX, Shared};
 pub use error::{Error, Result};
 
