@@ -181,7 +181,7 @@ class Server:
         return f"nfs://127.0.0.1{export}{'/' + path if path else ''}?{ports}"
 
     def counters(self):
-        """What the server counted since its start, by name (docs/io-modes.md lists them)."""
+        """What the server counted since its start, by name (docs/metrics.md lists them)."""
         begin = os.stat(self.log.name).st_size
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + ANSWER_SECS_MAX
