@@ -9,7 +9,7 @@ mod macros;
 
 pub use array::Array;
 pub use list::{List, encode_list};
-pub(crate) use macros::{xdr_enum, xdr_struct};
+pub(crate) use macros::{xdr_enum, xdr_file_handle, xdr_struct};
 
 /// The peer's bytes violate the protocol.
 ///
@@ -321,6 +321,15 @@ impl fmt::Debug for Escaped<'_> {
             write!(f, " and {} bytes more", self.0.len() - shown.len())?;
         }
         Ok(())
+    }
+}
+
+/// Bytes to be shown in hexadecimal.
+pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::xdr::{Decode, DecodeError, Encode, Reader, Writer, xdr_enum, xdr_struct};
+use crate::xdr::{
+    Decode, DecodeError, Encode, Reader, Writer, xdr_enum, xdr_file_handle, xdr_struct,
+};
 
 xdr_enum! {
     /// `nfsstat3` without its success, RFC 1813 §2.6.
@@ -104,52 +106,10 @@ impl<O: Encode, F: Encode> Encode for Reply<O, F> {
     }
 }
 
-/// `nfs_fh3`: up to [`FILE_HANDLE_BYTES_MAX`] bytes that only the server understands, held inline.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileHandle {
-    /// Zero behind the first `len`, so that the derived equality is that of the handles.
-    bytes: [u8; FILE_HANDLE_BYTES_MAX],
-    len: u8,
-}
-
-impl FileHandle {
-    /// Copies a handle; `None` when it is longer than the protocol allows. The empty handle is
-    /// legal: WebNFS uses it (RFC 2055).
-    #[must_use]
-    pub fn new(handle: &[u8]) -> Option<Self> {
-        let mut bytes = [0; FILE_HANDLE_BYTES_MAX];
-        bytes.get_mut(..handle.len())?.copy_from_slice(handle);
-        Some(Self { bytes, len: u8::try_from(handle.len()).ok()? })
-    }
-
-    /// The bytes as the server made them.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
-    }
-}
-
-impl fmt::Debug for FileHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FileHandle(")?;
-        for byte in self.as_bytes() {
-            write!(f, "{byte:02x}")?;
-        }
-        f.write_str(")")
-    }
-}
-
-impl Decode<'_> for FileHandle {
-    fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let failure = DecodeError { what: "nfs_fh3", at_byte: r.position() };
-        Self::new(r.opaque(FILE_HANDLE_BYTES_MAX, failure.what)?).ok_or(failure)
-    }
-}
-
-impl Encode for FileHandle {
-    fn encode(&self, w: &mut Writer) {
-        w.opaque(self.as_bytes());
-    }
+xdr_file_handle! {
+    /// `nfs_fh3`: up to [`FILE_HANDLE_BYTES_MAX`] bytes that only the server understands, held inline.
+    /// The empty handle is legal: WebNFS uses it (RFC 2055).
+    pub struct FileHandle: "nfs_fh3"[FILE_HANDLE_BYTES_MAX]
 }
 
 /// `nfstime3`: since 1970-01-01 00:00 UTC.

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use super::Status;
-use crate::xdr::{Decode, DecodeError, Encode, Reader, Writer, xdr_enum, xdr_struct};
+use crate::xdr::{
+    Decode, DecodeError, Encode, Hex, Reader, Writer, xdr_enum, xdr_file_handle, xdr_struct,
+};
 
 /// The result of an operation on the wire: [`NFS4_OK`] and a body, or a status alone.
 pub type Reply<T> = Result<T, Status>;
@@ -42,49 +44,9 @@ impl<T: Encode> Encode for Reply<T> {
     }
 }
 
-/// `nfs_fh4`: up to [`FILE_HANDLE_BYTES_MAX`] bytes that only the server understands, held inline.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileHandle {
-    /// Zero behind the first `len`, so that the derived equality is that of the handles.
-    bytes: [u8; FILE_HANDLE_BYTES_MAX],
-    len: u8,
-}
-
-impl FileHandle {
-    /// Copies a handle; `None` when it is longer than the protocol allows.
-    #[must_use]
-    pub fn new(handle: &[u8]) -> Option<Self> {
-        let mut bytes = [0; FILE_HANDLE_BYTES_MAX];
-        bytes.get_mut(..handle.len())?.copy_from_slice(handle);
-        Some(Self { bytes, len: u8::try_from(handle.len()).ok()? })
-    }
-
-    /// The bytes as the server made them.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
-    }
-}
-
-impl fmt::Debug for FileHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FileHandle(")?;
-        write_hex(f, self.as_bytes())?;
-        f.write_str(")")
-    }
-}
-
-impl Decode<'_> for FileHandle {
-    fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let failure = DecodeError { what: "nfs_fh4", at_byte: r.position() };
-        Self::new(r.opaque(FILE_HANDLE_BYTES_MAX, failure.what)?).ok_or(failure)
-    }
-}
-
-impl Encode for FileHandle {
-    fn encode(&self, w: &mut Writer) {
-        w.opaque(self.as_bytes());
-    }
+xdr_file_handle! {
+    /// `nfs_fh4`: up to [`FILE_HANDLE_BYTES_MAX`] bytes that only the server understands, held inline.
+    pub struct FileHandle: "nfs_fh4"[FILE_HANDLE_BYTES_MAX]
 }
 
 /// `clientid4`: names a client's incarnation, RFC 8881 §2.4.
@@ -150,9 +112,7 @@ macro_rules! fixed_opaque {
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(concat!(stringify!($name), "("))?;
-                write_hex(f, &self.0)?;
-                f.write_str(")")
+                write!(f, "{}({})", stringify!($name), Hex(&self.0))
             }
         }
     )* };
@@ -178,16 +138,6 @@ impl Stateid {
     pub const CURRENT: Self = Self { seqid: 1, other: [0; STATEID_OTHER_BYTES] };
     /// Never a valid stateid (§8.2.3).
     pub const INVALID: Self = Self { seqid: u32::MAX, other: [0; STATEID_OTHER_BYTES] };
-
-    /// Whether `other` is one of the two that RFC 8881 §8.2.3 reserves.
-    #[must_use]
-    pub const fn is_special(&self) -> bool {
-        matches!(self.other, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
-            || matches!(
-                self.other,
-                [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]
-            )
-    }
 }
 
 impl Decode<'_> for Stateid {
@@ -205,9 +155,7 @@ impl Encode for Stateid {
 
 impl fmt::Debug for Stateid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stateid({}, ", self.seqid)?;
-        write_hex(f, &self.other)?;
-        f.write_str(")")
+        write!(f, "Stateid({}, {})", self.seqid, Hex(&self.other))
     }
 }
 
@@ -565,10 +513,6 @@ impl fmt::Debug for Bitmap {
     }
 }
 
-fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
-    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-}
-
 /// `NFS4_FHSIZE`: the longest file handle.
 pub const FILE_HANDLE_BYTES_MAX: usize = 128;
 /// `NFS4_OPAQUE_LIMIT`: the longest name of a client or of an owner.
@@ -614,15 +558,5 @@ mod tests {
         assert_eq!(decode_all::<Bitmap>(&[0, 0, 0, 9]), failure);
         assert_eq!(decode_all::<Bitmap>(&[0xff; 4]), failure);
         assert!(Bitmap::of(&[1, 33, 95]).iter().eq([1, 33, 95]));
-    }
-
-    #[test]
-    fn special_stateids_are_those_of_the_rfc() {
-        for special in
-            [Stateid::ANONYMOUS, Stateid::READ_BYPASS, Stateid::CURRENT, Stateid::INVALID]
-        {
-            assert!(special.is_special(), "{special:?}");
-        }
-        assert!(!Stateid { seqid: 1, other: [1; 12] }.is_special());
     }
 }

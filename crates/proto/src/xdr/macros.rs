@@ -120,3 +120,54 @@ macro_rules! xdr_enum {
     };
 }
 pub(crate) use xdr_enum;
+
+/// Declares the file handle of a version, with its codec.
+macro_rules! xdr_file_handle {
+    ($(#[$meta:meta])* pub struct $name:ident: $what:literal[$bytes_max:ident]) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        pub struct $name {
+            /// Zero behind the first `len`, so that the derived equality is that of the handles.
+            bytes: [u8; $bytes_max],
+            len: u8,
+        }
+
+        impl $name {
+            /// Copies a handle; `None` when it is longer than the protocol allows.
+            #[must_use]
+            pub fn new(handle: &[u8]) -> Option<Self> {
+                let mut bytes = [0; $bytes_max];
+                bytes.get_mut(..handle.len())?.copy_from_slice(handle);
+                Some(Self { bytes, len: u8::try_from(handle.len()).ok()? })
+            }
+
+            /// The bytes as the server made them.
+            #[must_use]
+            pub fn as_bytes(&self) -> &[u8] {
+                &self.bytes[..usize::from(self.len)]
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{}({})", stringify!($name), $crate::xdr::Hex(self.as_bytes()))
+            }
+        }
+
+        impl $crate::xdr::Decode<'_> for $name {
+            fn decode(
+                r: &mut $crate::xdr::Reader<'_>,
+            ) -> Result<Self, $crate::xdr::DecodeError> {
+                let failure = $crate::xdr::DecodeError { what: $what, at_byte: r.position() };
+                Self::new(r.opaque($bytes_max, failure.what)?).ok_or(failure)
+            }
+        }
+
+        impl $crate::xdr::Encode for $name {
+            fn encode(&self, w: &mut $crate::xdr::Writer) {
+                w.opaque(self.as_bytes());
+            }
+        }
+    };
+}
+pub(crate) use xdr_file_handle;
