@@ -113,18 +113,9 @@ impl Vfs {
         let permitted = self.permit::<Writing>(caller, &file, change.before()).await?;
         let writer = self.writer(&permitted).await?;
         let pages = permitted.data().ranges.lock(range, RangeUse::Exclusive).await;
-        let changed = Arc::clone(&file);
-        change.note_start();
-        let job = move || {
-            let result = fallocate(&*writer, flags, range.offset(), range.len());
-            changed.note_change();
-            drop(pages);
-            change.end(writer.as_fd());
-            Ok(result?)
-        };
-        let result = self.in_data_lane(caller, job).await;
-        let settled = self.settle(&file, object.sync).await;
-        result.and(settled)
+        let work =
+            move |writer: &OwnedFd| Ok(fallocate(writer, flags, range.offset(), range.len())?);
+        self.change_data(caller, object, (file, change), (writer, pages), work).await
     }
 
     /// CLONE, RFC 7862 §15.13, as the caller.
@@ -155,25 +146,17 @@ impl Vfs {
         let what = (Changing::Data, Lengths::up_to(range.to + range.count));
         let (file, change) = self.begin_change(caller, destination, what).await?;
         let ends = self.ends(caller, &from, (&file, &change), range).await?;
-        let pages = lock_pages(&from, &ends.destination, range).await;
-        let changed = Arc::clone(&file);
-        change.note_start();
-        let job = move || {
-            let Ends { source, writer, .. } = ends;
+        let Ends { source, destination: permitted, writer } = ends;
+        let pages = lock_pages(&from, &permitted, range).await;
+        let work = move |writer: &OwnedFd| {
             let part = ByteRange::between(range.from, range.from + range.count);
             // No bytes would mean all to the kernel.
-            let result = match range.count {
+            match range.count {
                 0 => Ok(()),
-                _ => io::clone_range(source.as_fd(), part, writer.as_fd(), range.to),
-            };
-            changed.note_change();
-            drop(pages);
-            change.end(writer.as_fd());
-            Ok(result?)
+                _ => Ok(io::clone_range(source.as_fd(), part, writer.as_fd(), range.to)?),
+            }
         };
-        let result = self.in_data_lane(caller, job).await;
-        let settled = self.settle(&file, destination.sync).await;
-        result.and(settled)
+        self.change_data(caller, destination, (file, change), (writer, pages), work).await
     }
 
     /// COPY, RFC 7862 §15.2, as the caller: unstable, as a WRITE is.
@@ -273,6 +256,29 @@ impl Vfs {
         let permitted = self.permit::<Reading>(caller, file, &attributes).await?;
         let reader = self.reader(&permitted).await?;
         Ok((permitted, reader))
+    }
+
+    /// Changes the data of a file by one system call, and flushes it if its export is `sync`.
+    async fn change_data(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        (file, change): (Arc<Inode>, Change),
+        (writer, pages): (Arc<OwnedFd>, impl Send + 'static),
+        work: impl FnOnce(&OwnedFd) -> Result<(), Status> + Send + 'static,
+    ) -> Result<(), Status> {
+        let changed = Arc::clone(&file);
+        change.note_start();
+        let job = move || {
+            let result = work(&writer);
+            changed.note_change();
+            drop(pages);
+            change.end(writer.as_fd());
+            result
+        };
+        let result = self.in_data_lane(caller, job).await;
+        let settled = self.settle(&file, object.sync).await;
+        result.and(settled)
     }
 
     /// Runs a blocking operation on data as the caller.
