@@ -72,8 +72,8 @@ impl Residency {
     }
 
     /// Whether any byte of `range` is resident, as far as it was asked about.
-    #[must_use]
-    pub fn touches(&self, range: ByteRange) -> bool {
+    #[cfg(test)]
+    fn touches(&self, range: ByteRange) -> bool {
         self.ranges.iter().any(|resident| resident.overlaps(range))
     }
 
@@ -291,7 +291,7 @@ impl Drop for FileMapping {
         // into it was ever made.
         let unmapped = unsafe { munmap(self.start, self.len) };
         if let Err(error) = unmapped {
-            tracing::error!(%error, len = self.len, "a mapping of a file stays");
+            tracing::error!(%error, len = self.len, "cannot unmap a file");
         }
     }
 }

@@ -157,19 +157,6 @@ xdr_enum! {
 }
 
 impl OperationCode {
-    /// Whether the operation belongs to minor version 0 alone (RFC 8881 §17).
-    #[must_use]
-    pub const fn is_minor_0_only(self) -> bool {
-        matches!(
-            self,
-            Self::OpenConfirm
-                | Self::Renew
-                | Self::Setclientid
-                | Self::SetclientidConfirm
-                | Self::ReleaseLockowner
-        )
-    }
-
     /// Whether the operation came with minor version 2.
     #[must_use]
     pub const fn is_minor_2(self) -> bool {

@@ -42,10 +42,6 @@ pub const CREATE_SESSION_CONN_RDMA: u32 = 4;
 
 /// All callback paths are down. `SEQ4_STATUS_*`, §18.46.1.
 pub const SEQ4_STATUS_CB_PATH_DOWN: u32 = 0x1;
-/// State was lost because the lease expired; all of it.
-pub const SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED: u32 = 0x8;
-/// Some of it.
-pub const SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED: u32 = 0x10;
 /// The administrator took state away.
 pub const SEQ4_STATUS_ADMIN_STATE_REVOKED: u32 = 0x20;
 /// Delegations were revoked.

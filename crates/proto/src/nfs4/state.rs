@@ -171,8 +171,6 @@ xdr_struct!(OpenArgs<'a> {
 
 /// Locks behave as POSIX has it. `OPEN4_RESULT_*`, §18.16.2.
 pub const OPEN_RESULT_LOCKTYPE_POSIX: u32 = 4;
-/// Unlinked files stay usable while they are open.
-pub const OPEN_RESULT_PRESERVE_UNLINKED: u32 = 8;
 /// The server may send `CB_NOTIFY_LOCK`.
 pub const OPEN_RESULT_MAY_NOTIFY_LOCK: u32 = 0x20;
 

@@ -16,7 +16,7 @@ use crate::client::Client;
 
 /// An export that trusts its clients, so that tests see files as they made them, and that does not
 /// wait for the disk at each change of a name.
-const TRUSTING: &str = r#"
+pub(crate) const TRUSTING: &str = r#"
     [[export]]
     path = "$DIR/export"
     name = "/export"

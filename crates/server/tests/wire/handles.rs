@@ -6,7 +6,7 @@ use std::path::Path;
 use proto::nfs3::*;
 
 use crate::client::{Client, ok, refusal};
-use crate::fixture::{Fixture, Mounted, is_root, run, set_mode};
+use crate::fixture::{Fixture, Mounted, TRUSTING, is_root, run, set_mode};
 use crate::local_file::{eventually, is_open_below};
 
 #[test]
@@ -119,14 +119,6 @@ fn a_deleted_object_is_stale() {
     assert_ne!(again, by_client);
     assert_eq!(client.getattr(by_client), Err(Status::Stale));
 }
-
-const TRUSTING: &str = r#"
-    [[export]]
-    path = "$DIR/export"
-    name = "/export"
-    squash = "none"
-    sync = false
-"#;
 
 /// A file system without kernel handles and without birth times: an overlay over ext4 with inodes of
 /// 128 bytes.
