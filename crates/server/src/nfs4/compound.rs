@@ -8,7 +8,7 @@ use proto::nfs4::{CompoundHead, CompoundResult, NFS4_OK, OperationCode, Status, 
 use proto::xdr::{Decode, Encode, Reader, Writer};
 use rustc_hash::FxHasher;
 
-use super::location::{Current, Place};
+use super::location::{Current, Located, Place};
 use super::results::{RESULT_BYTES_MAX, RESULT_BYTES_USUAL, Results};
 use super::{Outcome, Refused};
 use crate::call::{Call, Credential};
@@ -117,8 +117,20 @@ impl<'a> Compound<'a> {
                     Ok(Sequenced::Replay(body)) => return End::Replay(body),
                     Err(refused) => Err(self.refuse(operation, refused)),
                 },
-                // The work on a COMPOUND is as large as its largest operation.
-                Ok(operation) => self.perform_there(operation, reader).await,
+                // The work on a COMPOUND is as large as its largest operation, and its beginning is
+                // copied: what does not wait is done without.
+                Ok(operation) => match self.perform_on_handles(operation, reader) {
+                    Some(outcome) => outcome,
+                    None => {
+                        // The device of the current object need not be the one that the call began
+                        // with, and no device waits for another.
+                        let service = self.request.service;
+                        match self.located().and_then(|file| service.elsewhere(&file.object)) {
+                            None => self.perform(operation, reader).await,
+                            Some(its) => Box::pin(its.run(self.perform(operation, reader))).await,
+                        }
+                    }
+                },
                 Err(refused) => Err(self.refuse(operation, refused)),
             };
             status = outcome.err().map_or(NFS4_OK, Status::code);
@@ -132,20 +144,11 @@ impl<'a> Compound<'a> {
         End::Results
     }
 
-    /// Performs an operation by the threads of the device that the current object is on: it need not
-    /// be the one that the call began with, and no device waits for another.
-    async fn perform_there(
-        &mut self,
-        operation: OperationCode,
-        reader: &mut Reader<'a>,
-    ) -> Result<(), Status> {
-        let elsewhere = match self.place() {
-            Ok(Place::Object(located)) => self.request.service.elsewhere(&located.object),
+    /// The object that the current filehandle names, if it is one of an export.
+    fn located(&self) -> Option<&Located> {
+        match self.place() {
+            Ok(Place::Object(located)) => Some(located),
             Ok(Place::Pseudo(_)) | Err(_) => None,
-        };
-        match elsewhere {
-            None => self.perform(operation, reader).await,
-            Some(share) => Box::pin(share.run(self.perform(operation, reader))).await,
         }
     }
 

@@ -30,26 +30,6 @@ impl<'a> Compound<'a> {
     ) -> Result<(), Status> {
         let written = self.written.take();
         match operation {
-            Op::Putfh => {
-                let outcome = self.put_fh(reader);
-                self.put(operation, outcome)
-            }
-            Op::Putrootfh | Op::Putpubfh => {
-                let outcome = self.put_root();
-                self.put(operation, outcome)
-            }
-            Op::Getfh => {
-                let outcome = self.place().map(|place| Handle { object: self.handle_of(place) });
-                self.put(operation, outcome)
-            }
-            Op::Savefh => {
-                let outcome = self.save();
-                self.put(operation, outcome)
-            }
-            Op::Restorefh => {
-                let outcome = self.restore();
-                self.put(operation, outcome)
-            }
             Op::Read => self.read(reader).await,
             Op::Write => self.write(reader).await,
             Op::Getattr => self.getattr(reader, written).await,
@@ -73,6 +53,39 @@ impl<'a> Compound<'a> {
             }
             _ => Box::pin(self.perform_on_state(operation, reader)).await,
         }
+    }
+
+    /// Performs an operation on filehandles alone; `None` for any other.
+    pub(super) fn perform_on_handles(
+        &mut self,
+        operation: Op,
+        reader: &mut Reader<'a>,
+    ) -> Option<Result<(), Status>> {
+        let done = match operation {
+            Op::Putfh => {
+                let outcome = self.put_fh(reader);
+                self.put(operation, outcome)
+            }
+            Op::Putrootfh | Op::Putpubfh => {
+                let outcome = self.put_root();
+                self.put(operation, outcome)
+            }
+            Op::Getfh => {
+                let outcome = self.place().map(|place| Handle { object: self.handle_of(place) });
+                self.put(operation, outcome)
+            }
+            Op::Savefh => {
+                let outcome = self.save();
+                self.put(operation, outcome)
+            }
+            Op::Restorefh => {
+                let outcome = self.restore();
+                self.put(operation, outcome)
+            }
+            _ => return None,
+        };
+        self.written = None;
+        Some(done)
     }
 
     async fn perform_on_xattrs(
