@@ -16,6 +16,7 @@ use server::config::{
 use server::trace::{Event, Events};
 
 use crate::commands::mount::MountCommand;
+use crate::log::LogFormat;
 use crate::manual::{CompletionsOptions, ManOptions};
 use crate::{arguments, commands, exit, operate, stdout};
 
@@ -137,6 +138,17 @@ pub(crate) struct ServeOptions {
     /// only]
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
+
+    /// Form of the lines that the log has on stderr: text or json [default: text]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t,
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
+    pub(crate) log_format: LogFormat,
 }
 
 #[derive(Args)]

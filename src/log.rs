@@ -6,8 +6,10 @@
 //! `export`, so that one peer's lines do not use up those about another.
 
 mod format;
+mod json;
 pub(crate) mod levels;
 mod limit;
+mod printable;
 
 use std::fmt;
 use std::io::{self, IsTerminal as _};
@@ -25,6 +27,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer};
 
 use format::Lines;
+pub(crate) use format::LogFormat;
 use limit::{Limit, Suppressed};
 
 /// The time from a suppressed line to the report of it.
@@ -43,7 +46,7 @@ static REPORT_IS_COMING: AtomicBool = AtomicBool::new(false);
 ///
 /// # Errors
 /// A sentence about RUST_LOG.
-pub(crate) fn start(verbose: u8) -> Result<(), String> {
+pub(crate) fn start(verbose: u8, form: LogFormat) -> Result<(), String> {
     let levels = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(text) if !text.is_empty() => {
             levels::start(&text).map_err(|error| format!("{}: {error}", EnvFilter::DEFAULT_ENV))?
@@ -54,9 +57,9 @@ pub(crate) fn start(verbose: u8) -> Result<(), String> {
             _ => "trace",
         })?,
     };
-    let has_colors = stderr_has_colors();
+    let has_colors = form == LogFormat::Text && stderr_has_colors();
     let lines = tracing_subscriber::fmt::layer()
-        .event_format(Lines::for_stderr(has_colors))
+        .event_format(Lines::for_stderr(form, has_colors))
         .with_writer(io::stderr)
         .with_ansi(has_colors);
     tracing_subscriber::registry().with(levels).with(lines).with(Limited).init();

@@ -28,7 +28,7 @@ pub(crate) fn run(options: &ServeOptions) -> ExitCode {
     // Before the first thread: the one that counts repeated messages.
     let dropped = privileges::drop_unneeded();
     let sockets = service_manager::sockets();
-    if let Err(sentence) = log::start(options.verbose) {
+    if let Err(sentence) = log::start(options.verbose, options.log_format) {
         return cli::misused(&sentence);
     }
     if let Err(error) = dropped {

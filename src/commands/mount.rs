@@ -28,7 +28,7 @@ use tracing::{info, warn};
 use crate::announce::print;
 use crate::arguments;
 use crate::exit;
-use crate::log;
+use crate::log::{self, LogFormat};
 
 #[derive(Args)]
 pub(crate) struct MountCommand {
@@ -104,7 +104,7 @@ pub(crate) fn run(command: &MountCommand) -> ExitCode {
     if !command.foreground && !in_background {
         return start_in_background().unwrap_or_else(|error| exit::failed(&error));
     }
-    if let Err(sentence) = log::start(command.verbose) {
+    if let Err(sentence) = log::start(command.verbose, LogFormat::Text) {
         return exit::misused("spillway mount", &sentence);
     }
     let runtime = match runtime::Builder::new_multi_thread().enable_all().build() {

@@ -1,14 +1,29 @@
-//! The form of a line: for a terminal or a file with the time, for the journal with its priority.
+//! The form of a line: for a terminal or a file with the time, for the journal with its priority, for
+//! programs as JSON.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::io;
 use std::os::fd::AsFd as _;
 
+use clap::ValueEnum;
 use rustix::fs::fstat;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+
+use super::json;
+use super::printable::Printable;
+
+/// The form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Words and fields `name=value`
+    #[default]
+    Text,
+    /// An object of JSON a line
+    Json,
+}
 
 /// Set by systemd to the device and inode of the socket that it gave as stderr (systemd.exec(5)).
 const JOURNAL_STREAM: &str = "JOURNAL_STREAM";
@@ -19,15 +34,18 @@ pub(super) enum Lines {
     Timed(Format),
     /// With the priority in front, as sd-daemon(3) has it; the journal adds the time.
     Journal(Format<Full, ()>),
+    /// As JSON, in the journal with the priority in front.
+    Json { is_journal: bool },
 }
 
 impl Lines {
-    pub(super) fn for_stderr(has_colors: bool) -> Self {
+    pub(super) fn for_stderr(form: LogFormat, has_colors: bool) -> Self {
         let is_journal = std::env::var(JOURNAL_STREAM).is_ok_and(|stream| is_stderr(&stream));
-        if is_journal {
-            return Self::Journal(Format::default().without_time());
+        match form {
+            LogFormat::Json => Self::Json { is_journal },
+            LogFormat::Text if is_journal => Self::Journal(Format::default().without_time()),
+            LogFormat::Text => Self::Timed(Format::default().with_ansi(has_colors)),
         }
-        Self::Timed(Format::default().with_ansi(has_colors))
     }
 }
 
@@ -53,12 +71,13 @@ where
         let has_colors = writer.has_ansi_escapes();
         let mut line = String::new();
         let inner = Writer::new(&mut line);
+        if matches!(self, Self::Journal(_) | Self::Json { is_journal: true }) {
+            write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        }
         match self {
             Self::Timed(format) => format.format_event(context, inner, event)?,
-            Self::Journal(format) => {
-                write!(writer, "<{}>", priority(*event.metadata().level()))?;
-                format.format_event(context, inner, event)?;
-            }
+            Self::Journal(format) => format.format_event(context, inner, event)?,
+            Self::Json { .. } => return writeln!(writer, "{}", json::line(event)?),
         }
         writeln!(writer, "{}", Printable { text: line.trim_end_matches('\n'), has_colors })
     }
@@ -74,53 +93,9 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// A line without what would end it, move the cursor, or show it in another order than it has.
-struct Printable<'a> {
-    text: &'a str,
-    /// Whether escapes stay.
-    has_colors: bool,
-}
-
-impl fmt::Display for Printable<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for char in self.text.chars() {
-            match char {
-                '\u{1b}' if self.has_colors => f.write_char(char)?,
-                char if char.is_control() || reorders(char) => {
-                    write!(f, "{}", char.escape_default())?;
-                }
-                char => f.write_char(char)?,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Line ends of Unicode, and what sets the direction of text (UAX #9).
-fn reorders(char: char) -> bool {
-    matches!(
-        char,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_line_is_one_line_in_printable_characters() {
-        for (text, has_colors, expected) in [
-            ("plain ä 日本", false, "plain ä 日本"),
-            ("a\nb\r\tc\0", false, "a\\nb\\r\\tc\\u{0}"),
-            ("\u{1b}[31mred", false, "\\u{1b}[31mred"),
-            ("\u{1b}[31mred", true, "\u{1b}[31mred"),
-            ("\u{9b}31m", true, "\\u{9b}31m"),
-            ("txt\u{202e}exe\u{2028}", false, "txt\\u{202e}exe\\u{2028}"),
-        ] {
-            assert_eq!(Printable { text, has_colors }.to_string(), expected);
-        }
-    }
 
     #[test]
     fn another_stream_is_not_stderr() {

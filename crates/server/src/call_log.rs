@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proto::mount3;
 use proto::nfs3::{self, DirOp, FileHandle, Procedure};
@@ -22,6 +22,7 @@ use crate::trace::handle_hash;
 const SHOWN_BYTES_MAX: usize = 256;
 
 /// The beginning of a name or path that a client sent, in printable characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shown<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Shown<'_> {
@@ -37,6 +38,35 @@ pub(crate) fn start() -> Option<Instant> {
     tracing::enabled!(tracing::Level::DEBUG).then(Instant::now)
 }
 
+/// An event of a call with what is known of it, in the order of the fields of a line.
+macro_rules! call_event {
+    ($level:ident, $line:expr, $message:expr $(, $field:ident = $value:expr)*) => {{
+        let (line, Subject { export, fh_hash, operation, name, to, path, range }) =
+            ($line, $line.subject());
+        tracing::$level!(
+            client = %line.peer.address,
+            xid = %Hex(line.call.xid),
+            export = export.map(display),
+            fh_hash = fh_hash.map(display),
+            operation = operation.map(display),
+            name = name.map(display),
+            to = to.map(display),
+            path = path.map(display),
+            offset = range.map(|(offset, _)| offset),
+            count = range.map(|(_, count)| count),
+            $($field = $value,)*
+            "{}", $message
+        );
+    }};
+}
+
+/// Logs that a call begins.
+pub(crate) fn begins(line: &Line<'_>) {
+    if tracing::enabled!(tracing::Level::TRACE) {
+        call_event!(trace, line, format_args!("{} begins", line.procedure()));
+    }
+}
+
 /// Logs how a call ended that began at `start`. `results` are those written so far, and count if the
 /// call was executed.
 pub(crate) fn ended(
@@ -46,46 +76,73 @@ pub(crate) fn ended(
     results: &[u8],
 ) {
     let (status, time) = (line.status(done, results), start.elapsed());
-    tracing::debug!("{line} status={status} time={}us", Duration::as_micros(&time));
+    let time_us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    call_event!(debug, line, line.procedure(), status = display(status), time_us = time_us);
 }
 
 /// Logs the fault that a call ended in. The limit on lines about one export holds.
 pub(crate) fn failed(line: &Line<'_>, fault: Status) {
-    let (client, export) = (line.peer.address, line.export().unwrap_or_default());
-    let path = line.path().map(|path| format!(" path={path}")).unwrap_or_default();
-    let procedure = line.procedure();
-    let object = line.object().unwrap_or_default();
+    let Subject { export, fh_hash, operation, name, to, path, range } = line.subject();
     tracing::error!(
-        %client,
-        export,
-        "{procedure} failed: {fault}: xid=0x{:08x}{object}{path}",
-        line.call.xid
+        xid = %Hex(line.call.xid),
+        fh_hash = fh_hash.map(display),
+        operation = operation.map(display),
+        name = name.map(display),
+        to = to.map(display),
+        offset = range.map(|(offset, _)| offset),
+        count = range.map(|(_, count)| count),
+        path = line.path().or(path.map(|path| path.to_string())).map(display),
+        client = %line.peer.address,
+        // Behind the client, for the limit.
+        export = export.unwrap_or_default(),
+        "{} failed: {fault}",
+        line.procedure()
     );
 }
 
-/// A call, to be shown: `READ client=192.0.2.1:700 xid=0x5dcf019c export=/data fh_hash=0xe4dadb60
-/// offset=0 count=4096`, with `name=` for a name in a directory and `to=` for a second one.
+/// A call that lines are about.
 pub(crate) struct Line<'a> {
     pub(crate) service: &'a Service,
     pub(crate) peer: Peer,
     pub(crate) call: &'a Call,
 }
 
-impl fmt::Display for Line<'_> {
+/// What lines show of a call's arguments.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Subject<'a> {
+    /// The name of the export that the first handle belongs to.
+    export: Option<String>,
+    /// Of the first handle.
+    fh_hash: Option<Hex>,
+    /// Of a COMPOUND: the first operation that works on files.
+    operation: Option<&'static str>,
+    /// In a directory.
+    name: Option<Shown<'a>>,
+    /// The new name of RENAME and LINK.
+    to: Option<Shown<'a>>,
+    /// The argument of MNT.
+    path: Option<Shown<'a>>,
+    /// Offset or cookie, and count.
+    range: Option<(u64, u32)>,
+}
+
+/// A number of the wire, as packet captures show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hex(u32);
+
+impl fmt::Display for Hex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (client, xid) = (self.peer.address, self.call.xid);
-        write!(f, "{} client={client} xid=0x{xid:08x}", self.procedure())?;
-        if let Some(export) = self.export() {
-            write!(f, " export={export}")?;
-        }
-        match self.object() {
-            Some(object) => object.fmt(f),
-            None => Ok(()),
-        }
+        write!(f, "0x{:08x}", self.0)
     }
 }
 
-impl Line<'_> {
+impl Hex {
+    fn hash_of(handle: &[u8]) -> Self {
+        Self(handle_hash(handle))
+    }
+}
+
+impl<'a> Line<'a> {
     fn is_mnt(&self) -> bool {
         let mnt = Operation::Mount3(mount3::Procedure::Mnt);
         self.call.procedure.is_ok_and(|row| row.operation == mnt)
@@ -101,17 +158,25 @@ impl Line<'_> {
         }
     }
 
-    fn object(&self) -> Option<ObjectText> {
+    fn subject(&self) -> Subject<'a> {
         let arguments = self.call.arguments();
-        if self.is_mnt() {
-            let path = Reader::new(arguments).opaque(mount3::PATH_BYTES_MAX, "path").ok()?;
-            return Some(ObjectText(format!(" path={}", Shown(path))));
-        }
-        if self.call.is_compound() {
-            return Some(ObjectText(compound_text(arguments)));
-        }
-        let arguments = Arguments::decode(self.call.nfs3()?, arguments).ok()?;
-        Some(ObjectText(arguments.to_string()))
+        let subject = if self.is_mnt() {
+            let path = Reader::new(arguments).opaque(mount3::PATH_BYTES_MAX, "path");
+            Subject { path: path.ok().map(Shown), ..Subject::default() }
+        } else if self.call.is_compound() {
+            let outline = nfs4::Outline::of(arguments);
+            let operation = outline.work.map(|work| work.name());
+            let fh_hash = outline.handle.map(Hex::hash_of);
+            Subject { fh_hash, operation, ..Subject::default() }
+        } else {
+            let decode = |procedure| Arguments::decode(procedure, arguments).ok();
+            self.call
+                .nfs3()
+                .and_then(decode)
+                .map(|arguments| arguments.subject())
+                .unwrap_or_default()
+        };
+        Subject { export: self.export(), ..subject }
     }
 
     fn first_handle(&self) -> Option<FileHandle> {
@@ -163,25 +228,6 @@ impl Line<'_> {
             None => None,
         };
         name.unwrap_or("done").to_owned()
-    }
-}
-
-/// What a line shows of a COMPOUND: its first handle, and the first operation that works on files.
-fn compound_text(arguments: &[u8]) -> String {
-    let outline = nfs4::Outline::of(arguments);
-    let hash = |handle| format!(" fh_hash=0x{:08x}", handle_hash(handle));
-    let handle = outline.handle.map(hash).unwrap_or_default();
-    let work = outline.work.map(|work| format!(" operation={}", work.name())).unwrap_or_default();
-    handle + &work
-}
-
-/// Shown behind a space, or empty.
-#[derive(Default)]
-struct ObjectText(String);
-
-impl fmt::Display for ObjectText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -252,20 +298,11 @@ impl<'a> Arguments<'a> {
         }
         Ok(Self { handle, names, range })
     }
-}
 
-impl fmt::Display for Arguments<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, " fh_hash=0x{:08x}", handle_hash(self.handle.as_bytes()))?;
-        for (key, name) in ["name", "to"].into_iter().zip(self.names) {
-            if let Some(name) = name {
-                write!(f, " {key}={}", Shown(name))?;
-            }
-        }
-        match self.range {
-            Some((offset, count)) => write!(f, " offset={offset} count={count}"),
-            None => Ok(()),
-        }
+    fn subject(&self) -> Subject<'a> {
+        let [name, to] = self.names.map(|name| name.map(Shown));
+        let fh_hash = Some(Hex::hash_of(self.handle.as_bytes()));
+        Subject { fh_hash, name, to, range: self.range, ..Subject::default() }
     }
 }
 
@@ -276,39 +313,46 @@ mod tests {
 
     use super::*;
 
-    fn shown(procedure: Procedure, args: &impl Encode) -> String {
+    /// Encodes arguments and checks what lines show of them.
+    #[track_caller]
+    fn assert_shown(procedure: Procedure, args: &impl Encode, expected: &Subject<'_>) {
         let mut w = Writer::new();
         args.encode(&mut w);
-        Arguments::decode(procedure, w.as_slice()).unwrap().to_string()
+        assert_eq!(Arguments::decode(procedure, w.as_slice()).unwrap().subject(), *expected);
     }
 
     #[test]
     fn arguments_are_shown_by_object_names_and_range() {
         let dir = FileHandle::new(b"directory").unwrap();
         let file = FileHandle::new(b"file").unwrap();
-        let hash =
-            |handle: &FileHandle| format!(" fh_hash=0x{:08x}", handle_hash(handle.as_bytes()));
-        let (in_dir, in_file) = (hash(&dir), hash(&file));
+        let of = |handle: &FileHandle| Subject {
+            fh_hash: Some(Hex(handle_hash(handle.as_bytes()))),
+            ..Subject::default()
+        };
         let read = ReadArgs { file, offset: 4096, count: 10 };
-        assert_eq!(shown(Procedure::Read, &read), format!("{in_file} offset=4096 count=10"));
+        let expected = Subject { range: Some((4096, 10)), ..of(&file) };
+        assert_shown(Procedure::Read, &read, &expected);
         let what = DirOp { dir, name: b"a b\xff" };
         let lookup = LookupArgs { what };
-        assert_eq!(shown(Procedure::Lookup, &lookup), format!("{in_dir} name=a b\\xff"));
+        let named = Subject { name: Some(Shown(b"a b\xff")), ..of(&dir) };
+        assert_shown(Procedure::Lookup, &lookup, &named);
         let to = DirOp { dir, name: b"new" };
         let rename = RenameArgs { from: what, to };
-        let expected = format!("{in_dir} name=a b\\xff to=new");
-        assert_eq!(shown(Procedure::Rename, &rename), expected);
+        let expected = Subject { to: Some(Shown(b"new")), ..named };
+        assert_shown(Procedure::Rename, &rename, &expected);
         let link = LinkArgs { file, link: to };
-        assert_eq!(shown(Procedure::Link, &link), format!("{in_file} to=new"));
+        let expected = Subject { to: Some(Shown(b"new")), ..of(&file) };
+        assert_shown(Procedure::Link, &link, &expected);
         let verifier = nfs3::CookieVerifier([0; 8]);
         let (dir_count, max_count) = (512, 8192);
         let readdir = ReaddirplusArgs { dir, cookie: 7, verifier, dir_count, max_count };
-        let expected = format!("{in_dir} offset=7 count=512");
-        assert_eq!(shown(Procedure::Readdirplus, &readdir), expected);
+        let expected = Subject { range: Some((7, 512)), ..of(&dir) };
+        assert_shown(Procedure::Readdirplus, &readdir, &expected);
     }
 
     #[test]
-    fn long_names_are_cut() {
+    fn names_are_printable_and_long_ones_are_cut() {
+        assert_eq!(Shown(b"a b\xff").to_string(), "a b\\xff");
         assert_eq!(Shown(&[b'a'; SHOWN_BYTES_MAX]).to_string(), "a".repeat(SHOWN_BYTES_MAX));
         let cut = format!("{}...", "\\n".repeat(SHOWN_BYTES_MAX));
         assert_eq!(Shown(&[b'\n'; 1024]).to_string(), cut);

@@ -184,7 +184,7 @@ pub(crate) async fn answer(service: &Arc<Service>, origin: Origin<'_>, call: &mu
     let payload = call.payload.take();
     let call = &*call;
     let line = Line { service, peer: origin.peer, call };
-    tracing::trace!("{line} begins");
+    call_log::begins(&line);
     let (results_at, start) = (reply.len(), call_log::start());
     let done = execute(service, origin, call, payload, &mut reply).await;
     let status = recorded_status(&done, &reply.as_slice()[results_at..]);

@@ -41,7 +41,7 @@ pub struct RequestRecord {
     pub time_us: u64,
 }
 
-/// `READ client=192.0.2.1:700 xid=0x5dcf019c ...`, as the log has it.
+/// `READ client=192.0.2.1:700 xid=0x5dcf019c ...`
 impl fmt::Display for RequestRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { procedure, client, xid, offset, len, queue_us, time_us, .. } = self;
