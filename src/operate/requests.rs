@@ -1,8 +1,11 @@
 //! `spillway requests`: the last calls of a running server.
 
+use std::time::Duration;
+
 use clap::Args;
 use server::report::RequestRecord;
 
+use super::text::parse_time;
 use super::{Done, Failure, Target};
 use crate::control::Command;
 use crate::flight_record;
@@ -19,12 +22,12 @@ use crate::flight_record;
 /// Exit status: 0 if the server answered, 1 if not.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  spillway requests | grep 'in progress'\n  \
-                        spillway requests --min-latency-us 10000")]
+                        spillway requests --min-latency 10ms")]
 pub(crate) struct Options {
-    /// Only calls that took at least this long, or have been in progress for this long [default:
-    /// all]
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, hide_default_value = true)]
-    min_latency_us: u64,
+    /// Only calls that took at least this long, like 500us, 10ms or 1s, or have been in progress for
+    /// this long [default: all]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    min_latency: Option<Duration>,
 
     #[command(flatten)]
     target: Target,
@@ -32,6 +35,7 @@ pub(crate) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<Done, Failure> {
     let mut calls: Vec<RequestRecord> = options.target.ask(Command::Requests)?;
-    calls.retain(|call| call.time_us >= options.min_latency_us);
+    let min_latency = options.min_latency.unwrap_or_default();
+    calls.retain(|call| Duration::from_micros(call.time_us) >= min_latency);
     Ok(Done::Printed(options.target.show(&calls, |calls| flight_record::text(calls))))
 }

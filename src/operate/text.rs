@@ -1,5 +1,7 @@
 //! Numbers for people.
 
+use std::time::Duration;
+
 /// A number of bytes with three digits or so: `512B`, `1.5MiB`.
 pub(super) fn bytes(bytes: u64) -> String {
     scaled(bytes as f64)
@@ -51,6 +53,23 @@ pub(super) fn counted(count: u64, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
+/// Reads a length of time, as `10ms`.
+///
+/// # Errors
+/// A sentence with the units.
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let time = |number: u64| match unit {
+        "us" => Some(Duration::from_micros(number)),
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    };
+    let time = number.parse().ok().and_then(time);
+    time.ok_or_else(|| "a time is a number with us, ms or s, like 10ms".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,5 +84,19 @@ mod tests {
         assert_eq!(rate(10, 0.0), "0B/s");
         assert_eq!([5, 65, 3700, 90_000].map(time), ["5s", "1min 5s", "1h 1min", "1d 1h"]);
         assert_eq!((mean_ms(0, 0), mean_ms(3000, 2)), ("-".to_owned(), "1.500".to_owned()));
+    }
+
+    #[test]
+    fn times_have_their_units() {
+        for (text, time) in [
+            ("500us", Duration::from_micros(500)),
+            ("10ms", Duration::from_millis(10)),
+            ("2s", Duration::from_secs(2)),
+        ] {
+            assert_eq!(parse_time(text), Ok(time));
+        }
+        for wrong in ["", "10", "ms", "1.5s", "-1s", "1h", "99999999999999999999s"] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
     }
 }

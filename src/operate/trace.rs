@@ -9,6 +9,7 @@ use clap::Args;
 use serde_json::{Map, Value};
 use server::report::{TraceLine, TraceRequest, trace_events};
 
+use super::text::parse_time;
 use super::{Done, Failure, Target};
 use crate::announce::print;
 use crate::control::TraceMessage;
@@ -27,7 +28,7 @@ use crate::stdout;
 /// Exit status: 0 if the server stopped, 1 if it could not be reached or refused.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  spillway trace read\n  \
-                        spillway trace read_done write_done --min-latency 10ms\n  \
+                        spillway trace read write --min-latency 10ms\n  \
                         spillway trace all --client 192.0.2.1 --file /srv/data/file --json")]
 pub(crate) struct Options {
     /// Events, subsystems such as read, or all
@@ -51,9 +52,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "XID", value_parser = xid, requires = "events")]
     xid: Option<u32>,
 
-    /// Only events at least this long after the last byte of their call, like 500us, 10ms or 1s:
-    /// the later steps of slow calls, and their end
-    #[arg(long, value_name = "TIME", value_parser = time, requires = "events")]
+    /// Only calls that take at least this long from their last byte to their reply, like 500us,
+    /// 10ms or 1s; their events are printed once the time has passed
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "events")]
     min_latency: Option<Duration>,
 
     #[command(flatten)]
@@ -159,33 +160,12 @@ fn xid(text: &str) -> Result<u32, String> {
     number.map_err(|_| "a transaction id is a number, like 0x5dcf019c".to_owned())
 }
 
-fn time(text: &str) -> Result<Duration, String> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let time = |number: u64| match unit {
-        "us" => Some(Duration::from_micros(number)),
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        _ => None,
-    };
-    let time = number.parse().ok().and_then(time);
-    time.ok_or_else(|| "a time is a number with us, ms or s, like 10ms".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn numbers_have_their_units() {
-        assert_eq!(time("500us"), Ok(Duration::from_micros(500)));
-        assert_eq!(
-            (time("10ms"), time("2s")),
-            (Ok(Duration::from_millis(10)), Ok(Duration::from_secs(2)))
-        );
-        for wrong in ["", "10", "ms", "1.5s", "-1s", "1h", "99999999999999999999s"] {
-            assert!(time(wrong).is_err(), "{wrong}");
-        }
         assert_eq!((xid("0x5dcf019c"), xid("7")), (Ok(0x5dcf_019c), Ok(7)));
         assert!(xid("0x").is_err() && xid("0x100000000").is_err());
     }

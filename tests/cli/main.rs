@@ -13,4 +13,5 @@ mod metrics;
 mod observing;
 mod service;
 mod serving;
+mod session;
 mod tracing;

@@ -10,13 +10,9 @@ use proto::nfs3::{
     CommitArgs, CookieVerifier, FileHandle, Procedure, ReadArgs, ReaddirArgs, ReaddirplusArgs,
     StableHow, WriteArgs,
 };
-use proto::nfs4::{
-    self, CallbackSecurity, ChannelAttributes, ClientOwner, CompoundHead, CompoundResult,
-    CreateSessionArgs, CreateSessionOk, ExchangeIdArgs, ExchangeIdOk, NFS4_OK, NameArgs,
-    OperationCode, SequenceArgs, SequenceId, SessionId, SlotId, StateProtection, Status, Verifier,
-};
+use proto::nfs4::{NameArgs, OperationCode, Status};
 use proto::oncrpc::Credential;
-use proto::xdr::{Decode, Encode, Reader, Writer};
+use proto::xdr::Reader;
 use proto::{mount3, nfs3};
 use rustix::process::Signal;
 use server::counters::Counter;
@@ -25,6 +21,7 @@ use tempfile::TempDir;
 
 use crate::client::{Client, MNT, make_file};
 use crate::fixture::{ONE_EXPORT, PATIENCE, Place, Running, serve_config, serve_directory};
+use crate::session::{Session, compound, exchange_id, operation};
 
 #[test]
 fn events_are_printed_with_their_call() {
@@ -270,20 +267,10 @@ fn a_name_hidden_by_version_4_names_the_rule() {
     );
     let running = Running::start(serve_config(&place.configure(&config)), 2);
     let mut client = Client::connect(&running);
-    let session = create_session(&mut client);
-    let sequence = SequenceArgs {
-        session,
-        sequence: SequenceId(1),
-        slot: SlotId(0),
-        highest_slot: SlotId(0),
-        cache_this: false,
-    };
-    let operations = [
-        operation(OperationCode::Sequence, &sequence),
-        operation(OperationCode::Putrootfh, &()),
-        operation(OperationCode::Lookup, &NameArgs { name: b"srv" }),
-    ];
-    let reply = compound(&mut client, &operations);
+    let mut session = Session::create(&mut client);
+    let name = NameArgs { name: b"srv" };
+    let reply = session
+        .call(&[operation(OperationCode::Putrootfh, &()), operation(OperationCode::Lookup, &name)]);
     assert_eq!(Reader::new(&reply).u32("status"), Ok(Status::Noent.code()));
     let line = running.wait_for("mount refused");
     let expected = "mount refused client=127.0.0.1 path=/srv/b status=\"NFS4ERR_NOENT\" \
@@ -319,73 +306,6 @@ fn a_client_that_version_4_admits_nowhere_is_logged_with_the_rule() {
              client's is {port}"
         )
     });
-}
-
-/// An operation of a COMPOUND.
-fn operation(code: OperationCode, args: &impl Encode) -> Vec<u8> {
-    let mut w = Writer::new();
-    w.u32(code.code());
-    args.encode(&mut w);
-    w.into_vec()
-}
-
-fn exchange_id() -> Vec<u8> {
-    let owner = ClientOwner { verifier: Verifier([1; 8]), owner_id: b"a client" };
-    let args = ExchangeIdArgs { owner, flags: 0, protection: StateProtection::None };
-    operation(OperationCode::ExchangeId, &args)
-}
-
-/// The results of a COMPOUND of version 4.1, with its status in front.
-fn compound(client: &mut Client, operations: &[Vec<u8>]) -> Vec<u8> {
-    let count = u32::try_from(operations.len()).unwrap();
-    let mut w = Writer::new();
-    CompoundHead { tag: b"", minor_version: 1, operations: count }.encode(&mut w);
-    operations.iter().for_each(|operation| w.array(operation));
-    let target = (nfs4::PROGRAM, nfs4::VERSION, nfs4::Procedure::Compound.code());
-    client.exchange(target, &Encoded(w.into_vec()))
-}
-
-struct Encoded(Vec<u8>);
-
-impl Encode for Encoded {
-    fn encode(&self, w: &mut Writer) {
-        w.array(&self.0);
-    }
-}
-
-fn create_session(client: &mut Client) -> SessionId {
-    let reply = compound(client, &[exchange_id()]);
-    let made: ExchangeIdOk<'_> = first_result(&reply);
-    let channel = ChannelAttributes {
-        header_pad_bytes: 0,
-        request_bytes_max: 1 << 16,
-        response_bytes_max: 1 << 16,
-        cached_bytes_max: 1024,
-        operations_max: 8,
-        requests_max: 1,
-        rdma_ird: None,
-    };
-    let args = CreateSessionArgs {
-        client: made.client,
-        sequence: made.sequence,
-        flags: 0,
-        fore: channel,
-        back: channel,
-        callback_program: 0x4000_0000,
-        callback_security: (&[CallbackSecurity::None][..]).into(),
-    };
-    let reply = compound(client, &[operation(OperationCode::CreateSession, &args)]);
-    first_result::<CreateSessionOk>(&reply).session
-}
-
-/// The result of the first operation, which has succeeded.
-fn first_result<'a, T: Decode<'a>>(reply: &'a [u8]) -> T {
-    let mut r = Reader::new(reply);
-    let head = CompoundResult::decode(&mut r).unwrap();
-    assert_eq!(head.status, NFS4_OK);
-    // Its code and status.
-    let _ = (r.u32("operation").unwrap(), r.u32("status").unwrap());
-    T::decode(&mut r).unwrap()
 }
 
 #[test]

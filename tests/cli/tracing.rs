@@ -6,11 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdout, Stdio};
 
 use proto::nfs3::{FileHandle, Procedure, ReadArgs};
+use proto::nfs4::{self, OperationCode as Op};
 use rustix::process::Signal;
 use server::trace::{Event, handle_hash};
 
-use crate::client::Client;
+use crate::client::{Client, make_file};
 use crate::fixture::{Place, Running, assert_exit, run, serve_directory, spillway};
+use crate::session::{Session, operation};
 
 /// A command that follows events, once the server has begun with it.
 struct Following {
@@ -116,6 +118,81 @@ fn several_commands_follow_the_events_that_each_asks_for() {
     assert!(fields.contains(&expected), "{fields}");
 }
 
+/// A COMPOUND that lists the export, and one that works on the file in it; their transaction ids.
+fn list_write_commit_and_read(session: &mut Session<'_>) -> [String; 2] {
+    let stateid = nfs4::Stateid::ANONYMOUS;
+    let verifier = nfs4::Verifier([0; 8]);
+    let wanted = nfs4::Bitmap::default();
+    let listing = nfs4::ReaddirArgs { cookie: 0, verifier, dir_bytes: 0, bytes_max: 4096, wanted };
+    let stable = nfs4::StableHow::Unstable;
+    let write = nfs4::WriteArgs { stateid, offset: 5, stable, data: b"12345" };
+    let lookup = |name| operation(Op::Lookup, &nfs4::NameArgs { name });
+    let on_export = |operations: Vec<Vec<u8>>| {
+        [vec![operation(Op::Putrootfh, &()), lookup(b"data")], operations].concat()
+    };
+    let of_listing = on_export(vec![operation(Op::Readdir, &listing)]);
+    let of_file = on_export(vec![
+        lookup(b"file"),
+        operation(Op::Write, &write),
+        operation(Op::Commit, &nfs4::CommitArgs { offset: 0, count: 0 }),
+        operation(Op::Read, &nfs4::ReadArgs { stateid, offset: 7, count: 10 }),
+    ]);
+    [of_listing, of_file].map(|operations| {
+        session.succeed(&operations);
+        format!("0x{:08x}", session.client.xid)
+    })
+}
+
+#[test]
+fn operations_of_a_compound_have_events_of_their_own() {
+    let place = Place::new();
+    make_file(&place);
+    let mut command = serve_directory(&place);
+    command.args(["--read-mode", "buffered", "--write-mode", "buffered", "--no-splice"]);
+    let running = Running::start(command, 1);
+    let mut client = Client::connect(&running);
+    let mut session = Session::create(&mut client);
+    let file = place.text("a/file");
+    let mut all = Following::start(&place, &running, &["all", "--json"]);
+    let of_file = Following::start(&place, &running, &["all", "--file", &file]);
+    // Each call takes longer than a microsecond, and none of the test takes five minutes.
+    let slow = Following::start(&place, &running, &["all", "--min-latency", "1us"]);
+    let hung = Following::start(&place, &running, &["all", "--min-latency", "300s"]);
+    let [listing_xid, xid] = list_write_commit_and_read(&mut session);
+    let events: Vec<serde_json::Value> =
+        (0..10).map(|_| serde_json::from_str(&all.line()).unwrap()).collect();
+    let names: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    let expected = [
+        "readdir_enter",
+        "readdir_exit",
+        "write_start",
+        "write_vector",
+        "write_io_done",
+        "write_done",
+        "commit_start",
+        "commit_done",
+        "read_start",
+        "read_vector",
+    ];
+    assert_eq!(names, expected);
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["xid"], *if number < 2 { &listing_xid } else { &xid }, "{event}");
+        assert_eq!((&event["client"], &event["export"]), (&"127.0.0.1".into(), &"/data".into()));
+    }
+    assert_eq!((&events[1]["status"], &events[1]["count"]), (&"NFS4_OK".into(), &1.into()));
+    assert_eq!((&events[5]["offset"], &events[5]["count"]), (&5.into(), &5.into()));
+    assert_eq!((&events[9]["offset"], &events[9]["len"]), (&7.into(), &10.into()));
+    assert_ne!(events[1]["fh_hash"], events[2]["fh_hash"], "directory and file");
+    let names = ["read_io_done", "read_done"];
+    assert!(names.iter().all(|name| all.line().contains(&format!("\"event\":\"{name}\""))));
+
+    running.stop(Signal::TERM);
+    assert_eq!(hung.rest(), Vec::<String>::new());
+    let (of_file, slow) = (of_file.rest(), slow.rest());
+    assert_eq!((of_file.len(), slow.len()), (10, 12), "{of_file:#?} {slow:#?}");
+    assert!(of_file[0].contains(": write_start: ") && slow[0].contains(": readdir_enter: "));
+}
+
 #[test]
 fn what_is_not_known_is_refused() {
     let place = Place::new();
@@ -180,6 +257,14 @@ fn the_last_calls_are_recorded_though_nothing_is_traced() {
         line.contains(" offset=4096 count=512 io=read_vector,read_io_done status=OK queue="),
         "{line}"
     );
+    let socket = place.text("state");
+    let slow = ["requests", "--socket", &socket, "--min-latency"];
+    assert_eq!(run(&[&slow[..], &["300s"]].concat()).stdout, b"");
+    let all = String::from_utf8(run(&[&slow[..], &["0us"]].concat()).stdout).unwrap();
+    assert_eq!(all.lines().count(), text.lines().count());
+    let sentence =
+        "invalid value '5' for '--min-latency <TIME>': a time is a number with us, ms or s";
+    assert_exit(&run(&[&slow[..], &["5"]].concat()), 2, sentence);
     running.stop(Signal::TERM);
 }
 

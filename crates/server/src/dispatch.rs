@@ -24,7 +24,7 @@ use crate::procedures::{Operation, Procedure, Programs, Thread};
 use crate::reply_cache::{Begin, Replay, Wait};
 use crate::request::{Fault, Handled, Origin, Refusal, Request};
 use crate::service::Service;
-use crate::trace::{Begun, Moment, Outcome, RecordId};
+use crate::trace::{Begun, CallKey, Moment, Outcome, RecordId};
 use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
 
 /// The pause between two questions for a reply's delivery. The acknowledgement of a peer that has
@@ -190,6 +190,7 @@ pub(crate) async fn answer(service: &Arc<Service>, origin: Origin<'_>, call: &mu
     let status = recorded_status(&done, &reply.as_slice()[results_at..]);
     let latency_ns = Moment::now().nanoseconds_since(origin.received);
     service.tracer.recorder.end(origin.record, status, origin.queue_ns, latency_ns);
+    service.tracer.end(key(call.xid, &origin), Duration::from_nanos(latency_ns));
     if let Some(start) = start {
         call_log::ended(&line, start, &done, &reply.as_slice()[results_at..]);
     }
@@ -214,6 +215,10 @@ pub(crate) async fn answer(service: &Arc<Service>, origin: Origin<'_>, call: &mu
             plain(&ReplyHeader::Accepted { xid: call.xid, stat })
         }
     }
+}
+
+fn key(xid: u32, origin: &Origin<'_>) -> CallKey {
+    CallKey { xid, client: origin.peer.address.ip().to_canonical(), received: origin.received }
 }
 
 fn denied(xid: u32, stat: RejectStat) -> Verdict {

@@ -30,7 +30,7 @@ pub struct TraceRequest {
     pub file: Option<String>,
     /// The transaction id.
     pub xid: Option<u32>,
-    /// The least time from a call's last byte to the event, in microseconds.
+    /// The least time from a call's last byte to its reply, in microseconds.
     #[serde(default)]
     pub latency_min_us: u64,
 }

@@ -1,7 +1,8 @@
 //! Followers: readers of events as they happen, each with a queue of its own.
 //!
 //! An event never waits for a follower. One that does not fit into the queue is lost to that
-//! follower, and counted.
+//! follower, and counted. A follower of slow calls alone gets the events of a call when the call has
+//! lasted long enough: until then they are held.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,18 +11,21 @@ use std::time::Duration;
 
 use rustix::thread::{gettid, sched_getcpu};
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
-use super::{CallId, Detail, Event, Events, Moment, Tracer};
+use super::{CallId, CallKey, Detail, Event, Events, Moment, Tracer};
 
 /// Followers at a time.
 pub(crate) const FOLLOWERS_MAX: usize = 8;
-/// Events in the queue of a follower, and as many that it has taken and not sent.
+/// Events in the queue of a follower, as many that it has taken and not sent, and as many that are held.
 const QUEUE_MAX: usize = 1024;
+/// How often a follower of slow calls looks for those in progress, at most and at least.
+const LOOK_AFTER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// The longest text of an event's own fields, and of a thread's name.
 const TEXT_BYTES_MAX: usize = 128;
 /// What all followers hold, at most.
 pub(crate) const FOLLOWERS_BYTES_MAX: usize =
-    FOLLOWERS_MAX * 2 * QUEUE_MAX * (size_of::<Followed>() + 2 * TEXT_BYTES_MAX);
+    FOLLOWERS_MAX * 3 * QUEUE_MAX * (size_of::<Followed>() + 2 * TEXT_BYTES_MAX);
 
 /// The calls whose events a follower wants; those of all calls by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,16 +34,16 @@ pub(crate) struct Filter {
     pub(crate) export_id: Option<u32>,
     pub(crate) fh_hash: Option<u32>,
     pub(crate) xid: Option<u32>,
-    /// The least time from a call's last byte to the event.
+    /// The least time from a call's last byte to its reply.
     pub(crate) latency_min: Duration,
 }
 
 impl Filter {
-    fn admits(&self, call: &CallId, latency: Duration) -> bool {
+    /// Whether an event of a call is wanted if the call lasts long enough.
+    fn admits(&self, call: &CallId) -> bool {
         let is_wanted =
             |wanted: Option<u32>, found: Option<u32>| wanted.is_none() || wanted == found;
-        latency >= self.latency_min
-            && is_wanted(self.xid, Some(call.xid))
+        is_wanted(self.xid, Some(call.xid))
             && is_wanted(self.fh_hash, Some(call.fh_hash))
             && is_wanted(self.export_id, call.export_id)
             && self.client.is_none_or(|client| client == call.client)
@@ -110,6 +114,31 @@ struct Queue {
     events: VecDeque<Followed>,
     /// Those since the first that did not fit.
     lost: u64,
+    /// Events of calls that have not lasted long enough yet, in the order in which they happened.
+    held: Vec<Followed>,
+}
+
+impl Queue {
+    fn push(&mut self, followed: Followed) {
+        if self.events.len() < QUEUE_MAX {
+            self.events.push_back(followed);
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    /// Queues the held events of the calls that are slow.
+    fn release(&mut self, is_slow: impl Fn(&Followed) -> bool) {
+        let Self { events, lost, held } = self;
+        let room = QUEUE_MAX - events.len();
+        let mut released = held.extract_if(.., |followed| is_slow(followed));
+        events.extend(released.by_ref().take(room));
+        *lost += released.count() as u64;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.lost == 0
+    }
 }
 
 impl Feed {
@@ -122,22 +151,59 @@ impl Feed {
     }
 
     pub(super) fn offer(&self, happened: &Happened<'_>, detail: &Detail<'_>) {
-        if !self.events.contains(happened.event)
-            || !self.filter.admits(happened.call, happened.latency)
-        {
+        if !self.events.contains(happened.event) || !self.filter.admits(happened.call) {
             return;
         }
-        if self.lock().events.len() < QUEUE_MAX {
-            // Formatted without the lock, so that another may have taken the place.
-            let followed = Followed::here(happened, detail);
-            let mut queue = self.lock();
-            if queue.events.len() < QUEUE_MAX {
-                queue.events.push_back(followed);
-                drop(queue);
-                return self.has_some.notify_one();
-            }
+        let is_slow = happened.latency >= self.filter.latency_min;
+        let has_room = |queue: &Queue| {
+            if is_slow { queue.events.len() < QUEUE_MAX } else { queue.held.len() < QUEUE_MAX }
+        };
+        if !has_room(&self.lock()) {
+            self.lock().lost += 1;
+            return;
         }
-        self.lock().lost += 1;
+        // Formatted without the lock, so that another may have taken the place.
+        let followed = Followed::here(happened, detail);
+        let mut queue = self.lock();
+        if is_slow {
+            let key = happened.call.key();
+            queue.release(|held| held.call.key() == key);
+            queue.push(followed);
+        } else if has_room(&queue) {
+            queue.held.push(followed);
+        } else {
+            queue.lost += 1;
+        }
+        drop(queue);
+        if is_slow {
+            self.has_some.notify_one();
+        }
+    }
+
+    /// Queues the held events of a call that has ended, if it was slow, or else drops them.
+    pub(super) fn end(&self, call: CallKey, latency: Duration) {
+        if self.filter.latency_min.is_zero() {
+            return;
+        }
+        let is_slow = latency >= self.filter.latency_min;
+        let mut queue = self.lock();
+        if is_slow {
+            queue.release(|held| held.call.key() == call);
+        } else {
+            queue.held.retain(|held| held.call.key() != call);
+        }
+        let has_some = !queue.is_empty();
+        drop(queue);
+        if has_some {
+            self.has_some.notify_one();
+        }
+    }
+
+    /// What is queued, after the held events of calls in progress that are slow by now.
+    fn take(&self) -> (VecDeque<Followed>, u64) {
+        let mut queue = self.lock();
+        queue.release(|held| held.call.received.elapsed() >= self.filter.latency_min);
+        (std::mem::take(&mut queue.events), std::mem::take(&mut queue.lost))
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -154,12 +220,20 @@ pub(crate) struct Follower {
 impl Follower {
     /// Waits for events. Returns those in the queue, and how many were lost behind them.
     pub(crate) async fn next(&self) -> (VecDeque<Followed>, u64) {
+        let latency_min = self.feed.filter.latency_min;
         loop {
-            let Queue { events, lost } = std::mem::take(&mut *self.feed.lock());
+            let (events, lost) = self.feed.take();
             if !events.is_empty() || lost > 0 {
                 return (events, lost);
             }
-            self.feed.has_some.notified().await;
+            let notified = self.feed.has_some.notified();
+            if latency_min.is_zero() {
+                notified.await;
+            } else {
+                let (least, most) = LOOK_AFTER;
+                // A call in progress gets slow without an event.
+                let _elapsed = timeout(latency_min.clamp(least, most), notified).await;
+            }
         }
     }
 }
@@ -197,7 +271,6 @@ mod tests {
             (Filter { export_id: Some(1), ..all.clone() }, false),
             (Filter { client: Some(call.client), ..all.clone() }, true),
             (Filter { client: Some(other), ..all.clone() }, false),
-            (Filter { latency_min: Duration::from_secs(60), ..all.clone() }, false),
             (all.clone(), true),
         ] {
             let shown = format!("{filter:?}");
@@ -230,5 +303,51 @@ mod tests {
         assert_eq!((events.len(), lost), (QUEUE_MAX, 3 * QUEUE_MAX as u64));
         emit(&tracer, CallId::local(0, 0));
         assert_eq!(slow.next().await.1, 0);
+    }
+
+    #[tokio::test]
+    async fn a_follower_of_slow_calls_gets_all_their_events_and_none_of_quick_ones() {
+        let tracer = tracer();
+        let latency_min = Duration::from_secs(3600);
+        let filter = Filter { latency_min, ..Filter::default() };
+        let events = [Event::ReadStart, Event::ReadDone].map(Events::from).into_iter().collect();
+        let follower = tracer.follow(events, filter).unwrap();
+        let call = |xid: u32| CallId::local(xid, 0);
+        let start = |call: CallId| tracer.emit(Event::ReadStart, call, 0, 0, format_args!(""));
+        let (quick, slow, late) = (call(1), call(2), call(3));
+        for call in [quick, slow, late] {
+            start(call);
+        }
+        emit(&tracer, quick);
+        tracer.end(quick.key(), Duration::from_secs(1));
+        assert_eq!(follower.feed.lock().held.len(), 2);
+        emit(&tracer, slow);
+        tracer.end(slow.key(), latency_min);
+        let (events, lost) = follower.next().await;
+        let got: Vec<_> = events.iter().map(|event| (event.event, event.call.xid)).collect();
+        assert_eq!(got, [(Event::ReadStart, 2), (Event::ReadDone, 2)]);
+        assert_eq!((lost, follower.feed.lock().held.len()), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn a_call_in_progress_is_shown_once_it_is_slow() {
+        let tracer = tracer();
+        let latency_min = Duration::from_millis(1);
+        let filter = Filter { latency_min, ..Filter::default() };
+        let follower = tracer.follow(Event::ReadDone.into(), filter).unwrap();
+        emit(&tracer, CallId::local(1, 0));
+        assert_eq!(follower.next().await.0.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn held_events_are_bounded_and_those_beyond_are_counted() {
+        let tracer = tracer();
+        let filter = Filter { latency_min: Duration::from_secs(3600), ..Filter::default() };
+        let follower = tracer.follow(Event::ReadDone.into(), filter).unwrap();
+        let call = CallId::local(1, 0);
+        (0..QUEUE_MAX + 5).for_each(|_| emit(&tracer, call));
+        tracer.end(call.key(), Duration::from_secs(3601));
+        let (events, lost) = follower.next().await;
+        assert_eq!((events.len(), lost), (QUEUE_MAX, 5));
     }
 }

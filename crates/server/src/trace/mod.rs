@@ -17,6 +17,7 @@ mod recorder;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use ::trace::EventSwitch;
 pub use ::trace::handle_hash;
@@ -161,6 +162,15 @@ impl Tracer {
         }
     }
 
+    /// Ends a call that was answered `latency` after its last byte.
+    #[inline]
+    pub(crate) fn end(&self, call: CallKey, latency: Duration) {
+        if !self.on.events().is_empty() {
+            let followers = self.followers.read().unwrap_or_else(PoisonError::into_inner);
+            followers.iter().for_each(|feed| feed.end(call, latency));
+        }
+    }
+
     /// Follows events from now on, until what is returned is dropped. `None` if there are
     /// [`FOLLOWERS_MAX`] already.
     pub(crate) fn follow(self: &Arc<Self>, events: Events, filter: Filter) -> Option<Follower> {
@@ -207,7 +217,19 @@ pub(crate) struct CallId {
     pub(crate) record: RecordId,
 }
 
+/// One call, as no other has all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CallKey {
+    pub(crate) xid: u32,
+    pub(crate) client: IpAddr,
+    pub(crate) received: Moment,
+}
+
 impl CallId {
+    fn key(&self) -> CallKey {
+        CallKey { xid: self.xid, client: self.client, received: self.received }
+    }
+
     /// A call of no client.
     #[cfg(test)]
     pub(crate) fn local(xid: u32, fh_hash: u32) -> Self {
