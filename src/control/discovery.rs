@@ -25,7 +25,7 @@ pub(crate) enum FindError {
     #[error("no server runs on this machine, or it has no control socket")]
     None,
     /// None with this socket, state directory, configuration file or process.
-    #[error("no server matches {which}; {}", listed(running))]
+    #[error("no server matches {which}; {}", those_that_run(running))]
     NoSuch {
         /// What was given.
         which: String,
@@ -66,10 +66,15 @@ impl Running {
     }
 }
 
-fn listed(running: &[Running]) -> String {
-    if running.is_empty() {
-        return "no server runs".to_owned();
+fn those_that_run(running: &[Running]) -> String {
+    match running {
+        [] => "no server runs".to_owned(),
+        [one] => format!("one server runs: {}", listed(std::slice::from_ref(one))),
+        several => format!("{} servers run: {}", several.len(), listed(several)),
     }
+}
+
+fn listed(running: &[Running]) -> String {
     let described = running.iter().map(|Running { socket, status }| {
         let config = status.config.as_ref().map(|file| format!(" of {}", file.display()));
         format!("{} (process {}{})", socket.display(), status.pid, config.unwrap_or_default())
@@ -107,7 +112,14 @@ pub(crate) fn find(which: Option<&str>) -> Result<PathBuf, FindError> {
             Err(denied.map_or(FindError::None, |state_dir| FindError::Denied { state_dir }))
         }
         ([socket], None) => Ok(socket.clone()),
-        _ => choose(candidates, which),
+        _ => match choose(candidates, which) {
+            // What is not found may be one of those that this user may not ask.
+            Err(FindError::NoSuch { which, running }) => Err(match denied {
+                Some(state_dir) if running.is_empty() => FindError::Denied { state_dir },
+                _ => FindError::NoSuch { which, running },
+            }),
+            chosen => chosen,
+        },
     }
 }
 

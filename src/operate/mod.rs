@@ -64,6 +64,8 @@ enum Done {
     Printed(io::Result<()>),
     /// It has failed after it had printed.
     Failed(Failure),
+    /// The command line of the command with this name is wrong.
+    Misused(&'static str, &'static str),
 }
 
 impl Target {
@@ -103,6 +105,7 @@ pub(crate) fn run(command: &Command) -> ExitCode {
     };
     match done {
         Ok(Done::Printed(written)) => exit::written(written),
+        Ok(Done::Misused(command, sentence)) => exit::misused(command, sentence),
         Ok(Done::Failed(failure)) | Err(failure) => exit::failed(&*failure),
     }
 }

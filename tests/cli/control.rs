@@ -278,6 +278,10 @@ fn several_servers_are_distinguished() {
     ] {
         assert!(stderr.contains(&expected), "{expected}: {stderr}");
     }
+    let missing = place.text("missing");
+    let stderr = String::from_utf8(run(&["status", "--socket", &missing]).stderr).unwrap();
+    assert!(stderr.starts_with(&format!("spillway: no server matches {missing}; ")), "{stderr}");
+    assert!(stderr.contains(" servers run: ") && stderr.contains(&config), "{stderr}");
     first.stop(Signal::TERM);
     second.stop(Signal::TERM);
 }
@@ -285,6 +289,8 @@ fn several_servers_are_distinguished() {
 #[test]
 fn without_a_server_the_sentence_is_clear() {
     let place = Place::new();
+    let sentence = "top has no --json: use `spillway nfsstat INTERVAL --json`";
+    assert_exit(&operate(&place, &["top", "--json"]), 2, sentence);
     assert_exit(
         &operate(&place, &["status"]),
         1,

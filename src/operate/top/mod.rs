@@ -48,7 +48,8 @@ pub(crate) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<Done, Failure> {
     if options.target.json {
-        return Err("top has no --json: use `spillway nfsstat INTERVAL --json`".into());
+        let sentence = "top has no --json: use `spillway nfsstat INTERVAL --json`";
+        return Ok(Done::Misused("spillway top", sentence));
     }
     let socket = options.target.find()?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
