@@ -5,6 +5,7 @@ Each is held against what the client did. `tests/system/run` gives this subject 
 own, and with it a table of sockets: the servers that the commands find are those of a case.
 """
 
+import collections
 import json
 import os
 import pathlib
@@ -19,6 +20,7 @@ import nfs4
 from harness import (
     EXPORT, MissingTool, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
 )  # fmt: skip
+from nfs3 import opaque
 
 # Debian's packages, for another interpreter than Debian's.
 sys.path.append("/usr/lib/python3/dist-packages")
@@ -26,6 +28,14 @@ sys.path.append("/usr/lib/python3/dist-packages")
 FILE_BYTES = 1 << 20
 READ_BYTES = 64 << 10
 NOENT = 2
+STATUSES = {0: "OK", NOENT: "NFS4ERR_NOENT"}
+OPERATIONS = {
+    getattr(nfs4, name): name
+    for name in (
+        "CLOSE", "CREATE_SESSION", "EXCHANGE_ID", "GETFH", "LOCK", "LOOKUP", "OPEN", "PUTFH", "PUTROOTFH",
+        "READ", "RECLAIM_COMPLETE", "SEQUENCE", "WRITE",
+    )
+}  # fmt: skip
 PATIENCE_SECS = 20
 # A view is drawn within a second or so, on a machine that does other things too.
 VIEW_SECS_MAX = 15
@@ -143,9 +153,10 @@ def another_user_is_refused():
         for parent in path.resolve().parents:
             if not parent.stat().st_mode & 0o001:
                 raise Skip(f"no other user reaches {path}")
-        done = run(program, "status", user=65534)
         expected = "takes commands of root and of its own user only"
-        check(done.returncode == 1 and expected in done.stderr, done.stderr)
+        for words in [], ["--socket", str(server.process.pid)]:
+            done = run(program, "status", *words, user=65534)
+            check(done.returncode == 1 and expected in done.stderr, done.stderr)
 
 
 def parsed(address):
@@ -168,6 +179,11 @@ def parsed(address):
 
 def value(samples, name, **labels):
     return samples.get((name, tuple(sorted(labels.items()))), 0)
+
+
+def phase(samples, name):
+    """How often a part of the work on calls was timed."""
+    return value(samples, "spillway_phase_duration_seconds_count", phase=name)
 
 
 @case
@@ -218,6 +234,10 @@ def metrics_are_exactly_what_the_client_did():
         ("reasons",
          total("read_choices", export=EXPORT, source="page_cache", reason="mode"), 20),
         ("times", latency, 20),
+        # COMMIT asks for it too.
+        ("permissions", phase(samples, "permission"), 28),
+        ("inputs and outputs", phase(samples, "io"), 27),
+        ("flushes", phase(samples, "sync"), 1),
         ("calls", total("calls"), client_calls),
         ("failures of the client", total("client_failures", client="127.0.0.1"), 3),
     ):  # fmt: skip
@@ -250,24 +270,77 @@ def a_dropped_client_of_version_4_loses_its_lock_to_another():
         other.close()
 
 
+class Counting(nfs4.Client):
+    """A client that counts what it sends."""
+
+    def __init__(self, *arguments):
+        self.calls, self.operations = 0, collections.Counter()
+        super().__init__(*arguments)
+
+    def _compound(self, operations):
+        self.calls += 1
+        try:
+            done = super()._compound(operations)
+        except nfs4.Nfs4Error as error:
+            failed = [code for code, _ in operations].index(error.operation)
+            self.operations.update((code, 0) for code, _ in operations[:failed])
+            self.operations[error.operation, error.status] += 1
+            raise
+        self.operations.update((code, 0) for code, _ in operations)
+        return done
+
+
 @case
-def counters_of_version_4_are_those_of_its_operations():
+def metrics_of_version_4_are_exactly_what_the_client_did():
     path = scratch_dir("export")
     make_file(path)
-    with Server(path, "--nfs-versions", "3,4.1") as server:
-        client = nfs4.Client(server.port, b"counted")
+    address = f"127.0.0.1:{free_port()}"
+    flags = ("--metrics", address, "--nfs-versions", "4.1", "--read-mode", "buffered")
+    with Server(path, *flags, "--write-mode", "buffered") as server:
+        client = Counting(server.port, b"counted")
         client.reclaim_complete()
         root = client.export(EXPORT)
         handle, stateid = client.create(root, b"new")
         for number in range(5):
             client.write(handle, stateid, number * 100, bytes(100))
-        sample = answer("nfsstat")
+        for number in range(20):
+            client.read(handle, stateid, number * 10, 10)
+        nfs4.refused(NOENT, client.call, (nfs4.PUTFH, opaque(root)), (nfs4.LOOKUP, opaque(b"missing")))
+        client.lock(handle, stateid)
+        client.close_file(handle, stateid)
+        # A reply counts as sent when the kernel has taken it, which the client may notice earlier.
+        deadline = time.monotonic() + PATIENCE_SECS
+        while phase(samples := parsed(address), "send") < client.calls:
+            check(time.monotonic() < deadline, "not all replies are counted as sent")
         client.close()
-    export = next(export for export in sample["exports"] if export["name"] == EXPORT)
-    found = {o["name"]: o["calls"] for o in export["operations"] if o["program"] == "nfs4"}
-    check(found["WRITE"] == 5, f"{found}")
-    check(found["OPEN"] == 1, f"{found}")
-    check(export["counters"]["write_bytes"] == 500, f"{export['counters']}")
+    expected = {
+        (OPERATIONS[code], STATUSES[status]): count
+        for (code, status), count in client.operations.items()
+    }
+    found = collections.Counter()
+    for (name, labels), count in samples.items():
+        labels = dict(labels)
+        if name == "spillway_operations_total" and count:
+            check(labels["program"] == "nfs4", f"{labels}")
+            found[labels["operation"], labels["status"]] += count
+    check(found == expected, f"{found}, not {expected}")
+
+    def total(name, **labels):
+        return value(samples, f"spillway_{name}_total", **labels)
+
+    for what, is_now, is_to_be in (
+        ("calls", total("calls"), client.calls),
+        ("calls of the client", total("client_calls", client="127.0.0.1"), client.calls),
+        ("failures of the client", total("client_failures", client="127.0.0.1"), 1),
+        ("bytes read", total("read_bytes", export=EXPORT), 200),
+        ("bytes written", total("write_bytes", export=EXPORT), 500),
+        ("permissions", phase(samples, "permission"), 25),
+        ("inputs and outputs", phase(samples, "io"), 25),
+        ("replies sent", phase(samples, "send"), client.calls),
+        ("flushes", phase(samples, "sync") >= 5, True),
+        ("waits in queues", 5 <= phase(samples, "queue") <= sum(expected.values()), True),
+    ):
+        check(is_now == is_to_be, f"{what}: {is_now}, not {is_to_be}")
 
 
 def tmux(*words):

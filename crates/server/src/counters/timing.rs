@@ -10,7 +10,7 @@ use super::histogram::{Histogram, HistogramValue};
 pub(crate) enum Phase {
     /// From a call's last byte, or from where it comes to block, until a thread takes it.
     Queue,
-    /// The permission of a READ or a WRITE.
+    /// The permission of a READ, a WRITE or a COMMIT.
     Permission,
     /// The data of a READ, from the plan on; the system calls of a WRITE, and their thread.
     Io,
