@@ -90,7 +90,7 @@ fn rights(access: &Access) -> String {
         Squash::All => format!("all squashed to {uid}:{gid}"),
     };
     let ports = if access.require_privileged_port { ", source ports below 1024 only" } else { "" };
-    let data = if access.data_only { ", READ and WRITE of files alone" } else { "" };
+    let data = if access.data_only { ", only READ and WRITE of files" } else { "" };
     format!("{mode}, {squash}{ports}{data}")
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn run(options: &ServeOptions) -> ExitCode {
         return cli::misused(&sentence);
     }
     if let Err(error) = dropped {
-        warn!(%error, "privileges that the server does not need could not be dropped");
+        warn!(%error, "cannot drop privileges that the server does not need");
     }
     let sockets = match sockets {
         Ok(sockets) => sockets,
@@ -82,7 +82,7 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
         text += &format!("metrics http://{address}/metrics\n");
     }
     if let Err(error) = print(&text) {
-        warn!(%error, "stdout did not take the addresses");
+        warn!(%error, "cannot print the addresses on stdout");
     }
     notify(&[NotifyState::Ready]);
     if let Some(period) = service_manager::watchdog_period() {
@@ -168,7 +168,9 @@ impl Serving<'_> {
     fn reload(&mut self) -> Result<ReloadDone, String> {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
-            Err(error) => warn!(%error, "no clock to notify the service manager of the reload"),
+            Err(error) => {
+                warn!(%error, "cannot read the clock to notify the service manager of the reload")
+            }
         }
         // Blocks on directories and names. This is the main thread, which no request runs on.
         let done = self.try_reload();

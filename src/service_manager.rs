@@ -40,7 +40,7 @@ pub(crate) fn watchdog_period() -> Option<Duration> {
 /// Notifies the service manager, if there is one. Serving continues without it.
 pub(crate) fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "the service manager cannot be notified");
+        warn!(%error, "cannot notify the service manager");
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) enum AskError {
         error: io::Error,
     },
     /// The answer is none.
-    #[error("the server at {} sent a reply that this program does not understand: {error}", socket.display())]
+    #[error("cannot decode the reply of the server at {}: {error}", socket.display())]
     Answer {
         /// Its control socket.
         socket: PathBuf,
@@ -101,7 +101,10 @@ fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Ta
     stream.read_line(&mut reply)?;
     if reply.is_empty() {
         // It closes connections of other users, and those of which it has too many.
-        return Err(io::Error::new(io::ErrorKind::ConnectionReset, "it closed the connection"));
+        return Err(io::Error::new(
+            io::ErrorKind::ConnectionReset,
+            "the server closed the connection",
+        ));
     }
     Ok((reply, stream))
 }

@@ -39,7 +39,7 @@ pub(crate) enum FindError {
         running: Vec<Running>,
     },
     /// Those that run belong to other users.
-    #[error("permission denied: the server of {} takes commands of root and of its own user only", state_dir.display())]
+    #[error("permission denied: the server of {} accepts commands only from root and its own user", state_dir.display())]
     Denied {
         /// Its state directory.
         state_dir: PathBuf,

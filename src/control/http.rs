@@ -27,14 +27,14 @@ const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(super) async fn serve(monitor: Monitor, listener: StdListener) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
-        Err(error) => return warn!(%error, "the address of the metrics is of no use"),
+        Err(error) => return warn!(%error, "cannot use the address of the metrics"),
     };
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!(%error, "a connection to the metrics could not be accepted");
+                warn!(%error, "cannot accept a connection to the metrics");
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
@@ -46,7 +46,7 @@ pub(super) async fn serve(monitor: Monitor, listener: StdListener) {
         let monitor = monitor.clone();
         tokio::spawn(async move {
             if let Err(error) = converse(&monitor, stream).await {
-                debug!(client = %peer, %error, "connection to the metrics given up");
+                debug!(client = %peer, %error, "connection to the metrics closed");
             }
             drop(place);
         });

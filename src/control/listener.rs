@@ -91,7 +91,7 @@ pub(crate) fn start(
 ) -> io::Result<Control> {
     let path = state_dir.join(SOCKET);
     let listener = bind(&path).inspect_err(|error| {
-        warn!(%error, "no control socket: status, set, reload and others cannot reach this server");
+        warn!(%error, "no control socket: `spillway status`, `set`, `reload` and others cannot reach this server");
     });
     let (changes, received) = mpsc::channel(CHANGES_MAX);
     let (ends, ended) = oneshot::channel();
@@ -131,13 +131,13 @@ fn bind(path: &Path) -> io::Result<StdListener> {
 async fn accept(service: Arc<Service>, listener: StdListener) {
     let listener = match UnixListener::from_std(listener) {
         Ok(listener) => listener,
-        Err(error) => return warn!(%error, "the control socket is of no use"),
+        Err(error) => return warn!(%error, "cannot use the control socket"),
     };
     loop {
         match listener.accept().await {
             Ok((stream, _)) => serve(&service, stream),
             Err(error) => {
-                warn!(%error, "a control connection could not be accepted");
+                warn!(%error, "cannot accept a control connection");
                 tokio::time::sleep(RETRY).await;
             }
         }
@@ -149,8 +149,8 @@ async fn accept(service: Arc<Service>, listener: StdListener) {
 fn serve(service: &Arc<Service>, stream: UnixStream) {
     let peer = match stream.peer_cred() {
         Ok(peer) if peer.uid() == 0 || peer.uid() == geteuid().as_raw() => peer,
-        Ok(peer) => return info!(uid = peer.uid(), "control connection of another user refused"),
-        Err(error) => return warn!(%error, "control connection without credentials refused"),
+        Ok(peer) => return info!(uid = peer.uid(), "control connection refused: another user"),
+        Err(error) => return warn!(%error, "control connection refused: no credentials"),
     };
     let Ok(place) = Arc::clone(&service.connections).try_acquire_owned() else {
         return info!(uid = peer.uid(), "control connection refused: too many");
@@ -159,7 +159,7 @@ fn serve(service: &Arc<Service>, stream: UnixStream) {
     tokio::spawn(async move {
         let (uid, pid) = (peer.uid(), peer.pid().unwrap_or_default());
         if let Err(error) = converse(&service, stream, (uid, pid)).await {
-            debug!(uid, pid, %error, "control connection given up");
+            debug!(uid, pid, %error, "control connection closed");
         }
         drop(place);
     });
@@ -234,7 +234,7 @@ async fn trace(
 fn parse(line: &str) -> Result<Command, String> {
     let is_whole = line.ends_with('\n');
     if !is_whole && line.len() as u64 >= REQUEST_BYTES_MAX {
-        return Err(format!("a request has at most {REQUEST_BYTES_MAX} bytes"));
+        return Err(format!("the request is longer than {REQUEST_BYTES_MAX} bytes"));
     }
     #[derive(serde::Deserialize)]
     struct Versioned {
@@ -243,7 +243,7 @@ fn parse(line: &str) -> Result<Command, String> {
     let malformed = |error: serde_json::Error| format!("the request cannot be read: {error}");
     let Versioned { version } = serde_json::from_str(line).map_err(malformed)?;
     if version != VERSION {
-        return Err(format!("this server takes requests of version {VERSION}, not {version}"));
+        return Err(format!("this server supports requests of version {VERSION}, not {version}"));
     }
     let Request { command, .. } = serde_json::from_str(line).map_err(malformed)?;
     Ok(command)
@@ -277,7 +277,7 @@ async fn answer(
         Command::Requests => Ok(value(&monitor.requests())),
         #[cfg(debug_assertions)]
         Command::Panic => panic!("as requested"),
-        Command::Trace(_) => Err("events are followed by a connection of their own".to_owned()),
+        Command::Trace(_) => Err("events are followed on a connection of their own".to_owned()),
         Command::Set { export, settings, save } => {
             let (of, keys) = (export.as_deref().unwrap_or_default(), settings.join(" "));
             info!(uid, pid, export = of, save, "set {}", keys.escape_debug());
@@ -310,7 +310,7 @@ async fn change(service: &Service, command: ChangeCommand) -> Result<Value, Stri
         Ok(Err(_)) => Err("the server is stopping".to_owned()),
         Err(_) => {
             let seconds = CHANGE_TIME_MAX.as_secs();
-            Err(format!("the change is not done after {seconds} seconds, and goes on"))
+            Err(format!("the change takes longer than {seconds} seconds and continues"))
         }
     }
 }
@@ -337,6 +337,6 @@ mod tests {
             assert!(error.contains(expected), "{line}: {error}");
         }
         let long = "x".repeat(usize::try_from(REQUEST_BYTES_MAX).unwrap());
-        assert!(parse(&long).unwrap_err().contains("at most 65536 bytes"));
+        assert!(parse(&long).unwrap_err().contains("longer than 65536 bytes"));
     }
 }

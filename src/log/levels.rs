@@ -77,7 +77,7 @@ fn parse(word: &str) -> Result<(String, String), String> {
     let (part, level) = word.split_once('=').unwrap_or(("", word));
     if level.parse::<LevelFilter>().is_err() || level.parse::<u8>().is_ok() {
         let levels = "off, error, warn, info, debug and trace";
-        return Err(format!("`{}` is no level; the levels are {levels}", level.escape_debug()));
+        return Err(format!("`{}` is not a level; the levels are {levels}", level.escape_debug()));
     }
     if part.is_empty() && !word.contains('=') {
         return Ok((String::new(), level.to_ascii_lowercase()));
@@ -116,8 +116,8 @@ mod tests {
         assert_eq!(parse("WARN"), ok("", "warn"));
         assert_eq!(parse("spillway_server::trace=off"), ok("spillway_server::trace", "off"));
         for (wrong, sentence) in [
-            ("vfs=loud", "`loud` is no level; the levels are off, "),
-            ("vfs=5", "`5` is no level"),
+            ("vfs=loud", "`loud` is not a level; the levels are off, "),
+            ("vfs=5", "`5` is not a level"),
             ("vsf=debug", "there is no part vsf; the parts are calls, "),
             ("=debug", "there is no part ; "),
             ("spillway[x]=debug", "there is no part spillway[x]; "),

@@ -56,7 +56,7 @@ fn split(words: &[String]) -> (Option<String>, &[String]) {
 }
 
 fn text(done: &SetDone) -> String {
-    let changes = if done.changes.is_empty() { "it was so before" } else { &done.changes };
+    let changes = if done.changes.is_empty() { "unchanged" } else { &done.changes };
     let mut text = format!("{changes}\n");
     if let Some(file) = &done.saved {
         text += &format!("kept in {}\n", file.display());

@@ -41,7 +41,7 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
             &["bench", "threads", "--rounds", "abc", "/"],
             "invalid value 'abc' for '--rounds <COUNT>': a whole number is expected",
         ),
-        (&["serve"], "DIR: give a directory to serve, or --config FILE"),
+        (&["serve"], "DIR: no directory to serve: give one, or --config FILE"),
         (&["serve", a, "--color"], "unexpected argument '--color' found"),
         (&["serve", a, a], "unexpected argument "),
         (&["serve", a, "--memory", "3"], "invalid value '3' for '--memory <SIZE>': `3` is not a"),
@@ -50,12 +50,12 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
         (&["serve", a, "--window", "4MiB"], "--window: 4MiB is too little for the write-behind"),
         (
             &["serve", a, "--read-mode", "fast"],
-            "invalid value 'fast' for '--read-mode <MODE>': `fast` is no I/O mode; the modes are \
+            "invalid value 'fast' for '--read-mode <MODE>': `fast` is not an I/O mode; the modes are \
              buffered, dontcache, direct and auto",
         ),
         (
             &["serve", a, "--trace", "read_start,reed"],
-            "invalid value 'reed' for '--trace <EVENT[,EVENT...]>': `reed` is no trace event; the \
+            "invalid value 'reed' for '--trace <EVENT[,EVENT...]>': `reed` is not a trace event; the \
              events are all, read_start, read_vector_dio, ",
         ),
         (&["serve", a, "--trace", ""], "invalid value '' for '--trace "),
@@ -182,9 +182,12 @@ fn check_reports_line_and_column_of_the_first_error() {
         ("[[export]]\npath = \"$DIR/a\"\n[[export]]\npath = \"$DIR/a\"", "4:8: another export is"),
         (
             "[[export]]\npath = \"$DIR/a\"\nio_cache_write = \"fast\"",
-            "3:18: `fast` is no I/O mode; the modes are buffered, dontcache, direct and auto",
+            "3:18: `fast` is not an I/O mode; the modes are buffered, dontcache, direct and auto",
         ),
-        ("trace = [\"reed\"]", "1:10: `reed` is no trace event; the events are all, read_start, "),
+        (
+            "trace = [\"reed\"]",
+            "1:10: `reed` is not a trace event; the events are all, read_start, ",
+        ),
         ("[[export]\n", "1:10: "),
         (
             "[export]\npath = \"$DIR/a\"",

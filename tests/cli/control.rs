@@ -90,7 +90,7 @@ fn set_changes_the_mode_of_the_next_request() {
         "read_ahead = false, splice = false\n"
     );
     assert_eq!(json(&place, &["status"])["splice"], false);
-    assert_eq!(succeeded(operate(&place, &["set", "splice=false"])), "it was so before\n");
+    assert_eq!(succeeded(operate(&place, &["set", "splice=false"])), "unchanged\n");
     running.stop(Signal::TERM);
 }
 
@@ -101,14 +101,17 @@ fn bad_settings_change_nothing_and_name_the_good_ones() {
     for (words, sentence) in [
         (
             &["set", "/data", "io_cache_write=direct", "io_cache_read=drect"][..],
-            "`drect` is no value of io_cache_read; the values are buffered, dontcache, direct and \
+            "`drect` is not a value of io_cache_read; the values are buffered, dontcache, direct and \
              auto",
         ),
         (&["set", "/date", "sync=false"], "there is no export /date; the exports are /data"),
-        (&["set", "/data", "memory=1GiB"], "`memory` cannot be set while the server runs; those"),
+        (
+            &["set", "/data", "memory=1GiB"],
+            "`memory` cannot be set while the server runs; the keys",
+        ),
         (&["set", "/data", "trace=all"], "trace is a key of the server, not of an export"),
         (&["set", "io_cache_read=direct"], "io_cache_read is a key of an export: name it"),
-        (&["set", "/data", "sync"], "`sync` is no setting: write KEY=VALUE"),
+        (&["set", "/data", "sync"], "`sync` is not a setting; write KEY=VALUE"),
         (&["set", "/data"], "a setting is missing, such as io_cache_read=direct"),
         (
             &["set", "/data", "sync=false", "--save"],
@@ -340,7 +343,7 @@ fn other_users_are_refused() {
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
     let output = status_as_other().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let line = running.wait_for("control connection of another user refused");
+    let line = running.wait_for("control connection refused: another user");
     assert!(line.contains("uid=65534"), "{line}");
     running.stop(Signal::TERM);
 }
@@ -368,7 +371,7 @@ fn hostile_peers_of_the_socket_hold_up_nothing() {
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "the request cannot be read: "),
         (b"\n", "the request cannot be read: "),
         (b"{\"version\":1,\"command\":\"halt\"}\n", "unknown variant `halt`"),
-        (b"{\"version\":9,\"command\":\"status\"}\n", "takes requests of version 1, not 9"),
+        (b"{\"version\":9,\"command\":\"status\"}\n", "supports requests of version 1, not 9"),
         (b"{\"version\":1,\"command\":\"set\",\"settings\":[\"\\u0000=1\"]}\n", "cannot be set"),
         (b"", "the request cannot be read: "),
     ] {
@@ -379,7 +382,7 @@ fn hostile_peers_of_the_socket_hold_up_nothing() {
         );
     }
     let reply = say(&place, &vec![b'['; 1 << 20]);
-    assert!(reply.is_empty() || reply.contains("at most 65536 bytes"), "{reply}");
+    assert!(reply.is_empty() || reply.contains("longer than 65536 bytes"), "{reply}");
     // More than it serves at a time, all silent.
     let connect = || UnixStream::connect(place.path("state/spillway.sock")).unwrap();
     let silent: Vec<_> = (0..40).map(|_| connect()).collect();

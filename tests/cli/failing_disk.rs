@@ -214,7 +214,7 @@ fn readdirplus_leaves_out_what_the_disk_does_not_give() {
         assert_eq!(client.listed_file(root), (None, None));
         let path = place.text("a");
         let shown = format!(
-            "READDIRPLUS cannot show an entry export=\"/data\" path=\"{path}\" name=file \
+            "READDIRPLUS omits an entry export=\"/data\" path=\"{path}\" name=file \
              error=Input/output error (os error 5)"
         );
         assert_next_error(&running, &shown);

@@ -46,7 +46,10 @@ fn levels_of_parts_change_while_the_server_runs() {
     assert_eq!(levels(log(&place, &["error", "vfs=trace"])).split(',').next(), Some("error"));
     assert_eq!(levels(log(&place, &["default"])), "info");
     for (word, sentence) in [
-        ("vfs=loud", "`loud` is no level; the levels are off, error, warn, info, debug and trace"),
+        (
+            "vfs=loud",
+            "`loud` is not a level; the levels are off, error, warn, info, debug and trace",
+        ),
         ("vsf=debug", "there is no part vsf; the parts are calls, connections, "),
     ] {
         assert_exit(&log(&place, &["warn", word]), 1, sentence);

@@ -229,7 +229,7 @@ fn a_refused_mount_names_the_rule() {
     let mut client = Client::connect(&running);
     let port = client.stream.local_addr().unwrap().port();
     let insecure = format!(
-        "export /a: rule 2 of the export wants a source port below 1024 (secure_ports), and the \
+        "export /a: rule 2 of the export requires a source port below 1024 (secure_ports), and the \
          client's is {port}"
     );
     for (path, status, why) in [
@@ -302,7 +302,7 @@ fn a_client_that_version_4_admits_nowhere_is_logged_with_the_rule() {
     refused(&config, &|_| "no rule of any export names this client".to_owned());
     refused(&format!("{config}{insecure}"), &|port| {
         format!(
-            "export /a: rule 2 of the export wants a source port below 1024 (secure_ports), and the \
+            "export /a: rule 2 of the export requires a source port below 1024 (secure_ports), and the \
              client's is {port}"
         )
     });
@@ -410,7 +410,7 @@ fn a_flood_of_refused_calls_leaves_a_short_log() {
         let is_report = |line: &&String| line.contains("similar messages suppressed");
         lines.iter().filter(is_report).any(|line| line.contains(message))
     };
-    while !(reported(&log, "mount refused") && reported(&log, "connection given up")) {
+    while !(reported(&log, "mount refused") && reported(&log, "connection closed")) {
         log.extend(running.lines_to("similar messages suppressed"));
     }
     let bytes: usize = log.iter().map(String::len).sum();

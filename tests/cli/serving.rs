@@ -83,10 +83,11 @@ fn state_that_others_can_reach_exits_1_with_the_way_to_mend_it() {
     Running::start(serve_directory(&place), 1).stop(Signal::TERM);
     let key = place.path("state/handle-key");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
-    let sentence = format!("the handle key {} is open to others (mode 0644)", key.display());
+    let sentence =
+        format!("the handle key {} is accessible to other users (mode 0644)", key.display());
     assert_exit(&run(&serve), 1, &sentence);
     fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)).unwrap();
-    let sentence = format!("the state directory {state} can be written by others (mode 1777)");
+    let sentence = format!("the state directory {state} is writable by other users (mode 1777)");
     assert_exit(&run(&serve), 1, &sentence);
 }
 

@@ -200,9 +200,12 @@ fn what_is_not_known_is_refused() {
     let missing = place.text("a/missing");
     let nowhere = place.text("b/file");
     for (words, sentence) in [
-        (&["reed"][..], "`reed` is no trace event; the events are all, read_start, ".to_owned()),
+        (&["reed"][..], "`reed` is not a trace event; the events are all, read_start, ".to_owned()),
         (&["all", "--export", "/x"], "there is no export /x; the exports are /data".to_owned()),
-        (&["all", "--file", "0xzz"], "`0xzz` is no hash of a handle, as 0xe4dadb60".to_owned()),
+        (
+            &["all", "--file", "0xzz"],
+            "`0xzz` is not the hash of a handle, such as 0xe4dadb60".to_owned(),
+        ),
         (&["all", "--file", &missing], format!("{missing}: No such file or directory")),
         (&["all", "--file", &nowhere], format!("{nowhere} is in no export")),
     ] {

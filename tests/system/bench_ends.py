@@ -207,8 +207,8 @@ def asked_for_what_cannot_be():
         (2, "rounds", ("readdir", directory, "--rounds", 0)),
         (2, "rounds", ("writeback", directory, "--rounds", 0)),
         (2, "rounds", ("uncached", directory, "--rounds", 0)),
-        (2, "no URL is called `x`", ("io", directory, "--pid", "x=1")),
-        (2, "called spillway", ("io", directory, directory)),
+        (2, "no URL is named `x`", ("io", directory, "--pid", "x=1")),
+        (2, "named spillway", ("io", directory, directory)),
         (1, "not start", ("io", directory, "--server-arg=--nonsense", "--no-calibration")),
     ]
     for expected, part, arguments in table:
@@ -253,7 +253,7 @@ def ordinary_user():
             bench.check_nothing_left(process, directory)
             for more, part in (
                 (("--memory-limit", "64MiB"), "root may"),
-                (("--cache", "cold"), "only by root"),
+                (("--cache", "cold"), "only root can drop"),
                 (("--scratch", "ext4:64MiB"), "only root"),
             ):
                 process = bench.start("io", directory, *tiny, *more, **user)

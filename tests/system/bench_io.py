@@ -225,7 +225,7 @@ def slow_device():
         "--verify", "none", "--no-calibration", "--rounds", 1,
     )  # fmt: skip
     status = finish(process)
-    for reason in ("only root can make a file system", "I/O can be bounded only", "(root may)"):
+    for reason in ("only root can make a file system", "I/O can be limited only", "(root may)"):
         if status != 0 and reason in output_of(process):
             raise Skip(output_of(process).splitlines()[-1])
     check(status == 0, output_of(process)[-400:])

@@ -22,7 +22,7 @@ from ior_hard import MODES
 PAIRS = [(read, write) for read in MODES for write in MODES]
 LENGTHS_BYTES = (1536, 4096, 47008, 65536, MIB)
 FILE_BYTES = 4 * MIB
-NO_DIRECT = "direct I/O is not possible"
+NO_DIRECT = "direct I/O is not supported"
 # NFS3ERR_FBIG, RFC 1813 section 2.6.
 TOO_BIG = 27
 

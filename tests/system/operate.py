@@ -153,7 +153,7 @@ def another_user_is_refused():
         for parent in path.resolve().parents:
             if not parent.stat().st_mode & 0o001:
                 raise Skip(f"no other user reaches {path}")
-        expected = "takes commands of root and of its own user only"
+        expected = "accepts commands only from root and its own user"
         for words in [], ["--socket", str(server.process.pid)]:
             done = run(program, "status", *words, user=65534)
             check(done.returncode == 1 and expected in done.stderr, done.stderr)

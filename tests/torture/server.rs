@@ -22,7 +22,7 @@ use crate::client::Client;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The server's one message about a file system that reports no alignment for direct I/O.
-const NO_DIRECT: &str = "direct I/O is not possible";
+const NO_DIRECT: &str = "direct I/O is not supported";
 
 pub(crate) const MODES: [&str; 4] = ["buffered", "dontcache", "direct", "auto"];
 

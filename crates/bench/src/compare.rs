@@ -16,11 +16,11 @@ use crate::table::COLUMNS;
 /// Arguments of `spillway bench compare`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Records that the others are compared with: FILE, or FILE:SUBJECT for one subject of it
+    /// Records to compare the others with: FILE, or FILE:SUBJECT for one subject of it
     #[arg(value_name = "BASE")]
     pub base: String,
-    /// Records that are compared. Without them the subjects of BASE are compared with its first,
-    /// or with the one that is named
+    /// Records to compare. Without them the subjects of BASE are compared with its first, or with
+    /// the named one
     #[arg(value_name = "OTHER")]
     pub other: Option<String>,
 }

@@ -36,7 +36,7 @@ pub enum Error {
         source: client::Error,
     },
     /// The user asked to stop.
-    #[error("interrupted; what was measured until then is kept")]
+    #[error("interrupted; the measurements until then are kept")]
     Interrupted,
     /// A file of records is not one.
     #[error("{file}, line {line}: {why}")]

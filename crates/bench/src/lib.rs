@@ -45,25 +45,26 @@ use stop::Stop;
 /// What `spillway bench` can do.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// READ and WRITE after the patterns of IOR, and at random: rate, latency, what it costs the
-    /// server, and whether every byte is right
+    /// READ and WRITE in the patterns of IOR and at random: rate, latency, cost to the server, and
+    /// a check of every byte
     Io(Box<reads_and_writes::Options>),
-    /// Write many files at once in a local directory, through the page cache and past it
+    /// Write many files at once in a local directory, through the page cache and without leaving
+    /// data in it
     Uncached(Box<Uncached>),
-    /// List a large directory that stays as it is, and one that changes meanwhile
+    /// List a large directory, unchanged and while another client changes it
     Readdir(Box<OnServers<readdir::Options>>),
-    /// Write a file in tiny records through Spillway's client, with few and with many WRITEs under
-    /// way
+    /// Write a file in tiny records through Spillway's client, with few and with many WRITEs in
+    /// flight
     Writeback(Box<OnServers<writeback::Options>>),
     /// READ or WRITE with few and with many calls in flight, on one connection and on several, and
     /// one client beside another with many connections
     Threads(Box<threads::Options>),
-    /// CREATE, LOOKUP and REMOVE on a few connections, one call in flight on each
+    /// CREATE, LOOKUP, GETATTR and REMOVE on a few connections, one call in flight on each
     Names(Box<OnServers<names::Options>>),
-    /// Write, read and copy files by programs that others wrote: fio's nfs engine and nfs-cp of
-    /// libnfs, and by spillway cp
+    /// Write, read and copy files with other programs, fio's nfs engine and nfs-cp of libnfs, and
+    /// with spillway cp
     Clients(Box<OnServers<clients::Options>>),
-    /// Make pages, plots and tables of files of records
+    /// Make pages, plots and tables from files of records
     Report(report::Args),
     /// Report significant differences between two files of records, or between the subjects of one
     Compare(compare::Args),
@@ -146,7 +147,7 @@ fn run_uncached(
 
 /// Prints its address, and serves until it is killed or its parent ends.
 fn serve_nothing() -> Result<()> {
-    let failed = || Error::machine("the server that does nothing");
+    let failed = || Error::machine("the null server");
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed())?;
     let address = listener.local_addr().map_err(failed())?;
     let mut stdout = io::stdout();

@@ -14,7 +14,7 @@ use crate::load::Version;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
     /// Directories that Spillway is started on, in each of --modes, and URLs of running servers;
-    /// NAME= in front is how results call it
+    /// NAME= sets its name in the results
     #[arg(value_name = "[NAME=]DIR|URL", required = true)]
     pub(crate) targets: Vec<Target>,
 
@@ -32,8 +32,8 @@ pub(crate) struct TargetOptions {
     #[arg(long = "server-arg", value_name = "ARG", allow_hyphen_values = true)]
     pub(crate) server_args: Vec<String>,
 
-    /// Bound the memory of each started server, page cache included, by a memory cgroup; needs root
-    /// [default: none]
+    /// Limit the memory of each started server, including its page cache, by a memory cgroup; needs
+    /// root [default: none]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_limit: Option<ByteSize>,
 
@@ -58,7 +58,7 @@ impl TargetOptions {
 /// How often an experiment is made.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RoundOptions {
-    /// Number of rounds; the order of what is compared turns with each round
+    /// Number of rounds; the order of the subjects rotates with each round
     #[arg(long, value_name = "COUNT", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
@@ -68,7 +68,7 @@ pub(crate) struct RoundOptions {
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct VersionOptions {
     /// Versions of NFS that the load speaks, each compared with the others: 3, 4.1, 4.2; files are
-    /// made and removed in version 3 all the same [default: 3]
+    /// created and removed over version 3 in any case [default: 3]
     #[arg(long, value_name = "VERSION[,VERSION...]", value_delimiter = ',')]
     pub(crate) nfs_versions: Vec<Version>,
 }

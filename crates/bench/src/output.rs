@@ -23,15 +23,15 @@ pub(crate) struct OutputOptions {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// Write a page with plots to FILE, all in one [default: none]
+    /// Write a self-contained page with plots to FILE [default: none]
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
-    /// Write each plot to an SVG file in DIR, which is made [default: none]
+    /// Write each plot to an SVG file in DIR, which is created [default: none]
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
 
-    /// What is to be remembered of this run: what was changed, what else ran [default: nothing]
+    /// Note in the record of this run: what was changed, what else ran [default: nothing]
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) note: String,
 }

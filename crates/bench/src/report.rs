@@ -21,19 +21,19 @@ pub use plots::{Plot, plots};
 /// Arguments of `spillway bench report`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Records, as `--out` of an experiment writes them
+    /// Records, as written by `--out` of an experiment
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Write one page with plots, which needs no other files
+    /// Write a self-contained page with plots
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
     /// Write each plot as a file of its own
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// Write the tables as Markdown, what is lost first
+    /// Write the tables as Markdown, losses first
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// A subject that the others are measured by: another server. May be given several times
+    /// Subject to compare the others with, such as another server; repeatable
     #[arg(long, value_name = "SUBJECT")]
     pub peer: Vec<String>,
 }

@@ -291,8 +291,8 @@ fn parse(file: &str, text: &str, remarks: &mut Vec<String>) -> Result<Vec<(usize
         match serde_json::from_str(part) {
             Ok(record) => found.push((index + 1, record)),
             Err(_) if !part.ends_with('\n') => remarks.push(format!(
-                "{file} is cut off in line {}, as a run that was ended early leaves it; the rest \
-                 is used.",
+                "{file} is truncated in line {}, as after an interrupted run; the lines before it \
+                 are used.",
                 index + 1
             )),
             Err(why) => {
@@ -302,7 +302,7 @@ fn parse(file: &str, text: &str, remarks: &mut Vec<String>) -> Result<Vec<(usize
         }
     }
     if found.is_empty() {
-        let why = "there is no whole record in it".into();
+        let why = "it contains no complete record".into();
         return Err(Error::Record { file: file.into(), line: 1, why });
     }
     Ok(found)

@@ -26,8 +26,8 @@ use crate::{Error, Result, successor};
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Surroundings")]
 pub(crate) struct SurroundingsOptions {
-    /// Make a file system of this kind and size in DIR for the run, on a loop device of its own:
-    /// xfs, ext4 or btrfs, as in xfs:8GiB; needs root [default: DIR as it is]
+    /// Make a file system of this kind and size in DIR for the run, on a loop device: xfs, ext4 or
+    /// btrfs, as in xfs:8GiB; needs root [default: DIR as it is]
     #[arg(long, value_name = "KIND:SIZE")]
     scratch: Option<ScratchKind>,
 
@@ -292,7 +292,9 @@ impl Stage {
         let MountedDirectory { nfs, directory, .. } = self.mount_url(url)?;
         let name = own_directory(version);
         let removed = self.block_on(nfs.rmdir(directory, name.as_bytes()));
-        removed.map(drop).map_err(Error::call("cannot remove our directory from the server"))
+        removed
+            .map(drop)
+            .map_err(Error::call("cannot remove the directory of the experiment from the server"))
     }
 }
 

@@ -253,7 +253,7 @@ fn check_names(subjects: &[Subject], options: &TargetOptions) -> Result<()> {
     for (at, subject) in subjects.iter().enumerate() {
         if subjects[..at].iter().any(|other| other.name == subject.name) {
             let name = &subject.name;
-            let what = format!("two of what is compared are called {name}; write other=… for one");
+            let what = format!("two of the subjects are named {name}; rename one with other=…");
             return Err(Error::Misuse(what));
         }
     }
@@ -265,7 +265,7 @@ fn check_names(subjects: &[Subject], options: &TargetOptions) -> Result<()> {
         });
         if !is_given {
             let name = name.as_deref().unwrap_or_default();
-            return Err(Error::Misuse(format!("no URL is called `{name}`")));
+            return Err(Error::Misuse(format!("no URL is named `{name}`")));
         }
     }
     Ok(())
@@ -446,13 +446,10 @@ mod tests {
     #[test]
     fn names_that_mean_two_or_none_are_refused() {
         for (arguments, said) in [
-            (
-                &["/a", "/b"][..],
-                "two of what is compared are called spillway; write other=… for one",
-            ),
-            (&["/a", "--pid", "x=7"], "no URL is called `x`"),
-            (&["x=/a", "--files", "x=/b"], "no URL is called `x`"),
-            (&["/a", "--pid", "7"], "no URL is called ``"),
+            (&["/a", "/b"][..], "two of the subjects are named spillway; rename one with other=…"),
+            (&["/a", "--pid", "x=7"], "no URL is named `x`"),
+            (&["x=/a", "--files", "x=/b"], "no URL is named `x`"),
+            (&["/a", "--pid", "7"], "no URL is named ``"),
         ] {
             let error = subjects(arguments).expect_err(said);
             assert_eq!(error.to_string(), said);

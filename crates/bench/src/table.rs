@@ -136,7 +136,7 @@ pub fn warnings(phase: &Phase) -> Vec<String> {
         {
             found.push(format!(
                 "{name}: the generator took {} of the server's processor time, more than a \
-                 quarter; it may be the generator that was measured",
+                 quarter; the generator may have limited the result",
                 rounded(cost)
             ));
         }

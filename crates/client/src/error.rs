@@ -73,7 +73,7 @@ pub enum Error {
         flavors: Vec<u32>,
     },
     /// The cookies of a listing loop, so that it would never end.
-    #[error("readdir loop: the listing comes back to cookie {cookie}")]
+    #[error("readdir loop: the server returned cookie {cookie} twice")]
     ListingLoop {
         /// The repeated cookie.
         cookie: u64,

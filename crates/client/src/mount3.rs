@@ -128,7 +128,7 @@ impl Mount3 {
             // Most servers refuse it. The error of a silent one is better than the portmapper's.
             _ if !matches!(refusal, Error::Accept(_)) => Err(refusal),
             Ok(None) => {
-                let text = "neither its NFS port nor its portmapper knows a MOUNT service";
+                let text = "neither its NFS port nor its portmapper offers a MOUNT service";
                 Err(not_found(url, io::Error::new(ErrorKind::NotFound, text)))
             }
             Err(error) => Err(error.at_host(&url.host)),

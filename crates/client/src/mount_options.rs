@@ -254,7 +254,7 @@ impl<'a> Named<'a> {
         let value = self.value.and_then(|value| value.parse().ok());
         value
             .filter(|value| (&min..=&max).contains(&value))
-            .ok_or_else(|| self.error(format!("wants a number from {min} to {max}")))
+            .ok_or_else(|| self.error(format!("must be a number from {min} to {max}")))
     }
 
     fn seconds(self) -> Result<Duration, OptionError> {
@@ -275,7 +275,7 @@ impl<'a> Named<'a> {
         let found = values.iter().find(|(name, _)| Some(*name) == self.value);
         found.map(|(_, value)| *value).ok_or_else(|| {
             let names: Vec<_> = values.iter().map(|(name, _)| *name).collect();
-            self.error(format!("wants one of {}", names.join(", ")))
+            self.error(format!("must be one of {}", names.join(", ")))
         })
     }
 
@@ -295,12 +295,12 @@ impl<'a> Named<'a> {
 
     fn refused(self) -> OptionError {
         match self.name {
-            "vers" | "nfsvers" | "mountvers" => self.error("only version 3 is spoken"),
-            "proto" | "mountproto" => self.error("only tcp is spoken"),
-            "udp" => self.error("only tcp is spoken"),
-            "sec" => self.error("only sec=sys is spoken"),
+            "vers" | "nfsvers" | "mountvers" => self.error("only version 3 is supported"),
+            "proto" | "mountproto" => self.error("only tcp is supported"),
+            "udp" => self.error("only tcp is supported"),
+            "sec" => self.error("only sec=sys is supported"),
             "lock" | "local_lock" => {
-                self.error("locks hold on this machine only: say nolock or local_lock=all")
+                self.error("locks are local to this machine: use nolock or local_lock=all")
             }
             _ => self.error("not understood"),
         }
@@ -483,17 +483,17 @@ mod tests {
             ("sloppy", "option sloppy: not understood"),
             ("port", "option port: not understood"),
             ("ro=1", "option ro=1: not understood"),
-            ("vers=4.2", "option vers=4.2: only version 3 is spoken"),
-            ("proto=udp", "option proto=udp: only tcp is spoken"),
-            ("sec=krb5", "option sec=krb5: only sec=sys is spoken"),
-            ("nconnect=0", "option nconnect=0: wants a number from 1 to 16"),
-            ("nconnect=17", "option nconnect=17: wants a number from 1 to 16"),
-            ("port=65536", "option port=65536: wants a number from 0 to 65535"),
-            ("timeo=-1", "option timeo=-1: wants a number from 1 to 36000"),
-            ("rsize=1023", "option rsize=1023: wants a number from 1024 to 4294967295"),
-            ("rdirplus=all", "option rdirplus=all: wants one of force, none"),
-            ("lookupcache=", "option lookupcache=: wants one of all, pos, positive, none"),
-            ("lock", "option lock: locks hold on this machine only: say nolock or local_lock=all"),
+            ("vers=4.2", "option vers=4.2: only version 3 is supported"),
+            ("proto=udp", "option proto=udp: only tcp is supported"),
+            ("sec=krb5", "option sec=krb5: only sec=sys is supported"),
+            ("nconnect=0", "option nconnect=0: must be a number from 1 to 16"),
+            ("nconnect=17", "option nconnect=17: must be a number from 1 to 16"),
+            ("port=65536", "option port=65536: must be a number from 0 to 65535"),
+            ("timeo=-1", "option timeo=-1: must be a number from 1 to 36000"),
+            ("rsize=1023", "option rsize=1023: must be a number from 1024 to 4294967295"),
+            ("rdirplus=all", "option rdirplus=all: must be one of force, none"),
+            ("lookupcache=", "option lookupcache=: must be one of all, pos, positive, none"),
+            ("lock", "option lock: locks are local to this machine: use nolock or local_lock=all"),
         ] {
             assert_eq!(sentence(list), expected, "{list}");
         }

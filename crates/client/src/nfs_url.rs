@@ -48,10 +48,10 @@ pub struct NfsUrl {
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub enum UrlError {
     /// Another scheme, or none.
-    #[error("a URL begins with nfs://")]
+    #[error("the URL does not begin with nfs://")]
     Scheme,
     /// Not `host:/path`.
-    #[error("a source has the form host:/path")]
+    #[error("the source must have the form host:/path")]
     Source,
     /// Empty, not UTF-8, or an invalid IPv6 address in brackets.
     #[error("invalid host `{host}`")]
@@ -71,7 +71,7 @@ pub enum UrlError {
     #[error("the port is given twice")]
     TwoPorts,
     /// No file name contains NUL.
-    #[error("a path has no NUL byte")]
+    #[error("the path contains a NUL byte")]
     Nul,
     /// An unknown option, or one without value.
     #[error("unknown option `{option}`; a URL has version, nfsport, mountport, uid, gid")]
@@ -239,8 +239,8 @@ mod tests {
     #[test]
     fn an_invalid_url_is_rejected_with_a_reason() {
         let table = [
-            ("http://filer/a", "a URL begins with nfs://"),
-            ("filer:/a", "a URL begins with nfs://"),
+            ("http://filer/a", "the URL does not begin with nfs://"),
+            ("filer:/a", "the URL does not begin with nfs://"),
             ("nfs:///a", "invalid host ``"),
             ("nfs://:2049/a", "invalid host ``"),
             ("nfs://user@filer/a", "invalid host `user@filer`"),
@@ -251,7 +251,7 @@ mod tests {
             ("nfs://filer:65536/a", "invalid port `65536`"),
             ("nfs://filer:+1/a", "invalid port `+1`"),
             ("nfs://filer:/a", "invalid port ``"),
-            ("nfs://filer/a%00b", "a path has no NUL byte"),
+            ("nfs://filer/a%00b", "the path contains a NUL byte"),
             ("nfs://filer:1/a?nfsport=2", "the port is given twice"),
             ("nfs://filer/a?uid=root", "invalid uid `root`"),
             ("nfs://filer/a?version=4", "NFS version 4 is not supported, only 3"),

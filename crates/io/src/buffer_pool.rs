@@ -260,7 +260,7 @@ impl BufferPool {
             // The system has less memory than the budget promised: wait for our own buffers, if
             // there are any.
             Err(error) if state.in_use_bytes > 0 => {
-                tracing::warn!(%error, bytes, "the system refused memory within the budget");
+                tracing::warn!(%error, bytes, "cannot allocate memory within the budget");
                 None
             }
             Err(_) => handle_alloc_error(

@@ -86,7 +86,7 @@ impl ChangeWatches {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
-                    tracing::error!(%error, "events of changes cannot be read");
+                    tracing::error!(%error, "cannot read inotify events");
                     return fire_all(inotify, &mut watches);
                 }
             }
@@ -112,7 +112,7 @@ fn end(inotify: &OwnedFd, number: i32) {
     match inotify::remove_watch(inotify, number) {
         // EINVAL: the kernel has ended it.
         Ok(()) | Err(Errno::INVAL) => {}
-        Err(error) => tracing::warn!(%error, "a watch of a file stays"),
+        Err(error) => tracing::warn!(%error, "cannot remove the inotify watch of a file"),
     }
 }
 

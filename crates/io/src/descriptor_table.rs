@@ -18,7 +18,7 @@ pub fn raise_open_file_limit() -> u64 {
     if limit.current != limit.maximum
         && let Err(error) = setrlimit(Resource::Nofile, raised)
     {
-        tracing::warn!(%error, "the soft limit on open files stays below the hard limit");
+        tracing::warn!(%error, "cannot raise the soft limit on open files to the hard limit");
     }
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

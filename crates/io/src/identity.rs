@@ -113,7 +113,7 @@ pub(crate) fn with_overrides<R>(call: impl FnOnce() -> R) -> R {
     impl Drop for Restore {
         fn drop(&mut self) {
             if set_fsuid(self.0).is_err() {
-                tracing::error!(uid = self.0, "a thread cannot return to its user's identity");
+                tracing::error!(uid = self.0, "cannot restore the identity of a thread");
                 std::process::abort();
             }
         }

@@ -60,7 +60,7 @@ impl Default for IoPolicy {
 
 /// A word that names no mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` is no I/O mode; the modes are buffered, dontcache, direct and auto", .0.escape_debug())]
+#[error("`{}` is not an I/O mode; the modes are buffered, dontcache, direct and auto", .0.escape_debug())]
 pub struct NotAnIoMode(pub String);
 
 impl FromStr for IoMode {
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn an_error_names_every_mode() {
         let error = "fast\n".parse::<IoMode>().unwrap_err().to_string();
-        assert!(error.starts_with("`fast\\n` is no I/O mode"), "{error}");
+        assert!(error.starts_with("`fast\\n` is not an I/O mode"), "{error}");
         assert!(IoMode::ALL.iter().all(|mode| error.contains(mode.name())), "{error}");
     }
 }

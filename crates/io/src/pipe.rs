@@ -109,7 +109,7 @@ impl PipePool {
         match Ends::open(self.sizes) {
             Ok(ends) => Some(ends),
             Err(error) => {
-                tracing::debug!(%error, "the system refused a pipe; data is copied");
+                tracing::debug!(%error, "cannot create a pipe; data is copied");
                 let mut state = self.lock();
                 state.open -= 1;
                 state.refused_at = Some(Instant::now());

@@ -149,7 +149,7 @@ impl Drop for Slot {
             unsafe { madvise(self.start().as_ptr().cast(), self.bytes(), Advice::LinuxDontNeed) };
         // The memory stays in use, as long as the slab does; no content of it is at risk.
         if let Err(error) = given_back {
-            tracing::error!(%error, len = self.bytes(), "memory could not be given back");
+            tracing::error!(%error, len = self.bytes(), "cannot return memory to the system");
         }
         self.slab.lock().insert(self.number);
     }

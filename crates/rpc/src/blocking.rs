@@ -18,15 +18,15 @@ use crate::record::{Fragments, MARK_ROOM, Next, put_mark};
 pub const COPIED_BYTES_MAX: usize = 16 * 1024;
 /// The largest pipe that Linux grants everybody (`fs.pipe-max-size`).
 const PIPE_BYTES: usize = 1 << 20;
-/// What is taken from the socket at once where payloads are small.
+/// Bytes read from the socket at once where payloads are small.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// What is taken at once where payloads are large: most heads, and little of what follows.
+/// Bytes read at once where payloads are large: most heads, and little beyond them.
 const AHEAD_OF_PAYLOAD_BYTES: usize = 192;
 /// Longest beginning of a record that is kept to be decoded.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
 /// So much of a record becomes its head at a time: the rest may be payload.
 const HEAD_STEP_BYTES: usize = 256;
-/// So many pieces a record has as a rule, head and payload: the clock is looked at before others.
+/// The usual number of pieces of a record, head and payload: the clock is read before others.
 const PIECES_UNTIMED: u32 = 2;
 /// Fragments of one record: a peer that sends empty ones for ever is not waited for.
 const FRAGMENTS_MAX: u32 = 1 << 16;
@@ -38,7 +38,7 @@ pub struct RecordStream {
     patience: Option<Duration>,
     /// The record that is being received.
     course: Course,
-    /// Taken from the socket and not yet looked at: `start..end`.
+    /// Read from the socket and not yet parsed: `start..end`.
     received: Box<[u8]>,
     start: usize,
     end: usize,
@@ -49,10 +49,10 @@ pub struct RecordStream {
     head: Vec<u8>,
     /// What lies behind this in the head is payload.
     head_used: usize,
-    /// Passed of the record's payload, and what is taken from the socket at once therefore.
+    /// Bytes of the record's payload so far, which decide how much is read from the socket at once.
     payload_bytes: usize,
     ahead_bytes: usize,
-    /// Lent to the kernel where it wants a place for what it throws away. Never touched.
+    /// Passed to the kernel as the place of data that it discards. Never accessed.
     unread: Box<[u8]>,
     unsent: Vec<u8>,
     /// Carries large payloads, if the system grants one; else they are copied.
@@ -94,7 +94,7 @@ impl RecordStream {
         Ok(records)
     }
 
-    /// How long each record from now on may take; `None` is for ever.
+    /// How long each record from now on may take; `None` is no limit.
     ///
     /// # Errors
     /// Those of the socket.
@@ -242,7 +242,7 @@ impl RecordStream {
                     receive(&self.stream, into, RecvFlags::WAITALL)?
                 }
                 None => {
-                    // TCP drops what this flag asks for without copying it anywhere (tcp(7)).
+                    // With this flag TCP drops the data without copying it (tcp(7)).
                     let flags = RecvFlags::WAITALL | RecvFlags::TRUNC;
                     let wanted = wanted.min(self.unread.len());
                     self.course.go_on(self.patience)?;
@@ -284,7 +284,7 @@ impl RecordStream {
         let is_taken = self.fragments.take_mark(mark).is_ok() && self.marks <= FRAGMENTS_MAX;
         is_taken
             .then_some(())
-            .ok_or_else(|| malformed("a record is longer than anything that was asked for"))
+            .ok_or_else(|| malformed("a record is longer than any expected reply"))
     }
 
     /// Receives until at least `len` bytes are held.
@@ -343,7 +343,7 @@ impl RecordStream {
         let mut rest = data;
         while !rest.is_empty() {
             let Ok(filled) = pipe.fill_with(rest) else {
-                // The system does not do it, now or ever: the pipe is not put back.
+                // The system does not support it: the pipe is not put back.
                 self.unsent.extend_from_slice(rest);
                 self.queue_behind(data.len(), tail);
                 return self.flush();
@@ -419,8 +419,8 @@ fn receive(stream: &TcpStream, into: &mut [u8], flags: RecvFlags) -> io::Result<
     }
 }
 
-/// How a record comes, or goes. Each call of the socket has a timeout of its own, our patience; a
-/// peer that takes nearly as long for every byte is not waited for more than twice as long.
+/// The progress of a record that is received or sent. Each call of the socket has `patience` as its
+/// timeout; a peer that takes nearly as long for every byte is waited for at most twice as long.
 struct Course {
     began: Instant,
     pieces: u32,

@@ -21,7 +21,7 @@ pub struct TooLong {
 
 impl From<TooLong> for io::Error {
     fn from(TooLong { bytes, bytes_max }: TooLong) -> Self {
-        let text = format!("it sends a record of {bytes} bytes, {bytes_max} are the most allowed");
+        let text = format!("a record of {bytes} bytes exceeds the limit of {bytes_max} bytes");
         Self::new(ErrorKind::InvalidData, text)
     }
 }

@@ -63,7 +63,7 @@ impl Callbacks {
         let xid = Reader::new(record).u32("xid").unwrap_or_default();
         if let Some(awaiting) = connection.awaited.remove(&xid) {
             let end = outcome(record).unwrap_or_else(|error| {
-                tracing::debug!(%error, "an answer to a callback that cannot be decoded");
+                tracing::debug!(%error, "cannot decode the reply to a callback");
                 CallbackEnd::Lost
             });
             // The sender may have given up in this very moment.

@@ -1,7 +1,7 @@
 //! The configuration: a TOML file, flags that override it, and the [`Config`] that comes out.
 //!
-//! A [`Config`] has been checked whole, against itself and against this machine, so the rest of
-//! the server asks it no questions. Its fields are private; the only ways to one are
+//! A [`Config`] has been checked whole, against itself and against this machine, so the rest of the
+//! server does not check it again. Its fields are private; the only ways to one are
 //! [`Config::load`], [`Config::parse`] and [`Config::from_flags`]. `docs/configuration.md` is the
 //! operator's description of every key.
 
@@ -120,8 +120,7 @@ pub struct DirectoryExport {
 impl Config {
     /// Reads and checks `file`. Blocks: names are resolved, directories opened.
     ///
-    /// # Errors
-    /// [`ConfigError`] with the place of the first thing wrong.
+    /// # Errors [`ConfigError`] with the place of the first error.
     pub fn load(file: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(file).map_err(|error| ConfigError::File {
             file: file.to_owned(),
@@ -144,7 +143,7 @@ impl Config {
     /// [`ConfigError::Flag`] without a directory; else as [`Config::load`].
     pub fn from_flags(overrides: &Overrides) -> Result<Self, ConfigError> {
         if overrides.directory.is_none() {
-            let why = "give a directory to serve, or --config FILE".to_owned();
+            let why = "no directory to serve: give one, or --config FILE".to_owned();
             return Err(ConfigError::Flag { flag: "DIR", why });
         }
         Self::parse("", Path::new("(no file)"), overrides)
@@ -385,10 +384,12 @@ fn listen(
     let Given { value: addresses, origin } = Given::pick(flag, raw, vec![LISTEN_DEFAULT]);
     let refuse = |why| Err(source.blame(&origin, why));
     if addresses.is_empty() {
-        return refuse("the list is empty, so no client could connect".to_owned());
+        return refuse("the list is empty, so no client can connect".to_owned());
     }
     if addresses.len() > LISTEN_ADDRESSES_MAX {
-        return refuse(format!("at most {LISTEN_ADDRESSES_MAX} addresses can be listened on"));
+        return refuse(format!(
+            "the server can listen on at most {LISTEN_ADDRESSES_MAX} addresses"
+        ));
     }
     for (i, address) in addresses.iter().enumerate() {
         // Port 0 asks for any free port, so two such sockets do not collide.
@@ -506,7 +507,7 @@ fn idle_timeout(
     if IDLE_TIMEOUT_RANGE.contains(&time) {
         return Ok(time);
     }
-    Err(source.blame(&origin, "the idle timeout lies between 1s and 24h".to_owned()))
+    Err(source.blame(&origin, "the idle timeout must be between 1s and 24h".to_owned()))
 }
 
 fn count(
@@ -520,7 +521,7 @@ fn count(
     if range.contains(&value) {
         return Ok(usize::try_from(value).expect("a usize holds 32 bits on Linux"));
     }
-    let why = format!("{key} lies between {} and {}", range.start(), range.end());
+    let why = format!("{key} must be between {} and {}", range.start(), range.end());
     Err(source.blame(&origin, why))
 }
 

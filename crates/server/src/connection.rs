@@ -188,7 +188,7 @@ impl Intake {
                     return None;
                 }
                 Err(error) => {
-                    tracing::info!(client = %peer.address, %error, "connection given up");
+                    tracing::info!(client = %peer.address, %error, "connection closed");
                     service.counters.add(Counter::BrokenConnections, 1);
                     return None;
                 }

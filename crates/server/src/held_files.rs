@@ -220,7 +220,7 @@ impl HeldFiles {
                 export,
                 path,
                 %error,
-                "bytes {first} to {last} stay locked for local programs"
+                "cannot release the kernel locks of bytes {first} to {last}"
             );
         }
     }

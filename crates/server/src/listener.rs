@@ -26,7 +26,7 @@ pub(crate) async fn accept(
 ) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
-        Err(error) => return tracing::error!(%error, "a listening socket is of no use"),
+        Err(error) => return tracing::error!(%error, "cannot use a listening socket"),
     };
     loop {
         let accepted = tokio::select! {
@@ -36,7 +36,7 @@ pub(crate) async fn accept(
         let (stream, address) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "cannot accept a connection");
                 service.connections.evict_one();
                 service.vfs.close_some();
                 tokio::time::sleep(RETRY).await;

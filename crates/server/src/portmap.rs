@@ -163,7 +163,7 @@ fn find(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16>
 pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, nfs_port: u16) {
     let socket = match UdpSocket::from_std(socket) {
         Ok(socket) => socket,
-        Err(error) => return tracing::error!(%error, "the portmapper's socket is of no use"),
+        Err(error) => return tracing::error!(%error, "cannot use the portmapper's socket"),
     };
     let mut datagram = [0; DATAGRAM_BYTES_MAX];
     loop {

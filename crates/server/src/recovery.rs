@@ -108,7 +108,7 @@ impl Records {
                 }
                 Some(_) | None => {
                     let path = path.display();
-                    tracing::warn!(%path, "removing a client's record that is of no use");
+                    tracing::warn!(%path, "removing an invalid record of a client");
                     fs::remove_file(self.path(number))?;
                 }
             }

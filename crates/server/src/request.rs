@@ -133,7 +133,7 @@ impl Handled {
 
 impl From<DecodeError> for Refusal {
     fn from(error: DecodeError) -> Self {
-        tracing::debug!(%error, "arguments that cannot be decoded");
+        tracing::debug!(%error, "cannot decode the arguments");
         Self::NotExecuted(AcceptStat::GarbageArgs)
     }
 }

@@ -56,13 +56,13 @@ pub enum StartError {
         error: std::io::Error,
     },
     /// A listening socket that this process inherited.
-    #[error("a listening socket of the service manager is of no use: {0}")]
+    #[error("cannot use a listening socket of the service manager: {0}")]
     Inherited(std::io::Error),
     /// The threads that sockets live on.
     #[error("cannot start threads for connections: {0}")]
     Threads(std::io::Error),
     /// Neither is port 111 free nor does an rpcbind there take registrations.
-    #[error("cannot answer as portmapper nor register with rpcbind: {0}")]
+    #[error("can neither serve as portmapper nor register with rpcbind: {0}")]
     Portmap(std::io::Error),
 }
 
@@ -84,7 +84,7 @@ pub enum ReloadError {
 
 /// Some of what was written could not be put on the disk when the server stopped.
 #[derive(Debug, thiserror::Error)]
-#[error("not everything could be written to the disk")]
+#[error("not all data could be written to disk")]
 pub struct ShutdownError;
 
 /// A running server. Stop it with [`Server::shutdown`].
@@ -276,11 +276,11 @@ impl Server {
         if let Some(port) = self.registered_port
             && let Err(error) = registration::unregister(RPCBIND, port).await
         {
-            tracing::warn!(%error, "rpcbind still has this server registered");
+            tracing::warn!(%error, "cannot unregister from rpcbind");
         }
         let drained = self.service.connections.all_ended();
         if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
-            tracing::warn!("connections were still at work when the server stopped");
+            tracing::warn!("connections were still active when the server stopped");
         }
         for task in &self.tasks {
             task.abort();

@@ -168,7 +168,7 @@ fn probe_leases(config: &Config) -> Option<Duration> {
         return None;
     }
     let log = |error: &std::io::Error| {
-        tracing::info!(%error, "no delegations, because local programs would not wait for them");
+        tracing::info!(%error, "delegations are off: local programs would not wait for their return");
     };
     leases::probe(config.state_dir()).inspect_err(log).ok()
 }
@@ -205,7 +205,7 @@ impl Service {
         counters: Arc<Counters>,
     ) -> std::io::Result<Self> {
         if let Err(error) = io::survive_file_size_limit() {
-            tracing::warn!(%error, "a WRITE past the limit on file sizes will end the server");
+            tracing::warn!(%error, "cannot ignore SIGXFSZ: a WRITE beyond the file size limit will kill the server");
         }
         let descriptors = divide_descriptors(config);
         let budget = Budget {
@@ -344,7 +344,7 @@ impl Service {
         Limits::default().lease
     }
 
-    /// What this server is called by EXCHANGE_ID: the same as long as its state directory is.
+    /// The name of this server in EXCHANGE_ID, which lasts as long as its state directory.
     pub(crate) fn server_id(&self) -> String {
         let pseudo_root = self.exports.load().pseudo_root.node(0).handle();
         let sealed = self.handle_key.seal(&pseudo_root);
@@ -352,7 +352,7 @@ impl Service {
         mac.fold(String::from("spillway-"), |id, byte| format!("{id}{byte:02x}"))
     }
 
-    /// Does what remains to be done after a change of [`Self::state`], before the reply.
+    /// Performs the effects of a change of [`Self::state`], before the reply.
     pub(crate) async fn settle(&self, effects: Effects) {
         let (callbacks, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_callback);
         self.settlement.settle(effects).await;
@@ -378,7 +378,7 @@ impl Service {
         }
     }
 
-    /// Asks a client to answer over the backchannel of a session, so that it is known to.
+    /// Probes the backchannel of a session by a call.
     pub(crate) fn probe(&self, session: &Arc<Session>) {
         if let Some(first) = session.notify(Message::Probe) {
             self.send(Arc::clone(session), first);

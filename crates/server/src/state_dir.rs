@@ -40,7 +40,7 @@ pub enum StateDirError {
     },
     /// Another user could change what is in it.
     #[error(
-        "the state directory {path} can be written by others (mode {mode:04o}), who could replace \
+        "the state directory {path} is writable by other users (mode {mode:04o}), who could replace \
          the key of all file handles; run `chmod go-w {path}`", path = path.display()
     )]
     Writable {
@@ -199,7 +199,7 @@ mod tests {
             let dir = directory(mode);
             let error = open(dir.path()).unwrap_err();
             let path = dir.path().display();
-            assert!(error.contains(&format!("{path} can be written by others")), "{error}");
+            assert!(error.contains(&format!("{path} is writable by other users")), "{error}");
             assert!(error.contains(&format!("(mode {mode:04o})")), "{error}");
             assert!(error.ends_with(&format!("run `chmod go-w {path}`")), "{error}");
         }
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(fs::metadata(&inner).unwrap().mode() & 0o7777, 0o700);
         fs::set_permissions(&inner, fs::Permissions::from_mode(0o777)).unwrap();
         let error = state.make_directory("nfs4").unwrap_err().to_string();
-        assert!(error.contains("nfs4 can be written by others"), "{error}");
+        assert!(error.contains("nfs4 is writable by other users"), "{error}");
     }
 
     #[test]

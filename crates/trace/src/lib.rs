@@ -168,7 +168,7 @@ impl<E: TraceEvent> std::error::Error for NoSuchEvent<E> {}
 
 impl<E: TraceEvent> fmt::Display for NoSuchEvent<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is no trace event; the events are {ALL}", self.text.escape_debug())?;
+        write!(f, "`{}` is not a trace event; the events are {ALL}", self.text.escape_debug())?;
         E::ALL.iter().try_for_each(|event| write!(f, ", {}", event.name()))
     }
 }
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(all.to_string(), "first,second,third");
         assert_eq!(
             "fir".parse::<Events<Event>>().unwrap_err().to_string(),
-            "`fir` is no trace event; the events are all, first, second, third"
+            "`fir` is not a trace event; the events are all, first, second, third"
         );
     }
 

@@ -28,7 +28,7 @@ use fio::Job;
 /// Which programs, and how much.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// Programs that make the load [default: fio]
+    /// Programs that generate the load [default: fio]
     #[arg(
         long = "load",
         value_name = "PROGRAM[,PROGRAM...]",

@@ -40,17 +40,17 @@ pub struct Options {
     #[command(flatten)]
     versions: VersionOptions,
 
-    /// What is done, in this order: easy-write, easy-read, random-read, random-write, hard-write,
+    /// Phases to run, in this order: easy-write, easy-read, random-read, random-write, hard-write,
     /// hard-read [default: all]
     #[arg(long, value_name = "PHASE[,PHASE...]", value_delimiter = ',')]
     phases: Vec<Phase>,
 
-    /// Ranks that make the load, each with a connection of its own
+    /// Ranks of the load, each with a connection of its own
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     ranks: u16,
 
-    /// Calls that each rank has in flight, one number after the other: the fewer, the more the load
-    /// itself costs for each, and the further ranks drift apart
+    /// Calls that each rank has in flight, one number after the other: with fewer calls the load
+    /// itself costs more per call, and ranks drift further apart
     #[arg(long, value_name = "COUNT[,COUNT...]", value_delimiter = ',', default_value = "1,8")]
     depth: Vec<u16>,
 
@@ -74,25 +74,25 @@ pub struct Options {
     #[arg(long, value_name = "COUNT", default_value_t = 50_000)]
     random_operations: u64,
 
-    /// End each phase after so many seconds, what was not done then is left out [default: no
-    /// bound]
+    /// End each phase after so many seconds; the rest of its calls is not made [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
 
     #[command(flatten)]
     rounds: RoundOptions,
 
-    /// What caches hold when a phase begins: cold (dropped, needs root), warm (what is read was
-    /// read once before), found (whatever is there) [default: cold, or found without root]
+    /// State of the caches when a phase begins: cold (dropped, needs root), warm (filled by one
+    /// read of the data), found (unchanged) [default: cold, or found without root]
     #[arg(long, value_name = "STATE")]
     cache: Option<CacheState>,
 
-    /// How much of what is timed is compared with what has to be there: full, sampled (one READ of
-    /// 64), none. After each writing phase all of it is read and compared, untimed, unless none
+    /// How many of the timed READs are compared with the expected data: full (all), sampled (one of
+    /// 64), none. Unless none, all data is read and compared after each writing phase, outside of
+    /// the measured time
     #[arg(long, value_name = "EXTENT", default_value = "sampled")]
     verify: Extent,
 
-    /// Do not measure first what the load itself costs, against a server that does nothing
+    /// Do not first measure the cost of the load itself, against a null server
     #[arg(long)]
     no_calibration: bool,
 
@@ -108,7 +108,8 @@ pub struct Options {
 impl Options {
     fn sizes(&self) -> Result<Sizes> {
         let bytes = |size: ByteSize| u32::try_from(size.0).ok().filter(|bytes| *bytes > 0);
-        let too_large = |size: ByteSize| Error::Misuse(format!("{size} is no size of a transfer"));
+        let too_large =
+            |size: ByteSize| Error::Misuse(format!("{size} is not a valid transfer size"));
         let sizes = Sizes {
             ranks: self.ranks,
             bytes: self.size.0,

@@ -28,19 +28,20 @@ use listing::{Listed, Pause};
 /// What is listed, how and how often.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// Files in the directory, which is made for this, 10 to 10,000,000 [default: 100000]
+    /// Files in the directory, which is created for the experiment, 10 to 10,000,000 [default:
+    /// 100000]
     #[arg(long, value_name = "COUNT", default_value_t = 100_000, hide_default_value = true,
         value_parser = clap::value_parser!(u32).range(10..=10_000_000))]
     pub entries: u32,
 
-    /// What another client does meanwhile in the modified directory: add, remove, both (one in each
-    /// of two listings) or none [default: both]
+    /// Changes by another client during the listing of the modified directory: add, remove, both
+    /// (one in each of two listings) or none [default: both]
     #[arg(long, value_name = "WHAT", default_value = "both", hide_default_value = true)]
     pub modified: Modified,
 
-    /// Time between its changes: 10ms, 1s. With 1s and --entries 500000 it is the experiment of the
-    /// Linux client's authors; but a listing that takes less than that sees one change only
-    /// [default: 10ms]
+    /// Time between its changes: 10ms, 1s. 1s and --entries 500000 repeat the experiment of the
+    /// Linux client's authors, where a listing of less than a second sees only one change [default:
+    /// 10ms]
     #[arg(long, value_name = "TIME", default_value = "10ms", hide_default_value = true,
         value_parser = parse_time)]
     pub change_interval: Duration,
@@ -49,17 +50,17 @@ pub struct Options {
     #[arg(long)]
     pub plus: bool,
 
-    /// Bytes of each reply at most, 4KiB to 1MiB; the client asks for no less than the server
+    /// Maximum bytes of each reply, 4KiB to 1MiB; the client requests at least what the server
     /// prefers [default: that for bare calls, as much as it can send for the client]
     #[arg(long, value_name = "SIZE")]
     pub reply: Option<ByteSize>,
 
-    /// Make symbolic links in place of files, for servers that keep open what they create [default:
+    /// Create symbolic links in place of files, for servers that keep created files open [default:
     /// files]
     #[arg(long)]
     pub links: bool,
 
-    /// Leave the directory there afterwards [default: remove it]
+    /// Keep the directory afterwards [default: remove it]
     #[arg(long)]
     pub keep: bool,
 }

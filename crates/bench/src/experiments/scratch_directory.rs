@@ -106,7 +106,7 @@ impl ScratchDirectory {
                 _ => Ok(()),
             }
         });
-        emptied.await.map_err(Error::call(format!("cannot remove what is in {}", self.name)))
+        emptied.await.map_err(Error::call(format!("cannot remove the contents of {}", self.name)))
     }
 
     /// Removes it with all that is in it.

@@ -35,7 +35,7 @@ pub struct Options {
     #[command(flatten)]
     versions: VersionOptions,
 
-    /// Calls in flight altogether: what so many threads of a client make that wait for one each
+    /// Calls in flight in total, as from so many threads that wait for one call each
     #[arg(long, value_name = "COUNT[,COUNT...]", value_delimiter = ',',
         default_value = "1,2,4,8,16,32,64", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
@@ -57,7 +57,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     size: ByteSize,
 
-    /// How long each measurement takes
+    /// Duration of each measurement
     #[arg(long, value_name = "SECONDS", default_value_t = 3,
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
@@ -65,8 +65,8 @@ pub struct Options {
     #[command(flatten)]
     rounds: RoundOptions,
 
-    /// What caches hold when a measurement begins: cold (dropped, needs root), warm (all of it was
-    /// read before), found (whatever is there)
+    /// State of the caches when a measurement begins: cold (dropped, needs root), warm (filled by
+    /// one read of all data), found (unchanged)
     #[arg(long, value_name = "STATE", default_value = "found")]
     cache: CacheState,
 
@@ -75,7 +75,7 @@ pub struct Options {
         value_parser = clap::value_parser!(u16).range(1..=256))]
     others_depth: u16,
 
-    /// Leave out the client beside another with many connections
+    /// Skip the measurement of one client beside another with many connections
     #[arg(long)]
     no_fairness: bool,
 

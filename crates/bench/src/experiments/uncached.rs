@@ -46,7 +46,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "256MiB", hide_default_value = true)]
     pub size: ByteSize,
 
-    /// Write no longer than so many seconds in each mode and round [default: 60]
+    /// Write for at most so many seconds in each mode and round [default: 60]
     #[arg(long, value_name = "COUNT", default_value_t = 60, hide_default_value = true)]
     pub seconds: u32,
 
@@ -64,12 +64,12 @@ pub struct Options {
     )]
     pub modes: Vec<Mode>,
 
-    /// Bytes that the window holds until they are on the disk [default: 64MiB]
+    /// Bytes that the window holds until they are written to disk [default: 64MiB]
     #[arg(long, value_name = "SIZE", default_value = "64MiB", hide_default_value = true)]
     pub window: ByteSize,
 
-    /// Bound the memory of the writer, page cache included, by a memory cgroup, so that less than
-    /// the machine's memory is more than the writer's; needs root [default: no bound]
+    /// Limit the memory of the writer, including its page cache, by a memory cgroup, so that the
+    /// data exceeds it; needs root [default: no limit]
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<ByteSize>,
 
@@ -77,7 +77,7 @@ pub struct Options {
     #[arg(long, hide = true, requires = "memory_limit")]
     pub in_memory_group: bool,
 
-    /// Do not read the files back to compare them with what was written [default: do, after the
+    /// Do not read the files back to compare them with the written data [default: do, after the
     /// measured time]
     #[arg(long)]
     pub no_verify: bool,
@@ -86,7 +86,7 @@ pub struct Options {
 /// How the data gets into the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Plain writes; what is written stays in the page cache until the kernel needs memory.
+    /// Plain writes; the data stays in the page cache until the kernel needs memory.
     Cached,
     /// Plain writes, written back early and dropped by Spillway.
     Window,
@@ -124,8 +124,8 @@ impl Options {
             run.subjects.insert(mode.name().to_owned(), what.to_owned());
         }
         if self.modes.contains(&Mode::DontCache) && !run.subjects.contains_key("dontcache") {
-            let sentence = "dontcache: kernel or file system does not know RWF_DONTCACHE, which \
-                            needs Linux 6.14 and ext4, XFS or btrfs.";
+            let sentence = "dontcache: the kernel or the file system does not support \
+                            RWF_DONTCACHE, which needs Linux 6.14 and ext4, XFS or btrfs.";
             run.left_out.push(sentence.to_owned());
         }
         run.memory_limit_bytes = self.memory_limit.map(|ByteSize(bytes)| bytes);

@@ -33,7 +33,7 @@ pub struct Options {
     )]
     pub record_sizes: Vec<NonZeroU32>,
 
-    /// WRITEs that the client has under way at once, 1 to 1024 [default: 1,2,4,20,64]
+    /// WRITEs that the client has in flight at once, 1 to 1024 [default: 1,2,4,20,64]
     #[arg(long, value_name = "COUNT[,COUNT...]", value_delimiter = ',',
         default_value = "1,2,4,20,64", hide_default_value = true,
         value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -47,7 +47,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub wsize: Option<ByteSize>,
 
-    /// Do not read the file back to compare it with what was written [default: do, through another
+    /// Do not read the file back to compare it with the written data [default: do, through another
     /// mount, after the measured time]
     #[arg(long)]
     pub no_verify: bool,

@@ -450,5 +450,5 @@ impl<'a> Work<'a> {
     }
 }
 
-const LOST: &str = "the write verifier changed: the server restarted, and what it had not put on \
-                    the disk is lost";
+const LOST: &str = "the write verifier changed: the server restarted, and data that was not \
+                    committed is lost";

@@ -424,8 +424,8 @@ fn connections_that_break_and_servers_that_do_not_answer_are_errors() {
         (&cuts, 20_000, "connection"),
         (&silent, 300, "does not answer"),
         (&babbles, 20_000, "malformed"),
-        (&floods, 20_000, "longer than anything"),
-        (&reports_much, 20_000, "longer than anything"),
+        (&floods, 20_000, "longer than any expected reply"),
+        (&reports_much, 20_000, "longer than any expected reply"),
     ] {
         let load = read_load(Pattern::EasySequential, &[5; 2], 4096);
         let load = Load { timeout: Duration::from_millis(timeout_ms), ..load };

@@ -76,7 +76,7 @@ fn title_of(run: &RunResults) -> String {
 }
 
 fn losses(losses: &Losses, peers: &[String], blocks: &mut Vec<Block>) {
-    blocks.push(Block::Heading(2, "What is worse, first".into()));
+    blocks.push(Block::Heading(2, "Losses".into()));
     if losses.compared == 0 {
         let text = "There is only one subject of each load, so nothing to compare.";
         blocks.push(Block::Paragraph(text.into()));

@@ -55,9 +55,7 @@ fn the_page_is_xml_and_needs_no_other_files() {
     }
     let ids = page.matches(" id=\"").count();
     assert_eq!(ids, 3, "one for each phase, and none in the drawings");
-    for words in
-        ["Linux 9.9.9", "xfs, /dev/imaginary", "What is worse, first", "io 1 MiB", "href=\"#p3\""]
-    {
+    for words in ["Linux 9.9.9", "xfs, /dev/imaginary", "Losses", "io 1 MiB", "href=\"#p3\""] {
         assert!(page.contains(words), "{words}");
     }
 }
@@ -102,7 +100,7 @@ fn the_median_of_the_rounds_is_on_the_page() {
 fn markdown_has_the_losses_first_and_keeps_its_columns() {
     let results = Results::group(&everything());
     let text = markdown(&results, &["ours".into()]);
-    let losses = text.find("\n## What is worse, first\n").expect("losses");
+    let losses = text.find("\n## Losses\n").expect("losses");
     let runs = text.find("\n## io, xfs, 2026").expect("a run");
     assert!(losses < runs);
     assert!(text.contains("| write; io, xfs | peer | throughput, MiB/s |"), "{text}");

@@ -77,7 +77,7 @@ fn a_line_that_was_cut_off_is_left_out_and_reported() {
     let cut = &whole[..whole.len() - 10];
     let found = read(cut).expect("the rest is whole");
     assert_eq!(found.runs[0].phases[0].rounds(), 1);
-    assert!(found.remarks[0].contains("cut off in line 3"), "{:?}", found.remarks);
+    assert!(found.remarks[0].contains("truncated in line 3"), "{:?}", found.remarks);
     let all = read(whole.trim_end()).expect("a whole line without its end is whole");
     assert_eq!((all.runs[0].phases[0].rounds(), all.remarks.len()), (2, 0));
 }

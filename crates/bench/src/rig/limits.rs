@@ -10,7 +10,7 @@ pub struct NetworkLimits {
     /// Delay every packet between client and server, each way: 5ms, 100us
     #[arg(id = "net_delay", long = "net-delay", value_name = "TIME")]
     pub delay: Option<Delay>,
-    /// Bound the rate between client and server, each way: 100mbit, 1gbit, 10MiB/s
+    /// Limit the rate between client and server, each way: 100mbit, 1gbit, 10MiB/s
     #[arg(id = "net_rate", long = "net-rate", value_name = "RATE")]
     pub rate: Option<Rate>,
 }
@@ -34,10 +34,10 @@ impl fmt::Display for NetworkLimits {
 /// A slow device under the files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct DeviceLimits {
-    /// Bound what the device reads, and what it writes: 100MiB/s
+    /// Limit the rates at which the device reads and writes: 100MiB/s
     #[arg(id = "device_rate", long = "device-rate", value_name = "RATE")]
     pub rate: Option<Rate>,
-    /// Bound how many requests for reading, and for writing, the device takes each second
+    /// Limit the read and the write requests of the device per second
     #[arg(
         long = "device-iops",
         value_name = "COUNT",

@@ -63,8 +63,8 @@ impl MemoryGroup {
         let parent = match own.version {
             Version::V1 => own.path,
             Version::V2 => {
-                let why = "the root group must give its groups the memory controller, which only \
-                           root may switch on, and a container cannot";
+                let why = "the memory controller must be enabled in the root group's \
+                           cgroup.subtree_control, by root and outside of a container";
                 give(&own.root, "memory").map_err(|error| no_group(why, error))?;
                 own.root
             }
@@ -143,7 +143,7 @@ impl MemoryGroup {
     /// # Errors
     /// [`Error::Machine`]: version 1, which charges write-back to no group, or no such controller.
     pub(super) fn io_limits(&self) -> Result<PathBuf> {
-        let why = "I/O can be bounded only in groups of version 2 with the controller `io`";
+        let why = "I/O can be limited only by cgroups of version 2 with the controller `io`";
         let refused = || Error::machine(why);
         let root = match (self.version, self.path.parent()) {
             (Version::V2, Some(root)) => root,

@@ -24,7 +24,7 @@ const DEPTH_MAX: usize = 64;
 pub fn drop_caches() -> Result<()> {
     let file = "/proc/sys/vm/drop_caches";
     let mut options = OpenOptions::new();
-    let what = format!("caches can be dropped only by root ({file})");
+    let what = format!("only root can drop caches ({file})");
     let mut opened = options.write(true).open(file).map_err(Error::machine(&what))?;
     rustix::fs::sync();
     std::io::Write::write_all(&mut opened, b"3").map_err(Error::machine(what))
@@ -173,6 +173,6 @@ mod tests {
             return println!("skipped: root may, and would take the pages of other tests");
         }
         let error = drop_caches().unwrap_err().to_string();
-        assert!(error.contains("only by root"), "{error}");
+        assert!(error.contains("only root"), "{error}");
     }
 }

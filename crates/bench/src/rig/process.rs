@@ -216,7 +216,7 @@ impl Watched {
     }
 
     fn gone(&self) -> Error {
-        Error::Server(format!("server process {} is gone", self.pid))
+        Error::Server(format!("server process {} has ended", self.pid))
     }
 }
 

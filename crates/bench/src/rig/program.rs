@@ -30,7 +30,7 @@ pub(super) fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> Result<Str
 /// The error that `program` could not be started.
 pub(super) fn not_run(program: &str, error: &io::Error) -> Error {
     Error::Program(match error.kind() {
-        io::ErrorKind::NotFound => format!("{program} is needed and not installed"),
+        io::ErrorKind::NotFound => format!("{program} is required and not installed"),
         _ => format!("{program}: {error}"),
     })
 }
@@ -56,7 +56,7 @@ mod tests {
         let error = run("sh", &["-c", "echo no >&2; exit 3"]).unwrap_err().to_string();
         assert_eq!(error, "sh: exit status: 3: no");
         let error = run("/missing/program", &["-h"]).unwrap_err().to_string();
-        assert_eq!(error, "/missing/program is needed and not installed");
+        assert_eq!(error, "/missing/program is required and not installed");
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::{Error, Result};
 const CONNECTIONS_MAX: usize = 256;
 /// How long the server may take to accept.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// Pause after a connection could not be accepted.
+/// Pause after cannot accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// A relay to one address. Ends with all its connections when it is dropped.

@@ -193,7 +193,9 @@ impl DelayedTable {
     fn of(below: &BlockDevice, Delay(delay): Delay) -> Result<Self> {
         let millis = delay.as_millis();
         if delay != Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)) {
-            return Err(Error::Misuse("a device is delayed by whole milliseconds".to_owned()));
+            return Err(Error::Misuse(
+                "the delay of a device must be in whole milliseconds".to_owned(),
+            ));
         }
         // It may be built in, or there already: `targets` shows whether it is available.
         let _ = program::run("modprobe", &["dm-delay"]);
@@ -206,7 +208,7 @@ impl DelayedTable {
         if !can_delay {
             return Err(Error::Misuse(
                 "this kernel cannot delay requests to a device: it has no dm-delay \
-                 (CONFIG_DM_DELAY); --device-rate and --device-iops do without"
+                 (CONFIG_DM_DELAY); --device-rate and --device-iops do not need it"
                     .to_owned(),
             ));
         }

@@ -250,7 +250,7 @@ impl ServerProcess {
                 _ => {
                     drop(words);
                     self.check_alive()?;
-                    return Err(self.failed("does not tell its counters"));
+                    return Err(self.failed("does not print its counters"));
                 }
             }
         }

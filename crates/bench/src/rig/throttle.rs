@@ -45,7 +45,7 @@ impl Throttle {
         }
         let device = BlockDevice::under(directory)?.ok_or_else(|| {
             let directory = directory.display();
-            Error::Misuse(format!("{directory} is on no block device that could be bounded"))
+            Error::Misuse(format!("{directory} is not on a block device whose I/O can be limited"))
         })?;
         let mounts = "/proc/self/mountinfo";
         let mounts = fs::read_to_string(mounts).map_err(Error::machine(mounts))?;
@@ -60,7 +60,7 @@ impl Throttle {
             return Self::of_everybody(limits, &device, &root);
         }
         let group = group.ok_or_else(|| {
-            let why = "what bounds the device is a cgroup with the server in it, and there is none";
+            let why = "the limits of a device need a cgroup for the server, and there is none";
             Error::Misuse(why.to_owned())
         })?;
         let file = group.io_limits()?;

@@ -54,7 +54,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// `auto_unmount` without `allow_other`.
-    #[error("option auto_unmount: goes only with allow_other")]
+    #[error("option auto_unmount: requires allow_other")]
     AutoUnmountAlone,
     /// Without root's privileges mounting needs fusermount, which is not installed.
     #[error("only root can mount here: neither fusermount3 nor fusermount is installed")]
@@ -209,7 +209,7 @@ pub(super) fn widen_read_ahead(dir: &Path, bytes: u32) {
         fs::write(path, (bytes / 1024).to_string())
     };
     if let Err(error) = widen() {
-        debug!(%error, "the kernel's read-ahead stays as it is");
+        debug!(%error, "cannot set the kernel's read-ahead");
     }
 }
 
@@ -312,7 +312,7 @@ impl Filesystem for Agreement {
             |nearest| io::Error::other(format!("the kernel allows no more than {nearest}"));
         config.set_max_write(REQUEST_BYTES_MAX).map_err(refused)?;
         config.set_max_background(BACKGROUND_MAX).map_err(|at_least| {
-            io::Error::other(format!("the kernel insists on {at_least} requests"))
+            io::Error::other(format!("the kernel requires at least {at_least} requests"))
         })?;
         Ok(())
     }

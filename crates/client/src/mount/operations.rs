@@ -238,7 +238,7 @@ impl Operations {
         if let Some(fh) = granted.file
             && let Err(Refusal(error)) = self.release(fh).await
         {
-            debug!(%error, "file closed for a caller that is gone");
+            debug!(%error, "cannot close a file whose opener has ended");
         }
     }
 
@@ -315,7 +315,7 @@ impl Operations {
         tokio::task::spawn_blocking(move || {
             for name in names {
                 if let Err(error) = notifier.invalidate_name(number, &name) {
-                    debug!(%error, "a name of the kernel not invalidated");
+                    debug!(%error, "cannot invalidate a name in the kernel's cache");
                 }
             }
         });
@@ -364,7 +364,7 @@ impl Operations {
             && let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.invalidate(number, -1)
         {
-            debug!(%error, "attributes of the kernel not invalidated");
+            debug!(%error, "cannot invalidate attributes in the kernel's cache");
         }
         keeps_pages
     }
@@ -416,7 +416,7 @@ impl Operations {
         let Some(notifier) = self.notifier.get().cloned() else { return };
         let dropped = tokio::task::spawn_blocking(move || notifier.invalidate(number, 0));
         if let Ok(Err(error)) = dropped.await {
-            debug!(%error, "page cache not invalidated");
+            debug!(%error, "cannot invalidate the kernel's page cache");
         }
     }
 }

@@ -85,7 +85,7 @@ impl Session {
                 }
                 Ok(operation) => self.accept(head, operation),
                 Err(Truncated) => {
-                    warn!(?head, "request of the kernel cut short");
+                    warn!(?head, "truncated request from the kernel");
                     self.send(head.unique, Answer::error(Errno::IO));
                 }
             }
@@ -162,7 +162,7 @@ impl Session {
         if let Err(errno) = sent {
             // The caller was killed or the file system unmounted: the reply was not accepted.
             if !matches!(errno, Errno::NOENT | Errno::NODEV) {
-                warn!(%errno, "the kernel refuses an answer");
+                warn!(%errno, "the kernel rejected a reply");
             }
             self.take_back(answer);
         }

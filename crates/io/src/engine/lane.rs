@@ -418,10 +418,10 @@ impl Shared {
                 Ok(()) => queue.threads += 1,
                 Err(error) if queue.threads > 0 => {
                     let (lane, threads) = (self.name, queue.threads);
-                    tracing::warn!(%error, lane, threads, "no further thread can be started");
+                    tracing::warn!(%error, lane, threads, "cannot start another thread");
                 }
                 // No thread would ever run the job.
-                Err(error) => panic!("{}: the first thread cannot be started: {error}", self.name),
+                Err(error) => panic!("{}: cannot start the first thread: {error}", self.name),
             }
         }
         sleeping
@@ -454,7 +454,7 @@ impl Shared {
     /// dropped result whose destructor panics.
     fn contain(&self, work: impl FnOnce()) {
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            tracing::error!(lane = self.name, "dropping the result of abandoned work panicked");
+            tracing::error!(lane = self.name, "dropping the result of a cancelled job panicked");
         }
     }
 

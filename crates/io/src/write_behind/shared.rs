@@ -333,7 +333,7 @@ impl Shared {
             match started {
                 Ok(_) => state.threads += 1,
                 Err(error) => {
-                    tracing::error!(%error, "no thread for write-back; data stays cached longer");
+                    tracing::error!(%error, "cannot start a thread for write-back; data stays cached longer");
                 }
             }
         }

@@ -208,7 +208,7 @@ impl State {
     fn report_loss(&self, error: &io::Error) {
         let server = self.shared.address;
         if error.kind() == ErrorKind::InvalidData {
-            tracing::warn!(%server, %error, "connection given up");
+            tracing::warn!(%server, %error, "connection closed");
         } else {
             tracing::debug!(%server, %error, "connection lost");
         }

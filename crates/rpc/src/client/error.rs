@@ -14,7 +14,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(thiserror::Error, Clone, Debug)]
 pub enum Error {
     /// The server accepted the call and could not execute it.
-    #[error("the server cannot do this call: {0:?}")]
+    #[error("the server cannot execute the call: {0:?}")]
     Accept(AcceptStat),
     /// The server refuses calls with this credential or RPC version.
     #[error("the server refuses the call: {0:?}")]
@@ -37,7 +37,7 @@ pub enum Error {
         server: String,
     },
     /// The call does not fit into a record; nothing was sent.
-    #[error("a call of {} bytes", .0.bytes)]
+    #[error("a call of {} bytes is too long for a record", .0.bytes)]
     TooLong(TooLong),
 }
 

@@ -19,7 +19,7 @@ pub(super) fn parse(record: Bytes) -> io::Result<(u32, Result<Bytes>)> {
     let mut r = Reader::new(&record);
     let xid = match (r.u32("xid"), r.u32("msg_type")) {
         (Ok(xid), Ok(REPLY)) => xid,
-        _ => return Err(io::Error::new(ErrorKind::InvalidData, "what it sends is no reply")),
+        _ => return Err(io::Error::new(ErrorKind::InvalidData, "the message is not a reply")),
     };
     let mut r = Reader::new(&record);
     let stat = match ReplyHeader::decode(&mut r) {

@@ -76,7 +76,7 @@ impl Link {
     pub fn unread_bytes(&self) -> u64 {
         let Some(transport) = self.transport.upgrade() else { return 0 };
         transport.unread_bytes().unwrap_or_else(|error| {
-            tracing::warn!(client = %self.peer, %error, "cannot read what is unread");
+            tracing::warn!(client = %self.peer, %error, "cannot read the number of unread bytes");
             0
         })
     }
@@ -91,7 +91,7 @@ impl Link {
         match transport.unacknowledged_bytes() {
             Ok(unacknowledged) => sent.saturating_sub(unacknowledged),
             Err(error) => {
-                tracing::warn!(client = %self.peer, %error, "cannot read what is unacknowledged");
+                tracing::warn!(client = %self.peer, %error, "cannot read the number of unacknowledged bytes");
                 0
             }
         }

@@ -1,11 +1,11 @@
-//! From socket bytes to records (RFC 5531 §11), with the payload of a call put where it belongs.
+//! Receives records (RFC 5531 §11), and the payload of a call at its place in memory.
 //!
 //! The program finds the payload: it is asked with the first bytes of the head, which is the record
-//! mark, the RPC header and the arguments up to the payload ([`Layout`]). The payload is then received
-//! straight into a pool buffer, at an address that is congruent to its file offset modulo
-//! [`BUFFER_ALIGN`]: what is aligned in the file is aligned in memory, and direct I/O needs no copy.
-//! The heads of one client's WRITEs are all of one length, so after the first one exactly that much
-//! is asked of the socket, and no data comes along with it.
+//! mark, the RPC header and the arguments up to the payload ([`Layout`]). The payload is then
+//! received straight into a pool buffer, at an address that is congruent to its file offset modulo
+//! [`BUFFER_ALIGN`]: data that is aligned in the file is aligned in memory, and direct I/O needs no
+//! copy. The heads of a client's WRITEs have the same length, so after the first one exactly that
+//! many bytes are read from the socket, and no data with them.
 //!
 //! ```text
 //!   | mark | RPC header, arguments, data length |              data              | pad |
@@ -41,12 +41,13 @@ pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// How long a peer may take between two parts of one record.
 const STALL_MAX: Duration = Duration::from_secs(30);
 
-/// How a record goes on behind the bytes of its head that are there.
+/// What follows the received bytes of a record's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// All of it is head.
     Head,
-    /// The head has at least this many bytes, more than there are: ask again then.
+    /// The head has at least this many bytes, more than were received: the layout is determined
+    /// then.
     HeadUntil(usize),
     /// The head ends, and `len` bytes of payload and their padding follow.
     Payload {
@@ -56,19 +57,19 @@ pub enum Layout {
         len: u32,
         /// Where in a file the payload belongs.
         offset: u64,
-        /// The head goes on behind the payload. Else nothing may follow.
+        /// The head continues behind the payload. Otherwise nothing may follow.
         has_tail: bool,
     },
 }
 
-/// One call as it came.
+/// One received call.
 pub struct Record {
     /// The message without the payload, of which the tail follows at once. Cut at
     /// `HEAD_BYTES_MAX`, where no valid call is as long: what is cut fails to decode.
     pub head: Vec<u8>,
     /// `None` when there is none, or more than the server takes.
     pub payload: Option<WriteData>,
-    /// Bytes of the payload that came along with the head, and were moved to their place.
+    /// Bytes of the payload that were received with the head, and moved to their place.
     pub moved_bytes: usize,
     /// Bytes that followed where the record should have ended.
     pub trailing_bytes: u64,
@@ -82,7 +83,7 @@ pub enum ReceiveError {
     /// The stream failed.
     #[error("the socket failed: {0}")]
     Socket(#[from] std::io::Error),
-    /// It ended where it may not.
+    /// The stream ended within a record.
     #[error("the peer closed the connection within a record")]
     Cut,
     /// No call came for so long. This is how clients leave that do not close their connections.
@@ -92,7 +93,7 @@ pub enum ReceiveError {
     #[error("the peer sent nothing for {} seconds", .0.as_secs())]
     Silent(Duration),
     /// A payload comes too slowly while other calls wait for memory.
-    #[error("the peer sends data so slowly that others wait for the memory it is meant for")]
+    #[error("the peer sends data too slowly while other calls wait for memory")]
     TooSlow,
     /// The marks announce more than any call may have.
     #[error("a record is longer than {record_bytes_max} bytes")]
@@ -100,8 +101,8 @@ pub enum ReceiveError {
         /// What a call may have.
         record_bytes_max: u64,
     },
-    /// A peer could send these for ever.
-    #[error("a fragment of no bytes that is not the last")]
+    /// A peer could send these without end.
+    #[error("an empty fragment that is not the last of its record")]
     EmptyFragment,
 }
 
@@ -168,9 +169,9 @@ impl<S: Source> Receiver<S> {
         }
         let mut head = Vec::with_capacity(256);
         let mut payload = None;
-        // A head that a payload follows is asked for to the byte, lest data come along with it.
+        // A head in front of a payload is read to the byte, so that no data is read with it.
         let mut is_exact = std::mem::take(&mut self.expected_bytes) > 0;
-        // Mostly the whole head is staged: then one look is enough.
+        // Mostly the whole head is staged: then `layout` is called once.
         let mut found = match self.staged() {
             staged if staged.len() < CREDENTIAL_AT => Layout::HeadUntil(CREDENTIAL_AT),
             staged => layout(staged),
@@ -196,7 +197,7 @@ impl<S: Source> Receiver<S> {
                     self.expected_bytes = RecordMark::BYTES + head.len();
                     payload = self.receive_payload(len, offset).await?;
                     if has_tail {
-                        // To the byte: the data of the next call must not come along with it.
+                        // To the byte: the data of the next call must not be read with it.
                         self.extend(&mut head, HEAD_BYTES_MAX, true).await?;
                     }
                     break;
@@ -209,7 +210,7 @@ impl<S: Source> Receiver<S> {
         Ok(Some(Record { head, payload, moved_bytes, trailing_bytes, bytes }))
     }
 
-    /// Whether the beginning of the next record has come already.
+    /// Whether the beginning of the next record was received already.
     pub fn has_more(&self) -> bool {
         !self.staging.is_empty()
     }
@@ -301,8 +302,8 @@ impl<S: Source> Receiver<S> {
         Ok(())
     }
 
-    /// Receives `len` bytes into a pool buffer, and skips their padding. `None` when the record ends
-    /// before they do, or when they are not taken.
+    /// Receives `len` bytes into a pool buffer, and skips their padding. `None` when the record
+    /// ends before they do, or when they are not accepted.
     async fn receive_payload(
         &mut self,
         len: u32,
@@ -361,7 +362,7 @@ impl<S: Source> Receiver<S> {
     }
 
     /// Takes data of the record, staged or from the stream; nothing when none comes for a while.
-    /// `behind` bytes of the record follow, which are staged if they come along with it.
+    /// `behind` bytes of the record follow, which are staged if they are received with it.
     async fn take_data(&mut self, target: &mut [u8], behind: usize) -> Result<usize, ReceiveError> {
         if self.staging.is_empty() {
             let Self { stream, alarm, staging, .. } = self;

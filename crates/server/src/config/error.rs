@@ -34,7 +34,7 @@ pub enum ConfigError {
         /// One sentence.
         why: String,
     },
-    /// The machine: what was asked for is well said but is not there.
+    /// The machine: the setting is valid, but this machine does not have it.
     #[error("{why}")]
     System {
         /// One sentence.

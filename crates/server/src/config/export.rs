@@ -203,7 +203,7 @@ impl Draft<'_> {
         raw: Option<&Spanned<u32>>,
     ) -> Result<Option<NonZeroU32>, ConfigError> {
         let Some(raw) = raw else { return Ok(None) };
-        let why = || format!("{key} is at least 1; without the key there is no limit");
+        let why = || format!("{key} must be at least 1; without the key there is no limit");
         let calls = NonZeroU32::new(*raw.get_ref());
         calls.map(Some).ok_or_else(|| self.source.at(&raw.span(), why()))
     }
@@ -214,7 +214,8 @@ impl Draft<'_> {
         raw: Option<&Spanned<ByteSize>>,
     ) -> Result<Option<NonZeroU64>, ConfigError> {
         let Some(raw) = raw else { return Ok(None) };
-        let why = || format!("{key} is at least {RATE_MIN}; without the key there is no limit");
+        let why =
+            || format!("{key} must be at least {RATE_MIN}; without the key there is no limit");
         let bytes = NonZeroU64::new(raw.get_ref().0).filter(|bytes| bytes.get() >= RATE_MIN.0);
         bytes.map(Some).ok_or_else(|| self.source.at(&raw.span(), why()))
     }
@@ -272,8 +273,8 @@ impl Draft<'_> {
         };
         let squashes = raw.clients.iter().map(|client| client.squash).chain([raw.squash]);
         if squashes.flatten().any(|squash| !matches!(squash, RawSquash::Root)) {
-            let why = "a data server squashes root alone: the other ids are those that the metadata \
-                       server has given out";
+            let why = "a data server can squash only root: all other ids are assigned by the metadata \
+                       server";
             return Err(self.source.at(&profile.span(), why.to_owned()));
         }
         let access =

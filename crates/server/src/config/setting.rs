@@ -32,13 +32,13 @@ pub enum Setting {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
     /// It is not written as one.
-    #[error("`{0}` is no setting: write KEY=VALUE, such as io_cache_read=direct")]
+    #[error("`{0}` is not a setting; write KEY=VALUE, such as io_cache_read=direct")]
     NoSetting(String),
     /// A running server cannot change it.
-    #[error("`{0}` cannot be set while the server runs; those that can are {KEYS}")]
+    #[error("`{0}` cannot be set while the server runs; the keys that can are {KEYS}")]
     NoKey(String),
     /// The key has other values.
-    #[error("`{value}` is no value of {key}; the values are {accepted}")]
+    #[error("`{value}` is not a value of {key}; the values are {accepted}")]
     NoValue {
         /// The key.
         key: String,
@@ -51,7 +51,7 @@ pub enum SettingError {
     #[error("{0} is a key of an export: name it, as in `spillway set /data {0}=...`")]
     NeedsExport(&'static str),
     /// The key belongs to the server, and an export is named.
-    #[error("{0} is a key of the server, not of an export: leave the export away")]
+    #[error("{0} is a key of the server, not of an export: omit the export")]
     NeedsNoExport(&'static str),
     /// There is no such export.
     #[error("there is no export {name}; the exports are {exports}")]
@@ -62,7 +62,7 @@ pub enum SettingError {
         exports: String,
     },
     /// The configuration file cannot be edited.
-    #[error("the configuration file cannot keep it: {0}")]
+    #[error("cannot save it in the configuration file: {0}")]
     Document(String),
 }
 
@@ -240,7 +240,9 @@ pub fn edited(
             };
             let table = tables.into_iter().find(|table| is_called(&**table, name));
             let table = table.ok_or_else(|| {
-                SettingError::Document(format!("it has no export {name}; a flag has made it"))
+                SettingError::Document(format!(
+                    "the export {name} is not in it but comes from a flag"
+                ))
             })?;
             settings.iter().for_each(|setting| put(table, setting));
         }
@@ -290,7 +292,7 @@ mod tests {
             ("io_cache_write=", "the values are buffered, dontcache, direct and auto"),
             ("splice=on", "the values are true and false"),
             ("trace=reads", "`none`, `all`, and names of events"),
-            ("memory=1GiB", "those that can are io_cache_read, io_cache_write and sync"),
+            ("memory=1GiB", "the keys that can are io_cache_read, io_cache_write and sync"),
             ("io_cache_read", "write KEY=VALUE"),
         ] {
             let error = text.parse::<Setting>().unwrap_err().to_string();
@@ -340,7 +342,7 @@ mod tests {
     #[test]
     fn an_export_that_the_file_does_not_have_is_refused() {
         let error = edited(FILE, Some("/c"), &[setting("sync=false")]).unwrap_err();
-        assert!(error.to_string().contains("has no export /c"), "{error}");
+        assert!(error.to_string().contains("export /c is not in it"), "{error}");
         assert!(edited("[[export", None, &[setting("splice=false")]).is_err());
     }
 }

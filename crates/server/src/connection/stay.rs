@@ -146,7 +146,7 @@ pub(super) async fn stay(
     let end = stay.end(handed_back).await?;
     if let Err(error) = intake.socket.watch() {
         let client = intake.peer.address;
-        tracing::warn!(%client, %error, "connection given up: its socket cannot be watched");
+        tracing::warn!(%client, %error, "connection closed: cannot register its socket with epoll");
         return None;
     }
     Some(match end {

@@ -97,8 +97,7 @@ impl Exports {
                 tracing::info!(
                     export,
                     path = %path.display(),
-                    "this path leads to another directory now, which is served instead of the one \
-                     before"
+                    "the path leads to another directory now, which is served in place of the old one"
                 );
                 replaced.push(format!("another directory behind {export}"));
             }
@@ -205,8 +204,8 @@ fn warn_of_fallback(export: &Export, root: &ExportRoot) {
     if !root.opens_by_handle() {
         tracing::warn!(
             export = export.name,
-            "file handles cannot be opened here (CAP_DAC_READ_SEARCH is missing, or the file \
-             system has none): serving by remembered paths"
+            "cannot open file handles here (CAP_DAC_READ_SEARCH is missing, or the file system does \
+             not support them): serving by remembered paths"
         );
     }
 }

@@ -199,9 +199,9 @@ pub enum HandleKeyError {
     },
     /// Other users know the key, or can change it.
     #[error(
-        "the handle key {path} is open to others (mode {mode:04o}), who could make a handle of any \
-         file; run `chmod 600 {path}`, or remove it if they may have read it: a new one is made, and \
-         clients mount again", path = path.display()
+        "the handle key {path} is accessible to other users (mode {mode:04o}), who could forge \
+         handles; run `chmod 600 {path}`, or remove it if they may have read it: the server then \
+         makes a new one, and clients must mount again", path = path.display()
     )]
     Exposed {
         /// The key file.
@@ -211,8 +211,8 @@ pub enum HandleKeyError {
     },
     /// Another user has made the file.
     #[error(
-        "the handle key {path} belongs to user {owner}, who could make a handle of any file; remove \
-         it: a new one is made, and clients mount again", path = path.display()
+        "the handle key {path} belongs to user {owner}, who could forge handles; remove it: the \
+         server then makes a new one, and clients must mount again", path = path.display()
     )]
     Foreign {
         /// The key file.
@@ -290,8 +290,7 @@ mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let Err(error) = HandleKey::load_or_create(dir.path()) else { panic!("{mode:o}") };
             let error = error.to_string();
-            let mend =
-                format!("(mode {mode:04o}), who could make a handle of any file; run `chmod");
+            let mend = format!("(mode {mode:04o}), who could forge handles; run `chmod");
             assert!(error.contains(&mend) && error.contains(path.to_str().unwrap()), "{error}");
         }
         fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();

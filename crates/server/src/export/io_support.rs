@@ -44,7 +44,10 @@ impl IoSupport {
     /// Notes that it does not.
     pub(crate) fn note_hidden_cache(&self, export: impl FnOnce() -> String) {
         if !self.hides_cache.swap(true, Ordering::Relaxed) {
-            tracing::info!(export = export(), "the kernel does not report what is cached here");
+            tracing::info!(
+                export = export(),
+                "the kernel does not report which pages are cached here"
+            );
         }
     }
 
@@ -64,8 +67,8 @@ impl IoSupport {
             tracing::warn!(
                 export,
                 %error,
-                "a file cannot be watched for changes (fs.inotify.max_user_watches and \
-                 max_user_instances limit that): nothing is read ahead without"
+                "cannot watch a file for changes (fs.inotify.max_user_watches and \
+                 max_user_instances limit that): read-ahead is off for it"
             );
         }
     }
@@ -97,8 +100,8 @@ impl IoSupport {
         if !self.lacks_direct.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 export = export(),
-                "direct I/O is not possible here: what was to go past the page cache goes through \
-                 it and is dropped afterwards"
+                "direct I/O is not supported here: direct READs and WRITEs use the page cache, and \
+                 their pages are dropped afterwards"
             );
         }
     }
@@ -106,7 +109,7 @@ impl IoSupport {
     /// Notes that the kernel or the file system does not know `RWF_DONTCACHE`.
     pub(crate) fn note_no_drop_behind(&self, export: impl FnOnce() -> String) {
         if !self.lacks_drop_behind.swap(true, Ordering::Relaxed) {
-            tracing::info!(export = export(), "RWF_DONTCACHE is not known here: doing without");
+            tracing::info!(export = export(), "RWF_DONTCACHE is not supported here");
         }
     }
 }

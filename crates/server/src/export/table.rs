@@ -283,16 +283,16 @@ impl fmt::Display for HostSpec {
     }
 }
 
-/// Where a request comes from, and what it is for.
+/// The origin of a request, and its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// The other end of the connection.
     pub address: SocketAddr,
-    /// What it asks for.
+    /// Its purpose.
     pub purpose: Purpose,
 }
 
-/// What a request is for, as far as policy cares.
+/// The purpose of a request, as far as policy depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Data of a file, its attributes, and those of the file system, over version 3: all that a pNFS
@@ -304,7 +304,7 @@ pub enum Purpose {
     Version4,
 }
 
-/// How a request proves who sent it (RFC 5531 §8.2), as far as policy cares.
+/// The authentication of a request (RFC 5531 §8.2), as far as policy depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavor {
     /// AUTH_NONE: no identity.
@@ -313,7 +313,7 @@ pub enum Flavor {
     Sys,
 }
 
-/// Why the gate stayed closed.
+/// Why the gate refuses a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// No rule of the export names the peer.
@@ -321,8 +321,8 @@ pub enum Denied {
     NotAllowed,
     /// The rule asks for a source port that only a privileged process can bind.
     #[error(
-        "{rule} of the export wants a source port below 1024 (secure_ports), and the client's is \
-         {port}"
+        "{rule} of the export requires a source port below 1024 (secure_ports), and the client's \
+         is {port}"
     )]
     InsecurePort {
         /// The port the peer used.
@@ -331,7 +331,7 @@ pub enum Denied {
         rule: RulePlace,
     },
     /// The rule permits data alone.
-    #[error("{rule} of the export permits READ and WRITE of files alone (profile data-server)")]
+    #[error("{rule} of the export permits only READ and WRITE of files (profile data-server)")]
     DataOnly {
         /// The rule that names the peer.
         rule: RulePlace,
@@ -429,7 +429,7 @@ pub enum Squash {
     All,
 }
 
-/// The ids of an AUTH_SYS credential as they came (RFC 5531, Appendix A).
+/// The ids of an AUTH_SYS credential as received (RFC 5531, Appendix A).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Credential<'a> {
     /// The effective user.

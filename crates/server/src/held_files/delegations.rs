@@ -127,7 +127,7 @@ impl<'a> Granting<'a> {
             return Ok(());
         }
         let refused = |error: &dyn std::fmt::Display| {
-            tracing::debug!(%error, "no lease of a file");
+            tracing::debug!(%error, "cannot take a lease");
             NotDelegated::Resource
         };
         let fd = inode.open_for_lease();

@@ -306,7 +306,7 @@ impl Drop for Shared {
 /// as by a write of anybody but root.
 fn renew_ctime(fd: BorrowedFd<'_>) {
     if let Err(error) = rustix::fs::chownat(fd, c"", None, None, AtFlags::EMPTY_PATH) {
-        tracing::debug!(%error, "a ctime could not be renewed");
+        tracing::debug!(%error, "cannot set a new ctime");
     }
 }
 

@@ -275,7 +275,7 @@ impl Inode {
             return Some(fd);
         }
         let opened = self.open_for_reading()?;
-        opened.inspect_err(|status| tracing::debug!(?status, "not opened to be flushed")).ok()
+        opened.inspect_err(|status| tracing::debug!(?status, "cannot open a file to flush it")).ok()
     }
 
     /// Opens the descriptor that a flush takes. To be called with the server's own identity, where

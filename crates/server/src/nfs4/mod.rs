@@ -53,7 +53,7 @@ impl From<fs::Status> for Refused {
 
 impl From<DecodeError> for Refused {
     fn from(error: DecodeError) -> Self {
-        tracing::debug!(%error, "an operation that cannot be decoded");
+        tracing::debug!(%error, "cannot decode an operation");
         Status::Badxdr.into()
     }
 }

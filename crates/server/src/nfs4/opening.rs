@@ -80,7 +80,7 @@ impl<'a> Compound<'a> {
                 let (now, mut effects) = (service.now(), Effects::new());
                 let undone = service.state.close(client, &opened.stateid, file, now, &mut effects);
                 if let Err(status) = undone {
-                    tracing::debug!(?status, "an open is gone before it could be undone");
+                    tracing::debug!(?status, "the open to undo does not exist any more");
                 }
                 service.settle(effects).await;
             }

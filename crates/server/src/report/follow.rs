@@ -144,7 +144,7 @@ impl Monitor {
         };
         let follower = self.service.tracer.follow(events, filter);
         let follower = follower.ok_or_else(|| {
-            format!("{FOLLOWERS_MAX} commands follow events already; end one of them")
+            format!("{FOLLOWERS_MAX} commands follow events already, which is the limit")
         })?;
         Ok(TraceFeed { follower, service: Arc::clone(&self.service) })
     }
@@ -163,7 +163,8 @@ impl Monitor {
     fn hash_of(&self, file: &str) -> Result<u32, String> {
         if let Some(digits) = file.strip_prefix("0x") {
             let hash = u32::from_str_radix(digits, 16);
-            return hash.map_err(|_| format!("`{file}` is no hash of a handle, as 0xe4dadb60"));
+            return hash
+                .map_err(|_| format!("`{file}` is not the hash of a handle, such as 0xe4dadb60"));
         }
         let path = Path::new(file);
         let exports = self.service.exports.load();

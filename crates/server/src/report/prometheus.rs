@@ -15,16 +15,16 @@ use crate::service::Service;
 const FAMILIES: [(&str, &str); 12] = [
     ("build_info", "The version of the program, in a label of the value 1."),
     ("client_calls_total", "Calls received from a client address. A COMPOUND is one."),
-    ("client_connections", "Connections of a client address that are open."),
-    ("client_failures_total", "Operations for a client address without success."),
+    ("client_connections", "Open connections of a client address."),
+    ("client_failures_total", "Failed operations of a client address."),
     ("client_received_bytes_total", "Bytes of the calls of a client address."),
     ("client_sent_bytes_total", "Bytes of the replies to a client address."),
-    ("io_bytes_total", "Bytes of READ and WRITE, by the way that they went."),
+    ("io_bytes_total", "Bytes of READ and WRITE by I/O path."),
     ("operation_duration_seconds", "Time of operations, from the call's last byte to the result."),
     ("operations_total", "Operations performed, by their status."),
-    ("phase_duration_seconds", "Time of the parts of the work on calls."),
-    ("read_choices_total", "READs by the source of their data, and the reason for it."),
-    ("write_choices_total", "WRITEs by the way that their data took, and the reason for it."),
+    ("phase_duration_seconds", "Time of calls by stage."),
+    ("read_choices_total", "READs by the source of their data, and the reason for the choice."),
+    ("write_choices_total", "WRITEs by the path of their data, and the reason for the choice."),
 ];
 
 /// The names of all metrics, without the suffixes of histograms.

@@ -345,7 +345,7 @@ mod tests {
         let all: Events = "all".parse().unwrap();
         assert!(Event::ALL.iter().all(|event| all.contains(*event)));
         let error = "read".parse::<Events>().unwrap_err().to_string();
-        assert!(error.starts_with("`read` is no trace event; the events are all, read_start, "));
+        assert!(error.starts_with("`read` is not a trace event; the events are all, read_start, "));
         assert!(Event::ALL.iter().all(|event| error.contains(event.name())), "{error}");
     }
 }

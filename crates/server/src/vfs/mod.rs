@@ -413,8 +413,8 @@ impl Vfs {
     }
 
     /// Attempts an operation that opens descriptors on a device. When the process or the system has
-    /// none left, cached ones are given up and it is tried again: the limit is never the client's
-    /// problem.
+    /// none left, cached ones are closed and it is tried again, so that clients do not see the
+    /// limit.
     ///
     /// # Errors
     /// Those of the attempt; `NoDescriptor` if giving up what is cached does not help. An attempt
@@ -518,7 +518,7 @@ impl Vfs {
             // Without a descriptor the flush is that of the whole file system.
             let device = file.root().device();
             if let Err(status) = self.open_in_metadata_lane(device, &Identity::Server, open).await {
-                tracing::debug!(?status, "no descriptor for a flush");
+                tracing::debug!(?status, "cannot open a file to flush it");
             }
         }
         let start = self.counters.timing.start();

@@ -188,7 +188,7 @@ fn find_or_log(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Option
     {
         let (export, path) = (directory.root().name(), directory.shown_path().unwrap_or_default());
         let name = name.to_bytes().escape_ascii();
-        tracing::error!(export, path, %name, error = %status, "READDIRPLUS cannot show an entry");
+        tracing::error!(export, path, %name, error = %status, "READDIRPLUS omits an entry");
     }
     found.ok()
 }

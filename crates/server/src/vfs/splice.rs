@@ -101,7 +101,7 @@ fn fill(pipe: &mut Pipe, reader: &OwnedFd, range: ByteRange) -> bool {
     match pipe.fill_from(reader.as_fd(), range) {
         Ok(_) => true,
         Err(error) => {
-            tracing::debug!(%error, "a range could not be spliced, and is copied");
+            tracing::debug!(%error, "cannot splice a range; it is copied");
             false
         }
     }

@@ -64,7 +64,7 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
         .arg(format!("--io_size={}", job.bytes_by_job))
         .arg(format!("--numjobs={}", job.jobs));
     let output = tempfile::tempfile().map_err(Error::machine("cannot make a temporary file"))?;
-    let stdout = output.try_clone().map_err(Error::machine("cannot share a file"))?;
+    let stdout = output.try_clone().map_err(Error::machine("cannot duplicate a descriptor"))?;
     let child = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).spawn();
     let mut fio = child.map_err(|error| Error::Program(format!("fio: {error}")))?;
     let ended = watch(&mut fio, job.jobs, stop);
@@ -77,12 +77,12 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
     let mut text = String::new();
     let read =
         std::io::Seek::rewind(&mut &output).and_then(|()| (&output).read_to_string(&mut text));
-    read.map_err(Error::machine("cannot read what fio printed"))?;
+    read.map_err(Error::machine("cannot read the output of fio"))?;
     let report = text.find('{').and_then(|at| serde_json::from_str(&text[at..]).ok());
     report.as_ref().and_then(|report| done(job, report, ended_ms)).ok_or_else(|| {
         // fio ends with status 0 where the engine could not even open the file.
         let words: String = text.chars().take(300).collect();
-        Error::Program(format!("fio moved nothing: {words}"))
+        Error::Program(format!("fio transferred no data: {words}"))
     })
 }
 
@@ -122,7 +122,7 @@ fn watch(fio: &mut Child, jobs: u16, stop: &Stop) -> Result<f64> {
                 return Err(Error::Program(format!("fio: {status}; does it have the nfs engine?")));
             }
             Some(_) if seen.len() < usize::from(jobs) => {
-                return Err(Error::Program("fio ended before its jobs were seen".to_owned()));
+                return Err(Error::Program("fio ended before its jobs started".to_owned()));
             }
             Some(_) => return Ok(ended_ms),
             None => stop.check()?,

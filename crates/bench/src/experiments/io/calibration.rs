@@ -17,7 +17,7 @@ pub(super) struct NullServer {
 impl NullServer {
     /// Starts `program bench null-server`, which prints its address.
     pub(super) fn start(program: &Path) -> Result<Self> {
-        let failed = |what: &str| Error::Program(format!("the server that does nothing {what}"));
+        let failed = |what: &str| Error::Program(format!("the null server {what}"));
         let mut process = Command::new(program)
             .args(["bench", "null-server"])
             .stdin(Stdio::piped())

@@ -17,7 +17,7 @@ pub(super) enum Phase {
     RandomWrite,
     /// All ranks write one file, in turns.
     HardWrite,
-    /// Each rank reads of it what another one wrote.
+    /// Each rank reads the part that another rank wrote.
     HardRead,
 }
 

@@ -95,8 +95,8 @@ impl<'a> Connection<'a> {
         let Calls::V4(calls) = &mut self.calls else { return Ok(()) };
         match calls.session.end(&mut self.stream) {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(refusal)) => Err(Error::Server(format!("the session does not end: {refusal}"))),
-            Err(Broken(why)) => Err(Error::Server(format!("the session does not end: {why}"))),
+            Ok(Err(refusal)) => Err(Error::Server(format!("cannot end the session: {refusal}"))),
+            Err(Broken(why)) => Err(Error::Server(format!("cannot end the session: {why}"))),
         }
     }
 }

@@ -115,7 +115,7 @@ fn the_page_cache_left_behind_distinguishes_the_modes() {
             .copied()
     };
     let Some(cached) = left(Mode::Cached) else {
-        return eprintln!("SKIPPED: the kernel does not report what is cached (cachestat)");
+        return eprintln!("SKIPPED: the kernel does not report which pages are cached (cachestat)");
     };
     assert!((7.9..=8.1).contains(&cached), "{cached} MiB");
     let window = left(Mode::Window).unwrap();

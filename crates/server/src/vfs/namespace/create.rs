@@ -292,7 +292,7 @@ fn remove_new(directory: &Inode, name: &CStr, made: Option<BorrowedFd<'_>>, flag
     });
     if is_named && let Err(errno) = rustix::fs::unlinkat(directory.fd(), name, flags) {
         let export = directory.root().id;
-        tracing::debug!(export, %errno, "a call that failed left its object");
+        tracing::debug!(export, %errno, "cannot remove the object that a failed call created");
     }
 }
 
