@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_of_a_server_can_be_typed() {
+    fn displayed_urls_can_be_parsed() {
         let shown = Shown::argument(OsStr::new("nfs://h/e?uid=7")).join(b"50%").join(b"what?");
         assert_eq!(shown.as_bytes(), b"nfs://h/e/50%25/what%3F?uid=7");
         let url = url(OsStr::from_bytes(shown.as_bytes())).unwrap();

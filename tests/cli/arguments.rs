@@ -126,7 +126,7 @@ fn a_filter_that_cannot_be_read_is_misuse() {
 }
 
 #[test]
-fn what_is_not_there_exits_1() {
+fn a_missing_file_exits_1() {
     let place = Place::new();
     let (gone, state) = (&place.text("gone"), &place.text("state"));
     let output = run(&["serve", gone, "--state-dir", state]);

@@ -229,7 +229,7 @@ fn clients_are_listed_and_dropped() {
 }
 
 #[test]
-fn nfsstat_counts_exactly_what_the_client_did() {
+fn nfsstat_counts_exactly_the_calls_of_the_client() {
     let place = Place::new();
     make_file(&place);
     let running = Running::start(serve_directory(&place), 1);
@@ -361,7 +361,7 @@ fn say(place: &Place, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn hostile_peers_of_the_socket_hold_up_nothing() {
+fn hostile_peers_of_the_control_socket_delay_no_command() {
     let place = Place::new();
     make_file(&place);
     let running = Running::start(serve_directory(&place), 1);

@@ -203,7 +203,7 @@ fn access_reports_an_error_of_the_disk() {
 }
 
 #[test]
-fn readdirplus_leaves_out_what_the_disk_does_not_give() {
+fn readdirplus_omits_unreadable_entries() {
     let place = Place::new();
     let Some(disk) = Disk::mount(&place.path("a")) else { return };
     let running = Running::start(serve_directory(&place), 1);
@@ -228,7 +228,7 @@ fn readdirplus_leaves_out_what_the_disk_does_not_give() {
 /// Without CAP_DAC_READ_SEARCH a handle stands for a path that the server remembers, or finds by a
 /// walk of the tree after a restart.
 #[test]
-fn a_remembered_path_outlasts_an_error_of_the_disk() {
+fn a_remembered_path_survives_a_disk_error() {
     let place = Place::new();
     let Some(disk) = Disk::mount(&place.path("a")) else { return };
     if Command::new("setpriv").arg("--version").output().is_err() {

@@ -42,7 +42,7 @@ fn metrics(address: SocketAddr) -> String {
 }
 
 #[test]
-fn metrics_count_what_the_client_did() {
+fn metrics_count_the_calls_of_the_client() {
     let place = Place::new();
     make_file(&place);
     let (running, address) = with_metrics(&place);
@@ -70,7 +70,7 @@ fn metrics_count_what_the_client_did() {
 }
 
 #[test]
-fn nothing_but_the_metrics_is_answered() {
+fn only_the_metrics_are_served() {
     let place = Place::new();
     let (running, address) = with_metrics(&place);
     for (bytes, status) in [

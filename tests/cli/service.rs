@@ -16,7 +16,7 @@ use crate::fixture::{
 };
 
 #[test]
-fn the_watchdog_hears_from_a_server_that_lives() {
+fn the_watchdog_is_notified_by_a_running_server() {
     let place = Place::new();
     let path = place.path("notify");
     let manager = UnixDatagram::bind(&path).unwrap();

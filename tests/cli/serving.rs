@@ -76,7 +76,7 @@ fn second_server_on_a_state_directory_exits_1_with_the_first_ones_process() {
 }
 
 #[test]
-fn state_that_others_can_reach_exits_1_with_the_way_to_mend_it() {
+fn state_open_to_others_exits_1_and_names_the_remedy() {
     let place = Place::new();
     let (a, state) = (place.text("a"), place.text("state"));
     let serve = ["serve", &a, "--listen", "127.0.0.1:0", "--state-dir", &state];

@@ -194,7 +194,7 @@ fn operations_of_a_compound_have_events_of_their_own() {
 }
 
 #[test]
-fn what_is_not_known_is_refused() {
+fn unknown_events_and_filters_are_refused() {
     let place = Place::new();
     let running = Running::start(serve_directory(&place), 1);
     let missing = place.text("a/missing");
@@ -296,7 +296,7 @@ fn a_panic_writes_the_last_calls_into_the_state_directory() {
 }
 
 #[test]
-fn a_follower_that_takes_nothing_holds_up_no_call_and_learns_what_it_lost() {
+fn a_stalled_follower_delays_no_call_and_gets_the_count_of_lost_events() {
     const READS: u64 = 3000;
     let place = Place::new();
     make_files(&place);

@@ -77,7 +77,7 @@ fn assert_same_tree(one: &Path, other: &Path) {
 }
 
 #[test]
-fn a_tree_goes_up_over_and_down_with_all_that_p_keeps() {
+fn a_tree_is_copied_to_between_and_from_servers_as_by_cp_p() {
     let server = Server::start();
     let (here, back) = (server.beside("here"), server.beside("back"));
     furnish(&here);
@@ -120,7 +120,7 @@ fn files_of_every_length_arrive_whole() {
 }
 
 #[test]
-fn what_was_longer_ends_where_its_source_does() {
+fn a_longer_target_is_truncated_to_its_source() {
     let server = Server::start();
     let (here, back) = (server.beside("here"), server.beside("back"));
     fs::write(&here, "short").unwrap();

@@ -45,7 +45,7 @@ fn flip_byte_at(path: &Path, offset: u64) {
 }
 
 #[test]
-fn a_killed_copy_goes_on_where_it_was() {
+fn a_killed_copy_is_resumed() {
     let server = Server::start();
     let (here, there) = (server.beside("here"), server.path("there"));
     fs::write(&here, pattern(160 << 20)).unwrap();
@@ -73,7 +73,7 @@ fn a_killed_copy_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_killed_copy_from_a_server_goes_on_where_it_was() {
+fn a_killed_copy_from_a_server_is_resumed() {
     let server = Server::start();
     let (here, there) = (server.beside("here"), server.path("there"));
     server.put("there", pattern(96 << 20));
@@ -97,7 +97,7 @@ fn a_killed_copy_from_a_server_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_was_copied_with_its_time_is_not_copied_again() {
+fn files_copied_with_their_time_are_not_copied_again() {
     let server = Server::start();
     let here = server.beside("here");
     fs::create_dir(&here).unwrap();
@@ -118,7 +118,7 @@ fn what_was_copied_with_its_time_is_not_copied_again() {
 /// The server dies while it is sent a file, and loses what was not committed; the copy waits for it
 /// to come back, and sends that again.
 #[test]
-fn a_server_that_forgets_is_sent_again_what_it_lost() {
+fn data_lost_by_a_server_is_sent_again() {
     let mut server = Server::start();
     let (here, there) = (server.beside("here"), server.path("there"));
     fs::write(&here, pattern(160 << 20)).unwrap();
@@ -175,7 +175,7 @@ fn a_tree_arrives_at_a_server_that_is_started_anew_again_and_again() {
 }
 
 #[test]
-fn a_server_that_stays_away_fails_a_soft_copy() {
+fn a_soft_copy_fails_if_the_server_stays_down() {
     let mut server = Server::start();
     let (here, there) = (server.beside("here"), server.path("there"));
     fs::write(&here, pattern(96 << 20)).unwrap();

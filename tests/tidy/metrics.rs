@@ -38,7 +38,7 @@ fn each_metric_is_explained() {
 }
 
 #[test]
-fn the_dashboard_asks_for_metrics_that_there_are() {
+fn the_dashboard_queries_existing_metrics() {
     let path = root().join("contrib/grafana-dashboard.json");
     let text = fs::read_to_string(path).expect("the dashboard exists");
     let parsed: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");

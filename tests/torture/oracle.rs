@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_right() {
+    fn written_data_is_accepted() {
         let mut fixture = Fixture::new();
         fixture.read().unwrap();
         fixture.write(10..20);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_garbage_and_what_belongs_elsewhere_are_found() {
+    fn zeros_garbage_and_misplaced_data_are_detected() {
         let mut fixture = Fixture::new();
         fixture.put(&(60..61), &[0; UNIT_BYTES]);
         fixture.assert_wrong(60, "32 zeros");
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_bit_is_found_in_any_byte() {
+    fn a_wrong_bit_is_detected_in_any_byte() {
         for byte in 0..UNIT_BYTES {
             let mut fixture = Fixture::new();
             let place = fixture.place(&(77..78));
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_off_may_be_absent_or_zeros_and_nothing_else() {
+    fn truncated_data_may_only_be_absent_or_zeros() {
         let mut fixture = Fixture::new();
         let whole = fixture.bytes.clone();
         fixture.oracle.begin_cutting(150);

@@ -300,7 +300,7 @@ mod tests {
     /// R: `t.test(extra ~ group, data = sleep, paired = TRUE)` gives -4.0621, 9 degrees, and
     /// -2.4598858 to -0.7001142; unpaired -1.8608, 17.776, and -3.3654832 to 0.2054832.
     #[test]
-    fn students_own_example_comes_out() {
+    fn the_example_of_student_is_reproduced() {
         let differences: Vec<_> = SLEEP_A.iter().zip(SLEEP_B).map(|(a, b)| b - a).collect();
         let paired = paired_t(&differences);
         near(paired.difference / paired.standard_error, 4.0621, 1e-4);

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_what_differs() {
+    fn names_contain_the_differing_options() {
         assert_eq!(names(&["/d"]), ["spillway"]);
         assert_eq!(names(&["/d", "--modes", "direct,auto"]), ["direct", "auto"]);
         let builds = ["/d", "--program", "old=/a/spillway", "--program", "/b/new"];

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_within_its_columns() {
+    fn the_table_fits_its_columns() {
         let long = "a subject with a name that is far longer than anybody would want to see";
         let mut all = loads("write", &["a", long], 5);
         all.extend(sweep(&["buffered", "direct"], "clients", &[1, 2, 64]));

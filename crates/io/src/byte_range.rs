@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_meet_or_do_not() {
+    fn overlapping_ranges_are_detected() {
         for (a, b, common) in [
             (range(0, 10), range(10, 10), 0),
             (range(0, 10), range(9, 10), 1),

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_gets_a_verdict_in_time_and_nothing_is_left() {
+    fn the_probe_ends_in_time_and_removes_its_file() {
         let directory = tempfile::tempdir().unwrap();
         let handle = File::open(directory.path()).unwrap();
         let begun = Instant::now();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn where_anything_is_missing_it_is_unsupported() {
+    fn dontcache_is_unsupported_if_anything_is_missing() {
         let unsupported = |fd: BorrowedFd<'_>| {
             assert_eq!(dontcache_writes_pay(fd).unwrap(), DontCacheVerdict::Unsupported);
         };

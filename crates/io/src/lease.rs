@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_lease_beside_a_writer() {
+    fn no_lease_is_granted_beside_a_writer() {
         let (leases, breaks) = leases();
         let file = file();
         let writer = open_for_writing(&file).unwrap();

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_sleeps_takes_little_and_one_that_is_gone_has_no_time() {
+    fn a_sleeping_child_uses_little_time_and_an_ended_one_has_none() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert!(process_cpu_time(child.id()).unwrap() < Duration::from_secs(1));
         child.kill().unwrap();

@@ -23,7 +23,7 @@ fn seeds_and_noise_pass_every_target() {
 }
 
 #[test]
-fn every_target_is_known_to_the_fuzzer() {
+fn the_fuzzer_has_every_target() {
     let manifest = fs::read_to_string(fuzz_folder().join("Cargo.toml")).unwrap();
     for (name, _) in TARGETS {
         let shim = fuzz_folder().join(format!("fuzz_targets/{name}.rs"));
@@ -36,7 +36,7 @@ fn every_target_is_known_to_the_fuzzer() {
 
 /// Were this to pass in silence, so would every broken decoder.
 #[test]
-fn a_canary_that_dies_is_noticed() {
+fn a_failing_canary_is_detected() {
     let seeds = seeds("nfs3_read");
     let on_a_seed = seeds.last().unwrap().clone();
     let dies_on_a_seed = |input: &[u8]| assert_ne!(input, on_a_seed);

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_overtaken_is_late() {
+    fn only_an_overtaken_write_is_late() {
         assert_eq!(late(&[(0, 10), (10, 10), (20, 5), (25, 100)]), [], "sequential");
         assert_eq!(late(&[(0, 10), (20, 10), (10, 10), (30, 10)]), [10], "two changed places");
         assert_eq!(late(&[(30, 10), (20, 10), (10, 10), (0, 10), (40, 10)]), [20, 10, 0]);

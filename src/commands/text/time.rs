@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_or_to_come_has_a_year_and_no_minute() {
+    fn old_and_future_times_have_a_year_in_place_of_minutes() {
         let now = Timestamp::new(1_800_000_000, 5).unwrap();
         let seconds = 1_800_000_000;
         for (seconds, nseconds, expected) in [

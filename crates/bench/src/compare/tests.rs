@@ -67,7 +67,7 @@ fn subjects_of_one_file_are_compared_with_the_first_or_the_named() {
 }
 
 #[test]
-fn what_goes_with_the_subjects_may_differ_between_them() {
+fn parameters_of_subjects_may_differ_between_them() {
     let directory = TempDir::new().expect("a directory");
     let changing = |interval_ms: u64| {
         let mut all = loads("list", &["idle", "adding"], 3);
@@ -119,7 +119,7 @@ fn one_sided_loads_and_other_circumstances_are_reported() {
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_subjects_are_named() {
     let directory = TempDir::new().expect("a directory");
     let file = file(&directory, "a", &records("a", loads("read", &["one", "two"], 3)));
     let file = file.to_str().expect("a path");

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_subject_is_first_in_turn() {
+    fn the_first_subject_rotates() {
         let orders: Vec<Vec<_>> = (1..=4).map(|round| turned(3, round).collect()).collect();
         assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
     }

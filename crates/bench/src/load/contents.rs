@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_compared_is_what_was_written_last(
+        fn the_latest_write_is_the_expected_data(
             phases in phases(),
             offset in 0..FILE_BYTES,
             flip in 0..FILE_BYTES,

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_what_was_counted() {
+    fn figures_equal_the_counts() {
         let mut measurement = Measurement::default();
         outcome().fill(&mut measurement);
         for (figure, expected) in [
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_too_short_to_tell_is_left_out() {
+    fn too_short_measurements_are_omitted() {
         let mut outcome = outcome();
         outcome.seconds.truncate(2);
         outcome.seconds[0].secs = 0.5;

@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_what_was_written_and_each_part_once(
+        fn reads_cover_the_written_parts_once(
             operations in prop::collection::vec(0_u64..40, 1..9),
             pattern in prop_oneof![
                 Just(Pattern::EasySequential),

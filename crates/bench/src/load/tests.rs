@@ -218,7 +218,7 @@ fn the_null_server_can_be_mounted_and_worked_on() {
 }
 
 #[test]
-fn what_the_null_server_returns_is_not_what_was_written() {
+fn the_null_server_returns_other_data_than_was_written() {
     const UNITS: u64 = 400;
     const BYTES: u64 = UNITS * 20_000;
     let service = null();
@@ -369,7 +369,7 @@ fn groups_have_outcomes_of_their_own() {
 }
 
 #[test]
-fn a_file_that_is_gone_is_an_error_of_each_operation_until_the_rank_gives_up() {
+fn each_operation_on_a_removed_file_fails_until_the_rank_ends() {
     let real = Real::start();
     let mut files = real.create(2);
     put(&write_load(Pattern::EasySequential, &[100; 2], 4096), &real.service, &mut files);

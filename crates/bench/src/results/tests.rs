@@ -21,7 +21,7 @@ fn fault(text: &str) -> (usize, String) {
 }
 
 #[test]
-fn what_was_written_is_read_and_grouped() {
+fn records_are_read_and_grouped() {
     let mut all = loads("write", &["b", "a"], 3);
     all.extend(loads("read", &["a", "b"], 3));
     let records = records("r", all);
@@ -39,7 +39,7 @@ fn what_was_written_is_read_and_grouped() {
 }
 
 #[test]
-fn what_varies_makes_settings_in_order_of_number() {
+fn varying_parameters_become_settings_in_numeric_order() {
     let all = [16, 1, 128].map(|clients| {
         let mut one = measurement("p", "s", 1, &[(Figure::Secs, 1.0)]);
         one.parameters = [("clients".into(), clients), ("io_bytes".into(), 4096)].into();
@@ -53,7 +53,7 @@ fn what_varies_makes_settings_in_order_of_number() {
 }
 
 #[test]
-fn what_goes_with_the_subject_is_no_setting() {
+fn parameters_of_the_subject_are_not_settings() {
     let all =
         [("idle", 1, None), ("adding", 1, Some(10)), ("idle", 2, None), ("adding", 2, Some(10))]
             .map(|(subject, round, interval_ms)| {
@@ -72,7 +72,7 @@ fn what_goes_with_the_subject_is_no_setting() {
 }
 
 #[test]
-fn a_line_that_was_cut_off_is_left_out_and_reported() {
+fn a_truncated_line_is_skipped_and_reported() {
     let whole = lines(&records("r", loads("write", &["a"], 2)));
     let cut = &whole[..whole.len() - 10];
     let found = read(cut).expect("the rest is whole");
@@ -83,7 +83,7 @@ fn a_line_that_was_cut_off_is_left_out_and_reported() {
 }
 
 #[test]
-fn what_is_no_record_is_named_by_its_line() {
+fn an_invalid_record_is_named_by_its_line() {
     let whole = lines(&records("r", loads("write", &["a"], 1)));
     assert_eq!(fault(&format!("{whole}nonsense\n{whole}")).0, 3);
     assert_eq!(fault(&whole.replace("\"secs\":", "\"parsecs\":")).0, 2);

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_dd_moves_past_the_page_cache_is_counted() {
+    fn direct_io_of_dd_is_counted() {
         const MIB: u64 = 1 << 20;
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let Some(device) = BlockDevice::under(directory.path()).unwrap() else {

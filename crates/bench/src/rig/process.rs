@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_is_gone() {
+    fn an_ended_process_is_detected() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         let watched = Watched { pid: child.id(), memory_group: None, directory: None };

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_shown_in_a_unit_that_fits() {
+    fn quantities_have_a_fitting_unit() {
         for (text, shown) in [("5ms", "5 ms"), ("1500us", "1500 us"), ("1s", "1 s")] {
             assert_eq!(text.parse::<Delay>().unwrap().to_string(), shown);
         }

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_of_our_own_counts_exactly_keeps_its_limit_and_leaves_nothing() {
+    fn a_scratch_disk_counts_exactly_and_is_removed() {
         let Some(disk) = disk("ext4:128MiB", &DeviceLimits::default()) else { return };
         let base = disk.directory().parent().unwrap().to_owned();
         assert_eq!(FileSystem::of(disk.directory()).unwrap().kind, "ext4");

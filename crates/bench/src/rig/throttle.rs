@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn other_peoples_disks_are_left_alone() {
+    fn the_disks_of_others_are_not_throttled() {
         let error = Throttle::apply(&limits(), Path::new("/var/tmp"), None, None).unwrap_err();
         assert!(matches!(error, Error::Misuse(_)), "{error}");
         let nothing = DeviceLimits { rate: None, operations_per_sec: None, ..limits() };

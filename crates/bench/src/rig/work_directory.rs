@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_with_what_is_in_it() {
+    fn a_work_directory_is_removed_with_its_contents() {
         let parent = tempfile::tempdir().unwrap();
         let make = || {
             let directory = WorkDirectory::create(parent.path()).unwrap();

@@ -125,7 +125,7 @@ async fn refused<T: std::fmt::Debug>(
 }
 
 #[tokio::test]
-async fn more_than_was_asked_for_is_not_taken() {
+async fn more_data_than_requested_is_refused() {
     let (_peer, nfs, mut connected) = connected(&options()).await;
     let file = some_file();
     let data = &[1; 11];

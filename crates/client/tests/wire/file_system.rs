@@ -170,7 +170,7 @@ async fn an_open_file_replaced_by_rename_is_still_read() {
 }
 
 #[tokio::test]
-async fn one_of_several_names_is_removed_at_once() {
+async fn removing_one_of_several_names_takes_effect_at_once() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;
     let root = file_system.root();

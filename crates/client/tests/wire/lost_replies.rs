@@ -178,7 +178,7 @@ async fn over_lossy_way(fixture: &Fixture) -> (LossyWay, Nfs3, FileHandle) {
 }
 
 #[tokio::test]
-async fn what_was_done_once_is_answered_as_done() {
+async fn a_repeated_call_gets_the_first_result() {
     let fixture = Fixture::new().await;
     let (way, nfs, root) = over_lossy_way(&fixture).await;
     for name in ["removed", "from", "linked"] {
@@ -229,7 +229,7 @@ async fn what_was_done_once_is_answered_as_done() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_or_done_twice_over_connections_that_keep_breaking() {
+async fn breaking_connections_lose_and_repeat_no_call() {
     let fixture = Fixture::new().await;
     let root = mount3::mount(&fixture.url(), &options(), &root_user()).await.unwrap().root;
     let connections = Arc::new(AtomicUsize::new(0));

@@ -103,7 +103,7 @@ async fn root_handle_without_bytes_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_what_is_not_spoken_is_refused_in_words() {
+async fn unsupported_requirements_of_a_server_are_named() {
     let error = mount_offering(&[390_003, 390_005]).await.0.unwrap_err();
     let Error::Flavor { server, .. } = &error else { panic!("{error}") };
     assert_eq!(server.host, "127.0.0.1");

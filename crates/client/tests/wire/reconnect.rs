@@ -36,7 +36,7 @@ async fn replies_come_in_any_order() {
 }
 
 #[tokio::test]
-async fn a_call_whose_connection_is_cut_goes_out_again_from_the_same_port() {
+async fn a_call_is_resent_from_the_same_port_after_a_reset() {
     let (peer, rpc, mut first) = Peer::connected(&hard()).await;
     let call = ask(&rpc, 1);
     let received = first.receive().await;
@@ -83,7 +83,7 @@ async fn no_other_socket_gets_the_port_of_a_lost_connection() {
 }
 
 #[tokio::test]
-async fn what_was_answered_is_not_sent_again() {
+async fn answered_calls_are_not_sent_again() {
     let (peer, rpc, mut first) = Peer::connected(&hard()).await;
     let calls: Vec<_> = (0..6).map(|number| ask(&rpc, number)).collect();
     let received = first.receive_all(6).await;
@@ -139,7 +139,7 @@ async fn a_call_that_is_cut_is_sent_whole() {
 }
 
 #[tokio::test]
-async fn a_call_without_a_reply_breaks_the_connection_and_goes_out_again() {
+async fn an_unanswered_call_closes_the_connection_and_is_resent() {
     let options = RpcOptions { timeout: TIMEOUT, ..hard() };
     let (peer, rpc, mut first) = Peer::connected(&options).await;
     let lost = ask(&rpc, 1);
@@ -252,7 +252,7 @@ async fn complaint(bytes: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn what_is_no_reply_ends_the_connection() {
+async fn a_message_that_is_not_a_reply_closes_the_connection() {
     let most = REPLY_BYTES_MIN + (64 << 10);
     let too_long = RecordMark { last: true, len: u32::try_from(most + 1).unwrap() }.to_bytes();
     let expected = format!("record of {} bytes exceeds the limit of {most} bytes", most + 1);
@@ -270,7 +270,7 @@ async fn what_is_no_reply_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_reply_as_long_as_asked_for_is_taken() {
+async fn a_reply_of_the_requested_length_is_accepted() {
     let (_peer, rpc, mut connected) = Peer::connected(&hard()).await;
     let bytes = u32::try_from(REPLY_BYTES_MIN * 2).unwrap();
     rpc.expect_reply_bytes(bytes);

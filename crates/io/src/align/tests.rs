@@ -86,7 +86,7 @@ fn no_read_is_widened_past_the_largest_offset() {
 }
 
 #[test]
-fn what_was_not_asked_for_does_not_count() {
+fn bytes_beyond_the_request_are_not_counted() {
     let widened = aligned_to(512).widen_read(range(47_008, 47_008)).unwrap();
     for (got, asked) in [
         (0, 0),

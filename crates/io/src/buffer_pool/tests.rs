@@ -54,7 +54,7 @@ fn buffers_are_aligned_blank_when_new_and_large_enough() {
 }
 
 #[tokio::test]
-async fn trimmed_buffer_keeps_its_bytes_and_serves_those_who_wait() {
+async fn a_trimmed_buffer_keeps_its_bytes_and_serves_waiters() {
     // One large buffer, or one small and what is left.
     let pool = BufferPool::new(LARGE + SMALL);
     let mut buffer = pool.try_take(LARGE).unwrap();

@@ -250,7 +250,7 @@ fn a_short_cached_write_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn what_the_kernel_refuses_directly_goes_through_the_cache() {
+fn refused_direct_io_falls_back_to_the_page_cache() {
     // The file requires more than it reports: the split is for 512, the file refuses less than 64
     // KiB.
     let (whole, segments, data) = ragged_write();

@@ -150,7 +150,7 @@ fn a_panic_reaches_the_caller_and_spares_the_lane() {
 }
 
 #[tokio::test]
-async fn an_abandoned_result_whose_destructor_panics_spares_the_lane() {
+async fn a_panic_in_the_destructor_of_a_result_leaves_the_lane_running() {
     struct Grenade;
     impl Drop for Grenade {
         fn drop(&mut self) {
@@ -209,7 +209,7 @@ async fn an_identity_that_cannot_be_assumed_keeps_the_job_from_running() {
 /// A file created on either lane belongs to the user that the job acts as; a data job without a
 /// user acts as the server again, on the same thread.
 #[tokio::test]
-async fn both_lanes_act_as_the_user_asked_for() {
+async fn both_lanes_act_as_the_requested_user() {
     if !crate::can_assume_users() {
         println!("skipped: acting as other users takes root with CAP_SETUID and CAP_SETGID");
         return;
@@ -257,7 +257,7 @@ fn every_caller_gets_its_own_answer() {
 }
 
 #[tokio::test]
-async fn what_a_task_on_a_lane_submits_runs_in_place() {
+async fn jobs_submitted_on_a_lane_run_in_place() {
     let engine = Arc::new(engine(1, 8));
     let (reply, received) = oneshot::channel();
     let within = Arc::clone(&engine);
@@ -461,7 +461,7 @@ fn hold_threads(engine: &Engine, share: &Share, jobs: usize) -> Vec<mpsc::Sender
 }
 
 #[tokio::test]
-async fn device_that_does_not_answer_holds_up_no_other() {
+async fn a_stalled_device_delays_no_other() {
     let engine = engine(4, 128);
     let stuck = Share::new(&engine.device((8, 0)), 1);
     let held = hold_threads(&engine, &stuck, 100);
@@ -546,7 +546,7 @@ async fn waiting_clients_take_turns() {
 }
 
 #[tokio::test]
-async fn full_queue_of_one_client_holds_up_no_other() {
+async fn a_full_queue_of_one_client_delays_no_other() {
     let engine = engine(4, 1);
     let device = engine.device((8, 0));
     let greedy = Share::new(&device, 1);
@@ -671,7 +671,7 @@ async fn a_task_that_waits_too_long_goes_on_in_its_lane() {
 }
 
 #[tokio::test]
-async fn what_a_staying_task_has_woken_does_not_wait_for_the_thread() {
+async fn tasks_woken_by_a_staying_task_do_not_wait_for_its_thread() {
     let engine = engine(2, 4);
     let (wake, woken) = oneshot::channel();
     let (ended, end) = oneshot::channel();

@@ -95,7 +95,7 @@ fn groups_apply_and_replace_the_servers_own() {
 }
 
 #[test]
-fn what_a_user_creates_belongs_to_it() {
+fn created_files_belong_to_the_assumed_user() {
     as_root(|| {
         let fixture = Fixture::new();
         assume(&user(1000, 2000, &[])).unwrap();

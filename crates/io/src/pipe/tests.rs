@@ -64,7 +64,7 @@ fn is_open(name: &Path) -> bool {
 }
 
 #[test]
-fn what_arrives_is_the_range() {
+fn the_receiver_gets_the_range() {
     let data = pattern(2 * MIB);
     let file = file_of(&data);
     // Not more than any process may ask for, with the odd page.
@@ -80,7 +80,7 @@ fn what_arrives_is_the_range() {
 }
 
 #[test]
-fn what_is_read_is_the_range() {
+fn the_reader_gets_the_range() {
     let data = pattern(10_000);
     let file = file_of(&data);
     let pool = PipePool::new(1, data.len());
@@ -97,7 +97,7 @@ fn what_is_read_is_the_range() {
 }
 
 #[test]
-fn what_arrives_is_the_data_as_far_as_there_is_room() {
+fn the_receiver_gets_data_up_to_its_room() {
     let data = pattern(MIB);
     let pool = PipePool::new(1, MIB / 2);
     for (offset, len) in [(0, 1), (4095, 2), (1, 47_008), (4097, MIB / 4), (5, MIB - 5)] {
@@ -237,7 +237,7 @@ fn pages_are_counted_as_a_file_has_them() {
 }
 
 #[test]
-fn what_the_system_refuses_is_not_asked_for_again_at_once() {
+fn a_refused_pipe_is_not_retried_at_once() {
     // More than any pipe may have.
     let pool = PipePool::new(2, usize::MAX);
     assert!(pool.try_take(range(0, 1)).is_none());

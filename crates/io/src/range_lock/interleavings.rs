@@ -47,7 +47,7 @@ impl Occupants {
 }
 
 #[test]
-fn conflicting_uses_never_meet_and_everyone_gets_a_turn() {
+fn conflicting_uses_exclude_each_other_and_none_starves() {
     check(1_000, || {
         let (lock, occupants) = (RangeLock::new(), Arc::new(Occupants::default()));
         let workers = (0..4).map(|_| {
@@ -113,7 +113,7 @@ fn a_waiter_may_give_up_at_any_time() {
 }
 
 #[test]
-fn a_turn_given_to_one_who_gives_up_passes_on() {
+fn a_turn_of_a_cancelled_waiter_passes_on() {
     check(1_000, || {
         let lock = RangeLock::new();
         let held = lock.try_lock(pages(0, 1), Exclusive).expect("the first");

@@ -111,7 +111,7 @@ async fn chunk_read_during_a_write_is_dropped_when_the_write_is_finished() {
 }
 
 #[tokio::test]
-async fn a_fill_that_is_dropped_releases_those_who_wait() {
+async fn a_dropped_fill_releases_its_waiters() {
     let (budget, ahead) = (budget(32), ReadAhead::default());
     let found = start(&ahead, version(0), &budget);
     let chunk = Arc::clone(&found.chunks[0]);

@@ -60,7 +60,7 @@ fn holds_more_than_asked(file: &File) -> bool {
 }
 
 #[test]
-fn what_was_read_is_resident_and_what_was_dropped_is_not() {
+fn read_pages_are_resident_and_dropped_pages_are_not() {
     let Some(file) = uncached_file(0) else { return };
     let whole = pages(0, PAGES);
     assert!(resident(&file, whole).is_empty(), "all was dropped");

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_reply_is_refused() {
+    fn a_call_is_not_decoded_as_a_reply() {
         let table: [(&[u32], &str, usize); 5] = [
             (&[XID, 0, 0, 0, 0, 0], "msg_type", 4),
             (&[XID, 1, 2, 0, 0, 0], "reply_stat", 8),

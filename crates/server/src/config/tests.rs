@@ -468,7 +468,7 @@ fn default_window_is_a_part_of_the_memory_of_the_machine() {
 }
 
 #[test]
-fn flags_win_over_what_a_reload_can_change() {
+fn flags_override_keys_that_a_reload_can_change() {
     let machine = Machine::new();
     let overrides = Overrides {
         read_mode: Some(IoMode::Buffered),

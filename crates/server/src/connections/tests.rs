@@ -255,7 +255,7 @@ async fn new_connection_takes_the_place_as_soon_as_it_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_connection_makes_room_however_slowly_it_ends() {
+async fn one_evicted_connection_makes_room_even_if_it_ends_slowly() {
     let connections = connections(2);
     let mut places = Vec::new();
     for peer in 1..=2 {

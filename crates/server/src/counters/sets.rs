@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_leads_elsewhere_keeps_its_counters() {
+    fn an_export_with_another_path_keeps_its_counters() {
         let counters = Counters::default();
         let before = counters.of_export(1);
         before.count_operation(READ);

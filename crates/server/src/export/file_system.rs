@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unused_file_system_is_forgotten() {
+    fn an_unused_file_system_is_dropped() {
         let systems = FileSystems::default();
         let first = systems.on((8, 1)).unwrap();
         let verifier = first.verifier.current();

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_alone_waits_for_the_sharers_and_they_for_it() {
+    async fn exclusive_and_shared_holders_wait_for_each_other() {
         let lock = InodeLock::default();
         let sharer = share(&lock, 1).await;
         let wait = Duration::from_millis(20);

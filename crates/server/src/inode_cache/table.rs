@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_disk_that_does_not_answer_keeps_no_other_from_being_flushed() {
+    async fn a_stalled_disk_does_not_keep_others_from_being_flushed() {
         let (cache, engine) = (Arc::new(InodeCache::new(1000)), engine(1));
         let Some([slow, quick]) = TestExport::on_two_devices(&cache) else { return };
         for key in [&slow.file, &slow.directory, &quick.file, &quick.directory] {

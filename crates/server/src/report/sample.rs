@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_subtracted_and_what_there_is_stays() {
+    fn counters_are_subtracted_and_gauges_kept() {
         let (before, after) = (sample(1_000_000, 5, 3), sample(3_000_000, 12, 2));
         let difference = after.since(&before);
         assert_eq!(difference.uptime_us, 2_000_000);

@@ -90,7 +90,7 @@ fn is_free(file: &File) -> bool {
 }
 
 #[tokio::test]
-async fn a_disk_that_hangs_delays_what_an_expired_client_left_on_no_other() {
+async fn a_hanging_disk_delays_no_cleanup_on_another() {
     let Some(mut disks) = Disks::new() else { return };
     disks.holder();
     // Its lease has run out, and its courtesy.

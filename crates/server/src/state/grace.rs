@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_grace_without_clients() {
+    fn no_grace_period_begins_without_clients() {
         let mut grace = Grace::new(Vec::new(), Duration::ZERO, LENGTH);
         assert!(!grace.is_active());
         assert_eq!(grace.end(Duration::MAX), None);

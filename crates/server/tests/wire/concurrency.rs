@@ -76,7 +76,7 @@ fn renames_in_opposite_directions_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn one_name_is_fought_over_without_a_wrong_answer() {
+fn concurrent_changes_of_one_name_get_correct_answers() {
     let fixture = Fixture::new();
     together(&fixture, |i, client, root| {
         for round in 0..60 {

@@ -51,10 +51,10 @@ fn serving(settings: &str) -> (Fixture, LocalFile, Client, FileHandle) {
 }
 
 #[test]
-fn reads_are_counted_by_their_way() {
+fn reads_are_counted_by_path() {
     let settings = "read_ahead = false\nsplice = false";
     let (fixture, local, mut client, file) = serving(settings);
-    if !local.is_on_disk("reads_are_counted_by_their_way") {
+    if !local.is_on_disk("reads_are_counted_by_path") {
         return;
     }
     let (cold, hot) = (false, true);
@@ -105,7 +105,7 @@ fn reads_are_counted_by_their_way() {
 }
 
 #[test]
-fn spliced_reads_are_counted_beside_their_way() {
+fn spliced_reads_are_also_counted_by_path() {
     let (fixture, local, mut client, file) = serving("read_ahead = false");
     for (mode, way) in [("buffered", ReadsCachedByMode), ("auto", ReadsResident)] {
         fixture.reload(&in_modes("read_ahead = false", mode, "auto"));
@@ -116,9 +116,9 @@ fn spliced_reads_are_counted_beside_their_way() {
 }
 
 #[test]
-fn writes_are_counted_by_their_way() {
+fn writes_are_counted_by_path() {
     let (fixture, local, mut client, file) = serving("");
-    if !local.is_on_disk("writes_are_counted_by_their_way") {
+    if !local.is_on_disk("writes_are_counted_by_path") {
         return;
     }
     let cases: [(&str, u64, usize, &[Counter]); 12] = [
@@ -176,8 +176,8 @@ fn streams_with_gaps_beyond_the_window_go_to_free_memory() {
 }
 
 #[test]
-fn what_cannot_go_directly_is_counted_as_that() {
-    if !is_root("what_cannot_go_directly_is_counted_as_that") {
+fn impossible_direct_io_is_counted() {
+    if !is_root("impossible_direct_io_is_counted") {
         return;
     }
     let mut mount = None;

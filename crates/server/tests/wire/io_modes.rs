@@ -45,7 +45,7 @@ fn check_stream(client: &mut Client, file: FileHandle, expected: &[u8], transfer
 }
 
 #[test]
-fn reads_return_the_very_bytes_asked_for() {
+fn reads_return_exactly_the_requested_bytes() {
     let bytes = 9 * MIB + 1234;
     let expected = content(1, 0, usize::try_from(bytes).unwrap());
     let transfer = 4 << 20;
@@ -427,8 +427,8 @@ fn small_disk(dir: &Path) -> Option<Mounted> {
 }
 
 #[test]
-fn who_may_write_is_asked_at_each_write_however_many_share_a_turn() {
-    if !is_root("who_may_write_is_asked_at_each_write_however_many_share_a_turn") {
+fn each_write_that_shares_a_turn_is_permitted_by_itself() {
+    if !is_root("each_write_that_shares_a_turn_is_permitted_by_itself") {
         return;
     }
     let fixture = Fixture::in_modes("", "auto", "direct");

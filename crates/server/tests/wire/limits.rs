@@ -264,7 +264,7 @@ fn a_hundred_listers_that_take_no_replies() {
 }
 
 #[test]
-fn writers_that_send_by_the_byte_do_not_hold_up_others() {
+fn writers_that_send_single_bytes_do_not_delay_others() {
     let fixture = Fixture::with_settings("memory = \"16MiB\"");
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
@@ -428,13 +428,13 @@ fn operations_without_a_free_descriptor() {
 }
 
 #[test]
-fn what_is_made_and_cannot_be_opened_is_not_left_behind() {
-    in_own_process("limits::making_objects_with_no_descriptor_to_be_had");
+fn an_object_that_cannot_be_opened_after_creation_is_removed() {
+    in_own_process("limits::creating_objects_without_a_free_descriptor");
 }
 
 #[test]
-#[ignore = "run by what_is_made_and_cannot_be_opened_is_not_left_behind"]
-fn making_objects_with_no_descriptor_to_be_had() {
+#[ignore = "run by an_object_that_cannot_be_opened_after_creation_is_removed"]
+fn creating_objects_without_a_free_descriptor() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     client.getattr(root).unwrap();

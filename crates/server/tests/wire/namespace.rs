@@ -11,7 +11,7 @@ use crate::client::{Client, Ids, mode, ok, refusal, size};
 use crate::fixture::{Fixture, is_root};
 
 #[test]
-fn lookup_finds_what_is_there() {
+fn lookup_finds_existing_names() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     std::fs::write(fixture.exported("f"), "hello").unwrap();
@@ -100,7 +100,7 @@ fn dot_and_dot_dot_cannot_be_made_removed_or_renamed() {
 }
 
 #[test]
-fn create_sets_what_was_asked_for() {
+fn create_sets_the_requested_attributes() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let time = Time { seconds: 1_000_000_007, nseconds: 123_456_789 };
@@ -122,7 +122,7 @@ fn create_sets_what_was_asked_for() {
 }
 
 #[test]
-fn unchecked_create_takes_what_exists() {
+fn unchecked_create_opens_an_existing_file() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
@@ -144,7 +144,7 @@ fn unchecked_create_takes_what_exists() {
 }
 
 #[test]
-fn exclusive_create_knows_its_own_work_by_all_eight_bytes() {
+fn exclusive_create_compares_all_eight_bytes_of_the_verifier() {
     let mut fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let verifier = [0x80, 2, 3, 4, 0xff, 6, 7, 8];
@@ -476,7 +476,7 @@ fn file_system_questions_have_answers() {
 }
 
 #[test]
-fn read_returns_what_there_is() {
+fn read_returns_the_existing_bytes() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");

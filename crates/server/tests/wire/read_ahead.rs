@@ -266,7 +266,7 @@ fn see_change(fixture: &Fixture, mode: &str, victim: &mut Victim, place: u64) {
 }
 
 #[test]
-fn changes_while_chunks_are_on_their_way_are_seen() {
+fn changes_while_chunks_are_being_read_are_seen() {
     let mut rooms = Vec::new();
     for mode in MAY_BE_AHEAD {
         let fixture = Fixture::in_modes("", mode, "direct");
@@ -357,8 +357,8 @@ impl Drop for SlowDisk {
 /// The kernel renews the change time when a write begins, and these take longer than any time after
 /// which a version could count as settled.
 #[test]
-fn write_that_was_finished_is_seen_however_long_it_took() {
-    let test = "write_that_was_finished_is_seen_however_long_it_took";
+fn a_finished_write_is_seen_regardless_of_its_duration() {
+    let test = "a_finished_write_is_seen_regardless_of_its_duration";
     if !is_root(test) {
         return;
     }

@@ -176,7 +176,7 @@ fn cookies_that_lead_nowhere_do_no_harm() {
 }
 
 #[test]
-fn nothing_above_the_root_shows() {
+fn names_above_the_root_are_not_listed() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let dir = client.mkdir(root, "d");
@@ -254,7 +254,7 @@ fn files_made_again_under_their_names_have_new_handles() {
 }
 
 #[test]
-fn one_file_made_again_and_again_has_a_new_handle_each_time() {
+fn a_recreated_file_has_a_new_handle_each_time() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     std::fs::write(fixture.exported("stays"), "").unwrap();

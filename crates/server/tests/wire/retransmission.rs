@@ -121,7 +121,7 @@ fn another_user_with_the_same_number_is_another_call() {
 }
 
 #[test]
-fn what_may_be_repeated_is_answered_as_things_are_now() {
+fn repeated_idempotent_calls_return_the_current_state() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");

@@ -165,7 +165,7 @@ fn a_write_of_more_than_the_server_takes_does_no_harm() {
 }
 
 #[test]
-fn another_rpc_version_is_refused_with_the_one_spoken() {
+fn another_rpc_version_is_refused_with_the_supported_one() {
     let fixture = Fixture::new();
     let mut client = fixture.client();
     for version in [0, 1, 3, u32::MAX] {
@@ -178,7 +178,7 @@ fn another_rpc_version_is_refused_with_the_one_spoken() {
 }
 
 #[test]
-fn bad_credentials_are_refused_and_the_connection_lives_on() {
+fn bad_credentials_are_refused_and_the_connection_stays_open() {
     let fixture = Fixture::new();
     let mut client = fixture.client();
     let seventeen_groups = {
@@ -217,7 +217,7 @@ fn bad_credentials_are_refused_and_the_connection_lives_on() {
 }
 
 #[test]
-fn what_is_no_call_ends_the_connection() {
+fn a_message_that_is_not_a_call_closes_the_connection() {
     let fixture = Fixture::new();
     let reply = {
         let mut call = fixture.client().encode(1, NULL, &[]);
@@ -287,7 +287,7 @@ fn pipelined_calls_are_all_answered_once() {
 }
 
 #[test]
-fn a_slow_call_holds_up_no_fast_one() {
+fn a_slow_call_delays_no_fast_one() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");

@@ -80,7 +80,7 @@ fn every_byte_is_right_with_and_without_a_copy() {
 }
 
 #[test]
-fn what_is_not_in_memory_is_read_on_a_data_thread() {
+fn uncached_data_is_read_on_a_data_thread() {
     let (fixture, content) = serving("", "buffered");
     let (mut client, file) = opened(&fixture);
     LocalFile::open(&fixture.exported("f")).forget();

@@ -101,8 +101,8 @@ fn at_the_bound_writers_wait_and_none_fails() {
 }
 
 #[test]
-fn a_disk_that_stands_still_does_not_hold_up_writes_to_another() {
-    let test = "a_disk_that_stands_still_does_not_hold_up_writes_to_another";
+fn a_stalled_disk_does_not_delay_writes_to_another() {
+    let test = "a_stalled_disk_does_not_delay_writes_to_another";
     if !is_root(test) {
         return;
     }
@@ -260,8 +260,8 @@ fn a_direct_write_of_whole_pages_does_not_wait_for_the_window() {
 }
 
 #[test]
-fn what_is_cut_off_leaves_the_window_at_once() {
-    on_stoppable_disk("what_is_cut_off_leaves_the_window_at_once", |fixture, disk| {
+fn truncated_data_leaves_the_window_at_once() {
+    on_stoppable_disk("truncated_data_leaves_the_window_at_once", |fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
         let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };

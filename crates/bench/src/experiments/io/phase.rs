@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn random_blocks_lie_in_what_easy_wrote() {
+    fn random_blocks_are_within_the_easy_files() {
         let units = |sizes| match Phase::RandomWrite.pattern(&sizes, 7) {
             Pattern::Random { units, seed: 7 } => units,
             other => panic!("{other:?}"),

@@ -45,7 +45,7 @@ fn the_calls_reported_are_those_that_the_server_counts() {
 }
 
 #[test]
-fn every_entry_comes_once_whatever_another_client_does() {
+fn each_entry_is_listed_once_while_another_client_changes_the_directory() {
     let server = OwnServer::start();
     let options: Options = options("--entries 3000 --reply 4KiB --change-interval 1ms").unwrap();
     let mut on_disk = HashSet::new();
@@ -108,7 +108,7 @@ fn a_server_that_takes_its_time_is_reported_as_slower() {
 }
 
 #[test]
-fn what_fails_is_cleaned_up_after() {
+fn a_failed_experiment_is_cleaned_up() {
     let server = OwnServer::start();
     let options: Options = options("--entries 50").unwrap();
     let failed = options

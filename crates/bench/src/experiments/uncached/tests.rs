@@ -18,7 +18,7 @@ fn on_disk() -> tempfile::TempDir {
 }
 
 #[test]
-fn the_files_hold_what_is_reported() {
+fn files_have_the_reported_bytes() {
     let directory = on_disk();
     let options = options(directory.path(), "--files 3 --block 5000B --size 1MiB --modes cached");
     let mut written = write(&options, Mode::Cached, directory.path(), &Stop::default()).unwrap();
@@ -41,7 +41,7 @@ fn the_files_hold_what_is_reported() {
 }
 
 #[test]
-fn bytes_that_are_not_what_was_written_are_counted() {
+fn wrong_bytes_are_counted() {
     let directory = on_disk();
     let options = options(directory.path(), "--files 2 --size 1MiB");
     let mut written = write(&options, Mode::Cached, directory.path(), &Stop::default()).unwrap();
@@ -104,7 +104,7 @@ fn modes_take_turns_and_leave_nothing_behind() {
 
 /// What the modes are about: with a window nothing stays in the page cache, without one all of it.
 #[test]
-fn the_page_cache_left_behind_distinguishes_the_modes() {
+fn the_modes_leave_different_page_caches() {
     let directory = on_disk();
     let options = options(directory.path(), "--files 2 --size 4MiB --no-verify");
     let left = |mode| {

@@ -37,7 +37,7 @@ fn the_calls_reported_are_those_that_the_server_takes() {
 }
 
 #[test]
-fn what_is_on_the_disk_is_what_was_written() {
+fn the_file_on_disk_has_the_written_data() {
     let server = OwnServer::start();
     let options: Options = options("--record-sizes 999 --workers 4 --size 300000B").unwrap();
     let runtime = runtime().unwrap();

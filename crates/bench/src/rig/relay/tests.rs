@@ -165,7 +165,7 @@ fn a_server_that_does_not_read_stops_its_client() {
 }
 
 #[test]
-fn it_ends_at_once_with_bytes_on_the_way() {
+fn the_relay_ends_at_once_with_bytes_in_flight() {
     let (server, serving) = server(1, |mut stream| {
         let mut all = Vec::new();
         // It ends, with the bytes lost or with an error.

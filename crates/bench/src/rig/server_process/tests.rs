@@ -53,7 +53,7 @@ fn a_server_reports_its_address_and_counters_and_stops() {
 }
 
 #[test]
-fn one_that_does_not_start_reports_why() {
+fn a_server_that_does_not_start_reports_why() {
     let (_directory, server) = started("echo 'error: no such thing' >&2; exit 1");
     let error = server.unwrap_err();
     assert!(matches!(error, Error::Server(_)));
@@ -61,7 +61,7 @@ fn one_that_does_not_start_reports_why() {
 }
 
 #[test]
-fn one_that_dies_reports_so() {
+fn a_server_that_dies_is_reported() {
     let (_directory, server) = started(
         "echo 'listening on 127.0.0.1:40961'; echo 'out of luck' >&2; sleep 0.2; kill -KILL $$",
     );
@@ -76,7 +76,7 @@ fn one_that_dies_reports_so() {
 }
 
 #[test]
-fn one_that_fails_at_its_end_reports_so() {
+fn a_server_that_fails_while_stopping_is_reported() {
     let script = "trap 'echo lost >&2; exit 3' TERM\necho 'listening on 127.0.0.1:40961'\n\
         while :; do sleep 0.01; done";
     let (_directory, server) = started(script);
@@ -86,7 +86,7 @@ fn one_that_fails_at_its_end_reports_so() {
 }
 
 #[test]
-fn a_dropped_server_is_gone() {
+fn a_dropped_server_is_killed() {
     let (_directory, server) = started(SERVES);
     let server = server.unwrap();
     let pid = server.pid();

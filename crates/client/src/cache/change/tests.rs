@@ -117,7 +117,7 @@ fn a_change_between_two_own_ones_is_foreign() {
 }
 
 #[test]
-fn a_gap_is_foreign_while_a_writer_goes_on() {
+fn a_gap_is_foreign_while_a_writer_continues() {
     let mut tracker = ChangeTracker::new(&state(0));
     let first = tracker.begin();
     let second = tracker.begin();

@@ -220,7 +220,7 @@ fn a_misreported_alignment_costs_the_direct_route_and_nothing_else() {
 }
 
 #[test]
-fn a_full_disk_counts_what_went_in() {
+fn a_full_disk_counts_the_written_bytes() {
     for disk in Disk::all() {
         let (cached, direct, align) = disk.file("f");
         let (filler, ..) = disk.file("filler");

@@ -325,7 +325,7 @@ fn a_long_call_is_cut_and_the_rest_counted() {
 }
 
 #[test]
-fn a_record_that_ends_early_yields_what_there_is() {
+fn a_record_that_ends_early_yields_the_received_bytes() {
     run(async {
         let mut rig = Rig::new();
         let data = data(13);
@@ -439,7 +439,7 @@ fn a_head_goes_on_behind_the_payload_where_the_layout_has_a_tail() {
 }
 
 #[test]
-fn a_head_that_has_come_is_looked_at_once() {
+fn a_complete_head_is_parsed_once() {
     run(async {
         let mut rig = Rig::new();
         let data = data(100);
@@ -459,7 +459,7 @@ fn a_head_that_has_come_is_looked_at_once() {
 }
 
 #[test]
-fn what_follows_the_payload_comes_along_with_it_and_no_more() {
+fn bytes_behind_the_payload_are_received_with_it_and_no_further() {
     run(async {
         let mut rig = Rig::new();
         let data = data(10_000);

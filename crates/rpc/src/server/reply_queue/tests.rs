@@ -177,7 +177,7 @@ fn run<T>(test: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn replies_leave_whole_however_little_the_stream_takes() {
+fn replies_are_sent_whole_over_a_stream_that_accepts_little() {
     run(async {
         let data = Data::new(BufferPool::new(1 << 20));
         for step in 1..=40 {

@@ -110,7 +110,7 @@ impl Rig {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_that_blocks_its_thread_holds_up_no_other_call_of_the_connection() {
+async fn a_write_that_blocks_its_thread_delays_no_other_call_of_the_connection() {
     let (mut rig, receiver) = Rig::new().await;
     let (release, blocked) = mpsc::channel::<()>();
     let (ended, end) = mpsc::channel();
@@ -166,7 +166,7 @@ async fn a_client_that_pauses_is_heard_afterwards() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_given_up_ends_the_stay() {
+async fn a_closed_connection_ends_the_stay() {
     let (rig, receiver) = Rig::new().await;
     let write = rig.write(async {});
     {

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_just_made_is_not_remembered() {
+    fn new_inodes_are_not_cached() {
         let Some((dir, root)) = export_with_settled_file() else { return };
         let known = HandleCache::new();
         std::fs::write(dir.path().join("new"), "").unwrap();

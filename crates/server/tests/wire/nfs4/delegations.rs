@@ -522,7 +522,7 @@ fn a_delegation_is_reclaimed_after_a_restart() {
 }
 
 #[test]
-fn a_client_that_goes_leaves_no_lease() {
+fn a_departed_client_leaves_no_lease() {
     let fixture = fixture();
     let mut holder = Holder::new(&fixture, b"holder");
     holder.delegated(b"a");

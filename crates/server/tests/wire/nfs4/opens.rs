@@ -267,8 +267,8 @@ fn a_lock_whose_conflict_would_not_fit_in_the_reply_is_not_tried() {
 }
 
 #[test]
-fn what_an_open_permitted_is_kept_until_the_export_forbids_it() {
-    if !is_root("what_an_open_permitted_is_kept_until_the_export_forbids_it") {
+fn an_open_keeps_its_permission_until_the_export_forbids_it() {
+    if !is_root("an_open_keeps_its_permission_until_the_export_forbids_it") {
         return;
     }
     let fixture = Fixture::with(ALL_VERSIONS);

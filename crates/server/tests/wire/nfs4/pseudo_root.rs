@@ -96,7 +96,7 @@ fn lookupp_leads_from_an_export_to_the_root() {
 }
 
 #[test]
-fn nothing_can_be_changed_above_the_exports() {
+fn changes_above_the_exports_are_refused() {
     let fixture = several();
     let mut session = Session::new(&fixture);
     let args = NameArgs { name: b"srv" };

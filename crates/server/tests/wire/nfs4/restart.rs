@@ -119,7 +119,7 @@ fn sessions_and_stateids_of_before_a_restart_are_unknown() {
 }
 
 #[test]
-fn there_is_no_grace_when_no_client_held_state() {
+fn no_grace_period_begins_if_no_client_held_state() {
     let mut fixture = Fixture::with(ALL_VERSIONS);
     let mut before = Session::of(&fixture, b"gone", 1);
     let destroy = DestroySessionArgs { session: before.id };

@@ -127,7 +127,7 @@ fn a_client_that_boots_again_loses_its_session() {
 }
 
 #[test]
-fn destroyed_sessions_and_clients_are_gone() {
+fn destroyed_sessions_and_clients_are_unknown() {
     let fixture = Fixture::with(ALL_VERSIONS);
     let mut session = Session::new(&fixture);
     let client = DestroyClientidArgs { client: session.client_id };

@@ -25,8 +25,8 @@ const TWO_DEVICES: &str = r#"
 "#;
 
 #[test]
-fn a_disk_that_stands_still_holds_up_no_search_from_the_root_to_another() {
-    let test = "a_disk_that_stands_still_holds_up_no_search_from_the_root_to_another";
+fn a_stalled_disk_delays_no_lookup_from_the_root_to_another() {
+    let test = "a_stalled_disk_delays_no_lookup_from_the_root_to_another";
     if !is_root(test) {
         return;
     }
