@@ -92,7 +92,7 @@ figures! {
     GeneratorUsPerOperation: "generator CPU", "us/op", Neither;
     /// Of the processor time of generator and server, by the server's alone.
     GeneratorToServer: "generator CPU by server CPU", "", Neither;
-    /// Processor time of a call for what makes the load, against a server that does nothing, by the
+    /// Processor time of a call for what makes the load, against a null server, by the
     /// server's.
     GeneratorAloneToServer: "generator alone by server CPU", "", Neither;
     /// User time of this process, which is itself what is measured.

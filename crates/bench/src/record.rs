@@ -60,7 +60,7 @@ pub struct Run {
     pub note: String,
 }
 
-/// The phase in which a load's own cost is measured, against a server that does nothing. Its
+/// The phase in which a load's own cost is measured, against a null server. Its
 /// subjects are the phases of the run, and there is nothing in them to compare.
 pub const CALIBRATION: &str = "calibration";
 

@@ -384,7 +384,7 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    /// What the load costs by itself: against a server that does nothing. Returns its processor
+    /// What the load costs by itself: against a null server. Returns its processor
     /// time for each call, in microseconds.
     fn calibrate(
         &mut self,

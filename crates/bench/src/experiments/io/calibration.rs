@@ -1,4 +1,4 @@
-//! A server that does nothing, in a process of its own: what a load costs beside it is the load's.
+//! A null server, in a process of its own: what a load costs beside it is the load's.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
