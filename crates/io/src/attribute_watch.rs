@@ -98,7 +98,7 @@ impl AttributeWatches {
                     files.into_iter().for_each(on_change);
                 }
                 Err(Errno::INTR) => {}
-                Err(error) => return tracing::error!(%error, "changes by others cannot be read"),
+                Err(error) => return tracing::error!(%error, "cannot read fanotify events"),
             }
         }
     }
@@ -187,7 +187,7 @@ impl Drop for AttributeWatch {
             if let Err(error) =
                 mark(&self.watches.fanotify, libc::FAN_MARK_REMOVE, self.fd.as_raw_fd())
             {
-                tracing::warn!(%error, "a watch of a file stays");
+                tracing::warn!(%error, "cannot remove the fanotify mark of a file");
             }
         }
     }

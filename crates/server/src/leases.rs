@@ -115,7 +115,7 @@ impl LocalConflicts {
                 Ok(watch) => Some(watch),
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => return Err(error),
                 Err(error) => {
-                    tracing::debug!(%error, "a delegated file is not watched");
+                    tracing::debug!(%error, "cannot watch a delegated file");
                     None
                 }
             },
