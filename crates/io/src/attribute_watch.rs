@@ -7,6 +7,7 @@
 //! (`fs.fanotify.max_user_marks`), and reports no other processes by name, which is enough.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::fstat;
 use rustix::io::Errno;
 
 use crate::kernel_handle::{KernelHandle, name_to_handle};
@@ -30,13 +32,17 @@ const EVENT_BUFFER_BYTES: usize = 4096;
 pub struct AttributeWatches {
     fanotify: OwnedFd,
     /// Held over the system calls that add and remove a watch, neither of which waits for a disk.
-    watched: Mutex<HashMap<KernelHandle, Watched>>,
+    watched: Mutex<Table>,
 }
+
+/// Files of different file systems can have one handle: a snapshot beside its origin.
+type Table = HashMap<KernelHandle, Vec<Watched>>;
 
 #[derive(Debug)]
 struct Watched {
     file: u64,
-    /// The last of those that watch the file. The kernel has one for all.
+    /// Device and inode number. The kernel has one mark of an inode for all that watch it.
+    inode: (u64, u64),
     fd: Arc<OwnedFd>,
 }
 
@@ -72,17 +78,18 @@ impl AttributeWatches {
         Ok(watches)
     }
 
-    /// Watches the file of `fd`. `file` is its number for `on_change`. An earlier watch of the file is
-    /// about to be dropped.
+    /// Watches the file of `fd`. `file` is its number for `on_change`.
     ///
     /// # Errors
-    /// `ENOSPC` at the limit of watches; `ENODEV`, `EOPNOTSUPP` or `EXDEV` where the file system has no
+    /// Those of `fstat`; `ENOSPC` at the limit of watches; `ENODEV`, `EOPNOTSUPP` or `EXDEV` where the file system has no
     /// handles or no number.
     pub fn watch(self: &Arc<Self>, fd: Arc<OwnedFd>, file: u64) -> io::Result<AttributeWatch> {
         let handle = name_to_handle(fd.as_fd(), None)?;
+        let stat = fstat(&fd)?;
+        let inode = (stat.st_dev, stat.st_ino);
         let mut watched = self.lock();
         mark(&self.fanotify, libc::FAN_MARK_ADD, fd.as_raw_fd())?;
-        watched.insert(handle, Watched { file, fd: Arc::clone(&fd) });
+        watched.entry(handle).or_default().push(Watched { file, inode, fd: Arc::clone(&fd) });
         drop(watched);
         Ok(AttributeWatch { watches: Arc::clone(self), handle, fd })
     }
@@ -109,18 +116,22 @@ impl AttributeWatches {
         let mut files = Vec::new();
         while let Some((event, rest)) = Event::split(events) {
             events = rest;
-            if event.mask & libc::FAN_Q_OVERFLOW != 0 {
-                return watched.values().map(|watched| watched.file).collect();
+            let is_lost = event.mask & libc::FAN_Q_OVERFLOW != 0;
+            if !is_lost && event.pid == process::id() {
+                continue;
             }
-            let of_others = event.pid != process::id();
-            let found =
-                event.handle().filter(|_| of_others).and_then(|handle| watched.get(&handle));
-            files.extend(found.map(|watched| watched.file));
+            match event.handle() {
+                Some(handle) if !is_lost => {
+                    files.extend(watched.get(&handle).into_iter().flatten().map(|one| one.file));
+                }
+                // Without memory for a handle the kernel reports a change without it.
+                _ => return watched.values().flatten().map(|watched| watched.file).collect(),
+            }
         }
         files
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<KernelHandle, Watched>> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -181,14 +192,21 @@ fn mark(fanotify: &OwnedFd, how: libc::c_uint, file: RawFd) -> io::Result<()> {
 impl Drop for AttributeWatch {
     fn drop(&mut self) {
         let mut watched = self.watches.lock();
-        // There may be a later watch of the same file.
-        if watched.get(&self.handle).is_some_and(|last| Arc::ptr_eq(&last.fd, &self.fd)) {
-            watched.remove(&self.handle);
-            if let Err(error) =
+        let Entry::Occupied(mut same_handle) = watched.entry(self.handle) else { return };
+        let others = same_handle.get_mut();
+        let Some(place) = others.iter().position(|one| Arc::ptr_eq(&one.fd, &self.fd)) else {
+            return;
+        };
+        let Watched { inode, .. } = others.swap_remove(place);
+        let is_watched = others.iter().any(|other| other.inode == inode);
+        if others.is_empty() {
+            same_handle.remove();
+        }
+        if !is_watched
+            && let Err(error) =
                 mark(&self.watches.fanotify, libc::FAN_MARK_REMOVE, self.fd.as_raw_fd())
-            {
-                tracing::warn!(%error, "cannot remove the fanotify mark of a file");
-            }
+        {
+            tracing::warn!(%error, "cannot remove the fanotify mark of a file");
         }
     }
 }
@@ -251,6 +269,31 @@ mod tests {
         run("touch", &[other.path()]);
         assert_eq!(changes.recv_timeout(SOON), Ok(1));
         assert!(changes.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_file_is_watched_until_the_last_watch_of_it_is_dropped() {
+        let Some((watches, changes)) = watches() else { return };
+        let file = NamedTempFile::new().unwrap();
+        let first = watches.watch(opened(&file), 1).unwrap();
+        let second = watches.watch(opened(&file), 2).unwrap();
+        drop(first);
+        run("chmod", &["600".as_ref(), file.path()]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(2));
+        drop(second);
+        assert!(watches.lock().is_empty());
+    }
+
+    #[test]
+    fn a_change_without_a_handle_is_reported_of_all() {
+        let Some((watches, _)) = watches() else { return };
+        let files = [(); 2].map(|()| NamedTempFile::new().unwrap());
+        let _held = [0, 1].map(|at| watches.watch(opened(&files[at]), at as u64).unwrap());
+        let mut event = [0; size_of::<libc::fanotify_event_metadata>()];
+        event[0] = u8::try_from(event.len()).unwrap();
+        let mut changed = watches.changed(&event);
+        changed.sort_unstable();
+        assert_eq!(changed, [0, 1]);
     }
 
     #[test]

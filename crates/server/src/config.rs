@@ -238,6 +238,12 @@ impl Config {
         }
     }
 
+    /// The memory budget on such a machine: what the window has less does not go to the buffers.
+    #[must_use]
+    pub fn memory_bytes_of(&self, machine_bytes: u64) -> usize {
+        self.memory_bytes - (self.window.bytes - self.window_bytes_of(machine_bytes))
+    }
+
     /// Whether sequential READs past the page cache are read ahead.
     #[must_use]
     pub fn read_ahead(&self) -> bool {

@@ -208,9 +208,10 @@ impl Service {
             tracing::warn!(%error, "cannot ignore SIGXFSZ: a WRITE beyond the file size limit will kill the server");
         }
         let descriptors = divide_descriptors(config);
+        let machine_bytes = io::Memory::new().total_bytes();
         let budget = Budget {
-            memory_bytes: config.memory_bytes(),
-            window_bytes: config.window_bytes_of(io::Memory::new().total_bytes()),
+            memory_bytes: config.memory_bytes_of(machine_bytes),
+            window_bytes: config.window_bytes_of(machine_bytes),
             transfer_bytes_max: config.max_transfer_bytes(),
         };
         let local_recall = recovery.as_ref().and_then(|_| probe_leases(config));

@@ -336,7 +336,7 @@ impl State {
             client.standing = Standing::Equal;
             if let Some((at, before_ns)) = before {
                 let had_ns = total_ns.saturating_sub(before_ns);
-                let share = had_ns * WHOLE_SHARE / now.nanoseconds_since(at).max(1);
+                let share = had_ns.saturating_mul(WHOLE_SHARE) / now.nanoseconds_since(at).max(1);
                 if share >= SMALL_SHARE {
                     shares.push((*id, share));
                 }
