@@ -13,6 +13,7 @@ use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 
@@ -44,6 +45,7 @@ struct Watched {
     /// Device and inode number. The kernel has one mark of an inode for all that watch it.
     inode: (u64, u64),
     fd: Arc<OwnedFd>,
+    has_changed: Arc<AtomicBool>,
 }
 
 /// A watch of one file, until it is dropped.
@@ -51,6 +53,7 @@ pub struct AttributeWatch {
     watches: Arc<AttributeWatches>,
     handle: KernelHandle,
     fd: Arc<OwnedFd>,
+    has_changed: Arc<AtomicBool>,
 }
 
 impl AttributeWatches {
@@ -89,9 +92,16 @@ impl AttributeWatches {
         let inode = (stat.st_dev, stat.st_ino);
         let mut watched = self.lock();
         mark(&self.fanotify, libc::FAN_MARK_ADD, fd.as_raw_fd())?;
-        watched.entry(handle).or_default().push(Watched { file, inode, fd: Arc::clone(&fd) });
+        let watch = AttributeWatch {
+            watches: Arc::clone(self),
+            handle,
+            fd: Arc::clone(&fd),
+            has_changed: Arc::default(),
+        };
+        let has_changed = Arc::clone(&watch.has_changed);
+        watched.entry(handle).or_default().push(Watched { file, inode, fd, has_changed });
         drop(watched);
-        Ok(AttributeWatch { watches: Arc::clone(self), handle, fd })
+        Ok(watch)
     }
 
     /// Reports the changes in the queue.
@@ -122,10 +132,10 @@ impl AttributeWatches {
             }
             match event.handle() {
                 Some(handle) if !is_lost => {
-                    files.extend(watched.get(&handle).into_iter().flatten().map(|one| one.file));
+                    files.extend(watched.get(&handle).into_iter().flatten().map(Watched::note));
                 }
                 // Without memory for a handle the kernel reports a change without it.
-                _ => return watched.values().flatten().map(|watched| watched.file).collect(),
+                _ => return watched.values().flatten().map(Watched::note).collect(),
             }
         }
         files
@@ -133,6 +143,23 @@ impl AttributeWatches {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watched {
+    /// Notes a change of the file; returns its number.
+    fn note(&self) -> u64 {
+        self.has_changed.store(true, Ordering::Release);
+        self.file
+    }
+}
+
+impl AttributeWatch {
+    /// Whether a change has been reported since the watch began. Who relies on the file from now on was
+    /// not there to take notice of it.
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
+        self.has_changed.load(Ordering::Acquire)
     }
 }
 
@@ -278,8 +305,10 @@ mod tests {
         let first = watches.watch(opened(&file), 1).unwrap();
         let second = watches.watch(opened(&file), 2).unwrap();
         drop(first);
+        assert!(!second.has_changed());
         run("chmod", &["600".as_ref(), file.path()]);
         assert_eq!(changes.recv_timeout(SOON), Ok(2));
+        assert!(second.has_changed());
         drop(second);
         assert!(watches.lock().is_empty());
     }

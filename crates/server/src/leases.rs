@@ -69,12 +69,13 @@ pub(crate) struct LocalConflicts {
     leases: Arc<Leases>,
     /// Missing where the kernel lacks them or the system refuses.
     watches: Option<Arc<AttributeWatches>>,
+    requests: Arc<RecallRequests>,
 }
 
 /// The same of one file, until it is dropped.
 pub(crate) struct LocalHold {
     _lease: Lease,
-    _watch: Option<AttributeWatch>,
+    watch: Option<AttributeWatch>,
 }
 
 /// Starts the threads that detect local programs.
@@ -97,7 +98,11 @@ pub(crate) fn start(requests: &Arc<RecallRequests>) -> io::Result<Arc<LocalConfl
         );
     };
     let watches = AttributeWatches::start(request(false)).inspect_err(refused).ok();
-    Ok(Arc::new(LocalConflicts { leases: Leases::start(request(true))?, watches }))
+    Ok(Arc::new(LocalConflicts {
+        leases: Leases::start(request(true))?,
+        watches,
+        requests: Arc::clone(requests),
+    }))
 }
 
 impl LocalConflicts {
@@ -121,7 +126,15 @@ impl LocalConflicts {
             },
         };
         let lease = self.leases.take(fd, file)?;
-        Ok(lease.map(|lease| LocalHold { _lease: lease, _watch: watch }))
+        Ok(lease.map(|lease| LocalHold { _lease: lease, watch }))
+    }
+
+    /// Has a delegation recalled that was given under `hold`, if the file has changed before it was given:
+    /// its event found nothing to recall. `file` as in [`Self::hold`].
+    pub(crate) fn recall_if_changed(&self, hold: &LocalHold, file: usize) {
+        if hold.watch.as_ref().is_some_and(AttributeWatch::has_changed) {
+            self.requests.add(file, false);
+        }
     }
 }
 

@@ -70,6 +70,11 @@ impl HeldFiles {
         granting.take_lease(leases, inode)?;
         let (id, stateid) = state.delegate(call, now)?;
         granting.keep(id);
+        if let Some(lease) =
+            self.lock().files.get(&call.file).and_then(|held| held.delegations.lease.as_ref())
+        {
+            leases.recall_if_changed(lease, inode.address());
+        }
         if !state.has_delegation(id) {
             // The effect that ended it may have come before. The caller has the inode too.
             drop(self.end_delegation(call.file, id));
