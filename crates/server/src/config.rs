@@ -227,21 +227,16 @@ impl Config {
         self.window.bytes
     }
 
-    /// The same on a machine, or in a control group, with so much memory: the default is less where
-    /// that is little.
+    /// Memory and window on a machine, or in a control group, with so much memory. A window by default
+    /// is smaller where that is little, and so is the memory: the buffers do not get the difference.
     #[must_use]
-    pub fn window_bytes_of(&self, machine_bytes: u64) -> usize {
+    pub fn memory_of(&self, machine_bytes: u64) -> (usize, usize) {
         let bytes_max = (machine_bytes / WINDOW_MACHINE_PART).max(WINDOW_MIN.0);
-        match (self.window.is_default, usize::try_from(bytes_max)) {
+        let window_bytes = match (self.window.is_default, usize::try_from(bytes_max)) {
             (true, Ok(bytes_max)) => self.window.bytes.min(bytes_max),
             _ => self.window.bytes,
-        }
-    }
-
-    /// The memory budget on such a machine: what the window has less does not go to the buffers.
-    #[must_use]
-    pub fn memory_bytes_of(&self, machine_bytes: u64) -> usize {
-        self.memory_bytes - (self.window.bytes - self.window_bytes_of(machine_bytes))
+        };
+        (self.memory_bytes - (self.window.bytes - window_bytes), window_bytes)
     }
 
     /// Whether sequential READs past the page cache are read ahead.

@@ -208,12 +208,9 @@ impl Service {
             tracing::warn!(%error, "cannot ignore SIGXFSZ: a WRITE beyond the file size limit will kill the server");
         }
         let descriptors = divide_descriptors(config);
-        let machine_bytes = io::Memory::new().total_bytes();
-        let budget = Budget {
-            memory_bytes: config.memory_bytes_of(machine_bytes),
-            window_bytes: config.window_bytes_of(machine_bytes),
-            transfer_bytes_max: config.max_transfer_bytes(),
-        };
+        let (memory_bytes, window_bytes) = config.memory_of(io::Memory::new().total_bytes());
+        let transfer_bytes_max = config.max_transfer_bytes();
+        let budget = Budget { memory_bytes, window_bytes, transfer_bytes_max };
         let local_recall = recovery.as_ref().and_then(|_| probe_leases(config));
         let limits = state_limits(config, &descriptors, local_recall);
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));

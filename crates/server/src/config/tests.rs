@@ -460,13 +460,11 @@ fn default_window_is_what_the_buffers_leave() {
 fn default_window_is_a_part_of_the_memory_of_the_machine() {
     let machine = Machine::new();
     let default = machine.parse("[[export]]\npath = \"$A\"\n").unwrap();
-    assert_eq!(default.window_bytes_of(128 << 20), 64 << 20);
-    assert_eq!(default.window_bytes_of(8 << 20), 8 << 20);
-    assert_eq!(default.window_bytes_of(16 << 30), 256 << 20);
-    assert_eq!(default.memory_bytes_of(16 << 30), 512 << 20);
-    assert_eq!(default.memory_bytes_of(128 << 20), 320 << 20, "as many buffers as ever");
+    assert_eq!(default.memory_of(16 << 30), (512 << 20, 256 << 20));
+    assert_eq!(default.memory_of(128 << 20), (320 << 20, 64 << 20), "as many buffers as ever");
+    assert_eq!(default.memory_of(8 << 20), (264 << 20, 8 << 20));
     let given = machine.parse("window = \"256MiB\"\n[[export]]\npath = \"$A\"\n").unwrap();
-    assert_eq!(given.window_bytes_of(128 << 20), 256 << 20);
+    assert_eq!(given.memory_of(128 << 20), (512 << 20, 256 << 20));
 }
 
 #[test]
