@@ -47,6 +47,8 @@
 //!   may or may not include their effect. Their replies decide.
 //! - An own LINK whose stamp was read after a later own WRITE, at a server that does not exclude
 //!   other changes, counts as foreign.
+//! - Own WRITEs and a SETATTR that returns to the mtime from before them, at the same size, count as
+//!   foreign if the reply to an own LINK, RENAME or REMOVE after these comes first.
 //!
 //! In doubt a change is [`Attribution::Foreign`]: that costs fetching data again, the opposite
 //! mistake returns wrong data.

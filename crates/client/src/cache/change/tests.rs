@@ -372,6 +372,23 @@ fn an_older_state_of_the_chain_is_no_foreign_change() {
 }
 
 #[test]
+fn an_own_write_before_a_return_to_its_mtime_and_a_link_counts_as_foreign() {
+    // The size does not change, so the data's stamp is the same before the WRITE and after SETATTR.
+    let [old, written, dated, moved] =
+        [(1, 1), (2, 2), (1, 3), (1, 4)].map(|(mtime, ctime)| attributes(0, mtime, ctime));
+    let before = |attributes: &Attributes| Some(attributes.into());
+    let mut tracker = ChangeTracker::new(&old);
+    let [write, setattr, link] = [(); 3].map(|()| tracker.begin());
+    // Taken for a change of ctime alone, which the WRITE then contradicts.
+    assert_eq!(tracker.finish(link, &linked(Some(moved))), Attribution::Own);
+    let write = tracker.finish(write, &stamps(before(&old), Some(written)));
+    assert_eq!(write, Attribution::Foreign);
+    let _ = tracker.finish(setattr, &stamps(before(&written), Some(dated)));
+    let sent = tracker.moment();
+    assert_eq!(tracker.observe(&moved, sent), Attribution::Unchanged);
+}
+
+#[test]
 fn too_many_islands_are_foreign() {
     let mut tracker = ChangeTracker::new(&state(0));
     let first = tracker.begin();
@@ -489,6 +506,10 @@ struct World {
     before_foreign: Option<Attributes>,
     /// An own change had no reply or no stamp, so it may count as foreign.
     untraced: bool,
+    /// A SETATTR has set the same mtime as others do, see [`Server::same_mtime`].
+    returns_to_mtime: bool,
+    /// A LINK or RENAME has changed ctime alone.
+    moves_ctime: bool,
     pairs: WritePairs,
     calls: Vec<Call>,
     tracker: ChangeTracker,
@@ -507,6 +528,8 @@ impl World {
             fetched: 0,
             before_foreign: None,
             untraced: false,
+            returns_to_mtime: false,
+            moves_ctime: false,
             pairs,
             calls: Vec::new(),
             tracker,
@@ -594,8 +617,12 @@ impl World {
                 self.tick(false);
                 let nseconds = if self.server.same_mtime { 0 } else { self.changes };
                 self.object.mtime = Time { seconds: 0, nseconds };
+                self.returns_to_mtime |= self.server.same_mtime;
             }
-            Step::Link | Step::Rename => self.tick(false),
+            Step::Link | Step::Rename => {
+                self.tick(false);
+                self.moves_ctime = true;
+            }
             _ => {}
         }
         let returns_before = self.server.returns_before || !matches!(kind, Step::Write);
@@ -651,9 +678,7 @@ impl World {
 
     fn process(&mut self, attribution: Attribution) {
         if attribution == Attribution::Foreign {
-            // SETATTR that sets the same mtime again, among many calls answered in another order, can
-            // count as foreign. It costs fetching data again, and is allowed.
-            let may_err = self.untraced || self.server.same_mtime;
+            let may_err = self.untraced || self.returns_to_mtime && self.moves_ctime;
             assert!(self.foreign > 0 || may_err, "no other client changed it");
             self.fetched = self.changes;
         }
