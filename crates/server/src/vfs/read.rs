@@ -166,7 +166,9 @@ impl Vfs {
             {
                 let counter = if was_resident { Counter::ReadsResident } else { why.counter() };
                 read.file.root().counters.add(counter, 1);
-                read.file.data().note_kept(if was_resident { 0 } else { read.range.len() });
+                if !was_resident {
+                    read.file.data().note_kept(read.range.len());
+                }
                 return Ok((data, Counter::ReadPageCacheBytes));
             }
             match self.try_resident(read).await? {
