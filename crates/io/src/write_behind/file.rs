@@ -194,11 +194,14 @@ impl WriteBehindFile {
         state.runs.is_empty() && state.place != Place::Busy
     }
 
-    /// Whether the device has so much in the window that its threads write back pages which could
-    /// still wait for their neighbours.
+    /// Whether the file has so much in the window that pages of it which could still wait for their
+    /// neighbours would leave even if no other file were in the window. The load of other files and
+    /// devices does not matter.
     #[must_use]
-    pub fn is_pressed(&self) -> bool {
-        self.shared.is_pressed()
+    pub fn outgrows_window(&self) -> bool {
+        let Booked { bytes, edge_bytes, .. } = self.lock().booked;
+        let whole = self.shared.whole_window();
+        whole.is_crowded(bytes, edge_bytes) || edge_bytes > whole.edge_bytes_max()
     }
 
     /// Takes the next step, on a thread of the window.

@@ -152,9 +152,9 @@ impl Shared {
         self.lock().files
     }
 
-    /// See [`WriteBehindFile::is_pressed`].
-    pub(super) fn is_pressed(&self) -> bool {
-        self.urgency(&self.lock()) != Urgency::Relaxed
+    /// The part of a device that is alone in the window.
+    pub(super) fn whole_window(&self) -> Part {
+        self.window.whole()
     }
 
     pub(super) fn count(&self, add: impl FnOnce(&mut WriteBehindCounts)) {
@@ -300,17 +300,14 @@ impl Shared {
 
     fn urgency(&self, state: &State) -> Urgency {
         let part = self.part(state);
-        // What leaves as a matter of course, and its part.
-        let passing = state.enrolled - state.edge_bytes;
-        let passing_max = part.bytes.saturating_sub(state.edge_bytes);
         if state.closed {
             Urgency::Draining
         } else if state.edge_bytes > part.edge_bytes_max()
             || state.files > part.files / 2
-            || passing == 0 && !state.waiters.is_empty()
+            || state.enrolled == state.edge_bytes && !state.waiters.is_empty()
         {
             Urgency::Starved
-        } else if passing > passing_max / 2 || !state.waiters.is_empty() {
+        } else if part.is_crowded(state.enrolled, state.edge_bytes) || !state.waiters.is_empty() {
             Urgency::Pressed
         } else {
             Urgency::Relaxed

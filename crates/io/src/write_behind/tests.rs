@@ -365,6 +365,37 @@ fn a_disk_that_stands_still_holds_up_no_other() {
     window.shutdown();
 }
 
+#[test]
+fn file_outgrows_the_window_by_its_own_bytes_alone() {
+    let never = Duration::from_secs(3600);
+    let config = WriteBehindConfig { window_bytes: MIB, age_max: never, ..Default::default() };
+    let window = WriteBehind::new(config);
+    let written = Written::new(&window);
+    written.write(range(0, 4096));
+    let other = window.file(DISK);
+    // Another file takes the rest, and a write of it waits: the device is under pressure.
+    let _taken = other.room_blocking(MIB - 3 * 4096);
+    let mut waiting = pin!(other.room(MIB));
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(window.counts().throttled, 1);
+    assert!(!written.file.outgrows_window());
+    assert!(!other.outgrows_window(), "nothing of it is written");
+}
+
+#[test]
+fn file_outgrows_the_window_beside_a_second_device_as_without_it() {
+    let config = WriteBehindConfig { window_bytes: 8 * MIB, ..Default::default() };
+    let window = WriteBehind::new(config);
+    let written = Written::new(&window);
+    let _other = window.file(OTHER_DISK).room_blocking(4096);
+    // Records with whole pages between, none of which is long enough to leave at once. Of half of the
+    // window they are more than half, so that threads write them back.
+    for index in 0..48 {
+        written.write(range(index * 2 * 65_536, 65_536));
+        assert!(!written.file.outgrows_window());
+    }
+}
+
 #[tokio::test]
 async fn writers_are_admitted_in_order_and_may_leave() {
     let config = WriteBehindConfig { window_bytes: 64 << 10, ..WriteBehindConfig::default() };

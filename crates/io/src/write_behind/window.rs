@@ -34,6 +34,12 @@ impl Part {
     pub(super) fn edge_bytes_max(self) -> u64 {
         self.bytes / 4 * 3
     }
+
+    /// Whether of `bytes` in it, of which `edge_bytes` wait to be filled, the others take more than half
+    /// of what is left to them.
+    pub(super) fn is_crowded(self, bytes: u64, edge_bytes: u64) -> bool {
+        bytes - edge_bytes > self.bytes.saturating_sub(edge_bytes) / 2
+    }
 }
 
 impl Window {
@@ -73,8 +79,14 @@ impl Window {
     /// An equal part for each active device, among which the caller counts itself.
     pub(super) fn part(&self, is_active: bool) -> Part {
         let devices = self.active.load(Ordering::SeqCst) + usize::from(!is_active);
+        let whole = self.whole();
+        Part { bytes: whole.bytes / devices as u64, files: (whole.files / devices).max(1) }
+    }
+
+    /// The part of a device that is alone.
+    pub(super) fn whole(&self) -> Part {
         let WriteBehindConfig { window_bytes, files_max, .. } = self.config;
-        Part { bytes: window_bytes / devices as u64, files: (files_max / devices).max(1) }
+        Part { bytes: window_bytes, files: files_max }
     }
 
     /// Notes that one more device is active, or one less.

@@ -80,9 +80,9 @@ impl FileState {
     }
 
     /// Whether writers that leave gaps for each other have ever been too far apart for the window.
-    /// `is_pressed` reports whether they are now.
-    pub(crate) fn outreaches_window(&self, is_pressed: impl FnOnce() -> bool) -> bool {
-        if !self.outreaches_window.load(Ordering::Relaxed) && is_pressed() {
+    /// `do_now` reports whether they are now. It must not depend on other files: the answer stays.
+    pub(crate) fn outreaches_window(&self, do_now: impl FnOnce() -> bool) -> bool {
+        if !self.outreaches_window.load(Ordering::Relaxed) && do_now() {
             self.outreaches_window.store(true, Ordering::Relaxed);
         }
         self.outreaches_window.load(Ordering::Relaxed)

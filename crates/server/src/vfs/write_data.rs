@@ -93,7 +93,7 @@ impl Vfs {
         WriteFacts {
             stream_bytes: stream.map_or(0, |stream| stream.bytes()),
             outreaches_window: stream.is_some_and(|stream| stream.has_gaps())
-                && file.data().outreaches_window(|| self.window_of(file).is_pressed()),
+                && file.data().outreaches_window(|| self.window_of(file).outgrows_window()),
             free_bytes: self.memory.free_bytes(),
             total_bytes: self.memory.total_bytes(),
             ..facts
