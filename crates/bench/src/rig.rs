@@ -6,6 +6,7 @@
 
 mod device;
 mod file_system;
+mod free_memory;
 mod limits;
 mod machine;
 mod memory_group;
@@ -23,6 +24,7 @@ mod work_directory;
 
 pub use device::{BlockDevice, DeviceTraffic};
 pub use file_system::FileSystem;
+pub use free_memory::touch_free_memory;
 pub use limits::{DeviceLimits, NetworkLimits};
 pub use machine::begin_run;
 pub use memory_group::{MemoryGroup, PageCache};

@@ -3,7 +3,10 @@
 use clap::ValueEnum;
 
 use crate::Result;
-use crate::rig::drop_caches;
+use crate::rig::{drop_caches, touch_free_memory};
+
+/// Touched of the free memory, as a multiple of the data of a measurement.
+const TOUCHED_PARTS: u64 = 2;
 
 /// What caches hold when a phase begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -25,22 +28,30 @@ impl CacheState {
     /// In words for the record.
     pub(super) const fn described(self) -> &'static str {
         match self {
-            Self::Cold => "written back and dropped before each measurement",
-            Self::Warm => "dropped, then what is read was read once, before each measurement",
-            Self::Found => "written back before each measurement, otherwise as it was found",
+            Self::Cold => "written back and dropped before each measurement; free memory touched",
+            Self::Warm => {
+                "dropped, then what is read was read once, before each measurement; free memory \
+                 touched"
+            }
+            Self::Found => {
+                "written back before each measurement, otherwise as it was found; free memory \
+                 touched"
+            }
         }
     }
 
     /// Writes back what is dirty, and empties the caches if they are to be cold. What is to be warm
-    /// is read afterwards.
+    /// is read afterwards. Then touches free memory for `bytes` of data: in the page cache, and on
+    /// the way there.
     ///
     /// # Errors
     /// [`crate::Error::Machine`]: only root may.
-    pub(super) fn prepare(self) -> Result<()> {
+    pub(super) fn prepare(self, bytes: u64) -> Result<()> {
         match self {
             Self::Found => rustix::fs::sync(),
             Self::Cold | Self::Warm => drop_caches()?,
         }
+        touch_free_memory(bytes.saturating_mul(TOUCHED_PARTS));
         Ok(())
     }
 }

@@ -319,7 +319,7 @@ impl Experiment<'_> {
         made: &mut Made,
         service: &Service,
     ) -> Result<()> {
-        self.cache.prepare()?;
+        self.cache.prepare(self.sizes.bytes)?;
         if self.cache == CacheState::Warm && setting.phase.direction() == Direction::Read {
             self.put(setting, made, service, &mut Watch::none())?;
         }
