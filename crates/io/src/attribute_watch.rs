@@ -5,9 +5,15 @@
 //!
 //! Without CAP_SYS_ADMIN the kernel bounds the number of watches of a user
 //! (`fs.fanotify.max_user_marks`), and reports no other processes by name, which is enough.
+//!
+//! The mark of a file can be removed only by a process that may read the file, which another user or
+//! the server's own may have changed since it was set. Such a mark stays with the file, until the
+//! kernel drops the inode from memory. So that their number is bounded, the marks of the other files
+//! are set anew in another fanotify group from time to time, and the group with the abandoned marks
+//! is closed.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -16,6 +22,7 @@ use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
@@ -28,22 +35,41 @@ const CHANGES: u64 = libc::FAN_ATTRIB | libc::FAN_MOVE_SELF;
 /// Bytes of events that one system call returns: about 60 of them.
 const EVENT_BUFFER_BYTES: usize = 4096;
 
+/// The group is replaced if there is an abandoned mark for each so many watched inodes: an abandoned
+/// mark then costs so many system calls at most.
+const WATCHED_FOR_ABANDONED: usize = 16;
+/// Sooner it is not replaced, because it may be refused.
+const RENEWAL_MIN: Duration = Duration::from_secs(1);
+/// An abandoned mark stays this long at most.
+const RENEWAL_MAX: Duration = Duration::from_secs(60);
+
 /// The watches of a process, and the thread that reads their events.
 #[derive(Debug)]
 pub struct AttributeWatches {
-    fanotify: OwnedFd,
-    /// Held over the system calls that add and remove a watch, neither of which waits for a disk.
-    watched: Mutex<Table>,
+    /// Held over the system calls that add and remove marks, none of which waits for a disk.
+    table: Mutex<Table>,
 }
 
-/// Files of different file systems can have one handle: a snapshot beside its origin.
-type Table = HashMap<KernelHandle, Vec<Watched>>;
+#[derive(Debug)]
+struct Table {
+    /// Replaced only by the thread that reads its events.
+    group: Arc<OwnedFd>,
+    /// Files of different file systems can have one handle: a snapshot beside its origin.
+    watched: HashMap<KernelHandle, Vec<Watched>>,
+    /// Inodes that have a mark in the group though nothing watches them. The kernel may have dropped
+    /// some of these marks.
+    abandoned: HashSet<InodeId>,
+}
+
+/// Device and inode number.
+type InodeId = (u64, u64);
 
 #[derive(Debug)]
 struct Watched {
     file: u64,
-    /// Device and inode number. The kernel has one mark of an inode for all that watch it.
-    inode: (u64, u64),
+    /// The kernel has one mark of an inode for all that watch it.
+    inode: InodeId,
+    /// Keeps the inode in memory, and so the mark.
     fd: Arc<OwnedFd>,
     has_changed: Arc<AtomicBool>,
 }
@@ -65,16 +91,9 @@ impl AttributeWatches {
     /// `EPERM` or `EINVAL` where the kernel lacks it (before Linux 5.13 without CAP_SYS_ADMIN), `EMFILE`
     /// at the limit of groups of a user; the thread cannot be started.
     pub fn start(on_change: impl Fn(u64) + Send + 'static) -> io::Result<Arc<Self>> {
-        let flags = libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID;
-        let flags = flags | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
-        // SAFETY: the call takes two integers and returns a new descriptor or -1.
-        let fd = unsafe { libc::fanotify_init(flags, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is open, and nothing else has it.
-        let fanotify = unsafe { OwnedFd::from_raw_fd(fd) };
-        let watches = Arc::new(Self { fanotify, watched: Mutex::default() });
+        let group = Arc::new(new_group()?);
+        let (watched, abandoned) = (HashMap::new(), HashSet::new());
+        let watches = Arc::new(Self { table: Mutex::new(Table { group, watched, abandoned }) });
         let weak = Arc::downgrade(&watches);
         let report = move || attend(&weak, on_change);
         thread::Builder::new().name("spillway-watches".into()).spawn(report)?;
@@ -90,8 +109,9 @@ impl AttributeWatches {
         let handle = name_to_handle(fd.as_fd(), None)?;
         let stat = fstat(&fd)?;
         let inode = (stat.st_dev, stat.st_ino);
-        let mut watched = self.lock();
-        mark(&self.fanotify, libc::FAN_MARK_ADD, fd.as_raw_fd())?;
+        let mut table = self.lock();
+        add_mark(&table.group, &fd)?;
+        table.abandoned.remove(&inode);
         let watch = AttributeWatch {
             watches: Arc::clone(self),
             handle,
@@ -99,16 +119,16 @@ impl AttributeWatches {
             has_changed: Arc::default(),
         };
         let has_changed = Arc::clone(&watch.has_changed);
-        watched.entry(handle).or_default().push(Watched { file, inode, fd, has_changed });
-        drop(watched);
+        table.watched.entry(handle).or_default().push(Watched { file, inode, fd, has_changed });
+        drop(table);
         Ok(watch)
     }
 
-    /// Reports the changes in the queue.
-    fn report(&self, on_change: &impl Fn(u64)) {
+    /// Reports the changes in the queue of a group.
+    fn report(&self, group: &OwnedFd, on_change: &impl Fn(u64)) {
         let mut buffer = [0; EVENT_BUFFER_BYTES];
         loop {
-            match rustix::io::read(&self.fanotify, &mut buffer) {
+            match rustix::io::read(group, &mut buffer) {
                 Ok(0) | Err(Errno::AGAIN) => return,
                 Ok(len) => {
                     let files = self.changed(&buffer[..len]);
@@ -120,9 +140,46 @@ impl AttributeWatches {
         }
     }
 
+    /// Whether the group has abandoned marks to be got rid of. It was replaced so long ago.
+    fn is_renewal_due(&self, since: Duration) -> bool {
+        let table = self.lock();
+        let abandoned = table.abandoned.len();
+        let is_many = abandoned * WATCHED_FOR_ABANDONED >= table.watched.len();
+        abandoned > 0 && (since >= RENEWAL_MAX || since >= RENEWAL_MIN && is_many)
+    }
+
+    /// Replaces the group by one without abandoned marks. A file that may not be marked again counts as
+    /// changed: its permissions were.
+    ///
+    /// # Errors
+    /// `EMFILE` at the limit of groups or descriptors, `ENOSPC` at that of watches, of which it takes as
+    /// many again. The old group stays.
+    fn renew(&self, on_change: &impl Fn(u64)) -> io::Result<()> {
+        let group = Arc::new(new_group()?);
+        let mut unmarked = Vec::new();
+        let mut table = self.lock();
+        for watched in table.watched.values().flatten() {
+            match add_mark(&group, &watched.fd) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    unmarked.push(watched.note());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let old = std::mem::replace(&mut table.group, group);
+        table.abandoned.clear();
+        drop(table);
+        unmarked.into_iter().for_each(on_change);
+        // It reported changes until the other one did.
+        self.report(&old, on_change);
+        Ok(())
+    }
+
     /// The files that others have changed, by these events.
     fn changed(&self, mut events: &[u8]) -> Vec<u64> {
-        let watched = self.lock();
+        let table = self.lock();
+        let watched = &table.watched;
         let mut files = Vec::new();
         while let Some((event, rest)) = Event::split(events) {
             events = rest;
@@ -142,7 +199,7 @@ impl AttributeWatches {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -166,10 +223,18 @@ impl AttributeWatch {
 /// Reports changes until the watches are gone.
 fn attend(watches: &Weak<AttributeWatches>, on_change: impl Fn(u64)) {
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+    let mut renewed = Instant::now();
     while let Some(watches) = watches.upgrade() {
-        watches.report(&on_change);
+        if watches.is_renewal_due(renewed.elapsed()) {
+            renewed = Instant::now();
+            if let Err(error) = watches.renew(&on_change) {
+                tracing::debug!(%error, "cannot replace a fanotify group");
+            }
+        }
+        let group = Arc::clone(&watches.lock().group);
+        watches.report(&group, &on_change);
         // An interrupted wait is an early one.
-        let _ = poll(&mut [PollFd::new(&watches.fanotify, PollFlags::IN)], Some(&second));
+        let _ = poll(&mut [PollFd::new(&group, PollFlags::IN)], Some(&second));
     }
 }
 
@@ -208,18 +273,44 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-fn mark(fanotify: &OwnedFd, how: libc::c_uint, file: RawFd) -> io::Result<()> {
+/// A fanotify group without marks. Its queue has a limit, and its marks have one where the process is
+/// unprivileged.
+fn new_group() -> io::Result<OwnedFd> {
+    let flags = libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID;
+    let flags = flags | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
+    // SAFETY: the call takes two integers and returns a new descriptor or -1.
+    let fd = unsafe { libc::fanotify_init(flags, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, and nothing else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Marks a file. The mark goes with the inode when the kernel needs the memory, which it does not while
+/// the file is open.
+fn add_mark(group: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
+    match mark(group, libc::FAN_MARK_ADD | libc::FAN_MARK_EVICTABLE, fd.as_raw_fd()) {
+        // Before Linux 5.19 the flag is unknown, and the mark keeps the inode.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            mark(group, libc::FAN_MARK_ADD, fd.as_raw_fd())
+        }
+        outcome => outcome,
+    }
+}
+
+fn mark(group: &OwnedFd, how: libc::c_uint, file: RawFd) -> io::Result<()> {
     // SAFETY: both descriptors are open. Without a path the mark is of the descriptor's own file, and
     // the kernel reads no memory of this process.
     let failed =
-        unsafe { libc::fanotify_mark(fanotify.as_raw_fd(), how, CHANGES, file, std::ptr::null()) };
+        unsafe { libc::fanotify_mark(group.as_raw_fd(), how, CHANGES, file, std::ptr::null()) };
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Drop for AttributeWatch {
     fn drop(&mut self) {
-        let mut watched = self.watches.lock();
-        let Entry::Occupied(mut same_handle) = watched.entry(self.handle) else { return };
+        let mut table = self.watches.lock();
+        let Entry::Occupied(mut same_handle) = table.watched.entry(self.handle) else { return };
         let others = same_handle.get_mut();
         let Some(place) = others.iter().position(|one| Arc::ptr_eq(&one.fd, &self.fd)) else {
             return;
@@ -229,11 +320,17 @@ impl Drop for AttributeWatch {
         if others.is_empty() {
             same_handle.remove();
         }
-        if !is_watched
-            && let Err(error) =
-                mark(&self.watches.fanotify, libc::FAN_MARK_REMOVE, self.fd.as_raw_fd())
-        {
-            tracing::warn!(%error, "cannot remove the fanotify mark of a file");
+        if is_watched {
+            return;
+        }
+        match mark(&table.group, libc::FAN_MARK_REMOVE, self.fd.as_raw_fd()) {
+            Ok(()) => {}
+            // The kernel has removed it with the last name.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => {
+                tracing::debug!(%error, "cannot remove the fanotify mark of a file yet");
+                table.abandoned.insert(inode);
+            }
         }
     }
 }
@@ -246,14 +343,15 @@ impl fmt::Debug for AttributeWatch {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, File};
+    use std::fs::{self, File, Permissions};
+    use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
     use std::sync::mpsc::{self, Receiver};
-    use std::time::Duration;
 
     use tempfile::NamedTempFile;
 
     use super::*;
+    use crate::identity::{self, Identity};
 
     const SOON: Duration = Duration::from_secs(10);
 
@@ -310,7 +408,7 @@ mod tests {
         assert_eq!(changes.recv_timeout(SOON), Ok(2));
         assert!(second.has_changed());
         drop(second);
-        assert!(watches.lock().is_empty());
+        assert!(watches.lock().watched.is_empty());
     }
 
     #[test]
@@ -337,6 +435,101 @@ mod tests {
         assert!(changes.recv_timeout(Duration::from_millis(200)).is_err());
         run("touch", &[file.path()]);
         assert_eq!(changes.recv_timeout(SOON), Ok(1));
+    }
+
+    /// Runs `act` as a user who is not root; `None`, with the reason printed, if there is none who may
+    /// not read `unreadable`.
+    fn unprivileged<T: Send>(
+        unreadable: &NamedTempFile,
+        act: impl FnOnce() -> T + Send,
+    ) -> Option<T> {
+        let run = || {
+            if identity::can_assume_users() {
+                let (uid, gid, groups) = (65_534, 65_534, Arc::new([]) as Arc<[u32]>);
+                identity::assume(&Identity::User { uid, gid, groups }).unwrap();
+            }
+            if File::open(unreadable).is_ok() {
+                eprintln!("skipped: this user may read any file");
+                return None;
+            }
+            Some(act())
+        };
+        thread::scope(|scope| scope.spawn(run).join().unwrap())
+    }
+
+    /// The flags of the marks in the group.
+    fn marks(watches: &AttributeWatches) -> Vec<u32> {
+        let fd = watches.lock().group.as_raw_fd();
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+        let flags = info.lines().filter_map(|line| line.split_once("mflags:"));
+        flags.map(|(_, rest)| rest.split(' ').next().unwrap()).map(hexadecimal).collect()
+    }
+
+    fn hexadecimal(text: &str) -> u32 {
+        u32::from_str_radix(text, 16).unwrap()
+    }
+
+    #[test]
+    fn mark_of_an_unwatched_file_is_removed_although_the_file_became_unreadable() {
+        let Some((watches, changes)) = watches() else { return };
+        let [file, other] = [(); 2].map(|()| NamedTempFile::new().unwrap());
+        let _other = watches.watch(opened(&other), 1).unwrap();
+        let watch = watches.watch(opened(&file), 2).unwrap();
+        fs::set_permissions(file.path(), Permissions::from_mode(0o000)).unwrap();
+        if unprivileged(&file, || drop(watch)).is_none() {
+            return;
+        }
+        let deadline = Instant::now() + SOON;
+        while marks(&watches).len() > 1 {
+            assert!(Instant::now() < deadline, "the mark stays: {:?}", watches.lock());
+            thread::sleep(Duration::from_millis(20));
+        }
+        run("chmod", &["600".as_ref(), file.path()]);
+        run("touch", &[other.path()]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(1));
+        assert!(changes.try_recv().is_err());
+    }
+
+    #[test]
+    fn no_change_is_missed_while_the_group_is_replaced() {
+        let Some((watches, changes)) = watches() else { return };
+        let files = [(); 2].map(|()| NamedTempFile::new().unwrap());
+        let held = [0, 1].map(|at| watches.watch(opened(&files[at]), at as u64).unwrap());
+        for (file, mode) in files.iter().zip([0o000, 0o644]) {
+            fs::set_permissions(file.path(), Permissions::from_mode(mode)).unwrap();
+        }
+        let unmarked = Mutex::new(Vec::new());
+        let renew = || watches.renew(&|file| unmarked.lock().unwrap().push(file)).unwrap();
+        if unprivileged(&files[0], renew).is_none() {
+            return;
+        }
+        assert_eq!(unmarked.into_inner().unwrap(), [0], "it may not be marked again");
+        assert!(held[0].has_changed() && !held[1].has_changed());
+        run("touch", &[files[1].path()]);
+        assert_eq!(changes.recv_timeout(SOON), Ok(1));
+    }
+
+    #[test]
+    fn marks_do_not_keep_inodes_in_memory() {
+        let Some((watches, _)) = watches() else { return };
+        let file = NamedTempFile::new().unwrap();
+        let plain = new_group().unwrap();
+        let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_EVICTABLE;
+        if let Err(error) = mark(&plain, flags, file.as_file().as_raw_fd()) {
+            return eprintln!("skipped: no evictable marks: {error}");
+        }
+        let _watch = watches.watch(opened(&file), 1).unwrap();
+        assert!(marks(&watches).iter().all(|flags| flags & libc::FAN_MARK_EVICTABLE != 0));
+    }
+
+    #[test]
+    fn file_whose_last_name_is_gone_leaves_no_mark() {
+        let Some((watches, _)) = watches() else { return };
+        let file = NamedTempFile::new().unwrap();
+        let watch = watches.watch(opened(&file), 1).unwrap();
+        fs::remove_file(file.path()).unwrap();
+        drop(watch);
+        assert!(marks(&watches).is_empty() && watches.lock().abandoned.is_empty());
     }
 
     #[test]
