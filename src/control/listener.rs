@@ -93,6 +93,10 @@ pub(crate) fn start(
     let listener = bind(&path).inspect_err(|error| {
         warn!(%error, "no control socket: `spillway status`, `set`, `reload` and others cannot reach this server");
     });
+    if metrics.is_some() {
+        // Before the address is announced, so that no call of a client that has read it is missed.
+        monitor.time_calls();
+    }
     let (changes, received) = mpsc::channel(CHANGES_MAX);
     let (ends, ended) = oneshot::channel();
     let socket = listener.is_ok().then_some(path);
@@ -102,7 +106,6 @@ pub(crate) fn start(
     thread::Builder::new().name("spillway-ctl".to_owned()).spawn(move || {
         runtime.block_on(async move {
             if let Some(metrics) = metrics {
-                service.monitor.time_calls();
                 tokio::spawn(http::serve(service.monitor.clone(), metrics));
             }
             if let Ok(listener) = listener {
