@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use server::report::{ExportSample, OperationSample, Sample};
+use server::report::{ExportSample, OperationSample, PhaseSample, Sample};
 
 use super::clients::{is_shown, name};
 use super::table::{row, table};
@@ -21,8 +21,9 @@ use crate::control::client::ask;
 /// its start, and with an INTERVAL also those of each interval after that, until COUNT reports are
 /// printed or the command is interrupted.
 ///
-/// Times are the mean from a call's last byte to its result. They are measured while an INTERVAL is
-/// given, or the server serves metrics; otherwise `-` is printed.
+/// Times are the mean from a call's last byte to its result, and of the parts of the work on READ,
+/// WRITE, COMMIT and all other calls. They are measured while an INTERVAL is given, or the server
+/// serves metrics; otherwise `-` is printed, and no parts.
 ///
 /// Exit status: 0 if the server answered, 1 if it does not, or stops answering.
 #[derive(Args)]
@@ -84,6 +85,7 @@ fn text(options: &Options, sample: &Sample) -> String {
     let seconds = sample.uptime_us as f64 / 1e6;
     let mut text = format!("{seconds:.1} s\n");
     text += &table(&operations(options, sample, seconds), usize::MAX);
+    text += &table(&phases(options, sample), usize::MAX);
     if options.export.is_none() {
         text += &table(&exports(sample, seconds), usize::MAX);
         text += &table(&clients(sample, seconds), usize::MAX);
@@ -91,12 +93,41 @@ fn text(options: &Options, sample: &Sample) -> String {
     text
 }
 
+/// The exports whose operations are shown together: all, or one.
+fn chosen<'a>(options: &Options, sample: &'a Sample) -> impl Iterator<Item = &'a ExportSample> {
+    let wanted = options.export.clone();
+    sample.exports.iter().filter(move |export| wanted.is_none() || export.name == wanted)
+}
+
+/// The mean time of each phase by the kind of call; nothing if none was timed.
+fn phases(options: &Options, sample: &Sample) -> Vec<Vec<String>> {
+    let mut sums: BTreeMap<&str, BTreeMap<&str, (u64, u64)>> = BTreeMap::new();
+    for (kind, phases) in chosen(options, sample).flat_map(|export| &export.phases) {
+        for PhaseSample { name, timed, microseconds } in phases.iter().filter(|p| p.timed > 0) {
+            let sum = sums.entry(kind).or_default().entry(name).or_default();
+            *sum = (sum.0 + microseconds, sum.1 + timed);
+        }
+    }
+    if sums.is_empty() {
+        return Vec::new();
+    }
+    let names = sample.phases.iter().map(|phase| phase.name.as_str());
+    let head = names.clone().map(str::to_uppercase);
+    let mut rows = vec![std::iter::once("MS OF".to_owned()).chain(head).collect()];
+    rows.extend(sums.into_iter().map(|(kind, phases)| {
+        let mean = |name| {
+            let (microseconds, timed) = phases.get(name).copied().unwrap_or_default();
+            mean_ms(microseconds, timed)
+        };
+        std::iter::once(kind.to_owned()).chain(names.clone().map(mean)).collect()
+    }));
+    rows
+}
+
 /// The operations of all exports together, or of one.
 fn operations(options: &Options, sample: &Sample, seconds: f64) -> Vec<Vec<String>> {
     let mut sums: BTreeMap<(String, String), (u64, u64, u64, u64)> = BTreeMap::new();
-    let exports = sample.exports.iter();
-    for export in exports.filter(|export| options.export.is_none() || export.name == options.export)
-    {
+    for export in chosen(options, sample) {
         for operation in export.operations.iter().filter(|operation| operation.calls > 0) {
             let key = (operation.program.clone(), operation.name.clone());
             let sum = sums.entry(key).or_default();

@@ -249,6 +249,15 @@ fn nfsstat_counts_exactly_the_calls_of_the_client() {
     let lines = succeeded(operate(&place, &["nfsstat", "1", "2", "--json"]));
     let second: serde_json::Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
     assert_eq!(second["figures"]["calls"], 0);
+    // Calls are timed since that command.
+    (0..3).for_each(|_| read_once(&mut client, file));
+    let text = succeeded(operate(&place, &["nfsstat", "--export", "/data"]));
+    let row = text.lines().skip_while(|line| !line.starts_with("MS OF")).nth(1);
+    assert!(row.is_some_and(|row| row.starts_with("READ")), "{text}");
+    let sample = json(&place, &["nfsstat"]);
+    let phases = sample["exports"][0]["phases"]["READ"].as_array().unwrap();
+    let timed = |name| phases.iter().find(|phase| phase["name"] == name).unwrap()["timed"].clone();
+    assert_eq!([timed("permission"), timed("io")], [3, 3]);
     let seconds = second["uptime_us"].as_u64().unwrap();
     assert!((1_000_000..30_000_000).contains(&seconds), "{seconds}");
     let sentence = "there is no export /nope; the exports are /data";

@@ -2,8 +2,10 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use proto::nfs3::{Procedure, ReadArgs};
+use proto::nfs3::{CommitArgs, Procedure, ReadArgs, StableHow, WriteArgs};
 use rustix::process::Signal;
 
 use crate::client::{Client, make_file};
@@ -15,7 +17,11 @@ use crate::fixture::{
 fn with_metrics(place: &Place) -> (Running, SocketAddr) {
     let mut command = serve_directory(place);
     command.args(["--metrics", "127.0.0.1:0"]);
-    let mut running = Running::start(command, 1);
+    start(command, 1)
+}
+
+fn start(command: Command, exports: usize) -> (Running, SocketAddr) {
+    let mut running = Running::start(command, exports);
     let line = running.next_line();
     let address =
         line.trim().strip_prefix("metrics http://").and_then(|line| line.strip_suffix("/metrics"));
@@ -65,6 +71,62 @@ fn metrics_count_the_calls_of_the_client() {
         "# TYPE spillway_window_bytes gauge".to_owned(),
     ] {
         assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
+    }
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn phases_are_counted_by_export_and_kind_of_call() {
+    let place = Place::new();
+    make_file(&place);
+    let other = "io_cache_read = \"buffered\"\n[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\n";
+    let config = place.configure(&format!("metrics = \"127.0.0.1:0\"\n{ONE_EXPORT}{other}"));
+    let (running, address) = start(serve_config(&config), 2);
+    let mut client = Client::connect(&running);
+    let (root, file) = client.find("/a", "file");
+    (0..5)
+        .for_each(|_| drop(client.call(Procedure::Read, &ReadArgs { file, offset: 0, count: 9 })));
+    // Refused before any I/O.
+    client.call(Procedure::Read, &ReadArgs { file: root, offset: 0, count: 9 });
+    for stable in [StableHow::Unstable, StableHow::FileSync, StableHow::Unstable] {
+        client
+            .call(Procedure::Write, &WriteArgs { file, offset: 3, count: 2, stable, data: b"12" });
+    }
+    client.call(Procedure::Commit, &CommitArgs { file, offset: 0, count: 0 });
+    let other_root = client.root("/b");
+    client.call(Procedure::Getattr, &other_root);
+    let expected = [
+        "export=\"\",operation=\"other\",phase=\"send\"} 2",
+        "export=\"/a\",operation=\"COMMIT\",phase=\"permission\"} 1",
+        "export=\"/a\",operation=\"COMMIT\",phase=\"queue\"} 1",
+        "export=\"/a\",operation=\"COMMIT\",phase=\"send\"} 1",
+        "export=\"/a\",operation=\"COMMIT\",phase=\"sync\"} 1",
+        "export=\"/a\",operation=\"READ\",phase=\"io\"} 5",
+        "export=\"/a\",operation=\"READ\",phase=\"permission\"} 6",
+        "export=\"/a\",operation=\"READ\",phase=\"send\"} 6",
+        "export=\"/a\",operation=\"WRITE\",phase=\"io\"} 3",
+        "export=\"/a\",operation=\"WRITE\",phase=\"permission\"} 3",
+        "export=\"/a\",operation=\"WRITE\",phase=\"queue\"} 3",
+        "export=\"/a\",operation=\"WRITE\",phase=\"send\"} 3",
+        "export=\"/a\",operation=\"WRITE\",phase=\"sync\"} 1",
+        "export=\"/a\",operation=\"other\",phase=\"queue\"} 1",
+        "export=\"/a\",operation=\"other\",phase=\"send\"} 1",
+        "export=\"/b\",operation=\"other\",phase=\"send\"} 1",
+    ];
+    // A client may have its reply before the server counts it as sent.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let text = metrics(address);
+        let counts = text.lines();
+        let mut found: Vec<_> = counts
+            .filter_map(|line| line.strip_prefix("spillway_phase_duration_seconds_count{"))
+            .collect();
+        found.sort_unstable();
+        if found == expected || Instant::now() > deadline {
+            assert_eq!(found, expected);
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
     running.stop(Signal::TERM);
 }

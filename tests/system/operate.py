@@ -181,9 +181,12 @@ def value(samples, name, **labels):
     return samples.get((name, tuple(sorted(labels.items()))), 0)
 
 
-def phase(samples, name):
+def phase(samples, name, **labels):
     """How often a part of the work on calls was timed."""
-    return value(samples, "spillway_phase_duration_seconds_count", phase=name)
+    wanted = {"phase": name, **labels}.items()
+    counts = ((dict(found), count) for (metric, found), count in samples.items()
+              if metric == "spillway_phase_duration_seconds_count")  # fmt: skip
+    return sum(count for found, count in counts if wanted <= found.items())
 
 
 @case
@@ -238,6 +241,12 @@ def metrics_are_exactly_what_the_client_did():
         ("permissions", phase(samples, "permission"), 28),
         ("inputs and outputs", phase(samples, "io"), 27),
         ("flushes", phase(samples, "sync"), 1),
+        ("READs permitted", phase(samples, "permission", export=EXPORT, operation="READ"), 20),
+        ("WRITEs that asked for a thread",
+         phase(samples, "queue", export=EXPORT, operation="WRITE"), 7),
+        ("flushes by COMMIT", phase(samples, "sync", export=EXPORT, operation="COMMIT"), 1),
+        ("LOOKUPs that waited for a thread",
+         phase(samples, "queue", export=EXPORT, operation="other"), 4),
         ("calls", total("calls"), client_calls),
         ("failures of the client", total("client_failures", client="127.0.0.1"), 3),
     ):  # fmt: skip
@@ -337,6 +346,9 @@ def metrics_of_version_4_are_exactly_what_the_client_did():
         ("permissions", phase(samples, "permission"), 25),
         ("inputs and outputs", phase(samples, "io"), 25),
         ("replies sent", phase(samples, "send"), client.calls),
+        ("READs sent", phase(samples, "send", export=EXPORT, operation="READ"), 20),
+        ("WRITEs permitted", phase(samples, "permission", export=EXPORT, operation="WRITE"), 5),
+        ("sent for no export, or none yet", phase(samples, "send", export="", operation="other") > 0, True),
         ("flushes", phase(samples, "sync") >= 5, True),
         ("waits in queues", 5 <= phase(samples, "queue") <= sum(expected.values()), True),
     ):

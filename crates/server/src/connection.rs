@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use crate::call::Incoming;
 use crate::connections::{Activity, Place};
 use crate::counters::{ClientCounters, Counter, Counters, Phase};
-use crate::dispatch::{self, LimitedExport, Verdict};
+use crate::dispatch::{self, LimitedExport, Timed, Verdict};
 use crate::procedures::{Programs, Thread};
 use crate::rate_limits::Use;
 use crate::request::{Origin, Peer};
@@ -239,6 +239,8 @@ impl Intake {
             && has_one_call
             && !has_more
             && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
+        let timed = timed_since
+            .map(|since| dispatch::timed(service, &call, outline.as_ref(), address, since));
         let record = dispatch::record(service, &call, outline.as_ref(), peer.address, received);
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         let (client_id, charged) = (activity.client(), limited.clone());
@@ -248,12 +250,14 @@ impl Intake {
             let mut queue_ns = 0;
             if matches!(thread, Thread::Data | Thread::Metadata) {
                 queue_ns = Moment::now().nanoseconds_since(received);
-                service.counters.timing.end(Phase::Queue, timed_since);
+                if let Some(Timed { since, kind, counters }) = &timed {
+                    counters.end_phase(*kind, Phase::Queue, Some(*since));
+                }
             }
             let client = &client;
             let origin = Origin { peer, link, client, received, timed_since, queue_ns, record };
             let verdict = dispatch::answer(&service, origin, &mut call).await;
-            let verdict = counted(verdict, &service.counters, client, timed_since);
+            let verdict = counted(verdict, client, timed);
             if let (Some(limited), Verdict::Reply(reply)) = (charged, &verdict) {
                 let taken = Use { calls: 0, bytes: reply.bytes() };
                 let LimitedExport { id, limits } = &*limited;
@@ -314,20 +318,15 @@ fn count(counters: &Counters, record: &Record) {
     }
 }
 
-/// Counts a reply, and times it from here on if its call, received then, is timed.
-fn counted(
-    verdict: Verdict,
-    counters: &Arc<Counters>,
-    client: &ClientCounters,
-    received: Option<Instant>,
-) -> Verdict {
+/// Counts a reply, and times it from here on if its call is timed.
+fn counted(verdict: Verdict, client: &ClientCounters, timed: Option<Timed>) -> Verdict {
     let Verdict::Reply(reply) = verdict else { return verdict };
     client.count_reply(reply.bytes());
-    let Some(received) = received else { return Verdict::Reply(reply) };
+    let Some(Timed { since, kind, counters }) = timed else { return Verdict::Reply(reply) };
     let start = Instant::now();
-    client.note_time(start - received);
-    let counters = Arc::clone(counters);
-    Verdict::Reply(reply.with_end(move || counters.timing.end(Phase::Send, Some(start))))
+    client.note_time(start - since);
+    let end = move || counters.end_phase(kind, Phase::Send, Some(start));
+    Verdict::Reply(reply.with_end(end))
 }
 
 /// Sends what there is to send to a call that holds `slot`.

@@ -15,9 +15,9 @@ use rpc::server::{Link, Reply};
 
 use crate::call::{Call, Credential};
 use crate::call_log::{self, Line};
-use crate::counters::{Counter, Operation as Counted, Tally};
+use crate::counters::{CallKind, Counter, CounterSet, Operation as Counted, Tally};
 use crate::export;
-use crate::export::{Limits, claimed_export_id};
+use crate::export::{Export, ExportTable, Limits, claimed_export_id};
 use crate::memory_plan::REPLY_HEAD_BYTES;
 use crate::nfs3::{self as nfs, Arguments, Executed};
 use crate::procedures::{Operation, Procedure, Programs, Thread};
@@ -93,13 +93,10 @@ pub(crate) fn device(
     address: SocketAddr,
 ) -> (Device, Option<Arc<LimitedExport>>) {
     let exports = service.exports.load();
-    let handle = match outline {
-        Some(outline) => outline.handle,
-        None => call.nfs3().and_then(|procedure| nfs::first_handle(procedure, call.arguments())),
-    };
-    let export = handle.and_then(claimed_export_id).and_then(|id| exports.table.by_id(id));
     let engine = &service.engine;
-    let Some(export) = export else { return (engine.own_device().clone(), None) };
+    let Some(export) = claimed_export(&exports.table, call, outline) else {
+        return (engine.own_device().clone(), None);
+    };
     // The handle is not authenticated yet. A peer that the export does not admit must not use up its
     // limits.
     let is_limited = export.limits.are_set() && export.knows(address.ip());
@@ -108,10 +105,60 @@ pub(crate) fn device(
     (exports.root(export).threads(engine).clone(), limited)
 }
 
+/// The export that the handle in the arguments claims to be of.
+fn claimed_export<'a>(
+    exports: &'a ExportTable,
+    call: &Call,
+    outline: Option<&nfs4::Outline<'_>>,
+) -> Option<&'a Arc<Export>> {
+    let handle = match outline {
+        Some(outline) => outline.handle,
+        None => call.nfs3().and_then(|procedure| nfs::first_handle(procedure, call.arguments())),
+    };
+    handle.and_then(claimed_export_id).and_then(|id| exports.by_id(id))
+}
+
 /// An export with limits, which the peer uses.
 pub(crate) struct LimitedExport {
     pub(crate) id: u32,
     pub(crate) limits: Limits,
+}
+
+/// The operation that a call is counted as: of a COMPOUND, the first that works on files.
+fn operation(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> Option<Counted> {
+    match call.procedure.map(|row| row.operation) {
+        Ok(Operation::Nfs3(procedure)) => Some(Counted::nfs3(procedure)),
+        Ok(Operation::Mount3(procedure)) => Some(Counted::mount3(procedure)),
+        Ok(Operation::Nfs4(_)) => outline.and_then(|outline| outline.work).map(Counted::nfs4),
+        Ok(Operation::Portmap(_) | Operation::Rpcbind(_)) | Err(_) => None,
+    }
+}
+
+/// Where the phases of a call are counted that are outside the work on its object.
+pub(crate) struct Timed {
+    pub(crate) since: Instant,
+    pub(crate) kind: CallKind,
+    pub(crate) counters: Arc<CounterSet>,
+}
+
+/// A call that is timed, from its last byte on.
+pub(crate) fn timed(
+    service: &Service,
+    call: &Call,
+    outline: Option<&nfs4::Outline<'_>>,
+    address: SocketAddr,
+    since: Instant,
+) -> Timed {
+    let kind = operation(call, outline).map_or(CallKind::Other, CallKind::of);
+    let exports = service.exports.load();
+    // The handle is not authenticated yet: a peer that the export does not admit must not change its
+    // counters.
+    let export = claimed_export(&exports.table, call, outline);
+    let counters = match export.filter(|export| export.knows(address.ip())) {
+        Some(export) => &exports.root(export).counters,
+        None => service.counters.general(),
+    };
+    Timed { since, kind, counters: Arc::clone(counters) }
 }
 
 /// Records the arrival of a call.
@@ -134,17 +181,11 @@ pub(crate) fn record(
         }
         (None, None) => (None, (0, 0)),
     };
-    let operation = match call.procedure.map(|row| row.operation) {
-        Ok(Operation::Nfs3(procedure)) => Some(Counted::nfs3(procedure)),
-        Ok(Operation::Mount3(procedure)) => Some(Counted::mount3(procedure)),
-        Ok(Operation::Nfs4(_)) => outline.and_then(|outline| outline.work).map(Counted::nfs4),
-        Ok(Operation::Portmap(_) | Operation::Rpcbind(_)) | Err(_) => None,
-    };
     service.tracer.recorder.begin(&Begun {
         received,
         client,
         xid: call.xid,
-        operation,
+        operation: operation(call, outline),
         handle: handle.unwrap_or_default(),
         offset,
         len,

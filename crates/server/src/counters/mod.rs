@@ -20,7 +20,7 @@ pub use sets::Counters;
 pub(crate) use sets::{CounterSet, OperationValue};
 pub(crate) use striped::{STRIPES, own_stripe};
 pub(crate) use tally::Tally;
-pub(crate) use timing::Phase;
+pub(crate) use timing::{CallKind, Phase};
 
 /// Lists the counters once: the variant, its name for people and machines, what it counts, and, for
 /// one of several that a label distinguishes, the metric and the labels.

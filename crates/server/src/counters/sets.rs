@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::histogram::{Histogram, HistogramValue};
 use super::operations::Operation;
 use super::striped::Striped;
-use super::timing::Timing;
+use super::timing::{CallKind, Phase, PhaseTimes, Timing};
 use super::{ClientTable, Counter};
 
 /// Status codes below this, and so many above `LATE_CODES_AT`, have a counter of their own.
@@ -38,6 +38,7 @@ pub(crate) struct CounterSet {
     failures: Places<Failures>,
     /// Of those that were timed.
     times: Places<Histogram>,
+    phases: PhaseTimes,
 }
 
 /// A value for each operation, made when it is first used.
@@ -106,6 +107,13 @@ impl CounterSet {
         self.times.at(operation).observe(time);
     }
 
+    /// Notes the time that a phase of a call has taken, if its start is known.
+    pub(crate) fn end_phase(&self, kind: CallKind, phase: Phase, start: Option<Instant>) {
+        if let Some(start) = start {
+            self.phases.observe(kind, phase, start.elapsed());
+        }
+    }
+
     fn add_values_to(&self, values: &mut BTreeMap<usize, OperationValue>) {
         for operation in Operation::all() {
             let calls = self.operations.value(operation.place());
@@ -144,6 +152,7 @@ impl CounterSet {
                 self.times.at(operation).absorb(&times.value());
             }
         }
+        self.phases.absorb(&other.phases);
     }
 }
 
@@ -161,7 +170,7 @@ impl Counters {
     }
 
     /// What belongs to no export.
-    pub(crate) fn general(&self) -> &CounterSet {
+    pub(crate) fn general(&self) -> &Arc<CounterSet> {
         &self.general
     }
 
@@ -184,6 +193,29 @@ impl Counters {
         self.sets_of(export).iter().for_each(|set| set.add_values_to(&mut values));
         let found = |operation: Operation| Some((operation, values.remove(&operation.place())?));
         Operation::all().filter_map(found).collect()
+    }
+
+    /// The times of a phase of calls for an export, or for none.
+    pub(crate) fn phase(
+        &self,
+        export: Option<u32>,
+        kind: CallKind,
+        phase: Phase,
+    ) -> HistogramValue {
+        let mut value = HistogramValue::default();
+        let sets = self.sets_of(export);
+        sets.iter().for_each(|set| value.add(&set.phases.value(kind, phase)));
+        value
+    }
+
+    /// The times of a phase of all calls.
+    pub(crate) fn phase_of_all(&self, phase: Phase) -> HistogramValue {
+        let mut value = HistogramValue::default();
+        let exports = self.lock();
+        for set in exports.iter().map(|(_, set)| set).chain([&self.general]) {
+            CallKind::ALL.iter().for_each(|kind| value.add(&set.phases.value(*kind, phase)));
+        }
+        value
     }
 
     fn sets_of(&self, export: Option<u32>) -> Vec<Arc<CounterSet>> {
@@ -266,8 +298,12 @@ mod tests {
         before.count_operation(READ);
         before.count_failure(READ, 70);
         before.note_time(READ, Duration::from_millis(3));
+        let start = Instant::now();
+        before.end_phase(CallKind::Read, Phase::Io, Some(start));
+        before.end_phase(CallKind::Read, Phase::Io, None);
         let after = counters.of_export(1);
         after.count_operation(READ);
+        let phase_of = |export| counters.phase(export, CallKind::Read, Phase::Io).count();
         let expected = counters.operations(Some(1));
         assert_eq!(expected.len(), 1);
         let value = &expected[0].1;
@@ -276,7 +312,10 @@ mod tests {
         drop(before);
         assert_eq!(counters.operations(Some(1)), expected);
         assert!(counters.operations(None).is_empty());
+        assert_eq!((phase_of(Some(1)), phase_of(None)), (1, 0));
         drop(after);
         assert_eq!(counters.operations(None), expected);
+        assert_eq!((phase_of(Some(1)), phase_of(None)), (0, 1));
+        assert_eq!(counters.phase_of_all(Phase::Io).count(), 1);
     }
 }

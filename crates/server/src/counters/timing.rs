@@ -1,16 +1,20 @@
 //! Whether calls are timed, and how long their parts take.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use proto::{nfs3, nfs4};
+
 use super::histogram::{Histogram, HistogramValue};
+use super::operations::Operation;
 
 /// A part of the work on calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// From a call's last byte, or from where it comes to block, until a thread takes it.
     Queue,
-    /// The permission of a READ, a WRITE or a COMMIT.
+    /// The permission to use the data of a file.
     Permission,
     /// The data of a READ, from the plan on; the system calls of a WRITE, and their thread.
     Io,
@@ -35,6 +39,66 @@ impl Phase {
     }
 }
 
+/// The calls whose phases are counted together: a COMPOUND by its first operation on files. Few, as
+/// each has a histogram per phase and export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallKind {
+    Read,
+    Write,
+    Commit,
+    Other,
+}
+
+impl CallKind {
+    pub(crate) const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Commit, Self::Other];
+
+    /// That of a call with this operation.
+    pub(crate) fn of(operation: Operation) -> Self {
+        const KINDS: [(CallKind, nfs3::Procedure, nfs4::OperationCode); 3] = [
+            (CallKind::Read, nfs3::Procedure::Read, nfs4::OperationCode::Read),
+            (CallKind::Write, nfs3::Procedure::Write, nfs4::OperationCode::Write),
+            (CallKind::Commit, nfs3::Procedure::Commit, nfs4::OperationCode::Commit),
+        ];
+        let is_of = |(_, nfs3, nfs4): &&(Self, nfs3::Procedure, nfs4::OperationCode)| {
+            operation == Operation::nfs3(*nfs3) || operation == Operation::nfs4(*nfs4)
+        };
+        KINDS.iter().find(is_of).map_or(Self::Other, |(kind, ..)| *kind)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "READ",
+            Self::Write => "WRITE",
+            Self::Commit => "COMMIT",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// The times of phases by the kind of call, each made when a call of the kind is first timed. 3 KiB
+/// for an export at most.
+#[derive(Debug, Default)]
+pub(super) struct PhaseTimes([OnceLock<Box<[Histogram; Phase::ALL.len()]>>; CallKind::ALL.len()]);
+
+impl PhaseTimes {
+    pub(super) fn observe(&self, kind: CallKind, phase: Phase, time: Duration) {
+        self.0[kind as usize].get_or_init(Box::default)[phase as usize].observe(time);
+    }
+
+    pub(super) fn value(&self, kind: CallKind, phase: Phase) -> HistogramValue {
+        let times = self.0[kind as usize].get();
+        times.map_or_else(HistogramValue::default, |times| times[phase as usize].value())
+    }
+
+    pub(super) fn absorb(&self, other: &Self) {
+        for (own, others) in self.0.iter().zip(&other.0) {
+            let Some(others) = others.get() else { continue };
+            let own = own.get_or_init(Box::default);
+            own.iter().zip(&**others).for_each(|(own, other)| own.absorb(&other.value()));
+        }
+    }
+}
+
 /// Times calls while something reads the times: the metrics, or a command until a while ago.
 #[derive(Debug, Default)]
 pub(crate) struct Timing {
@@ -42,7 +106,6 @@ pub(crate) struct Timing {
     always: AtomicBool,
     /// Seconds that remain of what a command asked for.
     seconds_left: AtomicU64,
-    phases: [Histogram; Phase::ALL.len()],
 }
 
 impl Timing {
@@ -71,21 +134,6 @@ impl Timing {
     pub(crate) fn start(&self) -> Option<Instant> {
         self.is_on.load(Ordering::Relaxed).then(Instant::now)
     }
-
-    /// Notes the time that a phase has taken, if its start is known.
-    pub(crate) fn end(&self, phase: Phase, start: Option<Instant>) {
-        if let Some(start) = start {
-            self.note(phase, start.elapsed());
-        }
-    }
-
-    pub(crate) fn note(&self, phase: Phase, time: Duration) {
-        self.phases[phase as usize].observe(time);
-    }
-
-    pub(crate) fn value(&self, phase: Phase) -> HistogramValue {
-        self.phases[phase as usize].value()
-    }
 }
 
 #[cfg(test)]
@@ -103,8 +151,37 @@ mod tests {
         assert!(timing.start().is_none());
         timing.keep_on();
         timing.tick();
-        timing.end(Phase::Io, timing.start());
-        assert_eq!(timing.value(Phase::Io).count(), 1);
-        assert_eq!(timing.value(Phase::Sync).count(), 0);
+        assert!(timing.start().is_some());
+    }
+
+    #[test]
+    fn phases_are_counted_by_the_kind_of_call() {
+        let (times, successor) = (PhaseTimes::default(), PhaseTimes::default());
+        times.observe(CallKind::Read, Phase::Io, Duration::from_micros(3));
+        successor.observe(CallKind::Read, Phase::Io, Duration::from_micros(4));
+        successor.absorb(&times);
+        for kind in CallKind::ALL {
+            for phase in Phase::ALL {
+                let (nanoseconds, count) =
+                    if (kind, phase) == (CallKind::Read, Phase::Io) { (7000, 2) } else { (0, 0) };
+                let value = successor.value(kind, phase);
+                assert_eq!((value.nanoseconds, value.count()), (nanoseconds, count), "{kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn both_versions_have_the_same_kinds() {
+        use nfs3::Procedure;
+        use nfs4::OperationCode as Op;
+        for (kind, procedure, operation) in [
+            (CallKind::Read, Procedure::Read, Op::Read),
+            (CallKind::Write, Procedure::Write, Op::Write),
+            (CallKind::Commit, Procedure::Commit, Op::Commit),
+            (CallKind::Other, Procedure::Lookup, Op::Open),
+        ] {
+            assert_eq!(CallKind::of(Operation::nfs3(procedure)), kind);
+            assert_eq!(CallKind::of(Operation::nfs4(operation)), kind);
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::counters::{
-    BOUNDS_US, ClientCounters, Counter, Figure, FigureKind, HistogramValue, Operation,
+    BOUNDS_US, CallKind, ClientCounters, Counter, Figure, FigureKind, HistogramValue, Operation,
     OperationValue, Phase,
 };
 use crate::service::Service;
@@ -22,7 +22,7 @@ const FAMILIES: [(&str, &str); 12] = [
     ("io_bytes_total", "Bytes of READ and WRITE by I/O path."),
     ("operation_duration_seconds", "Time of operations, from the call's last byte to the result."),
     ("operations_total", "Operations performed, by their status."),
-    ("phase_duration_seconds", "Time of calls by stage."),
+    ("phase_duration_seconds", "Time of parts of the work on calls."),
     ("read_choices_total", "READs by the source of their data, and the reason for the choice."),
     ("write_choices_total", "WRITEs by the path of their data, and the reason for the choice."),
 ];
@@ -73,10 +73,7 @@ pub(super) fn text(service: &Service) -> String {
         text.sample("", &[], value);
     }
     operations(service, &names, &mut text);
-    text.begin("phase_duration_seconds", "histogram", help_of("phase_duration_seconds"));
-    for phase in Phase::ALL {
-        text.histogram(&[("phase", phase.name())], &service.counters.timing.value(phase));
-    }
+    phases(service, &names, &mut text);
     clients(service, &mut text);
     text.0
 }
@@ -144,6 +141,20 @@ fn operations(service: &Service, exports: &Exports, text: &mut Text) {
     for (export, operation, value) in &all {
         if value.times.count() > 0 {
             text.histogram(&operation_labels(export, *operation), &value.times);
+        }
+    }
+}
+
+fn phases(service: &Service, exports: &Exports, text: &mut Text) {
+    text.begin("phase_duration_seconds", "histogram", help_of("phase_duration_seconds"));
+    for (export, id) in exports {
+        for (kind, phase) in CallKind::ALL.iter().flat_map(|kind| Phase::ALL.map(|p| (kind, p))) {
+            let value = service.counters.phase(*id, *kind, phase);
+            if value.count() > 0 {
+                let (operation, phase) = (kind.name(), phase.name());
+                let labels = [("export", &**export), ("operation", operation), ("phase", phase)];
+                text.histogram(&labels, &value);
+            }
         }
     }
 }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::{
-    ClientCounters, Counter, Figure, FigureKind, HistogramValue, Operation, OperationValue, Phase,
+    CallKind, ClientCounters, Counter, Figure, FigureKind, HistogramValue, Operation,
+    OperationValue, Phase,
 };
 use crate::service::Service;
 
@@ -43,6 +44,9 @@ pub struct ExportSample {
     pub counters: BTreeMap<String, u64>,
     /// Operations that were performed at least once.
     pub operations: Vec<OperationSample>,
+    /// How long the parts of the work on READ, WRITE, COMMIT and other calls have taken, by that name.
+    #[serde(default)]
+    pub phases: BTreeMap<String, Vec<PhaseSample>>,
 }
 
 /// How often an operation was performed.
@@ -130,7 +134,10 @@ pub(super) fn of(service: &Service) -> Sample {
         figures,
         exports: exports(service),
         clients: clients(service),
-        phases: Phase::ALL.iter().map(|phase| phase_sample(service, *phase)).collect(),
+        phases: Phase::ALL
+            .iter()
+            .map(|phase| phase_sample(*phase, &counters.phase_of_all(*phase)))
+            .collect(),
     }
 }
 
@@ -147,11 +154,13 @@ fn exports(service: &Service) -> Vec<ExportSample> {
             io_cache_write: Some(export.policy.write.to_string()),
             counters: nonzero(|counter| counters.export_value(export.id, counter)),
             operations: operations(counters.operations(Some(export.id))),
+            phases: phases(service, Some(export.id)),
         })
         .collect();
     samples.push(ExportSample {
         counters: nonzero(|counter| counters.general().value(counter)),
         operations: operations(counters.operations(None)),
+        phases: phases(service, None),
         ..ExportSample::default()
     });
     samples
@@ -184,8 +193,20 @@ fn times(times: &HistogramValue) -> (u64, u64) {
     (times.count(), times.nanoseconds / 1000)
 }
 
-fn phase_sample(service: &Service, phase: Phase) -> PhaseSample {
-    let (timed, microseconds) = times(&service.counters.timing.value(phase));
+/// The phases of each kind of calls for an export, or for none, that were timed at least once.
+fn phases(service: &Service, export: Option<u32>) -> BTreeMap<String, Vec<PhaseSample>> {
+    let of = |kind: CallKind| {
+        let samples = Phase::ALL
+            .iter()
+            .map(|phase| phase_sample(*phase, &service.counters.phase(export, kind, *phase)));
+        samples.filter(|phase| phase.timed > 0).collect::<Vec<_>>()
+    };
+    let all = CallKind::ALL.iter().map(|kind| (kind.name().to_owned(), of(*kind)));
+    all.filter(|(_, phases)| !phases.is_empty()).collect()
+}
+
+fn phase_sample(phase: Phase, value: &HistogramValue) -> PhaseSample {
+    let (timed, microseconds) = times(value);
     PhaseSample { name: phase.name().to_owned(), timed, microseconds }
 }
 
@@ -260,12 +281,7 @@ impl Sample {
                 client.subtract(before);
             }
         }
-        for phase in &mut difference.phases {
-            if let Some(before) = earlier.phases.iter().find(|before| before.name == phase.name) {
-                phase.timed = less(phase.timed, Some(&before.timed));
-                phase.microseconds = less(phase.microseconds, Some(&before.microseconds));
-            }
-        }
+        subtract_phases(&mut difference.phases, &earlier.phases);
         difference
     }
 }
@@ -286,6 +302,15 @@ fn subtract(values: &mut BTreeMap<String, u64>, earlier: &BTreeMap<String, u64>)
     values.retain(|_, value| *value > 0);
 }
 
+fn subtract_phases(phases: &mut [PhaseSample], earlier: &[PhaseSample]) {
+    for phase in phases {
+        if let Some(before) = earlier.iter().find(|before| before.name == phase.name) {
+            phase.timed = less(phase.timed, Some(&before.timed));
+            phase.microseconds = less(phase.microseconds, Some(&before.microseconds));
+        }
+    }
+}
+
 impl ExportSample {
     fn subtract(&mut self, earlier: &Self) {
         subtract(&mut self.counters, &earlier.counters);
@@ -301,6 +326,9 @@ impl ExportSample {
             }
         }
         self.operations.retain(|operation| operation.calls > 0);
+        for (kind, phases) in &mut self.phases {
+            subtract_phases(phases, earlier.phases.get(kind).map_or(&[], Vec::as_slice));
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustix::fs::Access;
 
 use super::{Attributes, Caller, LiveAttributes, Object, Status, Vfs};
-use crate::counters::Phase;
+use crate::counters::{CallKind, Phase};
 use crate::inode_cache::{DataUse, Inode, Permitted, kernel_allows};
 
 /// Permissions, as a set.
@@ -52,11 +52,11 @@ impl Vfs {
         caller: &Caller,
         file: &Arc<Inode>,
         attributes: &LiveAttributes,
+        kind: CallKind,
     ) -> Result<Permitted<U>, Status> {
-        let timing = &self.counters.timing;
-        let start = timing.start();
+        let start = self.counters.timing.start();
         let permitted = Permitted::check(caller, file, attributes, &self.engine).await;
-        timing.end(Phase::Permission, start);
+        file.root().counters.end_phase(kind, Phase::Permission, start);
         permitted
     }
 }

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Timestamp, Vfs, Wcc};
+use crate::counters::CallKind;
 use crate::fs::proc_path;
 use crate::inode_cache::{Change, Changing, Inode, Writing};
 
@@ -132,7 +133,7 @@ impl Vfs {
         size: u64,
     ) -> Result<(), Status> {
         let attributes = change.before();
-        let permitted = self.permit::<Writing>(caller, file, attributes).await?;
+        let permitted = self.permit::<Writing>(caller, file, attributes, CallKind::Other).await?;
         let writer = self.writer(&permitted).await?;
         // As the caller: the kernel then clears set-user-id bits and counts quotas as it should. No
         // call may read or write past the new end, or in the page that it cuts, meanwhile.

@@ -9,6 +9,7 @@ use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, seek};
 use rustix::io::Errno;
 
 use super::{Caller, Object, Status, Vfs};
+use crate::counters::CallKind;
 use crate::inode_cache::{Change, Changing, Inode, Permitted, Reading, Writing};
 
 /// What SEEK looks for.
@@ -110,7 +111,8 @@ impl Vfs {
             }
         };
         let (file, change) = self.begin_change(caller, object, (Changing::Data, lengths)).await?;
-        let permitted = self.permit::<Writing>(caller, &file, change.before()).await?;
+        let permitted =
+            self.permit::<Writing>(caller, &file, change.before(), CallKind::Other).await?;
         let writer = self.writer(&permitted).await?;
         let pages = permitted.data().ranges.lock(range, RangeUse::Exclusive).await;
         let work =
@@ -241,7 +243,8 @@ impl Vfs {
             return Err(Status::Invalid);
         }
         let (_, source) = self.source(caller, source).await?;
-        let destination = self.permit::<Writing>(caller, file, change.before()).await?;
+        let destination =
+            self.permit::<Writing>(caller, file, change.before(), CallKind::Other).await?;
         let writer = self.writer(&destination).await?;
         Ok(Ends { source, destination, writer })
     }
@@ -253,7 +256,7 @@ impl Vfs {
         file: &Arc<Inode>,
     ) -> Result<(Permitted<Reading>, Arc<OwnedFd>), Status> {
         let attributes = self.live_attributes(file).await?;
-        let permitted = self.permit::<Reading>(caller, file, &attributes).await?;
+        let permitted = self.permit::<Reading>(caller, file, &attributes, CallKind::Other).await?;
         let reader = self.reader(&permitted).await?;
         Ok((permitted, reader))
     }

@@ -32,7 +32,7 @@ use io::{
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::counters::{Counters, Figure, Phase};
+use crate::counters::{CallKind, Counters, Figure, Phase};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{ExportRoot, Object};
 use crate::fs::{
@@ -378,11 +378,10 @@ impl Vfs {
     }
 
     /// As [`Engine::ask_for_data_thread`].
-    async fn ask_for_data_thread(&self) {
-        let timing = &self.counters.timing;
-        let start = timing.start();
+    async fn ask_for_data_thread(&self, root: &ExportRoot, kind: CallKind) {
+        let start = self.counters.timing.start();
         self.engine.ask_for_data_thread().await;
-        timing.end(Phase::Queue, start);
+        root.counters.end_phase(kind, Phase::Queue, start);
     }
 
     /// Runs a blocking operation as `identity`.
@@ -504,14 +503,14 @@ impl Vfs {
     /// Makes a change of `file` durable where the export promises that.
     async fn settle(&self, file: &Arc<Inode>, sync: bool) -> Result<(), Status> {
         file.note_change();
-        if sync { self.flush(file, Flush::All).await } else { Ok(()) }
+        if sync { self.flush(file, Flush::All, CallKind::Other).await } else { Ok(()) }
     }
 
-    /// Makes every change of `file` so far durable.
+    /// Makes every change of `file` so far durable, for a call of this kind.
     ///
     /// # Errors
     /// As [`Inode::flush`].
-    async fn flush(&self, file: &Arc<Inode>, what: Flush) -> Result<(), Status> {
+    async fn flush(&self, file: &Arc<Inode>, what: Flush, kind: CallKind) -> Result<(), Status> {
         if file.needs_descriptor_for_flush() {
             let opened = Arc::clone(file);
             let open = move || opened.open_for_flush();
@@ -523,7 +522,7 @@ impl Vfs {
         }
         let start = self.counters.timing.start();
         let flushed = file.flush(&self.engine, what).await;
-        self.counters.timing.end(Phase::Sync, start);
+        file.root().counters.end_phase(kind, Phase::Sync, start);
         // The call's line of the log shows a fault. A full disk or quota is logged here: the server
         // had accepted the data.
         flushed.inspect_err(|status| {

@@ -12,7 +12,7 @@ use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, TryCache};
 use super::read_data::{Fetched, Partly, Read, Source};
 use super::splice::Spliced;
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
-use crate::counters::{Counter, Phase};
+use crate::counters::{CallKind, Counter, Phase};
 use crate::inode_cache::Inode;
 use crate::trace::{CallId, Event};
 use io::{ByteRange, FileVersion, IoMode, IoPolicy, NowaitRead, Payload};
@@ -121,7 +121,7 @@ impl Vfs {
         (attributes, version): (Attributes, FileVersion),
         Asked { call, policy, offset, count }: Asked,
     ) -> Result<Outcome, Status> {
-        let file = &self.permit(caller, file, &attributes).await?;
+        let file = &self.permit(caller, file, &attributes, CallKind::Read).await?;
         let reader = self.reader(file).await?;
         let left = attributes.size.saturating_sub(offset);
         let wanted = u64::from(count.min(self.transfer_bytes_max)).min(left);
@@ -132,7 +132,7 @@ impl Vfs {
         let read = Read { file, reader, call, policy, range, attributes, version };
         let start = self.counters.timing.start();
         let (fetched, through) = self.fetch(&read).await?;
-        self.counters.timing.end(Phase::Io, start);
+        file.root().counters.end_phase(CallKind::Read, Phase::Io, start);
         let count = fetched.len();
         self.tracer.emit(Event::ReadIoDone, call, offset, count, format_args!(""));
         let counters = &file.root().counters;

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::io_plan::SPLIT_BYTES_MIN;
 use super::write_data::{PermittedWrite, WriteJob, WriteTarget, Written, unperformed};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc};
-use crate::counters::{Counter, Phase};
+use crate::counters::{CallKind, Counter, Phase};
 use crate::inode_cache::{Change, Changing, Flush, Inode, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
 
@@ -116,7 +116,7 @@ impl Vfs {
             None => {
                 if !file.expects_writer(&request.caller) {
                     let now = self.live_attributes(file).await?;
-                    self.permit::<Writing>(&request.caller, file, &now).await?;
+                    self.permit::<Writing>(&request.caller, file, &now, CallKind::Write).await?;
                 }
                 range_of(&request)?;
                 if !can_share {
@@ -135,7 +135,7 @@ impl Vfs {
         change: Change,
         request: Box<WriteRequest>,
     ) -> WriteTurn {
-        self.ask_for_data_thread().await;
+        self.ask_for_data_thread(file.root(), CallKind::Write).await;
         let mut turn = unperformed(file, &change, request.flush);
         let prepared = self.permit_and_prepare(file, change.before(), request).await;
         let (target, write, job) = match prepared {
@@ -158,7 +158,7 @@ impl Vfs {
         // set-user-id bits.
         let start = self.counters.timing.start();
         let performed = self.engine.data_as(identity, job).await;
-        self.counters.timing.end(Phase::Io, start);
+        file.root().counters.end_phase(CallKind::Write, Phase::Io, start);
         match performed {
             Ok(Ok((written, attributes))) => {
                 if written.refused_direct {
@@ -227,8 +227,8 @@ impl Vfs {
             Ok(before) => before,
             Err(status) => return Answer::refused(status),
         };
-        let result = match self.permit::<Writing>(caller, &file, &before).await {
-            Ok(_) => self.flush(&file, Flush::All).await,
+        let result = match self.permit::<Writing>(caller, &file, &before, CallKind::Commit).await {
+            Ok(_) => self.flush(&file, Flush::All, CallKind::Commit).await,
             Err(status) => Err(status),
         };
         file.root().counters.add(Counter::Commits, 1);
@@ -252,7 +252,7 @@ impl Vfs {
     ) -> Result<(WriteTarget, ByteRange), Status> {
         // Under the lock, so that no client gets a delegation meanwhile.
         file.may_change(request.caller.client, Changing::Data)?;
-        let file = self.permit(&request.caller, file, attributes).await?;
+        let file = self.permit(&request.caller, file, attributes, CallKind::Write).await?;
         let range = range_of(request)?;
         let writer = self.writer(&file).await?;
         Ok((WriteTarget { file, writer }, range))
@@ -268,7 +268,7 @@ impl Vfs {
         failures: u64,
     ) -> Result<(), Status> {
         let Some(flush) = flush else { return Ok(()) };
-        Box::pin(self.flush(file, flush)).await?;
+        Box::pin(self.flush(file, flush, CallKind::Write)).await?;
         if file.failures() == failures { Ok(()) } else { Err(Status::Io(Errno::IO)) }
     }
 }

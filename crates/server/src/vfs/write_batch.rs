@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
 use super::write_vectors::{shares, vectors};
 use super::{Status, Vfs, Wcc};
-use crate::counters::{Counter, Phase};
+use crate::counters::{CallKind, Counter, Phase};
 use crate::inode_cache::{BatchDuty, Change, Inode, WaitingWrite, WriteRequest, WriteTurn};
 
 /// The outcomes of the WRITEs of a turn.
@@ -79,7 +79,7 @@ impl Vfs {
             let (_, request) = requests.remove(0);
             return vec![self.take_turn(file, change, request).await];
         }
-        self.ask_for_data_thread().await;
+        self.ask_for_data_thread(file.root(), CallKind::Write).await;
         let strongest = requests.iter().filter_map(|(_, request)| request.flush).max();
         let flushes = requests.iter().map(|(_, request)| request.flush.and(strongest));
         let mut turns: Vec<_> = flushes.map(|flush| unperformed(file, &change, flush)).collect();
@@ -200,7 +200,7 @@ impl Vfs {
         // set-user-id bits.
         let start = self.counters.timing.start();
         let performed = self.engine.data_as(identity, job).await;
-        self.counters.timing.end(Phase::Io, start);
+        target.file.root().counters.end_phase(CallKind::Write, Phase::Io, start);
         match performed {
             Ok((written, vector)) => {
                 if written.refused_direct {
