@@ -5,9 +5,11 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdout, Stdio};
 
-use proto::nfs3::{FileHandle, Procedure, ReadArgs};
+use proto::nfs3::{AccessArgs, DirOp, FileHandle, LookupArgs, Procedure, ReadArgs};
 use proto::nfs4::{self, OperationCode as Op};
+use proto::{mount3, nfs3};
 use rustix::process::Signal;
+use serde_json::Value;
 use server::trace::{Event, handle_hash};
 
 use crate::client::{Client, make_file};
@@ -54,6 +56,8 @@ fn read(client: &mut Client, file: FileHandle, offset: u64, count: u32) {
     client.call(Procedure::Read, &ReadArgs { file, offset, count });
 }
 
+const DUMP: (u32, u32, u32) = (mount3::PROGRAM, mount3::VERSION, mount3::Procedure::Dump.code());
+
 #[test]
 fn events_are_listed_by_subsystem_with_their_meaning() {
     let text = String::from_utf8(run(&["trace"]).stdout).unwrap();
@@ -61,9 +65,8 @@ fn events_are_listed_by_subsystem_with_their_meaning() {
         assert!(text.contains(&format!("{:<16} {}\n", event.name(), event.help())), "{text}");
     }
     let subsystems: Vec<_> = text.lines().filter(|line| !line.starts_with(' ')).collect();
-    assert_eq!(subsystems, ["read", "", "write", "", "commit", "", "readdir"]);
-    let json: serde_json::Value =
-        serde_json::from_slice(&run(&["trace", "--json"]).stdout).unwrap();
+    assert_eq!(subsystems, ["read", "", "write", "", "commit", "", "readdir", "", "call"]);
+    let json: Value = serde_json::from_slice(&run(&["trace", "--json"]).stdout).unwrap();
     assert_eq!(json[0]["event"], "read_start");
     assert_eq!(json.as_array().unwrap().len(), Event::ALL.len());
 }
@@ -89,7 +92,7 @@ fn several_commands_follow_the_events_that_each_asks_for() {
     let other = Following::start(&place, &running, &["all", "--client", "192.0.2.1"]);
     read(&mut client, one, 47008, 47008);
     read(&mut client, two, 0, 512);
-    let events: Vec<serde_json::Value> =
+    let events: Vec<Value> =
         (0..5).map(|_| serde_json::from_str(&of_one.line()).unwrap()).collect();
     let names: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
     assert_eq!(
@@ -153,14 +156,14 @@ fn operations_of_a_compound_have_events_of_their_own() {
     let mut client = Client::connect(&running);
     let mut session = Session::create(&mut client);
     let file = place.text("a/file");
-    let mut all = Following::start(&place, &running, &["all", "--json"]);
+    let steps = ["read", "write", "commit", "readdir", "--json"];
+    let mut all = Following::start(&place, &running, &steps);
     let of_file = Following::start(&place, &running, &["all", "--file", &file]);
     // Each call takes longer than a microsecond, and none of the test takes five minutes.
     let slow = Following::start(&place, &running, &["all", "--min-latency", "1us"]);
     let hung = Following::start(&place, &running, &["all", "--min-latency", "300s"]);
     let [listing_xid, xid] = list_write_commit_and_read(&mut session);
-    let events: Vec<serde_json::Value> =
-        (0..10).map(|_| serde_json::from_str(&all.line()).unwrap()).collect();
+    let events: Vec<Value> = (0..10).map(|_| serde_json::from_str(&all.line()).unwrap()).collect();
     let names: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
     let expected = [
         "readdir_enter",
@@ -189,8 +192,87 @@ fn operations_of_a_compound_have_events_of_their_own() {
     running.stop(Signal::TERM);
     assert_eq!(hung.rest(), Vec::<String>::new());
     let (of_file, slow) = (of_file.rest(), slow.rest());
-    assert_eq!((of_file.len(), slow.len()), (10, 12), "{of_file:#?} {slow:#?}");
-    assert!(of_file[0].contains(": write_start: ") && slow[0].contains(": readdir_enter: "));
+    // Whole calls are events too. Neither call has a handle, so they are about no file.
+    assert_eq!((of_file.len(), slow.len()), (10, 16), "{of_file:#?} {slow:#?}");
+    assert!(of_file[0].contains(": write_start: ") && slow[1].contains(": readdir_enter: "));
+}
+
+/// The fields of an event by name; `fh_hash` as a number.
+fn members(line: &str, names: [&str; 5]) -> [Value; 5] {
+    let event: Value = serde_json::from_str(line).unwrap();
+    names.map(|name| event[name].clone())
+}
+
+#[test]
+fn calls_without_io_are_followed_and_filtered() {
+    let place = Place::new();
+    make_files(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let ((root, one), (_, two)) = (client.find("/data", "one"), client.find("/data", "two"));
+    let mut calls = Following::start(&place, &running, &["call", "--json"]);
+    let path = place.text("a/two");
+    let of_two = Following::start(&place, &running, &["call_done", "--file", &path]);
+    let of_export = Following::start(&place, &running, &["call_start", "--export", "/data"]);
+    let xid = (client.xid + 2).to_string();
+    let of_one_call = Following::start(&place, &running, &["call", "--xid", &xid]);
+    let slow = Following::start(&place, &running, &["call", "--min-latency", "300s"]);
+    let first = client.xid + 1;
+    client.call(Procedure::Getattr, &one);
+    client.call(Procedure::Lookup, &LookupArgs { what: DirOp { dir: root, name: b"missing" } });
+    client.call(Procedure::Access, &AccessArgs { object: two, access: 1 });
+    client.exchange(DUMP, &());
+    client.exchange((nfs3::PROGRAM, nfs3::VERSION, 99), &());
+    let names = ["event", "xid", "fh_hash", "procedure", "status"];
+    let hash = |handle: &FileHandle| handle_hash(handle.as_bytes());
+    for (xid, fh_hash, procedure, status) in [
+        (first, hash(&one), "GETATTR", "NFS3_OK"),
+        (first + 1, hash(&root), "LOOKUP", "NFS3ERR_NOENT"),
+        (first + 2, hash(&two), "ACCESS", "NFS3_OK"),
+        (first + 3, 0, "DUMP", "OK"),
+        (first + 4, 0, "-", "not_executed"),
+    ] {
+        let hex = |number: u32| Value::from(format!("0x{number:08x}"));
+        let null = Value::Null;
+        let of =
+            |event: &str, status| [event.into(), hex(xid), hex(fh_hash), procedure.into(), status];
+        assert_eq!(members(&calls.line(), names), of("call_start", null));
+        let line = calls.line();
+        assert_eq!(members(&line, names), of("call_done", status.into()));
+        let names = ["client", "export", "program", "queue", "latency_us"];
+        let [client, export, program, queue, latency_us] = members(&line, names);
+        let expected = if fh_hash == 0 { Value::Null } else { "/data".into() };
+        assert_eq!((client, export), ("127.0.0.1".into(), expected), "{line}");
+        assert!(program.is_string() && queue.as_str().unwrap().ends_with("us"), "{line}");
+        assert!(latency_us.as_u64().unwrap() < 300_000_000, "{line}");
+    }
+
+    running.stop(Signal::TERM);
+    let lines = of_two.rest();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let fields = " offset=0 len=0 program=nfs3 procedure=ACCESS status=NFS3_OK queue=";
+    assert!(lines[0].contains(": call_done: xid=") && lines[0].contains(fields), "{lines:?}");
+    let (of_export, of_one_call) = (of_export.rest(), of_one_call.rest());
+    assert_eq!((of_export.len(), of_one_call.len()), (3, 2), "{of_export:?} {of_one_call:?}");
+    assert_eq!(slow.rest(), Vec::<String>::new());
+}
+
+#[test]
+fn a_compound_is_one_call_named_after_its_first_operation_on_files() {
+    let place = Place::new();
+    make_file(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let mut session = Session::create(&mut client);
+    let mut calls = Following::start(&place, &running, &["call_done", "--json"]);
+    list_write_commit_and_read(&mut session);
+    let names = ["event", "program", "procedure", "status", "xid"];
+    let done = |line: String| members(&line, names);
+    let first = done(calls.line());
+    assert_eq!(first[..4], ["call_done", "nfs4", "LOOKUP", "NFS4_OK"].map(Value::from));
+    assert_ne!(first[4], done(calls.line())[4]);
+    running.stop(Signal::TERM);
+    assert_eq!(calls.rest(), Vec::<String>::new());
 }
 
 #[test]
@@ -217,7 +299,7 @@ fn unknown_events_and_filters_are_refused() {
 }
 
 /// The last calls, as JSON.
-fn requests(place: &Place) -> Vec<serde_json::Value> {
+fn requests(place: &Place) -> Vec<Value> {
     let output = run(&["requests", "--socket", &place.text("state"), "--json"]);
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -320,7 +402,7 @@ fn a_stalled_follower_delays_no_call_and_gets_the_count_of_lost_events() {
     let mut lines = lines.lines();
     while received + lost < 2 * READS {
         let line = lines.next().unwrap().unwrap();
-        let message: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let message: Value = serde_json::from_str(&line).unwrap();
         match message["lost"].as_u64() {
             Some(count) => lost += count,
             None => received += 1,

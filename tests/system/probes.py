@@ -9,7 +9,9 @@ import tempfile
 import time
 
 import nfs3
-from harness import EXPORT, MIB, Server, Skip, case, check, loop_file_system, main, need, run, run_ok
+from harness import (
+    EXPORT, MIB, Server, Skip, case, check, loop_file_system, main, need, run, run_ok, scratch_dir,
+)  # fmt: skip
 
 PROVIDER = "spillway"
 # All probes, with the number of their arguments.
@@ -17,7 +19,7 @@ PROBES = {
     "read_start": 4, "read_vector_dio": 6, "read_direct": 4, "read_vector": 4, "read_splice": 4,
     "read_ahead": 4, "read_io_done": 4, "read_done": 6, "write_start": 4, "write_split": 4,
     "write_vector": 4, "write_direct": 4, "write_io_done": 4, "write_done": 6, "commit_start": 4,
-    "commit_done": 6, "readdir_enter": 4, "readdir_exit": 6,
+    "commit_done": 6, "readdir_enter": 4, "readdir_exit": 6, "call_start": 4, "call_done": 6,
 }  # fmt: skip
 COUNT = 47008
 ATTACH_SECS_MAX = 40
@@ -35,6 +37,11 @@ usdt:%(program)s:spillway:write_done { printf("write_done: status=%%lld count=%%
 BEGIN { printf("attached\n"); }
 """
 
+CALLS = r"""
+usdt:%(program)s:spillway:call_done { printf("%%s status=%%lld\n", str(arg2, arg3), arg4); }
+BEGIN { printf("attached\n"); }
+"""
+
 
 @case
 def notes_name_all_probes_and_their_arguments():
@@ -49,9 +56,9 @@ def notes_name_all_probes_and_their_arguments():
 
 
 @contextlib.contextmanager
-def attached(server):
+def attached(server, script=GOLDEN):
     """bpftrace attached to a server; yields its lines until it is stopped."""
-    script = GOLDEN % {"program": Server.binary}
+    script %= {"program": Server.binary}
     words = ["bpftrace", "-p", str(server.process.pid), "-B", "line", "-e", script]
     # A file: where the tracing file system is not mounted, it reports that it cannot detach.
     errors = tempfile.TemporaryFile("w+")
@@ -122,6 +129,23 @@ def bpftrace_prints_the_published_reads():
         ],
         f"bpftrace printed {lines}",
     )
+
+
+@case(secs=180)
+def bpftrace_names_the_procedures_of_calls():
+    need("bpftrace")
+    path = scratch_dir("export")
+    (path / "file").write_bytes(b"x")
+    with Server(path) as server:
+        client = nfs3.Client("127.0.0.1", server.port, EXPORT)
+        with attached(server, CALLS) as tracer:
+            def work():
+                file = client.lookup(client.root, b"file")
+                client.getattr(file)
+
+            lines = lines_after(tracer, work)
+        client.close()
+    check(lines == ["LOOKUP status=0", "GETATTR status=0"], f"bpftrace printed {lines}")
 
 
 @case

@@ -16,6 +16,7 @@ use rpc::server::{
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::call::Incoming;
+use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, Place};
 use crate::counters::{ClientCounters, Counter, Counters, Phase};
 use crate::dispatch::{self, LimitedExport, Timed, Verdict};
@@ -241,7 +242,8 @@ impl Intake {
             && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
         let timed = timed_since
             .map(|since| dispatch::timed(service, &call, outline.as_ref(), address, since));
-        let record = dispatch::record(service, &call, outline.as_ref(), peer.address, received);
+        let record = call_trace::record(service, &call, outline.as_ref(), peer.address, received);
+        call_trace::start(Traced { service, call: &call, client: address, received });
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         let (client_id, charged) = (activity.client(), limited.clone());
         // On the heap at once: it is large, and each move of it would be a copy.

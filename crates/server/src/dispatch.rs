@@ -15,6 +15,7 @@ use rpc::server::{Link, Reply};
 
 use crate::call::{Call, Credential};
 use crate::call_log::{self, Line};
+use crate::call_trace::{self, Traced};
 use crate::counters::{CallKind, Counter, CounterSet, Operation as Counted, Tally};
 use crate::export;
 use crate::export::{Export, ExportTable, Limits, claimed_export_id};
@@ -24,7 +25,7 @@ use crate::procedures::{Operation, Procedure, Programs, Thread};
 use crate::reply_cache::{Begin, Replay, Wait};
 use crate::request::{Fault, Handled, Origin, Refusal, Request};
 use crate::service::Service;
-use crate::trace::{Begun, CallKey, Moment, Outcome, RecordId};
+use crate::trace::{CallKey, Moment, Outcome};
 use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
 
 /// The pause between two questions for a reply's delivery. The acknowledgement of a peer that has
@@ -124,16 +125,6 @@ pub(crate) struct LimitedExport {
     pub(crate) limits: Limits,
 }
 
-/// The operation that a call is counted as: of a COMPOUND, the first that works on files.
-fn operation(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> Option<Counted> {
-    match call.procedure.map(|row| row.operation) {
-        Ok(Operation::Nfs3(procedure)) => Some(Counted::nfs3(procedure)),
-        Ok(Operation::Mount3(procedure)) => Some(Counted::mount3(procedure)),
-        Ok(Operation::Nfs4(_)) => outline.and_then(|outline| outline.work).map(Counted::nfs4),
-        Ok(Operation::Portmap(_) | Operation::Rpcbind(_)) | Err(_) => None,
-    }
-}
-
 /// Where the phases of a call are counted that are outside the work on its object.
 pub(crate) struct Timed {
     pub(crate) since: Instant,
@@ -149,7 +140,7 @@ pub(crate) fn timed(
     address: SocketAddr,
     since: Instant,
 ) -> Timed {
-    let kind = operation(call, outline).map_or(CallKind::Other, CallKind::of);
+    let kind = call_trace::operation(call, outline).map_or(CallKind::Other, CallKind::of);
     let exports = service.exports.load();
     // The handle is not authenticated yet: a peer that the export does not admit must not change its
     // counters.
@@ -159,37 +150,6 @@ pub(crate) fn timed(
         None => service.counters.general(),
     };
     Timed { since, kind, counters: Arc::clone(counters) }
-}
-
-/// Records the arrival of a call.
-pub(crate) fn record(
-    service: &Service,
-    call: &Call,
-    outline: Option<&nfs4::Outline<'_>>,
-    client: SocketAddr,
-    received: Moment,
-) -> RecordId {
-    let (handle, (offset, len)) = match (call.nfs3(), outline) {
-        (Some(procedure), _) => {
-            let handle = nfs::first_handle(procedure, call.arguments());
-            (handle, nfs::range(procedure, call.arguments()))
-        }
-        (None, Some(outline)) => {
-            let of_write = call.compound_payload.map(|data| (data.offset, data.len));
-            let of_read = (outline.read_offset, outline.read_count);
-            (outline.handle, of_write.unwrap_or(of_read))
-        }
-        (None, None) => (None, (0, 0)),
-    };
-    service.tracer.recorder.begin(&Begun {
-        received,
-        client,
-        xid: call.xid,
-        operation: operation(call, outline),
-        handle: handle.unwrap_or_default(),
-        offset,
-        len,
-    })
 }
 
 /// The status of a call for the recorder: that of its results, or what was done in their place.
@@ -231,6 +191,8 @@ pub(crate) async fn answer(service: &Arc<Service>, origin: Origin<'_>, call: &mu
     let status = recorded_status(&done, &reply.as_slice()[results_at..]);
     let latency_ns = Moment::now().nanoseconds_since(origin.received);
     service.tracer.recorder.end(origin.record, status, origin.queue_ns, latency_ns);
+    let (client, received) = (origin.peer.address, origin.received);
+    call_trace::done(Traced { service, call, client, received }, status, origin.queue_ns);
     service.tracer.end(key(call.xid, &origin), Duration::from_nanos(latency_ns));
     if let Some(start) = start {
         call_log::ended(&line, start, &done, &reply.as_slice()[results_at..]);

@@ -8,6 +8,7 @@
 
 mod call;
 mod call_log;
+mod call_trace;
 mod callbacks;
 pub mod config;
 mod connection;

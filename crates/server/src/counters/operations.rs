@@ -79,14 +79,30 @@ impl Operation {
 
     /// The status in front of its results; 0 for a success, and for a procedure that cannot fail.
     pub(crate) fn status_in(self, results: &[u8]) -> u32 {
-        let is_of_mount = (MOUNT3_AT..NFS4_AT).contains(&self.place());
-        let has_status = self != NULL3 && (!is_of_mount || self == MNT);
-        let status = results.first_chunk().filter(|_| has_status);
+        let status = results.first_chunk().filter(|_| self.has_status());
         status.map_or(0, |status| u32::from_be_bytes(*status))
+    }
+
+    fn has_status(self) -> bool {
+        let is_of_mount = (MOUNT3_AT..NFS4_AT).contains(&self.place());
+        self != NULL3 && (!is_of_mount || self == MNT)
+    }
+
+    /// The name of the status of a success, in the RFC of the program.
+    pub(crate) fn success_name(self) -> &'static str {
+        match self.program() {
+            _ if !self.has_status() => "OK",
+            "nfs3" => "NFS3_OK",
+            "nfs4" => "NFS4_OK",
+            _ => "MNT3_OK",
+        }
     }
 
     /// The name of a status that it ended in.
     pub(crate) fn status_name(self, code: u32) -> &'static str {
+        if !self.has_status() {
+            return "OK";
+        }
         let name = match self.program() {
             "nfs3" => nfs3::Status::from_code(code).map(nfs3::Status::name),
             "mount3" => mount3::MountStatus::from_code(code).map(mount3::MountStatus::name),
@@ -115,5 +131,9 @@ mod tests {
         assert_eq!((read.program(), read.name()), ("nfs3", "READ"));
         let mnt = Operation::mount3(mount3::Procedure::Mnt);
         assert_eq!((mnt.program(), mnt.name()), ("mount3", "MNT"));
+        assert_eq!((mnt.success_name(), read.success_name()), ("MNT3_OK", "NFS3_OK"));
+        // Its results begin with a list, not with a status.
+        let dump = Operation::mount3(mount3::Procedure::Dump);
+        assert_eq!((dump.success_name(), dump.status_name(1)), ("OK", "OK"));
     }
 }

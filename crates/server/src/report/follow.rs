@@ -129,7 +129,7 @@ impl Monitor {
     pub fn follow(&self, request: &TraceRequest) -> Result<TraceFeed, String> {
         let events = events_of(request.events.iter().map(String::as_str));
         let events = events.map_err(|error| {
-            let subsystems = "the subsystems are read, write, commit and readdir";
+            let subsystems = "the subsystems are read, write, commit, readdir and call";
             format!("{error}; {subsystems}")
         })?;
         if events.is_empty() {

@@ -1,9 +1,11 @@
-//! Trace events: the steps of one READ, WRITE, COMMIT or listing, as lines on standard error.
+//! Trace events: the steps of one READ, WRITE, COMMIT or listing, and the start and end of each call,
+//! as lines on standard error.
 //!
 //! An event has the name, fields and field order of the Linux NFS server's trace point (mainline's
 //! `fs/nfsd/trace.h`), without the prefix `nfsd_`, so one script can parse both. Mainline has no
 //! counterpart of `read_vector_dio`, which was proposed on its mailing list and not merged, nor of
-//! `read_ahead`, `write_split`, `readdir_enter` and `readdir_exit`, which are Spillway's.
+//! `read_ahead`, `write_split`, `readdir_enter`, `readdir_exit`, `call_start` and `call_done`, which
+//! are Spillway's.
 //!
 //! An event goes to the standard error if it is [printed](Tracer::set), to each command that
 //! [follows](Tracer::follow) it, and to the static [`probes`]. One that is used by none costs two
@@ -67,6 +69,10 @@ pub(crate) use recorder::{Begun, Outcome, RECORDER_BYTES, RecordId, Recorded, Re
     ReaddirEnter => "readdir_enter",
     /// The reply to a READDIR or READDIRPLUS was encoded; the count is of names. Not in mainline.
     ReaddirExit => "readdir_exit",
+    /// A call of any procedure was received. Not in mainline.
+    CallStart => "call_start",
+    /// The reply to a call of any procedure was encoded. Not in mainline.
+    CallDone => "call_done",
 }
 
 /// A set of the server's events.
@@ -254,6 +260,18 @@ pub(crate) enum Detail<'a> {
     Widened(WidenedRead),
     /// How a call ended: its status with its name, and how much was done.
     Done { status: u32, name: &'static str, count: u32 },
+    /// A whole call: its procedure, or the first operation of a COMPOUND that works on files.
+    Call { program: &'static str, procedure: &'static str, end: Option<CallEnd> },
+}
+
+/// How a whole call ended.
+#[derive(Clone, Copy)]
+pub(crate) struct CallEnd {
+    /// As the recorder has it.
+    pub(crate) status: u32,
+    pub(crate) name: &'static str,
+    /// The wait for the thread that began the work.
+    pub(crate) queue_us: u64,
 }
 
 impl<'a> From<fmt::Arguments<'a>> for Detail<'a> {
@@ -274,6 +292,11 @@ impl fmt::Display for Detail<'_> {
             Self::Text(text) => text.fmt(f),
             Self::Widened(widened) => widened.fmt(f),
             Self::Done { name, count, .. } => write!(f, "status={name} count={count}"),
+            Self::Call { program, procedure, end } => {
+                write!(f, "program={program} procedure={procedure}")?;
+                let Some(CallEnd { name, queue_us, .. }) = end else { return Ok(()) };
+                write!(f, " status={name} queue={queue_us}us")
+            }
         }
     }
 }

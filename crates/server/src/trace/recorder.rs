@@ -92,7 +92,7 @@ impl Outcome {
             Self::Replayed => "replayed",
             Self::Dropped => "dropped",
             Self::Denied => "denied",
-            Self::NotExecuted => "not executed",
+            Self::NotExecuted => "not_executed",
         }
     }
 }
