@@ -170,8 +170,8 @@ impl Client {
         let (address, xid) = (self.stream.local_addr().unwrap(), self.xid);
         let fh_hash = handle_hash(object.as_bytes());
         format!(
-            " {what} failed: Input/output error (os error 5) xid=0x{xid:08x} \
-             fh_hash=0x{fh_hash:08x}{path} client={address} export=\"{export}\""
+            " {what} failed: Input/output error (os error 5) client={address} xid=0x{xid:08x} \
+             export={export} fh_hash=0x{fh_hash:08x}{path}"
         )
     }
 }

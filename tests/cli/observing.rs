@@ -377,8 +377,8 @@ fn an_error_of_the_system_is_logged_with_its_place() {
     let fh_hash = handle_hash(file.as_bytes());
     let (pid, address) = (running.child.id(), client.stream.local_addr().unwrap());
     let expected = format!(
-        " WRITE failed: Input/output error (os error 5) xid=0x{:08x} fh_hash=0x{fh_hash:08x} \
-         offset=3 count=5 path=/proc/{pid}/mem client={address} export=\"/memory\"",
+        " WRITE failed: Input/output error (os error 5) client={address} xid=0x{:08x} \
+         export=/memory fh_hash=0x{fh_hash:08x} path=/proc/{pid}/mem offset=3 count=5",
         client.xid
     );
     assert!(line.contains("ERROR") && line.ends_with(&expected), "{line}\n{expected}");

@@ -40,12 +40,13 @@ pub(crate) fn start() -> Option<Instant> {
 
 /// An event of a call with what is known of it, in the order of the fields of a line.
 macro_rules! call_event {
-    ($level:ident, $line:expr, $message:expr $(, $field:ident = $value:expr)*) => {{
+    ($level:ident, $line:expr, $subject:expr, $message:expr $(, $field:ident = $value:expr)*) => {{
         let (line, Subject { export, fh_hash, operation, name, to, path, range }) =
-            ($line, $line.subject());
+            ($line, $subject);
         tracing::$level!(
             client = %line.peer.address,
             xid = %Hex(line.call.xid),
+            // Behind the client: the limit on lines is by the last of the two.
             export = export.map(display),
             fh_hash = fh_hash.map(display),
             operation = operation.map(display),
@@ -63,7 +64,7 @@ macro_rules! call_event {
 /// Logs that a call begins.
 pub(crate) fn begins(line: &Line<'_>) {
     if tracing::enabled!(tracing::Level::TRACE) {
-        call_event!(trace, line, format_args!("{} begins", line.procedure()));
+        call_event!(trace, line, line.subject(), format_args!("{} begins", line.procedure()));
     }
 }
 
@@ -77,27 +78,22 @@ pub(crate) fn ended(
 ) {
     let (status, time) = (line.status(done, results), start.elapsed());
     let time_us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    call_event!(debug, line, line.procedure(), status = display(status), time_us = time_us);
+    let procedure = line.procedure();
+    call_event!(
+        debug,
+        line,
+        line.subject(),
+        procedure,
+        status = display(status),
+        time_us = time_us
+    );
 }
 
 /// Logs the fault that a call ended in. The limit on lines about one export holds.
 pub(crate) fn failed(line: &Line<'_>, fault: Status) {
-    let Subject { export, fh_hash, operation, name, to, path, range } = line.subject();
-    tracing::error!(
-        xid = %Hex(line.call.xid),
-        fh_hash = fh_hash.map(display),
-        operation = operation.map(display),
-        name = name.map(display),
-        to = to.map(display),
-        offset = range.map(|(offset, _)| offset),
-        count = range.map(|(_, count)| count),
-        path = line.path().or(path.map(|path| path.to_string())).map(display),
-        client = %line.peer.address,
-        // Behind the client, for the limit.
-        export = export.unwrap_or_default(),
-        "{} failed: {fault}",
-        line.procedure()
-    );
+    let mut subject = line.subject();
+    subject.path = line.path().or(subject.path);
+    call_event!(error, line, subject, format_args!("{} failed: {fault}", line.procedure()));
 }
 
 /// A call that lines are about.
@@ -120,8 +116,8 @@ struct Subject<'a> {
     name: Option<Shown<'a>>,
     /// The new name of RENAME and LINK.
     to: Option<Shown<'a>>,
-    /// The argument of MNT.
-    path: Option<Shown<'a>>,
+    /// The argument of MNT, or where the object of a call that failed is.
+    path: Option<String>,
     /// Offset or cookie, and count.
     range: Option<(u64, u32)>,
 }
@@ -162,7 +158,8 @@ impl<'a> Line<'a> {
         let arguments = self.call.arguments();
         let subject = if self.is_mnt() {
             let path = Reader::new(arguments).opaque(mount3::PATH_BYTES_MAX, "path");
-            Subject { path: path.ok().map(Shown), ..Subject::default() }
+            let path = path.ok().map(|path| Shown(path).to_string());
+            Subject { path, ..Subject::default() }
         } else if self.call.is_compound() {
             let outline = nfs4::Outline::of(arguments);
             let operation = outline.work.map(|work| work.name());
