@@ -8,10 +8,11 @@ use proto::nfs4;
 use crate::call::Call;
 use crate::counters::Operation as Counted;
 use crate::export::claimed_export_id;
+use crate::moment::Moment;
 use crate::nfs3 as nfs;
 use crate::procedures::Operation;
 use crate::service::Service;
-use crate::trace::{Begun, CallEnd, CallId, Detail, Event, Moment, Outcome, RecordId, handle_hash};
+use crate::trace::{Begun, CallEnd, CallId, Detail, Event, Outcome, RecordId, handle_hash};
 
 /// The operation that a call is counted as: of a COMPOUND, the first that works on files.
 pub(crate) fn operation(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> Option<Counted> {

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use io::{Share, WriteData};
 use rpc::server::{
@@ -18,14 +18,14 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use crate::call::Incoming;
 use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, Place};
-use crate::counters::{ClientCounters, Counter, Counters, Phase};
-use crate::dispatch::{self, LimitedExport, Timed, Verdict};
+use crate::counters::{CallKind, ClientCounters, Counter, CounterSet, Counters, Phase};
+use crate::dispatch::{self, Claimed, LimitedExport, Verdict};
+use crate::moment::Moment;
 use crate::procedures::{Programs, Thread};
 use crate::rate_limits::Use;
 use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
-use crate::trace::Moment;
 use crate::turns::Seat;
 use stay::{Stayed, Streak};
 
@@ -210,7 +210,7 @@ impl Intake {
     ) -> Option<Accepted> {
         let Self { service, client, replies, activity, .. } = self;
         let (peer, received) = (self.peer, Moment::now());
-        let timed_since = service.counters.timing.start();
+        let is_timed = service.counters.timing.is_on();
         activity.note_call();
         count(&service.counters, &record);
         if service.callbacks.take_reply(peer.connection, &record.head) {
@@ -230,7 +230,8 @@ impl Intake {
         };
         let outline = call.outline();
         let address = peer.address;
-        let (device, limited) = dispatch::device(service, &call, outline.as_ref(), address);
+        let Claimed { device, limited, times } =
+            dispatch::claimed(service, &call, outline.as_ref(), address, is_timed);
         self.charge(limited.as_deref(), Use { calls: 1, bytes: record_bytes }, received);
         let has_one_call = activity.has_one_call();
         let thread = dispatch::thread(&call, outline.as_ref(), has_one_call);
@@ -240,8 +241,8 @@ impl Intake {
             && has_one_call
             && !has_more
             && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
-        let timed = timed_since
-            .map(|since| dispatch::timed(service, &call, outline.as_ref(), address, since));
+        let kind = || call_trace::operation(&call, outline.as_ref()).map(CallKind::of);
+        let times = times.map(|times| (times, kind().unwrap_or(CallKind::Other)));
         let record = call_trace::record(service, &call, outline.as_ref(), peer.address, received);
         call_trace::start(Traced { service, call: &call, client: address, received });
         let (service, client) = (Arc::clone(service), Arc::clone(client));
@@ -252,14 +253,15 @@ impl Intake {
             let mut queue_ns = 0;
             if matches!(thread, Thread::Data | Thread::Metadata) {
                 queue_ns = Moment::now().nanoseconds_since(received);
-                if let Some(Timed { since, kind, counters }) = &timed {
-                    counters.end_phase(*kind, Phase::Queue, Some(*since));
+                if let Some((times, kind)) = &times {
+                    times.note_phase(*kind, Phase::Queue, queue_ns);
                 }
             }
             let client = &client;
-            let origin = Origin { peer, link, client, received, timed_since, queue_ns, record };
-            let verdict = dispatch::answer(&service, origin, &mut call).await;
-            let verdict = counted(verdict, client, timed);
+            let origin = Origin { peer, link, client, received, is_timed, queue_ns, record };
+            let mut ended = None;
+            let verdict = dispatch::answer(&service, origin, &mut call, &mut ended).await;
+            let verdict = counted(verdict, client, times, (received, ended));
             if let (Some(limited), Verdict::Reply(reply)) = (charged, &verdict) {
                 let taken = Use { calls: 0, bytes: reply.bytes() };
                 let LimitedExport { id, limits } = &*limited;
@@ -320,15 +322,31 @@ fn count(counters: &Counters, record: &Record) {
     }
 }
 
-/// Counts a reply, and times it from here on if its call is timed.
-fn counted(verdict: Verdict, client: &ClientCounters, timed: Option<Timed>) -> Verdict {
+/// Counts a reply, and times its way to the kernel if its call is timed.
+fn counted(
+    verdict: Verdict,
+    client: &ClientCounters,
+    times: Option<(Arc<CounterSet>, CallKind)>,
+    (received, ended): (Moment, Option<Moment>),
+) -> Verdict {
     let Verdict::Reply(reply) = verdict else { return verdict };
     client.count_reply(reply.bytes());
-    let Some(Timed { since, kind, counters }) = timed else { return Verdict::Reply(reply) };
-    let start = Instant::now();
-    client.note_time(start - since);
-    let end = move || counters.end_phase(kind, Phase::Send, Some(start));
-    Verdict::Reply(reply.with_end(end))
+    let (Some((times, kind)), Some(ended)) = (times, ended) else { return Verdict::Reply(reply) };
+    client.note_time(ended.nanoseconds_since(received));
+    Verdict::Reply(reply.with_guard(SendTimer { times, kind, start: ended }))
+}
+
+/// Notes when it is dropped how long a reply took to send.
+struct SendTimer {
+    times: Arc<CounterSet>,
+    kind: CallKind,
+    start: Moment,
+}
+
+impl Drop for SendTimer {
+    fn drop(&mut self) {
+        self.times.end_phase(self.kind, Phase::Send, Some(self.start));
+    }
 }
 
 /// Sends what there is to send to a call that holds `slot`.

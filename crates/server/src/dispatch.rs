@@ -16,16 +16,17 @@ use rpc::server::{Link, Reply};
 use crate::call::{Call, Credential};
 use crate::call_log::{self, Line};
 use crate::call_trace::{self, Traced};
-use crate::counters::{CallKind, Counter, CounterSet, Operation as Counted, Tally};
+use crate::counters::{Counter, CounterSet, Operation as Counted, Tally};
 use crate::export;
-use crate::export::{Export, ExportTable, Limits, claimed_export_id};
+use crate::export::{Limits, claimed_export_id};
 use crate::memory_plan::REPLY_HEAD_BYTES;
+use crate::moment::Moment;
 use crate::nfs3::{self as nfs, Arguments, Executed};
 use crate::procedures::{Operation, Procedure, Programs, Thread};
 use crate::reply_cache::{Begin, Replay, Wait};
 use crate::request::{Fault, Handled, Origin, Refusal, Request};
 use crate::service::Service;
-use crate::trace::{CallKey, Moment, Outcome};
+use crate::trace::{CallKey, Outcome};
 use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
 
 /// The pause between two questions for a reply's delivery. The acknowledgement of a peer that has
@@ -86,70 +87,51 @@ fn compound_thread(outline: &nfs4::Outline<'_>, alone: bool) -> Thread {
 
 /// The device whose threads do the work on a call, from the export that the handle in its arguments
 /// claims to be of. A call without a handle, or with one of no export, waits for no disk, except MNT:
-/// its threads are those of no device. With the export's limits, if it has any.
-pub(crate) fn device(
+/// its threads are those of no device.
+pub(crate) fn claimed(
     service: &Service,
     call: &Call,
     outline: Option<&nfs4::Outline<'_>>,
     address: SocketAddr,
-) -> (Device, Option<Arc<LimitedExport>>) {
+    is_timed: bool,
+) -> Claimed {
     let exports = service.exports.load();
-    let engine = &service.engine;
-    let Some(export) = claimed_export(&exports.table, call, outline) else {
-        return (engine.own_device().clone(), None);
-    };
-    // The handle is not authenticated yet. A peer that the export does not admit must not use up its
-    // limits.
-    let is_limited = export.limits.are_set() && export.knows(address.ip());
-    let limited = || Arc::new(LimitedExport { id: export.id, limits: export.limits });
-    let limited = is_limited.then(limited);
-    (exports.root(export).threads(engine).clone(), limited)
-}
-
-/// The export that the handle in the arguments claims to be of.
-fn claimed_export<'a>(
-    exports: &'a ExportTable,
-    call: &Call,
-    outline: Option<&nfs4::Outline<'_>>,
-) -> Option<&'a Arc<Export>> {
     let handle = match outline {
         Some(outline) => outline.handle,
         None => call.nfs3().and_then(|procedure| nfs::first_handle(procedure, call.arguments())),
     };
-    handle.and_then(claimed_export_id).and_then(|id| exports.by_id(id))
+    let export = handle.and_then(claimed_export_id).and_then(|id| exports.table.by_id(id));
+    let (engine, general) = (&service.engine, service.counters.general());
+    let Some(export) = export else {
+        let times = is_timed.then(|| Arc::clone(general));
+        return Claimed { device: engine.own_device().clone(), limited: None, times };
+    };
+    let root = exports.root(export);
+    // The handle is not authenticated yet. A peer that the export does not admit must not use up its
+    // limits, nor change its counters.
+    let is_limited = export.limits.are_set();
+    let is_known = (is_limited || is_timed) && export.knows(address.ip());
+    let limited = || Arc::new(LimitedExport { id: export.id, limits: export.limits });
+    Claimed {
+        device: root.threads(engine).clone(),
+        limited: (is_limited && is_known).then(limited),
+        times: is_timed.then(|| Arc::clone(if is_known { &root.counters } else { general })),
+    }
+}
+
+/// What follows from the export that the handle in a call's arguments claims to be of.
+pub(crate) struct Claimed {
+    pub(crate) device: Device,
+    /// The export's limits, if it has any.
+    pub(crate) limited: Option<Arc<LimitedExport>>,
+    /// Where the phases of a call that is timed are counted which are outside the work on its object.
+    pub(crate) times: Option<Arc<CounterSet>>,
 }
 
 /// An export with limits, which the peer uses.
 pub(crate) struct LimitedExport {
     pub(crate) id: u32,
     pub(crate) limits: Limits,
-}
-
-/// Where the phases of a call are counted that are outside the work on its object.
-pub(crate) struct Timed {
-    pub(crate) since: Instant,
-    pub(crate) kind: CallKind,
-    pub(crate) counters: Arc<CounterSet>,
-}
-
-/// A call that is timed, from its last byte on.
-pub(crate) fn timed(
-    service: &Service,
-    call: &Call,
-    outline: Option<&nfs4::Outline<'_>>,
-    address: SocketAddr,
-    since: Instant,
-) -> Timed {
-    let kind = call_trace::operation(call, outline).map_or(CallKind::Other, CallKind::of);
-    let exports = service.exports.load();
-    // The handle is not authenticated yet: a peer that the export does not admit must not change its
-    // counters.
-    let export = claimed_export(&exports.table, call, outline);
-    let counters = match export.filter(|export| export.knows(address.ip())) {
-        Some(export) => &exports.root(export).counters,
-        None => service.counters.general(),
-    };
-    Timed { since, kind, counters: Arc::clone(counters) }
 }
 
 /// The status of a call for the recorder: that of its results, or what was done in their place.
@@ -177,8 +159,13 @@ pub(crate) fn refuse(error: &CallError) -> Verdict {
     }
 }
 
-/// Answers a call.
-pub(crate) async fn answer(service: &Arc<Service>, origin: Origin<'_>, call: &mut Call) -> Verdict {
+/// Answers a call. `ended` is set to when it was executed.
+pub(crate) async fn answer(
+    service: &Arc<Service>,
+    origin: Origin<'_>,
+    call: &mut Call,
+    ended: &mut Option<Moment>,
+) -> Verdict {
     let mut reply = Writer::with_capacity(REPLY_HEAD_BYTES);
     reply.array(&MARK_ROOM);
     encode_success(&mut reply, call.xid);
@@ -187,9 +174,10 @@ pub(crate) async fn answer(service: &Arc<Service>, origin: Origin<'_>, call: &mu
     let line = Line { service, peer: origin.peer, call };
     call_log::begins(&line);
     let (results_at, start) = (reply.len(), call_log::start());
-    let done = execute(service, origin, call, payload, &mut reply).await;
+    let done = execute(service, origin, call, payload, &mut reply, ended).await;
+    let ended = *ended.get_or_insert_with(Moment::now);
     let status = recorded_status(&done, &reply.as_slice()[results_at..]);
-    let latency_ns = Moment::now().nanoseconds_since(origin.received);
+    let latency_ns = ended.nanoseconds_since(origin.received);
     service.tracer.recorder.end(origin.record, status, origin.queue_ns, latency_ns);
     let (client, received) = (origin.peer.address, origin.received);
     call_trace::done(Traced { service, call, client, received }, status, origin.queue_ns);
@@ -236,13 +224,14 @@ fn plain(header: &ReplyHeader) -> Verdict {
 }
 
 /// Runs the call and writes its results behind the reply header; what may be long is returned in
-/// memory of the budget.
+/// memory of the budget. `ended` is set by a call that is timed as a whole.
 async fn execute(
     service: &Arc<Service>,
     origin: Origin<'_>,
     call: &Call,
     payload: Option<WriteData>,
     reply: &mut Writer,
+    ended: &mut Option<Moment>,
 ) -> Result<Handled, Refusal> {
     let (peer, results_at) = (origin.peer, reply.len());
     let row = call.procedure.map_err(Refusal::NotExecuted)?;
@@ -262,7 +251,7 @@ async fn execute(
             };
             if matches!(done, Ok(Handled::Executed { .. })) {
                 let status = Counted::nfs3(procedure).status_in(&reply.as_slice()[results_at..]);
-                request.tally.count(Counted::nfs3(procedure), status, origin.timed_since);
+                request.tally.count(Counted::nfs3(procedure), status, origin.time_ns(ended));
             }
             if let Some(fault) = request.fault.status() {
                 call_log::failed(&Line { service, peer, call }, fault);
@@ -289,7 +278,7 @@ async fn execute(
             let payload = done.await?;
             let operation = Counted::mount3(procedure);
             let status = operation.status_in(&reply.as_slice()[results_at..]);
-            request.tally.count(operation, status, origin.timed_since);
+            request.tally.count(operation, status, origin.time_ns(ended));
             Ok(Handled::executed(payload))
         }
         Operation::Portmap(_) | Operation::Rpcbind(_) => {

@@ -24,6 +24,7 @@ mod inode_cache;
 mod leases;
 mod listener;
 mod memory_plan;
+mod moment;
 mod mount3;
 mod mount_list;
 mod network_threads;

@@ -13,7 +13,7 @@ use io::ClientId;
 use rustc_hash::FxBuildHasher;
 
 use crate::export::{Limits, Rate};
-use crate::trace::Moment;
+use crate::moment::Moment;
 
 /// What a limit that was not used permits at once, as the time in which it permits that otherwise. The
 /// timers of connections have milliseconds.

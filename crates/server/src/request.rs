@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use io::{Buffer, Payload};
 use proto::nfs3::FileHandle;
@@ -13,11 +12,12 @@ use rpc::server::{Link, Receipt};
 use crate::counters::{ClientCounters, Tally};
 use crate::export::{self, claimed_export_id};
 use crate::fs::Status;
+use crate::moment::Moment;
 use crate::procedures::Programs;
 use crate::reply_cache::Replay;
 use crate::service::Service;
 use crate::state::ConnectionId;
-use crate::trace::{CallId, Moment, RecordId, handle_hash};
+use crate::trace::{CallId, RecordId, handle_hash};
 
 /// The other end of a connection, and the programs that answer there.
 #[derive(Clone, Copy)]
@@ -76,11 +76,18 @@ pub(crate) struct Origin<'a> {
     pub(crate) client: &'a ClientCounters,
     /// When its last byte was there.
     pub(crate) received: Moment,
-    /// The same, if it is timed.
-    pub(crate) timed_since: Option<Instant>,
+    pub(crate) is_timed: bool,
     /// From there to the thread that begins the work, if it was handed to one.
     pub(crate) queue_ns: u64,
     pub(crate) record: RecordId,
+}
+
+impl Origin<'_> {
+    /// The time of the whole call, which ends now, if it is timed.
+    pub(crate) fn time_ns(&self, ended: &mut Option<Moment>) -> Option<u64> {
+        let now = || ended.insert(Moment::now()).nanoseconds_since(self.received);
+        self.is_timed.then(now)
+    }
 }
 
 /// The first [fault](Status::is_fault) of a call.

@@ -25,7 +25,7 @@ use io::ClientId;
 use rustc_hash::FxBuildHasher;
 use tokio::sync::Notify;
 
-use crate::trace::Moment;
+use crate::moment::Moment;
 
 /// A client's time in a round while others have work too: a GETATTR of another client waits for no more
 /// than some ten of them.

@@ -29,19 +29,9 @@ pub struct Reply {
     _charge: Vec<Buffer>,
     /// Where the reply cache looks up whether it has arrived.
     receipt: Option<Arc<Receipt>>,
-    /// Called when the reply is gone.
-    _end: Option<Box<End>>,
-}
-
-/// A function that is called when this is dropped.
-struct End(Option<Box<dyn FnOnce() + Send>>);
-
-impl Drop for End {
-    fn drop(&mut self) {
-        if let Some(end) = self.0.take() {
-            end();
-        }
-    }
+    /// Dropped with the reply.
+    // Boxed twice: a pointer of one word keeps the reply small, which is moved some times.
+    _guard: Option<Box<Box<dyn Send>>>,
 }
 
 /// A part of a reply, which is sent from where it lies.
@@ -79,7 +69,16 @@ impl Reply {
         put_mark(&mut head, padded(data.as_ref().map_or(0, Payload::len)) + tail.len())
             .expect("a reply is shorter than a fragment may be");
         let charge = Vec::new();
-        Self { head, data, tail, sent: 0, _slot: None, _charge: charge, receipt: None, _end: None }
+        Self {
+            head,
+            data,
+            tail,
+            sent: 0,
+            _slot: None,
+            _charge: charge,
+            receipt: None,
+            _guard: None,
+        }
     }
 
     /// The same reply, which keeps `slot` from the client's next call until it is gone.
@@ -97,9 +96,9 @@ impl Reply {
         Self { receipt, ..self }
     }
 
-    /// The same reply, which calls `end` when the kernel has all of it, or the connection is lost.
-    pub fn with_end(self, end: impl FnOnce() + Send + 'static) -> Self {
-        Self { _end: Some(Box::new(End(Some(Box::new(end))))), ..self }
+    /// The same reply, which drops `guard` when the kernel has all of it, or the connection is lost.
+    pub fn with_guard(self, guard: impl Send + 'static) -> Self {
+        Self { _guard: Some(Box::new(Box::new(guard))), ..self }
     }
 
     /// Its length on the wire, with the record mark.

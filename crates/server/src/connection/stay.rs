@@ -20,8 +20,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{Accepted, Intake};
 use crate::counters::Counter;
+use crate::moment::Moment;
 use crate::procedures::Thread;
-use crate::trace::Moment;
 
 /// WRITEs in a row, each alone, after which a thread stays.
 const STREAK_MIN: u32 = 4;

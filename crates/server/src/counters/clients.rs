@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use super::operations::Operation;
 
@@ -64,10 +63,9 @@ impl ClientCounters {
     }
 
     /// Notes the time from a call's last byte to the end of its reply.
-    pub(crate) fn note_time(&self, time: Duration) {
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    pub(crate) fn note_time(&self, nanoseconds: u64) {
         self.timed.fetch_add(1, Ordering::Relaxed);
-        self.nanoseconds.fetch_add(nanos, Ordering::Relaxed);
+        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
     /// How often an operation was performed for it.

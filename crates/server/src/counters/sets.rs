@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use super::histogram::{Histogram, HistogramValue};
 use super::operations::Operation;
 use super::striped::Striped;
 use super::timing::{CallKind, Phase, PhaseTimes, Timing};
 use super::{ClientTable, Counter};
+use crate::moment::Moment;
 
 /// Status codes below this, and so many above `LATE_CODES_AT`, have a counter of their own.
 const EARLY_CODES: u32 = 100;
@@ -103,15 +103,19 @@ impl CounterSet {
         self.failures.at(operation).0[place].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn note_time(&self, operation: Operation, time: Duration) {
-        self.times.at(operation).observe(time);
+    pub(crate) fn note_time(&self, operation: Operation, nanoseconds: u64) {
+        self.times.at(operation).observe(nanoseconds);
     }
 
     /// Notes the time that a phase of a call has taken, if its start is known.
-    pub(crate) fn end_phase(&self, kind: CallKind, phase: Phase, start: Option<Instant>) {
+    pub(crate) fn end_phase(&self, kind: CallKind, phase: Phase, start: Option<Moment>) {
         if let Some(start) = start {
-            self.phases.observe(kind, phase, start.elapsed());
+            self.note_phase(kind, phase, Moment::now().nanoseconds_since(start));
         }
+    }
+
+    pub(crate) fn note_phase(&self, kind: CallKind, phase: Phase, nanoseconds: u64) {
+        self.phases.observe(kind, phase, nanoseconds);
     }
 
     fn add_values_to(&self, values: &mut BTreeMap<usize, OperationValue>) {
@@ -297,8 +301,8 @@ mod tests {
         let before = counters.of_export(1);
         before.count_operation(READ);
         before.count_failure(READ, 70);
-        before.note_time(READ, Duration::from_millis(3));
-        let start = Instant::now();
+        before.note_time(READ, 3_000_000);
+        let start = Moment::now();
         before.end_phase(CallKind::Read, Phase::Io, Some(start));
         before.end_phase(CallKind::Read, Phase::Io, None);
         let after = counters.of_export(1);

@@ -1,9 +1,9 @@
 //! What one call adds to the counters.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use super::{ClientCounters, CounterSet, Counters, Operation};
+use crate::moment::Moment;
 
 /// The counters that a call adds to: those of its client, and of the export that it is about.
 pub(crate) struct Tally<'a> {
@@ -22,10 +22,10 @@ impl<'a> Tally<'a> {
         self.export.get_or_init(|| Arc::clone(set));
     }
 
-    /// Counts the one operation of a call, with its status: 0 for a success. `start` is known if the
+    /// Counts the one operation of a call, with its status: 0 for a success. `time_ns` is known if the
     /// call is timed.
-    pub(crate) fn count(&self, operation: Operation, status: u32, start: Option<Instant>) {
-        self.count_on(self.export.get().map(Arc::as_ref), operation, status, start);
+    pub(crate) fn count(&self, operation: Operation, status: u32, time_ns: Option<u64>) {
+        self.count_on(self.export.get().map(Arc::as_ref), operation, status, time_ns);
     }
 
     /// As [`Self::count`], for one of several operations, on an export or on none.
@@ -34,7 +34,7 @@ impl<'a> Tally<'a> {
         set: Option<&CounterSet>,
         operation: Operation,
         status: u32,
-        start: Option<Instant>,
+        time_ns: Option<u64>,
     ) {
         let set = set.unwrap_or(self.counters.general());
         set.count_operation(operation);
@@ -43,13 +43,13 @@ impl<'a> Tally<'a> {
             set.count_failure(operation, status);
             self.client.count_failure();
         }
-        if let Some(start) = start {
-            set.note_time(operation, start.elapsed());
+        if let Some(time_ns) = time_ns {
+            set.note_time(operation, time_ns);
         }
     }
 
     /// The time now, if calls are timed.
-    pub(crate) fn start(&self) -> Option<Instant> {
+    pub(crate) fn start(&self) -> Option<Moment> {
         self.counters.timing.start()
     }
 }

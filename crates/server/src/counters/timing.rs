@@ -2,12 +2,12 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use proto::{nfs3, nfs4};
 
 use super::histogram::{Histogram, HistogramValue};
 use super::operations::Operation;
+use crate::moment::Moment;
 
 /// A part of the work on calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +81,8 @@ impl CallKind {
 pub(super) struct PhaseTimes([OnceLock<Box<[Histogram; Phase::ALL.len()]>>; CallKind::ALL.len()]);
 
 impl PhaseTimes {
-    pub(super) fn observe(&self, kind: CallKind, phase: Phase, time: Duration) {
-        self.0[kind as usize].get_or_init(Box::default)[phase as usize].observe(time);
+    pub(super) fn observe(&self, kind: CallKind, phase: Phase, nanoseconds: u64) {
+        self.0[kind as usize].get_or_init(Box::default)[phase as usize].observe(nanoseconds);
     }
 
     pub(super) fn value(&self, kind: CallKind, phase: Phase) -> HistogramValue {
@@ -130,9 +130,14 @@ impl Timing {
         }
     }
 
+    /// Whether calls are timed.
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
     /// The time now, if calls are timed: one load if not.
-    pub(crate) fn start(&self) -> Option<Instant> {
-        self.is_on.load(Ordering::Relaxed).then(Instant::now)
+    pub(crate) fn start(&self) -> Option<Moment> {
+        self.is_on().then(Moment::now)
     }
 }
 
@@ -157,8 +162,8 @@ mod tests {
     #[test]
     fn phases_are_counted_by_the_kind_of_call() {
         let (times, successor) = (PhaseTimes::default(), PhaseTimes::default());
-        times.observe(CallKind::Read, Phase::Io, Duration::from_micros(3));
-        successor.observe(CallKind::Read, Phase::Io, Duration::from_micros(4));
+        times.observe(CallKind::Read, Phase::Io, 3000);
+        successor.observe(CallKind::Read, Phase::Io, 4000);
         successor.absorb(&times);
         for kind in CallKind::ALL {
             for phase in Phase::ALL {

@@ -1,7 +1,6 @@
 //! COMPOUND, RFC 8881 §16.2.
 
 use std::hash::Hasher;
-use std::time::Instant;
 
 use io::WriteData;
 use proto::nfs4::{CompoundHead, CompoundResult, NFS4_OK, OperationCode, Status, next_operation};
@@ -14,6 +13,7 @@ use super::{Outcome, Refused};
 use crate::call::{Call, Credential};
 use crate::counters::Operation;
 use crate::inode_cache::Attributes;
+use crate::moment::Moment;
 use crate::procedures::Programs;
 use crate::request::{Handled, Peer, Refusal, Request};
 use crate::state::Running;
@@ -102,13 +102,13 @@ impl<'a> Compound<'a> {
     /// `count_at` is where the number of results stands among them.
     async fn run(&mut self, reader: &mut Reader<'a>, count_at: usize) -> End {
         let mut status = NFS4_OK;
+        let mut start = self.request.tally.start();
         for place in 0..self.operations {
             let next = next_operation(reader).map_err(Refused::from);
             let operation = match &next {
                 Ok(Ok(operation)) if self.has(*operation) => *operation,
                 _ => OperationCode::Illegal,
             };
-            let start = self.request.tally.start();
             let checked = next.and_then(|known| self.check(known.ok(), place));
             let outcome = match checked {
                 Ok(OperationCode::Sequence) => match self.sequence(reader) {
@@ -134,7 +134,11 @@ impl<'a> Compound<'a> {
                 Err(refused) => Err(self.refuse(operation, refused)),
             };
             status = outcome.err().map_or(NFS4_OK, Status::code);
-            self.count(operation, status, start);
+            // An operation begins where the one before it ends: one look at the clock for both.
+            let now = start.map(|_| Moment::now());
+            let time_ns = now.zip(start).map(|(now, start)| now.nanoseconds_since(start));
+            start = now;
+            self.count(operation, status, time_ns);
             if status != NFS4_OK {
                 break;
             }
@@ -153,12 +157,12 @@ impl<'a> Compound<'a> {
     }
 
     /// Counts an operation on the export that the current filehandle is of.
-    fn count(&self, operation: OperationCode, status: u32, start: Option<Instant>) {
+    fn count(&self, operation: OperationCode, status: u32, time_ns: Option<u64>) {
         let set = match self.current.as_ref().map(|current| &current.place) {
             Some(Place::Object(located)) => Some(&*located.object.root().counters),
             Some(Place::Pseudo(_)) | None => None,
         };
-        self.request.tally.count_on(set, Operation::nfs4(operation), status, start);
+        self.request.tally.count_on(set, Operation::nfs4(operation), status, time_ns);
     }
 
     /// Whether an operation belongs to the minor version.

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Monitor;
 use crate::export::claimed_export_id;
-use crate::trace::{Moment, Outcome, Recorded, handle_hash};
+use crate::moment::Moment;
+use crate::trace::{Outcome, Recorded, handle_hash};
 
 /// A call in the flight recorder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

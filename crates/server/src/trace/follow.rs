@@ -13,7 +13,8 @@ use rustix::thread::{gettid, sched_getcpu};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::{CallId, CallKey, Detail, Event, Events, Moment, Tracer};
+use super::{CallId, CallKey, Detail, Event, Events, Tracer};
+use crate::moment::Moment;
 
 /// Followers at a time.
 pub(crate) const FOLLOWERS_MAX: usize = 8;

@@ -12,7 +12,6 @@
 //! relaxed loads.
 
 mod follow;
-mod moment;
 mod probes;
 mod recorder;
 
@@ -25,10 +24,10 @@ use ::trace::EventSwitch;
 pub use ::trace::handle_hash;
 use io::WidenedRead;
 
+use crate::moment::Moment;
 pub(crate) use follow::{FOLLOWERS_BYTES_MAX, FOLLOWERS_MAX};
 use follow::{Feed, Happened};
 pub(crate) use follow::{Filter, Followed, Follower};
-pub(crate) use moment::Moment;
 pub(crate) use recorder::{Begun, Outcome, RECORDER_BYTES, RecordId, Recorded, Recorder};
 
 ::trace::events! {

@@ -9,8 +9,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use super::{Event, Moment};
+use super::Event;
 use crate::counters::{Operation, STRIPES, own_stripe};
+use crate::moment::Moment;
 
 /// Records of each stripe.
 const RECORDS: usize = 512;

@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// Nanoseconds of `CLOCK_MONOTONIC`. Each call reads it twice; a difference costs a subtraction, where
 /// one of `Instant` costs some sixty instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Moment(pub(super) u64);
+pub(crate) struct Moment(pub(crate) u64);
 
 impl Moment {
     pub(crate) fn now() -> Self {
