@@ -158,20 +158,24 @@ impl AttributeWatches {
         let group = Arc::new(new_group()?);
         let mut unmarked = Vec::new();
         let mut table = self.lock();
-        for watched in table.watched.values().flatten() {
+        let marked = table.watched.values().flatten().try_for_each(|watched| {
             match add_mark(&group, &watched.fd) {
-                Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     unmarked.push(watched.note());
+                    Ok(())
                 }
-                Err(error) => return Err(error),
+                outcome => outcome,
             }
-        }
-        let old = std::mem::replace(&mut table.group, group);
-        table.abandoned.clear();
+        });
+        let old = marked.map(|()| {
+            table.abandoned.clear();
+            std::mem::replace(&mut table.group, group)
+        });
         drop(table);
+        // Also where the old group stays: what was noted must be reported.
         unmarked.into_iter().for_each(on_change);
         // It reported changes until the other one did.
+        let old = old?;
         self.report(&old, on_change);
         Ok(())
     }
