@@ -110,7 +110,8 @@ class Server:
         self.flags = flags
         self.identity = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
         self.state = state or tempfile.mkdtemp(prefix="state.", dir=scratch_root())
-        self.log = open(os.path.join(scratch_root(), f"server.{self.port}.log"), "ab")
+        # Not named after the port, which the kernel may give to a later server too.
+        self.log = log_file("server")
         self.process = None
 
     def __enter__(self):
@@ -211,6 +212,13 @@ _scratch = None
 def scratch_root():
     """The directory that holds everything the running subject makes; removed at its end."""
     return _scratch
+
+
+def log_file(name):
+    """A new file of the running subject for what one process prints, opened to append bytes."""
+    return tempfile.NamedTemporaryFile(
+        "ab", prefix=name + ".", suffix=".log", dir=scratch_root(), delete=False
+    )
 
 
 def scratch_dir(name):

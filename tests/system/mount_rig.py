@@ -12,7 +12,7 @@ import time
 
 from harness import (
     EXPORT, LAST_RESORTS, START_SECS_MAX, MissingTool, Server, Skip, check, free_port,
-    loop_file_system, need, run, run_ok, scratch_dir, scratch_root,
+    log_file, loop_file_system, need, run, run_ok, scratch_dir, scratch_root,
 )  # fmt: skip
 from nfs3 import PROGRAM_NFS
 
@@ -59,7 +59,7 @@ class Mount:
         self.url = url
         self.options = ",".join(filter(None, [OPTIONS, options]))
         self.directory = scratch_dir("mount")
-        self.log = open(os.path.join(scratch_root(), f"{self.directory.name}.log"), "ab")
+        self.log = log_file("mount")
         self.process = None
 
     def __enter__(self):
