@@ -27,6 +27,11 @@ class Guest:
         self.connection = connection
         self.lines = connection.makefile("rb")
 
+    def close(self):
+        """Ends this connection's part of the agent, which waits for requests until then."""
+        self.lines.close()
+        self.connection.close()
+
     def ask(self, what, **arguments):
         """Has the agent do one thing; raises its OSError."""
         self.connection.sendall(json.dumps({"do": what, **arguments}).encode() + b"\n")
