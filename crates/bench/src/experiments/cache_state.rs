@@ -1,12 +1,20 @@
 //! What caches hold when a measurement begins.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use clap::ValueEnum;
 
-use crate::Result;
-use crate::rig::{drop_caches, touch_free_memory};
+use crate::rig::{drop_caches, free_socket_buffers, touch_free_memory};
+use crate::subject::Running;
+use crate::{Error, Result};
 
 /// Touched of the free memory, as a multiple of the data of a measurement.
-const TOUCHED_PARTS: u64 = 2;
+const TOUCHED_PARTS: u64 = 4;
+
+/// How often caches are dropped for one measurement, and the time between.
+const DROPS_MAX: u32 = 20;
+const DROP_AGAIN: Duration = Duration::from_millis(10);
 
 /// What caches hold when a phase begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -44,14 +52,30 @@ impl CacheState {
     /// is read afterwards. Then touches free memory for `bytes` of data: in the page cache, and on
     /// the way there.
     ///
+    /// What of the files of `running` is in use is dropped a moment later. What then remains is
+    /// recorded as cached at the start.
+    ///
     /// # Errors
-    /// [`crate::Error::Machine`]: only root may.
-    pub(super) fn prepare(self, bytes: u64) -> Result<()> {
+    /// [`crate::Error::Machine`]: only root may; the files cannot be examined.
+    pub(super) fn prepare(self, bytes: u64, running: Option<&Running>) -> Result<()> {
         match self {
             Self::Found => rustix::fs::sync(),
-            Self::Cold | Self::Warm => drop_caches()?,
+            Self::Cold | Self::Warm => drop_until_empty(running)?,
         }
         touch_free_memory(bytes.saturating_mul(TOUCHED_PARTS));
         Ok(())
     }
+}
+
+fn drop_until_empty(running: Option<&Running>) -> Result<()> {
+    for _ in 0..DROPS_MAX {
+        free_socket_buffers().map_err(Error::machine("cannot free socket buffers"))?;
+        drop_caches()?;
+        let files = running.map(Running::cached).transpose()?.flatten();
+        if files.and_then(|files| files.cached_bytes).is_none_or(|bytes| bytes == 0) {
+            break;
+        }
+        sleep(DROP_AGAIN);
+    }
+    Ok(())
 }

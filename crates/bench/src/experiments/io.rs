@@ -269,7 +269,7 @@ impl Experiment<'_> {
             self.put(maker, made, &service, &mut Watch::none())?;
         }
         self.find_files(phase, made, &export)?;
-        self.prepare_cache(setting, made, &service)?;
+        self.prepare_cache(setting, made, &service, running)?;
         let mut measurement = self.measurement(setting);
         let meter = LoadMeter::start(running)?;
         let outcome = self.put(setting, made, &service, &mut running.watch())?;
@@ -318,8 +318,9 @@ impl Experiment<'_> {
         setting: Setting,
         made: &mut Made,
         service: &Service,
+        running: &Running,
     ) -> Result<()> {
-        self.cache.prepare(self.sizes.bytes)?;
+        self.cache.prepare(self.sizes.bytes, Some(running))?;
         if self.cache == CacheState::Warm && setting.phase.direction() == Direction::Read {
             self.put(setting, made, service, &mut Watch::none())?;
         }
