@@ -8,6 +8,28 @@ pub(crate) const BOUNDS_US: [u64; 16] = [
     2_000_000, 10_000_000,
 ];
 
+/// Of each power of two in nanoseconds, the bounds that are less. At most one bound lies between two
+/// powers, so one comparison finds the bucket of a time.
+const BOUNDS_BELOW: [usize; 64] = {
+    let mut below = [0; 64];
+    let mut power = 0;
+    while power < 64 {
+        let mut at = 0;
+        while at < BOUNDS_US.len() && BOUNDS_US[at] * 1000 < 1 << power {
+            at += 1;
+        }
+        below[power] = at;
+        power += 1;
+    }
+    below
+};
+
+/// The bucket of a time.
+fn bucket_of(nanoseconds: u64) -> usize {
+    let below = BOUNDS_BELOW[nanoseconds.checked_ilog2().unwrap_or(0) as usize];
+    below + usize::from(BOUNDS_US.get(below).is_some_and(|bound| bound * 1000 < nanoseconds))
+}
+
 /// Counts times by bucket.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
@@ -26,9 +48,7 @@ pub(crate) struct HistogramValue {
 
 impl Histogram {
     pub(crate) fn observe(&self, nanoseconds: u64) {
-        let micros = nanoseconds / 1000;
-        let bucket = BOUNDS_US.partition_point(|bound| *bound < micros);
-        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.buckets[bucket_of(nanoseconds)].fetch_add(1, Ordering::Relaxed);
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
@@ -66,13 +86,15 @@ mod tests {
 
     #[test]
     fn a_time_is_in_the_bucket_whose_bound_it_does_not_exceed() {
-        for (micros, bucket) in
-            [(0, 0), (20, 0), (21, 1), (50, 1), (10_000_000, 15), (10_000_001, 16)]
+        let around = |bound: u64| [bound * 1000 - 1, bound * 1000, bound * 1000 + 1];
+        let powers = (0..64).map(|power| 1 << power);
+        for nanoseconds in BOUNDS_US.into_iter().flat_map(around).chain(powers).chain([0, u64::MAX])
         {
+            let bucket = BOUNDS_US.iter().filter(|bound| *bound * 1000 < nanoseconds).count();
             let histogram = Histogram::default();
-            histogram.observe(micros * 1000);
+            histogram.observe(nanoseconds);
             let value = histogram.value();
-            assert_eq!((value.buckets[bucket], value.count()), (1, 1), "{micros}");
+            assert_eq!((value.buckets[bucket], value.count()), (1, 1), "{nanoseconds}");
         }
         let histogram = Histogram::default();
         histogram.observe(1500);
