@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use proto::nfs4;
 
 use crate::call::Call;
-use crate::counters::Operation as Counted;
+use crate::counters::{CallKind, Operation as Counted};
 use crate::export::claimed_export_id;
 use crate::moment::Moment;
 use crate::nfs3 as nfs;
@@ -22,6 +22,11 @@ pub(crate) fn operation(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> Opt
         Ok(Operation::Nfs4(_)) => outline.and_then(|outline| outline.work).map(Counted::nfs4),
         Ok(Operation::Portmap(_) | Operation::Rpcbind(_)) | Err(_) => None,
     }
+}
+
+/// The kind of call whose phases are counted together with those of this one.
+pub(crate) fn kind(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> CallKind {
+    operation(call, outline).map_or(CallKind::Other, CallKind::of)
 }
 
 /// What a call asks for, as far as the recorder and the trace events of whole calls show it.

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use io::{Share, WriteData};
 use rpc::server::{
-    Limits, ReceiveError, Receiver, Record, ReplyQueue, Socket, SocketReader, Transport,
+    Limits, ReceiveError, Receiver, Record, ReplyQueue, SendObserver, Socket, SocketReader,
+    Transport,
 };
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
@@ -19,7 +20,7 @@ use crate::call::Incoming;
 use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, Place};
 use crate::counters::{CallKind, ClientCounters, Counter, CounterSet, Counters, Phase};
-use crate::dispatch::{self, Claimed, LimitedExport, Verdict};
+use crate::dispatch::{self, Claimed, Ended, LimitedExport, Verdict};
 use crate::moment::Moment;
 use crate::procedures::{Programs, Thread};
 use crate::rate_limits::Use;
@@ -38,6 +39,8 @@ const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
 const LIMIT_WAIT_MAX: Duration = Duration::from_secs(1);
 /// The number of the next connection.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
+/// The kinds of calls, of which tokens name one.
+const KINDS: u64 = CallKind::ALL.len() as u64;
 /// How long the last calls may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
@@ -210,7 +213,6 @@ impl Intake {
     ) -> Option<Accepted> {
         let Self { service, client, replies, activity, .. } = self;
         let (peer, received) = (self.peer, Moment::now());
-        let is_timed = service.counters.timing.is_on();
         activity.note_call();
         count(&service.counters, &record);
         if service.callbacks.take_reply(peer.connection, &record.head) {
@@ -230,8 +232,8 @@ impl Intake {
         };
         let outline = call.outline();
         let address = peer.address;
-        let Claimed { device, limited, times } =
-            dispatch::claimed(service, &call, outline.as_ref(), address, is_timed);
+        let Claimed { device, limited } =
+            dispatch::claimed(service, &call, outline.as_ref(), address);
         self.charge(limited.as_deref(), Use { calls: 1, bytes: record_bytes }, received);
         let has_one_call = activity.has_one_call();
         let thread = dispatch::thread(&call, outline.as_ref(), has_one_call);
@@ -241,8 +243,8 @@ impl Intake {
             && has_one_call
             && !has_more
             && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
-        let kind = || call_trace::operation(&call, outline.as_ref()).map(CallKind::of);
-        let times = times.map(|times| (times, kind().unwrap_or(CallKind::Other)));
+        let kind =
+            service.counters.timing.is_on().then(|| call_trace::kind(&call, outline.as_ref()));
         let record = call_trace::record(service, &call, outline.as_ref(), peer.address, received);
         call_trace::start(Traced { service, call: &call, client: address, received });
         let (service, client) = (Arc::clone(service), Arc::clone(client));
@@ -250,22 +252,23 @@ impl Intake {
         // On the heap at once: it is large, and each move of it would be a copy.
         let work: Work = Box::pin(async move {
             let link = replies.link();
-            let mut queue_ns = 0;
-            if matches!(thread, Thread::Data | Thread::Metadata) {
-                queue_ns = Moment::now().nanoseconds_since(received);
-                if let Some((times, kind)) = &times {
-                    times.note_phase(*kind, Phase::Queue, queue_ns);
+            let is_queued = matches!(thread, Thread::Data | Thread::Metadata);
+            let queued_ns = is_queued.then(|| Moment::now().nanoseconds_since(received));
+            let queue_ns = queued_ns.unwrap_or(0);
+            let (client, is_timed) = (&client, kind.is_some());
+            let origin = Origin { peer, link, client, received, is_timed, queue_ns, record };
+            let mut ended = Ended::default();
+            let mut verdict = dispatch::answer(&service, origin, &mut call, &mut ended).await;
+            if let Verdict::Reply(reply) = &verdict {
+                client.count_reply(reply.bytes());
+                if let Some(LimitedExport { id, limits }) = charged.as_deref() {
+                    let taken = Use { calls: 0, bytes: reply.bytes() };
+                    service.rate_limits.charge(*id, client_id, limits, taken, Moment::now());
                 }
             }
-            let client = &client;
-            let origin = Origin { peer, link, client, received, is_timed, queue_ns, record };
-            let mut ended = None;
-            let verdict = dispatch::answer(&service, origin, &mut call, &mut ended).await;
-            let verdict = counted(verdict, client, times, (received, ended));
-            if let (Some(limited), Verdict::Reply(reply)) = (charged, &verdict) {
-                let taken = Use { calls: 0, bytes: reply.bytes() };
-                let LimitedExport { id, limits } = &*limited;
-                service.rate_limits.charge(*id, client_id, limits, taken, Moment::now());
+            if let Some(kind) = kind {
+                let timed = Timed { kind, received, queued_ns, ended };
+                verdict = timed.note(&service, client, verdict);
             }
             send(&replies, verdict, slot);
         });
@@ -322,30 +325,40 @@ fn count(counters: &Counters, record: &Record) {
     }
 }
 
-/// Counts a reply, and times its way to the kernel if its call is timed.
-fn counted(
-    verdict: Verdict,
-    client: &ClientCounters,
-    times: Option<(Arc<CounterSet>, CallKind)>,
-    (received, ended): (Moment, Option<Moment>),
-) -> Verdict {
-    let Verdict::Reply(reply) = verdict else { return verdict };
-    client.count_reply(reply.bytes());
-    let (Some((times, kind)), Some(ended)) = (times, ended) else { return Verdict::Reply(reply) };
-    client.note_time(ended.nanoseconds_since(received));
-    Verdict::Reply(reply.with_guard(SendTimer { times, kind, start: ended }))
-}
-
-/// Notes when it is dropped how long a reply took to send.
-struct SendTimer {
-    times: Arc<CounterSet>,
+/// A call that is timed, when it was executed.
+struct Timed {
     kind: CallKind,
-    start: Moment,
+    received: Moment,
+    /// Its wait for the thread that it was handed to.
+    queued_ns: Option<u64>,
+    ended: Ended,
 }
 
-impl Drop for SendTimer {
-    fn drop(&mut self) {
-        self.times.end_phase(self.kind, Phase::Send, Some(self.start));
+impl Timed {
+    /// Notes the call's times so far, and has the time noted that its reply takes to send.
+    fn note(self, service: &Service, client: &ClientCounters, verdict: Verdict) -> Verdict {
+        let Self { kind, received, queued_ns, ended } = self;
+        let times = ended.export.unwrap_or_else(|| Arc::clone(service.counters.general()));
+        if let Some(nanoseconds) = queued_ns {
+            times.note_phase(kind, Phase::Queue, nanoseconds);
+        }
+        let Verdict::Reply(reply) = verdict else { return verdict };
+        let Some(ended) = ended.at else { return Verdict::Reply(reply) };
+        client.note_time(ended.nanoseconds_since(received));
+        Verdict::Reply(reply.observed(times, send_token(kind, ended)))
+    }
+}
+
+/// The kind of a call, in the lowest bits, and when its reply was ready to be sent.
+fn send_token(kind: CallKind, ready: Moment) -> u64 {
+    ready.nanoseconds() * KINDS + kind as u64
+}
+
+impl SendObserver for CounterSet {
+    fn reply_is_gone(&self, token: u64) {
+        let kind = CallKind::ALL[usize::from((token % KINDS) as u8)];
+        let nanoseconds = Moment::now().nanoseconds().saturating_sub(token / KINDS);
+        self.note_phase(kind, Phase::Send, nanoseconds);
     }
 }
 

@@ -93,7 +93,6 @@ pub(crate) fn claimed(
     call: &Call,
     outline: Option<&nfs4::Outline<'_>>,
     address: SocketAddr,
-    is_timed: bool,
 ) -> Claimed {
     let exports = service.exports.load();
     let handle = match outline {
@@ -101,22 +100,16 @@ pub(crate) fn claimed(
         None => call.nfs3().and_then(|procedure| nfs::first_handle(procedure, call.arguments())),
     };
     let export = handle.and_then(claimed_export_id).and_then(|id| exports.table.by_id(id));
-    let (engine, general) = (&service.engine, service.counters.general());
+    let engine = &service.engine;
     let Some(export) = export else {
-        let times = is_timed.then(|| Arc::clone(general));
-        return Claimed { device: engine.own_device().clone(), limited: None, times };
+        return Claimed { device: engine.own_device().clone(), limited: None };
     };
-    let root = exports.root(export);
     // The handle is not authenticated yet. A peer that the export does not admit must not use up its
-    // limits, nor change its counters.
-    let is_limited = export.limits.are_set();
-    let is_known = (is_limited || is_timed) && export.knows(address.ip());
+    // limits.
+    let is_limited = export.limits.are_set() && export.knows(address.ip());
     let limited = || Arc::new(LimitedExport { id: export.id, limits: export.limits });
-    Claimed {
-        device: root.threads(engine).clone(),
-        limited: (is_limited && is_known).then(limited),
-        times: is_timed.then(|| Arc::clone(if is_known { &root.counters } else { general })),
-    }
+    let device = exports.root(export).threads(engine).clone();
+    Claimed { device, limited: is_limited.then(limited) }
 }
 
 /// What follows from the export that the handle in a call's arguments claims to be of.
@@ -124,8 +117,6 @@ pub(crate) struct Claimed {
     pub(crate) device: Device,
     /// The export's limits, if it has any.
     pub(crate) limited: Option<Arc<LimitedExport>>,
-    /// Where the phases of a call that is timed are counted which are outside the work on its object.
-    pub(crate) times: Option<Arc<CounterSet>>,
 }
 
 /// An export with limits, which the peer uses.
@@ -159,12 +150,20 @@ pub(crate) fn refuse(error: &CallError) -> Verdict {
     }
 }
 
-/// Answers a call. `ended` is set to when it was executed.
+/// What is known of a call that was executed.
+#[derive(Default)]
+pub(crate) struct Ended {
+    pub(crate) at: Option<Moment>,
+    /// The counters of the export that it was about, if it is timed.
+    pub(crate) export: Option<Arc<CounterSet>>,
+}
+
+/// Answers a call. `ended.at` is set.
 pub(crate) async fn answer(
     service: &Arc<Service>,
     origin: Origin<'_>,
     call: &mut Call,
-    ended: &mut Option<Moment>,
+    ended: &mut Ended,
 ) -> Verdict {
     let mut reply = Writer::with_capacity(REPLY_HEAD_BYTES);
     reply.array(&MARK_ROOM);
@@ -175,7 +174,7 @@ pub(crate) async fn answer(
     call_log::begins(&line);
     let (results_at, start) = (reply.len(), call_log::start());
     let done = execute(service, origin, call, payload, &mut reply, ended).await;
-    let ended = *ended.get_or_insert_with(Moment::now);
+    let ended = *ended.at.get_or_insert_with(Moment::now);
     let status = recorded_status(&done, &reply.as_slice()[results_at..]);
     let latency_ns = ended.nanoseconds_since(origin.received);
     service.tracer.recorder.end(origin.record, status, origin.queue_ns, latency_ns);
@@ -224,14 +223,14 @@ fn plain(header: &ReplyHeader) -> Verdict {
 }
 
 /// Runs the call and writes its results behind the reply header; what may be long is returned in
-/// memory of the budget. `ended` is set by a call that is timed as a whole.
+/// memory of the budget. `ended` is set as far as the call is timed.
 async fn execute(
     service: &Arc<Service>,
     origin: Origin<'_>,
     call: &Call,
     payload: Option<WriteData>,
     reply: &mut Writer,
-    ended: &mut Option<Moment>,
+    ended: &mut Ended,
 ) -> Result<Handled, Refusal> {
     let (peer, results_at) = (origin.peer, reply.len());
     let row = call.procedure.map_err(Refusal::NotExecuted)?;
@@ -251,11 +250,13 @@ async fn execute(
             };
             if matches!(done, Ok(Handled::Executed { .. })) {
                 let status = Counted::nfs3(procedure).status_in(&reply.as_slice()[results_at..]);
-                request.tally.count(Counted::nfs3(procedure), status, origin.time_ns(ended));
+                request.tally.count(
+                    Counted::nfs3(procedure),
+                    status,
+                    origin.time_ns(&mut ended.at),
+                );
             }
-            if let Some(fault) = request.fault.status() {
-                call_log::failed(&Line { service, peer, call }, fault);
-            }
+            note_end(request, &Line { service, peer, call }, ended);
             done
         }
         Operation::Nfs4(nfs4::Procedure::Null) => {
@@ -265,9 +266,7 @@ async fn execute(
         Operation::Nfs4(nfs4::Procedure::Compound) => {
             let request = request(service, origin, (row, call))?;
             let done = compound::execute(&request, peer, call, payload, reply).await;
-            if let Some(fault) = request.fault.status() {
-                call_log::failed(&Line { service, peer, call }, fault);
-            }
+            note_end(request, &Line { service, peer, call }, ended);
             done
         }
         Operation::Mount3(procedure) => {
@@ -278,7 +277,7 @@ async fn execute(
             let payload = done.await?;
             let operation = Counted::mount3(procedure);
             let status = operation.status_in(&reply.as_slice()[results_at..]);
-            request.tally.count(operation, status, origin.time_ns(ended));
+            request.tally.count(operation, status, origin.time_ns(&mut ended.at));
             Ok(Handled::executed(payload))
         }
         Operation::Portmap(_) | Operation::Rpcbind(_) => {
@@ -289,6 +288,14 @@ async fn execute(
             Ok(Handled::executed(None))
         }
     }
+}
+
+/// Logs the fault of a request, if it has one, and notes its export.
+fn note_end(request: Request<'_>, line: &Line<'_>, ended: &mut Ended) {
+    if let Some(fault) = request.fault.status() {
+        call_log::failed(line, fault);
+    }
+    ended.export = request.tally.into_export();
 }
 
 fn request<'a>(

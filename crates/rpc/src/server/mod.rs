@@ -18,7 +18,7 @@ mod transport;
 pub use delivery::{Delivery, Link, Receipt};
 pub use peer_wait::PeerWait;
 pub use receive::{HEAD_BYTES_MAX, Layout, Limits, ReceiveError, Receiver, Record, STAGING_BYTES};
-pub use reply::Reply;
+pub use reply::{Reply, SendObserver};
 pub use reply_queue::ReplyQueue;
 pub use socket::{Socket, SocketReader};
 pub use source::Source;

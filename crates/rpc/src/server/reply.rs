@@ -26,12 +26,34 @@ pub struct Reply {
     /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
     _slot: Option<OwnedSemaphorePermit>,
     /// Held until the reply is gone: memory of the budget for as much of `head` and `tail` as is long.
-    _charge: Vec<Buffer>,
+    _charge: Option<Box<Charge>>,
     /// Where the reply cache looks up whether it has arrived.
     receipt: Option<Arc<Receipt>>,
-    /// Dropped with the reply.
-    // Boxed twice: a pointer of one word keeps the reply small, which is moved some times.
-    _guard: Option<Box<Box<dyn Send>>>,
+    _observation: Option<Observation>,
+}
+
+/// On the heap, as few replies have one, and all are moved some times.
+struct Charge {
+    _buffers: Vec<Buffer>,
+}
+
+/// Learns when replies are gone.
+pub trait SendObserver: Send + Sync {
+    /// The kernel has all of a reply, or the connection is lost. `token` is the one that
+    /// [`Reply::observed`] was given.
+    fn reply_is_gone(&self, token: u64);
+}
+
+/// Notifies its observer when it is dropped.
+struct Observation {
+    observer: Arc<dyn SendObserver>,
+    token: u64,
+}
+
+impl Drop for Observation {
+    fn drop(&mut self) {
+        self.observer.reply_is_gone(self.token);
+    }
 }
 
 /// A part of a reply, which is sent from where it lies.
@@ -68,16 +90,15 @@ impl Reply {
     pub fn with_tail(mut head: Vec<u8>, data: Option<Payload>, tail: Vec<u8>) -> Self {
         put_mark(&mut head, padded(data.as_ref().map_or(0, Payload::len)) + tail.len())
             .expect("a reply is shorter than a fragment may be");
-        let charge = Vec::new();
         Self {
             head,
             data,
             tail,
             sent: 0,
             _slot: None,
-            _charge: charge,
+            _charge: None,
             receipt: None,
-            _guard: None,
+            _observation: None,
         }
     }
 
@@ -88,6 +109,7 @@ impl Reply {
 
     /// The same reply, which keeps this memory of the budget until it is gone, because it is long itself.
     pub fn charged(self, charge: Vec<Buffer>) -> Self {
+        let charge = (!charge.is_empty()).then(|| Box::new(Charge { _buffers: charge }));
         Self { _charge: charge, ..self }
     }
 
@@ -96,9 +118,10 @@ impl Reply {
         Self { receipt, ..self }
     }
 
-    /// The same reply, which drops `guard` when the kernel has all of it, or the connection is lost.
-    pub fn with_guard(self, guard: impl Send + 'static) -> Self {
-        Self { _guard: Some(Box::new(Box::new(guard))), ..self }
+    /// The same reply, whose end `observer` learns. `token` is for the observer, which so needs no
+    /// memory for each reply.
+    pub fn observed(self, observer: Arc<dyn SendObserver>, token: u64) -> Self {
+        Self { _observation: Some(Observation { observer, token }), ..self }
     }
 
     /// Its length on the wire, with the record mark.

@@ -22,6 +22,11 @@ impl<'a> Tally<'a> {
         self.export.get_or_init(|| Arc::clone(set));
     }
 
+    /// The export that the call was about.
+    pub(crate) fn into_export(self) -> Option<Arc<CounterSet>> {
+        self.export.into_inner()
+    }
+
     /// Counts the one operation of a call, with its status: 0 for a success. `time_ns` is known if the
     /// call is timed.
     pub(crate) fn count(&self, operation: Operation, status: u32, time_ns: Option<u64>) {

@@ -159,10 +159,14 @@ impl<'a> Compound<'a> {
     /// Counts an operation on the export that the current filehandle is of.
     fn count(&self, operation: OperationCode, status: u32, time_ns: Option<u64>) {
         let set = match self.current.as_ref().map(|current| &current.place) {
-            Some(Place::Object(located)) => Some(&*located.object.root().counters),
+            Some(Place::Object(located)) => Some(&located.object.root().counters),
             Some(Place::Pseudo(_)) | None => None,
         };
-        self.request.tally.count_on(set, Operation::nfs4(operation), status, time_ns);
+        let tally = &self.request.tally;
+        if let (Some(set), Some(_)) = (set, time_ns) {
+            tally.note_export(set);
+        }
+        tally.count_on(set.map(|set| &**set), Operation::nfs4(operation), status, time_ns);
     }
 
     /// Whether an operation belongs to the minor version.

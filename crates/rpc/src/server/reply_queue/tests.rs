@@ -12,8 +12,8 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::record::{MARK_ROOM, in_fragments};
-use crate::server::Socket;
 use crate::server::delivery::{Delivery, Receipt};
+use crate::server::{SendObserver, Socket};
 
 /// The length of the file that reply data is read from.
 const FILE_BYTES: usize = 3 << 20;
@@ -243,6 +243,34 @@ fn a_reply_is_delivered_when_its_last_byte_is_acknowledged() {
         drop(stream);
         assert_eq!(delivery(), [Delivery::Acknowledged, Delivery::Lost]);
     });
+}
+
+/// Remembers which replies are gone.
+#[derive(Default)]
+struct Observer(Mutex<Vec<u64>>);
+
+impl SendObserver for Observer {
+    fn reply_is_gone(&self, token: u64) {
+        self.0.lock().unwrap().push(token);
+    }
+}
+
+#[test]
+fn the_end_of_each_reply_is_observed_once() {
+    let (stream, queue) = in_memory();
+    let observer = Arc::new(Observer::default());
+    let observed = |token| reply(64).observed(Arc::clone(&observer) as _, token);
+    let gone = || observer.0.lock().unwrap().clone();
+    queue.cork(true);
+    queue.send(observed(1));
+    assert_eq!(gone(), [], "it waits for others");
+    queue.flush();
+    assert_eq!((stream.taken().len(), gone()), (64, vec![1]));
+    // Lost with the connection.
+    queue.cork(true);
+    queue.send(observed(2));
+    drop(queue);
+    assert_eq!((stream.taken().len(), gone()), (64, vec![1, 2]));
 }
 
 /// A queue before a stream in memory that takes what it gets.
