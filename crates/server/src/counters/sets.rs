@@ -9,7 +9,6 @@ use super::operations::Operation;
 use super::striped::Striped;
 use super::timing::{CallKind, Phase, PhaseTimes, Timing};
 use super::{ClientTable, Counter};
-use crate::moment::Moment;
 
 /// Status codes below this, and so many above `LATE_CODES_AT`, have a counter of their own.
 const EARLY_CODES: u32 = 100;
@@ -107,15 +106,14 @@ impl CounterSet {
         self.times.at(operation).observe(nanoseconds);
     }
 
-    /// Notes the time that a phase of a call has taken, if its start is known.
-    pub(crate) fn end_phase(&self, kind: CallKind, phase: Phase, start: Option<Moment>) {
-        if let Some(start) = start {
-            self.note_phase(kind, phase, Moment::now().nanoseconds_since(start));
-        }
-    }
-
+    /// Notes the time that a phase of a call has taken.
     pub(crate) fn note_phase(&self, kind: CallKind, phase: Phase, nanoseconds: u64) {
         self.phases.observe(kind, phase, nanoseconds);
+    }
+
+    /// The times of a phase.
+    pub(super) fn phase(&self, kind: CallKind, phase: Phase) -> HistogramValue {
+        self.phases.value(kind, phase)
     }
 
     fn add_values_to(&self, values: &mut BTreeMap<usize, OperationValue>) {
@@ -208,7 +206,7 @@ impl Counters {
     ) -> HistogramValue {
         let mut value = HistogramValue::default();
         let sets = self.sets_of(export);
-        sets.iter().for_each(|set| value.add(&set.phases.value(kind, phase)));
+        sets.iter().for_each(|set| value.add(&set.phase(kind, phase)));
         value
     }
 
@@ -217,7 +215,7 @@ impl Counters {
         let mut value = HistogramValue::default();
         let exports = self.lock();
         for set in exports.iter().map(|(_, set)| set).chain([&self.general]) {
-            CallKind::ALL.iter().for_each(|kind| value.add(&set.phases.value(*kind, phase)));
+            CallKind::ALL.iter().for_each(|kind| value.add(&set.phase(*kind, phase)));
         }
         value
     }
@@ -302,9 +300,7 @@ mod tests {
         before.count_operation(READ);
         before.count_failure(READ, 70);
         before.note_time(READ, 3_000_000);
-        let start = Moment::now();
-        before.end_phase(CallKind::Read, Phase::Io, Some(start));
-        before.end_phase(CallKind::Read, Phase::Io, None);
+        before.note_phase(CallKind::Read, Phase::Io, 1000);
         let after = counters.of_export(1);
         after.count_operation(READ);
         let phase_of = |export| counters.phase(export, CallKind::Read, Phase::Io).count();

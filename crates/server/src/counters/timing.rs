@@ -16,7 +16,8 @@ pub(crate) enum Phase {
     Queue,
     /// The permission to use the data of a file.
     Permission,
-    /// The data of a READ, from the plan on; the system calls of a WRITE, and their thread.
+    /// The data of a READ or WRITE, from its permission on: descriptor, plan, memory or room in the
+    /// window, thread, system calls.
     Io,
     /// A flush.
     Sync,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustix::fs::Access;
 
 use super::{Attributes, Caller, LiveAttributes, Object, Status, Vfs};
-use crate::counters::{CallKind, Phase};
+use crate::counters::{Phase, PhaseTimer};
 use crate::inode_cache::{DataUse, Inode, Permitted, kernel_allows};
 
 /// Permissions, as a set.
@@ -46,17 +46,16 @@ impl Vfs {
         Ok((attributes, rights))
     }
 
-    /// As [`Permitted::check`].
+    /// As [`Permitted::check`]. `timer` is in the phase permission.
     pub(super) async fn permit<U: DataUse>(
         &self,
         caller: &Caller,
         file: &Arc<Inode>,
         attributes: &LiveAttributes,
-        kind: CallKind,
+        timer: &mut PhaseTimer<'_>,
     ) -> Result<Permitted<U>, Status> {
-        let start = self.counters.timing.start();
         let permitted = Permitted::check(caller, file, attributes, &self.engine).await;
-        file.root().counters.end_phase(kind, Phase::Permission, start);
+        timer.end(Phase::Permission);
         permitted
     }
 }

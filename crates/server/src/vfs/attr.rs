@@ -133,7 +133,8 @@ impl Vfs {
         size: u64,
     ) -> Result<(), Status> {
         let attributes = change.before();
-        let permitted = self.permit::<Writing>(caller, file, attributes, CallKind::Other).await?;
+        let timer = &mut self.timer(file.root(), CallKind::Other);
+        let permitted = self.permit::<Writing>(caller, file, attributes, timer).await?;
         let writer = self.writer(&permitted).await?;
         // As the caller: the kernel then clears set-user-id bits and counts quotas as it should. No
         // call may read or write past the new end, or in the page that it cuts, meanwhile.

@@ -111,8 +111,8 @@ impl Vfs {
             }
         };
         let (file, change) = self.begin_change(caller, object, (Changing::Data, lengths)).await?;
-        let permitted =
-            self.permit::<Writing>(caller, &file, change.before(), CallKind::Other).await?;
+        let timer = &mut self.timer(file.root(), CallKind::Other);
+        let permitted = self.permit::<Writing>(caller, &file, change.before(), timer).await?;
         let writer = self.writer(&permitted).await?;
         let pages = permitted.data().ranges.lock(range, RangeUse::Exclusive).await;
         let work =
@@ -243,8 +243,8 @@ impl Vfs {
             return Err(Status::Invalid);
         }
         let (_, source) = self.source(caller, source).await?;
-        let destination =
-            self.permit::<Writing>(caller, file, change.before(), CallKind::Other).await?;
+        let timer = &mut self.timer(file.root(), CallKind::Other);
+        let destination = self.permit::<Writing>(caller, file, change.before(), timer).await?;
         let writer = self.writer(&destination).await?;
         Ok(Ends { source, destination, writer })
     }
@@ -256,7 +256,8 @@ impl Vfs {
         file: &Arc<Inode>,
     ) -> Result<(Permitted<Reading>, Arc<OwnedFd>), Status> {
         let attributes = self.live_attributes(file).await?;
-        let permitted = self.permit::<Reading>(caller, file, &attributes, CallKind::Other).await?;
+        let timer = &mut self.timer(file.root(), CallKind::Other);
+        let permitted = self.permit::<Reading>(caller, file, &attributes, timer).await?;
         let reader = self.reader(&permitted).await?;
         Ok((permitted, reader))
     }

@@ -32,7 +32,7 @@ use io::{
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::counters::{CallKind, Counters, Figure, Phase};
+use crate::counters::{CallKind, Counters, Figure, Phase, PhaseTimer};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{ExportRoot, Object};
 use crate::fs::{
@@ -377,11 +377,15 @@ impl Vfs {
         result
     }
 
-    /// As [`Engine::ask_for_data_thread`].
-    async fn ask_for_data_thread(&self, root: &ExportRoot, kind: CallKind) {
-        let start = self.counters.timing.start();
+    /// Begins to time phases of a call of this kind for an export.
+    fn timer<'a>(&self, root: &'a ExportRoot, kind: CallKind) -> PhaseTimer<'a> {
+        PhaseTimer::start(&self.counters.timing, &root.counters, kind)
+    }
+
+    /// As [`Engine::ask_for_data_thread`]. `timer` is in the phase queue.
+    async fn ask_for_data_thread(&self, timer: &mut PhaseTimer<'_>) {
         self.engine.ask_for_data_thread().await;
-        root.counters.end_phase(kind, Phase::Queue, start);
+        timer.end(Phase::Queue);
     }
 
     /// Runs a blocking operation as `identity`.
@@ -520,9 +524,9 @@ impl Vfs {
                 tracing::debug!(?status, "cannot open a file to flush it");
             }
         }
-        let start = self.counters.timing.start();
+        let mut timer = self.timer(file.root(), kind);
         let flushed = file.flush(&self.engine, what).await;
-        file.root().counters.end_phase(kind, Phase::Sync, start);
+        timer.end(Phase::Sync);
         // The call's line of the log shows a fault. A full disk or quota is logged here: the server
         // had accepted the data.
         flushed.inspect_err(|status| {

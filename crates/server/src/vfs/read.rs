@@ -121,7 +121,8 @@ impl Vfs {
         (attributes, version): (Attributes, FileVersion),
         Asked { call, policy, offset, count }: Asked,
     ) -> Result<Outcome, Status> {
-        let file = &self.permit(caller, file, &attributes, CallKind::Read).await?;
+        let mut timer = self.timer(file.root(), CallKind::Read);
+        let file = &self.permit(caller, file, &attributes, &mut timer).await?;
         let reader = self.reader(file).await?;
         let left = attributes.size.saturating_sub(offset);
         let wanted = u64::from(count.min(self.transfer_bytes_max)).min(left);
@@ -130,9 +131,8 @@ impl Vfs {
             _ => return Ok(Outcome::Whole(ReadDone { data: None, eof: left == 0 })),
         };
         let read = Read { file, reader, call, policy, range, attributes, version };
-        let start = self.counters.timing.start();
         let (fetched, through) = self.fetch(&read).await?;
-        file.root().counters.end_phase(CallKind::Read, Phase::Io, start);
+        timer.end(Phase::Io);
         let count = fetched.len();
         self.tracer.emit(Event::ReadIoDone, call, offset, count, format_args!(""));
         let counters = &file.root().counters;

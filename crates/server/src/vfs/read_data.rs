@@ -216,7 +216,7 @@ impl Vfs {
         job: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         root.counters.add(Counter::ReadsQueued, 1);
-        self.ask_for_data_thread(root, CallKind::Read).await;
+        self.ask_for_data_thread(&mut self.timer(root, CallKind::Read)).await;
         self.engine.data(job).await
     }
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::io_plan::SPLIT_BYTES_MIN;
 use super::write_data::{PermittedWrite, WriteJob, WriteTarget, Written, unperformed};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc};
-use crate::counters::{CallKind, Counter, Phase};
+use crate::counters::{CallKind, Counter, Phase, PhaseTimer};
 use crate::inode_cache::{Change, Changing, Flush, Inode, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
 
@@ -116,7 +116,8 @@ impl Vfs {
             None => {
                 if !file.expects_writer(&request.caller) {
                     let now = self.live_attributes(file).await?;
-                    self.permit::<Writing>(&request.caller, file, &now, CallKind::Write).await?;
+                    let timer = &mut self.timer(file.root(), CallKind::Write);
+                    self.permit::<Writing>(&request.caller, file, &now, timer).await?;
                 }
                 range_of(&request)?;
                 if !can_share {
@@ -135,9 +136,10 @@ impl Vfs {
         change: Change,
         request: Box<WriteRequest>,
     ) -> WriteTurn {
-        self.ask_for_data_thread(file.root(), CallKind::Write).await;
+        let mut timer = self.timer(file.root(), CallKind::Write);
+        self.ask_for_data_thread(&mut timer).await;
         let mut turn = unperformed(file, &change, request.flush);
-        let prepared = self.permit_and_prepare(file, change.before(), request).await;
+        let prepared = self.permit_and_prepare(file, change.before(), request, &mut timer).await;
         let (target, write, job) = match prepared {
             Ok(prepared) => prepared,
             Err(status) => return WriteTurn { result: Err(status), ..turn },
@@ -156,9 +158,8 @@ impl Vfs {
         };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
-        let start = self.counters.timing.start();
         let performed = self.engine.data_as(identity, job).await;
-        file.root().counters.end_phase(CallKind::Write, Phase::Io, start);
+        timer.end(Phase::Io);
         match performed {
             Ok(Ok((written, attributes))) => {
                 if written.refused_direct {
@@ -195,8 +196,9 @@ impl Vfs {
         file: &Arc<Inode>,
         before: &LiveAttributes,
         request: Box<WriteRequest>,
+        timer: &mut PhaseTimer<'_>,
     ) -> Result<(WriteTarget, PermittedWrite, Option<WriteJob>), Status> {
-        let (target, range) = self.may_write(file, before, &request).await?;
+        let (target, range) = self.may_write(file, before, &request, timer).await?;
         let write = PermittedWrite { place: 0, range, request };
         let job = self.prepare_write(&target, slice::from_ref(&write)).await?;
         Ok((target, write, job))
@@ -227,7 +229,8 @@ impl Vfs {
             Ok(before) => before,
             Err(status) => return Answer::refused(status),
         };
-        let result = match self.permit::<Writing>(caller, &file, &before, CallKind::Commit).await {
+        let timer = &mut self.timer(file.root(), CallKind::Commit);
+        let result = match self.permit::<Writing>(caller, &file, &before, timer).await {
             Ok(_) => self.flush(&file, Flush::All, CallKind::Commit).await,
             Err(status) => Err(status),
         };
@@ -249,10 +252,11 @@ impl Vfs {
         file: &Arc<Inode>,
         attributes: &LiveAttributes,
         request: &WriteRequest,
+        timer: &mut PhaseTimer<'_>,
     ) -> Result<(WriteTarget, ByteRange), Status> {
         // Under the lock, so that no client gets a delegation meanwhile.
         file.may_change(request.caller.client, Changing::Data)?;
-        let file = self.permit(&request.caller, file, attributes, CallKind::Write).await?;
+        let file = self.permit(&request.caller, file, attributes, timer).await?;
         let range = range_of(request)?;
         let writer = self.writer(&file).await?;
         Ok((WriteTarget { file, writer }, range))

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
 use super::write_vectors::{shares, vectors};
 use super::{Status, Vfs, Wcc};
-use crate::counters::{CallKind, Counter, Phase};
+use crate::counters::{CallKind, Counter, Phase, PhaseTimer};
 use crate::inode_cache::{BatchDuty, Change, Inode, WaitingWrite, WriteRequest, WriteTurn};
 
 /// The outcomes of the WRITEs of a turn.
@@ -79,11 +79,13 @@ impl Vfs {
             let (_, request) = requests.remove(0);
             return vec![self.take_turn(file, change, request).await];
         }
-        self.ask_for_data_thread(file.root(), CallKind::Write).await;
+        let mut timer = self.timer(file.root(), CallKind::Write);
+        self.ask_for_data_thread(&mut timer).await;
         let strongest = requests.iter().filter_map(|(_, request)| request.flush).max();
         let flushes = requests.iter().map(|(_, request)| request.flush.and(strongest));
         let mut turns: Vec<_> = flushes.map(|flush| unperformed(file, &change, flush)).collect();
-        let (target, writes) = self.permit_writes(file, &change, requests, &mut turns).await;
+        let permitted = self.permit_writes(file, &change, requests, &mut turns, timer).await;
+        let (target, writes) = permitted;
         match target {
             Some(target) => self.perform_permitted(target, change, writes, turns).await,
             None => turns,
@@ -112,11 +114,12 @@ impl Vfs {
         change: &Change,
         requests: Vec<(usize, Box<WriteRequest>)>,
         turns: &mut [WriteTurn],
+        mut timer: PhaseTimer<'_>,
     ) -> (Option<WriteTarget>, Vec<PermittedWrite>) {
         let before = *change.before();
         let (mut target, mut writes) = (None, Vec::with_capacity(requests.len()));
         for (place, request) in requests {
-            match self.may_write(file, &before, &request).await {
+            match self.may_write(file, &before, &request, &mut timer).await {
                 Ok((permitted, range)) => {
                     target = Some(permitted);
                     writes.push(PermittedWrite { place, range, request });
@@ -184,6 +187,7 @@ impl Vfs {
     ) -> Result<(Written, Vec<PermittedWrite>), (Status, Vec<usize>)> {
         let places: Vec<_> = vector.iter().map(|write| write.place).collect();
         let identity = vector[0].request.caller.identity.clone();
+        let mut timer = self.timer(target.file.root(), CallKind::Write);
         let job = match self.prepare_write(target, &vector).await {
             Ok(job) => job,
             Err(status) => return Err((status, places)),
@@ -198,9 +202,8 @@ impl Vfs {
         };
         // As the caller, so that quotas and reserved blocks count and the kernel clears
         // set-user-id bits.
-        let start = self.counters.timing.start();
         let performed = self.engine.data_as(identity, job).await;
-        target.file.root().counters.end_phase(CallKind::Write, Phase::Io, start);
+        timer.end(Phase::Io);
         match performed {
             Ok((written, vector)) => {
                 if written.refused_direct {
