@@ -1,7 +1,7 @@
 //! One view, as lines of text.
 
 use server::counters::Counter;
-use server::report::{ClientSample, ExportSample, OperationSample, Sample};
+use server::report::{ClientSample, ExportSample, OperationSample, PhaseSample, Sample};
 
 use super::device::Load;
 use crate::operate::clients::{is_shown, name};
@@ -32,9 +32,9 @@ impl Frame<'_> {
     pub(super) fn lines(&self, size: Option<Size>) -> Vec<String> {
         let mut lines = self.head();
         let rows = size.map_or(usize::MAX, |size| size.rows);
-        // Two thirds of the rest for exports, which have two lines each.
+        // Three quarters of the rest for exports, which have three lines each.
         let left = rows.saturating_sub(lines.len());
-        let exports_max = (left / 3 * 2).saturating_sub(2) / 2;
+        let exports_max = (left / 4 * 3).saturating_sub(2) / 3;
         lines.extend(self.exports(exports_max));
         let clients_max = rows.saturating_sub(lines.len() + 2);
         lines.extend(self.clients(clients_max));
@@ -85,17 +85,28 @@ impl Frame<'_> {
                 per_second("window_throttled_writes"),
                 figure("window_errors"),
             ),
-            self.phases(),
+            means(&self.work.phases, "ms      "),
         ];
         lines.extend(self.devices.iter().map(device_line));
         lines.push(String::new());
         lines
     }
 
-    fn phases(&self) -> String {
-        let phases = self.work.phases.iter();
-        let means = phases.map(|p| format!("{} {}", p.name, mean_ms(p.microseconds, p.timed)));
-        format!("ms       {}", means.collect::<Vec<_>>().join(", "))
+    /// The phases of all calls for an export.
+    fn phases(&self, export: &ExportSample) -> String {
+        let of_kinds: Vec<_> = export.phases.values().flatten().collect();
+        if calls(export) > 0 && of_kinds.iter().all(|phase| phase.timed == 0) {
+            return "  ms not timed".to_owned();
+        }
+        let of_all_kinds = |phase: &PhaseSample| {
+            let same = || of_kinds.iter().filter(|of_kind| of_kind.name == phase.name);
+            PhaseSample {
+                name: phase.name.clone(),
+                timed: same().map(|of_kind| of_kind.timed).sum(),
+                microseconds: same().map(|of_kind| of_kind.microseconds).sum(),
+            }
+        };
+        means(&self.work.phases.iter().map(of_all_kinds).collect::<Vec<_>>(), "  ms")
     }
 
     fn exports(&self, most: usize) -> Vec<String> {
@@ -106,6 +117,7 @@ impl Frame<'_> {
         let mut lines = vec![head];
         for export in exports.iter().take(most) {
             lines.push(self.export(export));
+            lines.push(self.phases(export));
             lines.push(choices(export));
         }
         more(&mut lines, exports.len(), most);
@@ -148,6 +160,14 @@ impl Frame<'_> {
             mean_ms(client.microseconds, client.timed),
         ])
     }
+}
+
+/// A line with the mean time of each phase.
+fn means(phases: &[PhaseSample], head: &str) -> String {
+    let mean = |phase: &PhaseSample| {
+        format!("{} {}", phase.name, mean_ms(phase.microseconds, phase.timed))
+    };
+    format!("{head} {}", phases.iter().map(mean).collect::<Vec<_>>().join(", "))
 }
 
 fn device_line(load: &Load) -> String {
@@ -222,8 +242,6 @@ mod tests {
     use std::collections::BTreeMap;
     use std::net::{IpAddr, Ipv4Addr};
 
-    use server::report::PhaseSample;
-
     use super::*;
 
     const USUAL: Size = Size { columns: 80, rows: 24 };
@@ -244,8 +262,15 @@ mod tests {
             io_cache_write: Some("direct".to_owned()),
             counters: counters.map(|(name, value)| (name.to_owned(), value)).into(),
             operations: vec![operation],
+            phases: [("READ", 3, 6000), ("WRITE", 1, 2000)]
+                .map(|(kind, timed, microseconds)| (kind.to_owned(), vec![io(timed, microseconds)]))
+                .into(),
             ..ExportSample::default()
         }
+    }
+
+    fn io(timed: u64, microseconds: u64) -> PhaseSample {
+        PhaseSample { name: "io".to_owned(), timed, microseconds }
     }
 
     fn client(number: u32) -> ClientSample {
@@ -259,13 +284,13 @@ mod tests {
     }
 
     fn lines(exports: u64, clients: u32, size: Option<Size>) -> Vec<String> {
-        let phase = PhaseSample { name: "io".to_owned(), timed: 2, microseconds: 500 };
+        let queue = PhaseSample { name: "queue".to_owned(), ..PhaseSample::default() };
         let work = Sample {
             uptime_us: 2_000_000,
             figures: BTreeMap::from([("calls".to_owned(), 5000)]),
             exports: (0..exports).map(export).chain([ExportSample::default()]).collect(),
             clients: (0..clients).map(client).chain([ClientSample::default()]).collect(),
-            phases: vec![phase],
+            phases: vec![queue, io(2, 500)],
         };
         let load =
             Load { name: "vda".to_owned(), read: 1048576.0, written: 0.0, busy: 0.5, queue: 2.0 };
@@ -291,7 +316,8 @@ mod tests {
         for text in [
             "spillway 0.1.0, up 1min 30s",
             "calls    2500/s",
-            "ms       io 0.250",
+            "ms       queue -, io 0.250",
+            "  ms queue -, io 2.000",
             "device   vda 50% busy, queue 2.0, reads 1.0MiB/s, writes 0B/s",
             "150MiB/s",
             "2.500",
@@ -299,6 +325,17 @@ mod tests {
         ] {
             assert!(lines.contains(text), "{text}\n{lines}");
         }
+    }
+
+    #[test]
+    fn phases_that_were_not_timed_are_distinguished_from_those_that_did_not_occur() {
+        let mut idle = ExportSample { operations: Vec::new(), ..export(1) };
+        idle.phases.clear();
+        let untimed = ExportSample { phases: idle.phases.clone(), ..export(1) };
+        let work = Sample { phases: vec![io(0, 0)], ..Sample::default() };
+        let frame = Frame { work: &work, uptime_us: 0, devices: &[] };
+        let views = [&idle, &untimed].map(|export| frame.phases(export));
+        assert_eq!(views, ["  ms io -", "  ms not timed"]);
     }
 
     #[test]

@@ -27,7 +27,9 @@ use screen::{Screen, Wake};
 /// window and the devices below. `q` ends it. Where standard output is no terminal, each view is
 /// printed as plain lines.
 ///
-/// Latency is the mean from a call's last byte to its result. A device is busy for the part of the
+/// Latency is the mean from a call's last byte to its result; `ms` shows the mean of each phase of
+/// the work, of the whole server and by export. A `-` is a phase that did not occur. Calls are timed
+/// while this command runs. A device is busy for the part of the
 /// time that it had requests; the queue is the mean number of them.
 ///
 /// Exit status: 0 when the command is ended, 1 if the server does not answer, or stops answering.
