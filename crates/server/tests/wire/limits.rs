@@ -106,8 +106,8 @@ fn strangers_cannot_take_the_memory() {
     }
 }
 
-/// Runs one of the ignored tests below in a process of its own, whose memory and limits are not
-/// those of the other tests.
+/// Runs an ignored test in a process of its own, whose memory, limits and descriptors are not those
+/// of the other tests. Shows why it was skipped.
 #[track_caller]
 pub(crate) fn in_own_process(test: &str) {
     let output = Command::new(std::env::current_exe().unwrap())
@@ -116,6 +116,7 @@ pub(crate) fn in_own_process(test: &str) {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    text.lines().filter(|line| line.contains("skipped:")).for_each(|line| eprintln!("{line}"));
 }
 
 /// The most memory that this process has had so far, in bytes.
