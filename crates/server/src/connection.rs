@@ -173,6 +173,7 @@ async fn begin(Accepted { thread, share, work, .. }: Accepted) {
         Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall | Thread::ByOperations => {
             share.begin_here(work).await;
         }
+        Thread::ConnectionThenMetadata => share.begin_metadata_here(work).await,
         Thread::Data => share.begin_data(work).await,
         Thread::Metadata => share.begin_metadata(work).await,
     }

@@ -102,6 +102,8 @@ pub(crate) enum Thread {
     Connection,
     /// The connection's own until the call has to wait, then one for file data.
     ConnectionFirst,
+    /// The connection's own until the call has to wait, then one for names and attributes.
+    ConnectionThenMetadata,
     /// As `ConnectionFirst` if the last argument, a count of bytes, is small or the connection has no
     /// other call at work; else as `Data`.
     ConnectionFirstIfSmall,
@@ -169,8 +171,8 @@ static NFS3: [Procedure; 22] = {
         nfs3(P::Null, Purpose::Data, Thread::Connection),
         nfs3(P::Getattr, Purpose::Data, Thread::Connection),
         nfs3(P::Setattr, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Lookup, Purpose::Names, Thread::Metadata),
-        nfs3(P::Access, Purpose::Data, Thread::Metadata),
+        nfs3(P::Lookup, Purpose::Names, Thread::ConnectionThenMetadata),
+        nfs3(P::Access, Purpose::Data, Thread::ConnectionThenMetadata),
         nfs3(P::Readlink, Purpose::Names, Thread::Metadata),
         nfs3(P::Read, Purpose::Data, Thread::ConnectionFirstIfSmall),
         // Whose turn is next is known there, and another WRITE may hold the file.

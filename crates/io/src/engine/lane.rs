@@ -83,12 +83,12 @@ pub(super) fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
     LEFT.with_borrow_mut(|left| left.get_or_insert_default().push(Box::new(job)));
 }
 
-/// Resolves at once on a thread that may block for data. Elsewhere it is pending once, so that a
-/// task that goes on in a lane moves there; any other goes on where it is.
-pub(super) async fn ask_for_lane() {
+/// Resolves at once on a thread that may block for as long as `purpose` takes. Elsewhere it is pending
+/// once, so that a task that goes on in a lane moves there; any other goes on where it is.
+pub(super) async fn ask_for_lane(purpose: Purpose) {
     let mut asked = false;
     poll_fn(|context| {
-        if MAY_WAIT.get().is_some_and(|may| may.longest == Purpose::Data) || asked {
+        if MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) || asked {
             return Poll::Ready(());
         }
         asked = true;

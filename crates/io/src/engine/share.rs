@@ -164,6 +164,14 @@ impl Share {
         self.lanes().data.begin_here(self.client, self.task(work))
     }
 
+    /// As [`begin_here`](Self::begin_here), for a task that goes on on a metadata thread.
+    pub fn begin_metadata_here(
+        &self,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> {
+        self.lanes().metadata.begin_here(self.client, self.task(work))
+    }
+
     /// Leaves `job` to a data thread, where it may run tasks by [`run_here`](Self::run_here). Returns
     /// whether it was taken.
     pub fn leave_to_data(&self, job: impl FnOnce() + Send + 'static) -> bool {

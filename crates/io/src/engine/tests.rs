@@ -337,8 +337,39 @@ async fn a_task_that_is_begun_here_goes_on_on_a_data_thread() {
 }
 
 #[tokio::test]
-async fn asking_for_a_data_thread_outside_a_lane_does_not_wait() {
-    engine(1, 8).ask_for_data_thread().await;
+async fn a_task_that_asks_for_a_metadata_thread_moves_once() {
+    let engine = Arc::new(engine(1, 8));
+    let (sender, reply) = oneshot::channel();
+    let within = Arc::clone(&engine);
+    let here = thread_name();
+    let task = async move {
+        let begun = thread_name();
+        within.ask_for_metadata_thread().await;
+        let moved = thread_name();
+        within.ask_for_metadata_thread().await;
+        let job = within.metadata(Identity::Server, thread_name).await.unwrap();
+        sender.send((begun, moved, job, thread_name())).unwrap();
+    };
+    engine.own.begin_metadata_here(task).await;
+    let meta = "spillway-meta-0".to_owned();
+    assert_eq!(reply.await.unwrap(), (here, meta.clone(), meta.clone(), meta));
+
+    // A data thread may do the same.
+    let (sender, reply) = oneshot::channel();
+    let within = Arc::clone(&engine);
+    let task = async move {
+        within.ask_for_metadata_thread().await;
+        sender.send(thread_name()).unwrap();
+    };
+    engine.own.begin_data(task).await;
+    assert_eq!(reply.await.unwrap(), "spillway-data-0");
+}
+
+#[tokio::test]
+async fn asking_for_a_thread_outside_a_lane_does_not_wait() {
+    let engine = engine(1, 8);
+    engine.ask_for_data_thread().await;
+    engine.ask_for_metadata_thread().await;
 }
 
 /// Tasks of one file, so to speak: each has its turn when the one before it has ended its own, and

@@ -2,6 +2,7 @@
 //! take `Attributes`, which only the lock of an inode makes of it.
 
 use std::os::fd::AsFd;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, StatxTimestamp, statx};
 
@@ -13,6 +14,11 @@ use super::Status;
 /// before its inode is known.
 pub(crate) static CLOCK: ChangeClock = ChangeClock::new();
 
+/// The age from which a stamp differs from all later ones. File systems stamp with a clock that
+/// moves in steps of at most 10 ms (CONFIG_HZ=100), so what happens after a moment has a stamp less
+/// than that before it; the rest is margin for a clock that is being slewed.
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
+
 /// A point in time as the file system keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Timestamp {
@@ -20,6 +26,19 @@ pub(crate) struct Timestamp {
     pub(crate) seconds: i64,
     /// 0 to 999,999,999.
     pub(crate) nanoseconds: u32,
+}
+
+impl Timestamp {
+    /// Whether nothing that happens after `now` has the same stamp. Not if it is a whole second,
+    /// which may come from a file system with that resolution, and not if it lies before 1970 or
+    /// after `now`.
+    pub(crate) fn is_settled(self, now: SystemTime) -> bool {
+        let since = u64::try_from(self.seconds).ok();
+        let since = since.map(|seconds| Duration::new(seconds, self.nanoseconds));
+        let at = since.and_then(|since| UNIX_EPOCH.checked_add(since));
+        let age = at.and_then(|at| now.duration_since(at).ok());
+        self.nanoseconds != 0 && age.is_some_and(|age| age >= SETTLED_AFTER)
+    }
 }
 
 /// The attributes of an object as the kernel shows them. While a change is at work they may have the
@@ -158,4 +177,28 @@ fn from_statx(stat: &Statx, since: Moment) -> LiveAttributes {
 
 fn timestamp(time: StatxTimestamp) -> Timestamp {
     Timestamp { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_is_settled_after_a_second() {
+        let at = |millis| UNIX_EPOCH + Duration::from_millis(millis);
+        let is_settled =
+            |seconds, nanoseconds, now| Timestamp { seconds, nanoseconds }.is_settled(at(now));
+        for (now, settled) in [
+            (0, false),
+            (1_000_500, false),
+            (1_001_499, false),
+            (1_001_500, true),
+            (9_000_000_000, true),
+        ] {
+            assert_eq!(is_settled(1_000, 500_000_000, now), settled, "{now} ms");
+        }
+        assert!(!is_settled(1_000, 0, 9_000_000_000), "of which resolution is unknown");
+        assert!(!is_settled(-5, 1, 9_000_000_000), "before 1970");
+        assert!(!is_settled(i64::MAX, 1, 9_000_000_000));
+    }
 }

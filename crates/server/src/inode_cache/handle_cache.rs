@@ -4,7 +4,8 @@
 //! handle never changes, and reading it costs the kernel as much as the attributes.
 //!
 //! A remembered handle is the right one because an inode number is used again, but two inodes of
-//! one number differ in birth time, if the first was [`SETTLED_AFTER`] old while it still lived.
+//! one number differ in birth time, if the first was a second old while it still lived
+//! ([`Timestamp::is_settled`]).
 //! Only such inodes are remembered. Should the clock be set back to the nanosecond at which an
 //! inode of the same number was born, the handle is one that the kernel refuses as stale, because
 //! the generation of the inode is in it; and a handle that was refused is forgotten.
@@ -17,19 +18,12 @@ mod by_name;
 
 use std::num::NonZeroU8;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use io::KernelHandle;
 
 use crate::export::ExportRoot;
 use crate::fs::Timestamp;
 use crate::memory_plan::HANDLE_CACHE_BYTES_MAX;
-
-/// The age from which an inode's birth time distinguishes it from all later ones of its number.
-/// File systems stamp with a clock that moves in steps of at most 10 ms (CONFIG_HZ=100), so what is
-/// born after a moment has a stamp less than that before it; the rest is margin for a clock that is
-/// being slewed.
-const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Locks that the table is spread over, each with memory of its own.
 const SHARDS: usize = 64;
@@ -74,14 +68,6 @@ impl BirthTime {
         }
         let nanoseconds = time.seconds.checked_mul(1_000_000_000)?;
         Some(Self(nanoseconds.checked_add(time.nanoseconds.into())?))
-    }
-
-    /// Whether no inode made after `now` has the same birth time.
-    fn is_settled(self, now: SystemTime) -> bool {
-        let born = u64::try_from(self.0).ok().map(Duration::from_nanos);
-        let born = born.and_then(|since| UNIX_EPOCH.checked_add(since));
-        let age = born.and_then(|born| now.duration_since(born).ok());
-        age.is_some_and(|age| age >= SETTLED_AFTER)
     }
 }
 
@@ -231,23 +217,6 @@ mod tests {
 
     fn time(seconds: i64, nanoseconds: u32) -> Timestamp {
         Timestamp { seconds, nanoseconds }
-    }
-
-    #[test]
-    fn a_birth_time_is_settled_after_a_second() {
-        let born = BirthTime::new(time(1_000, 500_000_000)).unwrap();
-        let at = |millis| UNIX_EPOCH + Duration::from_millis(millis);
-        let table = [
-            (0, false),
-            (1_000_500, false),
-            (1_001_499, false),
-            (1_001_500, true),
-            (9_000_000_000, true),
-        ];
-        for (now, settled) in table {
-            assert_eq!(born.is_settled(at(now)), settled, "{now} ms");
-        }
-        assert!(!BirthTime::new(time(-5, 1)).unwrap().is_settled(at(0)), "before 1970");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use super::file::File;
+use super::known_rights::KnownRights;
 use super::state::{InodeState, InodeStates};
 use super::{Attributes, DirectoryStreams, WriteQueue};
 use crate::export::ExportRoot;
@@ -42,6 +43,7 @@ pub(crate) struct Inode {
     pub(super) state: Arc<InodeState>,
 
     pub(super) contents: Contents,
+    pub(super) rights: KnownRights,
 
     // Atomic.
     pub(super) referenced: AtomicBool,
@@ -103,6 +105,7 @@ impl Inode {
             file_type,
             base: Arc::new(base),
             contents,
+            rights: KnownRights::default(),
             referenced: AtomicBool::new(true),
             used_at_tick: AtomicU64::new(0),
             placed_at_secs: AtomicU64::new(0),

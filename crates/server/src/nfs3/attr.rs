@@ -6,8 +6,8 @@ use proto::nfs3::{
 };
 
 use super::{Outcome, Refused, convert};
+use crate::inode_cache::AccessRights;
 use crate::request::Request;
-use crate::vfs::AccessRights;
 
 /// GETATTR, RFC 1813 §3.3.1.
 pub(super) async fn getattr(request: &Request<'_>, args: GetattrArgs) -> Outcome<GetattrOk, ()> {

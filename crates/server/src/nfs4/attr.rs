@@ -16,9 +16,9 @@ use super::convert::SUPPORTED;
 use super::location::{Located, Place, Pseudo};
 use super::operation::decoded;
 use super::{Outcome, convert};
-use crate::inode_cache;
+use crate::inode_cache::{self, AccessRights};
 use crate::service::Service;
-use crate::vfs::{AccessRights, FileSystemSpace, PathLimits};
+use crate::vfs::{FileSystemSpace, PathLimits};
 
 /// Attributes of RFC 7862 and later, which minor version 1 does not have.
 const OF_MINOR_2: Bitmap = Bitmap::of(&[

@@ -12,9 +12,9 @@ use super::namespace::check_name;
 use super::state::share;
 use super::{Outcome, Refused, convert};
 use crate::fs;
-use crate::inode_cache::Attributes;
+use crate::inode_cache::{AccessRights, Attributes};
 use crate::state::{Effects, OpenFile, OpenRoom, Running};
-use crate::vfs::{AccessRights, AttributeChange, CreateMode};
+use crate::vfs::{AttributeChange, CreateMode};
 
 /// A name can come and go between the looks that UNCHECKED4 takes.
 const ATTEMPTS: usize = 8;

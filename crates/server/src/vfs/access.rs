@@ -2,22 +2,9 @@
 
 use std::sync::Arc;
 
-use rustix::fs::Access;
-
 use super::{Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::{Phase, PhaseTimer};
-use crate::inode_cache::{DataUse, Inode, Permitted, kernel_allows};
-
-/// Permissions, as a set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AccessRights {
-    /// Read data, list a directory.
-    pub(crate) read: bool,
-    /// Change data, add and remove names.
-    pub(crate) write: bool,
-    /// Execute a file, look names up in a directory.
-    pub(crate) execute: bool,
-}
+use crate::inode_cache::{AccessRights, DataUse, Inode, Permitted};
 
 impl Vfs {
     /// ACCESS, RFC 1813 §3.3.4: what `caller` may do with an object. The kernel answers, so access
@@ -31,17 +18,17 @@ impl Vfs {
         object: &Object,
     ) -> Result<(Attributes, AccessRights), Status> {
         let file = self.inode(object).await?;
-        let attributes = self.attributes(&file).await?;
-        let mut rights = self
-            .in_metadata_lane(caller.identity.clone(), move || {
-                let may = |access| kernel_allows(&file, access);
-                Ok(AccessRights {
-                    read: may(Access::READ_OK)?,
-                    write: may(Access::WRITE_OK)?,
-                    execute: may(Access::EXEC_OK)?,
-                })
-            })
-            .await?;
+        let live = self.live_attributes(&file).await?;
+        let attributes = file.lock.attributes(live);
+        let mut rights = match file.known_rights(&caller.identity, &live) {
+            Some(rights) => rights,
+            None => {
+                self.ask_for_metadata_thread(file.root()).await;
+                let identity = caller.identity.clone();
+                let ask = move || file.ask_rights(&identity, &live);
+                self.in_metadata_lane(caller.identity.clone(), ask).await?
+            }
+        };
         rights.write &= !caller.read_only;
         Ok((attributes, rights))
     }

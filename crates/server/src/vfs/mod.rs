@@ -46,7 +46,6 @@ use crate::inode_cache::{
 use crate::memory_plan::MemoryPlan;
 use crate::trace::Tracer;
 
-pub(crate) use access::AccessRights;
 pub(crate) use attr::{AttributeChange, SetTime};
 pub(crate) use copy::{Allocation, CopyRange, Sought};
 pub(crate) use fsinfo::{FileSystemSpace, PathLimits};
@@ -323,6 +322,8 @@ impl Vfs {
             }
             return Ok(file);
         }
+        // Closing what makes room may wait for the disk, as opening does.
+        self.engine.ask_for_metadata_thread().await;
         Box::pin(self.inode_cache.make_room(&key, object.root().device(), &self.engine)).await;
         let (root, handle) = (Arc::clone(object.root()), *object.handle());
         let open = move || {
@@ -385,6 +386,13 @@ impl Vfs {
     /// As [`Engine::ask_for_data_thread`]. `timer` is in the phase queue.
     async fn ask_for_data_thread(&self, timer: &mut PhaseTimer<'_>) {
         self.engine.ask_for_data_thread().await;
+        timer.end(Phase::Queue);
+    }
+
+    /// As [`Engine::ask_for_metadata_thread`].
+    async fn ask_for_metadata_thread(&self, root: &ExportRoot) {
+        let mut timer = self.timer(root, CallKind::Other);
+        self.engine.ask_for_metadata_thread().await;
         timer.end(Phase::Queue);
     }
 

@@ -9,12 +9,12 @@ mod create;
 
 use std::ffi::{CStr, CString};
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use io::Lengths;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
 use super::{
@@ -43,14 +43,27 @@ impl Vfs {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
         };
-        let (opened, component) = (Arc::clone(&directory), component(name));
+        let component = component(name);
+        let in_memory =
+            component.as_deref().ok().and_then(|name| find_in_memory(caller, &directory, name));
+        if let Some((fd, Some((attributes, found)))) = in_memory {
+            self.keep(&directory, &found, Opened::PathOnly(fd)).await;
+            return Answer { attributes: Some(attributes), result: Ok(found) };
+        }
+        self.ask_for_metadata_thread(directory.root()).await;
+        drop(in_memory);
+        let (opened, identity) = (Arc::clone(&directory), caller.identity.clone());
         let job = move || {
             // Before the name is looked up: a change that comes between makes them too old, and
             // never newer than the object found.
-            let attributes = opened.attributes().ok();
+            let live = opened.live_attributes().ok();
+            let attributes = live.map(|live| opened.lock.attributes(live));
             let name = component.as_deref().map_err(|status| *status);
-            let found = name.and_then(|name| find_child(&opened, name));
-            Ok((attributes, unless_descriptors_lack(found)?))
+            let found = unless_descriptors_lack(name.and_then(|name| find_child(&opened, name)))?;
+            if let (Some(live), true) = (live, found.is_ok()) {
+                opened.learn_rights(&identity, &live);
+            }
+            Ok((attributes, found))
         };
         match self.open_in_metadata_lane(dir.root().device(), &caller.identity, job).await {
             Ok((attributes, Ok((found, fd)))) => {
@@ -346,6 +359,8 @@ impl Vfs {
         if let Some(file) = self.inode_cache.find(&key) {
             return file;
         }
+        // Closing what makes room may wait for the disk.
+        self.ask_for_metadata_thread(&root).await;
         self.inode_cache.make_room(&key, root.device(), &self.engine).await;
         let (handle, file_type) = (found.handle, found.attributes.file_type);
         match fd {
@@ -393,6 +408,30 @@ fn begin_directory(alone: Alone, directory: &Inode) -> Result<Change, Status> {
     Ok(change)
 }
 
+/// Looks a name up as far as the kernel has it in memory: waits for nothing. Only for a caller who is
+/// known to be permitted; the kernel decides on all else. The attributes are the directory's before
+/// it. A descriptor without an object may be the last of a removed file, and is to be closed where
+/// that may wait for the disk; another one is as long as the object is open.
+fn find_in_memory(
+    caller: &Caller,
+    directory: &Inode,
+    name: &CStr,
+) -> Option<(OwnedFd, Option<(Attributes, Found)>)> {
+    let root = directory.root();
+    if !root.attributes_in_memory || name == c"." || name == c".." {
+        return None;
+    }
+    let live = directory.live_attributes().ok()?;
+    if !directory.is_known_to_search(&caller.identity, &live) {
+        return None;
+    }
+    let attributes = directory.lock.attributes(live);
+    let in_memory = ResolveFlags::CACHED;
+    let fd = openat2(directory.fd(), name, PATH_ONLY, Mode::empty(), in_memory).ok()?;
+    let found = attributes_of(&fd).and_then(|live| identified(directory, name, fd.as_fd(), live));
+    Some((fd, found.ok().map(|found| (attributes, found))))
+}
+
 fn find_child(directory: &Inode, name: &CStr) -> Result<(Found, Opened), Status> {
     let (found, fd) = open_child(directory, name)?;
     Ok((found, Opened::PathOnly(fd)))
@@ -407,16 +446,31 @@ fn open_child(directory: &Inode, name: &CStr) -> Result<(Found, OwnedFd), Status
     let stays = name == c"." || (name == c".." && at_root);
     let name = if stays { c"." } else { name };
     let (fd, attributes) = open_linked(directory, name, stays)?;
+    let found = identified(directory, name, fd.as_fd(), attributes)?;
+    Ok((found, fd))
+}
+
+/// The object behind a descriptor that has a name and these attributes; `.` is the directory.
+///
+/// # Errors
+/// `Access` for what is on another file system; as `name_to_handle_at`.
+fn identified(
+    directory: &Inode,
+    name: &CStr,
+    fd: BorrowedFd<'_>,
+    attributes: LiveAttributes,
+) -> Result<Found, Status> {
+    let root = directory.root();
     if !root.contains(&attributes) {
         return Err(Status::Access);
     }
     let handle = match name {
-        _ if stays => *directory.handle(),
+        name if name == c"." => *directory.handle(),
         // Not a name to remember the parent by.
-        name if name == c".." => root.identify(fd.as_fd())?,
-        name => root.identify_child(directory.handle(), name, fd.as_fd())?,
+        name if name == c".." => root.identify(fd)?,
+        name => root.identify_child(directory.handle(), name, fd)?,
     };
-    Ok((Found::new(directory, handle, attributes), fd))
+    Ok(Found::new(directory, handle, attributes))
 }
 
 /// Opens the file that has a name, again while that file has no link left: another file is about to

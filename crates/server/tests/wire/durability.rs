@@ -238,7 +238,11 @@ fn xfs_file_removed_by_a_client() {
             for block in 0..BLOCKS_WRITTEN {
                 let written = client.write(file, block << 20, &data);
                 let what = format!("block {block} of round {round} in {mode}");
-                assert_eq!(written.unwrap_or_else(|failed| panic!("{what}: {failed:?}")).count, 1 << 20, "{what}");
+                assert_eq!(
+                    written.unwrap_or_else(|failed| panic!("{what}: {failed:?}")).count,
+                    1 << 20,
+                    "{what}"
+                );
             }
             if replaces {
                 client.create(root, "empty");
@@ -274,7 +278,8 @@ fn xfs_file_removed_by_a_local_program() {
             while offset < BLOCKS_WRITTEN << 20 {
                 let written = client.write(file, offset, &data);
                 let what = format!("{offset} of round {round} in {mode}");
-                offset += u64::from(written.unwrap_or_else(|failed| panic!("{what}: {failed:?}")).count);
+                offset +=
+                    u64::from(written.unwrap_or_else(|failed| panic!("{what}: {failed:?}")).count);
             }
             ok(client.commit(file));
             std::fs::remove_file(fixture.exported(&name)).unwrap();

@@ -33,5 +33,6 @@ mod shared_tree;
 mod splice;
 mod stamps;
 mod unprivileged;
+mod warm_names;
 mod wcc;
 mod write_window;

@@ -59,8 +59,8 @@ impl HandleCache {
             return None;
         }
         if root.keeps_handles()
-            && let Some(birth) = birth.and_then(BirthTime::new)
-            && birth.is_settled(began)
+            && let Some(birth) = birth.filter(|birth| birth.is_settled(began))
+            && let Some(birth) = BirthTime::new(birth)
         {
             self.remember(InodeNumber::new(root, attributes.fileid), birth, &handle);
         }

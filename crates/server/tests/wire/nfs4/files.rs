@@ -1,7 +1,7 @@
 //! Data and attributes of files.
 
 use proto::nfs4::*;
-use proto::xdr::{Decode, Encode, Writer};
+use proto::xdr::{Decode, Encode, Reader, Writer};
 
 use spillway_server::counters::Counter;
 
@@ -43,6 +43,43 @@ fn a_write_with_operations_behind_it_is_received_as_in_version_3() {
     }
     let apart = fixture.counter(Counter::PayloadBytes) - before;
     assert_eq!(apart, 1 + 3 + 4096 + 100_001 + (1 << 20), "the data was received apart");
+}
+
+#[test]
+fn a_local_change_of_a_warm_name_is_seen_by_the_next_lookup() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let local = |name: &str| fixture.exported(name);
+    std::fs::write(local("name"), "").unwrap();
+    let mut find = |name: &[u8]| {
+        let call = Operations::new().at(export).lookup(name).getfh();
+        let mut results = session.call(&call.getattr(&[attribute::SIZE]));
+        let found = results.skip(&[OperationCode::Putfh]).next::<()>(OperationCode::Lookup);
+        found.map(|()| {
+            let handle = results.handle();
+            let size = |r: &mut Reader<'_>| Attributes::decode(r).unwrap().size.unwrap();
+            (handle, results.next_with(OperationCode::Getattr, size).unwrap())
+        })
+    };
+    for (round, pause) in [1100, 0, 1100, 0].into_iter().enumerate() {
+        std::thread::sleep(std::time::Duration::from_millis(pause));
+        let first = find(b"name").unwrap().0;
+        assert_eq!(find(b"name").unwrap().0, first);
+        std::fs::write(local("name"), vec![b'x'; round + 1]).unwrap();
+        assert_eq!(find(b"name"), Ok((first, round as u64 + 1)));
+        std::fs::write(local("new"), b"").unwrap();
+        std::fs::rename(local("new"), local("name")).unwrap();
+        let second = find(b"name").unwrap().0;
+        assert_ne!(second, first);
+        std::fs::rename(local("name"), local("away")).unwrap();
+        assert_eq!(find(b"name"), Err(Status::Noent));
+        assert_eq!(find(b"away").unwrap().0, second);
+        std::fs::remove_file(local("away")).unwrap();
+        assert_eq!(find(b"away"), Err(Status::Noent));
+        std::fs::write(local("name"), b"").unwrap();
+        assert_ne!(find(b"name").unwrap().0, second);
+    }
 }
 
 #[test]

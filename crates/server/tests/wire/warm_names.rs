@@ -1,0 +1,287 @@
+//! LOOKUP and ACCESS of names that were asked for before, which the server answers from what the
+//! kernel has in memory: still as the files are at that moment.
+
+use std::os::unix::fs::{MetadataExt, chown, symlink};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use proto::nfs3::*;
+
+use crate::client::{Client, Ids, ok, refusal};
+use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root, run, set_mode};
+
+const ALL_ACCESS: u32 = 0x3f;
+
+/// From then on, the server knows a later change of what exists by its ctime.
+fn settle() {
+    sleep(Duration::from_millis(1100));
+}
+
+/// Finds a name some times, always the same object, and returns its inode number.
+fn warm(client: &mut Client, dir: FileHandle, name: &str) -> u64 {
+    let [first, .., last] = [(); 4].map(|()| ok(client.lookup(dir, name.as_bytes())));
+    assert_eq!(first.object, last.object, "{name}");
+    last.object_attributes.unwrap().fileid
+}
+
+#[test]
+fn a_local_change_of_a_name_is_seen_by_the_next_lookup() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let local = |name: &str| fixture.exported(name);
+    let write = |name: &str| std::fs::write(local(name), name).unwrap();
+    let inode = |name: &str| std::fs::symlink_metadata(local(name)).unwrap().ino();
+    let names = ["removed", "replaced", "moved", "a directory", "a link", "other"];
+    names.into_iter().for_each(write);
+    // The second time the directory has just been changed, and its name of the past is known.
+    for settled in [true, false, true, false] {
+        if settled {
+            settle();
+        }
+        for name in names {
+            assert_eq!(warm(&mut client, root, name), inode(name), "{name}");
+        }
+        let mut find = |name: &str| client.lookup(root, name.as_bytes());
+
+        std::fs::remove_file(local("removed")).unwrap();
+        assert_eq!(refusal(find("removed")), Status::Noent);
+        write("removed");
+        assert_eq!(ok(find("removed")).object_attributes.unwrap().fileid, inode("removed"));
+
+        write("new");
+        let new = inode("new");
+        std::fs::rename(local("new"), local("replaced")).unwrap();
+        assert_eq!(ok(find("replaced")).object_attributes.unwrap().fileid, new);
+        assert_eq!(refusal(find("new")), Status::Noent);
+
+        let moved = ok(find("moved")).object;
+        std::fs::rename(local("moved"), local("moved away")).unwrap();
+        assert_eq!(refusal(find("moved")), Status::Noent);
+        assert_eq!(ok(find("moved away")).object, moved);
+        std::fs::rename(local("moved away"), local("moved")).unwrap();
+        assert_eq!(ok(find("moved")).object, moved);
+
+        let exchanged = (ok(find("moved")).object, ok(find("other")).object);
+        assert!(
+            run("mv", &["--exchange", path(&local("moved")), path(&local("other"))]) || {
+                std::fs::rename(local("moved"), local("t")).unwrap();
+                std::fs::rename(local("other"), local("moved")).unwrap();
+                std::fs::rename(local("t"), local("other")).is_ok()
+            }
+        );
+        assert_eq!((ok(find("other")).object, ok(find("moved")).object), exchanged);
+
+        std::fs::remove_file(local("a directory")).unwrap();
+        std::fs::create_dir(local("a directory")).unwrap();
+        let found = ok(find("a directory")).object_attributes.unwrap();
+        assert_eq!((found.file_type, found.fileid), (FileType::Directory, inode("a directory")));
+        std::fs::remove_dir(local("a directory")).unwrap();
+        write("a directory");
+
+        std::fs::remove_file(local("a link")).unwrap();
+        symlink("other", local("a link")).unwrap();
+        let found = ok(find("a link")).object_attributes.unwrap();
+        assert_eq!((found.file_type, found.fileid), (FileType::Symlink, inode("a link")));
+    }
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn attributes_of_a_warm_name_are_those_of_now() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let local = fixture.exported("f");
+    std::fs::write(&local, "").unwrap();
+    settle();
+    for len in 1..20 {
+        std::fs::write(&local, vec![b'x'; len]).unwrap();
+        set_mode(&local, if len % 2 == 0 { 0o600 } else { 0o644 });
+        let found = ok(client.lookup(root, b"f"));
+        let (shown, on_disk) = (found.object_attributes.unwrap(), local.metadata().unwrap());
+        assert_eq!((shown.size, shown.mode), (on_disk.size(), on_disk.mode() & 0o7777));
+        assert_eq!(shown.ctime.nseconds, u32::try_from(on_disk.ctime_nsec()).unwrap());
+        assert_eq!(found.dir_attributes, Some(client.getattr(root).unwrap()));
+    }
+}
+
+#[test]
+fn a_change_of_the_right_to_search_counts_for_the_next_lookup() {
+    if !is_root("a_change_of_the_right_to_search_counts_for_the_next_lookup") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut client = fixture.client().becoming(Ids { uid: 1001, gid: 1002, groups: vec![5] });
+    let root = client.mnt("/export");
+    let dir = fixture.exported("d");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("f"), "").unwrap();
+    let handle = client.find(root, "d");
+    let has_lists = run("setfacl", &["-m", "u:1003:r", path(&dir)]);
+    type Change<'a> = (&'a dyn Fn(), bool);
+    let list = |entry: &'static str| {
+        let dir = &dir;
+        move || assert!(!has_lists || run("setfacl", &["-m", entry, path(dir)]))
+    };
+    let (denied, granted, bare) = (list("u:1001:r"), list("u:1001:rx"), || {
+        assert!(!has_lists || run("setfacl", &["-b", path(&dir)]));
+    });
+    let owner = |uid, gid| {
+        let dir = &dir;
+        move || chown(dir, Some(uid), Some(gid)).unwrap()
+    };
+    let bits = |mode| {
+        let dir = &dir;
+        move || set_mode(dir, mode)
+    };
+    let changes: [Change<'_>; 12] = [
+        (&bits(0o755), true),
+        (&denied, !has_lists),
+        (&granted, true),
+        (&denied, !has_lists),
+        (&bare, true),
+        (&bits(0o700), false),
+        (&owner(1001, 0), true),
+        (&bits(0o677), false),
+        (&owner(0, 0), true),
+        (&bits(0o750), false),
+        (&owner(0, 5), true),
+        (&owner(0, 6), false),
+    ];
+    for is_settled in [false, true] {
+        for (number, (change, may_search)) in changes.iter().enumerate() {
+            change();
+            for attempt in 0..3 {
+                let found = client.lookup(handle, b"f").map(drop).map_err(|f| f.status);
+                let wanted = if *may_search { Ok(()) } else { Err(Status::Acces) };
+                assert_eq!(found, wanted, "change {number}");
+                if is_settled && attempt == 0 {
+                    settle();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_change_of_rights_counts_for_the_next_access() {
+    if !is_root("a_change_of_rights_counts_for_the_next_access") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut client = fixture.client().becoming(Ids { uid: 1001, gid: 1002, groups: vec![5] });
+    let root = client.mnt("/export");
+    let file = fixture.exported("f");
+    std::fs::write(&file, "").unwrap();
+    let handle = client.find(root, "f");
+    let mut has = |bits: u32, what: &str| {
+        // Asked, remembered, and asked of what is remembered.
+        for pause in [0, 1100, 0] {
+            sleep(Duration::from_millis(pause));
+            let access = ok(client.access(handle, ALL_ACCESS)).access;
+            assert_eq!(access, bits, "{what}");
+        }
+    };
+    let (write, execute) = (ACCESS_MODIFY | ACCESS_EXTEND, ACCESS_EXECUTE);
+    set_mode(&file, 0o644);
+    has(ACCESS_READ, "of another");
+    chown(&file, Some(1001), None).unwrap();
+    has(ACCESS_READ | write, "its owner");
+    set_mode(&file, 0o144);
+    has(execute, "its owner, who took it from himself");
+    chown(&file, Some(0), Some(5)).unwrap();
+    has(ACCESS_READ, "of his group");
+    set_mode(&file, 0o600);
+    has(0, "of none");
+    if run("setfacl", &["-m", "u:1001:rw", path(&file)]) {
+        has(ACCESS_READ | write, "by a list");
+        assert!(run("setfacl", &["-m", "u:1001:r,u:1009:rwx,m::rwx", path(&file)]));
+        has(ACCESS_READ, "by a list of the same mask");
+        assert!(run("setfacl", &["-m", "u:1001:x", path(&file)]));
+        has(execute, "by a list of the same mode");
+    }
+    let mut others = [1003, 1004, 1005, 1006, 1007, 1001].map(|id| {
+        let mut client = fixture.client().becoming(Ids::user(id));
+        client.mnt("/export");
+        client
+    });
+    chown(&file, Some(1006), None).unwrap();
+    assert!(run("chmod", &["u=rw,g=,o=", path(&file)]));
+    settle();
+    for _ in 0..3 {
+        for (client, id) in others.iter_mut().zip([1003, 1004, 1005, 1006, 1007]) {
+            let access = ok(client.access(handle, ALL_ACCESS)).access;
+            assert_eq!(access, if id == 1006 { ACCESS_READ | write } else { 0 }, "{id}");
+        }
+    }
+}
+
+#[test]
+fn a_mount_that_changes_counts_for_the_next_access() {
+    let mut mounted = None;
+    let fixture = Fixture::prepared(TRUSTING, |dir| {
+        mounted = Mounted::tmpfs(&dir.join("export"), 1024);
+    });
+    if mounted.is_none() {
+        return eprintln!("skipped: nothing can be mounted here");
+    }
+    let (mut client, root) = fixture.mounted();
+    let file = fixture.exported("f");
+    std::fs::write(&file, "").unwrap();
+    set_mode(&file, 0o777);
+    let handle = client.find(root, "f");
+    let export = fixture.exported("");
+    let (write, execute) = (ACCESS_MODIFY | ACCESS_EXTEND, ACCESS_EXECUTE);
+    let mut has = |bits: u32, options: &str| {
+        assert!(run("mount", &["-o", options, path(&export)]), "{options}");
+        for pause in [0, 1100, 0] {
+            sleep(Duration::from_millis(pause));
+            assert_eq!(ok(client.access(handle, ALL_ACCESS)).access, bits, "{options}");
+        }
+    };
+    has(ACCESS_READ | write | execute, "remount,rw,exec");
+    has(ACCESS_READ | execute, "remount,ro");
+    has(ACCESS_READ | write | execute, "remount,rw");
+    has(ACCESS_READ | write, "remount,noexec");
+    has(ACCESS_READ | write | execute, "remount,exec");
+    has(ACCESS_READ | execute, "remount,bind,ro");
+    has(ACCESS_READ | write | execute, "remount,bind,rw");
+}
+
+#[test]
+fn warm_names_wait_for_no_metadata_thread() {
+    let mut mounted = None;
+    let fixture = Fixture::prepared(&format!("metadata_threads = 1\n{TRUSTING}"), |dir| {
+        mounted = Mounted::ext4_export(dir);
+    });
+    if mounted.is_none() {
+        return eprintln!("skipped: nothing can be mounted here");
+    }
+    set_mode(&fixture.exported(""), 0o777);
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    settle();
+    for _ in 0..2 {
+        ok(client.lookup(root, b"f"));
+        ok(client.access(file, ALL_ACCESS));
+        ok(client.access(root, ALL_ACCESS));
+    }
+    let Some(frozen) = Frozen::at(&fixture.exported("")) else {
+        return eprintln!("skipped: nothing can be frozen here");
+    };
+    std::thread::scope(|scope| {
+        // The only metadata thread waits until the file system takes changes again.
+        let stuck = scope.spawn(|| fixture.mounted().0.create(root, "g"));
+        sleep(Duration::from_millis(200));
+        assert_eq!(ok(client.lookup(root, b"f")).object, file);
+        ok(client.access(file, ALL_ACCESS));
+        ok(client.access(root, ALL_ACCESS));
+        client.getattr(file).unwrap();
+        assert!(!stuck.is_finished());
+        drop(frozen);
+        stuck.join().unwrap();
+    });
+}
