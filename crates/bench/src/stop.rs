@@ -44,6 +44,12 @@ impl Stop {
         Ok(stop)
     }
 
+    /// As if the user had asked.
+    #[cfg(test)]
+    pub(crate) fn wanted() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+
     /// Whether the user asked to stop.
     #[must_use]
     pub fn is_wanted(&self) -> bool {

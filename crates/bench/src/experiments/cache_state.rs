@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::rig::{drop_caches, free_socket_buffers, touch_free_memory};
+use crate::stop::Stop;
 use crate::subject::Running;
 use crate::{Error, Result};
 
@@ -57,12 +58,13 @@ impl CacheState {
     ///
     /// # Errors
     /// [`crate::Error::Machine`]: only root may; the files cannot be examined.
-    pub(super) fn prepare(self, bytes: u64, running: Option<&Running>) -> Result<()> {
+    /// [`Error::Interrupted`].
+    pub(super) fn prepare(self, bytes: u64, running: Option<&Running>, stop: &Stop) -> Result<()> {
         match self {
             Self::Found => rustix::fs::sync(),
             Self::Cold | Self::Warm => drop_until_empty(running)?,
         }
-        touch_free_memory(bytes.saturating_mul(TOUCHED_PARTS));
+        touch_free_memory(bytes.saturating_mul(TOUCHED_PARTS), stop)?;
         Ok(())
     }
 }

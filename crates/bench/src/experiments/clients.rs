@@ -213,7 +213,7 @@ impl Experiment<'_> {
         program: impl FnOnce() -> Result<Done>,
     ) -> Result<Measurement> {
         self.export.stop.check()?;
-        self.options.cache().prepare(self.options.size.0, None)?;
+        self.options.cache().prepare(self.options.size.0, None, &self.export.stop)?;
         let meter = self.export.begin()?;
         let done = program()?;
         let spent = meter.end()?;

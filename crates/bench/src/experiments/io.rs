@@ -320,7 +320,7 @@ impl Experiment<'_> {
         service: &Service,
         running: &Running,
     ) -> Result<()> {
-        self.cache.prepare(self.sizes.bytes, Some(running))?;
+        self.cache.prepare(self.sizes.bytes, Some(running), &self.stop)?;
         if self.cache == CacheState::Warm && setting.phase.direction() == Direction::Read {
             self.put(setting, made, service, &mut Watch::none())?;
         }

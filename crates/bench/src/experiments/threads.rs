@@ -327,7 +327,7 @@ impl Experiment<'_> {
     }
 
     fn warm_up(&self, trial: &mut Trial<'_>) -> Result<()> {
-        self.options.cache.prepare(self.options.size.0, Some(&trial.running))?;
+        self.options.cache.prepare(self.options.size.0, Some(&trial.running), &self.stop)?;
         if self.options.cache == CacheState::Warm {
             let bytes = WRITE_BYTES.min(trial.service.read_bytes_max);
             let (service, files) = (&trial.service, &mut trial.files);

@@ -3,10 +3,15 @@
 use std::hint::black_box;
 
 use io::Memory;
-use rustix::param::page_size;
+
+use crate::Result;
+use crate::stop::Stop;
 
 /// The part of the free memory that is left alone, so that the kernel reclaims nothing.
 const LEFT_PART: u64 = 8;
+
+/// Memory that is touched before the user is heard again: a tenth of a second.
+const PIECE_BYTES: u64 = 64 << 20;
 
 /// Uses `bytes` of memory and frees them, or fewer if fewer are free. Returns how many.
 ///
@@ -14,16 +19,27 @@ const LEFT_PART: u64 = 8;
 /// (`VIRTIO_BALLOON_F_REPORTING`). The host provides a page anew at its first use, which took 1.5 s
 /// for each GiB where a WRITE of it into the page cache takes 0.1 s. Otherwise the measurement that
 /// happens to come first pays for that.
-pub fn touch_free_memory(bytes: u64) -> u64 {
+///
+/// # Errors
+/// [`crate::Error::Interrupted`], within the time of a [`PIECE_BYTES`].
+pub fn touch_free_memory(bytes: u64, stop: &Stop) -> Result<u64> {
     let bytes = touched_bytes(bytes, Memory::new().free_bytes());
-    let mut memory = Vec::<u8>::new();
-    let Ok(len) = usize::try_from(bytes) else { return 0 };
-    if memory.try_reserve_exact(len).is_err() {
-        return 0;
+    // Held together until the end, or the next piece would be the same memory.
+    let mut pieces = Vec::new();
+    let mut touched = 0;
+    while touched < bytes {
+        stop.check()?;
+        let piece_bytes = PIECE_BYTES.min(bytes - touched);
+        let mut piece = Vec::new();
+        let Ok(len) = usize::try_from(piece_bytes) else { break };
+        if piece.try_reserve_exact(len).is_err() {
+            break;
+        }
+        piece.resize(len, 1_u8);
+        pieces.push(black_box(piece));
+        touched += piece_bytes;
     }
-    memory.resize(len, 0);
-    black_box(&mut memory).iter_mut().step_by(page_size()).for_each(|byte| *byte = 1);
-    bytes
+    Ok(touched)
 }
 
 const fn touched_bytes(wanted: u64, free: u64) -> u64 {
@@ -34,12 +50,20 @@ const fn touched_bytes(wanted: u64, free: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
     fn no_more_is_touched_than_is_free() {
         assert_eq!(touched_bytes(700, 801), 700);
         assert_eq!(touched_bytes(u64::MAX, 800), 700);
         assert_eq!(touched_bytes(1, 0), 0);
-        assert_eq!(touch_free_memory(1 << 20), 1 << 20);
+    }
+
+    #[test]
+    fn memory_is_touched_in_pieces_until_the_user_stops_it() {
+        let bytes = PIECE_BYTES + 4096;
+        assert_eq!(touch_free_memory(bytes, &Stop::default()).unwrap(), bytes);
+        let stopped = touch_free_memory(bytes, &Stop::wanted());
+        assert!(matches!(stopped, Err(Error::Interrupted)));
     }
 }
