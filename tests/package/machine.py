@@ -1,0 +1,121 @@
+"""A Debian of its own, booted by systemd-nspawn without a network."""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+PACKAGES = "systemd,systemd-sysv,init-system-helpers,libnfs-utils,rpm"
+BOOT_SECS_MAX = 60
+ACTION_SECS_MAX = 60
+# What a system that runs changes by itself, and what dpkg and rpm record of packages that are gone.
+CHANGING = ["/proc", "/sys", "/dev", "/run", "/tmp", "/srv", "/var/log", "/var/lib/dpkg", "/var/lib/rpm",
+            "/var/lib/systemd", "/var/tmp", "/var/cache", "/etc/machine-id", "/etc/.pwd.lock",
+            "/etc/ld.so.cache"]  # fmt: skip
+
+
+class Failed(Exception):
+    """What was found instead of what was expected."""
+
+
+def check(condition, words):
+    if not condition:
+        raise Failed(words)
+
+
+def make_root(root):
+    """A minimal Debian of the release that runs here, made once."""
+    if all((root / "usr/bin" / program).exists() for program in ["nfs-ls", "rpm"]):
+        return
+    release = dict(
+        line.strip().split("=", 1) for line in open("/etc/os-release", encoding="utf-8") if "=" in line
+    )
+    suite = release["VERSION_CODENAME"].strip('"')
+    shutil.rmtree(root, ignore_errors=True)
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, root], check=True
+    )
+
+
+class Machine:
+    """A booted container."""
+
+    def __init__(self, root):
+        self.root = root
+        self.process = subprocess.Popen(
+            ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network", "--system-call-filter=open_by_handle_at",
+             "--boot", "-D", root],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.leader = self.wait_for_leader()
+        deadline = time.monotonic() + BOOT_SECS_MAX
+        while "running" not in self.run("systemctl", "is-system-running", fails=None).stdout:
+            check(time.monotonic() < deadline, "the container does not boot")
+            if "degraded" in self.run("systemctl", "is-system-running", fails=None).stdout:
+                break
+            time.sleep(0.2)
+        self.before = self.files()
+
+    def wait_for_leader(self):
+        """The process id of its systemd, which is the first child of systemd-nspawn."""
+        pid = self.process.pid
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+        deadline = time.monotonic() + BOOT_SECS_MAX
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if leaders := children.read_text().split():
+                return leaders[0]
+            time.sleep(0.1)
+        raise Failed("systemd-nspawn does not start")
+
+    def close(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(ACTION_SECS_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def run(self, *command, fails=False, text=None):
+        """Runs a command in it; fails unless it ends as expected (`None`: in any way)."""
+        words = ["nsenter", "-t", self.leader, "-m", "-u", "-i", "-n", "-p", "-r", "-w", *command]
+        done = subprocess.run(
+            words, input=text, text=True, capture_output=True, timeout=ACTION_SECS_MAX, check=False
+        )
+        said = f"{' '.join(command)}: {done.returncode}: {done.stdout} {done.stderr}".strip()
+        check(fails is None or (done.returncode != 0) == fails, said)
+        return done
+
+    def shell(self, script, **options):
+        return self.run("sh", "-ec", script, **options).stdout
+
+    def show(self, name, unit="spillway.service"):
+        return self.run("systemctl", "show", "-P", name, unit).stdout.strip()
+
+    def wait_for(self, what, condition):
+        deadline = time.monotonic() + ACTION_SECS_MAX
+        while not condition():
+            check(time.monotonic() < deadline, f"in vain: {what}")
+            time.sleep(0.2)
+
+    def files(self):
+        """All files that a package could leave behind, with the contents of short ones."""
+        found = {}
+        for directory, names, files in os.walk(self.root):
+            place = "/" + str(pathlib.Path(directory).relative_to(self.root)).lstrip(".")
+            names[:] = [name for name in names if os.path.join(place, name) not in CHANGING]
+            for name in [*names, *files]:
+                path, inside = pathlib.Path(directory, name), os.path.join(place, name)
+                if inside in CHANGING:
+                    continue
+                is_short = path.is_file() and not path.is_symlink() and path.stat().st_size < 65536
+                found[inside] = hashlib.sha256(path.read_bytes()).digest() if is_short else None
+        return found
+
+    def changed(self):
+        """The paths, in order, of what is not as it was after the boot."""
+        after = self.files()
+        paths = self.before.keys() | after.keys()
+        return sorted(path for path in paths if self.before.get(path, "") != after.get(path, ""))
