@@ -1,5 +1,5 @@
-//! `spillway bench names`: the rates at which files are created, opened, queried and removed, one
-//! call in flight on each connection, and each connection in a directory of its own.
+//! `spillway bench names`: the rates at which files are created, opened, queried, looked up and
+//! removed, one call in flight on each connection, and each connection in a directory of its own.
 
 mod connection;
 
@@ -54,7 +54,7 @@ impl servers::Experiment for Options {
         &self.versions.nfs_versions
     }
 
-    /// Creates, opens, queries and removes files in new directories of `export`.
+    /// Creates, uses and removes files in new directories of `export`.
     fn carry_out(
         &self,
         rounds: RangeInclusive<u32>,
@@ -75,7 +75,7 @@ impl servers::Experiment for Options {
 }
 
 /// What is done with each name.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Operation {
     /// CREATE; in version 4 OPEN and CLOSE.
     Create,
@@ -83,18 +83,25 @@ enum Operation {
     Open,
     /// GETATTR.
     Stat,
+    /// LOOKUP.
+    Lookup,
+    /// ACCESS.
+    Access,
     /// REMOVE.
     Remove,
 }
 
 impl Operation {
-    const ALL: [Self; 4] = [Self::Create, Self::Open, Self::Stat, Self::Remove];
+    const ALL: [Self; 6] =
+        [Self::Create, Self::Open, Self::Stat, Self::Lookup, Self::Access, Self::Remove];
 
     const fn phase(self) -> &'static str {
         match self {
             Self::Create => "create",
             Self::Open => "open",
             Self::Stat => "stat",
+            Self::Lookup => "lookup",
+            Self::Access => "access",
             Self::Remove => "remove",
         }
     }
@@ -254,7 +261,7 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        assert_eq!(phases, ["create", "open", "stat", "remove"].repeat(2));
+        assert_eq!(phases, ["create", "open", "stat", "lookup", "access", "remove"].repeat(2));
         assert_eq!(std::fs::read_dir(server.path()).unwrap().count(), 0, "directories are left");
     }
 }

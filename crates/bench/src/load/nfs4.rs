@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use proto::nfs3::StableHow;
 use proto::nfs4::{
-    ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_MODIFY, ACCESS_READ, AccessArgs, Attributes, Bitmap,
-    ChangedOk, CloseArgs, CommitArgs, CommitOk, GetattrArgs, Handle, NameArgs, OpenArgs, OpenClaim,
-    OpenHow, OpenOk, OpenOwner, OperationCode, ReadArgs, SHARE_WANT_NO_DELEGATION, ShareAccess,
-    ShareDeny, Stateid, WriteHead, WriteOk,
+    ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_MODIFY, ACCESS_READ, AccessArgs, AccessOk, Attributes,
+    Bitmap, ChangedOk, CloseArgs, CommitArgs, CommitOk, GetattrArgs, Handle, NameArgs, OpenArgs,
+    OpenClaim, OpenHow, OpenOk, OpenOwner, OperationCode, ReadArgs, SHARE_WANT_NO_DELEGATION,
+    ShareAccess, ShareDeny, Stateid, WriteHead, WriteOk,
 };
 use proto::xdr::{Decode, DecodeError, Reader};
 use rpc::blocking::RecordStream;
@@ -18,6 +18,9 @@ use super::session::{BEHIND_DATA, Operation, Session, named};
 /// Attributes that Linux asks for in GETATTR.
 const ALL_ATTRIBUTES: GetattrArgs =
     GetattrArgs { wanted: Bitmap::from_words([0x0010_011a, 0x0030_a23a, 0]) };
+
+/// Rights that Linux asks for in ACCESS to a file.
+const FILE_ACCESS: u32 = ACCESS_READ | ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_EXECUTE;
 
 impl Session<'_> {
     /// The directory at a path below the pseudo root.
@@ -67,12 +70,11 @@ impl Session<'_> {
             how,
             claim: OpenClaim::Null(name),
         };
-        let access = ACCESS_READ | ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_EXECUTE;
         let operations: [Operation<'_>; 5] = [
             (OperationCode::Putfh, directory),
             (OperationCode::Open, &args),
             (OperationCode::Getfh, &()),
-            (OperationCode::Access, &AccessArgs { access }),
+            (OperationCode::Access, &AccessArgs { access: FILE_ACCESS }),
             (OperationCode::Getattr, &ALL_ATTRIBUTES),
         ];
         self.call(stream, true, &operations, |results| {
@@ -104,6 +106,42 @@ impl Session<'_> {
             [(OperationCode::Putfh, object), (OperationCode::Getattr, &ALL_ATTRIBUTES)];
         self.call(stream, false, &operations, |results| {
             results.put()?;
+            results.next::<Attributes<'_>>(OperationCode::Getattr).map(drop)
+        })
+    }
+
+    /// LOOKUP of a name in a directory, as Linux does it.
+    pub(crate) fn lookup(
+        &mut self,
+        stream: &mut RecordStream,
+        directory: &Handle,
+        name: &[u8],
+    ) -> CallResult<()> {
+        let name = NameArgs { name };
+        let operations: [Operation<'_>; 4] = [
+            (OperationCode::Putfh, directory),
+            (OperationCode::Lookup, &name),
+            (OperationCode::Getfh, &()),
+            (OperationCode::Getattr, &ALL_ATTRIBUTES),
+        ];
+        self.call(stream, false, &operations, |results| {
+            results.put()?;
+            results.next::<()>(OperationCode::Lookup)?;
+            results.next::<Handle>(OperationCode::Getfh)?;
+            results.next::<Attributes<'_>>(OperationCode::Getattr).map(drop)
+        })
+    }
+
+    /// ACCESS, as Linux does it.
+    pub(crate) fn access(&mut self, stream: &mut RecordStream, object: &Handle) -> CallResult<()> {
+        let operations: [Operation<'_>; 3] = [
+            (OperationCode::Putfh, object),
+            (OperationCode::Access, &AccessArgs { access: FILE_ACCESS }),
+            (OperationCode::Getattr, &ALL_ATTRIBUTES),
+        ];
+        self.call(stream, false, &operations, |results| {
+            results.put()?;
+            results.next::<AccessOk>(OperationCode::Access)?;
             results.next::<Attributes<'_>>(OperationCode::Getattr).map(drop)
         })
     }

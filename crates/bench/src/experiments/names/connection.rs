@@ -1,10 +1,11 @@
-//! A connection on which files are created, opened, queried and removed: the COMPOUNDs of Linux,
+//! A connection on which names are created, used and removed: the COMPOUNDs of Linux,
 //! or the calls of version 3 in their place.
 
 use client::Identity;
 use proto::nfs3::{
-    Attributes, CreateArgs, CreateHow, CreatedOk, DirOp, FileHandle, GetattrArgs, GetattrOk,
-    LookupArgs, LookupOk, Procedure, RemoveArgs, RemovedOk, SetAttributes, WccData,
+    ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_MODIFY, ACCESS_READ, AccessArgs, AccessOk, Attributes,
+    CreateArgs, CreateHow, CreatedOk, DirOp, FileHandle, GetattrArgs, GetattrOk, LookupArgs,
+    LookupOk, Procedure, RemoveArgs, RemovedOk, SetAttributes, WccData,
 };
 use proto::nfs4::{Bitmap, Handle, OpenHow, RawAttributes, ShareAccess, attribute};
 use proto::oncrpc::AuthSys;
@@ -119,18 +120,30 @@ impl Calls3<'_> {
                 let made = nfs3::call::<CreatedOk, WccData>(stream, caller, xid, procedure, &args)?;
                 Ok(made.map(drop))
             }
-            Operation::Open => {
+            Operation::Open | Operation::Lookup => {
                 let (procedure, args) = (Procedure::Lookup, LookupArgs { what });
                 let found = nfs3::call::<LookupOk, Option<Attributes>>(
                     stream, caller, xid, procedure, &args,
                 )?;
-                Ok(found.map(|found| put(&mut self.files, number, found.object)))
+                Ok(found.map(|found| {
+                    if operation == Operation::Open {
+                        put(&mut self.files, number, found.object);
+                    }
+                }))
             }
             Operation::Stat => {
                 let args = GetattrArgs { object: self.files[number] };
                 let procedure = Procedure::Getattr;
                 let found = nfs3::call::<GetattrOk, ()>(stream, caller, xid, procedure, &args)?;
                 Ok(found.map(drop))
+            }
+            Operation::Access => {
+                let args = AccessArgs { object: self.files[number], access: FILE_ACCESS };
+                let procedure = Procedure::Access;
+                let known = nfs3::call::<AccessOk, Option<Attributes>>(
+                    stream, caller, xid, procedure, &args,
+                )?;
+                Ok(known.map(drop))
             }
             Operation::Remove => {
                 let (procedure, args) = (Procedure::Remove, RemoveArgs { object: what });
@@ -169,6 +182,12 @@ impl<'a> Calls4<'a> {
             Operation::Stat => {
                 return until_taken(TIMEOUT, put_off, || session.getattr(stream, &files[number]));
             }
+            Operation::Lookup => {
+                return until_taken(TIMEOUT, put_off, || session.lookup(stream, directory, name));
+            }
+            Operation::Access => {
+                return until_taken(TIMEOUT, put_off, || session.access(stream, &files[number]));
+            }
             Operation::Remove => {
                 return until_taken(TIMEOUT, put_off, || session.remove(stream, directory, name));
             }
@@ -195,6 +214,8 @@ fn mode(values: &[u8]) -> RawAttributes<'_> {
     RawAttributes { bitmap: Bitmap::of(&[attribute::MODE]), values }
 }
 
+/// Rights that Linux asks for in ACCESS to a file.
+const FILE_ACCESS: u32 = ACCESS_READ | ACCESS_MODIFY | ACCESS_EXTEND | ACCESS_EXECUTE;
 /// Permission bits of new files.
 const MODE: u32 = 0o644;
 const MODE_BYTES: [u8; 4] = MODE.to_be_bytes();
