@@ -84,18 +84,19 @@ pub(super) fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
 }
 
 /// Resolves at once on a thread that may block for as long as `purpose` takes. Elsewhere it is pending
-/// once, so that a task that goes on in a lane moves there; any other goes on where it is.
-pub(super) async fn ask_for_lane(purpose: Purpose) {
+/// once, so that a task that goes on in a lane moves there; any other goes on where it is. Returns
+/// whether it was pending.
+pub(super) async fn ask_for_lane(purpose: Purpose) -> bool {
     let mut asked = false;
     poll_fn(|context| {
         if MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) || asked {
-            return Poll::Ready(());
+            return Poll::Ready(asked);
         }
         asked = true;
         context.waker().wake_by_ref();
         Poll::Pending
     })
-    .await;
+    .await
 }
 
 /// See the module.

@@ -186,14 +186,16 @@ impl ExportRoot {
             && (!attributes.is_mount_root || attributes.fileid == self.fileid)
     }
 
-    /// Opens the object behind a handle as an `O_PATH` descriptor. To be called with the server's
-    /// own identity.
+    /// Opens the object behind a handle as an `O_PATH` descriptor; its attributes then. To be called
+    /// with the server's own identity.
     ///
     /// # Errors
     /// `Stale` when the object is gone or no longer lies below the export.
-    pub(crate) fn open(&self, handle: &KernelHandle) -> Result<OwnedFd, Status> {
+    pub(crate) fn open(&self, handle: &KernelHandle) -> Result<(OwnedFd, LiveAttributes), Status> {
         if *handle == self.handle {
-            return Ok(openat(&self.directory, c".", PATH_ONLY, Mode::empty())?);
+            let fd = openat(&self.directory, c".", PATH_ONLY, Mode::empty())?;
+            let attributes = attributes_of(&fd)?;
+            return Ok((fd, attributes));
         }
         let fd = match &self.places {
             None => io::open_by_handle(self.directory.as_fd(), handle, PATH_ONLY)
@@ -207,7 +209,7 @@ impl ExportRoot {
         if attributes.is_directory() && !self.is_above(fd.as_fd())? {
             return Err(Status::Stale);
         }
-        Ok(fd)
+        Ok((fd, attributes))
     }
 
     /// The handle of an open object.

@@ -11,6 +11,7 @@ use super::location::{Located, Place};
 use super::namespace::check_name;
 use super::state::share;
 use super::{Outcome, Refused, convert};
+use crate::counters::CallKind;
 use crate::fs;
 use crate::inode_cache::{AccessRights, Attributes};
 use crate::state::{Effects, OpenFile, OpenRoom, Running};
@@ -57,7 +58,7 @@ impl<'a> Compound<'a> {
         if target.size.is_some() {
             self.check_permission(&target.located, ShareAccess::Write, false).await?;
         }
-        let inode = service.vfs.hold(&target.located.object).await?;
+        let inode = service.vfs.hold(&target.located.object, CallKind::Other).await?;
         let pin = service.held_files.pin(&inode);
         let (file, export) = (pin.file(), pin.export());
         self.check_claimed_delegation(&args.claim, file)?;

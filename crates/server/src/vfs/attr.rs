@@ -64,8 +64,11 @@ impl AttributeChange {
 impl Vfs {
     /// GETATTR, RFC 1813 §3.3.1.
     pub(crate) async fn getattr(&self, object: &Object) -> Result<Attributes, Status> {
-        let file = self.inode(object).await?;
-        self.attributes(&file).await
+        let (file, live) = self.open_inode(object, CallKind::Other).await?;
+        match live {
+            Some(live) => Ok(file.lock.attributes(live)),
+            None => self.attributes(&file).await,
+        }
     }
 
     /// SETATTR, RFC 1813 §3.3.2, as the caller. `guard`, when given, must be the ctime before.

@@ -194,12 +194,12 @@ impl Vfs {
         &self.switches
     }
 
-    /// The object behind a handle, open for as long as it is held.
+    /// The object behind a handle, open for as long as it is held, for a call of this kind.
     ///
     /// # Errors
     /// `Stale` when it is gone.
-    pub(crate) async fn hold(&self, object: &Object) -> Result<Arc<Inode>, Status> {
-        self.inode(object).await
+    pub(crate) async fn hold(&self, object: &Object, kind: CallKind) -> Result<Arc<Inode>, Status> {
+        Ok(self.open_inode(object, kind).await?.0)
     }
 
     /// The object with this handle in an export, if it is open.
@@ -315,30 +315,40 @@ impl Vfs {
     /// # Errors
     /// `Stale` when it is gone.
     async fn inode(&self, object: &Object) -> Result<Arc<Inode>, Status> {
+        self.hold(object, CallKind::Other).await
+    }
+
+    /// The open object behind a handle, and its attributes if it was opened for this call.
+    ///
+    /// # Errors
+    /// `Stale` when it is gone.
+    async fn open_inode(
+        &self,
+        object: &Object,
+        kind: CallKind,
+    ) -> Result<(Arc<Inode>, Option<LiveAttributes>), Status> {
         let key = object.key();
         if let Some(file) = self.inode_cache.find(&key) {
             if self.inode_cache.place_is_due(&file) {
                 self.check_place(&file).await?;
             }
-            return Ok(file);
+            return Ok((file, None));
         }
         // Closing what makes room may wait for the disk, as opening does.
-        self.engine.ask_for_metadata_thread().await;
-        Box::pin(self.inode_cache.make_room(&key, object.root().device(), &self.engine)).await;
-        let (root, handle) = (Arc::clone(object.root()), *object.handle());
-        let open = move || {
-            let fd = root.open(&handle)?;
-            let attributes = attributes_of(&fd)?;
-            Ok((fd, attributes))
-        };
+        self.ask_for_metadata_thread(object.root(), kind).await;
         let device = object.root().device();
+        Box::pin(self.inode_cache.make_room(&key, device, &self.engine)).await;
+        let (root, handle) = (Arc::clone(object.root()), *object.handle());
+        let open = move || root.open(&handle);
         let opened = self.open_in_metadata_lane(device, &Identity::Server, open).await;
         if opened.as_ref().is_err_and(|status| *status == Status::Stale) {
             self.handle_cache.forget_stale(object.root(), object.handle());
         }
         let (fd, attributes) = opened?;
         let root = Arc::clone(object.root());
-        Ok(self.inode_cache.add(root, *object.handle(), attributes.file_type, fd))
+        let file_type = attributes.file_type;
+        let file = self.inode_cache.add(root, *object.handle(), file_type, fd);
+        Ok((file, Some(attributes)))
     }
 
     /// Makes sure that an open directory still lies below its export.
@@ -389,11 +399,12 @@ impl Vfs {
         timer.end(Phase::Queue);
     }
 
-    /// As [`Engine::ask_for_metadata_thread`].
-    async fn ask_for_metadata_thread(&self, root: &ExportRoot) {
-        let mut timer = self.timer(root, CallKind::Other);
-        self.engine.ask_for_metadata_thread().await;
-        timer.end(Phase::Queue);
+    /// As [`Engine::ask_for_metadata_thread`], for a call of this kind.
+    async fn ask_for_metadata_thread(&self, root: &ExportRoot, kind: CallKind) {
+        let mut timer = self.timer(root, kind);
+        if self.engine.ask_for_metadata_thread().await {
+            timer.end(Phase::Queue);
+        }
     }
 
     /// Runs a blocking operation as `identity`.

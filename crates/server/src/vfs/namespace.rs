@@ -21,6 +21,7 @@ use super::{
     Answer, Attributes, Caller, Found, LiveAttributes, Object, RETURN_PAUSES, Status, Vfs, Wcc,
     attributes_of, component,
 };
+use crate::counters::CallKind;
 use crate::fs::{PATH_ONLY, proc_path};
 use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock, NameChange};
 
@@ -50,7 +51,7 @@ impl Vfs {
             self.keep(&directory, &found, Opened::PathOnly(fd)).await;
             return Answer { attributes: Some(attributes), result: Ok(found) };
         }
-        self.ask_for_metadata_thread(directory.root()).await;
+        self.ask_for_metadata_thread(directory.root(), CallKind::Other).await;
         drop(in_memory);
         let (opened, identity) = (Arc::clone(&directory), caller.identity.clone());
         let job = move || {
@@ -360,7 +361,7 @@ impl Vfs {
             return file;
         }
         // Closing what makes room may wait for the disk.
-        self.ask_for_metadata_thread(&root).await;
+        self.ask_for_metadata_thread(&root, CallKind::Other).await;
         self.inode_cache.make_room(&key, root.device(), &self.engine).await;
         let (handle, file_type) = (found.handle, found.attributes.file_type);
         match fd {

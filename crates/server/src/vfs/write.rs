@@ -221,7 +221,7 @@ impl Vfs {
     /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, and the flush's: `Io`, `NoSpace`,
     /// `Quota`.
     pub(crate) async fn commit(&self, caller: &Caller, object: &Object) -> Answer<Wcc, [u8; 8]> {
-        let file = match self.inode(object).await {
+        let file = match self.hold(object, CallKind::Commit).await {
             Ok(file) => file,
             Err(status) => return Answer::refused(status),
         };

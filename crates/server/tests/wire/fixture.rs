@@ -118,7 +118,7 @@ impl Fixture {
         self.runtime.block_on(async { self.server().reload(config).unwrap_err().to_string() })
     }
 
-    fn server(&self) -> &Server {
+    pub(crate) fn server(&self) -> &Server {
         self.server.as_ref().unwrap()
     }
 

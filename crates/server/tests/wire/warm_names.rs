@@ -285,3 +285,29 @@ fn warm_names_wait_for_no_metadata_thread() {
         stuck.join().unwrap();
     });
 }
+
+#[test]
+fn the_wait_for_a_thread_that_opens_an_object_is_counted() {
+    let mut fixture = Fixture::new();
+    std::fs::write(fixture.exported("f"), "data").unwrap();
+    let (mut client, root) = fixture.mounted();
+    let file = client.find(root, "f");
+    fixture.restart();
+    let monitor = fixture.server().monitor();
+    monitor.time_calls();
+    let waits = |operation: &str| {
+        let sample = format!(
+            "spillway_phase_duration_seconds_count{{export=\"/export\",operation=\"{operation}\",phase=\"queue\"}} "
+        );
+        let metrics = monitor.metrics();
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&sample));
+        value.map_or(0, |value| value.parse::<u32>().unwrap())
+    };
+    let mut client = fixture.client();
+    for _ in 0..3 {
+        client.getattr(file).unwrap();
+    }
+    assert_eq!(waits("other"), 1, "{}", monitor.metrics());
+    client.getattr(root).unwrap();
+    assert_eq!(waits("other"), 2);
+}
