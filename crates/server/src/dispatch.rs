@@ -75,8 +75,8 @@ pub(crate) fn thread(call: &Call, outline: Option<&nfs4::Outline<'_>>, alone: bo
 fn compound_thread(outline: &nfs4::Outline<'_>, alone: bool) -> Thread {
     use nfs4::OperationCode as Op;
     match outline.work {
-        None | Some(Op::Getattr) => Thread::Connection,
-        Some(Op::Lookup | Op::Access) => Thread::ConnectionThenMetadata,
+        None => Thread::Connection,
+        Some(Op::Getattr | Op::Lookup | Op::Access) => Thread::ConnectionThenMetadata,
         Some(Op::Write) => Thread::ConnectionFirst,
         Some(Op::Read) if alone || outline.read_count <= READ_HERE_BYTES_MAX => {
             Thread::ConnectionFirst

@@ -169,7 +169,7 @@ static NFS3: [Procedure; 22] = {
     use nfs3::Procedure as P;
     [
         nfs3(P::Null, Purpose::Data, Thread::Connection),
-        nfs3(P::Getattr, Purpose::Data, Thread::Connection),
+        nfs3(P::Getattr, Purpose::Data, Thread::ConnectionThenMetadata),
         nfs3(P::Setattr, Purpose::Names, Thread::Metadata).once(),
         nfs3(P::Lookup, Purpose::Names, Thread::ConnectionThenMetadata),
         nfs3(P::Access, Purpose::Data, Thread::ConnectionThenMetadata),
@@ -187,9 +187,9 @@ static NFS3: [Procedure; 22] = {
         nfs3(P::Link, Purpose::Names, Thread::Metadata).once(),
         nfs3(P::Readdir, Purpose::Names, Thread::Metadata),
         nfs3(P::Readdirplus, Purpose::Names, Thread::Metadata),
-        nfs3(P::Fsstat, Purpose::Data, Thread::Connection),
-        nfs3(P::Fsinfo, Purpose::Data, Thread::Connection),
-        nfs3(P::Pathconf, Purpose::Data, Thread::Connection),
+        nfs3(P::Fsstat, Purpose::Data, Thread::ConnectionThenMetadata),
+        nfs3(P::Fsinfo, Purpose::Data, Thread::ConnectionThenMetadata),
+        nfs3(P::Pathconf, Purpose::Data, Thread::ConnectionThenMetadata),
         nfs3(P::Commit, Purpose::Data, Thread::Data),
     ]
 };

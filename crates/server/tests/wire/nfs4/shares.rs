@@ -86,12 +86,20 @@ fn long_results_that_are_not_read_are_charged_to_their_client() {
     let length = session.ok(&long).rest().len();
     assert!(length > 16 << 10, "{length} bytes");
     assert!(eventually(|| fixture.figure("buffers_in_use_bytes") == 0), "the reply was read");
-    // More than the sockets take.
+    // Some 6 MiB for each connection, more than its sockets take.
     let mut unread = Vec::new();
-    for number in 0..8_u8 {
-        let mut session = Session::over(fixture.client(), &[number; 8], 2, fore);
+    for connection in 0..4_u8 {
+        let mut session = Session::over(fixture.client(), &[connection, 0], 2, fore);
+        let mut ids = vec![session.id];
+        for number in 1..6 {
+            session = Session::over(session.client, &[connection, number], 2, fore);
+            ids.push(session.id);
+        }
         rustix::net::sockopt::set_socket_recv_buffer_size(&session.client.stream, 4096).unwrap();
-        (1..64).for_each(|slot| session.send_on(slot, &long));
+        for id in ids {
+            session.id = id;
+            (1..64).for_each(|slot| session.send_on(slot, &long));
+        }
         unread.push(session);
     }
     let charged = || fixture.figure("buffers_in_use_bytes");
