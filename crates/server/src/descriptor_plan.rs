@@ -43,7 +43,7 @@ pub(crate) struct DescriptorPlan {
     pub(crate) lock_owners: usize,
     /// Six for each: of the object that it pins, and its lease. Held by `HeldFiles`.
     pub(crate) delegations: usize,
-    /// One to five for each object. Held by the `InodeCache`.
+    /// One to five for each object, of which each counts. Held by the `InodeCache`.
     pub(crate) files: usize,
 }
 

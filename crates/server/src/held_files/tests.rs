@@ -201,7 +201,8 @@ fn inode_in_export(id: u32, dir: &Path, systems: &FileSystems, cache: &InodeCach
     let fd = openat(CWD, path, PATH_ONLY, Mode::empty()).unwrap();
     let handle = root.identify(fd.as_fd()).unwrap();
     let file_type = attributes_of(&fd).unwrap().file_type;
-    cache.add(root, handle, file_type, fd)
+    let room = cache.any_room();
+    cache.add(root, handle, file_type, (fd, room))
 }
 
 pub(crate) fn locally(file: &File, (first, last): (u64, u64), wanted: OfdLock) -> bool {

@@ -61,13 +61,24 @@ impl DataDescriptors {
         *self.align.insert(align)
     }
 
-    /// Notes an open direct descriptor, unless another request was first; returns the one kept.
+    /// Notes an open direct descriptor, unless another request was first; returns the one kept. One for
+    /// writing serves READs too, and closes that for reading.
     pub(crate) fn keep_direct(&mut self, purpose: Use, fd: OwnedFd) -> Arc<OwnedFd> {
-        let kept = match purpose {
-            Use::Read => &mut self.direct_read,
-            Use::Write => &mut self.direct_write,
+        let kept = match (purpose, &mut self.direct_write) {
+            (Use::Read, None) => &mut self.direct_read,
+            (_, writer) => {
+                self.direct_read = None;
+                writer
+            }
         };
         Arc::clone(kept.get_or_insert_with(|| Arc::new(fd)))
+    }
+
+    /// How many they are, without the object's first descriptor, which may be one of them. At most
+    /// four.
+    pub(super) fn number_beside(&self, base: &Arc<OwnedFd>) -> usize {
+        let all = [&self.read, &self.write, &self.quiet, &self.direct_read, &self.direct_write];
+        all.into_iter().flatten().filter(|fd| !Arc::ptr_eq(fd, base)).count()
     }
 
     /// The kernel refused a request that fits the alignment. If it now reports another, that

@@ -34,6 +34,7 @@ impl InodeCache {
     #[must_use]
     pub(crate) fn tick(&self) -> Vec<IdleInodes> {
         let now = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
+        self.is_closing_ahead.store(false, Ordering::SeqCst);
         let mut idle: HashMap<Device, Vec<InodeKey>> = HashMap::new();
         for shard in &self.shards {
             for file in lock(shard).files.values() {

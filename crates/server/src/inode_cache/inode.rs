@@ -9,6 +9,7 @@ use io::{KernelHandle, RangeLock};
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use super::descriptor_count::Counted;
 use super::file::File;
 use super::known_rights::KnownRights;
 use super::state::{InodeState, InodeStates};
@@ -50,6 +51,9 @@ pub(crate) struct Inode {
     pub(super) used_at_tick: AtomicU64,
     /// When a directory was last known to lie below the export, in seconds of the table's clock.
     pub(super) placed_at_secs: AtomicU64,
+
+    /// Its descriptors. The last field: they count until they are closed.
+    counted: Counted,
 }
 
 /// What an object has by its type.
@@ -89,7 +93,7 @@ impl Inode {
         root: Arc<ExportRoot>,
         handle: KernelHandle,
         file_type: FileType,
-        base: OwnedFd,
+        (base, counted): (OwnedFd, Counted),
     ) -> Self {
         root.note_open(&handle, base.as_fd());
         let state = states.state(&root.file_system, handle, file_type);
@@ -106,9 +110,10 @@ impl Inode {
             base: Arc::new(base),
             contents,
             rights: KnownRights::default(),
-            referenced: AtomicBool::new(true),
+            referenced: AtomicBool::new(false),
             used_at_tick: AtomicU64::new(0),
             placed_at_secs: AtomicU64::new(0),
+            counted,
         }
     }
 
@@ -154,6 +159,22 @@ impl Inode {
     /// A descriptor good for attributes and as the start of a path, not for data.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.base.as_fd()
+    }
+
+    /// Counts the descriptors that it has now. To be called when one was opened.
+    pub(super) fn count_descriptors(&self) {
+        let others = match &self.contents {
+            Contents::File(file) => file.descriptors().number_beside(&self.base),
+            Contents::Directory(directory) => usize::from(directory.reader.get().is_some()),
+            Contents::Other => 0,
+        };
+        self.counted.grow_to(1 + others);
+    }
+
+    /// The descriptors that it has.
+    #[cfg(test)]
+    pub(super) fn descriptors_open(&self) -> usize {
+        self.counted.number()
     }
 
     /// What a regular file has.

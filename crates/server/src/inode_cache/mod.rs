@@ -4,8 +4,9 @@
 //! than the I/O itself; and the state of a file between requests (unflushed data, changes in
 //! progress) needs one place.
 //!
-//! Bounds: at most `files_max` objects, most of them with one or two descriptors; a directory being
-//! listed has a few more, which are counted apart (`DescriptorPlan::listings`). Unused objects are
+//! Bounds: every descriptor of an object counts from before it is opened until it is closed
+//! (`descriptor_count`), and others make room for it (`room`); those of a directory being listed are
+//! counted apart (`DescriptorPlan::listings`). Unused objects are
 //! given up (`idle`): soon where a descriptor can write, because the kernel refuses to execute a
 //! file that is open for writing. An object with unflushed data is flushed before it leaves; one in
 //! use does not leave at all, so that there is never a second one of it.
@@ -13,6 +14,7 @@
 mod busy_devices;
 mod data_descriptors;
 mod delegation_gate;
+mod descriptor_count;
 mod directory;
 mod file;
 mod flush;
@@ -26,6 +28,7 @@ mod lock_descriptor;
 mod name_change;
 mod permitted;
 mod rights;
+mod room;
 mod state;
 mod sweeps;
 mod table;
@@ -36,6 +39,7 @@ mod write_queue;
 
 pub(crate) use data_descriptors::{DataDescriptors, DirectFile};
 pub(crate) use delegation_gate::{Changing, Holder, Holders, RecallRequests};
+pub(crate) use descriptor_count::Counted;
 pub(crate) use directory::{DirectoryStream, DirectoryStreams, KernelEntry};
 pub(crate) use flush_scope::Flush;
 pub(crate) use handle_cache::HandleCache;

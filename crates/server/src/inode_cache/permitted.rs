@@ -175,7 +175,9 @@ impl Permitted<Reading> {
     pub(crate) fn open_quiet_reader(&self) -> Result<Arc<OwnedFd>, Status> {
         let fd = Arc::new(self.reopen(OFlags::RDONLY | OFlags::NONBLOCK)?);
         rustix::fs::fadvise(&*fd, 0, None, Advice::Random)?;
-        Ok(self.descriptors().quiet.get_or_insert(fd).clone())
+        let kept = self.descriptors().quiet.get_or_insert(fd).clone();
+        self.file.count_descriptors();
+        Ok(kept)
     }
 }
 
@@ -192,7 +194,9 @@ impl Permitted<Writing> {
     /// As [`Permitted::open_reader`], and `ReadOnly` of the file system.
     pub(crate) fn open_writer(&self) -> Result<Arc<OwnedFd>, Status> {
         let fd = Arc::new(self.reopen(OFlags::RDWR | OFlags::NONBLOCK)?);
-        Ok(self.descriptors().write.get_or_insert(fd).clone())
+        let kept = self.descriptors().write.get_or_insert(fd).clone();
+        self.file.count_descriptors();
+        Ok(kept)
     }
 }
 
@@ -222,6 +226,7 @@ impl<U: DataUse> Permitted<U> {
         match self.reopen_raw(access | OFlags::NONBLOCK | OFlags::DIRECT) {
             Ok(fd) => {
                 let fd = self.descriptors().keep_direct(U::USE, fd);
+                self.file.count_descriptors();
                 Ok(Some(DirectFile { fd, align }))
             }
             // The inode's alignment does not hold for the file system above it.
@@ -310,7 +315,7 @@ impl Inode {
     /// flushed.
     fn open_for_reading(&self) -> Option<Result<Arc<OwnedFd>, Status>> {
         let reopen = |flags| self.reopen(flags).map(Arc::new);
-        match &self.contents {
+        let opened = match &self.contents {
             Contents::File(file) => Some(
                 reopen(OFlags::RDONLY | OFlags::NONBLOCK)
                     .map(|fd| file.descriptors().read.get_or_insert(fd).clone()),
@@ -320,7 +325,9 @@ impl Inode {
                     .map(|fd| directory.reader.get_or_init(|| fd).clone()),
             ),
             Contents::Other => None,
-        }
+        };
+        self.count_descriptors();
+        opened
     }
 }
 

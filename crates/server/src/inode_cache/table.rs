@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::busy_devices::BusyDevices;
+use super::descriptor_count::{Counted, DescriptorCount};
 use super::state::InodeStates;
 use super::sweeps::Sweeps;
 use super::{Flush, Inode, InodeKey, RecallRequests};
@@ -21,15 +22,21 @@ use crate::export::ExportRoot;
 use crate::fs::Status;
 
 /// Locks that the table is spread over.
-const SHARDS: usize = 16;
+pub(super) const SHARDS: usize = 16;
+/// Objects of a part of the table, 131,072 in all. Each takes about 900 bytes, and the kernel keeps its
+/// inode in memory.
+const SHARD_FILES_MAX: usize = 8192;
 /// Entries that one search for a victim examines.
-const VICTIM_SEARCH_MAX: usize = 64;
+pub(super) const VICTIM_SEARCH_MAX: usize = 64;
 
 /// The table of open objects.
 pub(crate) struct InodeCache {
     pub(super) shards: [Mutex<Shard>; SHARDS],
     states: Arc<InodeStates>,
-    shard_files_max: usize,
+    pub(super) shard_files_max: usize,
+    pub(super) descriptors: DescriptorCount,
+    /// Whether objects are being closed so that there is room for others.
+    pub(super) is_closing_ahead: Arc<AtomicBool>,
     began: Instant,
     /// Counts seconds, for what need not be exact: reading it costs nothing.
     pub(super) ticks: AtomicU64,
@@ -43,19 +50,20 @@ pub(crate) struct InodeCache {
 pub(super) struct Shard {
     /// A shard is small, and clients do not choose the handles, so a hash without a key is enough.
     pub(super) files: IndexMap<InodeKey, Arc<Inode>, FxBuildHasher>,
-    /// Where the search for the next victim starts (CLOCK).
-    hand: usize,
+    /// A number without pattern: where the search for the next victim starts.
+    draw: u64,
 }
 
 impl InodeCache {
-    /// A table that uses at most about `descriptors_max` descriptors.
+    /// A table whose objects have at most `descriptors_max` descriptors; more while each of them is in
+    /// use or has unflushed data on a device that may not be waited for.
     pub(crate) fn new(descriptors_max: usize) -> Self {
-        // An object read or written both ways has a base and two more.
-        let files_max = descriptors_max / 3;
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
             states: InodeStates::new(),
-            shard_files_max: (files_max / SHARDS).max(1),
+            shard_files_max: SHARD_FILES_MAX,
+            descriptors: DescriptorCount::new(descriptors_max),
+            is_closing_ahead: Arc::default(),
             began: Instant::now(),
             ticks: AtomicU64::new(0),
             busy: BusyDevices::default(),
@@ -82,15 +90,15 @@ impl InodeCache {
     }
 
     /// Adds an object known by a descriptor, which may be an `O_PATH` one, or returns the one that
-    /// another request added first.
+    /// another request added first. The descriptor has its room from [`Self::room`].
     pub(crate) fn add(
         &self,
         root: Arc<ExportRoot>,
         handle: KernelHandle,
         file_type: FileType,
-        base: OwnedFd,
+        (base, room): (OwnedFd, Counted),
     ) -> Arc<Inode> {
-        self.insert(Inode::new(&self.states, root, handle, file_type, base))
+        self.insert(Inode::new(&self.states, root, handle, file_type, (base, room)))
     }
 
     /// Adds a regular file known by the descriptor that created it, open for reading and writing.
@@ -98,9 +106,9 @@ impl InodeCache {
         &self,
         root: Arc<ExportRoot>,
         handle: KernelHandle,
-        fd: OwnedFd,
+        (fd, room): (OwnedFd, Counted),
     ) -> Arc<Inode> {
-        let file = Inode::new(&self.states, root, handle, FileType::RegularFile, fd);
+        let file = Inode::new(&self.states, root, handle, FileType::RegularFile, (fd, room));
         if let Ok(data) = file.file() {
             data.descriptors().write = Some(Arc::clone(&file.base));
         }
@@ -113,7 +121,8 @@ impl InodeCache {
         let mut shard = self.shard(&key);
         let file = Arc::clone(shard.files.entry(key).or_insert_with(|| Arc::new(file)));
         drop(shard);
-        self.touch(&file);
+        // Not yet as referenced: an object that is used once makes room before one that is used again.
+        self.note_use(&file);
         file
     }
 
@@ -176,28 +185,6 @@ impl InodeCache {
 
     fn lock_left(&self) -> MutexGuard<'_, Vec<Arc<Inode>>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes room for `key`, an object on `device`, before it is opened. The common case takes one
-    /// lock; where all objects of the shard have unflushed data, it waits for flushes of those on the
-    /// same device. Those on others may not be waited for; where there are only such, the shard
-    /// exceeds its bound until they are flushed.
-    pub(crate) async fn make_room(&self, key: &InodeKey, device: DeviceNumber, engine: &Engine) {
-        for _ in 0..VICTIM_SEARCH_MAX {
-            let victim = {
-                let mut shard = self.shard(key);
-                if shard.files.len() < self.shard_files_max {
-                    return;
-                }
-                shard.victim(Some(device))
-            };
-            match victim {
-                Victim::Removed(file) if file.root.device() == device => drop(file),
-                Victim::Removed(file) => drop(close(engine, vec![file])),
-                Victim::Dirty(file) => file.flush_before_leaving(engine).await,
-                Victim::None => return,
-            }
-        }
     }
 
     /// Gives up a part of all objects, after the kernel has run out of descriptors for one on
@@ -276,68 +263,97 @@ impl InodeCache {
 
     fn touch(&self, file: &Inode) {
         file.referenced.store(true, Ordering::Relaxed);
+        self.note_use(file);
+    }
+
+    fn note_use(&self, file: &Inode) {
         file.used_at_tick.store(self.ticks.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     pub(super) fn shard(&self, key: &InodeKey) -> MutexGuard<'_, Shard> {
-        use std::hash::BuildHasher;
-        // Bits that the tables of the shards do not begin with.
-        let hash = FxBuildHasher.hash_one(key) >> 32;
-        lock(&self.shards[usize::try_from(hash % SHARDS as u64).expect("below 16")])
+        lock(&self.shards[shard_of(key)])
     }
 }
 
-enum Victim {
+/// The part of the table that an object belongs to.
+pub(super) fn shard_of(key: &InodeKey) -> usize {
+    use std::hash::BuildHasher;
+    // Bits that the tables of the shards do not begin with.
+    let hash = FxBuildHasher.hash_one(key) >> 32;
+    usize::try_from(hash % SHARDS as u64).expect("below 16")
+}
+
+pub(super) enum Victim {
     Removed(Arc<Inode>),
     Dirty(Arc<Inode>),
     None,
 }
 
 impl Shard {
-    /// Advances the hand to an object that was not used since the hand last passed it. Dirty ones
-    /// are only named, for their flush must come first, and only those of `device`.
-    fn victim(&mut self, device: Option<DeviceNumber>) -> Victim {
+    /// An object that was not used since a search last passed it. Each search starts at another place:
+    /// of objects that are used in turn, and are a few too many, most are then found, where giving up
+    /// the oldest would leave none of them. Dirty ones are only named, for their flush must come first,
+    /// and only those of `device`.
+    pub(super) fn victim(&mut self, device: Option<DeviceNumber>) -> Victim {
         let mut dirty = None;
+        let mut hand = self.draw();
         for _ in 0..VICTIM_SEARCH_MAX.max(self.files.len() * 2).min(4 * VICTIM_SEARCH_MAX) {
             if self.files.is_empty() {
                 return Victim::None;
             }
-            self.hand %= self.files.len();
-            let file = &self.files[self.hand];
+            hand %= self.files.len();
+            let file = &self.files[hand];
             if file.referenced.swap(false, Ordering::Relaxed) || Arc::strong_count(file) > 1 {
-                self.hand += 1;
+                hand += 1;
             } else if file.is_dirty() {
                 if device == Some(file.root.device()) {
                     dirty.get_or_insert_with(|| Arc::clone(file));
                 }
-                self.hand += 1;
+                hand += 1;
             } else {
-                let (_, file) = self.files.swap_remove_index(self.hand).expect("in bounds");
+                let (_, file) = self.files.swap_remove_index(hand).expect("in bounds");
                 return Victim::Removed(file);
             }
         }
         dirty.map_or(Victim::None, Victim::Dirty)
     }
+
+    fn draw(&mut self) -> usize {
+        // Knuth's MMIX generator; the upper half is without pattern.
+        self.draw = self.draw.wrapping_mul(6_364_136_223_846_793_005);
+        self.draw = self.draw.wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.draw >> 33).expect("31 bits fit")
+    }
 }
 
 /// Closes objects on data threads of their devices, because the last close of a file may wait for
 /// the disk. The senders of the results are dropped when those of a device are closed.
-fn close(
+pub(super) fn close(
     engine: &Engine,
     leaving: Vec<Arc<Inode>>,
 ) -> HashMap<DeviceNumber, oneshot::Receiver<()>> {
     by_device(leaving)
         .into_iter()
         .map(|(device, leaving)| {
-            let (at_work, closed) = oneshot::channel();
-            let _entered = Share::new(&engine.device(device), 0).enter();
-            engine.leave_to_data(move || {
-                drop(leaving);
-                drop(at_work);
-            });
+            let (at_work, closed) = oneshot::channel::<()>();
+            leave_to_device(engine, device, leaving, at_work);
             (device, closed)
         })
         .collect()
+}
+
+/// Has objects of a device closed on one of its data threads, and then drops `at_work`.
+pub(super) fn leave_to_device(
+    engine: &Engine,
+    device: DeviceNumber,
+    leaving: Vec<Arc<Inode>>,
+    at_work: impl Send + 'static,
+) {
+    let _entered = Share::new(&engine.device(device), 0).enter();
+    engine.leave_to_data(move || {
+        drop(leaving);
+        drop(at_work);
+    });
 }
 
 /// As [`close`]. Waits for those on `device`.
@@ -348,7 +364,7 @@ async fn close_and_wait(engine: &Engine, leaving: Vec<Arc<Inode>>, device: Devic
     }
 }
 
-fn by_device(files: Vec<Arc<Inode>>) -> HashMap<DeviceNumber, Vec<Arc<Inode>>> {
+pub(super) fn by_device(files: Vec<Arc<Inode>>) -> HashMap<DeviceNumber, Vec<Arc<Inode>>> {
     let mut by_device: HashMap<_, Vec<_>> = HashMap::new();
     for file in files {
         by_device.entry(file.root.device()).or_default().push(file);

@@ -79,7 +79,8 @@ fn open(cache: &InodeCache, root: &Arc<ExportRoot>, path: &Path) -> InodeKey {
     let fd = openat(CWD, path, PATH_ONLY, Mode::empty()).unwrap();
     let handle = root.identify(fd.as_fd()).unwrap();
     let file_type = attributes_of(&fd).unwrap().file_type;
-    cache.add(Arc::clone(root), handle, file_type, fd).key()
+    let room = cache.any_room();
+    cache.add(Arc::clone(root), handle, file_type, (fd, room)).key()
 }
 
 pub(super) fn engine(data_threads: usize) -> Arc<Engine> {

@@ -148,7 +148,8 @@ mod tests {
         let fd = openat(CWD, path, PATH_ONLY, Mode::empty()).unwrap();
         let handle = root.identify(fd.as_fd()).unwrap();
         let file_type = attributes_of(&fd).unwrap().file_type;
-        cache.add(Arc::clone(root), handle, file_type, fd).key()
+        let room = cache.any_room();
+        cache.add(Arc::clone(root), handle, file_type, (fd, room)).key()
     }
 
     /// Three files of an export, the last of which a call uses, and the last two of which are deleted.

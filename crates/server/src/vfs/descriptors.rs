@@ -75,6 +75,7 @@ impl Vfs {
         open: fn(&Permitted<U>) -> Result<T, Status>,
     ) -> Result<T, Status> {
         let (file, device) = (file.clone(), file.root().device());
+        let _room = self.room(&file.key(), device).await;
         self.open_in_metadata_lane(device, &Identity::Server, move || open(&file)).await
     }
 }

@@ -40,8 +40,8 @@ use crate::fs::{
     attributes_of_linked_or_not,
 };
 use crate::inode_cache::{
-    Alone, Attributes, Change, Changing, Flush, HandleCache, IdleInodes, Inode, InodeCache,
-    InodeKey, RecallRequests, UnusedInodes, Wcc,
+    Alone, Attributes, Change, Changing, Counted, Flush, HandleCache, IdleInodes, Inode,
+    InodeCache, InodeKey, RecallRequests, UnusedInodes, Wcc,
 };
 use crate::memory_plan::MemoryPlan;
 use crate::trace::Tracer;
@@ -334,10 +334,10 @@ impl Vfs {
             }
             return Ok((file, None));
         }
-        // Closing what makes room may wait for the disk, as opening does.
+        // Opening may wait for the disk.
         self.ask_for_metadata_thread(object.root(), kind).await;
         let device = object.root().device();
-        Box::pin(self.inode_cache.make_room(&key, device, &self.engine)).await;
+        let room = self.room(&key, device).await;
         let (root, handle) = (Arc::clone(object.root()), *object.handle());
         let open = move || root.open(&handle);
         let opened = self.open_in_metadata_lane(device, &Identity::Server, open).await;
@@ -347,8 +347,18 @@ impl Vfs {
         let (fd, attributes) = opened?;
         let root = Arc::clone(object.root());
         let file_type = attributes.file_type;
-        let file = self.inode_cache.add(root, *object.handle(), file_type, fd);
+        let file = self.inode_cache.add(root, *object.handle(), file_type, (fd, room));
         Ok((file, Some(attributes)))
+    }
+
+    /// Room for a descriptor of an object on a device.
+    async fn room(&self, key: &InodeKey, device: DeviceNumber) -> Counted {
+        if let Some(room) = self.inode_cache.room(key, &self.engine) {
+            return room;
+        }
+        // Closing what makes room may wait for the disk.
+        self.engine.ask_for_metadata_thread().await;
+        Box::pin(self.inode_cache.make_room(key, device, &self.engine)).await
     }
 
     /// Makes sure that an open directory still lies below its export.
@@ -539,6 +549,7 @@ impl Vfs {
             let open = move || opened.open_for_flush();
             // Without a descriptor the flush is that of the whole file system.
             let device = file.root().device();
+            let _room = self.room(&file.key(), device).await;
             if let Err(status) = self.open_in_metadata_lane(device, &Identity::Server, open).await {
                 tracing::debug!(?status, "cannot open a file to flush it");
             }

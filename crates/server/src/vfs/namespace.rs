@@ -360,13 +360,11 @@ impl Vfs {
         if let Some(file) = self.inode_cache.find(&key) {
             return file;
         }
-        // Closing what makes room may wait for the disk.
-        self.ask_for_metadata_thread(&root, CallKind::Other).await;
-        self.inode_cache.make_room(&key, root.device(), &self.engine).await;
+        let room = self.room(&key, root.device()).await;
         let (handle, file_type) = (found.handle, found.attributes.file_type);
         match fd {
-            Opened::PathOnly(fd) => self.inode_cache.add(root, handle, file_type, fd),
-            Opened::Writable(fd) => self.inode_cache.add_created(root, handle, fd),
+            Opened::PathOnly(fd) => self.inode_cache.add(root, handle, file_type, (fd, room)),
+            Opened::Writable(fd) => self.inode_cache.add_created(root, handle, (fd, room)),
         }
     }
 }

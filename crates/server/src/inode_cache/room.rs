@@ -1,0 +1,244 @@
+//! Room for the descriptors that objects are about to be given.
+//!
+//! Closing an object may wait for the disk, and so is not for the network threads. They find room all the
+//! same: when little is left, some objects are closed on data threads, many at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use io::{DeviceNumber, Engine};
+
+use super::descriptor_count::Counted;
+use super::table::{
+    SHARDS, VICTIM_SEARCH_MAX, Victim, by_device, close, leave_to_device, lock, shard_of,
+};
+use super::{InodeCache, InodeKey};
+
+/// Descriptors that are closed before they are needed, at most.
+const AHEAD_MAX: usize = 64;
+/// And at most this part of all.
+const AHEAD_PART: usize = 8;
+
+/// Notes the end of closing ahead when it is dropped.
+struct ClosingAhead(Arc<AtomicBool>);
+
+impl Drop for ClosingAhead {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+impl InodeCache {
+    /// Room for a descriptor of an object, if there is any. Waits for nothing.
+    pub(crate) fn room(&self, key: &InodeKey, engine: &Engine) -> Option<Counted> {
+        if self.shard(key).files.len() >= self.shard_files_max {
+            return None;
+        }
+        let room = self.descriptors.room();
+        let ahead = AHEAD_MAX.min(self.descriptors.max() / AHEAD_PART);
+        if self.descriptors.left() < ahead {
+            self.close_ahead(ahead, engine);
+        }
+        room
+    }
+
+    /// Makes room for a descriptor of an object on `device`. Where all objects have unflushed data, it
+    /// waits for flushes of those on the same device. Those on others may not be waited for; where there
+    /// are only such, and where all are in use, the table exceeds its bound. May block.
+    pub(crate) async fn make_room(
+        &self,
+        key: &InodeKey,
+        device: DeviceNumber,
+        engine: &Engine,
+    ) -> Counted {
+        for _ in 0..VICTIM_SEARCH_MAX {
+            if let Some(room) = self.room(key, engine) {
+                return room;
+            }
+            match self.victim_near(key, device) {
+                Victim::Removed(file) if file.root.device() == device => drop(file),
+                // Closed soon, or as soon as that device answers.
+                Victim::Removed(file) => {
+                    drop(close(engine, vec![file]));
+                    break;
+                }
+                Victim::Dirty(file) => file.flush_before_leaving(engine).await,
+                Victim::None => break,
+            }
+        }
+        self.descriptors.one_more()
+    }
+
+    /// Room for a descriptor, whether there is any or not.
+    #[cfg(test)]
+    pub(crate) fn any_room(&self) -> Counted {
+        self.descriptors.one_more()
+    }
+
+    /// An object that is to make room, of the part of the table that `key` belongs to if there is one.
+    fn victim_near(&self, key: &InodeKey, device: DeviceNumber) -> Victim {
+        let victims = (0..SHARDS).map(|step| {
+            let shard = (shard_of(key) + step) % SHARDS;
+            lock(&self.shards[shard]).victim(Some(device))
+        });
+        victims.into_iter().find(|victim| !matches!(victim, Victim::None)).unwrap_or(Victim::None)
+    }
+
+    /// Has about so many objects closed that need no flush, on data threads of their devices, unless
+    /// that is being done or there was none in this second.
+    fn close_ahead(&self, wanted: usize, engine: &Engine) {
+        if self.is_closing_ahead.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let mut leaving = Vec::with_capacity(wanted);
+        for shard in &self.shards {
+            let victim = || match lock(shard).victim(None) {
+                Victim::Removed(file) => Some(file),
+                Victim::Dirty(_) | Victim::None => None,
+            };
+            leaving.extend(std::iter::from_fn(victim).take(wanted.div_ceil(SHARDS)));
+        }
+        if leaving.is_empty() {
+            // None until the next tick.
+            return;
+        }
+        let at_work = Arc::new(ClosingAhead(Arc::clone(&self.is_closing_ahead)));
+        for (device, leaving) in by_device(leaving) {
+            leave_to_device(engine, device, leaving, Arc::clone(&at_work));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    use rustix::fs::{CWD, FileType, Mode, openat};
+
+    use super::super::two_devices::engine;
+    use super::*;
+    use crate::export::{ExportRoot, FileSystems};
+    use crate::fs::PATH_ONLY;
+
+    /// An export with files, and a table for some of them.
+    struct Files {
+        dir: tempfile::TempDir,
+        root: Arc<ExportRoot>,
+        cache: InodeCache,
+        engine: Arc<Engine>,
+        keys: Vec<InodeKey>,
+    }
+
+    impl Files {
+        fn new(number: usize, descriptors_max: usize) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let (systems, counters) = (FileSystems::default(), Arc::default());
+            let root = ExportRoot::open_path(1, dir.path(), &systems, counters).unwrap();
+            let (root, cache) = (Arc::new(root), InodeCache::new(descriptors_max));
+            let mut files = Self { dir, root, cache, engine: engine(1), keys: Vec::new() };
+            let key = |number| {
+                let path = files.path(number);
+                std::fs::write(&path, "data").unwrap();
+                let file = std::fs::File::open(path).unwrap();
+                InodeKey::new(&files.root, files.root.identify(file.as_fd()).unwrap())
+            };
+            files.keys = (0..number).map(key).collect();
+            files
+        }
+
+        fn path(&self, number: usize) -> std::path::PathBuf {
+            self.dir.path().join(number.to_string())
+        }
+
+        /// Finds a file, or else opens it; returns whether it was open.
+        async fn visit(&self, number: usize) -> bool {
+            let key = &self.keys[number];
+            if self.cache.find(key).is_some() {
+                return true;
+            }
+            let room = self.cache.make_room(key, self.root.device(), &self.engine).await;
+            self.add(&self.path(number), room);
+            false
+        }
+
+        fn add(&self, path: &Path, room: Counted) -> InodeKey {
+            let fd = openat(CWD, path, PATH_ONLY, Mode::empty()).unwrap();
+            let handle = self.root.identify(fd.as_fd()).unwrap();
+            let root = Arc::clone(&self.root);
+            self.cache.add(root, handle, FileType::RegularFile, (fd, room)).key()
+        }
+
+        /// Descriptors of the table's objects that are open now.
+        fn open(&self) -> usize {
+            let shards = self.cache.shards.iter().map(|shard| {
+                let number = |file: &Arc<super::super::Inode>| file.descriptors_open();
+                lock(shard).files.values().map(number).sum::<usize>()
+            });
+            shards.sum()
+        }
+    }
+
+    #[tokio::test]
+    async fn objects_that_have_one_descriptor_fill_the_bound() {
+        let files = Files::new(200, 100);
+        for number in 0..200 {
+            files.visit(number).await;
+            assert!(files.open() <= 100, "{} at {number}", files.open());
+        }
+        assert!(files.cache.len() > 70, "{}", files.cache.len());
+        assert!(files.cache.len() < 100, "some were closed ahead: {}", files.cache.len());
+    }
+
+    #[tokio::test]
+    async fn data_descriptors_count_and_are_given_up_with_their_object() {
+        let files = Files::new(60, 40);
+        for number in 0..60 {
+            files.visit(number).await;
+            let Some(file) = files.cache.find(&files.keys[number]) else { continue };
+            let room = files.cache.make_room(&file.key(), files.root.device(), &files.engine).await;
+            file.open_for_flush().unwrap();
+            drop(room);
+            assert_eq!(file.descriptors_open(), 2);
+            assert!(files.open() <= 40, "{} at {number}", files.open());
+        }
+        let began = Instant::now();
+        for key in &files.keys {
+            drop(files.cache.take(key));
+        }
+        while files.cache.descriptors.left() < 40 {
+            assert!(began.elapsed() < Duration::from_secs(20), "closed ones count");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn objects_in_use_are_not_closed_and_exceed_the_bound() {
+        let files = Files::new(30, 20);
+        let mut used = Vec::new();
+        for number in 0..30 {
+            files.visit(number).await;
+            used.extend(files.cache.find(&files.keys[number]));
+        }
+        assert_eq!((used.len(), files.cache.len()), (30, 30));
+        assert!(files.cache.room(&files.keys[0], &files.engine).is_none());
+        drop(used);
+        let key = &files.keys[0];
+        drop(files.cache.make_room(key, files.root.device(), &files.engine).await);
+        assert!(files.cache.len() < 20, "{}", files.cache.len());
+    }
+
+    #[tokio::test]
+    async fn most_of_a_few_too_many_objects_that_are_used_in_turn_are_found() {
+        let files = Files::new(660, 640);
+        let mut found = 0;
+        for round in 0..4 {
+            for number in 0..660 {
+                let is_found = files.visit(number).await;
+                found += usize::from(is_found && round > 1);
+            }
+        }
+        assert!(found > 660, "{found} of 1320");
+    }
+}
