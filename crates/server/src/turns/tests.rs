@@ -1,7 +1,10 @@
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
+use std::task::Wake;
 use std::time::Duration;
 
+use proptest::prelude::*;
 use tokio::runtime::Builder;
 use tokio::task::{LocalSet, yield_now};
 
@@ -221,6 +224,128 @@ fn only_a_few_of_many_connections_are_woken_in_a_round() {
     }
     assert_eq!(world.next_round(), WOKEN_MAX);
     assert!(world.state.is_due());
+}
+
+/// The connections that were woken, of a thread that is not real.
+#[derive(Default)]
+struct Ready(Mutex<VecDeque<usize>>);
+
+/// Wakes a connection of such a thread.
+struct Awakes {
+    connection: usize,
+    ready: Arc<Ready>,
+}
+
+impl Wake for Awakes {
+    fn wake(self: Arc<Self>) {
+        let mut ready = self.ready.0.lock().unwrap();
+        if !ready.contains(&self.connection) {
+            ready.push_back(self.connection);
+        }
+    }
+}
+
+/// A connection that always has calls, each of so many nanoseconds.
+struct Busy {
+    client: ClientId,
+    call_ns: u64,
+    number: Option<u64>,
+    waker: Waker,
+    worked_ns: u64,
+}
+
+/// A thread under a clock of the test.
+struct Thread {
+    world: World,
+    ready: Arc<Ready>,
+    connections: Vec<Busy>,
+}
+
+impl Thread {
+    fn new(connections: &[(ClientId, u64)], accounts: &HashMap<ClientId, Arc<AtomicU64>>) -> Self {
+        let mut world = World::new(&[]);
+        let ready = Arc::new(Ready::default());
+        let busy = |(connection, &(client, call_ns)): (usize, &(ClientId, u64))| {
+            drop(world.state.enter(client, Arc::clone(&accounts[&client])));
+            let waker = Waker::from(Arc::new(Awakes { connection, ready: Arc::clone(&ready) }));
+            waker.wake_by_ref();
+            Busy { client, call_ns, number: None, waker, worked_ns: 0 }
+        };
+        let connections = connections.iter().enumerate().map(busy).collect();
+        Self { world, ready, connections }
+    }
+
+    /// A few tasks, and a round.
+    fn works(&mut self) {
+        for _ in 0..16 {
+            let next = self.ready.0.lock().unwrap().pop_front();
+            let Some(next) = next else { break };
+            let Busy { client, call_ns, number, waker, worked_ns } = &mut self.connections[next];
+            let world = &mut self.world;
+            let began = world.now;
+            let now = Moment::at_nanoseconds(began);
+            let Some(ends_at) = world.state.begin(*client, number, now, waker) else { continue };
+            let calls = (ends_at - began).div_ceil(*call_ns);
+            *worked_ns += calls * *call_ns;
+            world.works(*client, calls * *call_ns);
+            waker.wake_by_ref();
+        }
+        self.world.now += 1_000;
+        let now = Moment::at_nanoseconds(self.world.now);
+        self.world.state.next_round(now).into_iter().for_each(Waker::wake);
+    }
+}
+
+/// The time that each of the threads has worked for a client.
+fn worked_ns(threads: &[Thread], client: ClientId) -> u64 {
+    let all = threads.iter().flat_map(|thread| &thread.connections);
+    all.filter(|busy| busy.client == client).map(|busy| busy.worked_ns).sum()
+}
+
+/// Lets threads work until a time.
+fn work(threads: &mut [Thread], until_ns: u64) {
+    while let Some(thread) = threads.iter_mut().min_by_key(|thread| thread.world.now)
+        && thread.world.now < until_ns
+    {
+        thread.works();
+    }
+}
+
+/// What a call takes.
+const CALL_NS: std::ops::Range<u64> = 1_000..200_000;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn two_clients_of_a_thread_have_equal_shares_and_every_connection_goes_on(
+        connections in proptest::collection::vec((0..2_u128, CALL_NS), 1..40),
+    ) {
+        let accounts = (0..2).map(|client| (client, Arc::default())).collect();
+        let mut threads = [Thread::new(&connections, &accounts)];
+        work(&mut threads, 500_000_000);
+        let [thread] = &threads;
+        prop_assert!(thread.connections.iter().all(|busy| busy.worked_ns > 0));
+        let shares: Vec<_> =
+            (0..2).map(|client| worked_ns(&threads, client)).filter(|share| *share > 0).collect();
+        let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+        prop_assert!(least * 10 >= most * 8, "{shares:?}");
+    }
+
+    #[test]
+    fn one_connection_beside_many_on_all_threads_has_four_fifths_of_an_equal_share(
+        many in proptest::collection::vec(CALL_NS, 2..32),
+        one in CALL_NS,
+    ) {
+        let accounts = [A, B].map(|client| (client, Arc::default())).into();
+        let on = |parity| many.iter().skip(parity).step_by(2).map(|call_ns| (A, *call_ns));
+        let first: Vec<_> = on(0).chain([(B, one)]).collect();
+        let second: Vec<_> = on(1).collect();
+        let mut threads = [Thread::new(&first, &accounts), Thread::new(&second, &accounts)];
+        work(&mut threads, 500_000_000);
+        let [had, others] = [B, A].map(|client| worked_ns(&threads, client));
+        prop_assert!(had * 10 >= (had + others) / 2 * 8, "{had} and {others}");
+    }
 }
 
 /// Work that always has more to do, a call of some 20 us at a time.
