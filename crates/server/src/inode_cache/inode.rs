@@ -45,6 +45,8 @@ pub(crate) struct Inode {
 
     pub(super) contents: Contents,
     pub(super) rights: KnownRights,
+    /// The kernel has it in memory whether there is an access control list.
+    pub(super) is_access_list_in_memory: AtomicBool,
 
     // Atomic.
     pub(super) referenced: AtomicBool,
@@ -110,6 +112,7 @@ impl Inode {
             base: Arc::new(base),
             contents,
             rights: KnownRights::default(),
+            is_access_list_in_memory: AtomicBool::new(false),
             referenced: AtomicBool::new(false),
             used_at_tick: AtomicU64::new(0),
             placed_at_secs: AtomicU64::new(0),

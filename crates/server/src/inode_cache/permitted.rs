@@ -13,6 +13,7 @@
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 
 use io::Engine;
@@ -124,10 +125,13 @@ impl<U: DataUse> Permitted<U> {
             _ if was_allowed => true,
             Verdict::Allowed => true,
             Verdict::Denied => false,
-            Verdict::UnlessList(allowed) if !file.has_access_list() => allowed,
-            Verdict::UnlessList(_) => {
+            Verdict::UnlessList(allowed) if file.has_no_access_list_in_memory() => allowed,
+            Verdict::UnlessList(allowed) => {
                 let file = Arc::clone(file);
                 let job = move || {
+                    if !file.has_access_list() {
+                        return Ok(allowed);
+                    }
                     Ok(match U::USE {
                         Use::Read => {
                             kernel_allows(&file, Access::READ_OK)?
@@ -256,14 +260,23 @@ impl Inode {
         descriptors.align().is_none()
     }
 
-    /// Whether it has a POSIX access control list beyond its mode bits. The kernel keeps the answer
-    /// with the inode. Opens nothing.
-    pub(crate) fn has_access_list(&self) -> bool {
+    /// Whether it is known that it has no POSIX access control list beyond its mode bits. Waits for
+    /// nothing.
+    pub(super) fn has_no_access_list_in_memory(&self) -> bool {
+        self.is_access_list_in_memory.load(Relaxed) && !self.has_access_list()
+    }
+
+    /// Whether it has a POSIX access control list beyond its mode bits. Opens nothing. May block the
+    /// first time: on a file system with its attributes in memory the kernel keeps the answer with
+    /// the inode, which lasts as long as it is open.
+    pub(super) fn has_access_list(&self) -> bool {
         let found = match self.any_reader() {
             Some(fd) => fgetxattr_query(&*fd, ACCESS_LIST),
             // An `O_PATH` descriptor is refused by fgetxattr.
             None => getxattr_query(proc_path(self.fd()), ACCESS_LIST),
         };
+        let is_in_memory = found != Err(Errno::IO) && self.root.attributes_in_memory;
+        self.is_access_list_in_memory.store(is_in_memory, Relaxed);
         match found {
             Ok(len) => len > 0,
             Err(Errno::NODATA | Errno::OPNOTSUPP) => false,

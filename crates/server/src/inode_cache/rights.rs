@@ -1,13 +1,16 @@
 //! The rights of a caller to an object: known, or asked of the kernel. An answer that may follow from
 //! the mount is not remembered.
 
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use io::Identity;
 use rustix::fs::Access;
 
+use super::known_rights::Answer;
 use super::{AccessRights, Inode};
 use crate::fs::{LiveAttributes, Status};
+
+const READ_WRITE_EXECUTE: Access = Access::READ_OK.union(Access::WRITE_OK).union(Access::EXEC_OK);
 
 impl Inode {
     /// The rights of a caller to an object with these attributes now, if they are known. The export
@@ -17,23 +20,27 @@ impl Inode {
         identity: &Identity,
         live: &LiveAttributes,
     ) -> Option<AccessRights> {
-        let rights = self.rights.find(identity, live.ctime)?;
+        let granted = self.known(identity, READ_WRITE_EXECUTE, live)?;
         // A mount that became read-only or lost execution meanwhile refuses the server too.
-        let mut granted = Access::empty();
-        granted.set(Access::WRITE_OK, rights.write);
-        granted.set(Access::EXEC_OK, rights.execute && live.is_regular());
-        let is_granted = granted.is_empty() || io::check_access(self.fd(), granted).is_ok();
-        is_granted.then_some(rights)
+        let mut by_mount = granted & Access::WRITE_OK;
+        by_mount |= if live.is_regular() { granted & Access::EXEC_OK } else { Access::empty() };
+        let is_granted = by_mount.is_empty() || io::check_access(self.fd(), by_mount).is_ok();
+        is_granted.then(|| rights(granted))
     }
 
     /// Whether it is known that a caller may look names up in a directory with these attributes now.
     /// Waits for nothing.
     pub(crate) fn is_known_to_search(&self, identity: &Identity, live: &LiveAttributes) -> bool {
-        match self.rights.find(identity, live.ctime) {
-            Some(rights) => rights.execute,
-            // Everybody may.
-            None => live.mode & 0o111 == 0o111 && !self.has_access_list(),
+        if let Some(granted) = self.known(identity, Access::EXEC_OK, live) {
+            return !granted.is_empty();
         }
+        let everybody = live.mode & 0o111 == 0o111;
+        let remembers = everybody && self.may_remember(identity, live);
+        let may = everybody && self.has_no_access_list_in_memory();
+        if may && remembers {
+            self.remember(identity, Access::EXEC_OK, Access::EXEC_OK, live);
+        }
+        may
     }
 
     /// Asks the kernel for the rights of `identity`, which this thread has, to an object that had
@@ -46,37 +53,77 @@ impl Inode {
         identity: &Identity,
         before: &LiveAttributes,
     ) -> Result<AccessRights, Status> {
-        let is_settled =
-            self.root.attributes_in_memory && before.ctime.is_settled(SystemTime::now());
-        let mut lasts = is_settled;
-        let mut may = |wanted| match io::check_access(self.fd(), wanted).map_err(Status::from) {
-            Ok(()) => Ok(true),
-            Err(status @ (Status::Access | Status::NotOwner | Status::ReadOnly)) => {
-                lasts &= status != Status::ReadOnly;
-                Ok(false)
-            }
-            Err(status) => Err(status),
-        };
-        let rights = AccessRights {
-            read: may(Access::READ_OK)?,
-            write: may(Access::WRITE_OK)?,
-            execute: may(Access::EXEC_OK)?,
-        };
-        // The refusal of a mount without execution looks like that of the mode.
-        let is_by_mount = before.is_regular() && before.mode & 0o111 != 0 && !rights.execute;
-        if lasts && !is_by_mount {
-            self.rights.remember(identity, before.ctime, rights);
-        }
-        Ok(rights)
+        Ok(rights(self.ask(identity, READ_WRITE_EXECUTE, before)?))
     }
 
-    /// Has the rights of `identity`, which this thread has, to a directory known, for look-ups to
-    /// come. `before`: its attributes before. May block.
-    pub(crate) fn learn_rights(&self, identity: &Identity, before: &LiveAttributes) {
-        let is_settled = before.ctime.is_settled(SystemTime::now());
-        if is_settled && self.rights.find(identity, before.ctime).is_none() {
+    /// Has it known whether `identity`, which this thread has, may look names up in a directory, for
+    /// look-ups to come. `before`: its attributes before. May block.
+    pub(crate) fn learn_to_search(&self, identity: &Identity, before: &LiveAttributes) {
+        if self.may_remember(identity, before)
+            && self.known(identity, Access::EXEC_OK, before).is_none()
+        {
             // Nothing is remembered then.
-            let _ = self.ask_rights(identity, before);
+            let _ = self.ask(identity, Access::EXEC_OK, before);
         }
+    }
+
+    /// Asks for each of the permissions `wanted`, returns those that are granted, and remembers what
+    /// may be.
+    fn ask(
+        &self,
+        identity: &Identity,
+        wanted: Access,
+        before: &LiveAttributes,
+    ) -> Result<Access, Status> {
+        let remembers = self.may_remember(identity, before);
+        let (mut lasting, mut granted) = (wanted, Access::empty());
+        for one in wanted.iter() {
+            match io::check_access(self.fd(), one).map_err(Status::from) {
+                Ok(()) => granted |= one,
+                Err(Status::Access | Status::NotOwner) => {}
+                Err(Status::ReadOnly) => lasting -= one,
+                Err(status) => return Err(status),
+            }
+        }
+        // The refusal of a mount without execution looks like that of the mode.
+        if before.is_regular() && before.mode & 0o111 != 0 && !granted.contains(Access::EXEC_OK) {
+            lasting -= Access::EXEC_OK;
+        }
+        if remembers {
+            // What is known is used where nothing may wait.
+            self.has_access_list();
+            self.remember(identity, lasting, granted & lasting, before);
+        }
+        Ok(granted)
+    }
+
+    /// The permissions among `wanted` that a caller is known to have.
+    fn known(&self, identity: &Identity, wanted: Access, live: &LiveAttributes) -> Option<Access> {
+        self.rights.find(identity, wanted, live.ctime, Instant::now())
+    }
+
+    /// Whether an answer to a question that comes after this call would last, and be remembered.
+    fn may_remember(&self, identity: &Identity, before: &LiveAttributes) -> bool {
+        self.root.attributes_in_memory
+            && before.ctime.is_settled(SystemTime::now())
+            && self.rights.has_room(identity, before.ctime, Instant::now())
+    }
+
+    fn remember(
+        &self,
+        identity: &Identity,
+        asked: Access,
+        granted: Access,
+        before: &LiveAttributes,
+    ) {
+        self.rights.remember(identity, Answer { asked, granted }, before.ctime, Instant::now());
+    }
+}
+
+fn rights(granted: Access) -> AccessRights {
+    AccessRights {
+        read: granted.contains(Access::READ_OK),
+        write: granted.contains(Access::WRITE_OK),
+        execute: granted.contains(Access::EXEC_OK),
     }
 }

@@ -62,7 +62,7 @@ impl Vfs {
             let name = component.as_deref().map_err(|status| *status);
             let found = unless_descriptors_lack(name.and_then(|name| find_child(&opened, name)))?;
             if let (Some(live), true) = (live, found.is_ok()) {
-                opened.learn_rights(&identity, &live);
+                opened.learn_to_search(&identity, &live);
             }
             Ok((attributes, found))
         };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use proto::nfs3::FileHandle;
+use rustix::fs::{XattrFlags, setxattr};
 use spillway_server::Server;
 use spillway_server::config::{Config, ConfigError, Overrides};
 use spillway_server::counters::Counter;
@@ -221,6 +222,35 @@ pub(crate) fn run(program: &str, args: &[&str]) -> bool {
             false
         }
     }
+}
+
+/// A POSIX access control list in the kernel's format: that of `mode` and of more users with their
+/// permissions (`rwx` as 4, 2, 1), with a mask that takes away nothing.
+pub(crate) fn access_list(mode: u32, users: &[(u32, u16)]) -> Vec<u8> {
+    const NO_ID: u32 = u32::MAX;
+    let [owner, group, other] = [6, 3, 0].map(|shift| u16::try_from(mode >> shift & 7).unwrap());
+    let mask = users.iter().fold(group, |mask, (_, permissions)| mask | permissions);
+    let mut entries = vec![(0x01, owner, NO_ID)];
+    entries.extend(users.iter().map(|&(id, permissions)| (0x02, permissions, id)));
+    entries.extend([(0x04, group, NO_ID), (0x10, mask, NO_ID), (0x20, other, NO_ID)]);
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(permissions.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    list
+}
+
+/// Gives a file an access control list, as [`access_list`]. `false`, with the reason printed, on a
+/// file system without.
+pub(crate) fn set_access_list(path: &Path, mode: u32, users: &[(u32, u16)]) -> bool {
+    let (list, flags) = (access_list(mode, users), XattrFlags::empty());
+    let set = setxattr(path, "system.posix_acl_access", &list, flags);
+    if let Err(error) = &set {
+        eprintln!("{}: access control list: {error}", path.display());
+    }
+    set.is_ok()
 }
 
 /// A file system mounted by a test, unmounted at its end.
