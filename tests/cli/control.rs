@@ -258,6 +258,11 @@ fn nfsstat_counts_exactly_the_calls_of_the_client() {
     let phases = sample["exports"][0]["phases"]["READ"].as_array().unwrap();
     let timed = |name| phases.iter().find(|phase| phase["name"] == name).unwrap()["timed"].clone();
     assert_eq!([timed("permission"), timed("io")], [3, 3]);
+    let clients = sample["clients"].as_array().unwrap();
+    let client = clients.iter().find(|client| client["address"] == "127.0.0.1").unwrap();
+    let phases = client["phases"].as_array().unwrap();
+    let timed = |name| phases.iter().find(|phase| phase["name"] == name).unwrap()["timed"].clone();
+    assert_eq!([timed("permission"), timed("io"), timed("send")], [3, 3, 3]);
     let seconds = second["uptime_us"].as_u64().unwrap();
     assert!((1_000_000..30_000_000).contains(&seconds), "{seconds}");
     let sentence = "there is no export /nope; the exports are /data";

@@ -337,16 +337,18 @@ struct Timed {
 
 impl Timed {
     /// Notes the call's times so far, and has the time noted that its reply takes to send.
-    fn note(self, service: &Service, client: &ClientCounters, verdict: Verdict) -> Verdict {
+    fn note(self, service: &Service, client: &Arc<ClientCounters>, verdict: Verdict) -> Verdict {
         let Self { kind, received, queued_ns, ended } = self;
         let times = ended.export.unwrap_or_else(|| Arc::clone(service.counters.general()));
         if let Some(nanoseconds) = queued_ns {
             times.note_phase(kind, Phase::Queue, nanoseconds);
+            client.note_phase(Phase::Queue, nanoseconds);
         }
         let Verdict::Reply(reply) = verdict else { return verdict };
         let Some(ended) = ended.at else { return Verdict::Reply(reply) };
         client.note_time(ended.nanoseconds_since(received));
-        Verdict::Reply(reply.observed(times, send_token(kind, ended)))
+        let sent = Sent { times, client: Arc::clone(client) };
+        Verdict::Reply(reply.observed(Arc::new(sent), send_token(kind, ended)))
     }
 }
 
@@ -355,11 +357,18 @@ fn send_token(kind: CallKind, ready: Moment) -> u64 {
     ready.nanoseconds() * KINDS + kind as u64
 }
 
-impl SendObserver for CounterSet {
+/// Where the time is counted that a reply takes to send.
+struct Sent {
+    times: Arc<CounterSet>,
+    client: Arc<ClientCounters>,
+}
+
+impl SendObserver for Sent {
     fn reply_is_gone(&self, token: u64) {
         let kind = CallKind::ALL[usize::from((token % KINDS) as u8)];
         let nanoseconds = Moment::now().nanoseconds().saturating_sub(token / KINDS);
-        self.note_phase(kind, Phase::Send, nanoseconds);
+        self.times.note_phase(kind, Phase::Send, nanoseconds);
+        self.client.note_phase(Phase::Send, nanoseconds);
     }
 }
 

@@ -36,7 +36,8 @@ impl Frame<'_> {
         let left = rows.saturating_sub(lines.len());
         let exports_max = (left / 4 * 3).saturating_sub(2) / 3;
         lines.extend(self.exports(exports_max));
-        let clients_max = rows.saturating_sub(lines.len() + 2);
+        // Two lines each, between the head and the number of the others.
+        let clients_max = rows.saturating_sub(lines.len() + 2) / 2;
         lines.extend(self.clients(clients_max));
         if let Some(Size { columns, rows }) = size {
             lines.truncate(rows);
@@ -92,10 +93,14 @@ impl Frame<'_> {
         lines
     }
 
-    /// The phases of all calls for an export.
-    fn phases(&self, export: &ExportSample) -> String {
-        let of_kinds: Vec<_> = export.phases.values().flatten().collect();
-        if calls(export) > 0 && of_kinds.iter().all(|phase| phase.timed == 0) {
+    /// The phases of all calls for an export or of a client, which are some of these.
+    fn phases<'a>(
+        &self,
+        calls: u64,
+        of_kinds: impl IntoIterator<Item = &'a PhaseSample>,
+    ) -> String {
+        let of_kinds: Vec<_> = of_kinds.into_iter().collect();
+        if calls > 0 && of_kinds.iter().all(|phase| phase.timed == 0) {
             return "  ms not timed".to_owned();
         }
         let of_all_kinds = |phase: &PhaseSample| {
@@ -117,7 +122,7 @@ impl Frame<'_> {
         let mut lines = vec![head];
         for export in exports.iter().take(most) {
             lines.push(self.export(export));
-            lines.push(self.phases(export));
+            lines.push(self.phases(calls(export), export.phases.values().flatten()));
             lines.push(choices(export));
         }
         more(&mut lines, exports.len(), most);
@@ -145,7 +150,10 @@ impl Frame<'_> {
         let head =
             row(["CLIENT", "CALLS/S", "FAILED", "RECEIVED", "SENT", "MS"].map(str::to_owned));
         let mut lines = vec![head];
-        lines.extend(clients.iter().take(most).map(|client| self.client(client)));
+        for client in clients.iter().take(most) {
+            lines.push(self.client(client));
+            lines.push(self.phases(client.calls, &client.phases));
+        }
         more(&mut lines, clients.len(), most);
         lines
     }
@@ -279,6 +287,7 @@ mod tests {
             address,
             calls: 10,
             sent_bytes: u64::from(number),
+            phases: vec![io(4, 1000)],
             ..ClientSample::default()
         }
     }
@@ -318,6 +327,7 @@ mod tests {
             "calls    2500/s",
             "ms       queue -, io 0.250",
             "  ms queue -, io 2.000",
+            "  ms queue -, io 0.250",
             "device   vda 50% busy, queue 2.0, reads 1.0MiB/s, writes 0B/s",
             "150MiB/s",
             "2.500",
@@ -334,7 +344,8 @@ mod tests {
         let untimed = ExportSample { phases: idle.phases.clone(), ..export(1) };
         let work = Sample { phases: vec![io(0, 0)], ..Sample::default() };
         let frame = Frame { work: &work, uptime_us: 0, devices: &[] };
-        let views = [&idle, &untimed].map(|export| frame.phases(export));
+        let views = [&idle, &untimed]
+            .map(|export| frame.phases(calls(export), export.phases.values().flatten()));
         assert_eq!(views, ["  ms io -", "  ms not timed"]);
     }
 

@@ -1,11 +1,12 @@
 //! Counters of each client address.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::operations::Operation;
+use super::timing::Phase;
 
 /// Client addresses that are counted by themselves, about 1 KiB each. At the bound, the one that has
 /// been without a connection for longest joins the others.
@@ -24,8 +25,32 @@ pub(crate) struct ClientCounters {
     received_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     /// Of the calls that were timed.
+    times: Times,
+    /// Of the phases of these calls.
+    phases: [Times; Phase::ALL.len()],
+}
+
+/// How often something was timed, and the times together.
+#[derive(Debug, Default)]
+struct Times {
     timed: AtomicU64,
     nanoseconds: AtomicU64,
+}
+
+impl Times {
+    fn add(&self, timed: u64, nanoseconds: u64) {
+        self.timed.fetch_add(timed, Ordering::Relaxed);
+        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    fn value(&self) -> (u64, u64) {
+        (self.timed.load(Ordering::Relaxed), self.nanoseconds.load(Ordering::Relaxed))
+    }
+
+    fn absorb(&self, other: &Self) {
+        let (timed, nanoseconds) = other.value();
+        self.add(timed, nanoseconds);
+    }
 }
 
 impl Default for ClientCounters {
@@ -36,8 +61,8 @@ impl Default for ClientCounters {
             calls: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
-            timed: AtomicU64::new(0),
-            nanoseconds: AtomicU64::new(0),
+            times: Times::default(),
+            phases: Default::default(),
         }
     }
 }
@@ -64,8 +89,12 @@ impl ClientCounters {
 
     /// Notes the time from a call's last byte to the end of its reply.
     pub(crate) fn note_time(&self, nanoseconds: u64) {
-        self.timed.fetch_add(1, Ordering::Relaxed);
-        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        self.times.add(1, nanoseconds);
+    }
+
+    /// Notes the time of a phase of a call.
+    pub(crate) fn note_phase(&self, phase: Phase, nanoseconds: u64) {
+        self.phases[phase as usize].add(1, nanoseconds);
     }
 
     /// How often an operation was performed for it.
@@ -92,7 +121,12 @@ impl ClientCounters {
 
     /// The calls that were timed, and all their time.
     pub(crate) fn times(&self) -> (u64, u64) {
-        (self.timed.load(Ordering::Relaxed), self.nanoseconds.load(Ordering::Relaxed))
+        self.times.value()
+    }
+
+    /// How often a phase was timed, and all its time.
+    pub(crate) fn phase(&self, phase: Phase) -> (u64, u64) {
+        self.phases[phase as usize].value()
     }
 
     fn absorb(&self, other: &Self) {
@@ -104,15 +138,15 @@ impl ClientCounters {
         add(&self.calls, &other.calls);
         add(&self.received_bytes, &other.received_bytes);
         add(&self.sent_bytes, &other.sent_bytes);
-        add(&self.timed, &other.timed);
-        add(&self.nanoseconds, &other.nanoseconds);
+        self.times.absorb(&other.times);
+        self.phases.iter().zip(&other.phases).for_each(|(to, from)| to.absorb(from));
     }
 }
 
 /// The counters of all clients. A connection holds those of its peer while it is open.
 #[derive(Debug, Default)]
 pub(crate) struct ClientTable {
-    known: Mutex<Known>,
+    known: RwLock<Known>,
     /// Peers that no export admits, and clients that have lost their place.
     others: Arc<ClientCounters>,
 }
@@ -135,7 +169,7 @@ impl ClientTable {
     /// The counters for a new connection of a peer.
     pub(crate) fn of(&self, address: IpAddr, is_stranger: bool) -> Arc<ClientCounters> {
         let address = address.to_canonical();
-        let mut known = self.lock();
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let Known { by_address, clock } = &mut *known;
         *clock += 1;
         if let Some(entry) = by_address.get_mut(&address) {
@@ -164,7 +198,7 @@ impl ClientTable {
 
     /// All that are counted by themselves, by address, and the others.
     pub(crate) fn all(&self) -> Vec<(Option<IpAddr>, Arc<ClientCounters>)> {
-        let known = self.lock();
+        let known = self.known();
         let clients = known.by_address.iter();
         let mut all: Vec<_> =
             clients.map(|(address, entry)| (Some(*address), Arc::clone(&entry.counters))).collect();
@@ -172,8 +206,16 @@ impl ClientTable {
         all
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Notes the time of a phase of a call of the client whose address, as one of IPv6, has these bits.
+    pub(super) fn note_phase(&self, client: u128, phase: Phase, nanoseconds: u64) {
+        let address = Ipv6Addr::from_bits(client).to_canonical();
+        let known = self.known();
+        let counters = known.by_address.get(&address).map_or(&self.others, |entry| &entry.counters);
+        counters.note_phase(phase, nanoseconds);
+    }
+
+    fn known(&self) -> RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -216,6 +258,20 @@ mod tests {
         let all: u64 = table.all().iter().map(|(_, counters)| counters.calls()).sum();
         assert_eq!(all, CLIENTS_MAX as u64 + 10);
         drop(connected);
+    }
+
+    #[test]
+    fn phases_are_those_of_the_client_and_outlive_its_place() {
+        let table = ClientTable::default();
+        let client = table.of(address(7), false);
+        table.note_phase(Ipv4Addr::from_bits(7).to_ipv6_mapped().to_bits(), Phase::Io, 500);
+        client.note_phase(Phase::Send, 20);
+        table.note_phase(8, Phase::Io, 1);
+        assert_eq!((client.phase(Phase::Io), client.phase(Phase::Send)), ((1, 500), (1, 20)));
+        assert_eq!(client.phase(Phase::Queue), (0, 0));
+        drop(client);
+        (100..100 + CLIENTS_MAX).for_each(|number| drop(table.of(address(number), false)));
+        assert_eq!(table.others.phase(Phase::Io), (2, 501));
     }
 
     #[test]

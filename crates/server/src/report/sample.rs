@@ -89,6 +89,9 @@ pub struct ClientSample {
     pub timed: u64,
     /// See `timed`.
     pub microseconds: u64,
+    /// How long the parts of the work on its calls have taken; those that were timed.
+    #[serde(default)]
+    pub phases: Vec<PhaseSample>,
     /// Its clients of version 4.
     pub nfs4: Vec<Nfs4Client>,
 }
@@ -210,6 +213,14 @@ fn phase_sample(phase: Phase, value: &HistogramValue) -> PhaseSample {
     PhaseSample { name: phase.name().to_owned(), timed, microseconds }
 }
 
+fn phases_of_client(counters: &ClientCounters) -> Vec<PhaseSample> {
+    let sample = |phase: &Phase| {
+        let (timed, nanoseconds) = counters.phase(*phase);
+        PhaseSample { name: phase.name().to_owned(), timed, microseconds: nanoseconds / 1000 }
+    };
+    Phase::ALL.iter().map(sample).filter(|phase| phase.timed > 0).collect()
+}
+
 fn clients(service: &Service) -> Vec<ClientSample> {
     let mut by_address: BTreeMap<Option<IpAddr>, ClientSample> = BTreeMap::new();
     for (address, counters) in service.counters.clients.all() {
@@ -251,6 +262,7 @@ fn client_sample(address: Option<IpAddr>, counters: &ClientCounters) -> ClientSa
         sent_bytes: counters.sent_bytes(),
         timed,
         microseconds: nanoseconds / 1000,
+        phases: phases_of_client(counters),
         ..ClientSample::default()
     }
 }
@@ -341,6 +353,7 @@ impl ClientSample {
         self.sent_bytes = less(self.sent_bytes, Some(&earlier.sent_bytes));
         self.timed = less(self.timed, Some(&earlier.timed));
         self.microseconds = less(self.microseconds, Some(&earlier.microseconds));
+        subtract_phases(&mut self.phases, &earlier.phases);
     }
 }
 

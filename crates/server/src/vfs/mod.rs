@@ -398,9 +398,10 @@ impl Vfs {
         result
     }
 
-    /// Begins to time phases of a call of this kind for an export.
-    fn timer<'a>(&self, root: &'a ExportRoot, kind: CallKind) -> PhaseTimer<'a> {
-        PhaseTimer::start(&self.counters.timing, &root.counters, kind)
+    /// Begins to time phases of a call of this kind for an export, and for the client whose call is at
+    /// work: of a batch of WRITEs, the one that performs it.
+    fn timer<'a>(&'a self, root: &'a ExportRoot, kind: CallKind) -> PhaseTimer<'a> {
+        PhaseTimer::start(&self.counters, &root.counters, io::Share::current_client, kind)
     }
 
     /// As [`Engine::ask_for_data_thread`]. `timer` is in the phase queue.
