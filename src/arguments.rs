@@ -30,11 +30,17 @@ fn is_nfsstat(arguments: &[OsString]) -> bool {
     match arguments {
         [_, command] => command == "stat",
         [_, command, words @ ..] if command == "stat" => match words {
-            [first, ..] => is_number(first) || first == "--json" || first == "--socket",
+            [first, ..] => is_number(first) || is_option_of_nfsstat(first),
             [] => true,
         },
         _ => false,
     }
+}
+
+/// Whether this is an option, also with its value, that only nfsstat has.
+fn is_option_of_nfsstat(word: &OsString) -> bool {
+    let name = word.to_str().map(|word| word.split_once('=').map_or(word, |(name, _)| name));
+    matches!(name, Some("--json" | "--socket" | "--export"))
 }
 
 fn as_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
@@ -63,9 +69,14 @@ mod tests {
     #[test]
     fn stat_without_a_file_is_of_the_server() {
         let command = |words: &str| as_command(words.split(' ').map(OsString::from).collect());
-        for words in
-            ["spillway stat", "spillway stat 1", "spillway stat 1 5", "spillway stat --json"]
-        {
+        for words in [
+            "spillway stat",
+            "spillway stat 1",
+            "spillway stat 1 5",
+            "spillway stat --json",
+            "spillway stat --socket=/run/spillway 1",
+            "spillway stat --export /data",
+        ] {
             assert_eq!(command(words)[1], "nfsstat", "{words}");
         }
         for words in ["spillway stat nfs://h/e", "spillway stat --help", "spillway stat -c %s"] {

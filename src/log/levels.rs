@@ -75,7 +75,8 @@ pub(crate) fn set(words: &[String]) -> Result<String, String> {
 /// A module, or nothing for all, and its level.
 fn parse(word: &str) -> Result<(String, String), String> {
     let (part, level) = word.split_once('=').unwrap_or(("", word));
-    if level.parse::<LevelFilter>().is_err() || level.parse::<u8>().is_ok() {
+    // LevelFilter takes numbers and, as "error", nothing.
+    if level.is_empty() || level.parse::<LevelFilter>().is_err() || level.parse::<u8>().is_ok() {
         let levels = "off, error, warn, info, debug and trace";
         return Err(format!("`{}` is not a level; the levels are {levels}", level.escape_debug()));
     }
@@ -118,6 +119,8 @@ mod tests {
         for (wrong, sentence) in [
             ("vfs=loud", "`loud` is not a level; the levels are off, "),
             ("vfs=5", "`5` is not a level"),
+            ("vfs=", "`` is not a level"),
+            ("", "`` is not a level"),
             ("vsf=debug", "there is no part vsf; the parts are calls, "),
             ("=debug", "there is no part ; "),
             ("spillway[x]=debug", "there is no part spillway[x]; "),

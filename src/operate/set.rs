@@ -40,7 +40,10 @@ const MOST: usize = 16;
 pub(super) fn run(options: &Options) -> Result<Done, Failure> {
     let (export, settings) = split(&options.words);
     if settings.is_empty() {
-        return Err("a setting is missing, such as io_cache_read=direct".into());
+        return Ok(Done::Misused(
+            "spillway set",
+            "a setting is missing, such as io_cache_read=direct",
+        ));
     }
     let command = Command::Set { export, settings: settings.to_vec(), save: options.save };
     let done: SetDone = options.target.ask(command)?;

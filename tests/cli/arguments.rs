@@ -81,6 +81,7 @@ fn misuse_points_at_the_help_of_the_command() {
         (&["--color"][..], "spillway"),
         (&["ls", "--colour"], "spillway ls"),
         (&["serve"], "spillway serve"),
+        (&["set", "/data"], "spillway set"),
         (&["bench"], "spillway bench"),
         (&["bench", "io", "--colour"], "spillway bench io"),
         (&["bench", "report"], "spillway bench report"),

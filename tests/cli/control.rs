@@ -112,7 +112,7 @@ fn bad_settings_change_nothing_and_name_the_good_ones() {
         (&["set", "/data", "trace=all"], "trace is a key of the server, not of an export"),
         (&["set", "io_cache_read=direct"], "io_cache_read is a key of an export: name it"),
         (&["set", "/data", "sync"], "`sync` is not a setting; write KEY=VALUE"),
-        (&["set", "/data"], "a setting is missing, such as io_cache_read=direct"),
+        (&["set", "trace=read_done,read"], "`read` is not a value of trace; the values are `none`"),
         (
             &["set", "/data", "sync=false", "--save"],
             "there is no configuration file to save to: `serve` was started without --config",

@@ -70,6 +70,8 @@ const KEYS: &str = "io_cache_read, io_cache_write and sync of an export, read_ah
                     export or the server, and trace of the server";
 const MODES: &str = "buffered, dontcache, direct and auto";
 const SWITCHES: &str = "true and false";
+const EVENTS: &str =
+    "`none`, `all`, and names of events with commas between them, which `spillway trace` lists";
 
 impl FromStr for Setting {
     type Err = SettingError;
@@ -79,11 +81,12 @@ impl FromStr for Setting {
             return Err(SettingError::NoSetting(text.escape_debug().to_string()));
         };
         let (key, value) = (key.trim(), value.trim());
-        let refuse = |accepted| SettingError::NoValue {
+        let refuse_value = |value: &str, accepted| SettingError::NoValue {
             key: key.to_owned(),
             value: value.escape_debug().to_string(),
             accepted,
         };
+        let refuse = |accepted| refuse_value(value, accepted);
         let mode = || value.parse().map_err(|_| refuse(MODES));
         let switch = || value.parse().map_err(|_| refuse(SWITCHES));
         match key {
@@ -92,19 +95,22 @@ impl FromStr for Setting {
             "sync" => switch().map(Self::Sync),
             "read_ahead" => switch().map(Self::ReadAhead),
             "splice" => switch().map(Self::Splice),
-            "trace" => events(value).map(Self::Trace).ok_or_else(|| {
-                refuse("`none`, `all`, and names of events with commas between them")
-            }),
+            "trace" => events(value).map(Self::Trace).map_err(|event| refuse_value(event, EVENTS)),
             _ => Err(SettingError::NoKey(key.escape_debug().to_string())),
         }
     }
 }
 
-fn events(value: &str) -> Option<Events> {
+/// The events, or the word that is none.
+fn events(value: &str) -> Result<Events, &str> {
     if value == "none" {
-        return Some(Events::default());
+        return Ok(Events::default());
     }
-    value.split(',').map(|event| event.trim().parse::<Events>().ok()).collect()
+    value
+        .split(',')
+        .map(str::trim)
+        .map(|event| event.parse::<Events>().map_err(|_| event))
+        .collect()
 }
 
 impl Setting {
