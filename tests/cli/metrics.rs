@@ -111,6 +111,8 @@ fn phases_are_counted_by_export_and_kind_of_call() {
         "export=\"/a\",operation=\"WRITE\",phase=\"sync\"} 1",
         "export=\"/a\",operation=\"other\",phase=\"queue\"} 1",
         "export=\"/a\",operation=\"other\",phase=\"send\"} 1",
+        // GETATTR moved, because the root was not open.
+        "export=\"/b\",operation=\"other\",phase=\"queue\"} 1",
         "export=\"/b\",operation=\"other\",phase=\"send\"} 1",
     ];
     // A client may have its reply before the server counts it as sent.
