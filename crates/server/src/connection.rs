@@ -347,8 +347,12 @@ impl Timed {
         let Verdict::Reply(reply) = verdict else { return verdict };
         let Some(ended) = ended.at else { return Verdict::Reply(reply) };
         client.note_time(ended.nanoseconds_since(received));
+        let token = send_token(kind, ended);
+        if !service.counters.timing.is_watched() {
+            return Verdict::Reply(reply.observed(times, token));
+        }
         let sent = Sent { times, client: Arc::clone(client) };
-        Verdict::Reply(reply.observed(Arc::new(sent), send_token(kind, ended)))
+        Verdict::Reply(reply.observed(Arc::new(sent), token))
     }
 }
 
@@ -365,11 +369,22 @@ struct Sent {
 
 impl SendObserver for Sent {
     fn reply_is_gone(&self, token: u64) {
-        let kind = CallKind::ALL[usize::from((token % KINDS) as u8)];
-        let nanoseconds = Moment::now().nanoseconds().saturating_sub(token / KINDS);
+        let (kind, nanoseconds) = time_to_send(token);
         self.times.note_phase(kind, Phase::Send, nanoseconds);
         self.client.note_phase(Phase::Send, nanoseconds);
     }
+}
+
+impl SendObserver for CounterSet {
+    fn reply_is_gone(&self, token: u64) {
+        let (kind, nanoseconds) = time_to_send(token);
+        self.note_phase(kind, Phase::Send, nanoseconds);
+    }
+}
+
+fn time_to_send(token: u64) -> (CallKind, u64) {
+    let kind = CallKind::ALL[usize::from((token % KINDS) as u8)];
+    (kind, Moment::now().nanoseconds().saturating_sub(token / KINDS))
 }
 
 /// Sends what there is to send to a call that holds `slot`.

@@ -32,7 +32,9 @@ impl<'a> PhaseTimer<'a> {
             let now = Moment::now();
             let nanoseconds = now.nanoseconds_since(start);
             self.times.note_phase(self.kind, phase, nanoseconds);
-            self.counters.clients.note_phase((self.client)(), phase, nanoseconds);
+            if self.counters.timing.is_watched() {
+                self.counters.clients.note_phase((self.client)(), phase, nanoseconds);
+            }
             self.start = Some(now);
         }
     }

@@ -136,6 +136,11 @@ impl Timing {
         self.is_on.load(Ordering::Relaxed)
     }
 
+    /// Whether a command reads the times: those by client are of no metric.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.seconds_left.load(Ordering::Relaxed) > 0
+    }
+
     /// The time now, if calls are timed: one load if not.
     pub(crate) fn start(&self) -> Option<Moment> {
         self.is_on().then(Moment::now)
@@ -152,12 +157,12 @@ mod tests {
         assert!(timing.start().is_none());
         timing.keep_on_for(2);
         timing.tick();
-        assert!(timing.start().is_some());
+        assert!(timing.start().is_some() && timing.is_watched());
         timing.tick();
         assert!(timing.start().is_none());
         timing.keep_on();
         timing.tick();
-        assert!(timing.start().is_some());
+        assert!(timing.start().is_some() && !timing.is_watched());
     }
 
     #[test]
