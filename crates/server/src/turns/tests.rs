@@ -318,14 +318,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn two_clients_of_a_thread_have_equal_shares_and_every_connection_goes_on(
+    fn two_clients_of_a_thread_have_equal_shares(
         connections in proptest::collection::vec((0..2_u128, CALL_NS), 1..40),
     ) {
         let accounts = (0..2).map(|client| (client, Arc::default())).collect();
         let mut threads = [Thread::new(&connections, &accounts)];
         work(&mut threads, 500_000_000);
-        let [thread] = &threads;
-        prop_assert!(thread.connections.iter().all(|busy| busy.worked_ns > 0));
         let shares: Vec<_> =
             (0..2).map(|client| worked_ns(&threads, client)).filter(|share| *share > 0).collect();
         let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
