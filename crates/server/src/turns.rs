@@ -266,8 +266,9 @@ impl State {
         let is_shared = self.is_shared(now);
         let client = self.clients.entry(id).or_default();
         let left = client.time_ns(is_shared) - client.used_ns;
-        // Those that wait go first, which a socket that has become readable does not know.
-        let is_behind = number.is_none() && !client.waiting.is_empty();
+        // Those that have waited longer go first, which a socket that has become readable does not know.
+        let first = client.waiting.keys().next();
+        let is_behind = first.is_some_and(|first| number.is_none_or(|number| *first < number));
         if let (true, false, Ok(left)) = (left > 0, is_behind, u64::try_from(left)) {
             if let Some(number) = number.take() {
                 client.waiting.remove(&number);

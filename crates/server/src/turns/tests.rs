@@ -226,6 +226,18 @@ fn only_a_few_of_many_connections_are_woken_in_a_round() {
     assert!(world.state.is_due());
 }
 
+#[test]
+fn a_connection_that_is_woken_early_does_not_overtake_those_that_have_waited_longer() {
+    let mut world = World::shared();
+    assert!(world.takes(A, ROUND_NS));
+    let (mut first, mut second) = (None, None);
+    assert!(!world.begin(A, &mut first) && !world.begin(A, &mut second));
+    world.next_round();
+    assert!(!world.begin(A, &mut second));
+    assert!(world.begin(A, &mut first));
+    assert!(world.begin(A, &mut second));
+}
+
 /// The connections that were woken, of a thread that is not real.
 #[derive(Default)]
 struct Ready(Mutex<VecDeque<usize>>);
@@ -318,12 +330,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn two_clients_of_a_thread_have_equal_shares(
+    fn two_clients_of_a_thread_have_equal_shares_and_every_connection_goes_on(
         connections in proptest::collection::vec((0..2_u128, CALL_NS), 1..40),
     ) {
         let accounts = (0..2).map(|client| (client, Arc::default())).collect();
         let mut threads = [Thread::new(&connections, &accounts)];
         work(&mut threads, 500_000_000);
+        let [thread] = &threads;
+        prop_assert!(thread.connections.iter().all(|busy| busy.worked_ns > 0));
         let shares: Vec<_> =
             (0..2).map(|client| worked_ns(&threads, client)).filter(|share| *share > 0).collect();
         let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
