@@ -3,9 +3,11 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::lane::{DeviceId, Lane, Purpose};
@@ -164,12 +166,16 @@ impl Share {
         self.lanes().data.begin_here(self.client, self.task(work))
     }
 
-    /// As [`begin_here`](Self::begin_here), for a task that goes on on a metadata thread.
-    pub fn begin_metadata_here(
-        &self,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) -> impl Future<Output = ()> {
-        self.lanes().metadata.begin_here(self.client, self.task(work))
+    /// As [`begin_here`](Self::begin_here), for a task that goes on on a metadata thread. Most end here.
+    /// One that does not is polled again there, whatever it waits for: only then it needs a waker.
+    pub async fn begin_metadata_here(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut task = self.task(work);
+        let first = catch_unwind(AssertUnwindSafe(|| {
+            task.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        }));
+        if matches!(first, Ok(Poll::Pending)) {
+            self.lanes().metadata.begin(self.client, task).await;
+        }
     }
 
     /// Leaves `job` to a data thread, where it may run tasks by [`run_here`](Self::run_here). Returns
