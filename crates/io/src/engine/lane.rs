@@ -218,9 +218,16 @@ impl Lane {
         }
     }
 
-    /// Queues a job without a waiter, if there is a place; never runs it on this thread.
-    pub(super) fn leave(&self, client: ClientId, job: Job) -> bool {
-        self.shared.try_submit(client, job).is_ok()
+    /// Queues a job on `subject` without a waiter; never runs it on this thread. If there is no place
+    /// for it, the subject comes back.
+    pub(super) fn leave<T: Send + 'static>(
+        &self,
+        client: ClientId,
+        subject: T,
+        job: impl FnOnce(T) + Send + 'static,
+    ) -> Result<(), T> {
+        let queued = self.shared.try_submit(client, subject, |subject| Box::new(|| job(subject)));
+        queued.map_err(|(subject, _)| subject)
     }
 
     /// Begins a task of a client on a thread of the lane, where it continues.
@@ -306,7 +313,7 @@ impl Shared {
 
     /// Queues a job. Waits while its client has as many waiting as it may.
     async fn submit(self: &Arc<Self>, client: ClientId, job: Job) {
-        let Err((job, places)) = self.try_submit(client, job) else { return };
+        let Err((job, places)) = self.try_submit(client, job, |job| job) else { return };
         // The thread that takes the job from the queue frees the place.
         places.acquire().await.expect("the semaphore is never closed").forget();
         let mut queue = self.lock();
@@ -315,19 +322,21 @@ impl Shared {
         wake(sleeping);
     }
 
-    /// Queues a job if its client has a place for it; else gives it back, and the client's places.
-    fn try_submit(
+    /// Queues a job on `subject` if its client has a place for it; else gives the subject back, and the
+    /// client's places.
+    fn try_submit<T>(
         self: &Arc<Self>,
         client: ClientId,
-        job: Job,
-    ) -> Result<(), (Job, Arc<Semaphore>)> {
+        subject: T,
+        job: impl FnOnce(T) -> Job,
+    ) -> Result<(), (T, Arc<Semaphore>)> {
         let mut queue = self.lock();
         let places = &self.client(&mut queue, client).places;
         match places.try_acquire() {
             Ok(place) => place.forget(),
-            Err(_) => return Err((job, Arc::clone(places))),
+            Err(_) => return Err((subject, Arc::clone(places))),
         }
-        let sleeping = self.push(&mut queue, client, Work::Job(job));
+        let sleeping = self.push(&mut queue, client, Work::Job(job(subject)));
         drop(queue);
         wake(sleeping);
         Ok(())

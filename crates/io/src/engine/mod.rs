@@ -149,13 +149,25 @@ impl Engine {
     /// Returns whether it was taken; with a full queue it is dropped, because optional work must
     /// not delay requested work.
     pub fn leave_to_data(&self, job: impl FnOnce() + Send + 'static) -> bool {
+        self.give_to_data(job, |job| job()).is_ok()
+    }
+
+    /// As [`leave_to_data`](Self::leave_to_data), for a job on what this thread must not drop.
+    ///
+    /// # Errors
+    /// The subject comes back from a full queue.
+    pub fn give_to_data<T: Send + 'static>(
+        &self,
+        subject: T,
+        job: impl FnOnce(T) + Send + 'static,
+    ) -> Result<(), T> {
         let share = self.share();
-        let job = || {
+        let job = |subject| {
             identity::assume(&Identity::Server)
                 .expect("a thread can always return to the server's identity");
-            job();
+            job(subject);
         };
-        share.lanes().data.leave(share.client(), Box::new(job))
+        share.lanes().data.leave(share.client(), subject, job)
     }
 
     /// For a task that was begun elsewhere and comes to where it may block: goes on on a data thread,

@@ -181,7 +181,7 @@ impl Share {
     /// Leaves `job` to a data thread, where it may run tasks by [`run_here`](Self::run_here). Returns
     /// whether it was taken.
     pub fn leave_to_data(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        self.lanes().data.leave(self.client, Box::new(job))
+        self.lanes().data.leave(self.client, job, |job| job()).is_ok()
     }
 
     /// Runs `work` as a task of a data thread on this thread, which is one. Where it has to wait it

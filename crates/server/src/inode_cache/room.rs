@@ -6,12 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use io::{DeviceNumber, Engine};
+use io::{DeviceNumber, Engine, Identity};
 
 use super::descriptor_count::Counted;
-use super::table::{
-    SHARDS, VICTIM_SEARCH_MAX, Victim, by_device, close, leave_to_device, lock, shard_of,
-};
+use super::table::{SHARDS, VICTIM_SEARCH_MAX, Victim, by_device, lock, shard_of};
 use super::{InodeCache, InodeKey};
 
 /// Descriptors that are closed before they are needed, at most.
@@ -56,10 +54,14 @@ impl InodeCache {
                 return room;
             }
             match self.victim_near(key, device) {
-                Victim::Removed(file) if file.root.device() == device => drop(file),
+                // The thread may be one of the device that the call began with.
+                Victim::Removed(file) if file.root.device() == device => {
+                    let closed = engine.metadata(Identity::Server, move || drop(file)).await;
+                    closed.expect("a thread can always return to the server's identity");
+                }
                 // Closed soon, or as soon as that device answers.
                 Victim::Removed(file) => {
-                    drop(close(engine, vec![file]));
+                    drop(self.close(engine, vec![file]));
                     break;
                 }
                 Victim::Dirty(file) => file.flush_before_leaving(engine).await,
@@ -90,6 +92,10 @@ impl InodeCache {
         if self.is_closing_ahead.swap(true, Ordering::SeqCst) {
             return;
         }
+        if self.left_len() >= wanted {
+            // A device does not answer. What left the table for it was not closed yet.
+            return;
+        }
         let mut leaving = Vec::with_capacity(wanted);
         for shard in &self.shards {
             let victim = || match lock(shard).victim(None) {
@@ -104,7 +110,7 @@ impl InodeCache {
         }
         let at_work = Arc::new(ClosingAhead(Arc::clone(&self.is_closing_ahead)));
         for (device, leaving) in by_device(leaving) {
-            leave_to_device(engine, device, leaving, Arc::clone(&at_work));
+            self.leave_to_device(engine, device, leaving, Arc::clone(&at_work));
         }
     }
 }
@@ -115,9 +121,10 @@ mod tests {
     use std::path::Path;
     use std::time::{Duration, Instant};
 
+    use io::Share;
     use rustix::fs::{CWD, FileType, Mode, openat};
 
-    use super::super::two_devices::engine;
+    use super::super::two_devices::{TestExport, engine};
     use super::*;
     use crate::export::{ExportRoot, FileSystems};
     use crate::fs::PATH_ONLY;
@@ -211,6 +218,40 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(20), "closed ones count");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// As in a COMPOUND that comes to another device than that which it began with.
+    #[tokio::test]
+    async fn no_thread_closes_what_is_on_another_device() {
+        let (cache, engine) = (Arc::new(InodeCache::new(4)), engine(1));
+        let Some([slow, quick]) = TestExport::on_two_devices(&cache) else { return };
+        let _used = [&quick.file, &quick.directory].map(|key| cache.find(key).unwrap());
+        let [slow_share, quick_share] =
+            [&slow, &quick].map(|export| Share::new(&engine.device(export.device()), 0));
+        let (begins, begun) = std::sync::mpsc::channel();
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let stall = async move {
+            begins.send(()).unwrap();
+            assert!(blocked.recv().is_err());
+        };
+        slow_share.begin_metadata(stall).await;
+        begun.recv().unwrap();
+
+        let (sender, mut made) = tokio::sync::oneshot::channel();
+        let (key, device) = (slow.file, slow.device());
+        let (within, on) = (Arc::clone(&engine), Arc::clone(&cache));
+        let task = async move {
+            let room = Box::pin(on.make_room(&key, device, &within));
+            drop(sender.send(slow_share.run(room).await));
+        };
+        quick_share.begin_metadata(task).await;
+        let job = quick_share.run(engine.metadata(Identity::Server, || ()));
+        let free = tokio::time::timeout(Duration::from_secs(20), job).await;
+        free.expect("the thread of the other device does not wait").unwrap();
+        assert!(made.try_recv().is_err(), "the object is closed by a thread of its device");
+        drop(release);
+        drop(made.await.unwrap());
+        assert_eq!(cache.len(), 3);
     }
 
     #[tokio::test]

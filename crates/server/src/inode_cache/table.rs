@@ -42,7 +42,8 @@ pub(crate) struct InodeCache {
     pub(super) ticks: AtomicU64,
     pub(super) busy: BusyDevices,
     pub(super) sweeps: Sweeps,
-    /// Objects that left the table while calls used them: see [`Self::close_left`].
+    /// Objects that left the table while calls used them, or while their device took no more: see
+    /// [`Self::close_left`].
     left: Mutex<Vec<Arc<Inode>>>,
 }
 
@@ -170,11 +171,11 @@ impl InodeCache {
         None
     }
 
-    /// Has the objects closed, on threads of their devices, that left the table while calls used them
-    /// and are used no more: the last close of a file may free its blocks. To be called once a
+    /// Has the objects closed, on threads of their devices, that left the table before and are used no
+    /// more: the last close of a file may free its blocks. To be called once a
     /// second; does not block.
     pub(crate) fn close_left(&self, engine: &Engine) {
-        drop(close(engine, self.take_left(|_| true)));
+        drop(self.close(engine, self.take_left(|_| true)));
     }
 
     /// Those of the objects that left the table on the selected devices which no call uses.
@@ -183,8 +184,61 @@ impl InodeCache {
         self.lock_left().extract_if(.., leaves).collect()
     }
 
+    /// Objects that left the table and are not closed yet, but for those that threads of their devices
+    /// have.
+    pub(super) fn left_len(&self) -> usize {
+        self.lock_left().len()
+    }
+
     fn lock_left(&self) -> MutexGuard<'_, Vec<Arc<Inode>>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes objects on data threads of their devices, because the last close of a file may wait for
+    /// the disk. The senders of the results are dropped when those of a device are closed, or are left
+    /// for later.
+    pub(super) fn close(
+        &self,
+        engine: &Engine,
+        leaving: Vec<Arc<Inode>>,
+    ) -> HashMap<DeviceNumber, oneshot::Receiver<()>> {
+        by_device(leaving)
+            .into_iter()
+            .map(|(device, leaving)| {
+                let (at_work, closed) = oneshot::channel::<()>();
+                self.leave_to_device(engine, device, leaving, at_work);
+                (device, closed)
+            })
+            .collect()
+    }
+
+    /// Has objects of a device closed on one of its data threads, and then drops `at_work`. Those that
+    /// a device does not take, because it does not answer, are left for [`Self::close_left`]: this
+    /// thread may be one that must not wait for it.
+    pub(super) fn leave_to_device(
+        &self,
+        engine: &Engine,
+        device: DeviceNumber,
+        leaving: Vec<Arc<Inode>>,
+        at_work: impl Send + 'static,
+    ) {
+        let _entered = Share::new(&engine.device(device), 0).enter();
+        if let Err((leaving, _)) = engine.give_to_data((leaving, at_work), drop) {
+            self.lock_left().extend(leaving);
+        }
+    }
+
+    /// As [`Self::close`]. Waits for those on `device`.
+    async fn close_and_wait(
+        &self,
+        engine: &Engine,
+        leaving: Vec<Arc<Inode>>,
+        device: DeviceNumber,
+    ) {
+        if let Some(closed) = self.close(engine, leaving).remove(&device) {
+            // Nothing is ever sent.
+            let _ = closed.await;
+        }
     }
 
     /// Gives up a part of all objects, after the kernel has run out of descriptors for one on
@@ -201,9 +255,9 @@ impl InodeCache {
                     Victim::None => break,
                 }
             }
-            close_and_wait(engine, leaving, device).await;
+            self.close_and_wait(engine, leaving, device).await;
         }
-        close_and_wait(engine, self.take_left(|_| true), device).await;
+        self.close_and_wait(engine, self.take_left(|_| true), device).await;
     }
 
     /// Gives up a part of the objects that need no flush, on whatever device, and leaves closing
@@ -215,7 +269,7 @@ impl InodeCache {
                 Victim::Dirty(_) | Victim::None => None,
             };
             let leaving = std::iter::from_fn(victim).take(VICTIM_SEARCH_MAX).collect();
-            drop(close(engine, leaving));
+            drop(self.close(engine, leaving));
         }
     }
 
@@ -326,44 +380,6 @@ impl Shard {
     }
 }
 
-/// Closes objects on data threads of their devices, because the last close of a file may wait for
-/// the disk. The senders of the results are dropped when those of a device are closed.
-pub(super) fn close(
-    engine: &Engine,
-    leaving: Vec<Arc<Inode>>,
-) -> HashMap<DeviceNumber, oneshot::Receiver<()>> {
-    by_device(leaving)
-        .into_iter()
-        .map(|(device, leaving)| {
-            let (at_work, closed) = oneshot::channel::<()>();
-            leave_to_device(engine, device, leaving, at_work);
-            (device, closed)
-        })
-        .collect()
-}
-
-/// Has objects of a device closed on one of its data threads, and then drops `at_work`.
-pub(super) fn leave_to_device(
-    engine: &Engine,
-    device: DeviceNumber,
-    leaving: Vec<Arc<Inode>>,
-    at_work: impl Send + 'static,
-) {
-    let _entered = Share::new(&engine.device(device), 0).enter();
-    engine.leave_to_data(move || {
-        drop(leaving);
-        drop(at_work);
-    });
-}
-
-/// As [`close`]. Waits for those on `device`.
-async fn close_and_wait(engine: &Engine, leaving: Vec<Arc<Inode>>, device: DeviceNumber) {
-    if let Some(closed) = close(engine, leaving).remove(&device) {
-        // Nothing is ever sent.
-        let _ = closed.await;
-    }
-}
-
 pub(super) fn by_device(files: Vec<Arc<Inode>>) -> HashMap<DeviceNumber, Vec<Arc<Inode>>> {
     let mut by_device: HashMap<_, Vec<_>> = HashMap::new();
     for file in files {
@@ -408,6 +424,35 @@ mod tests {
         assert!(cache.find(&slow.directory).is_none(), "its device's thread will close it");
         assert!(cache.find(&slow.file).is_some_and(|file| file.is_dirty()));
         drop((stuck, released));
+    }
+
+    #[tokio::test]
+    async fn objects_that_a_stalled_device_does_not_take_are_not_closed_on_the_callers_thread() {
+        let (cache, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&cache, 1, &std::env::temp_dir());
+        let share = Share::new(&engine.device(export.device()), 0);
+        let (begins, begun) = std::sync::mpsc::channel();
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let stall = move || {
+            begins.send(()).unwrap();
+            assert!(blocked.recv().is_err());
+        };
+        assert!(share.leave_to_data(stall));
+        begun.recv().unwrap();
+        while share.leave_to_data(|| ()) {}
+
+        let base = Arc::downgrade(&cache.find(&export.file).unwrap().base);
+        cache.shrink_clean(&engine);
+        assert_eq!((cache.len(), cache.left_len()), (0, 2));
+        cache.close_left(&engine);
+        assert_eq!((base.strong_count(), cache.left_len()), (1, 2), "closed as soon as it answers");
+        drop(release);
+        let began = Instant::now();
+        while base.strong_count() > 0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "it is never closed");
+            cache.close_left(&engine);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     #[tokio::test]
