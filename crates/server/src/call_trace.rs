@@ -89,7 +89,7 @@ pub(crate) fn start(traced: Traced<'_>) {
 }
 
 /// Reports that the reply to a call was encoded, or that it gets none: two loads if nothing listens.
-/// `status` is as the recorder has it, `queue_ns` the wait for the thread that began the work.
+/// `status` is as the recorder has it, `queue_ns` the wait for threads.
 #[inline]
 pub(crate) fn done(traced: Traced<'_>, status: u32, queue_ns: u64) {
     if traced.service.tracer.is_on(Event::CallDone) {

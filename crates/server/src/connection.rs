@@ -254,8 +254,7 @@ impl Intake {
         let work: Work = Box::pin(async move {
             let link = replies.link();
             let is_queued = matches!(thread, Thread::Data | Thread::Metadata);
-            let queued_ns = is_queued.then(|| Moment::now().nanoseconds_since(received));
-            let queue_ns = queued_ns.unwrap_or(0);
+            let queue_ns = is_queued.then(|| Moment::now().nanoseconds_since(received));
             let (client, is_timed) = (&client, kind.is_some());
             let origin = Origin { peer, link, client, received, is_timed, queue_ns, record };
             let mut ended = Ended::default();
@@ -268,7 +267,7 @@ impl Intake {
                 }
             }
             if let Some(kind) = kind {
-                let timed = Timed { kind, received, queued_ns, ended };
+                let timed = Timed { kind, received, ended };
                 verdict = timed.note(&service, client, verdict);
             }
             send(&replies, verdict, slot);
@@ -330,17 +329,15 @@ fn count(counters: &Counters, record: &Record) {
 struct Timed {
     kind: CallKind,
     received: Moment,
-    /// Its wait for the thread that it was handed to.
-    queued_ns: Option<u64>,
     ended: Ended,
 }
 
 impl Timed {
     /// Notes the call's times so far, and has the time noted that its reply takes to send.
     fn note(self, service: &Service, client: &Arc<ClientCounters>, verdict: Verdict) -> Verdict {
-        let Self { kind, received, queued_ns, ended } = self;
+        let Self { kind, received, ended } = self;
         let times = ended.export.unwrap_or_else(|| Arc::clone(service.counters.general()));
-        if let Some(nanoseconds) = queued_ns {
+        if let Some(nanoseconds) = ended.queue_ns {
             times.note_phase(kind, Phase::Queue, nanoseconds);
             client.note_phase(Phase::Queue, nanoseconds);
         }

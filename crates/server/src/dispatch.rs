@@ -155,11 +155,13 @@ pub(crate) fn refuse(error: &CallError) -> Verdict {
 #[derive(Default)]
 pub(crate) struct Ended {
     pub(crate) at: Option<Moment>,
+    /// Its wait for threads, if it was handed to any.
+    pub(crate) queue_ns: Option<u64>,
     /// The counters of the export that it was about, if it is timed.
     pub(crate) export: Option<Arc<CounterSet>>,
 }
 
-/// Answers a call. `ended.at` is set.
+/// Answers a call. `ended.at` and `ended.queue_ns` are set.
 pub(crate) async fn answer(
     service: &Arc<Service>,
     origin: Origin<'_>,
@@ -175,12 +177,14 @@ pub(crate) async fn answer(
     call_log::begins(&line);
     let (results_at, start) = (reply.len(), call_log::start());
     let done = execute(service, origin, call, payload, &mut reply, ended).await;
+    let queue_ns = origin.queue_ns();
+    ended.queue_ns = queue_ns;
     let ended = *ended.at.get_or_insert_with(Moment::now);
     let status = recorded_status(&done, &reply.as_slice()[results_at..]);
     let latency_ns = ended.nanoseconds_since(origin.received);
-    service.tracer.recorder.end(origin.record, status, origin.queue_ns, latency_ns);
+    service.tracer.recorder.end(origin.record, status, queue_ns.unwrap_or(0), latency_ns);
     let (client, received) = (origin.peer.address, origin.received);
-    call_trace::done(Traced { service, call, client, received }, status, origin.queue_ns);
+    call_trace::done(Traced { service, call, client, received }, status, queue_ns.unwrap_or(0));
     service.tracer.end(key(call.xid, &origin), Duration::from_nanos(latency_ns));
     if let Some(start) = start {
         call_log::ended(&line, start, &done, &reply.as_slice()[results_at..]);

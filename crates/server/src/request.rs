@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
-use io::{Buffer, Payload};
+use io::{Buffer, Payload, Share};
 use proto::nfs3::FileHandle;
 use proto::oncrpc::{AcceptStat, RejectStat};
 use proto::xdr::DecodeError;
@@ -78,11 +78,19 @@ pub(crate) struct Origin<'a> {
     pub(crate) received: Moment,
     pub(crate) is_timed: bool,
     /// From there to the thread that begins the work, if it was handed to one.
-    pub(crate) queue_ns: u64,
+    pub(crate) queue_ns: Option<u64>,
     pub(crate) record: RecordId,
 }
 
 impl Origin<'_> {
+    /// How long the call has waited for threads, now that it ends, if it was handed to any: before the
+    /// work began, and since then where it came to what a network thread must not wait for.
+    pub(crate) fn queue_ns(&self) -> Option<u64> {
+        let asked = u64::try_from(Share::current_wait().as_nanos()).unwrap_or(u64::MAX);
+        let asked = (asked > 0).then_some(asked);
+        self.queue_ns.map_or(asked, |begun| Some(begun.saturating_add(asked.unwrap_or(0))))
+    }
+
     /// The time of the whole call, which ends now, if it is timed.
     pub(crate) fn time_ns(&self, ended: &mut Option<Moment>) -> Option<u64> {
         let now = || ended.insert(Moment::now()).nanoseconds_since(self.received);

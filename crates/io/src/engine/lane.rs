@@ -10,11 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use super::{ClientId, Task};
+use super::{ClientId, Task, wait};
 use task::{LaneTask, Progress};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -83,20 +83,24 @@ pub(super) fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
     LEFT.with_borrow_mut(|left| left.get_or_insert_default().push(Box::new(job)));
 }
 
-/// Resolves at once on a thread that may block for as long as `purpose` takes. Elsewhere it is pending
-/// once, so that a task that goes on in a lane moves there; any other goes on where it is. Returns
-/// whether it was pending.
-pub(super) async fn ask_for_lane(purpose: Purpose) -> bool {
-    let mut asked = false;
+/// Resolves at once on a thread that may block for as long as `purpose` takes, if only for another
+/// device: a task has one lane, and hands over what waits for the others' disks. Elsewhere it is
+/// pending once, so that a task that goes on in a lane moves there; any other goes on where it is.
+pub(super) async fn ask_for_lane(purpose: Purpose) {
+    let mut asked: Option<Instant> = None;
     poll_fn(|context| {
-        if MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) || asked {
-            return Poll::Ready(asked);
+        if let Some(asked) = asked {
+            wait::note(asked.elapsed());
+            return Poll::Ready(());
         }
-        asked = true;
+        if MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) {
+            return Poll::Ready(());
+        }
+        asked = Some(Instant::now());
         context.waker().wake_by_ref();
         Poll::Pending
     })
-    .await
+    .await;
 }
 
 /// See the module.

@@ -7,6 +7,7 @@
 
 mod lane;
 mod share;
+mod wait;
 
 use std::fmt;
 use std::io;
@@ -178,9 +179,9 @@ impl Engine {
     }
 
     /// As [`ask_for_data_thread`](Self::ask_for_data_thread), for a task that may block for names and
-    /// attributes: any thread of a lane will do. Returns whether this thread was none.
-    pub async fn ask_for_metadata_thread(&self) -> bool {
-        lane::ask_for_lane(lane::Purpose::Metadata).await
+    /// attributes: any thread of a lane will do.
+    pub async fn ask_for_metadata_thread(&self) {
+        lane::ask_for_lane(lane::Purpose::Metadata).await;
     }
 
     /// Runs `wake`. The tasks of the lane that this thread serves go on here and now if it wakes them,

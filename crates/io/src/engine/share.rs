@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::lane::{DeviceId, Lane, Purpose};
-use super::{ClientId, EngineConfig, Task};
+use super::{ClientId, EngineConfig, Task, wait};
 
 /// A device number: major and minor.
 pub type DeviceNumber = (u32, u32);
@@ -97,6 +97,13 @@ impl Share {
     /// The client of the task that is polled on this thread; 0 where there is none.
     pub fn current_client() -> ClientId {
         CURRENT.with_borrow(|share| share.as_ref().map_or(0, Self::client))
+    }
+
+    /// How long the task that is polled on this thread has waited so far for the threads that it
+    /// [asked for](super::Engine::ask_for_data_thread); 0 if it was not handed over, or is no task of
+    /// a lane.
+    pub fn current_wait() -> Duration {
+        wait::current()
     }
 
     pub(super) fn client(&self) -> ClientId {
@@ -202,6 +209,15 @@ impl Share {
 
     /// `work` as a task that is polled within this share.
     fn task(&self, work: impl Future<Output = ()> + Send + 'static) -> Task {
-        Box::pin(self.clone().run(work))
+        let share = self.clone();
+        Box::pin(async move {
+            let mut work = pin!(work);
+            let mut waited = Duration::ZERO;
+            poll_fn(|context| {
+                let _entered = (share.enter(), wait::Waited::enter(&mut waited));
+                work.as_mut().poll(context)
+            })
+            .await;
+        })
     }
 }

@@ -3,7 +3,6 @@
 use proto::nfs3::{Attributes, ReadArgs, ReadOk};
 
 use super::{Executed, NFS3_OK, Outcome, Refused, Results, convert};
-use crate::counters::CallKind;
 use crate::request::Request;
 use crate::trace::Event;
 use crate::vfs::ReadDone;
@@ -28,7 +27,7 @@ async fn perform(
 ) -> Outcome<(Option<Attributes>, ReadDone), Option<Attributes>> {
     let (caller, object) = request.resolve(&args.file)?;
     let (vfs, call) = (&request.service.vfs, request.call_id(|| args.file));
-    let held = vfs.hold(&object, CallKind::Read).await?;
+    let held = vfs.hold(&object).await?;
     let answer = vfs.read(&caller, (&object, &held), call, args.offset, args.count).await;
     let attributes = answer.attributes.map(|a| convert::attributes(&object, &a));
     Ok((attributes, answer.result.map_err(Refused::with(attributes))?))

@@ -4,7 +4,6 @@ use io::WriteData;
 use proto::nfs3::{CommitArgs, CommitOk, StableHow, WccData, WriteHead, WriteOk, WriteVerifier};
 
 use super::{Outcome, Refused, convert};
-use crate::counters::CallKind;
 use crate::fs::Status;
 use crate::request::Request;
 use crate::trace::Event;
@@ -39,7 +38,7 @@ async fn perform_write(
         StableHow::FileSync => Stability::FileSync,
     };
     let (vfs, call) = (&request.service.vfs, request.call_id(|| args.file));
-    let held = vfs.hold(&object, CallKind::Write).await?;
+    let held = vfs.hold(&object).await?;
     let object = (&object, &held);
     let answer = vfs.write(&caller, object, call, args.offset, payload, stability).await;
     let wcc = convert::wcc(object.0, &answer.attributes);

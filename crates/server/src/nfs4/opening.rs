@@ -11,7 +11,6 @@ use super::location::{Located, Place};
 use super::namespace::check_name;
 use super::state::share;
 use super::{Outcome, Refused, convert};
-use crate::counters::CallKind;
 use crate::fs;
 use crate::inode_cache::{AccessRights, Attributes};
 use crate::state::{Effects, OpenFile, OpenRoom, Running};
@@ -58,7 +57,7 @@ impl<'a> Compound<'a> {
         if target.size.is_some() {
             self.check_permission(&target.located, ShareAccess::Write, false).await?;
         }
-        let inode = service.vfs.hold(&target.located.object, CallKind::Other).await?;
+        let inode = service.vfs.hold(&target.located.object).await?;
         let pin = service.held_files.pin(&inode);
         let (file, export) = (pin.file(), pin.export());
         self.check_claimed_delegation(&args.claim, file)?;

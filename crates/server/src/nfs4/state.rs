@@ -14,7 +14,6 @@ use super::location::Located;
 use super::operation::decoded;
 use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};
-use crate::counters::CallKind;
 use crate::fs::{Caller, OpenedFor};
 use crate::held_files::{export_id, file_id};
 use crate::inode_cache::Inode;
@@ -42,11 +41,7 @@ impl Compound<'_> {
 
     /// The file behind an object, held while its state is looked at.
     pub(super) async fn hold(&self, located: &Located) -> Outcome<(Arc<Inode>, FileId)> {
-        self.hold_for(located, CallKind::Other).await
-    }
-
-    async fn hold_for(&self, located: &Located, kind: CallKind) -> Outcome<(Arc<Inode>, FileId)> {
-        let inode = self.request.service.vfs.hold(&located.object, kind).await?;
+        let inode = self.request.service.vfs.hold(&located.object).await?;
         let file = file_id(&inode);
         Ok((inode, file))
     }
@@ -61,8 +56,7 @@ impl Compound<'_> {
     ) -> Outcome<(Caller, Arc<Inode>)> {
         let mut caller = located.caller.clone();
         let stateid = self.known_stateid(stateid)?;
-        let kind = if access.writes() { CallKind::Write } else { CallKind::Read };
-        let (inode, file) = self.hold_for(located, kind).await?;
+        let (inode, file) = self.hold(located).await?;
         let (service, client) = (self.request.service, self.client()?);
         let mut effects = Effects::new();
         let now = service.now();

@@ -36,8 +36,8 @@ pub struct RequestRecord {
     pub io: Vec<String>,
     /// Its status by name, or what became of it; `None` while it is in progress.
     pub status: Option<String>,
-    /// From its last byte to the thread that began the work, if it was handed to one.
-    pub queue_us: u64,
+    /// Its waits for the threads that it was handed to; `None` while it is in progress.
+    pub queue_us: Option<u64>,
     /// From its last byte to the end of its reply, or to now.
     pub time_us: u64,
 }
@@ -45,7 +45,7 @@ pub struct RequestRecord {
 /// `READ client=192.0.2.1:700 xid=0x5dcf019c ...`
 impl fmt::Display for RequestRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { procedure, client, xid, offset, len, queue_us, time_us, .. } = self;
+        let Self { procedure, client, xid, offset, len, time_us, .. } = self;
         write!(f, "{procedure} client={client} xid=0x{xid:08x}")?;
         if let Some(export) = &self.export {
             write!(f, " export={}", export.escape_debug())?;
@@ -60,7 +60,11 @@ impl fmt::Display for RequestRecord {
             write!(f, " io={}", self.io.join(","))?;
         }
         let status = self.status.as_deref().unwrap_or("in progress");
-        write!(f, " status={status} queue={queue_us}us time={time_us}us")
+        write!(f, " status={status}")?;
+        if let Some(queue_us) = self.queue_us {
+            write!(f, " queue={queue_us}us")?;
+        }
+        write!(f, " time={time_us}us")
     }
 }
 
@@ -101,7 +105,7 @@ impl Monitor {
             len,
             io: call.events.iter().map(|event| event.name().to_owned()).collect(),
             status: call.end.map(|(status, _)| name(status).to_owned()),
-            queue_us: microseconds(queue),
+            queue_us: call.end.map(|_| microseconds(queue)),
             time_us: microseconds(call.end.map_or(age, |(_, time)| time)),
         }
     }

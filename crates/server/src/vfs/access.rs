@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Attributes, Caller, LiveAttributes, Object, Status, Vfs};
-use crate::counters::{CallKind, Phase, PhaseTimer};
+use crate::counters::{Phase, PhaseTimer};
 use crate::inode_cache::{AccessRights, DataUse, Inode, Permitted};
 
 impl Vfs {
@@ -17,7 +17,7 @@ impl Vfs {
         caller: &Caller,
         object: &Object,
     ) -> Result<(Attributes, AccessRights), Status> {
-        let (file, live) = self.open_inode(object, CallKind::Other).await?;
+        let (file, live) = self.open_inode(object).await?;
         let live = match live {
             Some(live) => live,
             None => self.live_attributes(&file).await?,
@@ -26,7 +26,7 @@ impl Vfs {
         let mut rights = match file.known_rights(&caller.identity, &live) {
             Some(rights) => rights,
             None => {
-                self.ask_for_metadata_thread(file.root(), CallKind::Other).await;
+                self.engine.ask_for_metadata_thread().await;
                 let identity = caller.identity.clone();
                 let ask = move || file.ask_rights(&identity, &live);
                 self.in_metadata_lane(caller.identity.clone(), ask).await?

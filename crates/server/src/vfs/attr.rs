@@ -64,7 +64,7 @@ impl AttributeChange {
 impl Vfs {
     /// GETATTR, RFC 1813 §3.3.1.
     pub(crate) async fn getattr(&self, object: &Object) -> Result<Attributes, Status> {
-        let (file, live) = self.open_inode(object, CallKind::Other).await?;
+        let (file, live) = self.open_inode(object).await?;
         match live {
             Some(live) => Ok(file.lock.attributes(live)),
             None => self.attributes(&file).await,

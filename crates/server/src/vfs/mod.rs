@@ -194,12 +194,12 @@ impl Vfs {
         &self.switches
     }
 
-    /// The object behind a handle, open for as long as it is held, for a call of this kind.
+    /// The object behind a handle, open for as long as it is held.
     ///
     /// # Errors
     /// `Stale` when it is gone.
-    pub(crate) async fn hold(&self, object: &Object, kind: CallKind) -> Result<Arc<Inode>, Status> {
-        Ok(self.open_inode(object, kind).await?.0)
+    pub(crate) async fn hold(&self, object: &Object) -> Result<Arc<Inode>, Status> {
+        Ok(self.open_inode(object).await?.0)
     }
 
     /// The object with this handle in an export, if it is open.
@@ -315,7 +315,7 @@ impl Vfs {
     /// # Errors
     /// `Stale` when it is gone.
     async fn inode(&self, object: &Object) -> Result<Arc<Inode>, Status> {
-        self.hold(object, CallKind::Other).await
+        self.hold(object).await
     }
 
     /// The open object behind a handle, and its attributes if it was opened for this call.
@@ -325,7 +325,6 @@ impl Vfs {
     async fn open_inode(
         &self,
         object: &Object,
-        kind: CallKind,
     ) -> Result<(Arc<Inode>, Option<LiveAttributes>), Status> {
         let key = object.key();
         if let Some(file) = self.inode_cache.find(&key) {
@@ -335,7 +334,7 @@ impl Vfs {
             return Ok((file, None));
         }
         // Opening may wait for the disk.
-        self.ask_for_metadata_thread(object.root(), kind).await;
+        self.engine.ask_for_metadata_thread().await;
         let device = object.root().device();
         let room = self.room(&key, device).await;
         let (root, handle) = (Arc::clone(object.root()), *object.handle());
@@ -366,6 +365,8 @@ impl Vfs {
     /// # Errors
     /// `Stale` when it was moved out or removed.
     async fn check_place(&self, file: &Arc<Inode>) -> Result<(), Status> {
+        // With the rest of the call, for which another thread would be woken again.
+        self.engine.ask_for_metadata_thread().await;
         let directory = Arc::clone(file);
         let job = move || directory.root().is_above(directory.fd());
         let device = file.root().device();
@@ -402,20 +403,6 @@ impl Vfs {
     /// work: of a batch of WRITEs, the one that performs it.
     fn timer<'a>(&'a self, root: &'a ExportRoot, kind: CallKind) -> PhaseTimer<'a> {
         PhaseTimer::start(&self.counters, &root.counters, io::Share::current_client, kind)
-    }
-
-    /// As [`Engine::ask_for_data_thread`]. `timer` is in the phase queue.
-    async fn ask_for_data_thread(&self, timer: &mut PhaseTimer<'_>) {
-        self.engine.ask_for_data_thread().await;
-        timer.end(Phase::Queue);
-    }
-
-    /// As [`Engine::ask_for_metadata_thread`], for a call of this kind.
-    async fn ask_for_metadata_thread(&self, root: &ExportRoot, kind: CallKind) {
-        let mut timer = self.timer(root, kind);
-        if self.engine.ask_for_metadata_thread().await {
-            timer.end(Phase::Queue);
-        }
     }
 
     /// Runs a blocking operation as `identity`.

@@ -21,7 +21,6 @@ use super::{
     Answer, Attributes, Caller, Found, LiveAttributes, Object, RETURN_PAUSES, Status, Vfs, Wcc,
     attributes_of, component,
 };
-use crate::counters::CallKind;
 use crate::fs::{PATH_ONLY, proc_path};
 use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock, NameChange};
 
@@ -51,8 +50,15 @@ impl Vfs {
             self.keep(&directory, &found, Opened::PathOnly(fd)).await;
             return Answer { attributes: Some(attributes), result: Ok(found) };
         }
-        self.ask_for_metadata_thread(directory.root(), CallKind::Other).await;
-        drop(in_memory);
+        self.engine.ask_for_metadata_thread().await;
+        if let Some((fd, _)) = in_memory {
+            // If its last name is gone meanwhile, closing it may wait for the disk.
+            let close = move || {
+                drop(fd);
+                Ok(())
+            };
+            self.in_metadata_lane(io::Identity::Server, close).await.ok();
+        }
         let (opened, identity) = (Arc::clone(&directory), caller.identity.clone());
         let job = move || {
             // Before the name is looked up: a change that comes between makes them too old, and

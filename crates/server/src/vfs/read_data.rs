@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::Vfs;
 use super::io_plan::CachedWhy;
-use crate::counters::{CallKind, Counter};
+use crate::counters::Counter;
 use crate::export::ExportRoot;
 use crate::fs::Status;
 use crate::inode_cache::{Attributes, DirectFile, Inode, Permitted, Reading};
@@ -216,7 +216,7 @@ impl Vfs {
         job: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         root.counters.add(Counter::ReadsQueued, 1);
-        self.ask_for_data_thread(&mut self.timer(root, CallKind::Read)).await;
+        self.engine.ask_for_data_thread().await;
         self.engine.data(job).await
     }
 

@@ -136,8 +136,8 @@ impl Vfs {
         change: Change,
         request: Box<WriteRequest>,
     ) -> WriteTurn {
+        self.engine.ask_for_data_thread().await;
         let mut timer = self.timer(file.root(), CallKind::Write);
-        self.ask_for_data_thread(&mut timer).await;
         let mut turn = unperformed(file, &change, request.flush);
         let prepared = self.permit_and_prepare(file, change.before(), request, &mut timer).await;
         let (target, write, job) = match prepared {
@@ -221,7 +221,7 @@ impl Vfs {
     /// `Stale`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, and the flush's: `Io`, `NoSpace`,
     /// `Quota`.
     pub(crate) async fn commit(&self, caller: &Caller, object: &Object) -> Answer<Wcc, [u8; 8]> {
-        let file = match self.hold(object, CallKind::Commit).await {
+        let file = match self.hold(object).await {
             Ok(file) => file,
             Err(status) => return Answer::refused(status),
         };

@@ -79,8 +79,8 @@ impl Vfs {
             let (_, request) = requests.remove(0);
             return vec![self.take_turn(file, change, request).await];
         }
-        let mut timer = self.timer(file.root(), CallKind::Write);
-        self.ask_for_data_thread(&mut timer).await;
+        self.engine.ask_for_data_thread().await;
+        let timer = self.timer(file.root(), CallKind::Write);
         let strongest = requests.iter().filter_map(|(_, request)| request.flush).max();
         let flushes = requests.iter().map(|(_, request)| request.flush.and(strongest));
         let mut turns: Vec<_> = flushes.map(|flush| unperformed(file, &change, flush)).collect();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use proto::nfs3::*;
 use rustix::fs::{XattrFlags, removexattr, setxattr};
+use spillway_server::report::TraceRequest;
 
 use crate::client::{Client, Ids, ok, refusal};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root, run, set_access_list, set_mode};
@@ -293,7 +294,7 @@ fn warm_names_wait_for_no_metadata_thread() {
 }
 
 #[test]
-fn the_wait_for_a_thread_that_opens_an_object_is_counted() {
+fn the_wait_for_a_thread_that_opens_an_object_is_in_metrics_record_and_event() {
     let mut fixture = Fixture::new();
     std::fs::write(fixture.exported("f"), "data").unwrap();
     let (mut client, root) = fixture.mounted();
@@ -301,21 +302,30 @@ fn the_wait_for_a_thread_that_opens_an_object_is_counted() {
     fixture.restart();
     let monitor = fixture.server().monitor();
     monitor.time_calls();
-    let waits = |operation: &str| {
-        let sample = format!(
-            "spillway_phase_duration_seconds_count{{export=\"/export\",operation=\"{operation}\",phase=\"queue\"}} "
-        );
+    let waits = |value: &str| {
+        let name = format!("spillway_phase_duration_seconds_{value}");
+        let sample = format!("{name}{{export=\"/export\",operation=\"other\",phase=\"queue\"}} ");
         let metrics = monitor.metrics();
         let value = metrics.lines().find_map(|line| line.strip_prefix(&sample));
-        value.map_or(0, |value| value.parse::<u32>().unwrap())
+        value.map_or(0.0, |value| value.parse::<f64>().unwrap())
     };
+    let events = vec!["call_done".to_owned()];
+    let feed = monitor.follow(&TraceRequest { events, ..TraceRequest::default() }).unwrap();
     let mut client = fixture.client();
     for _ in 0..3 {
         client.getattr(file).unwrap();
     }
-    assert_eq!(waits("other"), 1, "{}", monitor.metrics());
+    assert_eq!(waits("count"), 1.0, "{}", monitor.metrics());
+    let recorded: Vec<_> = monitor.requests().iter().map(|call| call.queue_us).collect();
+    let [.., Some(waited), Some(0), Some(0)] = recorded[..] else { panic!("{recorded:?}") };
+    assert!(waited > 0);
+    assert_eq!((waits("sum") * 1e6).floor(), f64::from(u32::try_from(waited).unwrap()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (lines, _) = runtime.block_on(feed.next());
+    let queue = format!(" queue={waited}us");
+    assert!(lines[0].detail.contains(&queue), "{} and not {queue}", lines[0]);
     client.getattr(root).unwrap();
-    assert_eq!(waits("other"), 2);
+    assert_eq!(waits("count"), 2.0);
 }
 
 #[test]
