@@ -12,26 +12,11 @@ use proto::nfs4;
 use proto::xdr::{Decode, DecodeError, Reader};
 
 use crate::call::Call;
-use crate::fs::Status;
+use crate::fs::{Shown, Status};
 use crate::procedures::Operation;
 use crate::request::{Handled, Peer, Refusal};
 use crate::service::Service;
 use crate::trace::handle_hash;
-
-/// Bytes of a name or path that a line of the log shows.
-const SHOWN_BYTES_MAX: usize = 256;
-
-/// The beginning of a name or path that a client sent, in printable characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shown<'a>(pub(crate) &'a [u8]);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = &self.0[..self.0.len().min(SHOWN_BYTES_MAX)];
-        let rest = if shown.len() < self.0.len() { "..." } else { "" };
-        write!(f, "{}{rest}", shown.escape_ascii())
-    }
-}
 
 /// The time that a call began, if its end is to be logged: one check of the level if not.
 pub(crate) fn start() -> Option<Instant> {
@@ -194,7 +179,8 @@ impl<'a> Line<'a> {
 
     /// Where the object of the first handle is, if it is open.
     fn path(&self) -> Option<String> {
-        self.service.path_of(self.first_handle()?.as_bytes())
+        let path = self.service.path_of(self.first_handle()?.as_bytes())?;
+        Some(path.replace(' ', "\\x20"))
     }
 
     fn status(&self, done: &Result<Handled, Refusal>, results: &[u8]) -> String {
@@ -345,13 +331,5 @@ mod tests {
         let readdir = ReaddirplusArgs { dir, cookie: 7, verifier, dir_count, max_count };
         let expected = Subject { range: Some((7, 512)), ..of(&dir) };
         assert_shown(Procedure::Readdirplus, &readdir, &expected);
-    }
-
-    #[test]
-    fn names_are_printable_and_long_ones_are_cut() {
-        assert_eq!(Shown(b"a b\xff").to_string(), "a b\\xff");
-        assert_eq!(Shown(&[b'a'; SHOWN_BYTES_MAX]).to_string(), "a".repeat(SHOWN_BYTES_MAX));
-        let cut = format!("{}...", "\\n".repeat(SHOWN_BYTES_MAX));
-        assert_eq!(Shown(&[b'\n'; 1024]).to_string(), cut);
     }
 }

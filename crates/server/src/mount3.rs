@@ -8,9 +8,8 @@ use proto::mount3::{
 use proto::xdr::{DecodeError, Encode, List, Reader, Writer, decode_all};
 
 use crate::call::{Call, Credential};
-use crate::call_log::Shown;
 use crate::export::{Denied, Object};
-use crate::fs::{Caller, Status};
+use crate::fs::{Caller, Shown, Status};
 use crate::request::{Peer, Request};
 use crate::service::Service;
 

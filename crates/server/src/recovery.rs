@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use proto::nfs4::OPAQUE_BYTES_MAX;
 
+use crate::fs::escaped;
 use crate::random::random_u64;
 use crate::state::{ClientRecord, Principal, RecordChange, State};
 
@@ -70,7 +71,7 @@ impl Recovery {
                 RecordChange::Remove(owner) => (owner, records.remove(owner)),
             };
             if let Err(error) = result {
-                let owner = owner[..owner.len().min(LOGGED_BYTES_MAX)].escape_ascii();
+                let owner = escaped(&owner[..owner.len().min(LOGGED_BYTES_MAX)]);
                 let path = records.directory.display();
                 tracing::error!(%path, %error, %owner, "cannot change the record of a client");
                 if matches!(change, RecordChange::Remove(_)) {

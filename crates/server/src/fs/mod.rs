@@ -3,6 +3,7 @@
 
 mod attributes;
 mod caller;
+mod shown;
 mod status;
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,6 +15,7 @@ pub(crate) use attributes::{
     attributes_of, attributes_of_linked_or_not,
 };
 pub(crate) use caller::{Caller, OpenedFor};
+pub(crate) use shown::{Shown, escaped};
 pub(crate) use status::Status;
 
 /// Opens an object for its attributes and as the start of a path, not for data; never through a

@@ -7,9 +7,8 @@ use proto::nfs4::{FileHandle, Status};
 use super::compound::Compound;
 use super::location::{Current, Located, Place, Pseudo};
 use super::{Outcome, Refused};
-use crate::call_log::Shown;
 use crate::export::{Exports, Object, pseudo_id};
-use crate::fs::{self, Caller};
+use crate::fs::{self, Caller, Shown};
 use crate::trace::CallId;
 
 impl Compound<'_> {

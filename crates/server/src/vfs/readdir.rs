@@ -13,7 +13,7 @@ use rustix::fs::{Access, Mode, openat};
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Timestamp, Vfs, attributes_of};
 use crate::counters::Counter;
-use crate::fs::PATH_ONLY;
+use crate::fs::{PATH_ONLY, escaped};
 use crate::inode_cache::{DirectoryStream, HandleCache, Inode, KernelEntry};
 
 /// After this long a reply is sent with what it has: a client on a slow disk gets many short
@@ -187,7 +187,7 @@ fn find_or_log(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Option
         && status.is_fault()
     {
         let (export, path) = (directory.root().name(), directory.shown_path().unwrap_or_default());
-        let name = name.to_bytes().escape_ascii();
+        let name = escaped(name.to_bytes());
         tracing::error!(export, path, %name, error = %status, "READDIRPLUS omits an entry");
     }
     found.ok()
