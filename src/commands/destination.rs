@@ -23,6 +23,20 @@ pub(super) struct Place {
     pub(super) shown: Shown,
 }
 
+impl Place {
+    /// Whether this is a name at `place` too, of a file that may have several names.
+    ///
+    /// # Errors
+    /// Those of GETATTR.
+    pub(super) async fn is_same(&self, place: &Self, remote: &Remote) -> Result<bool> {
+        if self.name != place.name {
+            return Ok(false);
+        }
+        let (dir, other) = (remote.node(self.dir).await?, remote.node(place.dir).await?);
+        Ok(dir.is_same(&other))
+    }
+}
+
 impl Destination {
     /// Finds the target of `sources` files. With [`LastLink::Keep`] a symbolic link to a directory
     /// is a name.

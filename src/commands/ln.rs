@@ -85,8 +85,8 @@ struct Linker<'a> {
 
 /// What a link is made to.
 enum Source {
-    /// A file of the export.
-    File(Node),
+    /// A file of the export, and its path there.
+    File(Node, Vec<u8>),
     /// Any path.
     Path(Vec<u8>),
 }
@@ -103,7 +103,8 @@ impl Linker<'_> {
         let source = if self.options.symbolic {
             Source::Path(from.as_bytes().to_vec())
         } else {
-            Source::File(self.file(session, from, &to.remote).await?)
+            let (node, path) = self.file(session, from, &to.remote).await?;
+            Source::File(node, path)
         };
         let place = to.place(&last_name(from)).await;
         let place = place.map_err(|failure| cannot(&source, &shown, &to.shown, &failure))?;
@@ -127,16 +128,16 @@ impl Linker<'_> {
         session: &mut Session,
         from: &OsStr,
         goal: &Remote,
-    ) -> std::result::Result<Node, String> {
+    ) -> std::result::Result<(Node, Vec<u8>), String> {
         let target = Target::parse(from).expect("it was read once before");
         let shown = &target.shown;
         let found: Result<_> = async {
             let (remote, path) = session.reach(&target.url, LastLink::Keep).await?;
             let node = remote.resolve(&path, LastLink::Keep).await?;
-            Ok((remote, node))
+            Ok((remote, node, path))
         }
         .await;
-        let (remote, node) =
+        let (remote, node, path) =
             found.map_err(|failure| format!("failed to access {shown}: {failure}"))?;
         if node.is_dir() {
             return Err(format!("{}: hard link not allowed for directory", shown.plain()));
@@ -144,7 +145,7 @@ impl Linker<'_> {
         if !remote.is_same(goal) {
             return Err(format!("cannot link to {shown}: it is in another export"));
         }
-        Ok(node)
+        Ok((node, path))
     }
 
     /// Makes the link where another file has the name.
@@ -163,8 +164,10 @@ impl Linker<'_> {
             return Err(format!("{}: cannot overwrite directory", shown.plain()));
         }
         // Removed, it might have no other name, and a link would lead to itself.
-        if source.is(&there, place) {
-            return Err(format!("{from} and {shown} are the same file"));
+        match source.is(&there, place, remote).await {
+            Ok(true) => return Err(format!("{from} and {shown} are the same file")),
+            Ok(false) => {}
+            Err(failure) => return Err(format!("failed to access {from}: {failure}")),
         }
         if let Err(error) = remote.nfs.remove(place.dir, &place.name).await {
             return Err(format!("cannot remove {shown}: {}", Failure::from(error)));
@@ -179,7 +182,7 @@ impl Source {
             return Err(Failure::refused(Errno::NOENT));
         }
         match self {
-            Self::File(node) => {
+            Self::File(node, _) => {
                 remote.nfs.link(node.handle, *dir, name).await?;
             }
             Self::Path(path) => {
@@ -189,11 +192,18 @@ impl Source {
         Ok(())
     }
 
-    /// Whether the link would lead to the file that it is to replace.
-    fn is(&self, there: &Node, place: &Place) -> bool {
+    /// Whether the link would lead to the name that it is to replace.
+    async fn is(&self, there: &Node, place: &Place, remote: &Remote) -> Result<bool> {
         match self {
-            Self::File(node) => node.is_same(there),
-            Self::Path(path) => *path == place.name,
+            Self::File(node, _) if !node.is_same(there) => Ok(false),
+            Self::File(node, path) if node.attributes.nlink > 1 => {
+                let (parent, name) = remote.resolve_parent(path).await?;
+                let dir = parent.handle;
+                let source = Place { dir, name, shown: place.shown.clone() };
+                source.is_same(place, remote).await
+            }
+            Self::File(..) => Ok(true),
+            Self::Path(path) => Ok(*path == place.name),
         }
     }
 }
@@ -203,7 +213,7 @@ fn cannot(source: &Source, from: &Shown, to: &Shown, failure: &Failure) -> Strin
         matches!(failure.errno(), Errno::EXIST | Errno::DQUOT | Errno::NOSPC | Errno::ROFS);
     match source {
         Source::Path(_) => format!("failed to create symbolic link {to}: {failure}"),
-        Source::File(_) if is_of_target => format!("failed to create hard link {to}: {failure}"),
-        Source::File(_) => format!("failed to create hard link {to} => {from}: {failure}"),
+        Source::File(..) if is_of_target => format!("failed to create hard link {to}: {failure}"),
+        Source::File(..) => format!("failed to create hard link {to} => {from}: {failure}"),
     }
 }
