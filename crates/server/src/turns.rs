@@ -27,16 +27,18 @@ use tokio::sync::Notify;
 
 use crate::moment::Moment;
 
-/// A client's time in a round while others have work too: a GETATTR of another client waits for no more
+/// The time in a round of a client that comes to others: a GETATTR of another client waits for no more
 /// than some ten of them.
 const SHARED_NS: i64 = 100_000;
-/// The time of a client that has lately had more of all threads than another that has work here. Short,
+/// The least time, of a client that has more of all threads than another that has work here. Short,
 /// because a client with few calls in flight has them answered once in a round.
-const AHEAD_NS: i64 = 25_000;
-/// The time of a client that has lately had less than another.
-const BEHIND_NS: i64 = 200_000;
+const SHARED_MIN_NS: i64 = 25_000;
+/// The most, of a client that has less than another.
+const SHARED_MAX_NS: i64 = 200_000;
 /// How long a time is judged by.
 const JUDGED_NS: u64 = 10_000_000;
+/// A client's last judgement is forgotten after this.
+const JUDGED_AGE_MAX_NS: u64 = 10 * JUDGED_NS;
 /// The time of one thread is so much in the units that shares are compared in.
 const WHOLE_SHARE: u64 = 1024;
 /// A client that needs less than this does not shorten the rounds of others: short rounds cost them a
@@ -81,7 +83,7 @@ struct State {
 }
 
 /// A client with connections on the thread.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Client {
     seats: usize,
     used_ns: i64,
@@ -90,21 +92,11 @@ struct Client {
     total_ns: Arc<AtomicU64>,
     /// When it was judged last, and `total_ns` then.
     judged: Option<(Moment, u64)>,
-    standing: Standing,
+    /// Its time in a round while others have work too. Changed in steps: if the last judgement alone
+    /// decided, clients would have much and little by turns, and more than two of them unequal shares.
+    shared_ns: i64,
     /// The work that waits for the next round, by ticket.
     waiting: BTreeMap<u64, Waker>,
-}
-
-/// What a client has had of all threads lately.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Standing {
-    /// As much as the others, about.
-    #[default]
-    Equal,
-    /// Less than another one.
-    Behind,
-    /// More than another one.
-    Ahead,
 }
 
 /// A connection on the thread.
@@ -334,20 +326,21 @@ impl State {
             let Some(client) = self.clients.get_mut(id) else { continue };
             let total_ns = client.total_ns.load(Ordering::Relaxed);
             let before = client.judged.replace((now, total_ns));
-            client.standing = Standing::Equal;
-            if let Some((at, before_ns)) = before {
-                let had_ns = total_ns.saturating_sub(before_ns);
-                let share = had_ns.saturating_mul(WHOLE_SHARE) / now.nanoseconds_since(at).max(1);
-                if share >= SMALL_SHARE {
-                    shares.push((*id, share));
-                }
+            let before = before.map(|(at, had_ns)| (now.nanoseconds_since(at).max(1), had_ns));
+            let Some((ns, before_ns)) = before.filter(|(ns, _)| *ns < JUDGED_AGE_MAX_NS) else {
+                client.shared_ns = SHARED_NS;
+                continue;
+            };
+            let share = total_ns.saturating_sub(before_ns).saturating_mul(WHOLE_SHARE) / ns;
+            if share >= SMALL_SHARE {
+                shares.push((*id, share));
             }
         }
         let all = || shares.iter().map(|(_, share)| *share);
         let (least, most) = (all().min().unwrap_or(0), all().max().unwrap_or(0));
         for (id, share) in shares {
             let Some(client) = self.clients.get_mut(&id) else { continue };
-            client.standing = Standing::of(share, least, most);
+            client.shared_ns = next_shared_ns(client.shared_ns, share, least, most);
         }
     }
 
@@ -382,26 +375,35 @@ impl State {
     }
 }
 
-impl Standing {
-    /// That of a client with `share` of the time, among clients with between `least` and `most`.
-    fn of(share: u64, least: u64, most: u64) -> Self {
-        let is_less = |less: u64, than: u64| less < than / 8 * 7;
-        match (is_less(share, most), is_less(least, share)) {
-            (true, _) => Self::Behind,
-            (false, true) => Self::Ahead,
-            (false, false) => Self::Equal,
-        }
-    }
+/// The time in a round of a client that had `share` of all threads with `time_ns` in a round, among
+/// clients that had between `least` and `most`.
+fn next_shared_ns(time_ns: i64, share: u64, least: u64, most: u64) -> i64 {
+    let is_less = |less: u64, than: u64| less < than / 8 * 7;
+    let next_ns = match (is_less(share, most), is_less(least, share)) {
+        (true, false) => time_ns + time_ns / 4,
+        (false, true) => time_ns - time_ns / 5,
+        _ => time_ns,
+    };
+    next_ns.clamp(SHARED_MIN_NS, SHARED_MAX_NS)
 }
 
 impl Client {
     /// Its time in a round.
     fn time_ns(&self, is_shared: bool) -> i64 {
-        match (is_shared, self.standing) {
-            (false, _) => ALONE_NS,
-            (true, Standing::Equal) => SHARED_NS,
-            (true, Standing::Behind) => BEHIND_NS,
-            (true, Standing::Ahead) => AHEAD_NS,
+        if is_shared { self.shared_ns } else { ALONE_NS }
+    }
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self {
+            seats: 0,
+            used_ns: 0,
+            is_charged: false,
+            total_ns: Arc::default(),
+            judged: None,
+            shared_ns: SHARED_NS,
+            waiting: BTreeMap::new(),
         }
     }
 }

@@ -112,7 +112,7 @@ fn an_excess_is_owed_in_later_rounds_but_not_all_of_a_huge_one() {
 /// threads, for some time.
 fn after_work_elsewhere(elsewhere_ns: u64) -> World {
     let mut world = World::shared();
-    for _ in 0..4 * JUDGED_NS / 1_000_000 {
+    for _ in 0..20 * JUDGED_NS / 1_000_000 {
         for client in [A, B] {
             world.works(client, 500_000);
         }
@@ -130,9 +130,9 @@ fn after_work_elsewhere(elsewhere_ns: u64) -> World {
 #[test]
 fn a_client_that_other_threads_work_for_has_less_time_here() {
     let mut world = after_work_elsewhere(1_000_000);
-    assert!(world.takes(A, AHEAD_NS.unsigned_abs()));
+    assert!(world.takes(A, SHARED_MIN_NS.unsigned_abs()));
     assert!(!world.takes(A, 1));
-    assert!(world.takes(B, BEHIND_NS.unsigned_abs() - 1));
+    assert!(world.takes(B, SHARED_MAX_NS.unsigned_abs() - 1));
     assert!(world.takes(B, 1));
     assert!(!world.takes(B, 1));
 }
@@ -148,11 +148,6 @@ fn clients_that_had_the_same_have_the_same_time() {
 
 #[test]
 fn only_a_client_that_needs_some_time_shortens_the_rounds_of_others() {
-    let busy = WHOLE_SHARE;
-    assert_eq!(Standing::of(busy, busy, busy), Standing::Equal);
-    assert_eq!(Standing::of(busy, busy / 8 * 7, busy), Standing::Equal);
-    assert_eq!(Standing::of(busy, busy / 2, busy), Standing::Ahead);
-    assert_eq!(Standing::of(busy / 2, busy / 2, busy), Standing::Behind);
     let mut world = World::shared();
     for _ in 0..4 * JUDGED_NS / 1_000_000 {
         world.works(A, 990_000);
@@ -160,7 +155,34 @@ fn only_a_client_that_needs_some_time_shortens_the_rounds_of_others() {
         let _have_work = [A, B].map(|client| world.takes(client, 0));
         world.next_round();
     }
-    assert_eq!(world.state.clients[&A].standing, Standing::Equal);
+    assert_eq!(world.state.clients[&A].shared_ns, SHARED_NS);
+}
+
+#[test]
+fn the_time_in_a_round_changes_in_steps_and_within_limits() {
+    let busy = WHOLE_SHARE;
+    let next = |share, least| next_shared_ns(SHARED_NS, share, least, busy);
+    assert_eq!(next(busy, busy), SHARED_NS);
+    assert_eq!(next(busy, busy / 8 * 7), SHARED_NS);
+    assert_eq!(next(busy, busy / 2), 80_000);
+    assert_eq!(next(busy / 2, busy / 2), 125_000);
+    // More than one and less than another.
+    assert_eq!(next(busy / 2, busy / 4), SHARED_NS);
+    assert_eq!(next_shared_ns(SHARED_MIN_NS, busy, busy / 2, busy), SHARED_MIN_NS);
+    assert_eq!(next_shared_ns(SHARED_MAX_NS, busy / 2, busy / 2, busy), SHARED_MAX_NS);
+}
+
+#[test]
+fn a_client_that_was_not_judged_lately_has_the_time_of_a_new_one() {
+    let mut world = after_work_elsewhere(1_000_000);
+    assert_eq!(world.state.clients[&A].shared_ns, SHARED_MIN_NS);
+    world.now += JUDGED_AGE_MAX_NS;
+    for client in [A, B] {
+        world.works(client, 0);
+        assert!(world.takes(client, 0));
+    }
+    world.next_round();
+    assert_eq!(world.state.clients[&A].shared_ns, SHARED_NS);
 }
 
 #[test]
@@ -330,16 +352,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn two_clients_of_a_thread_have_equal_shares_and_every_connection_goes_on(
-        connections in proptest::collection::vec((0..2_u128, CALL_NS), 1..40),
+    fn clients_of_a_thread_have_equal_shares_and_every_connection_goes_on(
+        connections in proptest::collection::vec((0..4_u128, CALL_NS), 1..40),
     ) {
-        let accounts = (0..2).map(|client| (client, Arc::default())).collect();
+        let accounts = (0..4).map(|client| (client, Arc::default())).collect();
         let mut threads = [Thread::new(&connections, &accounts)];
         work(&mut threads, 500_000_000);
         let [thread] = &threads;
         prop_assert!(thread.connections.iter().all(|busy| busy.worked_ns > 0));
         let shares: Vec<_> =
-            (0..2).map(|client| worked_ns(&threads, client)).filter(|share| *share > 0).collect();
+            (0..4).map(|client| worked_ns(&threads, client)).filter(|share| *share > 0).collect();
         let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
         prop_assert!(least * 10 >= most * 8, "{shares:?}");
     }
