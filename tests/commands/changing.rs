@@ -47,6 +47,7 @@ fn refused_changes_are_reported_by_operation_and_file() {
     let [file, own, roots, below, new] =
         ["dir/file", "dir/own", "dir/roots", "dir/roots/file", "new"]
             .map(|path| server.url(&format!("{path}{AS_OTHER}")));
+    let copy = server.beside("copy").display().to_string();
     let top = server.url("top").replace("/top", AS_OTHER);
     let not_permitted = "Operation not permitted";
     let denied = "Permission denied";
@@ -60,6 +61,7 @@ fn refused_changes_are_reported_by_operation_and_file() {
         (&["touch", &new], format!("cannot touch '{new}': {denied}")),
         (&["ln", &own, &new], format!("failed to create hard link '{new}' => '{own}': {denied}")),
         (&["ln", "-s", "x", &new], format!("failed to create symbolic link '{new}': {denied}")),
+        (&["cp", "-r", &roots, &copy], format!("cannot access '{roots}': {denied}")),
         (&["rmdir", &roots], format!("failed to remove '{roots}': Directory not empty")),
         (&["rmdir", &top], format!("failed to remove '{top}': Device or resource busy")),
     ];

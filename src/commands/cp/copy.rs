@@ -130,15 +130,22 @@ impl Copier {
                 return below;
             }
         };
+        let mut has_begun = false;
         loop {
             let page = match children.next().await {
                 Ok(page) if page.is_empty() => return below,
                 Ok(page) => page,
+                // Of a server's directory, the first READDIR finds what opendir(3) does of others.
+                Err(failure) if !has_begun => {
+                    self.shared.fail(format!("cannot access {shown}: {failure}"));
+                    return below;
+                }
                 Err(failure) => {
                     self.shared.fail(format!("error reading {shown}: {failure}"));
                     return below;
                 }
             };
+            has_begun = true;
             for (name, found) in page {
                 let shown = shown.join(&name);
                 let from = match found {
