@@ -21,7 +21,8 @@ const STATE_PART: usize = 8;
 /// Descriptors of an open's object, at most.
 const OPEN_DESCRIPTORS: usize = 5;
 /// Those of a delegation's object, and its lease.
-const DELEGATION_DESCRIPTORS: usize = OPEN_DESCRIPTORS + 1;
+const DELEGATION_DESCRIPTORS: usize = OPEN_DESCRIPTORS + LEASE_DESCRIPTORS;
+const LEASE_DESCRIPTORS: usize = 1;
 /// Opens, lock owners and delegations, however few descriptors there are.
 const STATE_MIN: usize = 8;
 
@@ -43,7 +44,8 @@ pub(crate) struct DescriptorPlan {
     pub(crate) lock_owners: usize,
     /// Six for each: of the object that it pins, and its lease. Held by `HeldFiles`.
     pub(crate) delegations: usize,
-    /// One to five for each object, of which each counts. Held by the `InodeCache`.
+    /// One to five for each object that is neither open nor delegated, of which each counts. Held by the
+    /// `InodeCache`, as those of `opens` and `delegations` are: see [`Self::objects`].
     pub(crate) files: usize,
 }
 
@@ -77,6 +79,13 @@ impl DescriptorPlan {
         plan
     }
 
+    /// Those of all objects in the `InodeCache`. What opens and delegations pin is among them, and counts
+    /// there: what they do not pin, other objects may have, which make room when they do.
+    pub(crate) fn objects(&self) -> usize {
+        let of_delegations = (DELEGATION_DESCRIPTORS - LEASE_DESCRIPTORS) * self.delegations;
+        self.files + OPEN_DESCRIPTORS * self.opens + of_delegations
+    }
+
     /// All of them, with what is reserved.
     fn sum(&self) -> usize {
         let Self { sockets, window_files, listings, pipes, opens, lock_owners, delegations, files } =
@@ -98,6 +107,14 @@ mod tests {
             assert_eq!((plan.opens > 10_000, plan.lock_owners > 10_000), (serves_v4, serves_v4));
             assert_eq!(plan.sum(), 524_288);
         }
+    }
+
+    #[test]
+    fn objects_have_what_opens_and_delegations_do_not_pin() {
+        let plan = DescriptorPlan::new(20_000, 5_000, 2_500, true);
+        assert!(plan.files < 8_000, "{plan:?}");
+        assert_eq!(plan.objects(), plan.files + 5 * (plan.opens + plan.delegations));
+        assert!(plan.objects() > 9_000, "{plan:?}");
     }
 
     #[test]

@@ -168,7 +168,7 @@ impl Vfs {
             engine,
             buffers,
             pipes: PipePool::new(descriptors.pipes, transfer_bytes),
-            inode_cache: Arc::new(InodeCache::new(descriptors.files)),
+            inode_cache: Arc::new(InodeCache::new(descriptors.objects())),
             listings: Arc::new(Semaphore::new(descriptors.listings)),
             handle_cache: Arc::new(HandleCache::new()),
             counters,
