@@ -1,6 +1,7 @@
 //! The rights of a caller to an object: known, or asked of the kernel. An answer that may follow from
 //! the mount is not remembered.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Instant, SystemTime};
 
 use io::Identity;
@@ -64,6 +65,11 @@ impl Inode {
         {
             // Nothing is remembered then.
             let _ = self.ask(identity, Access::EXEC_OK, before);
+        }
+        // Where everybody may, that is known as soon as the kernel was asked for a list, also of a
+        // directory that changes all the time, of which no answer lasts.
+        if self.root.attributes_in_memory && !self.is_access_list_in_memory.load(Relaxed) {
+            self.has_access_list();
         }
     }
 

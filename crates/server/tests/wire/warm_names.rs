@@ -294,6 +294,34 @@ fn warm_names_wait_for_no_metadata_thread() {
 }
 
 #[test]
+fn names_of_a_directory_that_just_changed_wait_for_no_metadata_thread() {
+    let mut mounted = None;
+    let fixture = Fixture::prepared(&format!("metadata_threads = 1\n{TRUSTING}"), |dir| {
+        mounted = Mounted::ext4_export(dir);
+    });
+    if mounted.is_none() {
+        return eprintln!("skipped: nothing can be mounted here");
+    }
+    set_mode(&fixture.exported(""), 0o777);
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    for _ in 0..2 {
+        assert_eq!(ok(client.lookup(root, b"f")).object, file);
+    }
+    let Some(frozen) = Frozen::at(&fixture.exported("")) else {
+        return eprintln!("skipped: nothing can be frozen here");
+    };
+    std::thread::scope(|scope| {
+        let stuck = scope.spawn(|| fixture.mounted().0.create(root, "g"));
+        sleep(Duration::from_millis(200));
+        assert_eq!(ok(client.lookup(root, b"f")).object, file);
+        assert!(!stuck.is_finished());
+        drop(frozen);
+        stuck.join().unwrap();
+    });
+}
+
+#[test]
 fn the_wait_for_a_thread_that_opens_an_object_is_in_metrics_record_and_event() {
     let mut fixture = Fixture::new();
     std::fs::write(fixture.exported("f"), "data").unwrap();
