@@ -12,7 +12,6 @@ use std::time::Duration;
 use io::{Share, WriteData};
 use rpc::server::{
     Limits, ReceiveError, Receiver, Record, ReplyQueue, SendObserver, Socket, SocketReader,
-    Transport,
 };
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
@@ -61,7 +60,7 @@ struct Accepted {
     work: Work,
     /// The data of a WRITE.
     payload_bytes: Option<usize>,
-    /// The connection has no other call: none at work, none in the socket.
+    /// The connection has no other call: none at work, none received.
     is_alone: bool,
     received: Moment,
     limited: Option<Arc<LimitedExport>>,
@@ -141,8 +140,8 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
     let mut streak = Streak::default();
     let mut next = intake.next_call(&mut receiver).await;
     while let Some(mut call) = next {
-        if streak.is_worth_a_stay(&call) {
-            match stay::stay(&intake, receiver, call).await {
+        if let Some(lane) = streak.lane_worth_a_stay(&intake, &call) {
+            match stay::stay(&intake, lane, receiver, call).await {
                 Some(Stayed::Ended { received, has_failed }) => {
                     streak.end(has_failed);
                     (receiver, next) = received;
@@ -156,7 +155,7 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
             }
         }
         let (received, limited) = (call.received, call.limited.take());
-        begin(call).await;
+        streak.note_begun(begin(call).await);
         if let Some(limited) = limited {
             Box::pin(intake.wait_for_limit(&limited)).await;
         } else if seat.is_over(received) {
@@ -166,17 +165,22 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
     }
 }
 
-/// Begins the work on a call where it will have to wait, if anywhere.
-async fn begin(Accepted { thread, share, work, .. }: Accepted) {
+/// Begins the work on a call where it will have to wait, if anywhere. Returns whether that is a
+/// metadata thread.
+async fn begin(Accepted { thread, share, work, .. }: Accepted) -> bool {
     match thread {
         Thread::Connection => poll_first(share.run(work)),
         Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall | Thread::ByOperations => {
             share.begin_here(work).await;
         }
-        Thread::ConnectionThenMetadata => share.begin_metadata_here(work).await,
+        Thread::ConnectionThenMetadata => return share.begin_metadata_here(work).await,
         Thread::Data => share.begin_data(work).await,
-        Thread::Metadata => share.begin_metadata(work).await,
+        Thread::Metadata => {
+            share.begin_metadata(work).await;
+            return true;
+        }
     }
+    false
 }
 
 impl Intake {
@@ -239,11 +243,7 @@ impl Intake {
         let has_one_call = activity.has_one_call();
         let thread = dispatch::thread(&call, outline.as_ref(), has_one_call);
         let share = Share::new(&device, activity.client());
-        let is_alone = payload_bytes.is_some()
-            && limited.is_none()
-            && has_one_call
-            && !has_more
-            && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0);
+        let is_alone = limited.is_none() && has_one_call && !has_more;
         let kind =
             service.counters.timing.is_on().then(|| call_trace::kind(&call, outline.as_ref()));
         let record = call_trace::record(service, &call, outline.as_ref(), peer.address, received);

@@ -43,6 +43,7 @@ mod service;
 mod settlement;
 mod state;
 mod state_dir;
+mod stays;
 pub mod trace;
 mod turns;
 mod vfs;

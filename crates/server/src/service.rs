@@ -11,7 +11,6 @@ use io::{
     Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Identity, Share, WriteBehindConfig,
 };
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 
 use crate::callbacks::Callbacks;
 use crate::config::Config;
@@ -37,6 +36,7 @@ use crate::state::{
     Callback, ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Message, Piece,
     Session, State,
 };
+use crate::stays::Stays;
 use crate::trace::Tracer;
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
@@ -74,8 +74,8 @@ pub(crate) struct Service {
     pub(crate) mounts: MountList,
     /// The counters since the start.
     pub(crate) counters: Arc<Counters>,
-    /// Data threads that may stay with a connection: a quarter of those of a device.
-    pub(crate) stays: Arc<Semaphore>,
+    /// The threads that may stay with a connection.
+    pub(crate) stays: Stays,
     /// The use of the limits of exports.
     pub(crate) rate_limits: RateLimits,
     /// Which files are being written to, and where.
@@ -251,7 +251,7 @@ impl Service {
             reply_cache: ReplyCache::new(),
             mounts: MountList::default(),
             counters,
-            stays: Arc::new(Semaphore::new(config.data_threads() / 4)),
+            stays: Stays::new(config.data_threads(), config.metadata_threads()),
             rate_limits: RateLimits::default(),
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),

@@ -24,8 +24,8 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(super) struct DeviceId(pub(super) u64);
 
 /// The waits that are allowed on a lane's threads, from the shortest to the longest.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Purpose {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LaneKind {
     /// Names and attributes.
     Metadata,
     /// File content and flushes, and all the rest.
@@ -36,7 +36,7 @@ pub(super) enum Purpose {
 #[derive(Clone, Copy)]
 struct Waits {
     device: DeviceId,
-    longest: Purpose,
+    longest: LaneKind,
 }
 
 thread_local! {
@@ -86,7 +86,7 @@ pub(super) fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
 /// Resolves at once on a thread that may block for as long as `purpose` takes, if only for another
 /// device: a task has one lane, and hands over what waits for the others' disks. Elsewhere it is
 /// pending once, so that a task that goes on in a lane moves there; any other goes on where it is.
-pub(super) async fn ask_for_lane(purpose: Purpose) {
+pub(super) async fn ask_for_lane(purpose: LaneKind) {
     let mut asked: Option<Instant> = None;
     poll_fn(|context| {
         if let Some(asked) = asked {
@@ -111,7 +111,7 @@ pub(super) struct Lane {
 struct Shared {
     name: &'static str,
     device: DeviceId,
-    purpose: Purpose,
+    purpose: LaneKind,
     threads_max: usize,
     /// Jobs of one client that wait for a thread, at most.
     queue_max: usize,
@@ -160,7 +160,7 @@ impl Lane {
     pub(super) fn new(
         name: &'static str,
         device: DeviceId,
-        purpose: Purpose,
+        purpose: LaneKind,
         threads_max: usize,
         queue_max: usize,
     ) -> Self {

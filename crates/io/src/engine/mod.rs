@@ -14,6 +14,7 @@ use std::io;
 use std::pin::Pin;
 
 use crate::identity::{self, Identity};
+pub use lane::LaneKind;
 use share::Devices;
 pub use share::{Device, DeviceNumber, Share};
 
@@ -175,13 +176,13 @@ impl Engine {
     /// if it was begun by a [`Share`]. Any other goes on where it is, and hands over each of
     /// its jobs.
     pub async fn ask_for_data_thread(&self) {
-        lane::ask_for_lane(lane::Purpose::Data).await;
+        lane::ask_for_lane(lane::LaneKind::Data).await;
     }
 
     /// As [`ask_for_data_thread`](Self::ask_for_data_thread), for a task that may block for names and
     /// attributes: any thread of a lane will do.
     pub async fn ask_for_metadata_thread(&self) {
-        lane::ask_for_lane(lane::Purpose::Metadata).await;
+        lane::ask_for_lane(lane::LaneKind::Metadata).await;
     }
 
     /// Runs `wake`. The tasks of the lane that this thread serves go on here and now if it wakes them,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::lane::{DeviceId, Lane, Purpose};
+use super::lane::{DeviceId, Lane, LaneKind};
 use super::{ClientId, EngineConfig, Task, wait};
 
 /// A device number: major and minor.
@@ -30,11 +30,17 @@ impl Lanes {
     pub(super) fn new(config: &EngineConfig) -> Self {
         static DEVICES: AtomicU64 = AtomicU64::new(0);
         let device = DeviceId(DEVICES.fetch_add(1, Ordering::Relaxed));
-        let lane =
-            |name, purpose, threads| Lane::new(name, device, purpose, threads, config.queue_max);
+        let lane = |name, kind, threads| Lane::new(name, device, kind, threads, config.queue_max);
         Self {
-            data: lane("spillway-data", Purpose::Data, config.data_threads),
-            metadata: lane("spillway-meta", Purpose::Metadata, config.metadata_threads),
+            data: lane("spillway-data", LaneKind::Data, config.data_threads),
+            metadata: lane("spillway-meta", LaneKind::Metadata, config.metadata_threads),
+        }
+    }
+
+    fn of(&self, kind: LaneKind) -> &Lane {
+        match kind {
+            LaneKind::Metadata => &self.metadata,
+            LaneKind::Data => &self.data,
         }
     }
 }
@@ -174,37 +180,44 @@ impl Share {
     }
 
     /// As [`begin_here`](Self::begin_here), for a task that goes on on a metadata thread. Most end here.
-    /// One that does not is polled again there, whatever it waits for: only then it needs a waker.
-    pub async fn begin_metadata_here(&self, work: impl Future<Output = ()> + Send + 'static) {
+    /// One that does not is polled again there, whatever it waits for: only then it needs a waker. Returns
+    /// whether it has moved there.
+    pub async fn begin_metadata_here(
+        &self,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> bool {
         let mut task = self.task(work);
         let first = catch_unwind(AssertUnwindSafe(|| {
             task.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         }));
-        if matches!(first, Ok(Poll::Pending)) {
+        let moves = matches!(first, Ok(Poll::Pending));
+        if moves {
             self.lanes().metadata.begin(self.client, task).await;
         }
+        moves
     }
 
-    /// Leaves `job` to a data thread, where it may run tasks by [`run_here`](Self::run_here). Returns
-    /// whether it was taken.
-    pub fn leave_to_data(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        self.lanes().data.leave(self.client, job, |job| job()).is_ok()
+    /// Leaves `job` to a thread of a lane, where it may run tasks by [`run_here`](Self::run_here).
+    /// Returns whether it was taken.
+    pub fn leave_to(&self, lane: LaneKind, job: impl FnOnce() + Send + 'static) -> bool {
+        self.lanes().of(lane).leave(self.client, job, |job| job()).is_ok()
     }
 
-    /// Runs `work` as a task of a data thread on this thread, which is one. Where it has to wait it
-    /// waits here, at most `patience` each time; then it leaves this thread and goes on on a data
-    /// thread when it is woken. Returns whether it has ended.
+    /// Runs `work` as a task of a lane on this thread, which is one of the lane's. Where it has to wait
+    /// it waits here, at most `patience` each time; then it leaves this thread and goes on in the lane
+    /// when it is woken. Returns whether it has ended.
     pub fn run_here(
         &self,
+        lane: LaneKind,
         work: impl Future<Output = ()> + Send + 'static,
         patience: Duration,
     ) -> bool {
-        self.lanes().data.run_here(self.client, self.task(work), patience)
+        self.lanes().of(lane).run_here(self.client, self.task(work), patience)
     }
 
-    /// Whether work waits for a data thread.
-    pub fn has_waiting_work(&self) -> bool {
-        self.lanes().data.queued() > 0
+    /// Whether work waits for a thread of a lane.
+    pub fn has_waiting_work(&self, lane: LaneKind) -> bool {
+        self.lanes().of(lane).queued() > 0
     }
 
     /// `work` as a task that is polled within this share.

@@ -653,8 +653,8 @@ async fn run_here(
         task.await;
         ended.send(thread::current().id()).unwrap();
     };
-    assert!(engine.own.leave_to_data(move || {
-        let has_ended = share.run_here(task, patience);
+    assert!(engine.own.leave_to(LaneKind::Data, move || {
+        let has_ended = share.run_here(LaneKind::Data, task, patience);
         staying.send((has_ended, thread::current().id())).unwrap();
     }));
     let (has_ended, thread) = stayed.await.unwrap();
@@ -689,12 +689,12 @@ async fn a_task_that_waits_too_long_goes_on_in_its_lane() {
     });
     let (ended, end) = oneshot::channel();
     let share = engine.own.clone();
-    assert!(engine.own.leave_to_data(move || {
+    assert!(engine.own.leave_to(LaneKind::Data, move || {
         let task = async move {
             woken.await.unwrap();
             ended.send(thread_name()).unwrap();
         };
-        assert!(!share.run_here(task, Duration::from_millis(1)));
+        assert!(!share.run_here(LaneKind::Data, task, Duration::from_millis(1)));
         gave_up.send(()).unwrap();
     }));
     let thread = tokio::time::timeout(Duration::from_secs(10), end).await.unwrap().unwrap();
@@ -713,8 +713,12 @@ async fn tasks_woken_by_a_staying_task_do_not_wait_for_its_thread() {
     engine.own.begin_data(waiting).await;
     let (leave, stays) = mpsc::channel::<()>();
     let share = engine.own.clone();
-    assert!(engine.own.leave_to_data(move || {
-        assert!(share.run_here(async { wake.send(()).unwrap() }, Duration::from_millis(1)));
+    assert!(engine.own.leave_to(LaneKind::Data, move || {
+        assert!(share.run_here(
+            LaneKind::Data,
+            async { wake.send(()).unwrap() },
+            Duration::from_millis(1)
+        ));
         // The thread stays for another task.
         let _left = stays.recv();
     }));

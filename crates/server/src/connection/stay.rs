@@ -1,12 +1,13 @@
-//! A data thread that stays with a connection whose client has one WRITE in flight at a time.
+//! A thread that stays with a connection whose client has one call in flight at a time.
 //!
-//! A call that may wait for the disk is handed from the network thread to a data thread. With one in
-//! flight, two threads are woken for each then, which takes longer than a small WRITE. So after a few
-//! such WRITEs in a row a data thread takes the socket over: it receives the next WRITE, performs it
-//! and answers it. Anything else than a WRITE of a client that waits for its answer ends the stay.
+//! A call that may wait for the disk is handed from the network thread to a thread of a lane. With one
+//! in flight, two threads are woken for each then, which takes longer than a small WRITE or a part of a
+//! listing. So after a few such calls in a row, all for the same lane, a thread of that lane takes the
+//! socket over: it receives the next call, performs it and answers it. Any other call ends the stay, and
+//! so does a client that does not wait for its answer.
 //!
-//! The network thread never waits for a disk, and no call waits for one that does. While the data
-//! thread is at work on a WRITE, the receiver lies in [`Stay::reading`], from where the network
+//! The network thread never waits for a disk, and no call waits for one that does. While the staying
+//! thread is at work on a call, the receiver lies in [`Stay::reading`], from where the network
 //! thread takes it back when that takes long.
 
 use std::pin::Pin;
@@ -15,7 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use rpc::server::{Receiver, SocketReader};
+use io::LaneKind;
+use rpc::server::{Receiver, SocketReader, Transport};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{Accepted, Intake};
@@ -23,40 +25,54 @@ use crate::counters::Counter;
 use crate::moment::Moment;
 use crate::procedures::Thread;
 
-/// WRITEs in a row, each alone, after which a thread stays.
+/// Calls in a row, each alone, after which a thread stays.
 const STREAK_MIN: u32 = 4;
 /// As many after a stay that has not paid.
 const STREAK_AFTER_FAILURE: u32 = 64;
-/// Two WRITEs are of one streak if no more time than this is between them; for so long a thread waits
+/// Two calls are of one streak if no more time than this is between them; for so long a thread waits
 /// for the next one.
 const GAP_MAX: Duration = Duration::from_millis(1);
-/// Longer ones have more to gain from several threads than from one that stays.
+/// Longer WRITEs have more to gain from several threads than from one that stays.
 const PAYLOAD_BYTES_MAX: usize = 256 * 1024;
 /// Parts that a call may come in while a thread waits for it.
 const PARTS_MAX: usize = 256;
-/// How often the network thread looks whether the data thread gets on.
+/// How often the network thread looks whether the staying thread gets on.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// WRITEs of a connection that came in a row, each when the one before it was answered.
+/// Calls of a connection that came in a row, each when the one before it was answered, and each for the
+/// same lane.
 #[derive(Default)]
 pub(super) struct Streak {
+    lane: Option<LaneKind>,
     len: u32,
-    /// WRITEs more than [`STREAK_MIN`] that it takes.
+    /// Calls more than [`STREAK_MIN`] that it takes.
     handicap: u32,
     last: Option<Moment>,
+    /// The last call needed a metadata thread.
+    needs_metadata: bool,
 }
 
 impl Streak {
-    /// Notes a call. Whether a thread should stay with the connection from this call on.
-    pub(super) fn is_worth_a_stay(&mut self, call: &Accepted) -> bool {
-        if !is_for_a_stay(call) {
-            (self.len, self.last) = (0, None);
-            return false;
-        }
-        let goes_on = self.last.is_some_and(|last| call.received.since(last) <= GAP_MAX);
+    /// Notes a call. The lane of which a thread should stay with the connection from this call on.
+    pub(super) fn lane_worth_a_stay(
+        &mut self,
+        intake: &Intake,
+        call: &Accepted,
+    ) -> Option<LaneKind> {
+        let begins_here = matches!(call.thread, Thread::ConnectionThenMetadata);
+        let lane = lane(call).filter(|_| self.needs_metadata || !begins_here);
+        let goes_on = lane.is_some()
+            && lane == self.lane
+            && self.last.is_some_and(|last| call.received.since(last) <= GAP_MAX);
         self.len = if goes_on { self.len + 1 } else { 0 };
-        self.last = Some(call.received);
-        self.len >= STREAK_MIN + self.handicap
+        (self.lane, self.last) = (lane, Some(call.received));
+        lane.filter(|_| self.len >= STREAK_MIN + self.handicap && intake.has_read_all())
+    }
+
+    /// Notes whether the last call needed a metadata thread. While calls do not, the network thread is
+    /// the better one for those that it can end.
+    pub(super) fn note_begun(&mut self, needs_metadata: bool) {
+        self.needs_metadata = needs_metadata;
     }
 
     /// A stay is over. If it has not paid, the next one takes a longer streak.
@@ -65,11 +81,24 @@ impl Streak {
     }
 }
 
-/// Whether a thread that stays performs this call.
-fn is_for_a_stay(call: &Accepted) -> bool {
-    call.is_alone
-        && matches!(call.thread, Thread::ConnectionFirst)
-        && call.payload_bytes.is_some_and(|bytes| bytes <= PAYLOAD_BYTES_MAX)
+/// The lane of which a thread that stays performs this call, if any.
+fn lane(call: &Accepted) -> Option<LaneKind> {
+    let is_small = |bytes| bytes <= PAYLOAD_BYTES_MAX;
+    match call.thread {
+        _ if !call.is_alone => None,
+        Thread::ConnectionFirst => {
+            call.payload_bytes.is_some_and(is_small).then_some(LaneKind::Data)
+        }
+        Thread::Metadata | Thread::ConnectionThenMetadata => Some(LaneKind::Metadata),
+        _ => None,
+    }
+}
+
+impl Intake {
+    /// Whether the socket has nothing more to read.
+    fn has_read_all(&self) -> bool {
+        self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0)
+    }
 }
 
 /// How a stay has ended.
@@ -77,7 +106,7 @@ pub(super) enum Stayed {
     /// There is no thread for it.
     Refused(Receiver<SocketReader>, Accepted),
     /// The network thread goes on with the next call, unless the connection is over. `has_failed`: a
-    /// WRITE took long.
+    /// call took long.
     Ended { received: Received, has_failed: bool },
 }
 
@@ -85,19 +114,21 @@ pub(super) enum Stayed {
 type Reading = Pin<Box<dyn Future<Output = Received> + Send>>;
 pub(super) type Received = (Receiver<SocketReader>, Option<Accepted>);
 
-/// What the data thread hands back.
+/// What the staying thread hands back.
 enum End {
     /// The call is not for it, or the connection is over.
     Received(Box<Received>),
-    /// The next call has not come yet. `has_failed`: a WRITE took long.
+    /// The next call has not come yet. `has_failed`: a call took long.
     Reading { reading: Reading, has_failed: bool },
 }
 
 struct Stay {
     intake: Arc<Intake>,
-    /// The receiver while the data thread performs a WRITE.
+    /// That of its thread.
+    lane: LaneKind,
+    /// The receiver while the thread performs a call.
     reading: Mutex<Option<Reading>>,
-    /// WRITEs begun.
+    /// Calls begun.
     begun: AtomicU64,
     /// The network thread does not wait any more.
     is_over: AtomicBool,
@@ -112,19 +143,21 @@ impl Drop for EndsStay<'_> {
     }
 }
 
-/// Has a data thread stay with the connection from `call` on, and waits until it hands it back.
+/// Has a thread of a lane stay with the connection from `call` on, and waits until it hands it back.
 /// `None` if the connection cannot go on.
 pub(super) async fn stay(
     intake: &Arc<Intake>,
+    lane: LaneKind,
     receiver: Receiver<SocketReader>,
     call: Accepted,
 ) -> Option<Stayed> {
-    let Ok(seat) = Arc::clone(&intake.service.stays).try_acquire_owned() else {
+    let Ok(seat) = Arc::clone(intake.service.stays.of(lane)).try_acquire_owned() else {
         return Some(Stayed::Refused(receiver, call));
     };
     let share = call.share.clone();
     let stay = Arc::new(Stay {
         intake: Arc::clone(intake),
+        lane,
         reading: Mutex::new(None),
         begun: AtomicU64::new(0),
         is_over: AtomicBool::new(false),
@@ -137,7 +170,7 @@ pub(super) async fn stay(
             staying.serve(receiver, call, hand_back, seat);
         }
     };
-    if !share.leave_to_data(job) {
+    if !share.leave_to(lane, job) {
         return Some(Stayed::Refused(receiver, call));
     }
     intake.socket.stop_watching();
@@ -158,8 +191,8 @@ pub(super) async fn stay(
 }
 
 impl Stay {
-    /// Waits for the end of the stay, or takes the receiver away from a data thread that is at work
-    /// on a WRITE for long. `None` if the data thread has panicked.
+    /// Waits for the end of the stay, or takes the receiver away from a thread that is at work on a
+    /// call for long. `None` if that thread has panicked.
     async fn end(&self, mut handed_back: oneshot::Receiver<End>) -> Option<End> {
         let mut seen = 0;
         loop {
@@ -180,7 +213,7 @@ impl Stay {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Performs calls on this data thread, `call` first.
+    /// Performs calls on this thread, `call` first.
     fn serve(
         self: Arc<Self>,
         mut receiver: Receiver<SocketReader>,
@@ -188,9 +221,13 @@ impl Stay {
         hand_back: oneshot::Sender<End>,
         _seat: OwnedSemaphorePermit,
     ) {
-        let counters = Arc::clone(&self.intake.service.counters);
+        let lane = self.lane;
+        let counter = match lane {
+            LaneKind::Data => Counter::WritesByStayingThread,
+            LaneKind::Metadata => Counter::MetadataCallsByStayingThread,
+        };
         loop {
-            counters.add(Counter::WritesByStayingThread, 1);
+            self.intake.service.counters.add(counter, 1);
             let share = call.share.clone();
             let intake = Arc::clone(&self.intake);
             let reading: Reading = Box::pin(async move {
@@ -199,18 +236,18 @@ impl Stay {
             });
             *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
             self.begun.fetch_add(1, Ordering::Relaxed);
-            let has_ended = share.run_here(call.work, GAP_MAX);
+            let has_ended = share.run_here(lane, call.work, GAP_MAX);
             self.intake.replies.flush();
             // The network thread has taken it.
             let Some(reading) = self.take_reading() else { return };
             let end = if !has_ended {
                 End::Reading { reading, has_failed: true }
-            } else if share.has_waiting_work() {
+            } else if share.has_waiting_work(lane) {
                 End::Reading { reading, has_failed: false }
             } else {
                 match self.receive(reading) {
                     Err(reading) => End::Reading { reading, has_failed: false },
-                    Ok((its_receiver, Some(next))) if is_for_a_stay(&next) => {
+                    Ok((its_receiver, Some(next))) if self.goes_on_with(&next) => {
                         (receiver, call) = (its_receiver, next);
                         continue;
                     }
@@ -221,6 +258,10 @@ impl Stay {
             drop(hand_back.send(end));
             return;
         }
+    }
+
+    fn goes_on_with(&self, next: &Accepted) -> bool {
+        lane(next) == Some(self.lane) && self.intake.has_read_all()
     }
 
     /// Waits for the next call, but not long.

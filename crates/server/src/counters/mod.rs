@@ -175,6 +175,8 @@ counters! {
     WritesVectored => "writes_vectored",
     /// WRITEs performed by a data thread that stayed with their connection.
     WritesByStayingThread => "writes_by_staying_thread",
+    /// Calls about names and attributes performed by a metadata thread that stayed with their connection.
+    MetadataCallsByStayingThread => "metadata_calls_by_staying_thread",
     /// WRITEs that reached the server behind their neighbour further on in the file.
     WritesOutOfOrder => "writes_out_of_order",
     /// Bytes taken by WRITE.
@@ -219,6 +221,7 @@ impl Counter {
                 | Self::ConnectionsEvicted
                 | Self::ConnectionsRefused
                 | Self::WritesByStayingThread
+                | Self::MetadataCallsByStayingThread
                 | Self::WritesOutOfOrder
                 | Self::PayloadBytes
                 | Self::PayloadMovedBytes

@@ -402,6 +402,8 @@ pub(super) fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 mod tests {
     use std::time::Duration;
 
+    use io::LaneKind;
+
     use super::super::two_devices::{TestExport, engine};
     use super::*;
 
@@ -437,9 +439,9 @@ mod tests {
             begins.send(()).unwrap();
             assert!(blocked.recv().is_err());
         };
-        assert!(share.leave_to_data(stall));
+        assert!(share.leave_to(LaneKind::Data, stall));
         begun.recv().unwrap();
-        while share.leave_to_data(|| ()) {}
+        while share.leave_to(LaneKind::Data, || ()) {}
 
         let base = Arc::downgrade(&cache.find(&export.file).unwrap().base);
         cache.shrink_clean(&engine);

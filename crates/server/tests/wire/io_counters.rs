@@ -241,3 +241,30 @@ fn a_thread_stays_with_a_client_that_writes_one_by_one() {
     ok(client.write(file, offset, &data));
     ok(client.commit(file));
 }
+
+#[test]
+fn a_thread_stays_with_a_client_that_lists_part_by_part() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let names: Vec<String> = (0..200).map(|number| format!("file-{number}")).collect();
+    for name in &names {
+        std::fs::write(fixture.exported(name), "").unwrap();
+    }
+    // A streak is one if there is little time between its calls, also on a busy machine.
+    let mut rounds = 0;
+    while fixture.counter(MetadataCallsByStayingThread) < 3 {
+        assert!(rounds < 500, "no thread has stayed");
+        let listed = client.list_by(0, |client, cookie| client.readdir(root, cookie, 512).unwrap());
+        assert_eq!(listed.len(), names.len() + 2);
+        rounds += 1;
+    }
+    assert_eq!(fixture.counter(WritesByStayingThread), 0);
+    // What a thread that stays lists is as local programs have left it.
+    std::fs::remove_file(fixture.exported("file-7")).unwrap();
+    let listed = client.list_by(0, |client, cookie| client.readdir(root, cookie, 512).unwrap());
+    assert_eq!(listed.len(), names.len() + 1);
+    // Whatever else comes is answered too.
+    let file = client.create(root, "f");
+    ok(client.write(file, 0, &[1; 100]));
+    assert_eq!(client.getattr(file).unwrap().size, 100);
+}

@@ -72,8 +72,15 @@ impl Rig {
     }
 
     fn write(&self, work: impl Future<Output = ()> + Send + 'static) -> Accepted {
+        self.call(LaneKind::Data, work)
+    }
+
+    fn call(&self, lane: LaneKind, work: impl Future<Output = ()> + Send + 'static) -> Accepted {
         Accepted {
-            thread: Thread::ConnectionFirst,
+            thread: match lane {
+                LaneKind::Data => Thread::ConnectionFirst,
+                LaneKind::Metadata => Thread::Metadata,
+            },
             share: Share::new(self.intake.service.engine.own_device(), 1),
             work: Box::pin(work),
             payload_bytes: Some(1),
@@ -94,7 +101,9 @@ impl Rig {
     }
 
     async fn stay(&self, receiver: Receiver<SocketReader>, call: Accepted) -> (Received, bool) {
-        let stayed = tokio::time::timeout(PATIENCE, stay(&self.intake, receiver, call)).await;
+        let lane = lane(&call).expect("a thread stays for it");
+        let stay = stay(&self.intake, lane, receiver, call);
+        let stayed = tokio::time::timeout(PATIENCE, stay).await;
         match stayed.expect("the stay ends").expect("the connection goes on") {
             Stayed::Ended { received, has_failed } => (received, has_failed),
             Stayed::Refused(..) => panic!("there is a thread for it"),
@@ -110,23 +119,55 @@ impl Rig {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_that_blocks_its_thread_delays_no_other_call_of_the_connection() {
-    let (mut rig, receiver) = Rig::new().await;
-    let (release, blocked) = mpsc::channel::<()>();
-    let (ended, end) = mpsc::channel();
-    let write = rig.write(async move {
-        // The disk takes long.
-        let _released = blocked.recv();
-        ended.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
-    });
-    rig.send_null();
-    let ((_, next), has_failed) = rig.stay(receiver, write).await;
-    assert!(has_failed);
-    rig.answer(next.expect("the call behind the WRITE")).await;
-    assert!(end.try_recv().is_err(), "the WRITE still waits for its disk");
-    drop(release);
-    let thread = end.recv_timeout(PATIENCE).unwrap();
-    assert!(thread.starts_with("spillway-data"), "{thread}");
+async fn a_call_that_blocks_its_thread_delays_no_other_call_of_the_connection() {
+    for (lane, name) in [(LaneKind::Data, "spillway-data"), (LaneKind::Metadata, "spillway-meta")] {
+        let (mut rig, receiver) = Rig::new().await;
+        let (release, blocked) = mpsc::channel::<()>();
+        let (ended, end) = mpsc::channel();
+        let call = rig.call(lane, async move {
+            // The disk takes long.
+            let _released = blocked.recv();
+            ended.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
+        });
+        rig.send_null();
+        let ((_, next), has_failed) = rig.stay(receiver, call).await;
+        assert!(has_failed);
+        rig.answer(next.expect("the call behind it")).await;
+        assert!(end.try_recv().is_err(), "it still waits for its disk");
+        drop(release);
+        let thread = end.recv_timeout(PATIENCE).unwrap();
+        assert!(thread.starts_with(name), "{thread}");
+    }
+}
+
+#[tokio::test]
+async fn a_streak_is_of_one_lane_and_of_calls_that_need_it() {
+    let (rig, _receiver) = Rig::new().await;
+    let begins_here = || Accepted {
+        thread: Thread::ConnectionThenMetadata,
+        ..rig.call(LaneKind::Metadata, async {})
+    };
+    let (data, metadata) = (LaneKind::Data, LaneKind::Metadata);
+    let mut streak = Streak::default();
+    let mut note = |call: Accepted, needs_metadata| {
+        let lane = streak.lane_worth_a_stay(&rig.intake, &call);
+        streak.note_begun(needs_metadata);
+        lane
+    };
+    for _ in 0..10 {
+        assert_eq!(note(begins_here(), false), None, "each ends on the network thread");
+    }
+    for number in 0..20 {
+        let lane = if number % 2 == 0 { data } else { metadata };
+        assert_eq!(note(rig.call(lane, async {}), lane == metadata), None, "the lanes change");
+    }
+    // The last of them is the first of the streak.
+    for number in 1..STREAK_MIN {
+        assert_eq!(note(begins_here(), true), None, "{number}");
+    }
+    assert_eq!(note(begins_here(), true), Some(metadata));
+    assert_eq!(note(begins_here(), false), Some(metadata));
+    assert_eq!(note(begins_here(), false), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -152,7 +193,7 @@ async fn a_client_that_pauses_is_heard_afterwards() {
     let write = rig.write(async {});
     let stayed = {
         let intake = Arc::clone(&rig.intake);
-        tokio::spawn(async move { stay(&intake, receiver, write).await })
+        tokio::spawn(async move { stay(&intake, LaneKind::Data, receiver, write).await })
     };
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!stayed.is_finished(), "the receiver waits for a call");
@@ -170,12 +211,12 @@ async fn a_closed_connection_ends_the_stay() {
     let (rig, receiver) = Rig::new().await;
     let write = rig.write(async {});
     {
-        let stay = stay(&rig.intake, receiver, write);
+        let stay = stay(&rig.intake, LaneKind::Data, receiver, write);
         drop(tokio::time::timeout(Duration::from_millis(1), stay).await);
     }
     // All slots are free again, and so is the thread.
     tokio::time::timeout(PATIENCE, rig.intake.activity.calls_ended()).await.unwrap();
-    let stays = &rig.intake.service.stays;
+    let stays = rig.intake.service.stays.of(LaneKind::Data);
     let begun = Instant::now();
     while stays.available_permits() == 0 || Arc::strong_count(&rig.intake) > 1 {
         assert!(begun.elapsed() < PATIENCE);
