@@ -332,15 +332,19 @@ impl State {
                 continue;
             };
             let share = total_ns.saturating_sub(before_ns).saturating_mul(WHOLE_SHARE) / ns;
-            if share >= SMALL_SHARE {
-                shares.push((*id, share));
-            }
+            shares.push((*id, share));
         }
-        let all = || shares.iter().map(|(_, share)| *share);
-        let (least, most) = (all().min().unwrap_or(0), all().max().unwrap_or(0));
-        for (id, share) in shares {
-            let Some(client) = self.clients.get_mut(&id) else { continue };
-            client.shared_ns = next_shared_ns(client.shared_ns, share, least, most);
+        let compared =
+            || shares.iter().map(|(_, share)| *share).filter(|share| *share >= SMALL_SHARE);
+        let bounds = (compared().count() > 1).then(|| (compared().min(), compared().max()));
+        for (id, share) in &shares {
+            let Some(client) = self.clients.get_mut(id) else { continue };
+            client.shared_ns = match bounds {
+                Some((Some(least), Some(most))) if *share >= SMALL_SHARE => {
+                    next_shared_ns(client.shared_ns, *share, least, most)
+                }
+                _ => nearer_to_equal_ns(client.shared_ns),
+            };
         }
     }
 
@@ -385,6 +389,15 @@ fn next_shared_ns(time_ns: i64, share: u64, least: u64, most: u64) -> i64 {
         _ => time_ns,
     };
     next_ns.clamp(SHARED_MIN_NS, SHARED_MAX_NS)
+}
+
+/// As [`next_shared_ns`], of a client that is compared with no other.
+fn nearer_to_equal_ns(time_ns: i64) -> i64 {
+    if time_ns > SHARED_NS {
+        (time_ns - time_ns / 5).max(SHARED_NS)
+    } else {
+        (time_ns + time_ns / 4).min(SHARED_NS)
+    }
 }
 
 impl Client {

@@ -173,6 +173,20 @@ fn the_time_in_a_round_changes_in_steps_and_within_limits() {
 }
 
 #[test]
+fn a_client_whose_time_was_cut_has_it_again_beside_one_that_needs_little() {
+    let mut world = after_work_elsewhere(1_000_000);
+    assert_eq!(world.state.clients[&A].shared_ns, SHARED_MIN_NS);
+    for _ in 0..20 * JUDGED_NS / 1_000_000 {
+        world.works(A, 990_000);
+        world.works(B, 10_000);
+        let _have_work = [A, B].map(|client| world.takes(client, 0));
+        world.next_round();
+    }
+    let times = [A, B].map(|client| world.state.clients[&client].shared_ns);
+    assert_eq!(times, [SHARED_NS; 2]);
+}
+
+#[test]
 fn a_client_that_was_not_judged_lately_has_the_time_of_a_new_one() {
     let mut world = after_work_elsewhere(1_000_000);
     assert_eq!(world.state.clients[&A].shared_ns, SHARED_MIN_NS);
