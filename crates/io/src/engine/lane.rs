@@ -90,7 +90,10 @@ pub(super) async fn ask_for_lane(purpose: LaneKind) {
     let mut asked: Option<Instant> = None;
     poll_fn(|context| {
         if let Some(asked) = asked {
-            wait::note(asked.elapsed());
+            // What went on where it was has not waited, and has no time of its own.
+            if MAY_WAIT.get().is_some() {
+                wait::note(asked.elapsed());
+            }
             return Poll::Ready(());
         }
         if MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) {

@@ -41,6 +41,14 @@ async fn jobs_run_on_named_threads_of_their_lane() {
 }
 
 #[tokio::test]
+async fn a_task_of_no_lane_that_asks_for_a_thread_leaves_no_wait_to_others() {
+    let engine = engine(1, 4);
+    engine.ask_for_metadata_thread().await;
+    engine.ask_for_data_thread().await;
+    assert_eq!(Share::current_wait(), Duration::ZERO);
+}
+
+#[tokio::test]
 async fn threads_start_on_demand_and_are_reused() {
     let engine = engine(2, 4);
     for _ in 0..50 {
