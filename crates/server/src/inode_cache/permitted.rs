@@ -275,7 +275,9 @@ impl Inode {
             // An `O_PATH` descriptor is refused by fgetxattr.
             None => getxattr_query(proc_path(self.fd()), ACCESS_LIST),
         };
-        let is_in_memory = found != Err(Errno::IO) && self.root.attributes_in_memory;
+        // After another error the kernel keeps nothing.
+        let is_kept = matches!(found, Ok(_) | Err(Errno::NODATA | Errno::OPNOTSUPP));
+        let is_in_memory = is_kept && self.root.attributes_in_memory;
         self.is_access_list_in_memory.store(is_in_memory, Relaxed);
         match found {
             Ok(len) => len > 0,
