@@ -20,6 +20,12 @@ pub type DeviceNumber = (u32, u32);
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Lanes>);
 
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 /// See [`Engine`](super::Engine).
 pub(super) struct Lanes {
     pub(super) data: Lane,
@@ -90,7 +96,7 @@ impl Share {
 
     /// Whether the task that is polled on this thread does its work on this device.
     pub fn is_of(device: &Device) -> bool {
-        let is_same = |share: &Self| Arc::ptr_eq(&share.device.0, &device.0);
+        let is_same = |share: &Self| share.device == *device;
         CURRENT.with_borrow(|share| share.as_ref().is_some_and(is_same))
     }
 
@@ -116,7 +122,8 @@ impl Share {
         self.client
     }
 
-    pub(super) fn device(&self) -> &Device {
+    /// The device whose threads it is a share of.
+    pub fn device(&self) -> &Device {
         &self.device
     }
 

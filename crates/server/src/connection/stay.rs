@@ -2,13 +2,13 @@
 //!
 //! A call that may wait for the disk is handed from the network thread to a thread of a lane. With one
 //! in flight, two threads are woken for each then, which takes longer than a small WRITE or a part of a
-//! listing. So after a few such calls in a row, all for the same lane, a thread of that lane takes the
-//! socket over: it receives the next call, performs it and answers it. Any other call ends the stay, and
-//! so does a client that does not wait for its answer.
+//! listing. So after a few such calls in a row, all for the same lane of one device, a thread of that
+//! lane takes the socket over: it receives the next call, performs it and answers it. Any other call
+//! ends the stay, and so does a client that does not wait for its answer.
 //!
-//! The network thread never waits for a disk, and no call waits for one that does. While the staying
-//! thread is at work on a call, the receiver lies in [`Stay::reading`], from where the network
-//! thread takes it back when that takes long.
+//! The network thread never waits for a disk, and no call waits for one that does. While the stay waits
+//! for its thread, and while that is at work on a call, the receiver lies in [`Stay::reading`], from
+//! where the network thread takes it back when that takes long.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use io::LaneKind;
+use io::{Device, LaneKind, Share};
 use rpc::server::{Receiver, SocketReader, Transport};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
 use super::{Accepted, Intake};
 use crate::counters::Counter;
@@ -40,10 +40,11 @@ const PARTS_MAX: usize = 256;
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Calls of a connection that came in a row, each when the one before it was answered, and each for the
-/// same lane.
+/// same lane of the same device.
 #[derive(Default)]
 pub(super) struct Streak {
     lane: Option<LaneKind>,
+    device: Option<Device>,
     len: u32,
     /// Calls more than [`STREAK_MIN`] that it takes.
     handicap: u32,
@@ -63,8 +64,12 @@ impl Streak {
         let lane = lane(call).filter(|_| self.needs_metadata || !begins_here);
         let goes_on = lane.is_some()
             && lane == self.lane
+            && self.device.as_ref() == Some(call.share.device())
             && self.last.is_some_and(|last| call.received.since(last) <= GAP_MAX);
         self.len = if goes_on { self.len + 1 } else { 0 };
+        if !goes_on {
+            self.device = lane.map(|_| call.share.device().clone());
+        }
         (self.lane, self.last) = (lane, Some(call.received));
         lane.filter(|_| self.len >= STREAK_MIN + self.handicap && intake.has_read_all())
     }
@@ -126,7 +131,9 @@ struct Stay {
     intake: Arc<Intake>,
     /// That of its thread.
     lane: LaneKind,
-    /// The receiver while the thread performs a call.
+    /// The client's, of the device of its thread.
+    share: Share,
+    /// The receiver until the thread begins, and while it performs a call.
     reading: Mutex<Option<Reading>>,
     /// Calls begun.
     begun: AtomicU64,
@@ -151,32 +158,28 @@ pub(super) async fn stay(
     receiver: Receiver<SocketReader>,
     call: Accepted,
 ) -> Option<Stayed> {
-    let Ok(seat) = Arc::clone(intake.service.stays.of(lane)).try_acquire_owned() else {
+    let Some(seat) = intake.service.stays.of(lane).take(intake.activity.client()) else {
         return Some(Stayed::Refused(receiver, call));
     };
-    let share = call.share.clone();
-    let stay = Arc::new(Stay {
-        intake: Arc::clone(intake),
-        lane,
-        reading: Mutex::new(None),
-        begun: AtomicU64::new(0),
-        is_over: AtomicBool::new(false),
-    });
+    let stay = Arc::new(Stay::new(intake, lane, call.share.clone()));
     let (hand_back, handed_back) = oneshot::channel();
     let (give, given) = mpsc::sync_channel(1);
     let staying = Arc::clone(&stay);
     let job = move || {
-        if let Ok((receiver, call)) = given.recv() {
-            staying.serve(receiver, call, hand_back, seat);
+        if let Ok(call) = given.recv() {
+            staying.serve(call, hand_back);
         }
     };
-    if !share.leave_to(lane, job) {
+    if !stay.share.leave_to(lane, job) {
         return Some(Stayed::Refused(receiver, call));
     }
     intake.socket.stop_watching();
     let _ends = EndsStay(&stay);
-    give.send((receiver, call)).ok()?;
+    stay.lay_down(receiver);
+    give.send(call).ok()?;
     let end = stay.end(handed_back).await?;
+    // A thread that has lost the receiver ends the call as any other does.
+    drop(seat);
     if let Err(error) = intake.socket.watch() {
         let client = intake.peer.address;
         tracing::warn!(%client, %error, "connection closed: cannot register its socket with epoll");
@@ -191,8 +194,19 @@ pub(super) async fn stay(
 }
 
 impl Stay {
-    /// Waits for the end of the stay, or takes the receiver away from a thread that is at work on a
-    /// call for long. `None` if that thread has panicked.
+    fn new(intake: &Arc<Intake>, lane: LaneKind, share: Share) -> Self {
+        Self {
+            intake: Arc::clone(intake),
+            lane,
+            share,
+            reading: Mutex::new(None),
+            begun: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+        }
+    }
+
+    /// Waits for the end of the stay, or takes the receiver away from a thread that has not begun, or
+    /// is at work on a call, for long. `None` if that thread has panicked.
     async fn end(&self, mut handed_back: oneshot::Receiver<End>) -> Option<End> {
         let mut seen = 0;
         loop {
@@ -209,18 +223,22 @@ impl Stay {
         }
     }
 
+    /// Leaves the receiver to the one who takes it first.
+    fn lay_down(&self, mut receiver: Receiver<SocketReader>) {
+        let intake = Arc::clone(&self.intake);
+        let reading: Reading = Box::pin(async move {
+            let next = intake.next_call(&mut receiver).await;
+            (receiver, next)
+        });
+        *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+    }
+
     fn take_reading(&self) -> Option<Reading> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Performs calls on this thread, `call` first.
-    fn serve(
-        self: Arc<Self>,
-        mut receiver: Receiver<SocketReader>,
-        mut call: Accepted,
-        hand_back: oneshot::Sender<End>,
-        _seat: OwnedSemaphorePermit,
-    ) {
+    fn serve(self: Arc<Self>, mut call: Accepted, hand_back: oneshot::Sender<End>) {
         let lane = self.lane;
         let counter = match lane {
             LaneKind::Data => Counter::WritesByStayingThread,
@@ -228,27 +246,21 @@ impl Stay {
         };
         loop {
             self.intake.service.counters.add(counter, 1);
-            let share = call.share.clone();
-            let intake = Arc::clone(&self.intake);
-            let reading: Reading = Box::pin(async move {
-                let next = intake.next_call(&mut receiver).await;
-                (receiver, next)
-            });
-            *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
             self.begun.fetch_add(1, Ordering::Relaxed);
-            let has_ended = share.run_here(lane, call.work, GAP_MAX);
+            let has_ended = self.share.run_here(lane, call.work, GAP_MAX);
             self.intake.replies.flush();
             // The network thread has taken it.
             let Some(reading) = self.take_reading() else { return };
             let end = if !has_ended {
                 End::Reading { reading, has_failed: true }
-            } else if share.has_waiting_work(lane) {
+            } else if self.share.has_waiting_work(lane) {
                 End::Reading { reading, has_failed: false }
             } else {
                 match self.receive(reading) {
                     Err(reading) => End::Reading { reading, has_failed: false },
-                    Ok((its_receiver, Some(next))) if self.goes_on_with(&next) => {
-                        (receiver, call) = (its_receiver, next);
+                    Ok((receiver, Some(next))) if self.goes_on_with(&next) => {
+                        self.lay_down(receiver);
+                        call = next;
                         continue;
                     }
                     Ok(received) => End::Received(Box::new(received)),
@@ -261,7 +273,9 @@ impl Stay {
     }
 
     fn goes_on_with(&self, next: &Accepted) -> bool {
-        lane(next) == Some(self.lane) && self.intake.has_read_all()
+        lane(next) == Some(self.lane)
+            && next.share.device() == self.share.device()
+            && self.intake.has_read_all()
     }
 
     /// Waits for the next call, but not long.

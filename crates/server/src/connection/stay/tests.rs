@@ -21,6 +21,8 @@ use crate::server::Server;
 use crate::state::ConnectionId;
 
 const PATIENCE: Duration = Duration::from_secs(20);
+/// As many as a lane has, or more.
+const LANE_THREADS: usize = 64;
 
 /// A connection to a server of nothing.
 struct Rig {
@@ -140,6 +142,52 @@ async fn a_call_that_blocks_its_thread_delays_no_other_call_of_the_connection() 
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stay_that_waits_for_its_thread_delays_no_other_call_of_the_connection() {
+    for lane in [LaneKind::Data, LaneKind::Metadata] {
+        let (mut rig, receiver) = Rig::new().await;
+        let (ended, end) = mpsc::channel();
+        let call = rig.call(lane, async move { ended.send(()).unwrap() });
+        let blocks: Vec<_> = (0..LANE_THREADS)
+            .map(|_| {
+                let (release, blocked) = mpsc::channel::<()>();
+                assert!(call.share.leave_to(lane, move || assert!(blocked.recv().is_err())));
+                release
+            })
+            .collect();
+        rig.send_null();
+        let ((_, next), has_failed) = rig.stay(receiver, call).await;
+        assert!(has_failed);
+        rig.answer(next.expect("the call behind it")).await;
+        assert!(end.try_recv().is_err(), "no thread has taken it");
+        assert_eq!(rig.intake.service.stays.of(lane).taken(), 0, "others may stay meanwhile");
+        drop(blocks);
+        end.recv_timeout(PATIENCE).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_streak_and_a_stay_are_of_one_device() {
+    let (rig, _receiver) = Rig::new().await;
+    let call_on = |minor| Accepted {
+        share: Share::new(&rig.intake.service.engine.device((0, minor)), 1),
+        ..rig.call(LaneKind::Metadata, async {})
+    };
+    let mut streak = Streak::default();
+    for number in 0..20 {
+        let call = call_on(number % 2);
+        assert_eq!(streak.lane_worth_a_stay(&rig.intake, &call), None, "the devices change");
+    }
+    for number in 1..STREAK_MIN {
+        assert_eq!(streak.lane_worth_a_stay(&rig.intake, &call_on(1)), None, "{number}");
+    }
+    let call = call_on(1);
+    assert_eq!(streak.lane_worth_a_stay(&rig.intake, &call), Some(LaneKind::Metadata));
+    let stay = Stay::new(&rig.intake, LaneKind::Metadata, call.share);
+    assert!(stay.goes_on_with(&call_on(1)));
+    assert!(!stay.goes_on_with(&call_on(0)));
+}
+
 #[tokio::test]
 async fn a_streak_is_of_one_lane_and_of_calls_that_need_it() {
     let (rig, _receiver) = Rig::new().await;
@@ -218,7 +266,7 @@ async fn a_closed_connection_ends_the_stay() {
     tokio::time::timeout(PATIENCE, rig.intake.activity.calls_ended()).await.unwrap();
     let stays = rig.intake.service.stays.of(LaneKind::Data);
     let begun = Instant::now();
-    while stays.available_permits() == 0 || Arc::strong_count(&rig.intake) > 1 {
+    while stays.taken() > 0 || Arc::strong_count(&rig.intake) > 1 {
         assert!(begun.elapsed() < PATIENCE);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
