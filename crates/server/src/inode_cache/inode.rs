@@ -9,6 +9,7 @@ use io::{KernelHandle, RangeLock};
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use super::closings::Closing;
 use super::descriptor_count::Counted;
 use super::file::File;
 use super::known_rights::KnownRights;
@@ -54,7 +55,10 @@ pub(crate) struct Inode {
     /// When a directory was last known to lie below the export, in seconds of the table's clock.
     pub(super) placed_at_secs: AtomicU64,
 
-    /// Its descriptors. The last field: they count until they are closed.
+    // The last fields: what they count counts until the descriptors are closed.
+    /// Set when it was given to a thread of its device to be closed.
+    pub(super) closing: OnceLock<Closing>,
+    /// Its descriptors.
     counted: Counted,
 }
 
@@ -116,6 +120,7 @@ impl Inode {
             referenced: AtomicBool::new(false),
             used_at_tick: AtomicU64::new(0),
             placed_at_secs: AtomicU64::new(0),
+            closing: OnceLock::new(),
             counted,
         }
     }

@@ -12,6 +12,7 @@
 //! use does not leave at all, so that there is never a second one of it.
 
 mod busy_devices;
+mod closings;
 mod data_descriptors;
 mod delegation_gate;
 mod descriptor_count;

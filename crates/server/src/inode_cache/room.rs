@@ -77,11 +77,13 @@ impl InodeCache {
         self.descriptors.one_more()
     }
 
-    /// An object that is to make room, of the part of the table that `key` belongs to if there is one.
+    /// An object that is to make room, of the part of the table that `key` belongs to if there is one. None
+    /// of another device that has too many to be closed: it would free nothing for a call on `device`.
     fn victim_near(&self, key: &InodeKey, device: DeviceNumber) -> Victim {
+        let full = self.closings.full();
         let victims = (0..SHARDS).map(|step| {
             let shard = (shard_of(key) + step) % SHARDS;
-            lock(&self.shards[shard]).victim(Some(device))
+            lock(&self.shards[shard]).victim(Some(device), &full)
         });
         victims.into_iter().find(|victim| !matches!(victim, Victim::None)).unwrap_or(Victim::None)
     }
@@ -92,13 +94,10 @@ impl InodeCache {
         if self.is_closing_ahead.swap(true, Ordering::SeqCst) {
             return;
         }
-        if self.left_len() >= wanted {
-            // A device does not answer. What left the table for it was not closed yet.
-            return;
-        }
+        let full = self.closings.full();
         let mut leaving = Vec::with_capacity(wanted);
         for shard in &self.shards {
-            let victim = || match lock(shard).victim(None) {
+            let victim = || match lock(shard).victim(None, &full) {
                 Victim::Removed(file) => Some(file),
                 Victim::Dirty(_) | Victim::None => None,
             };
@@ -124,6 +123,7 @@ mod tests {
     use io::Share;
     use rustix::fs::{CWD, FileType, Mode, openat};
 
+    use super::super::closings::{CLOSINGS_MAX, Closing};
     use super::super::two_devices::{TestExport, engine};
     use super::*;
     use crate::export::{ExportRoot, FileSystems};
@@ -252,6 +252,53 @@ mod tests {
         drop(release);
         drop(made.await.unwrap());
         assert_eq!(cache.len(), 3);
+    }
+
+    /// As while a disk hangs whose names are in memory.
+    #[tokio::test]
+    async fn calls_give_up_few_objects_of_another_device_that_does_not_answer() {
+        let (cache, engine) = (InodeCache::new(1), engine(1));
+        let Some([slow, quick]) = TestExport::on_two_devices(&cache) else { return };
+        let _used = [&quick.file, &quick.directory].map(|key| cache.find(key).unwrap());
+        let root = Arc::clone(&cache.find(&slow.file).unwrap().root);
+        let released = slow.block_data_thread(&engine);
+        for _ in 0..5 * CLOSINGS_MAX {
+            drop(cache.make_room(&quick.file, quick.device(), &engine).await);
+            slow.reopen(&cache, &root);
+        }
+        let closing = || cache.closings.of(slow.device()).load(Ordering::SeqCst);
+        assert!(cache.left_len() < CLOSINGS_MAX, "{}", cache.left_len());
+        assert_eq!(closing(), CLOSINGS_MAX);
+        cache.shrink_clean(&engine);
+        cache.shrink(quick.device(), &engine).await;
+        assert_eq!(closing(), CLOSINGS_MAX);
+
+        drop(released);
+        let began = Instant::now();
+        while closing() > 0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "they are never closed");
+            cache.close_left(&engine);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        drop(cache.make_room(&quick.file, quick.device(), &engine).await);
+        assert!(cache.find(&slow.file).is_none(), "it makes room again");
+    }
+
+    #[tokio::test]
+    async fn a_device_that_does_not_answer_ends_closing_ahead_for_itself_only() {
+        let (cache, engine) = (InodeCache::new(1), engine(1));
+        let Some([slow, quick]) = TestExport::on_two_devices(&cache) else { return };
+        let count = cache.closings.of(slow.device());
+        let _stuck: Vec<_> = (0..CLOSINGS_MAX).map(|_| Closing::new(&count)).collect();
+        let _used = [&slow.file, &quick.file].map(|key| cache.find(key).unwrap());
+        [&slow.file, &quick.file].into_iter().for_each(|key| cache.forget(key));
+        // Twice, for they may be in one part of the table.
+        for _ in 0..2 {
+            cache.is_closing_ahead.store(false, Ordering::SeqCst);
+            cache.close_ahead(2, &engine);
+        }
+        assert!(cache.find(&quick.directory).is_none());
+        assert!(cache.find(&slow.directory).is_some());
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::busy_devices::BusyDevices;
+use super::closings::{Closing, Closings};
 use super::descriptor_count::{Counted, DescriptorCount};
 use super::state::InodeStates;
 use super::sweeps::Sweeps;
@@ -41,6 +42,7 @@ pub(crate) struct InodeCache {
     /// Counts seconds, for what need not be exact: reading it costs nothing.
     pub(super) ticks: AtomicU64,
     pub(super) busy: BusyDevices,
+    pub(super) closings: Closings,
     pub(super) sweeps: Sweeps,
     /// Objects that left the table while calls used them, or while their device took no more: see
     /// [`Self::close_left`].
@@ -68,6 +70,7 @@ impl InodeCache {
             began: Instant::now(),
             ticks: AtomicU64::new(0),
             busy: BusyDevices::default(),
+            closings: Closings::default(),
             sweeps: Sweeps::default(),
             left: Mutex::default(),
         }
@@ -186,6 +189,7 @@ impl InodeCache {
 
     /// Objects that left the table and are not closed yet, but for those that threads of their devices
     /// have.
+    #[cfg(test)]
     pub(super) fn left_len(&self) -> usize {
         self.lock_left().len()
     }
@@ -222,6 +226,10 @@ impl InodeCache {
         leaving: Vec<Arc<Inode>>,
         at_work: impl Send + 'static,
     ) {
+        let count = self.closings.of(device);
+        for file in &leaving {
+            file.closing.get_or_init(|| Closing::new(&count));
+        }
         let _entered = Share::new(&engine.device(device), 0).enter();
         if let Err((leaving, _)) = engine.give_to_data((leaving, at_work), drop) {
             self.lock_left().extend(leaving);
@@ -245,10 +253,11 @@ impl InodeCache {
     /// `device`. Waits for the flushes and closes of those on the same device only: what is on
     /// others is left to their threads, or stays where it has unflushed data.
     pub(crate) async fn shrink(&self, device: DeviceNumber, engine: &Engine) {
+        let full = self.closings.full();
         for shard in &self.shards {
             let mut leaving = Vec::new();
             for _ in 0..VICTIM_SEARCH_MAX {
-                let victim = lock(shard).victim(Some(device));
+                let victim = lock(shard).victim(Some(device), &full);
                 match victim {
                     Victim::Removed(file) => leaving.push(file),
                     Victim::Dirty(file) => file.flush_before_leaving(engine).await,
@@ -263,8 +272,9 @@ impl InodeCache {
     /// Gives up a part of the objects that need no flush, on whatever device, and leaves closing
     /// them to the threads of their devices. Waits for nothing.
     pub(crate) fn shrink_clean(&self, engine: &Engine) {
+        let full = self.closings.full();
         for shard in &self.shards {
-            let victim = || match lock(shard).victim(None) {
+            let victim = || match lock(shard).victim(None, &full) {
                 Victim::Removed(file) => Some(file),
                 Victim::Dirty(_) | Victim::None => None,
             };
@@ -347,8 +357,8 @@ impl Shard {
     /// An object that was not used since a search last passed it. Each search starts at another place:
     /// of objects that are used in turn, and are a few too many, most are then found, where giving up
     /// the oldest would leave none of them. Dirty ones are only named, for their flush must come first,
-    /// and only those of `device`.
-    pub(super) fn victim(&mut self, device: Option<DeviceNumber>) -> Victim {
+    /// and only those of `device`. Of the other devices, none that is in `full`: see [`Closings`].
+    pub(super) fn victim(&mut self, device: Option<DeviceNumber>, full: &[DeviceNumber]) -> Victim {
         let mut dirty = None;
         let mut hand = self.draw();
         for _ in 0..VICTIM_SEARCH_MAX.max(self.files.len() * 2).min(4 * VICTIM_SEARCH_MAX) {
@@ -357,10 +367,15 @@ impl Shard {
             }
             hand %= self.files.len();
             let file = &self.files[hand];
-            if file.referenced.swap(false, Ordering::Relaxed) || Arc::strong_count(file) > 1 {
+            let of = file.root.device();
+            let stays = device != Some(of) && full.contains(&of);
+            if stays
+                || file.referenced.swap(false, Ordering::Relaxed)
+                || Arc::strong_count(file) > 1
+            {
                 hand += 1;
             } else if file.is_dirty() {
-                if device == Some(file.root.device()) {
+                if device == Some(of) {
                     dirty.get_or_insert_with(|| Arc::clone(file));
                 }
                 hand += 1;

@@ -57,6 +57,13 @@ impl TestExport {
         Self { file, directory, dir }
     }
 
+    /// Opens the file if it is not open.
+    pub(super) fn reopen(&self, cache: &InodeCache, root: &Arc<ExportRoot>) {
+        if cache.find(&self.file).is_none() {
+            assert!(open(cache, root, &self.dir.path().join("f")) == self.file);
+        }
+    }
+
     pub(super) fn device(&self) -> Device {
         attributes_of(std::fs::File::open(self.dir.path()).unwrap()).unwrap().device
     }
