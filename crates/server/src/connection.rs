@@ -40,7 +40,7 @@ const LIMIT_WAIT_MAX: Duration = Duration::from_secs(1);
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 /// The kinds of calls, of which tokens name one.
 const KINDS: u64 = CallKind::ALL.len() as u64;
-/// How long the last calls may take when the server stops.
+/// How long the last calls of a connection may take to be answered.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// What the calls of a connection have in common.
@@ -119,8 +119,14 @@ pub(crate) async fn serve(
     // Accepted calls are completed and answered, if the peer still reads.
     drop(tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await);
     sender.abort();
+    replies.close();
     service.callbacks.remove(connection);
     service.state.connection_closed(connection);
+    // Calls that hang hold the socket, which counts as the peer's until they end.
+    tokio::select! {
+        () = activity.calls_ended() => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
     tracing::debug!(client = %address, "disconnected");
 }
 

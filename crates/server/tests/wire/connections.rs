@@ -7,8 +7,8 @@ use proto::nfs3;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_server::counters::Counter;
 
-use crate::client::Client;
-use crate::fixture::Fixture;
+use crate::client::{Client, encoded, mode};
+use crate::fixture::{Fixture, Frozen, Mounted, is_root};
 use crate::limits::in_own_process;
 
 /// Admits every loopback address but 127.0.0.66.
@@ -114,6 +114,35 @@ fn idle_connections_of_one_peer_lock_out_no_client() {
     first.null();
     others.iter_mut().for_each(Client::null);
     drop(idle);
+}
+
+#[test]
+fn a_closed_connection_counts_until_its_calls_end() {
+    let test = "a_closed_connection_counts_until_its_calls_end";
+    if !is_root(test) {
+        return;
+    }
+    let mut disk = None;
+    let fixture = Fixture::prepared(NETWORK, |dir| disk = Mounted::ext4_export(dir));
+    let Some(_disk) = disk else { return eprintln!("{test} skipped: no loop device here") };
+    let (mut first, root) = fixture.mounted();
+    let file = first.create(root, "f");
+    let Some(frozen) = Frozen::at(&fixture.path("export")) else {
+        return eprintln!("{test} skipped: fsfreeze");
+    };
+    for _ in 0..3 {
+        let mut client = fixture.client();
+        let args = nfs3::SetattrArgs { object: file, new_attributes: mode(0o600), guard: None };
+        let setattr = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Setattr.code());
+        let call = client.encode(1, setattr, &encoded(&args));
+        client.send_record(&call);
+    }
+    // Longer than the last calls of a connection may take to be answered.
+    std::thread::sleep(Duration::from_secs(12));
+    assert_eq!(fixture.figure("connections_open"), 4);
+    drop(frozen);
+    open_connections_fall_to(&fixture, 1);
+    first.null();
 }
 
 #[test]
