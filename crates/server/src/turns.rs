@@ -334,14 +334,15 @@ impl State {
             let share = total_ns.saturating_sub(before_ns).saturating_mul(WHOLE_SHARE) / ns;
             shares.push((*id, share));
         }
-        let compared =
-            || shares.iter().map(|(_, share)| *share).filter(|share| *share >= SMALL_SHARE);
-        let bounds = (compared().count() > 1).then(|| (compared().min(), compared().max()));
+        let compared: Vec<_> =
+            shares.iter().map(|(_, share)| *share).filter(|share| *share >= SMALL_SHARE).collect();
+        let bounds = compared.iter().min().zip(compared.iter().max());
+        let bounds = bounds.filter(|_| compared.len() > 1);
         for (id, share) in &shares {
             let Some(client) = self.clients.get_mut(id) else { continue };
             client.shared_ns = match bounds {
-                Some((Some(least), Some(most))) if *share >= SMALL_SHARE => {
-                    next_shared_ns(client.shared_ns, *share, least, most)
+                Some((least, most)) if *share >= SMALL_SHARE => {
+                    next_shared_ns(client.shared_ns, *share, *least, *most)
                 }
                 _ => nearer_to_equal_ns(client.shared_ns),
             };
@@ -384,8 +385,8 @@ impl State {
 fn next_shared_ns(time_ns: i64, share: u64, least: u64, most: u64) -> i64 {
     let is_less = |less: u64, than: u64| less < than / 8 * 7;
     let next_ns = match (is_less(share, most), is_less(least, share)) {
-        (true, false) => time_ns + time_ns / 4,
-        (false, true) => time_ns - time_ns / 5,
+        (true, false) => longer_ns(time_ns),
+        (false, true) => shorter_ns(time_ns),
         _ => time_ns,
     };
     next_ns.clamp(SHARED_MIN_NS, SHARED_MAX_NS)
@@ -394,10 +395,20 @@ fn next_shared_ns(time_ns: i64, share: u64, least: u64, most: u64) -> i64 {
 /// As [`next_shared_ns`], of a client that is compared with no other.
 fn nearer_to_equal_ns(time_ns: i64) -> i64 {
     if time_ns > SHARED_NS {
-        (time_ns - time_ns / 5).max(SHARED_NS)
+        shorter_ns(time_ns).max(SHARED_NS)
     } else {
-        (time_ns + time_ns / 4).min(SHARED_NS)
+        longer_ns(time_ns).min(SHARED_NS)
     }
+}
+
+/// One step up.
+fn longer_ns(time_ns: i64) -> i64 {
+    time_ns + time_ns / 4
+}
+
+/// One step down, which undoes one up.
+fn shorter_ns(time_ns: i64) -> i64 {
+    time_ns - time_ns / 5
 }
 
 impl Client {
