@@ -258,16 +258,41 @@ fn a_mount_that_changes_counts_for_the_next_access() {
     has(ACCESS_READ | write | execute, "remount,bind,rw");
 }
 
-#[test]
-fn warm_names_wait_for_no_metadata_thread() {
+/// A server with one metadata thread, on a file system of its own. `None`, with the reason printed, if
+/// there can be none.
+fn with_one_metadata_thread() -> Option<(Fixture, Mounted)> {
     let mut mounted = None;
     let fixture = Fixture::prepared(&format!("metadata_threads = 1\n{TRUSTING}"), |dir| {
         mounted = Mounted::ext4_export(dir);
     });
     if mounted.is_none() {
-        return eprintln!("skipped: nothing can be mounted here");
+        eprintln!("skipped: nothing can be mounted here");
     }
     set_mode(&fixture.exported(""), 0o777);
+    Some((fixture, mounted?))
+}
+
+/// Calls `work` while the only metadata thread waits until the file system takes changes again.
+fn while_the_metadata_thread_waits(fixture: &Fixture, work: impl FnOnce()) {
+    let Some(frozen) = Frozen::at(&fixture.exported("")) else {
+        return eprintln!("skipped: nothing can be frozen here");
+    };
+    std::thread::scope(|scope| {
+        let stuck = scope.spawn(|| {
+            let (mut other, root) = fixture.mounted();
+            other.create(root, "g")
+        });
+        sleep(Duration::from_millis(200));
+        work();
+        assert!(!stuck.is_finished());
+        drop(frozen);
+        stuck.join().unwrap();
+    });
+}
+
+#[test]
+fn warm_names_wait_for_no_metadata_thread() {
+    let Some((fixture, _mounted)) = with_one_metadata_thread() else { return };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     settle();
@@ -276,48 +301,24 @@ fn warm_names_wait_for_no_metadata_thread() {
         ok(client.access(file, ALL_ACCESS));
         ok(client.access(root, ALL_ACCESS));
     }
-    let Some(frozen) = Frozen::at(&fixture.exported("")) else {
-        return eprintln!("skipped: nothing can be frozen here");
-    };
-    std::thread::scope(|scope| {
-        // The only metadata thread waits until the file system takes changes again.
-        let stuck = scope.spawn(|| fixture.mounted().0.create(root, "g"));
-        sleep(Duration::from_millis(200));
+    while_the_metadata_thread_waits(&fixture, || {
         assert_eq!(ok(client.lookup(root, b"f")).object, file);
         ok(client.access(file, ALL_ACCESS));
         ok(client.access(root, ALL_ACCESS));
         client.getattr(file).unwrap();
-        assert!(!stuck.is_finished());
-        drop(frozen);
-        stuck.join().unwrap();
     });
 }
 
 #[test]
 fn names_of_a_directory_that_just_changed_wait_for_no_metadata_thread() {
-    let mut mounted = None;
-    let fixture = Fixture::prepared(&format!("metadata_threads = 1\n{TRUSTING}"), |dir| {
-        mounted = Mounted::ext4_export(dir);
-    });
-    if mounted.is_none() {
-        return eprintln!("skipped: nothing can be mounted here");
-    }
-    set_mode(&fixture.exported(""), 0o777);
+    let Some((fixture, _mounted)) = with_one_metadata_thread() else { return };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     for _ in 0..2 {
         assert_eq!(ok(client.lookup(root, b"f")).object, file);
     }
-    let Some(frozen) = Frozen::at(&fixture.exported("")) else {
-        return eprintln!("skipped: nothing can be frozen here");
-    };
-    std::thread::scope(|scope| {
-        let stuck = scope.spawn(|| fixture.mounted().0.create(root, "g"));
-        sleep(Duration::from_millis(200));
+    while_the_metadata_thread_waits(&fixture, || {
         assert_eq!(ok(client.lookup(root, b"f")).object, file);
-        assert!(!stuck.is_finished());
-        drop(frozen);
-        stuck.join().unwrap();
     });
 }
 
