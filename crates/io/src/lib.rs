@@ -42,6 +42,7 @@ mod dontcache_probe;
 mod engine;
 mod file_size_limit;
 pub mod file_system_magic;
+mod fronts;
 mod identity;
 mod io_mode;
 mod kernel_handle;
@@ -84,6 +85,7 @@ pub use direct::{Route, Segment, SegmentsWritten, dio_align, read_direct, write_
 pub use dontcache_probe::{DontCacheVerdict, dontcache_writes_pay};
 pub use engine::{ClientId, Device, DeviceNumber, Engine, EngineConfig, LaneKind, Share};
 pub use file_size_limit::survive_file_size_limit;
+pub use fronts::Fronts;
 pub use identity::{Identity, can_assume_users};
 pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};
 pub use kernel_handle::{

@@ -4,7 +4,10 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use io::{DeviceNumber, RangeLock, ReadAhead, ReadHistory, Streams, WriteBehind, WriteBehindFile};
+use io::{
+    ByteRange, DeviceNumber, Fronts, RangeLock, ReadAhead, ReadHistory, Stream, Streams,
+    WriteBehind, WriteBehindFile,
+};
 
 use super::{DataDescriptors, WriteQueue};
 use crate::fs::Caller;
@@ -21,10 +24,25 @@ pub(crate) struct FileState {
     kept_bytes: AtomicU64,
     /// Its part of the write-behind window.
     pub(super) window: OnceLock<Arc<WriteBehindFile>>,
-    /// Writers in sequence.
-    writers: Mutex<Streams>,
+    writers: Mutex<Writers>,
     /// Writers that take turns in it have drifted further apart than the window reaches.
     outreaches_window: AtomicBool,
+}
+
+/// Where it was written last.
+#[derive(Default)]
+struct Writers {
+    streams: Streams,
+    fronts: Fronts,
+}
+
+/// How the latest WRITEs go on through a file.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct WriteProgress {
+    /// Bytes written in sequence, by one writer or by several that take turns; 0 if they were not.
+    pub(crate) bytes: u64,
+    /// They leave out part of the file.
+    pub(crate) has_gaps: bool,
 }
 
 /// No user has this id (`Identity`).
@@ -74,9 +92,22 @@ impl FileState {
         Arc::clone(self.window.get_or_init(|| window.file(device)))
     }
 
-    /// Notes a WRITE; returns the stream that it belongs to.
-    pub(crate) fn note_writer(&self, range: io::ByteRange) -> io::Stream {
-        self.writers.lock().unwrap_or_else(PoisonError::into_inner).note(range)
+    /// Notes WRITEs, and returns what they are part of.
+    pub(crate) fn note_writes(&self, ranges: impl Iterator<Item = ByteRange>) -> WriteProgress {
+        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        let Writers { streams, fronts } = &mut *writers;
+        let noted = ranges.map(|range| {
+            fronts.note(range);
+            streams.note(range)
+        });
+        let longest = noted.filter(Stream::is_sequential).max_by_key(Stream::bytes);
+        let filled_bytes = fronts.filled_bytes();
+        match longest {
+            Some(stream) if stream.bytes() > filled_bytes => {
+                WriteProgress { bytes: stream.bytes(), has_gaps: stream.has_gaps() }
+            }
+            _ => WriteProgress { bytes: filled_bytes, has_gaps: fronts.have_gaps() },
+        }
     }
 
     /// Whether writers that leave gaps for each other have ever been too far apart for the window.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use io::{
     BUFFER_ALIGN, ByteRange, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
-    Stream, WriteBehindFile, WriteData, WriteSplit,
+    WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
@@ -89,10 +89,10 @@ impl Vfs {
         if facts.mode != IoMode::Auto {
             return facts;
         }
-        let stream = note_writers(file, writes);
+        let progress = file.data().note_writes(writes.iter().map(|write| write.range));
         WriteFacts {
-            stream_bytes: stream.map_or(0, |stream| stream.bytes()),
-            outreaches_window: stream.is_some_and(|stream| stream.has_gaps())
+            stream_bytes: progress.bytes,
+            outreaches_window: progress.has_gaps
                 && file.data().outreaches_window(|| self.window_of(file).outgrows_window()),
             free_bytes: self.memory.free_bytes(),
             total_bytes: self.memory.total_bytes(),
@@ -293,12 +293,6 @@ fn count_bytes(file: &Inode, counter: Counter, writes: &[PermittedWrite]) {
 /// The range of adjacent WRITEs.
 fn range_of(writes: &[PermittedWrite]) -> ByteRange {
     ByteRange::between(writes[0].range.offset(), writes[writes.len() - 1].range.end())
-}
-
-/// Notes adjacent WRITEs, and returns the longest stream that one of them belongs to, if there is one.
-fn note_writers(file: &Permitted<Writing>, writes: &[PermittedWrite]) -> Option<Stream> {
-    let streams = writes.iter().map(|write| file.data().note_writer(write.range));
-    streams.filter(Stream::is_sequential).max_by_key(Stream::bytes)
 }
 
 impl WriteJob {

@@ -3,10 +3,16 @@
 
 use io::ByteRange;
 
+/// What XFS preallocates at least behind a write that extends a file (`allocsize` in xfs(5)). A write
+/// that leaves a gap behind the end of the file makes an extent of what is preallocated there. If the
+/// gap is longer, that extent is an island in the file, and each such write makes one.
+const GAP_BYTES_MAX: u64 = 64 * 1024;
+
 /// The WRITEs of a batch by their places in it, as vectored writes in the order in which they are to
 /// be performed. Those of one are adjacent in the file, ascending, and of one `kind`.
 ///
-/// WRITEs that overlap keep the order of the batch. All others are put in the order of the file.
+/// WRITEs that overlap keep the order of the batch. All others are put in the order of the file; but
+/// where they leave large gaps, the furthest comes first.
 pub(super) fn vectors<K: PartialEq>(writes: &[(ByteRange, K)]) -> Vec<Vec<usize>> {
     let mut vectors = Vec::new();
     // The last WRITEs, ascending, none of which overlaps another.
@@ -20,14 +26,24 @@ pub(super) fn vectors<K: PartialEq>(writes: &[(ByteRange, K)]) -> Vec<Vec<usize>
         let place = apart.partition_point(|&other| writes[other].0.offset() < range.offset());
         let neighbours = &apart[place.saturating_sub(1)..(place + 1).min(apart.len())];
         if neighbours.iter().any(|&other| writes[other].0.overlaps(*range)) {
-            vectors.extend(adjacent(writes, &apart));
+            vectors.extend(in_file_order(writes, &apart));
             apart.clear();
             apart.push(index);
         } else {
             apart.insert(place, index);
         }
     }
-    vectors.extend(adjacent(writes, &apart));
+    vectors.extend(in_file_order(writes, &apart));
+    vectors
+}
+
+/// The ascending WRITEs as vectors, the furthest first where they leave large gaps.
+fn in_file_order<K: PartialEq>(writes: &[(ByteRange, K)], ascending: &[usize]) -> Vec<Vec<usize>> {
+    let mut vectors: Vec<_> = adjacent(writes, ascending).collect();
+    let gap = |pair: &[usize]| writes[pair[1]].0.offset() - writes[pair[0]].0.end();
+    if ascending.windows(2).any(|pair| gap(pair) > GAP_BYTES_MAX) {
+        vectors.rotate_right(1);
+    }
     vectors
 }
 
@@ -84,6 +100,18 @@ mod tests {
         for (writes, expected) in table {
             assert_eq!(vectors(writes), expected, "{writes:?}");
         }
+    }
+
+    #[test]
+    fn the_furthest_write_comes_first_if_large_gaps_are_left() {
+        let (len, gap) = (GAP_BYTES_MAX / 2, GAP_BYTES_MAX);
+        let order = |gap: u64| {
+            let write = |place: u64| (range(place * (len + gap), len), 'a');
+            vectors(&[write(1), write(3), write(0)]).concat()
+        };
+        // Between the second and the third lies one more.
+        assert_eq!(order(gap), [1, 2, 0]);
+        assert_eq!(order(gap / 4), [2, 0, 1]);
     }
 
     #[test]

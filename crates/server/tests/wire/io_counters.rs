@@ -155,6 +155,30 @@ fn writes_are_counted_by_path() {
 }
 
 #[test]
+fn many_writers_that_take_turns_write_through_the_window() {
+    let (fixture, local, mut client, file) = serving("");
+    if !local.is_on_disk("many_writers_that_take_turns_write_through_the_window") {
+        return;
+    }
+    let (writers, record) = (40, vec![1; 47_008]);
+    let mut write = |rounds: std::ops::Range<u64>| {
+        counted(&fixture, || {
+            for round in rounds {
+                // Each writer is some rounds behind the one before it, and they come in no order.
+                for step in 0..writers {
+                    let writer = step * 17 % writers;
+                    let place = (round + writer % 5) * writers + writer;
+                    ok(client.write(file, place * record.len() as u64, &record));
+                }
+            }
+        })
+    };
+    write(0..8);
+    let ways = write(8..12);
+    assert_eq!(ways, [WritesWindowAsStream; 160]);
+}
+
+#[test]
 fn streams_with_gaps_beyond_the_window_go_to_free_memory() {
     let (fixture, local, mut client, file) = serving("window = \"8MiB\"");
     if !local.is_on_disk("streams_with_gaps_beyond_the_window_go_to_free_memory") {
