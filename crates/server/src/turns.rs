@@ -31,8 +31,9 @@ use crate::moment::Moment;
 /// than some ten of them.
 const SHARED_NS: i64 = 100_000;
 /// The least time, of a client that has more of all threads than another that has work here. Short,
-/// because a client with few calls in flight has them answered once in a round: one call of most kinds.
-const SHARED_MIN_NS: i64 = 10_000;
+/// because a client with few calls in flight has them answered once in a round, and shorter than most
+/// calls: what one takes more is owed in the next rounds.
+const SHARED_MIN_NS: i64 = 5_000;
 /// The most, of a client that has less than another.
 const SHARED_MAX_NS: i64 = 200_000;
 /// How long a time is judged by.
