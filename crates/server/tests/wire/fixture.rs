@@ -1,9 +1,10 @@
 //! A server in this process, on a free port, over a temporary directory.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::panic;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
+use std::time::{Duration, Instant};
+use std::{panic, thread};
 
 use proto::nfs3::FileHandle;
 use rustix::fs::{XattrFlags, setxattr};
@@ -88,8 +89,22 @@ impl Fixture {
     }
 
     fn start(&mut self) {
-        let config = self.parse(&self.config);
-        self.server = Some(self.runtime.block_on(Server::start(config)).unwrap());
+        let began = Instant::now();
+        let server = loop {
+            let config = self.parse(&self.config);
+            match self.runtime.block_on(Server::start(config)) {
+                // A program that another test is starting holds the lock of the server before until
+                // its `exec`.
+                Err(error)
+                    if format!("{error:?}").starts_with("StateDir(InUse")
+                        && began.elapsed() < Duration::from_secs(2) =>
+                {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                started => break started.unwrap(),
+            }
+        };
+        self.server = Some(server);
     }
 
     pub(crate) fn stop(&mut self) {
