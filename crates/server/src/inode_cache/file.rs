@@ -52,7 +52,7 @@ const NO_WRITER: u64 = u64::MAX;
 pub(super) struct File {
     pub(super) state: Arc<FileState>,
     /// WRITEs that wait for the inode lock.
-    pub(super) writes: WriteQueue,
+    pub(super) writes: Arc<WriteQueue>,
     /// The user and group that were permitted to write last.
     last_writer: AtomicU64,
     descriptors: Mutex<DataDescriptors>,
@@ -125,7 +125,7 @@ impl File {
     pub(super) fn new(state: &Arc<FileState>) -> Self {
         Self {
             state: Arc::clone(state),
-            writes: WriteQueue::default(),
+            writes: Arc::default(),
             last_writer: AtomicU64::new(NO_WRITER),
             descriptors: Mutex::default(),
         }

@@ -198,7 +198,7 @@ impl Inode {
     }
 
     /// The WRITEs of a regular file that wait for the inode lock.
-    pub(crate) fn writes(&self) -> Option<&WriteQueue> {
+    pub(crate) fn writes(&self) -> Option<&Arc<WriteQueue>> {
         self.file().ok().map(|file| &file.writes)
     }
 

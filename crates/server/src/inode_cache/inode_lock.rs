@@ -19,7 +19,9 @@
 use std::cell::Cell;
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use io::{ChangeStamps, Lengths, Stamp, stamps_between};
 use rustix::fs::AtFlags;
@@ -98,6 +100,9 @@ pub(crate) struct InodeLock {
     stamps: Arc<ChangeStamps>,
 }
 
+/// A place in the queue of an inode lock.
+pub(crate) type Queued = Pin<Box<dyn Future<Output = Alone> + Send>>;
+
 /// An inode to oneself, until it is dropped.
 pub(crate) struct Alone {
     stamps: Arc<ChangeStamps>,
@@ -110,6 +115,21 @@ impl InodeLock {
     pub(crate) async fn alone(&self) -> Alone {
         let order = Arc::clone(&self.order).write_owned().await;
         Alone { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order }
+    }
+
+    /// A place in the queue of the lock from now on.
+    pub(crate) fn queue(&self) -> Queued {
+        let (order, stamps) = (Arc::clone(&self.order), Arc::clone(&self.stamps));
+        let mut alone: Queued = Box::pin(async move {
+            let order = order.write_owned().await;
+            Alone { stamps, has_begun: false, _order: order }
+        });
+        // The first poll takes the place. If the lock is given to it before the task that waits polls it
+        // again, that poll returns it.
+        match alone.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(alone) => Box::pin(std::future::ready(alone)),
+            Poll::Pending => alone,
+        }
     }
 
     /// As [`Self::alone`], if nothing has to be waited for.

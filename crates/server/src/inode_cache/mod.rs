@@ -53,4 +53,6 @@ pub(crate) use name_change::NameChange;
 pub(crate) use permitted::{DataUse, Permitted, Reading, Writing, kernel_allows};
 pub(crate) use table::InodeCache;
 pub(crate) use unlinked::UnusedInodes;
-pub(crate) use write_queue::{BatchDuty, WaitingWrite, WriteQueue, WriteRequest, WriteTurn};
+pub(crate) use write_queue::{
+    BATCH_WRITES_MAX, BatchDuty, WaitingWrite, Woken, WriteQueue, WriteRequest, WriteTurn,
+};

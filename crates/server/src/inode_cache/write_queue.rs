@@ -2,23 +2,37 @@
 //!
 //! A WRITE that finds the file locked joins the last batch that waits for the lock, or begins one.
 //! The task that begins a batch takes the lock, carries out the batch that has waited longest, and
-//! answers each of its WRITEs. So batches are carried out in the order of their beginning, whichever
-//! task comes first, and the WRITEs of each are in the order of arrival.
+//! answers each of its WRITEs, which are in the order of arrival. So there are as many duties to carry
+//! out a batch as there are batches, and batches are carried out in the order of their beginning,
+//! whichever task comes first.
+//!
+//! WRITEs that are ahead of others in the file may be [left](order) for the next batch. If there is
+//! none, they are one, and the duty goes to the task of one of them.
+
+mod order;
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::{IoMode, WriteData};
 use tokio::sync::oneshot;
 
+use self::order::{Waiting, are_left};
+use super::inode_lock::{Alone, InodeLock, Queued};
 use super::{Flush, Wcc};
 use crate::fs::{Caller, Status};
 use crate::trace::CallId;
 
-/// WRITEs of a batch, at most.
-const BATCH_WRITES_MAX: usize = 64;
-/// Bytes of a batch of more than one WRITE, at most: some hundred microseconds of work.
-const BATCH_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// WRITEs of a batch that leaves others waiting, at most, and of one vectored write.
+pub(crate) const BATCH_WRITES_MAX: usize = 64;
+/// Bytes of a batch of several WRITEs that leaves others waiting, at most: some hundred microseconds of
+/// work. It spans no more in the file, either, apart from WRITEs that wait for none.
+const BATCH_BYTES_MAX: u64 = 2 * 1024 * 1024;
+/// WRITEs and bytes that wait together, at most: as many as 16 ranks have in flight, and some more. They
+/// are one batch if a change of another kind waits behind them, or too many WRITEs to take those
+/// that would be left.
+const WAITING_WRITES_MAX: usize = 256;
+const WAITING_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// A WRITE of a file.
 pub(crate) struct WriteRequest {
@@ -62,7 +76,19 @@ impl WriteTurn {
 /// A WRITE that waits.
 pub(crate) struct WaitingWrite {
     pub(crate) request: Box<WriteRequest>,
-    pub(crate) turn: oneshot::Sender<WriteTurn>,
+    pub(crate) task: oneshot::Sender<Woken>,
+    /// Batches that it was left out of.
+    passes: u8,
+}
+
+/// What the task of a WRITE that waits is woken for.
+#[expect(clippy::large_enum_variant, reason = "nearly all are outcomes")]
+pub(crate) enum Woken {
+    /// The outcome of the WRITE.
+    Turn(WriteTurn),
+    /// To wait on, and to carry out a batch before. In this order: if both are dropped, the duty goes
+    /// to another task.
+    Duty(oneshot::Receiver<Self>, BatchDuty),
 }
 
 /// The WRITEs of one file that wait. Their number and bytes are bounded by those of calls in progress.
@@ -76,11 +102,22 @@ struct Batch {
     is_closed: bool,
 }
 
-/// The duty to carry out a batch. Dropped, it drops the WRITEs of the batch, which are not answered.
+/// The duty to carry out a batch. Dropped, it goes to the task of another WRITE, if it has a place in the
+/// queue of the inode lock; else the WRITEs of the batch are dropped, and not answered.
 #[must_use = "the WRITEs of a batch wait for it"]
-pub(crate) struct BatchDuty<'a> {
-    queue: &'a WriteQueue,
-    is_taken: bool,
+pub(crate) struct BatchDuty {
+    queue: Arc<WriteQueue>,
+    /// Its place in the queue of the inode lock, if it has one already.
+    place: Option<Queued>,
+    is_done: bool,
+}
+
+impl WaitingWrite {
+    /// A WRITE, and how its task is woken.
+    pub(crate) fn new(request: Box<WriteRequest>) -> (Self, oneshot::Receiver<Woken>) {
+        let (task, woken) = oneshot::channel();
+        (Self { request, task, passes: 0 }, woken)
+    }
 }
 
 impl WriteRequest {
@@ -98,18 +135,18 @@ impl WriteRequest {
 impl WriteQueue {
     /// Puts a WRITE behind those that wait. If it begins a batch, its task has to take the inode lock
     /// and to carry out a batch.
-    pub(crate) fn join(&self, write: WaitingWrite) -> Option<BatchDuty<'_>> {
+    pub(crate) fn join(self: &Arc<Self>, write: WaitingWrite) -> Option<BatchDuty> {
         let mut batches = self.lock();
         let bytes = write.request.len();
         match batches.back_mut() {
-            Some(batch) if batch.takes(bytes) => {
+            Some(batch) if !batch.is_closed && batch.has_room(1, bytes) => {
                 batch.bytes += bytes;
                 batch.writes.push(write);
                 None
             }
             _ => {
                 batches.push_back(Batch { writes: vec![write], bytes, is_closed: false });
-                Some(BatchDuty { queue: self, is_taken: false })
+                Some(BatchDuty { queue: Arc::clone(self), place: None, is_done: false })
             }
         }
     }
@@ -128,8 +165,35 @@ impl WriteQueue {
         self.lock().iter().map(|batch| batch.writes.len()).sum()
     }
 
-    fn take(&self) -> Vec<WaitingWrite> {
-        self.lock().pop_front().map_or_else(Vec::new, |batch| batch.writes)
+    /// The WRITEs to be carried out now by the holder of the inode lock, and a place in its queue for
+    /// those that were left, if they are a batch of their own.
+    ///
+    /// They are only where none waits behind them: so theirs is the next place, and the only duty. It
+    /// is taken before any other task sees them.
+    fn take(&self, lock: &InodeLock) -> (Vec<WaitingWrite>, Option<Queued>) {
+        let mut batches = self.lock();
+        let Some(batch) = batches.pop_front() else { return (Vec::new(), None) };
+        if batch.is_closed {
+            return (batch.writes, None);
+        }
+        let are_left = are_left(&batch.waiting());
+        let left = || batch.writes.iter().zip(&are_left).filter(|(_, is_left)| **is_left);
+        let (writes, bytes) = (left().count(), left().map(|(write, _)| write.request.len()).sum());
+        if writes == 0 || batches.front().is_some_and(|next| !next.has_room(writes, bytes)) {
+            return (batch.writes, None);
+        }
+        let (taken, left) = batch.divided(&are_left);
+        match batches.front_mut() {
+            Some(next) => {
+                next.bytes += bytes;
+                next.writes.splice(..0, left);
+                (taken, None)
+            }
+            None => {
+                batches.push_back(Batch { writes: left, bytes, is_closed: false });
+                (taken, Some(lock.queue()))
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Batch>> {
@@ -138,87 +202,95 @@ impl WriteQueue {
 }
 
 impl Batch {
-    fn takes(&self, bytes: usize) -> bool {
-        !self.is_closed
-            && self.writes.len() < BATCH_WRITES_MAX
-            && self.bytes + bytes <= BATCH_BYTES_MAX
+    fn has_room(&self, writes: usize, bytes: usize) -> bool {
+        self.writes.len() + writes <= WAITING_WRITES_MAX && self.bytes + bytes <= WAITING_BYTES_MAX
     }
-}
 
-impl BatchDuty<'_> {
-    /// The WRITEs to be carried out now, by the holder of the inode lock. There is at least one.
-    pub(crate) fn take(mut self) -> Vec<WaitingWrite> {
-        self.is_taken = true;
-        self.queue.take()
+    fn waiting(&self) -> Vec<Waiting> {
+        let waiting = |WaitingWrite { request, passes, .. }: &WaitingWrite| Waiting {
+            offset: request.offset,
+            end: request.end(),
+            passes: *passes,
+        };
+        self.writes.iter().map(waiting).collect()
     }
-}
 
-impl Drop for BatchDuty<'_> {
-    fn drop(&mut self) {
-        if !self.is_taken {
-            drop(self.queue.take());
+    /// The WRITEs to be carried out, and those to be left.
+    fn divided(self, are_left: &[bool]) -> (Vec<WaitingWrite>, Vec<WaitingWrite>) {
+        let (mut taken, mut left) = (Vec::new(), Vec::new());
+        for (mut write, is_left) in self.writes.into_iter().zip(are_left) {
+            if *is_left {
+                write.passes = write.passes.saturating_add(1);
+                left.push(write);
+            } else {
+                taken.push(write);
+            }
         }
+        (taken, left)
+    }
+
+    /// Gives the duty to carry it out to the task of one of its WRITEs; else it comes back.
+    fn hand_over(&mut self, mut duty: BatchDuty) -> Option<BatchDuty> {
+        for write in &mut self.writes {
+            let (task, woken) = oneshot::channel();
+            let before = std::mem::replace(&mut write.task, task);
+            match before.send(Woken::Duty(woken, duty)) {
+                Ok(()) => return None,
+                // A call that was given up.
+                Err(Woken::Duty(_, back)) => duty = back,
+                Err(Woken::Turn(_)) => unreachable!("no outcome was sent"),
+            }
+        }
+        Some(duty)
+    }
+}
+
+impl BatchDuty {
+    /// Waits for the inode lock.
+    pub(crate) async fn lock(&mut self, lock: &InodeLock) -> Alone {
+        match &mut self.place {
+            Some(place) => {
+                let alone = place.await;
+                self.place = None;
+                alone
+            }
+            None => lock.alone().await,
+        }
+    }
+
+    /// The WRITEs to be carried out now, by the holder of the inode lock, of which there is at least
+    /// one; and the duty to carry out those that were left, if no other task has it. That is to be
+    /// dropped when these are carried out.
+    pub(crate) fn take(mut self, lock: &InodeLock) -> (Vec<WaitingWrite>, Option<Self>) {
+        self.is_done = true;
+        let (taken, place) = self.queue.take(lock);
+        let queue = || Arc::clone(&self.queue);
+        let next = |place| Self { queue: queue(), place: Some(place), is_done: false };
+        (taken, place.map(next))
+    }
+}
+
+impl Drop for BatchDuty {
+    fn drop(&mut self) {
+        if std::mem::replace(&mut self.is_done, true) {
+            return;
+        }
+        let mut batches = self.queue.lock();
+        let place = self.place.take();
+        if place.is_some()
+            && let Some(batch) = batches.front_mut()
+        {
+            let duty = Self { queue: Arc::clone(&self.queue), place, is_done: false };
+            match batch.hand_over(duty) {
+                None => return,
+                Some(mut duty) => duty.is_done = true,
+            }
+        }
+        let unanswered = batches.pop_front();
+        drop(batches);
+        drop(unanswered);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use io::Identity;
-
-    use super::*;
-    use crate::fs::OpenedFor;
-
-    fn write(offset: u64) -> (WaitingWrite, oneshot::Receiver<WriteTurn>) {
-        let (turn, taken) = oneshot::channel();
-        let identity = Identity::Server;
-        let (groups, opened) = (Arc::default(), OpenedFor::default());
-        let caller =
-            Caller { uid: 0, gid: 0, groups, read_only: false, opened, client: None, identity };
-        let call = CallId::local(0, 0);
-        let (mode, flush) = (IoMode::Auto, None);
-        let request = Box::new(WriteRequest { caller, call, mode, offset, data: None, flush });
-        (WaitingWrite { request, turn }, taken)
-    }
-
-    fn offsets(batch: &[WaitingWrite]) -> Vec<u64> {
-        batch.iter().map(|write| write.request.offset).collect()
-    }
-
-    #[test]
-    fn a_change_of_another_kind_parts_those_before_it_from_those_behind() {
-        let queue = WriteQueue::default();
-        queue.close();
-        let first = queue.join(write(0).0).expect("it begins a batch");
-        assert!(queue.join(write(1).0).is_none());
-        queue.close();
-        let second = queue.join(write(2).0).expect("it begins a batch");
-        assert!(queue.join(write(3).0).is_none());
-        assert_eq!(queue.len(), 4);
-        assert_eq!(offsets(&second.take()), [0, 1], "the one that has waited longest");
-        assert_eq!(offsets(&first.take()), [2, 3]);
-        assert!(queue.join(write(4).0).is_some());
-    }
-
-    #[test]
-    fn a_batch_is_bounded() {
-        let queue = WriteQueue::default();
-        let duties: Vec<_> =
-            (0..=BATCH_WRITES_MAX as u64).filter_map(|n| queue.join(write(n).0)).collect();
-        assert_eq!(duties.len(), 2);
-        let lens: Vec<_> = duties.into_iter().map(|duty| duty.take().len()).collect();
-        assert_eq!(lens, [BATCH_WRITES_MAX, 1]);
-        let full = Batch { writes: Vec::new(), bytes: BATCH_BYTES_MAX - 1, is_closed: false };
-        assert!(full.takes(1) && !full.takes(2));
-    }
-
-    #[test]
-    fn writes_do_not_wait_for_a_task_that_has_ended() {
-        let queue = WriteQueue::default();
-        let (first, mut taken) = write(0);
-        drop(queue.join(first));
-        assert!(matches!(taken.try_recv(), Err(oneshot::error::TryRecvError::Closed)));
-        assert_eq!(queue.len(), 0);
-    }
-}
+mod tests;

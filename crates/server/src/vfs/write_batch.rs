@@ -11,7 +11,7 @@ use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
 use super::write_vectors::{shares, vectors};
 use super::{Status, Vfs, Wcc};
 use crate::counters::{CallKind, Counter, Phase, PhaseTimer};
-use crate::inode_cache::{BatchDuty, Change, Inode, WaitingWrite, WriteRequest, WriteTurn};
+use crate::inode_cache::{BatchDuty, Change, Inode, WaitingWrite, Woken, WriteRequest, WriteTurn};
 
 /// The outcomes of the WRITEs of a turn.
 struct Outcomes {
@@ -32,34 +32,43 @@ impl Vfs {
         file: &Arc<Inode>,
         request: Box<WriteRequest>,
     ) -> Result<WriteTurn, Status> {
-        let (turn, taken) = oneshot::channel();
         let writes = file.writes().expect("what may be written to is a regular file");
-        if let Some(duty) = writes.join(WaitingWrite { request, turn }) {
-            // On the heap: a WRITE that finds its file free does not need the room.
-            Box::pin(self.perform_batch(file, duty)).await;
+        let (write, mut woken) = WaitingWrite::new(request);
+        let mut duty = writes.join(write);
+        loop {
+            if let Some(duty) = duty {
+                // On the heap: a WRITE that finds its file free does not need the room.
+                Box::pin(self.perform_batch(file, duty)).await;
+            }
+            match woken.await.map_err(|_| Status::ServerFault)? {
+                Woken::Turn(turn) => return Ok(turn),
+                Woken::Duty(again, next) => (duty, woken) = (Some(next), again),
+            }
         }
-        taken.await.map_err(|_| Status::ServerFault)
     }
 
     /// Performs the batch that has waited longest, and gives its WRITEs their outcomes. Those that
     /// need no flush have only a reply to send, which is done on this thread.
-    async fn perform_batch(&self, file: &Arc<Inode>, duty: BatchDuty<'_>) {
-        let alone = file.lock.alone().await;
-        let waiting = duty.take();
+    async fn perform_batch(&self, file: &Arc<Inode>, mut duty: BatchDuty) {
+        let alone = duty.lock(&file.lock).await;
+        let (waiting, next) = duty.take(&file.lock);
         count_batch(file, &waiting);
         let end = waiting.iter().map(|write| write.request.end()).max().unwrap_or(0);
         let waiting = waiting.into_iter().enumerate();
         let (requests, waiters): (Vec<_>, Vec<_>) =
-            waiting.map(|(place, write)| ((place, write.request), write.turn)).unzip();
+            waiting.map(|(place, write)| ((place, write.request), write.task)).unzip();
         let turns = match self.begin_alone(file, alone, Lengths::up_to(end)).await {
             Ok(change) => self.perform_requests(file, change, requests).await,
             Err(status) => requests.iter().map(|_| WriteTurn::refused(status)).collect(),
         };
+        // Another task goes on with those that were left, before calls are answered here, which may
+        // wait for a flush.
+        drop(next);
         let turns = waiters.into_iter().zip(turns);
         let (stable, unstable): (Vec<_>, Vec<_>) =
             turns.partition(|(_, turn)| turn.flush.is_some());
         // A call that was given up has no receiver.
-        let send = |(waiter, turn): (oneshot::Sender<_>, _)| drop(waiter.send(turn));
+        let send = |(waiter, turn): (oneshot::Sender<_>, _)| drop(waiter.send(Woken::Turn(turn)));
         self.engine.wake_here(|| unstable.into_iter().for_each(send));
         stable.into_iter().for_each(send);
     }

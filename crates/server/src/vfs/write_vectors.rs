@@ -3,6 +3,8 @@
 
 use io::ByteRange;
 
+use crate::inode_cache::BATCH_WRITES_MAX;
+
 /// What XFS preallocates at least behind a write that extends a file (`allocsize` in xfs(5)). A write
 /// that leaves a gap behind the end of the file makes an extent of what is preallocated there. If the
 /// gap is longer, that extent is an island in the file, and each such write makes one.
@@ -47,7 +49,8 @@ fn in_file_order<K: PartialEq>(writes: &[(ByteRange, K)], ascending: &[usize]) -
     vectors
 }
 
-/// The ascending WRITEs, cut where two neighbours do not meet or are not of one kind.
+/// The ascending WRITEs, cut where two neighbours do not meet or are not of one kind, and where they
+/// are too many for one vectored write.
 fn adjacent<'a, K: PartialEq>(
     writes: &'a [(ByteRange, K)],
     ascending: &'a [usize],
@@ -55,7 +58,7 @@ fn adjacent<'a, K: PartialEq>(
     let belong = |&one: &usize, &next: &usize| {
         writes[one].0.end() == writes[next].0.offset() && writes[one].1 == writes[next].1
     };
-    ascending.chunk_by(belong).map(<[usize]>::to_vec)
+    ascending.chunk_by(belong).flat_map(|run| run.chunks(BATCH_WRITES_MAX)).map(<[usize]>::to_vec)
 }
 
 /// The bytes that each of adjacent parts has of the first `written` of them all: up to and with the
@@ -100,6 +103,13 @@ mod tests {
         for (writes, expected) in table {
             assert_eq!(vectors(writes), expected, "{writes:?}");
         }
+    }
+
+    #[test]
+    fn vectors_are_bounded() {
+        let writes: Vec<_> = (0..200).map(|place| (range(place, 1), 'a')).collect();
+        let lens: Vec<_> = vectors(&writes).iter().map(Vec::len).collect();
+        assert_eq!(lens, [64, 64, 64, 8]);
     }
 
     #[test]

@@ -163,8 +163,19 @@ fn perform_after(
     writes: &[(u32, u64, &[u8], StableHow)],
     meanwhile: impl FnOnce(),
 ) -> Vec<WriteReply> {
-    let held = rig.hold();
     let batches = rig.counter(Counter::WriteBatches);
+    let replies = perform_in_batches(rig, writes, meanwhile);
+    assert_eq!(rig.counter(Counter::WriteBatches), batches + 1);
+    replies
+}
+
+/// The same, in as many batches as they become.
+fn perform_in_batches(
+    rig: &Rig,
+    writes: &[(u32, u64, &[u8], StableHow)],
+    meanwhile: impl FnOnce(),
+) -> Vec<WriteReply> {
+    let held = rig.hold();
     let mut clients: Vec<_> = writes.iter().map(|(uid, ..)| rig.client(*uid)).collect();
     for (nth, (client, (_, offset, data, stable))) in (1..).zip(clients.iter_mut().zip(writes)) {
         client.send(*offset, data, *stable);
@@ -172,9 +183,7 @@ fn perform_after(
     }
     meanwhile();
     drop(held);
-    let replies = clients.iter_mut().map(Client::receive).collect();
-    assert_eq!(rig.counter(Counter::WriteBatches), batches + 1);
-    replies
+    clients.iter_mut().map(Client::receive).collect()
 }
 
 /// Puts the pairs of replies end to end, from the stamp before to the one that the file has now.
@@ -214,6 +223,56 @@ fn writes_that_wait_are_performed_together() {
         assert_eq!(counters.map(|counter| rig.counter(counter)), [8, 8], "{mode}");
         assert_eq!(rig.counter(Counter::WriteBatchBytes), 8 * 47_008);
     }
+}
+
+#[test]
+fn writes_ahead_in_the_file_come_in_a_later_batch() {
+    for mode in ["buffered", "dontcache", "direct", "auto"] {
+        let rig = Rig::new(mode);
+        // Every second record, those that are ahead first.
+        let data: Vec<_> = (1..=24u8).map(|byte| vec![byte; 47_008]).collect();
+        let offset = |nth: usize| (nth * 2 * 47_008) as u64;
+        let writes: Vec<_> =
+            (0..data.len()).map(|nth| (0, offset(nth), &data[nth][..], UNSTABLE)).rev().collect();
+        let before = rig.stamp();
+        let done: Vec<_> =
+            perform_in_batches(&rig, &writes, || ()).into_iter().map(Result::unwrap).collect();
+        assert_chain(&rig, before, done.iter().map(|ok| &ok.wcc));
+        let content = rig.content();
+        for (nth, data) in data.iter().enumerate() {
+            let at = usize::try_from(offset(nth)).unwrap();
+            assert!(content[at..][..47_008] == data[..], "{mode}, {nth}");
+        }
+        // Half of them, and what has waited with the other half is too little to be divided.
+        let sizes: Vec<_> = done.iter().map(|ok| ok.wcc.after.as_ref().unwrap().size).collect();
+        let longest = |nth: usize| offset(nth) + 47_008;
+        assert_eq!(
+            sizes[12..].iter().max(),
+            Some(&longest(11)),
+            "{mode}: the half behind is first"
+        );
+        assert_eq!(rig.counter(Counter::WritesInBatches), 24, "{mode}");
+    }
+}
+
+#[test]
+fn a_change_that_comes_later_waits_for_writes_that_were_left() {
+    let rig = Rig::new("auto");
+    let data = [7; 47_008];
+    let writes: Vec<_> = (0..24).map(|nth| (0, nth * 2 * 47_008, &data[..], UNSTABLE)).collect();
+    // A local one, as any that takes the lock: it sees all of them done.
+    let (inode, runtime) = (rig.inode(), &rig.runtime);
+    let (sender, size) = std::sync::mpsc::channel();
+    let path = rig.path.clone();
+    perform_in_batches(&rig, &writes, || {
+        inode.close_write_batch();
+        let change = inode.lock.queue();
+        drop(runtime.spawn(async move {
+            let _alone = change.await;
+            sender.send(std::fs::metadata(path).unwrap().len()).unwrap();
+        }));
+    });
+    assert_eq!(size.recv_timeout(PATIENCE), Ok(47 * 47_008));
 }
 
 #[test]
