@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ::io::IoMode;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use server::config::{
@@ -90,14 +91,12 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
 
-    /// How READs use the page cache: buffered, dontcache, direct or auto; overrides the
-    /// configuration file for every export [default: auto]
-    #[arg(long, value_name = "MODE")]
+    /// How READs use the page cache; overrides the configuration file for every export [default: auto]
+    #[arg(long, value_name = "MODE", value_parser = io_mode())]
     read_mode: Option<IoMode>,
 
-    /// How WRITEs use the page cache: buffered, dontcache, direct or auto; overrides the
-    /// configuration file for every export [default: auto]
-    #[arg(long, value_name = "MODE")]
+    /// How WRITEs use the page cache; overrides the configuration file for every export [default: auto]
+    #[arg(long, value_name = "MODE", value_parser = io_mode())]
     write_mode: Option<IoMode>,
 
     /// Memory that written data may occupy in the page cache until it is on the disk, in modes that
@@ -160,6 +159,11 @@ pub(crate) struct CheckOptions {
     /// Configuration file to check, as with `serve`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+/// The name of an I/O mode; help and completions list all.
+fn io_mode() -> impl TypedValueParser<Value = IoMode> {
+    PossibleValuesParser::new(IoMode::ALL.map(IoMode::name)).try_map(|name| name.parse())
 }
 
 impl CheckOptions {
