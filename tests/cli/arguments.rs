@@ -50,8 +50,8 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
         (&["serve", a, "--window", "4MiB"], "--window: 4MiB is too little for the write-behind"),
         (
             &["serve", a, "--read-mode", "fast"],
-            "invalid value 'fast' for '--read-mode <MODE>': `fast` is not an I/O mode; the modes are \
-             buffered, dontcache, direct and auto",
+            "invalid value 'fast' for '--read-mode <MODE>' [possible values: buffered, dontcache, \
+             direct, auto]",
         ),
         (
             &["serve", a, "--trace", "read_start,reed"],

@@ -55,6 +55,10 @@ thread_local! {
 /// Runs `wake`. The tasks of this thread's lane that it wakes go on here and now, one after the other;
 /// then the jobs that they have left by [`after_tasks_woken_here`].
 pub(super) fn wake_here(wake: impl FnOnce()) {
+    if LEFT.with_borrow(Option::is_some) {
+        // By one of those tasks: what it wakes is queued as elsewhere.
+        return wake();
+    }
     /// Leaves nothing behind if `wake` panics.
     struct Woken;
     impl Drop for Woken {
@@ -200,9 +204,7 @@ impl Lane {
         F: FnOnce() -> R + Send + 'static,
     {
         if self.shared.may_wait_here() {
-            if let Some(lane) = OWES.take() {
-                lane.rouse();
-            }
+            rouse_owed();
             return job();
         }
         Box::pin(self.hand_over(client, job)).await
@@ -256,9 +258,7 @@ impl Lane {
     pub(super) fn run_here(&self, client: ClientId, task: Task, patience: Duration) -> bool {
         let has_ended = LaneTask::new(&self.shared, client, task).run_here(patience);
         // What the task has left for this thread to take next is not taken soon.
-        if let Some(lane) = OWES.take() {
-            lane.rouse();
-        }
+        rouse_owed();
         has_ended
     }
 
@@ -531,6 +531,13 @@ fn client_threads_max(threads_max: usize) -> usize {
 fn wake(sleeping: Option<Thread>) {
     if let Some(thread) = sleeping {
         thread.unpark();
+    }
+}
+
+/// Has another thread take the task that this one would take next: it is about to wait.
+fn rouse_owed() {
+    if let Some(lane) = OWES.take() {
+        lane.rouse();
     }
 }
 

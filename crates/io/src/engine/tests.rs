@@ -647,6 +647,40 @@ async fn tasks_that_are_woken_here_go_on_here_before_the_next_step() {
     assert!(seen.iter().all(|line| line.1 == seen[9].1), "on one thread");
 }
 
+#[tokio::test]
+async fn a_task_that_is_woken_here_may_wake_others_and_loses_no_job() {
+    let engine = Arc::new(engine(2, 8));
+    let (log, mut lines) = tokio::sync::mpsc::unbounded_channel();
+    let (first, first_woken) = oneshot::channel::<()>();
+    let (second, second_woken) = oneshot::channel::<()>();
+    let (at_end, by_second) = (log.clone(), log.clone());
+    let task = async move {
+        second_woken.await.unwrap();
+        by_second.send("second").unwrap();
+    };
+    engine.own.begin_here(task).await;
+    let waking = Arc::clone(&engine);
+    let task = async move {
+        first_woken.await.unwrap();
+        Engine::after_tasks_woken_here(move || at_end.send("at the end").unwrap());
+        waking.wake_here(|| second.send(()).unwrap());
+    };
+    engine.own.begin_here(task).await;
+    let waking = Arc::clone(&engine);
+    let task = async move {
+        waking.ask_for_data_thread().await;
+        waking.wake_here(|| first.send(()).unwrap());
+        drop(log);
+    };
+    engine.own.begin_here(task).await;
+    let mut seen = Vec::new();
+    while let Some(line) = lines.recv().await {
+        seen.push(line);
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, ["at the end", "second"]);
+}
+
 /// Runs `task` by a job of a data thread that stays with it. Returns whether it ended there, and
 /// where it ended.
 async fn run_here(

@@ -27,6 +27,7 @@ use io::{ChangeStamps, Lengths, Stamp, stamps_between};
 use rustix::fs::AtFlags;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::task::coop::unconstrained;
 
 use crate::fs::{CLOCK, LiveAttributes, Status, attributes_of};
 
@@ -120,12 +121,12 @@ impl InodeLock {
     /// A place in the queue of the lock from now on.
     pub(crate) fn queue(&self) -> Queued {
         let (order, stamps) = (Arc::clone(&self.order), Arc::clone(&self.stamps));
-        let mut alone: Queued = Box::pin(async move {
+        // Whatever the budget of the task is, its first poll takes the place.
+        let mut alone: Queued = Box::pin(unconstrained(async move {
             let order = order.write_owned().await;
             Alone { stamps, has_begun: false, _order: order }
-        });
-        // The first poll takes the place. If the lock is given to it before the task that waits polls it
-        // again, that poll returns it.
+        }));
+        // If the lock is given to it before the task that waits polls it again, that poll returns it.
         match alone.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(alone) => Box::pin(std::future::ready(alone)),
             Poll::Pending => alone,

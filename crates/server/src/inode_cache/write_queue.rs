@@ -1,13 +1,12 @@
 //! WRITEs that wait for a file's turn together.
 //!
 //! A WRITE that finds the file locked joins the last batch that waits for the lock, or begins one.
-//! The task that begins a batch takes the lock, carries out the batch that has waited longest, and
-//! answers each of its WRITEs, which are in the order of arrival. So there are as many duties to carry
-//! out a batch as there are batches, and batches are carried out in the order of their beginning,
-//! whichever task comes first.
+//! The task that begins a batch takes a place in the queue of the lock at once. When it has the lock, it
+//! carries out the batch that has waited longest, and answers each of its WRITEs, which are in the
+//! order of arrival. So there are as many duties to carry out a batch as there are batches.
 //!
-//! WRITEs that are ahead of others in the file may be [left](order) for the next batch. If there is
-//! none, they are one, and the duty goes to the task of one of them.
+//! WRITEs that are ahead of others in the file may be [left](order) for the next batch. If no other
+//! batch waits, they form one, and the duty goes to the task of one of them.
 
 mod order;
 
@@ -23,14 +22,14 @@ use super::{Flush, Wcc};
 use crate::fs::{Caller, Status};
 use crate::trace::CallId;
 
-/// WRITEs of a batch that leaves others waiting, at most, and of one vectored write.
+/// At most so many WRITEs are in one vectored write, and in a batch that leaves others waiting.
 pub(crate) const BATCH_WRITES_MAX: usize = 64;
-/// Bytes of a batch of several WRITEs that leaves others waiting, at most: some hundred microseconds of
-/// work. It spans no more in the file, either, apart from WRITEs that wait for none.
+/// At most so many bytes are in a batch of several WRITEs that leaves others waiting: some hundred
+/// microseconds of work. Its first WRITEs span no more in the file, either.
 const BATCH_BYTES_MAX: u64 = 2 * 1024 * 1024;
-/// WRITEs and bytes that wait together, at most: as many as 16 ranks have in flight, and some more. They
-/// are one batch if a change of another kind waits behind them, or too many WRITEs to take those
-/// that would be left.
+/// WRITEs and bytes that wait together, at most: as many as 16 ranks have in flight, and some more. All
+/// are performed at once if a change of another kind waits behind them, or if the next batch has no
+/// room for those that would be left.
 const WAITING_WRITES_MAX: usize = 256;
 const WAITING_BYTES_MAX: usize = 8 * 1024 * 1024;
 
@@ -86,8 +85,8 @@ pub(crate) struct WaitingWrite {
 pub(crate) enum Woken {
     /// The outcome of the WRITE.
     Turn(WriteTurn),
-    /// To wait on, and to carry out a batch before. In this order: if both are dropped, the duty goes
-    /// to another task.
+    /// The channel to wait on, and a batch to carry out before. The channel is dropped first, so that
+    /// the duty is not handed back to this task.
     Duty(oneshot::Receiver<Self>, BatchDuty),
 }
 
@@ -102,13 +101,16 @@ struct Batch {
     is_closed: bool,
 }
 
-/// The duty to carry out a batch. Dropped, it goes to the task of another WRITE, if it has a place in the
-/// queue of the inode lock; else the WRITEs of the batch are dropped, and not answered.
+/// The duty to carry out a batch, with a place in the queue of the inode lock. Dropped, that of WRITEs
+/// that were left goes to the task of one of them. Any other, or if no such task lives, ends with the
+/// last batch, whose WRITEs are not answered.
 #[must_use = "the WRITEs of a batch wait for it"]
 pub(crate) struct BatchDuty {
     queue: Arc<WriteQueue>,
-    /// Its place in the queue of the inode lock, if it has one already.
+    /// Until it has the lock.
     place: Option<Queued>,
+    /// Of WRITEs that were left.
+    is_of_left: bool,
     is_done: bool,
 }
 
@@ -133,9 +135,13 @@ impl WriteRequest {
 }
 
 impl WriteQueue {
-    /// Puts a WRITE behind those that wait. If it begins a batch, its task has to take the inode lock
-    /// and to carry out a batch.
-    pub(crate) fn join(self: &Arc<Self>, write: WaitingWrite) -> Option<BatchDuty> {
+    /// Puts a WRITE behind those that wait. If it begins a batch, its task has to carry out a batch
+    /// when it has the inode lock.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        write: WaitingWrite,
+        lock: &InodeLock,
+    ) -> Option<BatchDuty> {
         let mut batches = self.lock();
         let bytes = write.request.len();
         match batches.back_mut() {
@@ -146,7 +152,8 @@ impl WriteQueue {
             }
             _ => {
                 batches.push_back(Batch { writes: vec![write], bytes, is_closed: false });
-                Some(BatchDuty { queue: Arc::clone(self), place: None, is_done: false })
+                // Before any other task sees them, so that places and batches are in one order.
+                Some(self.duty(lock.queue(), false))
             }
         }
     }
@@ -165,12 +172,16 @@ impl WriteQueue {
         self.lock().iter().map(|batch| batch.writes.len()).sum()
     }
 
-    /// The WRITEs to be carried out now by the holder of the inode lock, and a place in its queue for
+    fn duty(self: &Arc<Self>, place: Queued, is_of_left: bool) -> BatchDuty {
+        BatchDuty { queue: Arc::clone(self), place: Some(place), is_of_left, is_done: false }
+    }
+
+    /// The WRITEs to be carried out now by the holder of the inode lock, and the duty to carry out
     /// those that were left, if they are a batch of their own.
     ///
-    /// They are only where none waits behind them: so theirs is the next place, and the only duty. It
-    /// is taken before any other task sees them.
-    fn take(&self, lock: &InodeLock) -> (Vec<WaitingWrite>, Option<Queued>) {
+    /// They are only if no other batch waits. So theirs is the only duty, and comes before those of
+    /// WRITEs that come later.
+    fn take(self: &Arc<Self>, lock: &InodeLock) -> (Vec<WaitingWrite>, Option<BatchDuty>) {
         let mut batches = self.lock();
         let Some(batch) = batches.pop_front() else { return (Vec::new(), None) };
         if batch.is_closed {
@@ -191,7 +202,7 @@ impl WriteQueue {
             }
             None => {
                 batches.push_back(Batch { writes: left, bytes, is_closed: false });
-                (taken, Some(lock.queue()))
+                (taken, Some(self.duty(lock.queue(), true)))
             }
         }
     }
@@ -246,16 +257,11 @@ impl Batch {
 }
 
 impl BatchDuty {
-    /// Waits for the inode lock.
-    pub(crate) async fn lock(&mut self, lock: &InodeLock) -> Alone {
-        match &mut self.place {
-            Some(place) => {
-                let alone = place.await;
-                self.place = None;
-                alone
-            }
-            None => lock.alone().await,
-        }
+    /// Waits for the inode lock. Only once.
+    pub(crate) async fn lock(&mut self) -> Alone {
+        let alone = self.place.as_mut().expect("it has its place until it has the lock").await;
+        self.place = None;
+        alone
     }
 
     /// The WRITEs to be carried out now, by the holder of the inode lock, of which there is at least
@@ -263,10 +269,7 @@ impl BatchDuty {
     /// dropped when these are carried out.
     pub(crate) fn take(mut self, lock: &InodeLock) -> (Vec<WaitingWrite>, Option<Self>) {
         self.is_done = true;
-        let (taken, place) = self.queue.take(lock);
-        let queue = || Arc::clone(&self.queue);
-        let next = |place| Self { queue: queue(), place: Some(place), is_done: false };
-        (taken, place.map(next))
+        self.queue.take(lock)
     }
 }
 
@@ -276,17 +279,16 @@ impl Drop for BatchDuty {
             return;
         }
         let mut batches = self.queue.lock();
-        let place = self.place.take();
-        if place.is_some()
+        if self.is_of_left
+            && let Some(place) = self.place.take()
             && let Some(batch) = batches.front_mut()
         {
-            let duty = Self { queue: Arc::clone(&self.queue), place, is_done: false };
-            match batch.hand_over(duty) {
+            match batch.hand_over(self.queue.duty(place, true)) {
                 None => return,
                 Some(mut duty) => duty.is_done = true,
             }
         }
-        let unanswered = batches.pop_front();
+        let unanswered = batches.pop_back();
         drop(batches);
         drop(unanswered);
     }

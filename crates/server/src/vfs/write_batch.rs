@@ -34,7 +34,7 @@ impl Vfs {
     ) -> Result<WriteTurn, Status> {
         let writes = file.writes().expect("what may be written to is a regular file");
         let (write, mut woken) = WaitingWrite::new(request);
-        let mut duty = writes.join(write);
+        let mut duty = writes.join(write, &file.lock);
         loop {
             if let Some(duty) = duty {
                 // On the heap: a WRITE that finds its file free does not need the room.
@@ -50,7 +50,7 @@ impl Vfs {
     /// Performs the batch that has waited longest, and gives its WRITEs their outcomes. Those that
     /// need no flush have only a reply to send, which is done on this thread.
     async fn perform_batch(&self, file: &Arc<Inode>, mut duty: BatchDuty) {
-        let alone = duty.lock(&file.lock).await;
+        let alone = duty.lock().await;
         let (waiting, next) = duty.take(&file.lock);
         count_batch(file, &waiting);
         let end = waiting.iter().map(|write| write.request.end()).max().unwrap_or(0);
@@ -61,8 +61,8 @@ impl Vfs {
             Ok(change) => self.perform_requests(file, change, requests).await,
             Err(status) => requests.iter().map(|_| WriteTurn::refused(status)).collect(),
         };
-        // Another task goes on with those that were left, before calls are answered here, which may
-        // wait for a flush.
+        // The task that goes on with those that were left is woken before calls are answered here:
+        // where one of them waits for a flush, another thread takes it.
         drop(next);
         let turns = waiters.into_iter().zip(turns);
         let (stable, unstable): (Vec<_>, Vec<_>) =

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::{Shared, rouse_owed};
 use crate::engine::{ClientId, Task};
 
 /// A task and the lane that it is queued in when it is woken.
@@ -89,6 +89,7 @@ impl LaneTask {
                 Progress::Ended => return true,
                 Progress::Woken => {}
                 Progress::Waits => {
+                    rouse_owed();
                     if !self.is_woken_within(patience) {
                         return false;
                     }

@@ -40,23 +40,23 @@ fn offsets(batch: &[WaitingWrite]) -> Vec<u64> {
 fn a_change_of_another_kind_parts_those_before_it_from_those_behind() {
     let (queue, lock) = (Arc::new(WriteQueue::default()), InodeLock::default());
     queue.close();
-    let first = queue.join(write(0).0).expect("it begins a batch");
-    assert!(queue.join(write(1).0).is_none());
+    let first = queue.join(write(0).0, &lock).expect("it begins a batch");
+    assert!(queue.join(write(1).0, &lock).is_none());
     queue.close();
-    let second = queue.join(write(2).0).expect("it begins a batch");
-    assert!(queue.join(write(3).0).is_none());
+    let second = queue.join(write(2).0, &lock).expect("it begins a batch");
+    assert!(queue.join(write(3).0, &lock).is_none());
     assert_eq!(queue.len(), 4);
     let taken = |duty: BatchDuty| offsets(&duty.take(&lock).0);
     assert_eq!(taken(second), [0, 1], "the one that has waited longest");
     assert_eq!(taken(first), [2, 3]);
-    assert!(queue.join(write(4).0).is_some());
+    assert!(queue.join(write(4).0, &lock).is_some());
 }
 
 #[test]
 fn those_that_wait_together_are_bounded() {
-    let queue = Arc::new(WriteQueue::default());
+    let (queue, lock) = (Arc::new(WriteQueue::default()), InodeLock::default());
     let duties: Vec<_> =
-        (0..=WAITING_WRITES_MAX as u64).filter_map(|n| queue.join(write(n).0)).collect();
+        (0..=WAITING_WRITES_MAX as u64).filter_map(|n| queue.join(write(n).0, &lock)).collect();
     assert_eq!(duties.len(), 2);
     let full = Batch { writes: Vec::new(), bytes: WAITING_BYTES_MAX - 1, is_closed: false };
     assert!(full.has_room(1, 1) && !full.has_room(1, 2));
@@ -69,14 +69,14 @@ fn what_is_left_is_carried_out_before_a_change_that_came_later() {
     let (queue, lock) = (Arc::new(WriteQueue::default()), InodeLock::default());
     let alone = lock.try_alone().expect("the lock is free");
     let (first, _task) = write(0);
-    let duty = queue.join(first).expect("it begins a batch");
+    let duty = queue.join(first, &lock).expect("it begins a batch");
     let (given_up, task) = write(1);
     drop(task);
-    assert!(queue.join(given_up).is_none());
+    assert!(queue.join(given_up, &lock).is_none());
     let mut tasks: Vec<_> = (2..100)
         .map(|offset| {
             let (write, task) = write(offset);
-            assert!(queue.join(write).is_none());
+            assert!(queue.join(write, &lock).is_none());
             task
         })
         .collect();
@@ -89,7 +89,7 @@ fn what_is_left_is_carried_out_before_a_change_that_came_later() {
     drop(next.expect("36 are left"));
     let Ok(Woken::Duty(_again, mut duty)) = tasks[62].try_recv() else { panic!("it has the duty") };
     assert!(change.as_mut().poll(&mut context).is_pending());
-    let Poll::Ready(alone) = std::pin::pin!(duty.lock(&lock)).poll(&mut context) else {
+    let Poll::Ready(alone) = std::pin::pin!(duty.lock()).poll(&mut context) else {
         panic!("it is next")
     };
     assert_eq!(offsets(&duty.take(&lock).0), (64..100).collect::<Vec<_>>());
@@ -99,9 +99,9 @@ fn what_is_left_is_carried_out_before_a_change_that_came_later() {
 
 #[test]
 fn writes_do_not_wait_for_a_task_that_has_ended() {
-    let queue = Arc::new(WriteQueue::default());
+    let (queue, lock) = (Arc::new(WriteQueue::default()), InodeLock::default());
     let (first, mut woken) = write(0);
-    drop(queue.join(first));
+    drop(queue.join(first, &lock));
     assert!(matches!(woken.try_recv(), Err(oneshot::error::TryRecvError::Closed)));
     assert_eq!(queue.len(), 0);
 }
@@ -133,13 +133,13 @@ async fn pause() {
 async fn perform(rig: Rc<Rig>, offset: u64, len: usize, is_slow: bool, waits: Rc<Cell<bool>>) {
     let (write, mut woken) = write_of(offset, len);
     rig.arrived.borrow_mut().insert(offset);
-    let mut duty = rig.queue.join(write);
+    let mut duty = rig.queue.join(write, &rig.lock);
     loop {
         if let Some(mut duty) = duty {
             if is_slow {
                 pause().await;
             }
-            let alone = duty.lock(&rig.lock).await;
+            let alone = duty.lock().await;
             let (writes, next) = duty.take(&rig.lock);
             pause().await;
             rig.done.borrow_mut().extend(offsets(&writes));
@@ -244,7 +244,7 @@ proptest! {
             })
             .collect();
         for _ in 0..changes {
-            let comes_behind = !is_slow && !give_up;
+            let comes_behind = !give_up;
             tasks.push(Task::new(change(Rc::clone(&rig), comes_behind), Rc::default()));
         }
         let given_up = run(tasks, &mut choice, give_up);

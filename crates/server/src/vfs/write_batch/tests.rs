@@ -243,7 +243,7 @@ fn writes_ahead_in_the_file_come_in_a_later_batch() {
             let at = usize::try_from(offset(nth)).unwrap();
             assert!(content[at..][..47_008] == data[..], "{mode}, {nth}");
         }
-        // Half of them, and what has waited with the other half is too little to be divided.
+        // Half of them comes first, whose replies show no length of the others.
         let sizes: Vec<_> = done.iter().map(|ok| ok.wcc.after.as_ref().unwrap().size).collect();
         let longest = |nth: usize| offset(nth) + 47_008;
         assert_eq!(
@@ -256,7 +256,7 @@ fn writes_ahead_in_the_file_come_in_a_later_batch() {
 }
 
 #[test]
-fn a_change_that_comes_later_waits_for_writes_that_were_left() {
+fn a_change_of_another_kind_waits_for_all_writes_before_it() {
     let rig = Rig::new("auto");
     let data = [7; 47_008];
     let writes: Vec<_> = (0..24).map(|nth| (0, nth * 2 * 47_008, &data[..], UNSTABLE)).collect();
