@@ -184,7 +184,7 @@ impl WriteQueue {
     fn take(self: &Arc<Self>, lock: &InodeLock) -> (Vec<WaitingWrite>, Option<BatchDuty>) {
         let mut batches = self.lock();
         let Some(batch) = batches.pop_front() else { return (Vec::new(), None) };
-        if batch.is_closed {
+        if batch.is_closed || batch.writes.len() == 1 {
             return (batch.writes, None);
         }
         let are_left = are_left(&batch.waiting());
