@@ -28,6 +28,9 @@ const PEER_MIN: usize = 256;
 const STRANGERS_PART: usize = 16;
 /// ... and at least so many.
 const STRANGERS_MIN: usize = 16;
+/// This part of few connections is left to others all the same: calls that hang keep a connection for
+/// as long as the disk takes.
+const OTHERS_PART: usize = 4;
 /// Calls of all connections at work at a time, about: with many connections open, each takes fewer
 /// calls at a time. It bounds the small replies that peers leave unread.
 pub(crate) const CALLS_MAX: usize = 32 * 1024;
@@ -50,7 +53,7 @@ struct Limits {
 
 impl Limits {
     fn new(all: usize) -> Self {
-        let part = |part: usize, least: usize| (all / part).max(least).min(all);
+        let part = |part: usize, least: usize| (all / part).max(least.min(all - all / OTHERS_PART));
         Self {
             all,
             peer: part(PEER_PART, PEER_MIN),

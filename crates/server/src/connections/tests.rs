@@ -64,8 +64,11 @@ async fn connected(listener: &tokio::net::TcpListener) -> (std::net::TcpStream, 
 fn limits_are_parts_of_all_connections() {
     assert_eq!(Limits::new(16384), Limits { all: 16384, peer: 4096, strangers: 1024 });
     assert_eq!(Limits::new(1024), Limits { all: 1024, peer: 256, strangers: 64 });
-    assert_eq!(Limits::new(64), Limits { all: 64, peer: 64, strangers: 16 });
+    assert_eq!(Limits::new(256), Limits { all: 256, peer: 192, strangers: 16 });
+    assert_eq!(Limits::new(16), Limits { all: 16, peer: 12, strangers: 12 });
+    assert_eq!(Limits::new(4), Limits { all: 4, peer: 3, strangers: 3 });
     assert_eq!(Limits::new(2), Limits { all: 2, peer: 2, strangers: 2 });
+    assert_eq!(Limits::new(1), Limits { all: 1, peer: 1, strangers: 1 });
 }
 
 #[tokio::test(start_paused = true)]
