@@ -215,6 +215,22 @@ async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn peer_with_hanging_calls_on_few_connections_leaves_places_to_others() {
+    let connections = connections(16);
+    let mut places = Vec::new();
+    for _ in 0..12 {
+        assert!(enter(&connections, &mut places, address(1), false).await);
+        places.last().unwrap().activity.peer_wait.end();
+    }
+    assert!(!enter(&connections, &mut places, address(1), false).await, "none of its own is idle");
+    for _ in 0..4 {
+        assert!(enter(&connections, &mut places, address(2), false).await);
+    }
+    assert_eq!(places.len(), 16);
+    assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn connections_accepted_at_once_displace_no_other_client() {
     let connections = connections(4);
     let mut places = Vec::new();
