@@ -1,6 +1,7 @@
 //! How many threads may stay with a connection.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::{ClientId, LaneKind};
@@ -32,6 +33,8 @@ impl Stays {
 pub(crate) struct StaySeats {
     max: usize,
     taken: Mutex<Taken>,
+    /// A client with less than half of them has asked for one in vain.
+    is_one_owed: AtomicBool,
 }
 
 #[derive(Default)]
@@ -41,21 +44,44 @@ struct Taken {
     by_client: HashMap<ClientId, usize>,
 }
 
+impl Taken {
+    fn of(&self, client: ClientId) -> usize {
+        self.by_client.get(&client).copied().unwrap_or(0)
+    }
+}
+
 impl StaySeats {
     fn new(max: usize) -> Self {
-        Self { max, taken: Mutex::default() }
+        Self { max, taken: Mutex::default(), is_one_owed: AtomicBool::new(false) }
     }
 
-    /// One stay of a client, which may have half of them, rounded up.
+    /// One stay of a client. If all are taken, those with more than half of them give up one after the
+    /// other until this client has its half.
     pub(crate) fn take(self: &Arc<Self>, client: ClientId) -> Option<StaySeat> {
         let mut taken = self.lock();
-        let its = taken.by_client.get(&client).copied().unwrap_or(0);
-        if taken.all >= self.max || its >= self.max.div_ceil(2) {
+        let its = taken.of(client);
+        if taken.all >= self.max {
+            if its < self.half() {
+                self.is_one_owed.store(true, Ordering::Relaxed);
+            }
             return None;
         }
         taken.all += 1;
         taken.by_client.insert(client, its + 1);
         Some(StaySeat { seats: Arc::clone(self), client })
+    }
+
+    /// Whether a stay of a client has to end, because another client has asked for one in vain and this
+    /// one has more than half. That request is forgotten then; the other client repeats it.
+    pub(crate) fn is_owed_by(&self, client: ClientId) -> bool {
+        self.is_one_owed.load(Ordering::Relaxed) && {
+            let taken = self.lock();
+            self.is_one_owed.swap(false, Ordering::Relaxed) && taken.of(client) > self.half()
+        }
+    }
+
+    fn half(&self) -> usize {
+        self.max.div_ceil(2)
     }
 
     /// How many are taken.
@@ -93,22 +119,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_has_half_of_the_stays_at_most() {
-        for (threads, all, of_one) in [(4, 1, 1), (8, 2, 1), (22, 5, 3), (44, 11, 6)] {
+    fn clients_share_the_stays_and_one_alone_has_all() {
+        for (threads, all, half) in [(4, 1, 1), (8, 2, 1), (22, 5, 3), (44, 11, 6)] {
             let stays = Stays::new(threads, 1);
             let seats = stays.of(LaneKind::Data);
-            let take = |client| -> Vec<_> { (0..all).map_while(|_| seats.take(client)).collect() };
-            let first = take(1);
-            assert_eq!(first.len(), of_one, "{threads} threads");
-            let second = take(2);
-            assert_eq!(second.len(), all - of_one, "{threads} threads");
-            assert!(seats.take(3).is_none(), "all are taken");
-            drop(second);
-            assert!(seats.take(1).is_none(), "it has half of them");
+            let mut first: Vec<_> = (0..all).map_while(|_| seats.take(1)).collect();
+            assert_eq!(first.len(), all, "{threads} threads");
+            assert!(seats.take(1).is_none() && !seats.is_owed_by(1), "no other client asks");
+            let mut second = Vec::new();
+            while second.len() < all {
+                assert!(seats.take(2).is_none(), "all are taken");
+                if !seats.is_owed_by(1) {
+                    break;
+                }
+                first.pop();
+                second.push(seats.take(2).unwrap());
+            }
+            assert_eq!((first.len(), second.len()), (half, all - half), "{threads} threads");
+            assert!(seats.take(1).is_none() && !seats.is_owed_by(2), "it has no more than half");
             drop(first);
-            assert_eq!(take(2).len(), of_one);
+            assert!(seats.take(3).is_some());
+            drop(second);
             assert!(seats.lock().by_client.is_empty());
         }
         assert!(Stays::new(3, 3).of(LaneKind::Metadata).take(1).is_none());
+    }
+
+    #[test]
+    fn one_refusal_ends_one_stay() {
+        let stays = Stays::new(22, 1);
+        let seats = stays.of(LaneKind::Data);
+        let _first: Vec<_> = (0..5).map_while(|_| seats.take(1)).collect();
+        assert!(seats.take(2).is_none());
+        assert!(seats.is_owed_by(1));
+        assert!(!seats.is_owed_by(1));
     }
 }

@@ -253,7 +253,7 @@ impl Stay {
             let Some(reading) = self.take_reading() else { return };
             let end = if !has_ended {
                 End::Reading { reading, has_failed: true }
-            } else if self.share.has_waiting_work(lane) {
+            } else if self.share.has_waiting_work(lane) || self.is_owed() {
                 End::Reading { reading, has_failed: false }
             } else {
                 match self.receive(reading) {
@@ -270,6 +270,11 @@ impl Stay {
             drop(hand_back.send(end));
             return;
         }
+    }
+
+    /// Whether another client is to have this stay.
+    fn is_owed(&self) -> bool {
+        self.intake.service.stays.of(self.lane).is_owed_by(self.intake.activity.client())
     }
 
     fn goes_on_with(&self, next: &Accepted) -> bool {

@@ -271,3 +271,16 @@ async fn a_closed_connection_ends_the_stay() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
+
+#[tokio::test]
+async fn a_stay_is_owed_to_another_client_that_asks_in_vain() {
+    let (rig, _receiver) = Rig::new().await;
+    let lane = LaneKind::Data;
+    let stay = Stay::new(&rig.intake, lane, rig.write(async {}).share);
+    let seats = rig.intake.service.stays.of(lane);
+    let client = rig.intake.activity.client();
+    let _taken: Vec<_> = std::iter::from_fn(|| seats.take(client)).collect();
+    assert!(!stay.is_owed());
+    assert!(seats.take(client + 1).is_none());
+    assert!(stay.is_owed());
+}
