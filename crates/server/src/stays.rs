@@ -33,7 +33,8 @@ impl Stays {
 pub(crate) struct StaySeats {
     max: usize,
     taken: Mutex<Taken>,
-    /// A client with less than half of them has asked for one in vain.
+    /// All are taken, one client has more than half, and another with less has asked for one. Changed
+    /// only with `taken` locked.
     is_one_owed: AtomicBool,
 }
 
@@ -61,7 +62,8 @@ impl StaySeats {
         let mut taken = self.lock();
         let its = taken.of(client);
         if taken.all >= self.max {
-            if its < self.half() {
+            let half = self.half();
+            if its < half && taken.by_client.values().any(|its| *its > half) {
                 self.is_one_owed.store(true, Ordering::Relaxed);
             }
             return None;
@@ -72,11 +74,11 @@ impl StaySeats {
     }
 
     /// Whether a stay of a client has to end, because another client has asked for one in vain and this
-    /// one has more than half. That request is forgotten then; the other client repeats it.
+    /// one has more than half. One request ends one stay.
     pub(crate) fn is_owed_by(&self, client: ClientId) -> bool {
         self.is_one_owed.load(Ordering::Relaxed) && {
             let taken = self.lock();
-            self.is_one_owed.swap(false, Ordering::Relaxed) && taken.of(client) > self.half()
+            taken.of(client) > self.half() && self.is_one_owed.swap(false, Ordering::Relaxed)
         }
     }
 
@@ -105,6 +107,7 @@ impl Drop for StaySeat {
     fn drop(&mut self) {
         let mut taken = self.seats.lock();
         taken.all -= 1;
+        self.seats.is_one_owed.store(false, Ordering::Relaxed);
         if let Some(its) = taken.by_client.get_mut(&self.client) {
             *its -= 1;
             if *its == 0 {
@@ -146,12 +149,24 @@ mod tests {
     }
 
     #[test]
-    fn one_refusal_ends_one_stay() {
-        let stays = Stays::new(22, 1);
+    fn one_refusal_ends_one_stay_of_the_client_with_most() {
+        let stays = Stays::new(44, 1);
         let seats = stays.of(LaneKind::Data);
-        let _first: Vec<_> = (0..5).map_while(|_| seats.take(1)).collect();
-        assert!(seats.take(2).is_none());
+        let take =
+            |client, count| -> Vec<_> { (0..count).map_while(|_| seats.take(client)).collect() };
+        let mut first = take(1, 8);
+        let mut second = take(2, 3);
+        assert!(seats.take(3).is_none());
+        assert!(!seats.is_owed_by(2));
         assert!(seats.is_owed_by(1));
         assert!(!seats.is_owed_by(1));
+        assert!(seats.take(3).is_none());
+        second.pop();
+        assert!(!seats.is_owed_by(1), "one is free");
+        first.truncate(6);
+        drop(take(3, 3));
+        second.extend(take(2, 3));
+        assert!(seats.take(3).is_none());
+        assert!(!seats.is_owed_by(1) && !seats.is_owed_by(2), "no client has more than half");
     }
 }
