@@ -48,6 +48,19 @@ async fn enter(
     entered
 }
 
+/// Enters so many connections of a client, each with a call at work.
+async fn enter_busy(
+    connections: &Arc<Connections>,
+    places: &mut Vec<Place>,
+    address: SocketAddr,
+    count: usize,
+) {
+    for _ in 0..count {
+        assert!(enter(connections, places, address, false).await);
+        places.last().unwrap().activity.peer_wait.end();
+    }
+}
+
 /// A link whose transport is gone.
 fn link() -> Arc<Link> {
     Arc::new(Link::new(address(1), Weak::<Socket>::new()))
@@ -204,10 +217,7 @@ async fn connection_just_accepted_is_not_evicted() {
 async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
     let connections = connections(2);
     let mut places = Vec::new();
-    for _ in 0..2 {
-        assert!(enter(&connections, &mut places, address(1), false).await);
-        places.last().unwrap().activity.peer_wait.end();
-    }
+    enter_busy(&connections, &mut places, address(1), 2).await;
     assert!(matches!(connections.try_enter(address(1).ip(), false), Entry::Full));
     places.pop();
     assert!(enter(&connections, &mut places, address(1), false).await);
@@ -218,10 +228,7 @@ async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
 async fn peer_with_hanging_calls_on_few_connections_leaves_places_to_others() {
     let connections = connections(16);
     let mut places = Vec::new();
-    for _ in 0..12 {
-        assert!(enter(&connections, &mut places, address(1), false).await);
-        places.last().unwrap().activity.peer_wait.end();
-    }
+    enter_busy(&connections, &mut places, address(1), 12).await;
     assert!(!enter(&connections, &mut places, address(1), false).await, "none of its own is idle");
     for _ in 0..4 {
         assert!(enter(&connections, &mut places, address(2), false).await);
