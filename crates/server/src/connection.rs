@@ -58,12 +58,19 @@ struct Accepted {
     thread: Thread,
     share: Share,
     work: Work,
-    /// The data of a WRITE.
-    payload_bytes: Option<usize>,
+    transfer: Transfer,
     /// The connection has no other call: none at work, none received.
     is_alone: bool,
     received: Moment,
     limited: Option<Arc<LimitedExport>>,
+}
+
+/// The file data that a call carries or asks for, in bytes.
+#[derive(Clone, Copy)]
+enum Transfer {
+    None,
+    Read(u64),
+    Write(u64),
 }
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -146,8 +153,8 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
     let mut streak = Streak::default();
     let mut next = intake.next_call(&mut receiver).await;
     while let Some(mut call) = next {
-        if let Some(lane) = streak.lane_worth_a_stay(&intake, &call) {
-            match stay::stay(&intake, lane, receiver, call).await {
+        if let Some(purpose) = streak.worth_a_stay(&intake, &call) {
+            match stay::stay(&intake, purpose, receiver, call).await {
                 Some(Stayed::Ended { received, has_failed }) => {
                     streak.end(has_failed);
                     (receiver, next) = received;
@@ -161,7 +168,7 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
             }
         }
         let (received, limited) = (call.received, call.limited.take());
-        streak.note_begun(begin(call).await);
+        begin(call).await;
         if let Some(limited) = limited {
             Box::pin(intake.wait_for_limit(&limited)).await;
         } else if seat.is_over(received) {
@@ -171,22 +178,17 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
     }
 }
 
-/// Begins the work on a call where it will have to wait, if anywhere. Returns whether that is a
-/// metadata thread.
-async fn begin(Accepted { thread, share, work, .. }: Accepted) -> bool {
+/// Begins the work on a call where it will have to wait, if anywhere.
+async fn begin(Accepted { thread, share, work, .. }: Accepted) {
     match thread {
         Thread::Connection => poll_first(share.run(work)),
         Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall | Thread::ByOperations => {
             share.begin_here(work).await;
         }
-        Thread::ConnectionThenMetadata => return share.begin_metadata_here(work).await,
+        Thread::ConnectionThenMetadata => share.begin_metadata_here(work).await,
         Thread::Data => share.begin_data(work).await,
-        Thread::Metadata => {
-            share.begin_metadata(work).await;
-            return true;
-        }
+        Thread::Metadata => share.begin_metadata(work).await,
     }
-    false
 }
 
 impl Intake {
@@ -232,7 +234,7 @@ impl Intake {
         let record_bytes = record.bytes;
         client.count_call(record_bytes);
         replies.cork(has_more);
-        let payload_bytes = record.payload.as_ref().map(WriteData::len);
+        let written_bytes = record.payload.as_ref().map(WriteData::len);
         let replies = Arc::clone(replies);
         let mut call = match incoming.finish(record) {
             Ok(call) => call,
@@ -242,6 +244,11 @@ impl Intake {
             }
         };
         let outline = call.outline();
+        let transfer = match (written_bytes, dispatch::read_bytes(&call, outline.as_ref())) {
+            (Some(bytes), _) => Transfer::Write(bytes as u64),
+            (None, Some(bytes)) => Transfer::Read(bytes.into()),
+            (None, None) => Transfer::None,
+        };
         let address = peer.address;
         let Claimed { device, limited } =
             dispatch::claimed(service, &call, outline.as_ref(), address);
@@ -278,7 +285,7 @@ impl Intake {
             }
             send(&replies, verdict, slot);
         });
-        Some(Accepted { thread, share, work, payload_bytes, is_alone, received, limited })
+        Some(Accepted { thread, share, work, transfer, is_alone, received, limited })
     }
 
     /// Charges an export's limits, if it has any.

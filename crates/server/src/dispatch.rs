@@ -56,10 +56,8 @@ const READ_HERE_BYTES_MAX: u32 = 64 * 1024;
 /// 2,742 MiB/s instead of 1,930 to 2,244. With more READs at work the copies are better spread.
 pub(crate) fn thread(call: &Call, outline: Option<&nfs4::Outline<'_>>, alone: bool) -> Thread {
     match call.procedure.map(|row| row.thread) {
-        Ok(Thread::ConnectionFirstIfSmall) => match call.arguments().last_chunk() {
-            Some(count) if alone || u32::from_be_bytes(*count) <= READ_HERE_BYTES_MAX => {
-                Thread::ConnectionFirst
-            }
+        Ok(Thread::ConnectionFirstIfSmall) => match read_bytes(call, outline) {
+            Some(count) if alone || count <= READ_HERE_BYTES_MAX => Thread::ConnectionFirst,
             _ => Thread::Data,
         },
         Ok(Thread::ByOperations) => match outline {
@@ -69,6 +67,18 @@ pub(crate) fn thread(call: &Call, outline: Option<&nfs4::Outline<'_>>, alone: bo
         Ok(thread) => thread,
         Err(_) => Thread::Connection,
     }
+}
+
+/// The bytes that a READ asks for, also one that is the work of a COMPOUND. `None` for other calls, and
+/// if the arguments are too short.
+pub(crate) fn read_bytes(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> Option<u32> {
+    if let Some(outline) = outline {
+        let is_read = outline.work == Some(nfs4::OperationCode::Read);
+        return is_read.then_some(outline.read_count);
+    }
+    let is_read = call.procedure.is_ok_and(|row| row.thread == Thread::ConnectionFirstIfSmall);
+    let count = call.arguments().last_chunk().filter(|_| is_read)?;
+    Some(u32::from_be_bytes(*count))
 }
 
 /// As [`thread`], by the first operation of a COMPOUND that works on files.

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod busy_poll;
 mod call;
 mod call_log;
 mod call_trace;

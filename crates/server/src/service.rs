@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -12,6 +13,7 @@ use io::{
 };
 use tokio::runtime::Handle;
 
+use crate::busy_poll::BusyPolls;
 use crate::callbacks::Callbacks;
 use crate::config::Config;
 use crate::connections::Connections;
@@ -75,6 +77,7 @@ pub(crate) struct Service {
     /// The counters since the start.
     pub(crate) counters: Arc<Counters>,
     /// The threads that may stay with a connection.
+    pub(crate) busy_polls: BusyPolls,
     pub(crate) stays: Stays,
     /// The use of the limits of exports.
     pub(crate) rate_limits: RateLimits,
@@ -215,6 +218,7 @@ impl Service {
         let limits = state_limits(config, &descriptors, local_recall);
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
         tracing::debug!(?memory, outside_bytes = memory.outside_bytes(), ?descriptors, "bounds");
+        let processors = available_parallelism().map_or(1, usize::from);
         let engine = Arc::new(Engine::new(EngineConfig {
             data_threads: config.data_threads(),
             metadata_threads: config.metadata_threads(),
@@ -251,7 +255,8 @@ impl Service {
             reply_cache: ReplyCache::new(),
             mounts: MountList::default(),
             counters,
-            stays: Stays::new(config.data_threads(), config.metadata_threads()),
+            busy_polls: BusyPolls::new(processors),
+            stays: Stays::new(config.data_threads(), config.metadata_threads(), processors),
             rate_limits: RateLimits::default(),
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),

@@ -187,21 +187,15 @@ impl Share {
     }
 
     /// As [`begin_here`](Self::begin_here), for a task that goes on on a metadata thread. Most end here.
-    /// One that does not is polled again there, whatever it waits for: only then it needs a waker. Returns
-    /// whether it has moved there.
-    pub async fn begin_metadata_here(
-        &self,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) -> bool {
+    /// One that does not is polled again there, whatever it waits for: only then it needs a waker.
+    pub async fn begin_metadata_here(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut task = self.task(work);
         let first = catch_unwind(AssertUnwindSafe(|| {
             task.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         }));
-        let moves = matches!(first, Ok(Poll::Pending));
-        if moves {
+        if matches!(first, Ok(Poll::Pending)) {
             self.lanes().metadata.begin(self.client, task).await;
         }
-        moves
     }
 
     /// Leaves `job` to a thread of a lane, where it may run tasks by [`run_here`](Self::run_here).

@@ -2,9 +2,10 @@
 //!
 //! A call that may wait for the disk is handed from the network thread to a thread of a lane. With one
 //! in flight, two threads are woken for each then, which takes longer than a small WRITE or a part of a
-//! listing. So after a few such calls in a row, all for the same lane of one device, a thread of that
-//! lane takes the socket over: it receives the next call, performs it and answers it. Any other call
-//! ends the stay, and so does a client that does not wait for its answer.
+//! listing. So after a few calls in a row, all for one device, a thread of its lanes takes the socket
+//! over: it receives the next call, by [polling](crate::busy_poll) if it comes soon, performs it and
+//! answers it. A call that is not for its lane ends the stay, and so does a client that does not wait
+//! for its answer.
 //!
 //! The network thread never waits for a disk, and no call waits for one that does. While the stay waits
 //! for its thread, and while that is at work on a call, the receiver lies in [`Stay::reading`], from
@@ -20,10 +21,12 @@ use io::{Device, LaneKind, Share};
 use rpc::server::{Receiver, SocketReader, Transport};
 use tokio::sync::oneshot;
 
-use super::{Accepted, Intake};
+use super::{Accepted, Intake, Transfer};
+use crate::busy_poll::Waits;
 use crate::counters::Counter;
 use crate::moment::Moment;
 use crate::procedures::Thread;
+use crate::stays::Purpose;
 
 /// Calls in a row, each alone, after which a thread stays.
 const STREAK_MIN: u32 = 4;
@@ -32,74 +35,99 @@ const STREAK_AFTER_FAILURE: u32 = 64;
 /// Two calls are of one streak if no more time than this is between them; for so long a thread waits
 /// for the next one.
 const GAP_MAX: Duration = Duration::from_millis(1);
-/// Longer WRITEs have more to gain from several threads than from one that stays.
-const PAYLOAD_BYTES_MAX: usize = 256 * 1024;
+/// Longer READs and WRITEs have more to gain from several threads than from one that stays.
+const DATA_BYTES_MAX: u64 = 256 * 1024;
+/// After so many calls of a light stay it is asked anew whether it pays.
+const SAMPLE_CALLS: u64 = 64;
 /// Parts that a call may come in while a thread waits for it.
 const PARTS_MAX: usize = 256;
 /// How often the network thread looks whether the staying thread gets on.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Calls of a connection that came in a row, each when the one before it was answered, and each for the
-/// same lane of the same device.
+/// same device.
 #[derive(Default)]
 pub(super) struct Streak {
-    lane: Option<LaneKind>,
+    /// What a thread would stay for that can perform each of them.
+    purpose: Option<Purpose>,
     device: Option<Device>,
     len: u32,
     /// Calls more than [`STREAK_MIN`] that it takes.
     handicap: u32,
     last: Option<Moment>,
-    /// The last call needed a metadata thread.
-    needs_metadata: bool,
+    /// The calls of the server before it.
+    all_before: u64,
 }
 
 impl Streak {
-    /// Notes a call. The lane of which a thread should stay with the connection from this call on.
-    pub(super) fn lane_worth_a_stay(
-        &mut self,
-        intake: &Intake,
-        call: &Accepted,
-    ) -> Option<LaneKind> {
-        let begins_here = matches!(call.thread, Thread::ConnectionThenMetadata);
-        let lane = lane(call).filter(|_| self.needs_metadata || !begins_here);
-        let goes_on = lane.is_some()
-            && lane == self.lane
-            && self.device.as_ref() == Some(call.share.device())
+    /// Notes a call. What a thread should stay with the connection for, from this call on.
+    pub(super) fn worth_a_stay(&mut self, intake: &Intake, call: &Accepted) -> Option<Purpose> {
+        let purpose = purpose(call);
+        let goes_on = self.device.as_ref() == Some(call.share.device())
             && self.last.is_some_and(|last| call.received.since(last) <= GAP_MAX);
-        self.len = if goes_on { self.len + 1 } else { 0 };
-        if !goes_on {
-            self.device = lane.map(|_| call.share.device().clone());
+        (self.len, self.purpose) = match (self.purpose.filter(|_| goes_on), purpose) {
+            (Some(former), Some(purpose)) => (self.len + 1, Some(former.and(purpose))),
+            _ => (0, purpose),
+        };
+        if self.len == 0 {
+            self.device = purpose.map(|_| call.share.device().clone());
+            self.all_before = purpose.map_or(0, |_| intake.all_calls());
         }
-        (self.lane, self.last) = (lane, Some(call.received));
-        lane.filter(|_| self.len >= STREAK_MIN + self.handicap && intake.has_read_all())
-    }
-
-    /// Notes whether the last call needed a metadata thread. While calls do not, the network thread is
-    /// the better one for those that it can end.
-    pub(super) fn note_begun(&mut self, needs_metadata: bool) {
-        self.needs_metadata = needs_metadata;
+        self.last = Some(call.received);
+        let purpose = self.purpose.filter(|_| self.len >= STREAK_MIN + self.handicap)?;
+        let all = intake.all_calls() - self.all_before;
+        if purpose.is_light && !intake.service.stays.light_one_pays(self.len.into(), all) {
+            self.end(true);
+            return None;
+        }
+        intake.has_read_all().then_some(purpose)
     }
 
     /// A stay is over. If it has not paid, the next one takes a longer streak.
     pub(super) fn end(&mut self, has_failed: bool) {
-        (self.len, self.handicap) = (0, if has_failed { STREAK_AFTER_FAILURE } else { 0 });
+        self.purpose = None;
+        self.handicap = if has_failed { STREAK_AFTER_FAILURE } else { 0 };
     }
 }
 
-/// The lane of which a thread that stays performs this call, if any.
-fn lane(call: &Accepted) -> Option<LaneKind> {
-    let is_small = |bytes| bytes <= PAYLOAD_BYTES_MAX;
-    match call.thread {
-        _ if !call.is_alone => None,
-        Thread::ConnectionFirst => {
-            call.payload_bytes.is_some_and(is_small).then_some(LaneKind::Data)
+/// What a thread would stay for if all calls were as this one, if it would at all.
+fn purpose(call: &Accepted) -> Option<Purpose> {
+    let (lane, is_light) = match (call.thread, call.transfer) {
+        _ if !call.is_alone => return None,
+        (_, Transfer::Read(bytes) | Transfer::Write(bytes)) if bytes > DATA_BYTES_MAX => {
+            return None;
         }
-        Thread::Metadata | Thread::ConnectionThenMetadata => Some(LaneKind::Metadata),
-        _ => None,
+        (Thread::ConnectionFirst, Transfer::Read(_)) => (LaneKind::Data, true),
+        (Thread::ConnectionFirst, Transfer::Write(_)) => (LaneKind::Data, false),
+        (Thread::ConnectionThenMetadata, _) => (LaneKind::Metadata, true),
+        (Thread::Metadata, _) => (LaneKind::Metadata, false),
+        _ => return None,
+    };
+    Some(Purpose { lane, is_light })
+}
+
+impl Purpose {
+    /// That of a thread for both.
+    fn and(self, other: Self) -> Self {
+        Self { lane: self.lane.max(other.lane), is_light: self.is_light && other.is_light }
+    }
+}
+
+/// Where a call is counted that a staying thread performs.
+fn counter(call: &Accepted) -> Counter {
+    match call.transfer {
+        Transfer::Read(_) => Counter::ReadsByStayingThread,
+        Transfer::Write(_) => Counter::WritesByStayingThread,
+        Transfer::None => Counter::MetadataCallsByStayingThread,
     }
 }
 
 impl Intake {
+    /// The calls of the server so far.
+    fn all_calls(&self) -> u64 {
+        self.service.counters.general().value(Counter::Calls)
+    }
+
     /// Whether the socket has nothing more to read.
     fn has_read_all(&self) -> bool {
         self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0)
@@ -111,7 +139,7 @@ pub(super) enum Stayed {
     /// There is no thread for it.
     Refused(Receiver<SocketReader>, Accepted),
     /// The network thread goes on with the next call, unless the connection is over. `has_failed`: a
-    /// call took long.
+    /// call took long, or to stay did not pay.
     Ended { received: Received, has_failed: bool },
 }
 
@@ -123,14 +151,26 @@ pub(super) type Received = (Receiver<SocketReader>, Option<Accepted>);
 enum End {
     /// The call is not for it, or the connection is over.
     Received(Box<Received>),
-    /// The next call has not come yet. `has_failed`: a call took long.
+    /// The next call has not come yet. `has_failed`: a call took long, or to stay did not pay.
     Reading { reading: Reading, has_failed: bool },
+}
+
+/// The last calls of a stay.
+struct Sample {
+    own: u64,
+    /// The calls of the server before them.
+    all_before: u64,
+}
+
+impl Sample {
+    fn new(intake: &Intake) -> Self {
+        Self { own: 0, all_before: intake.all_calls() }
+    }
 }
 
 struct Stay {
     intake: Arc<Intake>,
-    /// That of its thread.
-    lane: LaneKind,
+    purpose: Purpose,
     /// The client's, of the device of its thread.
     share: Share,
     /// The receiver until the thread begins, and while it performs a call.
@@ -150,18 +190,18 @@ impl Drop for EndsStay<'_> {
     }
 }
 
-/// Has a thread of a lane stay with the connection from `call` on, and waits until it hands it back.
-/// `None` if the connection cannot go on.
+/// Has a thread stay with the connection from `call` on, and waits until it hands it back. `None` if the
+/// connection cannot go on.
 pub(super) async fn stay(
     intake: &Arc<Intake>,
-    lane: LaneKind,
+    purpose: Purpose,
     receiver: Receiver<SocketReader>,
     call: Accepted,
 ) -> Option<Stayed> {
-    let Some(seat) = intake.service.stays.of(lane).take(intake.activity.client()) else {
+    let Some(seat) = intake.service.stays.of(purpose).take(intake.activity.client()) else {
         return Some(Stayed::Refused(receiver, call));
     };
-    let stay = Arc::new(Stay::new(intake, lane, call.share.clone()));
+    let stay = Arc::new(Stay::new(intake, purpose, call.share.clone()));
     let (hand_back, handed_back) = oneshot::channel();
     let (give, given) = mpsc::sync_channel(1);
     let staying = Arc::clone(&stay);
@@ -170,7 +210,7 @@ pub(super) async fn stay(
             staying.serve(call, hand_back);
         }
     };
-    if !stay.share.leave_to(lane, job) {
+    if !stay.share.leave_to(purpose.lane, job) {
         return Some(Stayed::Refused(receiver, call));
     }
     intake.socket.stop_watching();
@@ -194,10 +234,10 @@ pub(super) async fn stay(
 }
 
 impl Stay {
-    fn new(intake: &Arc<Intake>, lane: LaneKind, share: Share) -> Self {
+    fn new(intake: &Arc<Intake>, purpose: Purpose, share: Share) -> Self {
         Self {
             intake: Arc::clone(intake),
-            lane,
+            purpose,
             share,
             reading: Mutex::new(None),
             begun: AtomicU64::new(0),
@@ -239,24 +279,21 @@ impl Stay {
 
     /// Performs calls on this thread, `call` first.
     fn serve(self: Arc<Self>, mut call: Accepted, hand_back: oneshot::Sender<End>) {
-        let lane = self.lane;
-        let counter = match lane {
-            LaneKind::Data => Counter::WritesByStayingThread,
-            LaneKind::Metadata => Counter::MetadataCallsByStayingThread,
-        };
+        let (lane, counters) = (self.purpose.lane, &self.intake.service.counters);
+        let (mut waits, mut sample) = (Waits::default(), Sample::new(&self.intake));
         loop {
-            self.intake.service.counters.add(counter, 1);
+            counters.add(counter(&call), 1);
             self.begun.fetch_add(1, Ordering::Relaxed);
             let has_ended = self.share.run_here(lane, call.work, GAP_MAX);
             self.intake.replies.flush();
             // The network thread has taken it.
             let Some(reading) = self.take_reading() else { return };
-            let end = if !has_ended {
+            let end = if !has_ended || !self.pays(&mut sample) {
                 End::Reading { reading, has_failed: true }
             } else if self.share.has_waiting_work(lane) || self.is_owed() {
                 End::Reading { reading, has_failed: false }
             } else {
-                match self.receive(reading) {
+                match self.receive(reading, &mut waits) {
                     Err(reading) => End::Reading { reading, has_failed: false },
                     Ok((receiver, Some(next))) if self.goes_on_with(&next) => {
                         self.lay_down(receiver);
@@ -272,26 +309,40 @@ impl Stay {
         }
     }
 
+    /// Whether it pays as far as is known, by the sample after the call that was performed.
+    fn pays(&self, sample: &mut Sample) -> bool {
+        sample.own += 1;
+        if !self.purpose.is_light || sample.own < SAMPLE_CALLS {
+            return true;
+        }
+        let Sample { own, all_before } = std::mem::replace(sample, Sample::new(&self.intake));
+        self.intake.service.stays.light_one_pays(own, sample.all_before - all_before)
+    }
+
     /// Whether another client is to have this stay.
     fn is_owed(&self) -> bool {
-        self.intake.service.stays.of(self.lane).is_owed_by(self.intake.activity.client())
+        self.intake.service.stays.of(self.purpose).is_owed_by(self.intake.activity.client())
     }
 
     fn goes_on_with(&self, next: &Accepted) -> bool {
-        lane(next) == Some(self.lane)
+        purpose(next).is_some_and(|purpose| purpose.lane <= self.purpose.lane)
             && next.share.device() == self.share.device()
             && self.intake.has_read_all()
     }
 
     /// Waits for the next call, but not long.
-    fn receive(&self, mut reading: Reading) -> Result<Received, Reading> {
+    fn receive(&self, mut reading: Reading, waits: &mut Waits) -> Result<Received, Reading> {
+        let Intake { service, socket, .. } = &*self.intake;
         let mut context = Context::from_waker(Waker::noop());
         let began = Instant::now();
+        if service.busy_polls.poll(waits, || socket.wait_readable(Duration::ZERO)) {
+            service.counters.add(Counter::CallsFoundByPolling, 1);
+        }
         // Bounded, because it may wait for something else than bytes: for memory.
         for _ in 0..PARTS_MAX {
             let left = GAP_MAX.saturating_sub(began.elapsed());
             let is_over = self.is_over.load(Ordering::Acquire);
-            if is_over || left.is_zero() || !self.intake.socket.wait_readable(left) {
+            if is_over || left.is_zero() || !socket.wait_readable(left) {
                 break;
             }
             if let Poll::Ready(received) = reading.as_mut().poll(&mut context) {

@@ -175,8 +175,12 @@ counters! {
     WritesVectored => "writes_vectored",
     /// WRITEs performed by a data thread that stayed with their connection.
     WritesByStayingThread => "writes_by_staying_thread",
-    /// Calls about names and attributes performed by a metadata thread that stayed with their connection.
+    /// READs performed by a data thread that stayed with their connection.
+    ReadsByStayingThread => "reads_by_staying_thread",
+    /// Calls about names and attributes performed by a thread that stayed with their connection.
     MetadataCallsByStayingThread => "metadata_calls_by_staying_thread",
+    /// Calls for which a staying thread polled, and that came before it slept.
+    CallsFoundByPolling => "calls_found_by_polling",
     /// WRITEs that reached the server behind their neighbour further on in the file.
     WritesOutOfOrder => "writes_out_of_order",
     /// Bytes taken by WRITE.
@@ -221,6 +225,8 @@ impl Counter {
                 | Self::ConnectionsEvicted
                 | Self::ConnectionsRefused
                 | Self::WritesByStayingThread
+                | Self::ReadsByStayingThread
+                | Self::CallsFoundByPolling
                 | Self::MetadataCallsByStayingThread
                 | Self::WritesOutOfOrder
                 | Self::PayloadBytes

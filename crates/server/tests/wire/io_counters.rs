@@ -267,6 +267,32 @@ fn a_thread_stays_with_a_client_that_writes_one_by_one() {
 }
 
 #[test]
+fn a_thread_stays_with_a_client_that_reads_and_asks_for_attributes() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    let data = content(1, 0, 16 * 47_008);
+    ok(client.write(file, 0, &data));
+    let mut rounds = 0;
+    // A streak is one if there is little time between its calls, also on a busy machine.
+    while fixture.counter(ReadsByStayingThread) < 3
+        || fixture.counter(MetadataCallsByStayingThread) < 3
+    {
+        assert!(rounds < 2_000, "no thread has stayed");
+        let at = rounds % 16 * 47_008;
+        let read = client.read(file, at as u64, 47_008).unwrap();
+        assert!(read.data == data[at..][..47_008]);
+        assert_eq!(client.getattr(file).unwrap().size, data.len() as u64);
+        assert_eq!(client.lookup(root, b"f").unwrap().object, file);
+        rounds += 1;
+    }
+    // What it reads is as local programs have left it.
+    std::fs::write(fixture.exported("f"), "changed").unwrap();
+    assert_eq!(client.getattr(file).unwrap().size, 7);
+    assert_eq!(client.read(file, 0, 47_008).unwrap().data, b"changed");
+}
+
+#[test]
 fn a_thread_stays_with_a_client_that_lists_part_by_part() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
@@ -283,6 +309,7 @@ fn a_thread_stays_with_a_client_that_lists_part_by_part() {
         rounds += 1;
     }
     assert_eq!(fixture.counter(WritesByStayingThread), 0);
+    assert_eq!(fixture.counter(ReadsByStayingThread), 0);
     // What a thread that stays lists is as local programs have left it.
     std::fs::remove_file(fixture.exported("file-7")).unwrap();
     let listed = client.list_by(0, |client, cookie| client.readdir(root, cookie, 512).unwrap());

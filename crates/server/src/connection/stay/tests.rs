@@ -24,6 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// As many as a lane has, or more.
 const LANE_THREADS: usize = 64;
 
+/// What a thread of a lane stays for that only such a thread can do.
+fn of(lane: LaneKind) -> Purpose {
+    Purpose { lane, is_light: false }
+}
+
 /// A connection to a server of nothing.
 struct Rig {
     intake: Arc<Intake>,
@@ -85,7 +90,10 @@ impl Rig {
             },
             share: Share::new(self.intake.service.engine.own_device(), 1),
             work: Box::pin(work),
-            payload_bytes: Some(1),
+            transfer: match lane {
+                LaneKind::Data => Transfer::Write(1),
+                LaneKind::Metadata => Transfer::None,
+            },
             is_alone: true,
             received: Moment::now(),
             limited: None,
@@ -103,8 +111,8 @@ impl Rig {
     }
 
     async fn stay(&self, receiver: Receiver<SocketReader>, call: Accepted) -> (Received, bool) {
-        let lane = lane(&call).expect("a thread stays for it");
-        let stay = stay(&self.intake, lane, receiver, call);
+        let purpose = purpose(&call).expect("a thread stays for it");
+        let stay = stay(&self.intake, purpose, receiver, call);
         let stayed = tokio::time::timeout(PATIENCE, stay).await;
         match stayed.expect("the stay ends").expect("the connection goes on") {
             Stayed::Ended { received, has_failed } => (received, has_failed),
@@ -160,7 +168,7 @@ async fn a_stay_that_waits_for_its_thread_delays_no_other_call_of_the_connection
         assert!(has_failed);
         rig.answer(next.expect("the call behind it")).await;
         assert!(end.try_recv().is_err(), "no thread has taken it");
-        assert_eq!(rig.intake.service.stays.of(lane).taken(), 0, "others may stay meanwhile");
+        assert_eq!(rig.intake.service.stays.of(of(lane)).taken(), 0, "others may stay meanwhile");
         drop(blocks);
         end.recv_timeout(PATIENCE).unwrap();
     }
@@ -176,46 +184,50 @@ async fn a_streak_and_a_stay_are_of_one_device() {
     let mut streak = Streak::default();
     for number in 0..20 {
         let call = call_on(number % 2);
-        assert_eq!(streak.lane_worth_a_stay(&rig.intake, &call), None, "the devices change");
+        assert_eq!(streak.worth_a_stay(&rig.intake, &call), None, "the devices change");
     }
     for number in 1..STREAK_MIN {
-        assert_eq!(streak.lane_worth_a_stay(&rig.intake, &call_on(1)), None, "{number}");
+        assert_eq!(streak.worth_a_stay(&rig.intake, &call_on(1)), None, "{number}");
     }
     let call = call_on(1);
-    assert_eq!(streak.lane_worth_a_stay(&rig.intake, &call), Some(LaneKind::Metadata));
-    let stay = Stay::new(&rig.intake, LaneKind::Metadata, call.share);
+    let metadata = of(LaneKind::Metadata);
+    assert_eq!(streak.worth_a_stay(&rig.intake, &call), Some(metadata));
+    let stay = Stay::new(&rig.intake, metadata, call.share);
     assert!(stay.goes_on_with(&call_on(1)));
     assert!(!stay.goes_on_with(&call_on(0)));
 }
 
 #[tokio::test]
-async fn a_streak_is_of_one_lane_and_of_calls_that_need_it() {
+async fn the_purpose_of_a_stay_is_that_of_all_calls_of_its_streak() {
     let (rig, _receiver) = Rig::new().await;
-    let begins_here = || Accepted {
+    let (data, metadata) = (of(LaneKind::Data), of(LaneKind::Metadata));
+    let light = |purpose| Some(Purpose { is_light: true, ..purpose });
+    let getattr = || Accepted {
         thread: Thread::ConnectionThenMetadata,
         ..rig.call(LaneKind::Metadata, async {})
     };
-    let (data, metadata) = (LaneKind::Data, LaneKind::Metadata);
+    let read = |bytes| Accepted { transfer: Transfer::Read(bytes), ..rig.write(async {}) };
     let mut streak = Streak::default();
-    let mut note = |call: Accepted, needs_metadata| {
-        let lane = streak.lane_worth_a_stay(&rig.intake, &call);
-        streak.note_begun(needs_metadata);
-        lane
-    };
-    for _ in 0..10 {
-        assert_eq!(note(begins_here(), false), None, "each ends on the network thread");
+    let mut after = |call: Accepted| streak.worth_a_stay(&rig.intake, &call);
+    for number in 0..STREAK_MIN {
+        assert_eq!(after(getattr()), None, "{number}");
     }
-    for number in 0..20 {
-        let lane = if number % 2 == 0 { data } else { metadata };
-        assert_eq!(note(rig.call(lane, async {}), lane == metadata), None, "the lanes change");
+    assert_eq!(after(getattr()), light(metadata));
+    assert_eq!(after(rig.call(LaneKind::Metadata, async {})), Some(metadata));
+    assert_eq!(after(read(DATA_BYTES_MAX)), Some(data));
+    assert_eq!(after(getattr()), Some(data));
+    assert_eq!(after(read(DATA_BYTES_MAX + 1)), None);
+    for number in 0..STREAK_MIN {
+        assert_eq!(after(read(1)), None, "{number}");
     }
-    // The last of them is the first of the streak.
-    for number in 1..STREAK_MIN {
-        assert_eq!(note(begins_here(), true), None, "{number}");
+    assert_eq!(after(getattr()), light(data));
+    assert_eq!(after(rig.write(async {})), Some(data));
+    for (purpose, goes_on) in [(data, true), (metadata, false)] {
+        let stay = Stay::new(&rig.intake, purpose, getattr().share);
+        assert!(stay.goes_on_with(&getattr()));
+        assert_eq!(stay.goes_on_with(&read(1)), goes_on, "{purpose:?}");
+        assert!(!stay.goes_on_with(&read(DATA_BYTES_MAX + 1)));
     }
-    assert_eq!(note(begins_here(), true), Some(metadata));
-    assert_eq!(note(begins_here(), false), Some(metadata));
-    assert_eq!(note(begins_here(), false), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -241,7 +253,7 @@ async fn a_client_that_pauses_is_heard_afterwards() {
     let write = rig.write(async {});
     let stayed = {
         let intake = Arc::clone(&rig.intake);
-        tokio::spawn(async move { stay(&intake, LaneKind::Data, receiver, write).await })
+        tokio::spawn(async move { stay(&intake, of(LaneKind::Data), receiver, write).await })
     };
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!stayed.is_finished(), "the receiver waits for a call");
@@ -259,12 +271,12 @@ async fn a_closed_connection_ends_the_stay() {
     let (rig, receiver) = Rig::new().await;
     let write = rig.write(async {});
     {
-        let stay = stay(&rig.intake, LaneKind::Data, receiver, write);
+        let stay = stay(&rig.intake, of(LaneKind::Data), receiver, write);
         drop(tokio::time::timeout(Duration::from_millis(1), stay).await);
     }
     // All slots are free again, and so is the thread.
     tokio::time::timeout(PATIENCE, rig.intake.activity.calls_ended()).await.unwrap();
-    let stays = rig.intake.service.stays.of(LaneKind::Data);
+    let stays = rig.intake.service.stays.of(of(LaneKind::Data));
     let begun = Instant::now();
     while stays.taken() > 0 || Arc::strong_count(&rig.intake) > 1 {
         assert!(begun.elapsed() < PATIENCE);
@@ -275,9 +287,9 @@ async fn a_closed_connection_ends_the_stay() {
 #[tokio::test]
 async fn a_stay_is_owed_to_another_client_that_asks_in_vain() {
     let (rig, _receiver) = Rig::new().await;
-    let lane = LaneKind::Data;
-    let stay = Stay::new(&rig.intake, lane, rig.write(async {}).share);
-    let seats = rig.intake.service.stays.of(lane);
+    let purpose = of(LaneKind::Data);
+    let stay = Stay::new(&rig.intake, purpose, rig.write(async {}).share);
+    let seats = rig.intake.service.stays.of(purpose);
     let client = rig.intake.activity.client();
     let _taken: Vec<_> = std::iter::from_fn(|| seats.take(client)).collect();
     assert!(!stay.is_owed());
