@@ -84,11 +84,16 @@ fn phases_are_counted_by_export_and_kind_of_call() {
     let (running, address) = start(serve_config(&config), 2);
     let mut client = Client::connect(&running);
     let (root, file) = client.find("/a", "file");
-    (0..5)
-        .for_each(|_| drop(client.call(Procedure::Read, &ReadArgs { file, offset: 0, count: 9 })));
+    // No thread stays with a client that pauses: its WRITEs have to ask for one.
+    let pause = || std::thread::sleep(Duration::from_millis(2));
+    for _ in 0..5 {
+        pause();
+        client.call(Procedure::Read, &ReadArgs { file, offset: 0, count: 9 });
+    }
     // Refused before any I/O.
     client.call(Procedure::Read, &ReadArgs { file: root, offset: 0, count: 9 });
     for stable in [StableHow::Unstable, StableHow::FileSync, StableHow::Unstable] {
+        pause();
         client
             .call(Procedure::Write, &WriteArgs { file, offset: 3, count: 2, stable, data: b"12" });
     }
