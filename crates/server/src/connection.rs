@@ -15,6 +15,7 @@ use rpc::server::{
 };
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
+use crate::busy_poll::ThreadCalls;
 use crate::call::Incoming;
 use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, Place};
@@ -51,6 +52,7 @@ struct Intake {
     socket: Arc<Socket>,
     replies: Arc<ReplyQueue>,
     activity: Arc<Activity>,
+    thread_calls: Arc<ThreadCalls>,
 }
 
 /// A call that was received, and where the work on it begins.
@@ -74,6 +76,27 @@ enum Transfer {
 }
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Transfer {
+    fn new(written_bytes: Option<usize>, read_bytes: Option<u32>) -> Self {
+        match (written_bytes, read_bytes) {
+            (Some(bytes), _) => Self::Write(bytes as u64),
+            (None, Some(bytes)) => Self::Read(bytes.into()),
+            (None, None) => Self::None,
+        }
+    }
+}
+
+impl Accepted {
+    /// The network thread will end it itself most likely: it waits for no disk and for no other thread.
+    fn is_light(&self) -> bool {
+        match self.thread {
+            Thread::Connection | Thread::ConnectionThenMetadata => true,
+            Thread::ConnectionFirst => matches!(self.transfer, Transfer::Read(_)),
+            _ => false,
+        }
+    }
+}
 
 /// Serves a connection until the peer closes it, breaks the protocol, its place is needed for
 /// another while it is idle, or the server stops. `seat` is on this thread.
@@ -115,6 +138,7 @@ pub(crate) async fn serve(
         socket,
         replies: Arc::clone(&replies),
         activity: Arc::clone(activity),
+        thread_calls: Arc::clone(seat.calls()),
     });
     tokio::select! {
         () = seat.take_turns(flushed(&replies, take_calls(&seat, intake, receiver))) => {}
@@ -153,6 +177,9 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
     let mut streak = Streak::default();
     let mut next = intake.next_call(&mut receiver).await;
     while let Some(mut call) = next {
+        if call.is_light() {
+            intake.thread_calls.note_light_one();
+        }
         if let Some(purpose) = streak.worth_a_stay(&intake, &call) {
             match stay::stay(&intake, purpose, receiver, call).await {
                 Some(Stayed::Ended { received, has_failed }) => {
@@ -244,11 +271,7 @@ impl Intake {
             }
         };
         let outline = call.outline();
-        let transfer = match (written_bytes, dispatch::read_bytes(&call, outline.as_ref())) {
-            (Some(bytes), _) => Transfer::Write(bytes as u64),
-            (None, Some(bytes)) => Transfer::Read(bytes.into()),
-            (None, None) => Transfer::None,
-        };
+        let transfer = Transfer::new(written_bytes, dispatch::read_bytes(&call, outline.as_ref()));
         let address = peer.address;
         let Claimed { device, limited } =
             dispatch::claimed(service, &call, outline.as_ref(), address);
@@ -263,6 +286,7 @@ impl Intake {
         call_trace::start(Traced { service, call: &call, client: address, received });
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         let (client_id, charged) = (activity.client(), limited.clone());
+        let at_work = self.thread_calls.begin();
         // On the heap at once: it is large, and each move of it would be a copy.
         let work: Work = Box::pin(async move {
             let link = replies.link();
@@ -284,6 +308,7 @@ impl Intake {
                 verdict = timed.note(&service, client, verdict);
             }
             send(&replies, verdict, slot);
+            drop(at_work);
         });
         Some(Accepted { thread, share, work, transfer, is_alone, received, limited })
     }

@@ -16,6 +16,7 @@ use io::ClientId;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+use crate::busy_poll::BusyPolls;
 use crate::turns::{Ledger, Seat, Turns};
 
 /// Of so many tasks that a busy thread runs, one is a task that another thread has made or woken: a
@@ -45,11 +46,11 @@ impl NetworkThreads {
     ///
     /// # Errors
     /// The system refuses a thread or a poll descriptor.
-    pub(crate) fn start() -> Result<Self> {
+    pub(crate) fn start(polls: &Arc<BusyPolls>) -> Result<Self> {
         let count = thread::available_parallelism().map_or(1, usize::from);
         let ledger = Arc::new(Ledger::default());
-        let accepting = NetworkThread::start("spillway-accept".to_owned(), &ledger)?;
-        let start = |index| NetworkThread::start(format!("spillway-net-{index}"), &ledger);
+        let accepting = NetworkThread::start("spillway-accept".to_owned(), &ledger, polls)?;
+        let start = |index| NetworkThread::start(format!("spillway-net-{index}"), &ledger, polls);
         let threads = (0..count).map(start).collect::<Result<_>>()?;
         Ok(Self { accepting, threads, next: AtomicUsize::new(0) })
     }
@@ -86,7 +87,7 @@ impl NetworkThreads {
 }
 
 impl NetworkThread {
-    fn start(name: String, ledger: &Arc<Ledger>) -> Result<Self> {
+    fn start(name: String, ledger: &Arc<Ledger>, polls: &Arc<BusyPolls>) -> Result<Self> {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .global_queue_interval(REMOTE_INTERVAL)
@@ -101,6 +102,8 @@ impl NetworkThread {
         let turns = Arc::new(Turns::new(ledger));
         let rounds = Arc::clone(&turns);
         drop(handle.spawn(async move { rounds.run().await }));
+        let (polls, polled) = (Arc::clone(polls), Arc::clone(&turns));
+        drop(handle.spawn(async move { polls.poll_for(&polled.calls).await }));
         Ok(Self { runtime: handle, turns, _ends: ends })
     }
 }

@@ -140,11 +140,12 @@ impl Server {
         };
         let (stop, _) = watch::channel(false);
         let (ticked, ticks) = watch::channel(());
+        let threads = NetworkThreads::start(&service.busy_polls).map_err(StartError::Threads)?;
         let mut server = Self {
             service,
             local_addrs: listeners.iter().map(|(address, _)| *address).collect(),
             stop,
-            threads: Arc::new(NetworkThreads::start().map_err(StartError::Threads)?),
+            threads: Arc::new(threads),
             tasks: Vec::new(),
             ticks,
             registered_port: None,

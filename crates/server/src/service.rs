@@ -47,7 +47,6 @@ use crate::write_order::WriteOrder;
 const COMPOUND_BYTES_MAX: u32 = 8 * 1024;
 /// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
 const QUEUE_MAX: usize = 1024;
-
 /// Descriptors that the kernel's table has room for from the start: 1 MiB. As many as the
 /// connections that may be asked for, and as many again.
 const TABLE_DESCRIPTORS: usize = 2 * 65_536;
@@ -76,8 +75,9 @@ pub(crate) struct Service {
     pub(crate) mounts: MountList,
     /// The counters since the start.
     pub(crate) counters: Arc<Counters>,
+    /// The threads that poll for calls.
+    pub(crate) busy_polls: Arc<BusyPolls>,
     /// The threads that may stay with a connection.
-    pub(crate) busy_polls: BusyPolls,
     pub(crate) stays: Stays,
     /// The use of the limits of exports.
     pub(crate) rate_limits: RateLimits,
@@ -254,8 +254,8 @@ impl Service {
             handle_key,
             reply_cache: ReplyCache::new(),
             mounts: MountList::default(),
+            busy_polls: Arc::new(BusyPolls::new(processors, Arc::clone(&counters))),
             counters,
-            busy_polls: BusyPolls::new(processors),
             stays: Stays::new(config.data_threads(), config.metadata_threads(), processors),
             rate_limits: RateLimits::default(),
             write_order: Arc::new(WriteOrder::new()),

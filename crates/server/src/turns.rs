@@ -25,6 +25,7 @@ use io::ClientId;
 use rustc_hash::FxBuildHasher;
 use tokio::sync::Notify;
 
+use crate::busy_poll::ThreadCalls;
 use crate::moment::Moment;
 
 /// The time in a round of a client that comes to others: a GETATTR of another client waits for no more
@@ -67,6 +68,8 @@ pub(crate) struct Turns {
     ends_at: AtomicU64,
     /// A connection waits for the next round.
     due: Notify,
+    /// The calls of all connections.
+    pub(crate) calls: Arc<ThreadCalls>,
 }
 
 #[derive(Debug, Default)]
@@ -194,6 +197,11 @@ impl Seat {
             polled
         })
         .await
+    }
+
+    /// The calls of all connections on the thread.
+    pub(crate) fn calls(&self) -> &Arc<ThreadCalls> {
+        &self.turns.calls
     }
 
     /// Whether the turn that is being taken is over. The work should yield then.

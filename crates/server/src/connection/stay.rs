@@ -92,18 +92,16 @@ impl Streak {
 
 /// What a thread would stay for if all calls were as this one, if it would at all.
 fn purpose(call: &Accepted) -> Option<Purpose> {
-    let (lane, is_light) = match (call.thread, call.transfer) {
+    let lane = match (call.thread, call.transfer) {
         _ if !call.is_alone => return None,
         (_, Transfer::Read(bytes) | Transfer::Write(bytes)) if bytes > DATA_BYTES_MAX => {
             return None;
         }
-        (Thread::ConnectionFirst, Transfer::Read(_)) => (LaneKind::Data, true),
-        (Thread::ConnectionFirst, Transfer::Write(_)) => (LaneKind::Data, false),
-        (Thread::ConnectionThenMetadata, _) => (LaneKind::Metadata, true),
-        (Thread::Metadata, _) => (LaneKind::Metadata, false),
+        (Thread::ConnectionFirst, Transfer::Read(_) | Transfer::Write(_)) => LaneKind::Data,
+        (Thread::ConnectionThenMetadata | Thread::Metadata, _) => LaneKind::Metadata,
         _ => return None,
     };
-    Some(Purpose { lane, is_light })
+    Some(Purpose { lane, is_light: call.is_light() })
 }
 
 impl Purpose {
@@ -335,9 +333,7 @@ impl Stay {
         let Intake { service, socket, .. } = &*self.intake;
         let mut context = Context::from_waker(Waker::noop());
         let began = Instant::now();
-        if service.busy_polls.poll(waits, || socket.wait_readable(Duration::ZERO)) {
-            service.counters.add(Counter::CallsFoundByPolling, 1);
-        }
+        service.busy_polls.poll(waits, || socket.wait_readable(Duration::ZERO));
         // Bounded, because it may wait for something else than bytes: for memory.
         for _ in 0..PARTS_MAX {
             let left = GAP_MAX.saturating_sub(began.elapsed());

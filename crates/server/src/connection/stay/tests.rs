@@ -73,6 +73,7 @@ impl Rig {
             socket,
             replies: Arc::new(replies),
             activity,
+            thread_calls: Arc::default(),
         };
         let intake = Arc::new(intake);
         (Self { intake, client, _place: place, _server: server, _dir: dir }, receiver)
