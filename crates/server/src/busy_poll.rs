@@ -22,8 +22,16 @@ const POLL_MAX: Duration = Duration::from_micros(50);
 /// Another thread has run if offering it the processor took longer. It takes about 1 microsecond if none
 /// wants it, and more if the host of a virtual machine has taken the processor for a moment.
 const YIELD_MAX: Duration = Duration::from_micros(20);
+/// Another thread works on something else than the next call if it has kept the processor for longer: on
+/// a processor that a busy program shares it keeps it for milliseconds.
+const LOSS_MIN: Duration = Duration::from_micros(250);
 /// Waits without polling after one in vain, which costs 3 microseconds per call then.
 const WAITS_AFTER_MISS: u32 = 16;
+/// The waits without polling are doubled so often at most, after one loss of the processor each.
+const LOSSES_MAX: u32 = 6;
+/// A network thread is idle after so many turns of its loop without work. After one it need not be: tokio
+/// runs the tasks that have yielded in reverse, so a connection with work can come after the poll.
+const IDLE_TURNS: u32 = 2;
 
 /// The threads of the server that poll.
 pub(crate) struct BusyPolls {
@@ -37,6 +45,8 @@ pub(crate) struct BusyPolls {
 pub(crate) struct Waits {
     /// So many more are without polling.
     without: u32,
+    /// The processor was lost in so many polls, one after the other.
+    losses: u32,
 }
 
 /// The calls of the connections of a network thread.
@@ -46,6 +56,8 @@ pub(crate) struct ThreadCalls {
     light: AtomicU64,
     /// A light one has come.
     has_come: Notify,
+    /// The parts of work that the thread has done for connections, or has put off, and their rounds.
+    turns: AtomicU64,
     /// Those at work, on any thread.
     at_work: AtomicUsize,
 }
@@ -57,8 +69,8 @@ pub(crate) struct CallAtWork(Arc<ThreadCalls>);
 struct Poll<'a> {
     polls: &'a BusyPolls,
     began: Instant,
-    /// Another thread wants the processor.
-    is_last_look: bool,
+    /// How long other threads have kept the processor.
+    lost: Duration,
 }
 
 impl BusyPolls {
@@ -72,40 +84,51 @@ impl BusyPolls {
         let Some(mut poll) = self.begin(waits) else { return false };
         while !is_ready() {
             if !poll.offer_processor() {
-                waits.without = WAITS_AFTER_MISS;
+                waits.end_poll(poll.lost, false);
                 return false;
             }
         }
+        waits.end_poll(poll.lost, true);
         self.counters.add(Counter::CallsFoundByPolling, 1);
         true
     }
 
     /// Polls for light calls on this network thread after each of them, for ever.
     pub(crate) async fn poll_for(&self, calls: &ThreadCalls) {
-        let mut waits = Waits::default();
+        let (mut waits, mut seen) = (Waits::default(), 0);
         loop {
-            calls.has_come.notified().await;
-            while self.finds_next(&mut waits, calls).await {}
+            while seen == calls.light.load(Ordering::Relaxed) {
+                calls.has_come.notified().await;
+            }
+            while self.finds_next(&mut waits, &mut seen, calls).await {}
         }
     }
 
-    /// Whether another light call comes before the thread should sleep.
-    async fn finds_next(&self, waits: &mut Waits, calls: &ThreadCalls) -> bool {
-        let light = calls.light.load(Ordering::Relaxed);
-        // tokio continues a task that yields after it has polled the sockets, and behind the tasks that
-        // these have made ready.
-        let has_come = async || {
-            yield_now().await;
-            calls.light.load(Ordering::Relaxed) != light
-        };
-        let mut poll = None;
+    /// Whether another light call comes before the thread should sleep. `seen` is set to how many had come
+    /// before.
+    async fn finds_next(&self, waits: &mut Waits, seen: &mut u64, calls: &ThreadCalls) -> bool {
+        *seen = calls.light.load(Ordering::Relaxed);
+        let (mut turns, mut idle) = (calls.turns.load(Ordering::Relaxed), 0);
+        let mut poll: Option<Poll<'_>> = None;
         loop {
-            // While the thread has light calls, this is all it costs.
-            if has_come().await {
-                if poll.is_some() {
+            // tokio continues a task that yields after it has polled the sockets. While the thread has
+            // light calls, this is all it costs.
+            yield_now().await;
+            if calls.light.load(Ordering::Relaxed) != *seen {
+                if let Some(poll) = &poll {
+                    waits.end_poll(poll.lost, true);
                     self.counters.add(Counter::CallsFoundByPolling, 1);
                 }
                 return true;
+            }
+            let worked = turns != calls.turns.load(Ordering::Relaxed);
+            if worked && poll.is_some() {
+                return false;
+            }
+            turns = calls.turns.load(Ordering::Relaxed);
+            idle = if worked { 0 } else { idle + 1 };
+            if idle < IDLE_TURNS {
+                continue;
             }
             // Other threads need the processor for calls that this one has handed over.
             if calls.at_work.load(Ordering::Relaxed) > 0 {
@@ -116,7 +139,7 @@ impl BusyPolls {
             }
             let Some(poll) = &mut poll else { return false };
             if !poll.offer_processor() {
-                waits.without = WAITS_AFTER_MISS;
+                waits.end_poll(poll.lost, false);
                 return false;
             }
         }
@@ -129,8 +152,19 @@ impl BusyPolls {
             return None;
         }
         let others = self.polling.fetch_add(1, Ordering::Relaxed);
-        let poll = Poll { polls: self, began: Instant::now(), is_last_look: false };
+        let poll = Poll { polls: self, began: Instant::now(), lost: Duration::ZERO };
         (others < self.max).then_some(poll)
+    }
+}
+
+impl Waits {
+    /// A poll has ended in which other threads have kept the processor for `lost`.
+    fn end_poll(&mut self, lost: Duration, has_found: bool) {
+        let was_lost = lost > LOSS_MIN;
+        self.losses = if was_lost { (self.losses + 1).min(LOSSES_MAX) } else { 0 };
+        if was_lost || !has_found {
+            self.without = WAITS_AFTER_MISS << self.losses;
+        }
     }
 }
 
@@ -138,11 +172,11 @@ impl Poll<'_> {
     /// Lets other threads run. Whether to look again.
     fn offer_processor(&mut self) -> bool {
         let offered = Instant::now();
-        if self.is_last_look || offered - self.began > POLL_MAX {
+        if self.lost > YIELD_MAX || offered - self.began > POLL_MAX {
             return false;
         }
         thread::yield_now();
-        self.is_last_look = offered.elapsed() > YIELD_MAX;
+        self.lost = self.lost.max(offered.elapsed());
         true
     }
 }
@@ -158,6 +192,11 @@ impl ThreadCalls {
     pub(crate) fn begin(self: &Arc<Self>) -> CallAtWork {
         self.at_work.fetch_add(1, Ordering::Relaxed);
         CallAtWork(Arc::clone(self))
+    }
+
+    /// Notes, on the network thread, that it works for a connection, or has put that off for now.
+    pub(crate) fn note_turn(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes, on the network thread, that a light call has come.
@@ -176,6 +215,8 @@ impl Drop for CallAtWork {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moment::Moment;
+    use crate::turns::Turns;
 
     #[test]
     fn polling_in_vain_is_rare_and_short() {
@@ -188,6 +229,8 @@ mod tests {
                     assert!(looks == 1 || began.elapsed() < Duration::from_secs(10));
                     false
                 }));
+                // On a busy machine the processor may be lost.
+                waits.without = waits.without.min(WAITS_AFTER_MISS);
                 looks > 0
             })
             .collect();
@@ -225,9 +268,9 @@ mod tests {
                 calls.note_light_one();
             }
         });
-        let mut waits = Waits::default();
+        let (mut waits, mut seen) = (Waits::default(), 0);
         // A processor that another program takes meanwhile ends a poll.
-        while !polls.finds_next(&mut waits, &calls).await {
+        while !polls.finds_next(&mut waits, &mut seen, &calls).await {
             assert!(!coming.is_finished());
             waits = Waits::default();
         }
@@ -238,33 +281,65 @@ mod tests {
     #[tokio::test]
     async fn network_thread_does_not_poll_while_a_call_of_its_is_at_work_elsewhere() {
         let (polls, calls) = (BusyPolls::new(2, Arc::default()), Arc::new(ThreadCalls::default()));
-        let mut waits = Waits::default();
+        let (mut waits, mut seen) = (Waits::default(), 0);
         let at_work = calls.begin();
-        assert!(!polls.finds_next(&mut waits, &calls).await);
+        assert!(!polls.finds_next(&mut waits, &mut seen, &calls).await);
         assert_eq!(waits.without, 0, "it has not polled");
         drop(at_work);
-        assert!(!polls.finds_next(&mut waits, &calls).await);
-        assert_eq!(waits.without, WAITS_AFTER_MISS, "it has polled in vain");
+        assert!(!polls.finds_next(&mut waits, &mut seen, &calls).await);
+        assert!(waits.without >= WAITS_AFTER_MISS, "it has polled in vain");
     }
 
+    #[test]
+    fn waits_without_polling_double_while_the_processor_is_lost() {
+        let short = LOSS_MIN / 2;
+        let long = LOSS_MIN * 2;
+        let mut waits = Waits::default();
+        let steps = [
+            (short, true, 0),
+            (short, false, 16),
+            (long, true, 32),
+            (long, false, 64),
+            (long, true, 128),
+            (long, true, 256),
+            (long, true, 512),
+            (long, true, 1024),
+            (long, true, 1024),
+            (short, true, 0),
+            (long, true, 32),
+        ];
+        for (number, (lost, has_found, without)) in steps.into_iter().enumerate() {
+            waits.without = 0;
+            waits.end_poll(lost, has_found);
+            assert_eq!(waits.without, without, "step {number}");
+        }
+    }
+
+    /// The server's tasks of a network thread whose only connection always has a light call.
     #[tokio::test]
     async fn network_thread_with_work_never_offers_its_processor() {
-        let (polls, calls) = (BusyPolls::new(2, Arc::default()), Arc::new(ThreadCalls::default()));
-        let working = tokio::spawn({
-            let calls = Arc::clone(&calls);
-            async move {
-                loop {
-                    calls.note_light_one();
-                    yield_now().await;
+        let polls = Arc::new(BusyPolls::new(2, Arc::default()));
+        let turns = Arc::new(Turns::new(&Arc::default()));
+        let (rounds, seat) = (Arc::clone(&turns), turns.seat(1));
+        drop(tokio::spawn(async move { rounds.run().await }));
+        let (polling, polled) = (Arc::clone(&polls), Arc::clone(&turns));
+        drop(tokio::spawn(async move { polling.poll_for(&polled.calls).await }));
+        let working = tokio::spawn(async move {
+            let work = async {
+                for _ in 0..10_000 {
+                    seat.calls().note_light_one();
+                    let began = Moment::now();
+                    while Moment::now().nanoseconds_since(began) < 10_000 {}
+                    if seat.is_over(Moment::now()) {
+                        yield_now().await;
+                    }
                 }
-            }
+            };
+            seat.take_turns(work).await;
         });
-        let mut waits = Waits::default();
-        for _ in 0..1000 {
-            assert!(polls.finds_next(&mut waits, &calls).await);
-        }
+        working.await.unwrap();
+        assert!(turns.calls.turns.load(Ordering::Relaxed) > 100, "the work is done in many turns");
         assert_eq!(polls.counters.value(Counter::CallsFoundByPolling), 0);
-        working.abort();
     }
 
     impl BusyPolls {

@@ -177,7 +177,8 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
     let mut streak = Streak::default();
     let mut next = intake.next_call(&mut receiver).await;
     while let Some(mut call) = next {
-        if call.is_light() {
+        // After a limited one no call is taken for a while.
+        if call.is_light() && call.limited.is_none() {
             intake.thread_calls.note_light_one();
         }
         if let Some(purpose) = streak.worth_a_stay(&intake, &call) {

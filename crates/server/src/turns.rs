@@ -169,6 +169,7 @@ impl Turns {
             // tokio continues a task that yields after it has polled the sockets, and behind the tasks
             // that these have made ready.
             tokio::task::yield_now().await;
+            self.calls.note_turn();
             let woken = self.lock().next_round(Moment::now());
             woken.into_iter().for_each(Waker::wake);
             if self.lock().is_due() {
@@ -223,6 +224,7 @@ impl Ticket<'_> {
     /// Whether the client has time left. If not, `waker` is woken in a later round.
     fn begin(&mut self, now: Moment, waker: &Waker) -> bool {
         let turns = &self.seat.turns;
+        turns.calls.note_turn();
         let ends_at = turns.lock().begin(self.seat.client, &mut self.number, now, waker);
         let Some(ends_at) = ends_at else {
             turns.due.notify_one();
