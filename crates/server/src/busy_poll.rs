@@ -69,7 +69,7 @@ pub(crate) struct CallAtWork(Arc<ThreadCalls>);
 struct Poll<'a> {
     polls: &'a BusyPolls,
     began: Instant,
-    /// How long other threads have kept the processor.
+    /// How long other threads have kept the processor, zero before it is offered.
     lost: Duration,
 }
 
@@ -88,7 +88,9 @@ impl BusyPolls {
                 return false;
             }
         }
-        waits.end_poll(poll.lost, true);
+        if !poll.lost.is_zero() {
+            waits.end_poll(poll.lost, true);
+        }
         self.counters.add(Counter::CallsFoundByPolling, 1);
         true
     }
@@ -122,7 +124,8 @@ impl BusyPolls {
                 return true;
             }
             let worked = turns != calls.turns.load(Ordering::Relaxed);
-            if worked && poll.is_some() {
+            if worked && let Some(poll) = &poll {
+                waits.end_poll(poll.lost, true);
                 return false;
             }
             turns = calls.turns.load(Ordering::Relaxed);
@@ -158,6 +161,11 @@ impl BusyPolls {
 }
 
 impl Waits {
+    /// Those of the next stay of a thread: a busy program is still there, and a pause of the client is over.
+    pub(crate) fn of_next_stay(self) -> Self {
+        if self.losses > 0 { self } else { Self::default() }
+    }
+
     /// A poll has ended in which other threads have kept the processor for `lost`.
     fn end_poll(&mut self, lost: Duration, has_found: bool) {
         let was_lost = lost > LOSS_MIN;
@@ -245,6 +253,10 @@ mod tests {
         for _ in 0..100 {
             assert!(polls.poll(&mut waits, || true));
         }
+        // What is there already tells nothing of others on the processor.
+        waits.losses = 3;
+        assert!(polls.poll(&mut waits, || true));
+        assert_eq!(waits.losses, 3);
     }
 
     #[test]
@@ -312,18 +324,32 @@ mod tests {
             waits.without = 0;
             waits.end_poll(lost, has_found);
             assert_eq!(waits.without, without, "step {number}");
+            let kept = std::mem::take(&mut waits).of_next_stay();
+            assert_eq!(kept.without, if lost == long { without } else { 0 }, "step {number}");
+            waits = kept;
         }
     }
 
     /// The server's tasks of a network thread whose only connection always has a light call.
     #[tokio::test]
     async fn network_thread_with_work_never_offers_its_processor() {
-        let polls = Arc::new(BusyPolls::new(2, Arc::default()));
+        // Each look that would offer it is refused, and counts as one in vain.
+        let polls = BusyPolls { max: 0, ..BusyPolls::new(2, Arc::default()) };
+        let in_vain = Arc::new(AtomicUsize::new(0));
         let turns = Arc::new(Turns::new(&Arc::default()));
         let (rounds, seat) = (Arc::clone(&turns), turns.seat(1));
         drop(tokio::spawn(async move { rounds.run().await }));
-        let (polling, polled) = (Arc::clone(&polls), Arc::clone(&turns));
-        drop(tokio::spawn(async move { polling.poll_for(&polled.calls).await }));
+        let (calls, counted) = (Arc::clone(&turns.calls), Arc::clone(&in_vain));
+        let polling = tokio::spawn(async move {
+            while calls.light.load(Ordering::Relaxed) == 0 {
+                yield_now().await;
+            }
+            let (mut waits, mut seen) = (Waits::default(), 0);
+            loop {
+                let has_found = polls.finds_next(&mut waits, &mut seen, &calls).await;
+                counted.fetch_add(usize::from(!has_found), Ordering::Relaxed);
+            }
+        });
         let working = tokio::spawn(async move {
             let work = async {
                 for _ in 0..10_000 {
@@ -334,12 +360,13 @@ mod tests {
                         yield_now().await;
                     }
                 }
+                in_vain.load(Ordering::Relaxed)
             };
-            seat.take_turns(work).await;
+            seat.take_turns(work).await
         });
-        working.await.unwrap();
+        assert_eq!(working.await.unwrap(), 0);
+        polling.abort();
         assert!(turns.calls.turns.load(Ordering::Relaxed) > 100, "the work is done in many turns");
-        assert_eq!(polls.counters.value(Counter::CallsFoundByPolling), 0);
     }
 
     impl BusyPolls {

@@ -4,8 +4,8 @@ mod stay;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use rpc::server::{
 };
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use crate::busy_poll::ThreadCalls;
+use crate::busy_poll::{ThreadCalls, Waits};
 use crate::call::Incoming;
 use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, Place};
@@ -53,6 +53,8 @@ struct Intake {
     replies: Arc<ReplyQueue>,
     activity: Arc<Activity>,
     thread_calls: Arc<ThreadCalls>,
+    /// Those of the thread that stays with the connection, between two stays.
+    waits: Mutex<Waits>,
 }
 
 /// A call that was received, and where the work on it begins.
@@ -139,6 +141,7 @@ pub(crate) async fn serve(
         replies: Arc::clone(&replies),
         activity: Arc::clone(activity),
         thread_calls: Arc::clone(seat.calls()),
+        waits: Mutex::default(),
     });
     tokio::select! {
         () = seat.take_turns(flushed(&replies, take_calls(&seat, intake, receiver))) => {}

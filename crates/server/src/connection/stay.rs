@@ -278,7 +278,9 @@ impl Stay {
     /// Performs calls on this thread, `call` first.
     fn serve(self: Arc<Self>, mut call: Accepted, hand_back: oneshot::Sender<End>) {
         let (lane, counters) = (self.purpose.lane, &self.intake.service.counters);
-        let (mut waits, mut sample) = (Waits::default(), Sample::new(&self.intake));
+        let kept = || self.intake.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = std::mem::take(&mut *kept()).of_next_stay();
+        let mut sample = Sample::new(&self.intake);
         loop {
             counters.add(counter(&call), 1);
             self.begun.fetch_add(1, Ordering::Relaxed);
@@ -301,6 +303,7 @@ impl Stay {
                     Ok(received) => End::Received(Box::new(received)),
                 }
             };
+            *kept() = waits;
             // No task waits for it if the connection was given up.
             drop(hand_back.send(end));
             return;

@@ -74,6 +74,7 @@ impl Rig {
             replies: Arc::new(replies),
             activity,
             thread_calls: Arc::default(),
+            waits: Mutex::default(),
         };
         let intake = Arc::new(intake);
         (Self { intake, client, _place: place, _server: server, _dir: dir }, receiver)
