@@ -253,7 +253,7 @@ mod tests {
         for _ in 0..100 {
             assert!(polls.poll(&mut waits, || true));
         }
-        // What is there already tells nothing of others on the processor.
+        // What is there already shows nothing of others on the processor.
         waits.losses = 3;
         assert!(polls.poll(&mut waits, || true));
         assert_eq!(waits.losses, 3);
