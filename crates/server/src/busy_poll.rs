@@ -330,6 +330,34 @@ mod tests {
         }
     }
 
+    /// tokio runs two tasks that yield in an order that changes with each turn, so that in every second
+    /// turn the work comes behind the poll.
+    #[tokio::test]
+    async fn network_thread_whose_work_comes_behind_the_poll_never_offers_its_processor() {
+        let polls = BusyPolls { max: 0, ..BusyPolls::new(2, Arc::default()) };
+        let (calls, in_vain) = (Arc::new(ThreadCalls::default()), Arc::new(AtomicUsize::new(0)));
+        let working = tokio::spawn({
+            let (calls, in_vain) = (Arc::clone(&calls), Arc::clone(&in_vain));
+            async move {
+                for _ in 0..1000 {
+                    calls.note_turn();
+                    calls.note_light_one();
+                    yield_now().await;
+                }
+                in_vain.load(Ordering::Relaxed)
+            }
+        });
+        let polling = tokio::spawn(async move {
+            let (mut waits, mut seen) = (Waits::default(), 0);
+            loop {
+                let has_found = polls.finds_next(&mut waits, &mut seen, &calls).await;
+                in_vain.fetch_add(usize::from(!has_found), Ordering::Relaxed);
+            }
+        });
+        assert_eq!(working.await.unwrap(), 0);
+        polling.abort();
+    }
+
     /// The server's tasks of a network thread whose only connection always has a light call.
     #[tokio::test]
     async fn network_thread_with_work_never_offers_its_processor() {
