@@ -3,10 +3,9 @@
 
 import contextlib
 import re
-import signal
 import subprocess
 import tempfile
-import time
+import threading
 
 import nfs3
 from harness import (
@@ -22,7 +21,7 @@ PROBES = {
     "commit_done": 6, "readdir_enter": 4, "readdir_exit": 6, "call_start": 4, "call_done": 6,
 }  # fmt: skip
 COUNT = 47008
-ATTACH_SECS_MAX = 40
+PRINT_SECS_MAX = 40
 NOTE = re.compile(r"Provider: (\S+)\s+Name: (\S+)\s+Location: (\S+),.*Semaphore: (\S+)\s+Arguments: (.*)")
 # Its arguments give the range that the client asked for.
 GOLDEN = r"""
@@ -34,6 +33,7 @@ usdt:%(program)s:spillway:read_start { printf("read_start: offset=%%lld len=%%ll
 usdt:%(program)s:spillway:read_done { printf("read_done: status=%%lld count=%%lld\n", arg4, arg5); }
 usdt:%(program)s:spillway:write_start { printf("write_start: offset=%%lld len=%%lld\n", arg2, arg3); }
 usdt:%(program)s:spillway:write_done { printf("write_done: status=%%lld count=%%lld\n", arg4, arg5); }
+usdt:%(program)s:spillway:commit_done { printf("commit_done: status=%%lld\n", arg4); }
 BEGIN { printf("attached\n"); }
 """
 
@@ -84,13 +84,20 @@ def attached(server, script=GOLDEN):
         errors.close()
 
 
-def lines_after(tracer, work):
-    """What bpftrace prints of `work`."""
-    work()
-    # It reads its buffers several times a second.
-    time.sleep(2)
-    tracer.send_signal(signal.SIGINT)
-    return [line for line in tracer.communicate(timeout=ATTACH_SECS_MAX)[0].splitlines() if line]
+def lines_until(tracer, last):
+    """What bpftrace prints up to the line `last`, or until it has taken too long."""
+    # Killed, not interrupted: after SIGINT it has once not ended for 40 seconds.
+    watch = threading.Timer(PRINT_SECS_MAX, tracer.kill)
+    watch.start()
+    lines = []
+    try:
+        for line in tracer.stdout:
+            lines.append(line.rstrip("\n"))
+            if lines[-1] == last:
+                break
+    finally:
+        watch.cancel()
+    return [line for line in lines if line]
 
 
 @case(secs=180)
@@ -104,12 +111,15 @@ def bpftrace_prints_the_published_reads():
             file = client.lookup(client.root, b"file")
             written = client.create(client.root, b"written")
             with attached(server) as tracer:
-                def work():
-                    for number in range(2):
-                        client.read(file, number * COUNT, COUNT)
-                    client.write(written, 0, b"x" * 5000, nfs3.UNSTABLE)
-
-                lines = lines_after(tracer, work)
+                # One call after the other's lines: bpftrace orders those of one processor only.
+                lines = []
+                for number in range(2):
+                    client.read(file, number * COUNT, COUNT)
+                    lines += lines_until(tracer, f"read_done: status=0 count={COUNT}")
+                client.write(written, 0, b"x" * 5000, nfs3.UNSTABLE)
+                lines += lines_until(tracer, "write_done: status=0 count=5000")
+                client.commit(written)
+                lines += lines_until(tracer, "commit_done: status=0")
             client.close()
     widened = [line for line in lines if line.startswith("read_vector_dio")]
     hashes = {re.search(r"fh_hash=0x([0-9a-f]{8}) ", line).group(1) for line in widened}
@@ -126,6 +136,7 @@ def bpftrace_prints_the_published_reads():
             "read_done: status=0 count=47008",
             "write_start: offset=0 len=5000",
             "write_done: status=0 count=5000",
+            "commit_done: status=0",
         ],
         f"bpftrace printed {lines}",
     )
@@ -139,13 +150,14 @@ def bpftrace_names_the_procedures_of_calls():
     with Server(path) as server:
         client = nfs3.Client("127.0.0.1", server.port, EXPORT)
         with attached(server, CALLS) as tracer:
-            def work():
-                file = client.lookup(client.root, b"file")
-                client.getattr(file)
-
-            lines = lines_after(tracer, work)
+            file = client.lookup(client.root, b"file")
+            lines = lines_until(tracer, "LOOKUP status=0")
+            client.getattr(file)
+            lines += lines_until(tracer, "GETATTR status=0")
+            client.read(file, 0, 1)
+            lines += lines_until(tracer, "READ status=0")
         client.close()
-    check(lines == ["LOOKUP status=0", "GETATTR status=0"], f"bpftrace printed {lines}")
+    check(lines == ["LOOKUP status=0", "GETATTR status=0", "READ status=0"], f"bpftrace printed {lines}")
 
 
 @case
