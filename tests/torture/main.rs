@@ -37,10 +37,23 @@ const OPERATIONS: usize = 400;
 /// As long as a server that is broken on purpose may hide it.
 const BROKEN_SECS: u64 = 120;
 
-/// Each test wants the machine for itself: two at once would find less, not more.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(|failed| failed.into_inner())
+type Held = MutexGuard<'static, ()>;
+
+/// For tests with calls at the same time: two of them at once would find less, not more.
+fn calls_at_once() -> Held {
+    static CALLS_AT_ONCE: Mutex<()> = Mutex::new(());
+    CALLS_AT_ONCE.lock().unwrap_or_else(|failed| failed.into_inner())
+}
+
+/// For tests with one call after the other, which use one processor.
+fn calls_in_turn() -> Held {
+    static CALLS_IN_TURN: Mutex<()> = Mutex::new(());
+    CALLS_IN_TURN.lock().unwrap_or_else(|failed| failed.into_inner())
+}
+
+/// For tests that find the more, the more of the machine they have.
+fn alone() -> (Held, Held) {
+    (calls_at_once(), calls_in_turn())
 }
 
 mod torture {
@@ -90,13 +103,13 @@ mod race_of_two_writers {
 
     #[test]
     fn in_a_directory() {
-        let _alone = alone();
+        let _held = calls_at_once();
         race::race(&Place::in_directory());
     }
 
     #[test]
     fn on_ext4_with_blocks_of_1_kib() {
-        let _alone = alone();
+        let _held = calls_at_once();
         if let Some(place) = Place::on("ext4", &["-b", "1024"]) {
             race::race(&place);
         }
@@ -108,13 +121,13 @@ mod random_operations {
 
     #[test]
     fn in_a_directory() {
-        let _alone = alone();
+        let _held = calls_in_turn();
         exerciser::exercise(&Place::in_directory(), OPERATIONS);
     }
 
     #[test]
     fn on_xfs() {
-        let _alone = alone();
+        let _held = calls_in_turn();
         if let Some(place) = Place::on("xfs", &[]) {
             exerciser::exercise(&place, OPERATIONS);
         }
@@ -122,7 +135,7 @@ mod random_operations {
 
     #[test]
     fn on_btrfs() {
-        let _alone = alone();
+        let _held = calls_in_turn();
         if let Some(place) = Place::on("btrfs", &[]) {
             exerciser::exercise(&place, OPERATIONS);
         }
