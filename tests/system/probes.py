@@ -23,17 +23,18 @@ PROBES = {
 COUNT = 47008
 PRINT_SECS_MAX = 40
 NOTE = re.compile(r"Provider: (\S+)\s+Name: (\S+)\s+Location: (\S+),.*Semaphore: (\S+)\s+Arguments: (.*)")
-# Its arguments give the range that the client asked for.
+# Its arguments give the range that the client asked for. Each line begins with its time, because bpftrace
+# orders only those of one processor.
 GOLDEN = r"""
 usdt:%(program)s:spillway:read_vector_dio {
-    printf("read_vector_dio: xid=0x%%08x fh_hash=0x%%08x offset=%%lld len=%%lld start=%%lld+%%lld end=%%lld-%%lld\n",
-        arg0, arg1, arg2 + arg3, arg4 - arg5 - arg2 - arg3, arg2, arg3, arg4, arg5);
+    printf("%%llu read_vector_dio: xid=0x%%08x fh_hash=0x%%08x offset=%%lld len=%%lld start=%%lld+%%lld end=%%lld-%%lld\n",
+        nsecs, arg0, arg1, arg2 + arg3, arg4 - arg5 - arg2 - arg3, arg2, arg3, arg4, arg5);
 }
-usdt:%(program)s:spillway:read_start { printf("read_start: offset=%%lld len=%%lld\n", arg2, arg3); }
-usdt:%(program)s:spillway:read_done { printf("read_done: status=%%lld count=%%lld\n", arg4, arg5); }
-usdt:%(program)s:spillway:write_start { printf("write_start: offset=%%lld len=%%lld\n", arg2, arg3); }
-usdt:%(program)s:spillway:write_done { printf("write_done: status=%%lld count=%%lld\n", arg4, arg5); }
-usdt:%(program)s:spillway:commit_done { printf("commit_done: status=%%lld\n", arg4); }
+usdt:%(program)s:spillway:read_start { printf("%%llu read_start: offset=%%lld len=%%lld\n", nsecs, arg2, arg3); }
+usdt:%(program)s:spillway:read_done { printf("%%llu read_done: status=%%lld count=%%lld\n", nsecs, arg4, arg5); }
+usdt:%(program)s:spillway:write_start { printf("%%llu write_start: offset=%%lld len=%%lld\n", nsecs, arg2, arg3); }
+usdt:%(program)s:spillway:write_done { printf("%%llu write_done: status=%%lld count=%%lld\n", nsecs, arg4, arg5); }
+usdt:%(program)s:spillway:commit_done { printf("%%llu commit_done: status=%%lld\n", nsecs, arg4); }
 BEGIN { printf("attached\n"); }
 """
 
@@ -85,7 +86,7 @@ def attached(server, script=GOLDEN):
 
 
 def lines_until(tracer, last):
-    """What bpftrace prints up to the line `last`, or until it has taken too long."""
+    """What bpftrace prints up to a line that ends with `last`, or until it has taken too long."""
     # Killed, not interrupted: after SIGINT it has once not ended for 40 seconds.
     watch = threading.Timer(PRINT_SECS_MAX, tracer.kill)
     watch.start()
@@ -93,7 +94,7 @@ def lines_until(tracer, last):
     try:
         for line in tracer.stdout:
             lines.append(line.rstrip("\n"))
-            if lines[-1] == last:
+            if lines[-1].endswith(last):
                 break
     finally:
         watch.cancel()
@@ -111,7 +112,7 @@ def bpftrace_prints_the_published_reads():
             file = client.lookup(client.root, b"file")
             written = client.create(client.root, b"written")
             with attached(server) as tracer:
-                # One call after the other's lines: bpftrace orders those of one processor only.
+                # Each call after the last line of the one before: the lines of that one have been printed then.
                 lines = []
                 for number in range(2):
                     client.read(file, number * COUNT, COUNT)
@@ -121,6 +122,8 @@ def bpftrace_prints_the_published_reads():
                 client.commit(written)
                 lines += lines_until(tracer, "commit_done: status=0")
             client.close()
+    timed = sorted((int(time), line) for time, line in (line.split(maxsplit=1) for line in lines))
+    lines = [line for _, line in timed]
     widened = [line for line in lines if line.startswith("read_vector_dio")]
     hashes = {re.search(r"fh_hash=0x([0-9a-f]{8}) ", line).group(1) for line in widened}
     check(len(hashes) == 1 and hashes != {"00000000"}, f"handles: {lines}")
