@@ -216,9 +216,10 @@ impl Share {
         self.lanes().of(lane).run_here(self.client, self.task(work), patience)
     }
 
-    /// Whether work waits for a thread of a lane.
-    pub fn has_waiting_work(&self, lane: LaneKind) -> bool {
-        self.lanes().of(lane).queued() > 0
+    /// Whether work waits for a thread of a lane that one at work for this client can take, and none is
+    /// on its way to it.
+    pub fn lacks_threads(&self, lane: LaneKind) -> bool {
+        self.lanes().of(lane).lacks_threads(self.client)
     }
 
     /// `work` as a task that is polled within this share.
