@@ -8,6 +8,9 @@ use crate::record::Second;
 
 /// The period of looking.
 const PERIOD: Duration = Duration::from_millis(100);
+/// How many times as long as it took to look at the server it is left alone afterwards: what its files
+/// occupy of the page cache is counted page by page, on a processor that the load could use.
+const REST_TO_LOOK: u32 = 100;
 /// The length of what is results.
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -24,7 +27,8 @@ pub struct Observed {
 
 /// An observer of a running load, ten times a second.
 pub struct Watch<'a> {
-    /// Looks at the server. Of each second the most is results.
+    /// Looks at the server, less often if that takes more than a millisecond. Of each second the most
+    /// is results.
     pub observe: Box<dyn FnMut() -> Observed + 'a>,
     /// Is given the bytes that all groups have done so far.
     pub progress: Box<dyn FnMut(u64) + 'a>,
@@ -124,12 +128,18 @@ pub(super) fn until_ended(
 ) {
     let mut at_work: Vec<_> = progress.iter().map(Vec::len).collect();
     let mut next = Instant::now();
+    let mut next_observed = next;
     loop {
         match ends.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Ok(group) => at_work[group] -= 1,
             Err(RecvTimeoutError::Timeout) => {
-                let observed = (watch.observe)();
+                let began = Instant::now();
+                let is_due = began >= next_observed;
+                let observed = if is_due { (watch.observe)() } else { Observed::default() };
                 let now = Instant::now();
+                if is_due {
+                    next_observed = now + (now - began) * REST_TO_LOOK;
+                }
                 for ((series, ranks), at_work) in series.iter_mut().zip(progress).zip(&at_work) {
                     if *at_work > 0 {
                         series.look(now, observed, ranks);
@@ -146,7 +156,32 @@ pub(super) fn until_ended(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
+
+    #[test]
+    fn server_that_takes_long_to_look_at_is_looked_at_less_often() {
+        let took = Duration::from_millis(10);
+        let (end, ends) = mpsc::channel();
+        let (mut end, mut looks, mut reports) = (Some(end), 0, 0);
+        let begun = Instant::now();
+        let observe = Box::new(|| {
+            looks += 1;
+            thread::sleep(took);
+            Observed::default()
+        });
+        let progress = Box::new(|_| {
+            reports += 1;
+            end.take_if(|_| reports == 11);
+        });
+        let (ranks, mut series) = ([vec![Progress::default()]], [Series::new(begun)]);
+        until_ended(&ends, &ranks, &mut series, &mut Watch { observe, progress });
+        assert!(took * REST_TO_LOOK * (looks - 1) <= begun.elapsed(), "{looks} looks");
+        assert!(looks > 0);
+        assert!(!series[0].seconds.is_empty(), "seconds are recorded without a look too");
+    }
 
     #[test]
     fn seconds_end_with_the_group_even_if_it_was_looked_at_later() {
