@@ -1,5 +1,6 @@
 """A Debian of its own, booted by systemd-nspawn without a network."""
 
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -27,7 +28,14 @@ def check(condition, words):
 
 
 def make_root(root):
-    """A minimal Debian of the release that runs here, made once."""
+    """A minimal Debian of the release that runs here, made once: others that want it wait."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{root}.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_locked_root(root)
+
+
+def make_locked_root(root):
     if all((root / "usr/bin" / program).exists() for program in ["nfs-ls", "rpm"]):
         return
     release = dict(
