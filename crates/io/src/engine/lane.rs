@@ -271,14 +271,16 @@ impl Lane {
         self.shared.lock().waiting
     }
 
-    /// Whether work that a thread at work for `client` can take waits, and none is on its way to it.
-    pub(super) fn lacks_threads(&self, client: ClientId) -> bool {
+    /// Whether a thread at work for `client` is wanted for other work: of another client, which is not
+    /// to wait for a processor either, or of this one, if no thread is on its way to it.
+    pub(super) fn wants_thread(&self, client: ClientId) -> bool {
         let queue = self.shared.lock();
-        // Without a turn it waits for one of the client's own threads.
-        let waits_for_own = |client: &ClientQueue| !client.has_turn && !client.work.is_empty();
-        let with_a_turn = queue.turns.iter().map(|client| queue.clients[client].work.len());
-        with_a_turn.sum::<usize>() > queue.claimed
-            || queue.clients.get(&client).is_some_and(waits_for_own)
+        let is_wanted = |own: &ClientQueue| {
+            // Without a turn it waits for one of the client's own threads.
+            !own.work.is_empty() && (!own.has_turn || own.work.len() > queue.claimed)
+        };
+        queue.turns.iter().any(|&turn| turn != client)
+            || queue.clients.get(&client).is_some_and(is_wanted)
     }
 
     pub(super) fn close(&self) {
