@@ -20,18 +20,20 @@
 //!
 //! A local process may change the inode meanwhile, and its change counts at once. What was read is
 //! its work where no change of this server explains it: a length that none of those at work leads
-//! to ([`Lengths`]), or a time since the last of their system calls began that is too long for the
-//! kernel to have stamped the inode then. Such attributes are shown with a ctime made as above.
+//! to ([`Lengths`]), or a time at which none of their system calls can have stamped the inode
+//! ([`CallTimes`]). Such attributes are shown with a ctime made as above.
 
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::sync::{Mutex, MutexGuard};
 
-/// The longest time from the start of a system call until it stamps the inode: waits for a
-/// processor, a lock of the kernel's, the journal. A later stamp is taken for that of a local
-/// process. If it is not, clients read again what they have cached, and no reply is wrong.
+/// The longest time from the start of a system call until it stamps the inode, or from the end of one
+/// that it waits for: a processor, a lock of the kernel's, the journal. Also the longest time from an
+/// end until it is noted. A stamp at another time is taken for that of a local process. If it is not,
+/// clients read again what they have cached, and no reply is wrong.
 const STAMP_DELAY: Duration = Duration::from_millis(100);
 
 /// Seconds since 1970 and nanoseconds below 1,000,000,000.
@@ -128,7 +130,7 @@ pub fn stamps_between((before, after): Pair, count: usize) -> Option<Vec<Stamp>>
     has_room.then_some(stamps)
 }
 
-/// Counts the changes that have ended, of all inodes.
+/// Counts the changes that have ended or are about to, of all inodes.
 #[derive(Debug, Default)]
 pub struct ChangeClock(AtomicU64);
 
@@ -153,6 +155,11 @@ impl ChangeClock {
     fn end(&self) -> Moment {
         Moment(self.0.fetch_add(1, Ordering::SeqCst))
     }
+
+    /// A moment after all that [`Self::now`] has returned so far.
+    fn next(&self) -> Moment {
+        Moment(self.0.fetch_add(1, Ordering::SeqCst) + 1)
+    }
 }
 
 /// Which stamp of one inode others may see.
@@ -173,33 +180,45 @@ struct State {
 }
 
 /// What the changes at work explain.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Own {
     lengths: Lengths,
-    /// When the last system call of one of them began.
-    started: Option<StampTime>,
+    /// `None` before the first system call.
+    calls: Option<CallTimes>,
+}
+
+/// When system calls of the changes at work can have stamped the inode: within [`STAMP_DELAY`] of
+/// the start of one, or of the end of one, for which another may have waited. In nanoseconds since
+/// 1970.
+#[derive(Clone, Debug)]
+struct CallTimes {
+    /// The last time before `until` in which none can have.
+    pause: Range<i128>,
+    until: i128,
 }
 
 /// What others see while a change is at work.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     stamp: Stamp,
-    /// The kernel's, when this was published.
+    /// The kernel's, of which this was made.
     live: Stamp,
+    /// From before that was read.
+    since: Moment,
 }
 
 impl ChangeStamps {
     /// Begins a change that has the inode to itself and may give it `lengths`. `before` is the stamp
-    /// from before it, read while the caller kept all other changes away.
-    pub fn begin_alone(&self, before: Stamp, lengths: Lengths) {
+    /// from before it, read after `since` and while the caller kept all other changes away.
+    pub fn begin_alone(&self, (before, since): (Stamp, Moment), lengths: Lengths) {
         let mut state = self.lock();
         debug_assert_eq!(state.at_work, 0, "two changes at once, one of them alone");
-        state.begin_one(Shown { stamp: before, live: before }, lengths);
+        state.begin_one(Shown { stamp: before, live: before, since }, lengths);
     }
 
     /// Begins a change that shares the inode with others begun by this method and may give it
-    /// `lengths`. `look` reads the attributes, at once. Returns what it read and the stamp that is
-    /// shown meanwhile.
+    /// `lengths`. `look` reads the attributes, at once; `stamp` is theirs, read after a moment.
+    /// Returns what it read and the stamp that is shown meanwhile.
     ///
     /// # Errors
     /// The errors of `look`; no change has begun then.
@@ -207,7 +226,7 @@ impl ChangeStamps {
         &self,
         lengths: Lengths,
         look: impl FnOnce() -> Result<A, E>,
-        stamp: impl FnOnce(&A) -> Stamp,
+        stamp: impl FnOnce(&A) -> (Stamp, Moment),
     ) -> Result<(A, Stamp), E> {
         // Under the lock: no change may end between reading the first stamp and publishing it.
         let mut state = self.lock();
@@ -215,19 +234,20 @@ impl ChangeStamps {
         let shown = match state.shown {
             Some(shown) if state.at_work > 0 => shown,
             _ => {
-                let live = stamp(&seen);
-                Shown { stamp: live, live }
+                let (live, since) = stamp(&seen);
+                Shown { stamp: live, live, since }
             }
         };
         state.begin_one(shown, lengths);
         Ok((seen, shown.stamp))
     }
 
-    /// Notes that a system call of a change at work begins, at a time `now` of the clock by which
-    /// the kernel stamps inodes.
-    pub fn note_start(&self, now: StampTime) {
+    /// Notes that a system call of a change at work begins or has ended. `now` reads the clock by
+    /// which the kernel stamps inodes.
+    pub fn note_call(&self, now: impl FnOnce() -> StampTime) {
+        // Under the lock, so that the times are in order.
         if let Some(own) = &mut self.lock().own {
-            own.started = Some(now);
+            own.note_call(nanoseconds(now()));
         }
     }
 
@@ -265,6 +285,8 @@ impl ChangeStamps {
         // Under the lock: no other change may end between reading the stamp and publishing it.
         let mut state = self.lock();
         let mut shown = state.shown.expect("it was published when the change began");
+        // Attributes that others read from here on may be later than those that are read here.
+        let since = clock.next();
         let mut now = look();
         let after = if state.at_work > 1 {
             let live = now.unwrap_or(shown.live);
@@ -274,7 +296,8 @@ impl ChangeStamps {
             }
             let size = shown.stamp.size.max(end).min(live.size);
             let stamp = Stamp { size, ..shown.stamp }.right_after(&shown.stamp);
-            state.shown = Some(Shown { stamp, live });
+            let since = if now.is_some() { since } else { shown.since };
+            state.shown = Some(Shown { stamp, live, since });
             now.map(|_| stamp)
         } else {
             if now.is_some_and(|now| !now.follows(&shown.stamp)) {
@@ -301,14 +324,13 @@ impl ChangeStamps {
             Some(shown) if state.at_work > 0 || has_ended => shown,
             _ => return read,
         };
-        // What is shown is of after that end, and so after the reading began.
-        let is_newer = has_ended && state.at_work > 0 || read.ctime < shown.live.ctime;
+        let is_newer = shown.since > since || read.ctime < shown.live.ctime;
         if is_newer || read == shown.live || state.explains(&shown.stamp, &read) {
             return shown.stamp;
         }
         let stamp = read.right_after(&shown.stamp);
         if state.at_work > 0 {
-            state.shown = Some(Shown { stamp, live: read });
+            state.shown = Some(Shown { stamp, live: read, since });
         }
         stamp
     }
@@ -320,9 +342,9 @@ impl ChangeStamps {
 
 impl State {
     fn begin_one(&mut self, shown: Shown, lengths: Lengths) {
-        self.own = Some(match self.own {
+        self.own = Some(match self.own.take() {
             Some(own) if self.at_work > 0 => Own { lengths: own.lengths.and(lengths), ..own },
-            _ => Own { lengths, started: None },
+            _ => Own { lengths, calls: None },
         });
         self.shown = Some(shown);
         self.at_work += 1;
@@ -335,11 +357,32 @@ impl State {
 
     /// Whether the changes at work may have made `read` out of `shown`.
     fn explains(&self, shown: &Stamp, read: &Stamp) -> bool {
-        self.own.is_some_and(|Own { lengths, started }| {
-            let delay = i128::try_from(STAMP_DELAY.as_nanos()).expect("100 ms");
-            let is_in_time = |started| nanoseconds(read.ctime) <= nanoseconds(started) + delay;
-            started.is_some_and(is_in_time) && lengths.lead(shown.size, read.size)
+        self.own.as_ref().is_some_and(|Own { lengths, calls }| {
+            let is_in_time = |calls: &CallTimes| calls.contain(nanoseconds(read.ctime));
+            calls.as_ref().is_some_and(is_in_time) && lengths.lead(shown.size, read.size)
         })
+    }
+}
+
+impl Own {
+    fn note_call(&mut self, now: i128) {
+        let delay = i128::try_from(STAMP_DELAY.as_nanos()).expect("100 ms");
+        let pause = match self.calls.take() {
+            None => i128::MIN..now - delay,
+            Some(CallTimes { pause, until }) => match until + 1..now - delay {
+                next if !next.is_empty() => next,
+                // The clock was set back.
+                _ if now < pause.end => 0..0,
+                _ => pause,
+            },
+        };
+        self.calls = Some(CallTimes { pause, until: now + delay });
+    }
+}
+
+impl CallTimes {
+    fn contain(&self, time: i128) -> bool {
+        time <= self.until && !self.pause.contains(&time)
     }
 }
 

@@ -153,6 +153,8 @@ pub struct SegmentsWritten {
 /// front, which is on the disk by then. If the reason was a full disk, the rest meets it at once
 /// and the error is reported with every byte before it counted.
 ///
+/// `before_call` is called before each system call.
+///
 /// # Errors
 /// [`WriteError`] of the first segment that cannot be completed; its `written` counts from the
 /// start of `data` over all segments and has no gap. Direct parts of these bytes may have gone
@@ -165,10 +167,14 @@ pub fn write_segments(
     data: &[&[u8]],
     cached_fd: BorrowedFd<'_>,
     direct_fd: BorrowedFd<'_>,
+    before_call: &dyn Fn(),
 ) -> Result<SegmentsWritten, WriteError> {
-    write_in_segments(segments, data, |route, parts, offset| match route {
-        Route::Cached => pwritev(cached_fd, parts, offset),
-        Route::Direct => pwritev(direct_fd, parts, offset),
+    write_in_segments(segments, data, |route, parts, offset| {
+        before_call();
+        match route {
+            Route::Cached => pwritev(cached_fd, parts, offset),
+            Route::Direct => pwritev(direct_fd, parts, offset),
+        }
     })
 }
 

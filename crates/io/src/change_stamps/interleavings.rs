@@ -15,7 +15,7 @@ use crate::sync::checker::check;
 const WRITERS: usize = 3;
 /// Nanoseconds between two readings of the kernel's clock.
 const TICK: u32 = 1000;
-/// A length that no WRITE leads to.
+/// The first of the lengths that no WRITE leads to.
 const LOCAL_LEN: u64 = 100;
 
 type Data = [u32; WRITERS];
@@ -34,6 +34,8 @@ enum Fault {
     LocalHidden,
     /// A WRITE that shares the inode shows the length that the kernel shows.
     LengthOfOthers,
+    /// A WRITE that shares the inode reads the attributes before its end begins.
+    LookBeforeEnd,
 }
 
 /// A kernel's inode.
@@ -95,11 +97,11 @@ impl Server {
     }
 
     /// ftruncate(2) by a local process, which leaves the data alone.
-    fn set_len_locally(&self) {
+    fn set_len_locally(&self, size: u64) {
         let mut kernel = self.kernel();
         kernel.ticks += 1;
         let now = (1, kernel.ticks * TICK);
-        kernel.stamp = Stamp { size: LOCAL_LEN, mtime: now, ctime: now };
+        kernel.stamp = Stamp { size, mtime: now, ctime: now };
     }
 
     /// The lengths that the WRITEs lead to.
@@ -108,13 +110,16 @@ impl Server {
         if is_hidden { Lengths::ANY } else { Lengths::up_to(WRITERS as u64) }
     }
 
-    fn note_start(&self) {
+    fn note_call(&self) {
         let ticks = self.kernel().ticks;
-        self.stamps.note_start((1, ticks * TICK));
+        self.stamps.note_call(|| (1, ticks * TICK));
     }
 
+    /// statx(2), after which the thread may be interrupted.
     fn live(&self) -> Stamp {
-        self.kernel().stamp
+        let read = self.kernel().stamp;
+        thread::yield_now();
+        read
     }
 
     /// GETATTR.
@@ -140,9 +145,10 @@ impl Server {
     fn write(&self, shared: bool, block: usize, value: u32) -> Option<Pair> {
         if !shared {
             let _alone = Held::Alone(self.order.write().unwrap());
+            let since = self.clock.now();
             let before = self.live();
-            self.stamps.begin_alone(before, self.lengths());
-            self.note_start();
+            self.stamps.begin_alone((before, since), self.lengths());
+            self.note_call();
             self.kernel_write(block, value);
             let renew = || panic!("the clock goes on");
             let (before, after) = self.stamps.pair_alone(before, || Some(self.live()), renew);
@@ -155,13 +161,16 @@ impl Server {
             self.kernel_write(block, value);
             return Some((before, self.live()));
         }
-        let look = || Ok::<_, ()>(self.live());
-        let (_, begun) = self.stamps.begin_shared(self.lengths(), look, |seen| *seen).unwrap();
-        self.note_start();
+        let look = || Ok::<_, ()>((self.clock.now(), self.live()));
+        let stamp = |&(since, live): &(Moment, Stamp)| (live, since);
+        let (_, begun) = self.stamps.begin_shared(self.lengths(), look, stamp).unwrap();
+        self.note_call();
         self.kernel_write(block, value);
         let renew = || panic!("the clock goes on");
         let end = if self.fault == Fault::LengthOfOthers { u64::MAX } else { end_of(block) };
-        let pair = self.stamps.end_shared(&self.clock, end, || Some(self.live()), renew);
+        let early = (self.fault == Fault::LookBeforeEnd).then(|| self.live());
+        let look = || early.or_else(|| Some(self.live()));
+        let pair = self.stamps.end_shared(&self.clock, end, look, renew);
         match (self.fault, pair) {
             (Fault::PairFromBeginning, Some((_, after))) => Some((begun, after)),
             _ => pair,
@@ -216,8 +225,10 @@ fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
                 // A length beyond all WRITEs would hide the fault.
                 return Vec::new();
             }
-            server.set_len_locally();
-            assert!(server.attributes().size >= LOCAL_LEN, "the local change is hidden");
+            for len in LOCAL_LEN..LOCAL_LEN + 3 {
+                server.set_len_locally(len);
+                assert_eq!(server.attributes().size, len, "the local change is hidden");
+            }
             Vec::new()
         })
     };
@@ -247,6 +258,7 @@ fn each_fault_has_an_interleaving_that_shows_it() {
         (Fault::LocalHidden, false),
         (Fault::LocalHidden, true),
         (Fault::LengthOfOthers, true),
+        (Fault::LookBeforeEnd, true),
     ] {
         let search =
             || check(2_000, move || clients_end_without_stale_data(fault, [shared; WRITERS]));

@@ -1,3 +1,5 @@
+use std::cell::Cell;
+
 use super::*;
 
 const TICK: u32 = 1000;
@@ -13,15 +15,19 @@ fn seen(stamps: &ChangeStamps, clock: &ChangeClock, tick: u32) -> Stamp {
 }
 
 fn begin_shared(stamps: &ChangeStamps, tick: u32) -> Stamp {
-    let begun =
-        stamps.begin_shared(Lengths::ANY, || Ok::<_, ()>(stamp(tick)), |seen| *seen).unwrap().1;
-    stamps.note_start(stamp(tick).ctime);
+    let begun = stamps.begin_shared(Lengths::ANY, || Ok::<_, ()>(stamp(tick)), taken).unwrap().1;
+    stamps.note_call(|| stamp(tick).ctime);
     begun
 }
 
+/// A stamp, as read before all changes.
+fn taken(stamp: &Stamp) -> (Stamp, Moment) {
+    (*stamp, Moment::default())
+}
+
 fn begin_alone(stamps: &ChangeStamps, tick: u32, lengths: Lengths) {
-    stamps.begin_alone(stamp(tick), lengths);
-    stamps.note_start(stamp(tick).ctime);
+    stamps.begin_alone(taken(&stamp(tick)), lengths);
+    stamps.note_call(|| stamp(tick).ctime);
 }
 
 #[test]
@@ -84,7 +90,7 @@ fn an_equal_stamp_is_renewed_or_makes_no_pair() {
     let later = Stamp { size: 9, ..stamp(1) };
     for renewed in [stamp(2), later] {
         begin_shared(&stamps, 1);
-        let now = std::cell::Cell::new(later);
+        let now = Cell::new(later);
         let pair = stamps.end_shared(&clock, 0, || Some(now.get()), || now.set(renewed));
         assert_eq!(pair, (renewed == stamp(2)).then_some((stamp(1), renewed)));
     }
@@ -97,7 +103,7 @@ fn an_equal_stamp_is_renewed_or_makes_no_pair() {
 #[test]
 fn a_failed_stat_begins_no_change_and_makes_no_pair() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    assert!(stamps.begin_shared(Lengths::ANY, || Err::<Stamp, _>(()), |seen| *seen).is_err());
+    assert!(stamps.begin_shared(Lengths::ANY, || Err::<Stamp, _>(()), taken).is_err());
     assert_eq!(seen(&stamps, &clock, 3), stamp(3));
     begin_shared(&stamps, 3);
     begin_shared(&stamps, 3);
@@ -142,7 +148,7 @@ fn a_local_length_is_shown_during_a_change() {
 #[test]
 fn a_local_change_is_distinguished_by_its_time() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    stamps.begin_alone(stamp(1), Lengths::up_to(9));
+    stamps.begin_alone(taken(&stamp(1)), Lengths::up_to(9));
     seen_of_local(&stamps, &clock, Stamp { size: 1, ..stamp(2) });
     stamps.end(&clock);
     begin_alone(&stamps, 1, Lengths::up_to(9));
@@ -151,6 +157,75 @@ fn a_local_change_is_distinguished_by_its_time() {
     assert_eq!(stamps.seen(own, clock.now()), stamp(1), "the change's own stamp");
     seen_of_local(&stamps, &clock, Stamp { ctime: (5, TICK + delay + 1), ..stamp(1) });
     stamps.end(&clock);
+}
+
+#[test]
+fn a_stamp_at_the_end_of_a_call_is_that_of_one_that_waited() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    let at = |seconds: i64, size: u64| Stamp { size, mtime: (seconds, 0), ctime: (seconds, 0) };
+    for _ in 0..3 {
+        begin_shared(&stamps, 1);
+    }
+    stamps.note_call(|| (7, 0));
+    // The end is noted a moment after it.
+    let early = Stamp { ctime: (6, 950_000_000), ..stamp(1) };
+    assert_eq!(stamps.seen(early, clock.now()), stamp(1));
+    let (before, after) = stamps.end_shared(&clock, 0, || Some(at(7, 1)), || ()).unwrap();
+    assert_eq!((before, after.ctime), (stamp(1), (5, TICK + 1)), "no local change between them");
+    stamps.note_call(|| (9, 0));
+    let during = Stamp { mtime: (5, TICK + 2), ctime: (5, TICK + 2), ..at(8, 1) };
+    assert_eq!(stamps.seen(at(8, 1), clock.now()), during, "by no call of the server");
+    stamps.end(&clock);
+    let (before, after) = stamps.end_shared(&clock, 0, || Some(at(9, 1)), || ()).unwrap();
+    assert_eq!((before, after), (during, at(9, 1)));
+}
+
+#[test]
+fn an_end_hides_no_local_change_from_after_its_look() {
+    for looked in [Some(stamp(1)), None] {
+        let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+        for _ in 0..2 {
+            let look = || Ok::<_, ()>(stamp(1));
+            stamps.begin_shared(Lengths::up_to(1), look, taken).unwrap();
+            stamps.note_call(|| stamp(1).ctime);
+        }
+        let since = [Cell::new(clock.now()), Cell::default()];
+        let look = || {
+            since[1].set(clock.now());
+            looked
+        };
+        stamps.end_shared(&clock, 0, look, || panic!("time goes on"));
+        let local = Stamp { size: 0, ..stamp(2) };
+        let [before, after] = since.map(|since| stamps.seen(local, since.get()).size);
+        assert_eq!(before, u64::from(looked.is_some()), "the look may be the later one");
+        assert_eq!(after, 0);
+        assert_eq!(seen(&stamps, &clock, 1).size, 0, "what was read before it");
+    }
+}
+
+#[test]
+fn a_stamp_near_a_system_call_may_be_its_own() {
+    const MS: i128 = 1_000_000;
+    for (notes, stamp, may_be_own) in [
+        (&[1000][..], 899, false),
+        (&[1000], 900, true),
+        (&[1000], 1100, true),
+        (&[1000], 1101, false),
+        (&[0, 1000], 100, true),
+        (&[0, 1000], 101, false),
+        (&[0, 1000], 899, false),
+        (&[0, 1000], 900, true),
+        (&[0, 1000, 1050, 1200], 500, false),
+        (&[0, 190], 120, true),
+        // The clock was set back.
+        (&[0, 1000, 500], 450, true),
+        (&[0, 1000, 500], 650, false),
+    ] {
+        let mut own = Own { lengths: Lengths::ANY, calls: None };
+        notes.iter().for_each(|note| own.note_call(note * MS));
+        let contained = own.calls.unwrap().contain(stamp * MS);
+        assert_eq!(contained, may_be_own, "{stamp} ms, calls at {notes:?}");
+    }
 }
 
 #[test]
@@ -173,7 +248,7 @@ fn a_pair_over_a_local_change_is_renewed_or_has_no_end() {
     for renewed in [Some(stamp(2)), Some(still), None] {
         begin_alone(&stamps, 1, Lengths::up_to(3));
         let shown = seen_of_local(&stamps, &clock, still);
-        let now = std::cell::Cell::new(Some(still));
+        let now = Cell::new(Some(still));
         let pair = stamps.pair_alone(stamp(1), || now.get(), || now.set(renewed));
         assert_eq!(pair, (shown, renewed.filter(|now| *now == stamp(2))));
         stamps.end(&clock);

@@ -384,12 +384,18 @@ impl WriteIntent {
     /// A new page that is filled only in part is written by a call of its own. Otherwise the kernel
     /// puts it into one folio with pages behind it, and as long as it waits for the rest none of them
     /// can be dropped. (A page at the end never is in such a folio: the kernel makes none that is
-    /// longer than the write.)
+    /// longer than the write.) `before_call` is called before each of the two.
     ///
     /// # Errors
     /// As [`write_at`](crate::write_at).
-    pub fn write(&self, fd: BorrowedFd<'_>, parts: &[&[u8]]) -> Result<usize, WriteError> {
+    pub fn write(
+        &self,
+        fd: BorrowedFd<'_>,
+        parts: &[&[u8]],
+        before_call: &dyn Fn(),
+    ) -> Result<usize, WriteError> {
         let offset = self.range.offset();
+        before_call();
         let Some(cut) = self.cut else { return write_parts_at(fd, parts, offset) };
         let mut first = parts.to_vec();
         let first_bytes = usize::try_from(cut - offset).expect("less than a page");
@@ -397,6 +403,7 @@ impl WriteIntent {
             return write_parts_at(fd, parts, offset);
         };
         let first_bytes = write_parts_at(fd, &first, offset)?;
+        before_call();
         match write_parts_at(fd, &rest, cut) {
             Ok(written) => Ok(first_bytes + written),
             Err(failed) => Err(WriteError { written: first_bytes + failed.written, ..failed }),

@@ -36,7 +36,10 @@ impl Written {
     fn write(&self, range: ByteRange) {
         let room = self.file.room_blocking(range.len());
         let intent = self.file.before_write(self.fd.as_fd(), range, room);
-        assert_eq!(intent.write(self.fd.as_fd(), &[&content(range)]).unwrap() as u64, range.len());
+        assert_eq!(
+            intent.write(self.fd.as_fd(), &[&content(range)], &|| ()).unwrap() as u64,
+            range.len()
+        );
         intent.enroll(&self.fd, range);
     }
 
@@ -181,7 +184,7 @@ fn the_last_page_that_a_file_could_have_is_in_the_window_as_any() {
         let room = written.file.room_blocking(len);
         let intent = written.file.before_write(written.fd.as_fd(), range, room);
         // Not every file system takes it.
-        let taken = intent.write(written.fd.as_fd(), &[&content(range)]).is_ok();
+        let taken = intent.write(written.fd.as_fd(), &[&content(range)], &|| ()).is_ok();
         println!("written: {taken}");
         intent.enroll(&written.fd, range);
     }

@@ -9,8 +9,7 @@
 //! all they are slower by. They share the inode instead. Each takes effect at its end: the
 //! attributes before it are those after the one that ended before it, and the replies form a chain
 //! without a gap. A change by a local process during a WRITE is in its pair if nothing distinguishes
-//! it (a length that a WRITE at work leads to, within 100 ms), also when the WRITE has the inode to
-//! itself.
+//! it (neither length nor time, [`io::ChangeStamps`]), also when the WRITE has the inode to itself.
 //!
 //! LINK, RENAME and REMOVE change the link count and the ctime of an object whose lock they do not
 //! take. A WRITE at work then may claim that ctime. No client loses by it: what it has cached of the
@@ -150,7 +149,8 @@ impl InodeLock {
         look: impl FnOnce() -> Result<LiveAttributes, Status>,
     ) -> Result<Change, Status> {
         let order = Arc::clone(&self.order).read_owned().await;
-        let (live, shown) = self.stamps.begin_shared(lengths, look, LiveAttributes::stamp)?;
+        let stamp = |live: &LiveAttributes| (live.stamp(), live.since);
+        let (live, shown) = self.stamps.begin_shared(lengths, look, stamp)?;
         let shared = Shared { stamps: Arc::clone(&self.stamps), is_over: false, _order: order };
         Ok(Change { before: Attributes::with(live, shown), held: Held::Shared(shared) })
     }
@@ -186,6 +186,20 @@ pub(crate) struct Change {
     held: Held,
 }
 
+/// The system calls of the changes of an inode.
+pub(crate) struct SystemCalls(Arc<ChangeStamps>);
+
+impl SystemCalls {
+    /// Notes that one begins or has ended. Without this, all that others see of it is taken for the
+    /// work of local processes.
+    pub(crate) fn note(&self) {
+        self.0.note_call(|| {
+            let now = clock_gettime(ClockId::Realtime);
+            (now.tv_sec, u32::try_from(now.tv_nsec).expect("below a second"))
+        });
+    }
+}
+
 enum Held {
     Alone(Alone),
     Shared(Shared),
@@ -202,21 +216,18 @@ impl Change {
     /// Begins a change of an inode that the caller has to itself and may give `lengths`, with the
     /// attributes read since.
     pub(crate) fn begin(mut alone: Alone, before: LiveAttributes, lengths: Lengths) -> Self {
-        alone.stamps.begin_alone(before.stamp(), lengths);
+        alone.stamps.begin_alone((before.stamp(), before.since), lengths);
         alone.has_begun = true;
         Self { before: Attributes(before), held: Held::Alone(alone) }
     }
 
-    /// Notes that a system call of the change begins. Without this, all that others see meanwhile is
-    /// taken for the work of local processes.
-    pub(crate) fn note_start(&self) {
-        let now = clock_gettime(ClockId::Realtime);
-        let nanoseconds = u32::try_from(now.tv_nsec).expect("below a second");
+    /// Where its system calls are noted.
+    pub(crate) fn system_calls(&self) -> SystemCalls {
         let stamps = match &self.held {
             Held::Alone(alone) => &alone.stamps,
             Held::Shared(shared) => &shared.stamps,
         };
-        stamps.note_start((now.tv_sec, nanoseconds));
+        SystemCalls(Arc::clone(stamps))
     }
 
     /// The attributes at its beginning, by which it is decided who may, and with which a refusal is
@@ -248,6 +259,10 @@ impl Change {
         written: u64,
         look: impl Fn() -> Result<LiveAttributes, Status>,
     ) -> Wcc {
+        // Calls of changes that share the inode wait for each other in the kernel: one may begin now.
+        if matches!(self.held, Held::Shared(_)) {
+            self.system_calls().note();
+        }
         match self.held {
             Held::Alone(alone) => alone.end(self.before, fd, look),
             Held::Shared(shared) => shared.end(self.before, fd, written, look),
@@ -350,16 +365,21 @@ mod tests {
         Ok(named.with_stamp(Stamp { size: size.into(), mtime: time, ctime: time }))
     }
 
+    /// Notes a system call at the time of these stamps.
+    fn note_call(change: &Change) {
+        change.system_calls().0.note_call(|| (5, 0));
+    }
+
     async fn share(lock: &InodeLock, size: u32) -> Change {
         let change = lock.share(Lengths::ANY, || look(size)).await;
         let change = change.unwrap_or_else(|_| panic!("a look that succeeds"));
-        change.note_start();
+        note_call(&change);
         change
     }
 
     fn begin(alone: Alone, size: u32) -> Change {
         let change = Change::begin(alone, look(size).unwrap(), Lengths::ANY);
-        change.note_start();
+        note_call(&change);
         change
     }
 

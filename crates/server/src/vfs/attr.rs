@@ -112,7 +112,7 @@ impl Vfs {
         }
         let changed = Arc::clone(&file);
         let job = move || {
-            begun.note_start();
+            begun.system_calls().note();
             let result = apply(changed.fd(), &change);
             Ok((begun.end(changed.fd()), result))
         };
@@ -144,8 +144,9 @@ impl Vfs {
         let rest = ByteRange::starting_at(size.min(attributes.size));
         let pages = permitted.data().ranges.lock(rest, RangeUse::Exclusive).await;
         let cut = Arc::clone(file);
-        change.note_start();
+        let calls = change.system_calls();
         self.in_metadata_lane(caller.identity.clone(), move || {
+            calls.note();
             rustix::fs::ftruncate(&*writer, size)?;
             cut.note_truncated(size);
             drop(pages);

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{Caller, Object, Status, Vfs};
 use crate::counters::CallKind;
-use crate::inode_cache::{Change, Changing, Inode, Permitted, Reading, Writing};
+use crate::inode_cache::{Change, Changing, Inode, Permitted, Reading, SystemCalls, Writing};
 
 /// What SEEK looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,12 +201,11 @@ impl Vfs {
             }
         };
         let pages = lock_pages(&from, &ends.destination, range).await;
-        change.note_start();
         let job = move || {
             let Ends { source, writer, .. } = ends;
             let intent =
                 window.map(|(window, room)| window.before_write(writer.as_fd(), target, room));
-            let result = copy(&source, &writer, range);
+            let result = copy(&source, &writer, range, &change.system_calls());
             if let (Some(intent), Ok(count)) = (intent, &result) {
                 intent.enroll(&writer, ByteRange::between(range.to, range.to + count));
             }
@@ -272,8 +271,8 @@ impl Vfs {
         work: impl FnOnce(&OwnedFd) -> Result<(), Status> + Send + 'static,
     ) -> Result<(), Status> {
         let changed = Arc::clone(&file);
-        change.note_start();
         let job = move || {
+            change.system_calls().note();
             let result = work(&writer);
             changed.note_change();
             drop(pages);
@@ -321,10 +320,16 @@ async fn lock_pages(
 }
 
 /// Copies as much as the kernel does; fewer bytes if it fails on the way, or the source ends.
-fn copy(source: &OwnedFd, writer: &OwnedFd, range: CopyRange) -> Result<u64, Status> {
+fn copy(
+    source: &OwnedFd,
+    writer: &OwnedFd,
+    range: CopyRange,
+    calls: &SystemCalls,
+) -> Result<u64, Status> {
     let (mut from, mut to, end) = (range.from, range.to, range.to + range.count);
     while to < end {
         let left = usize::try_from(end - to).expect("at most 4 MiB");
+        calls.note();
         match copy_file_range(source, Some(&mut from), writer, Some(&mut to), left) {
             Ok(0) => break,
             Ok(_) | Err(Errno::INTR) => {}

@@ -406,10 +406,10 @@ async fn lock_both(a: &InodeLock, b: &InodeLock) -> (Alone, Option<Alone>) {
     }
 }
 
-/// Begins a change of a directory, whose system call follows at once.
+/// Begins a change of a directory, whose system calls follow.
 fn begin_directory(alone: Alone, directory: &Inode) -> Result<Change, Status> {
     let change = Change::begin(alone, attributes_of(directory.fd())?, Lengths::ANY);
-    change.note_start();
+    change.system_calls().note();
     Ok(change)
 }
 

@@ -145,9 +145,8 @@ impl Vfs {
             Err(status) => return WriteTurn { result: Err(status), ..turn },
         };
         let identity = write.request.caller.identity.clone();
-        change.note_start();
         let job = move || {
-            let written = Written::by(job, write.data().as_slice());
+            let written = Written::by(job, write.data().as_slice(), &change.system_calls());
             target.file.note_change();
             if written.lacks_space() {
                 return Err(Box::new((target, change, write)));

@@ -202,10 +202,10 @@ impl Vfs {
             Err(status) => return Err((status, places)),
         };
         let written_to = Arc::clone(&target.file);
-        change.note_start();
+        let calls = change.system_calls();
         let job = move || {
             let parts: Vec<_> = vector.iter().filter_map(PermittedWrite::data).collect();
-            let written = Written::by(job, &parts);
+            let written = Written::by(job, &parts, &calls);
             written_to.note_change();
             (written, vector)
         };

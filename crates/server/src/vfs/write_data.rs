@@ -15,7 +15,7 @@ use super::{Status, Vfs};
 use crate::counters::Counter;
 use crate::export::ExportRoot;
 use crate::inode_cache::{
-    Change, DirectFile, Flush, Inode, Permitted, WriteRequest, WriteTurn, Writing,
+    Change, DirectFile, Flush, Inode, Permitted, SystemCalls, WriteRequest, WriteTurn, Writing,
 };
 use crate::trace::{CallId, Event};
 
@@ -225,9 +225,10 @@ impl Written {
             .is_err_and(|failed| failed.written == 0 && failed.error.raw_os_error() == full)
     }
 
-    /// The outcome of a job, or of WRITEs without data, which have none.
-    pub(super) fn by(job: Option<WriteJob>, parts: &[&[u8]]) -> Self {
-        job.map_or(Self { result: Ok(0), refused_direct: false }, |job| job.perform(parts))
+    /// The outcome of a job of the change that makes `calls`, or of WRITEs without data, which have
+    /// none.
+    pub(super) fn by(job: Option<WriteJob>, parts: &[&[u8]], calls: &SystemCalls) -> Self {
+        job.map_or(Self { result: Ok(0), refused_direct: false }, |job| job.perform(parts, calls))
     }
 
     /// Bytes in the file.
@@ -297,15 +298,19 @@ fn range_of(writes: &[PermittedWrite]) -> ByteRange {
 
 impl WriteJob {
     /// Writes the data, which comes in parts, on a thread that may block.
-    fn perform(self, parts: &[&[u8]]) -> Written {
+    fn perform(self, parts: &[&[u8]], calls: &SystemCalls) -> Written {
         let Self { file, writer, range, target, _pages } = self;
+        let note_call = || calls.note();
         let result = match target {
-            Target::Cache => io::write_parts_at(writer.as_fd(), parts, range.offset()),
+            Target::Cache => {
+                note_call();
+                io::write_parts_at(writer.as_fd(), parts, range.offset())
+            }
             Target::Window(window, room) => {
-                write_behind(&file, &window, room, &writer, parts, range)
+                write_behind(&file, &window, room, &writer, (parts, range), &note_call)
             }
             Target::Split(window, room, direct, split) => {
-                return write_split(&window, room, &writer, &direct, parts, split);
+                return write_split(&window, room, &writer, &direct, (parts, split), &note_call);
             }
         };
         Written { result, refused_direct: false }
@@ -317,16 +322,17 @@ fn write_behind(
     window: &Arc<WriteBehindFile>,
     room: Room,
     writer: &Arc<OwnedFd>,
-    parts: &[&[u8]],
-    range: ByteRange,
+    (parts, range): (&[&[u8]], ByteRange),
+    before_call: &dyn Fn(),
 ) -> Result<usize, io::WriteError> {
-    if file.root().io_support.drop_behind_writes_pay()
-        && let Some(count) = io::write_dontcache(writer.as_fd(), parts, range.offset())?
-    {
-        return Ok(count);
+    if file.root().io_support.drop_behind_writes_pay() {
+        before_call();
+        if let Some(count) = io::write_dontcache(writer.as_fd(), parts, range.offset())? {
+            return Ok(count);
+        }
     }
     let intent = window.before_write(writer.as_fd(), range, room);
-    let result = intent.write(writer.as_fd(), parts);
+    let result = intent.write(writer.as_fd(), parts, before_call);
     let written = match &result {
         Ok(count) => *count,
         Err(error) => error.written,
@@ -341,13 +347,14 @@ fn write_split(
     mut room: Room,
     writer: &Arc<OwnedFd>,
     direct: &DirectFile,
-    parts: &[&[u8]],
-    split: WriteSplit,
+    (parts, split): (&[&[u8]], WriteSplit),
+    before_call: &dyn Fn(),
 ) -> Written {
     let tail_room = room.split_off(split.tail.len());
     let head = window.before_write(writer.as_fd(), split.head, room);
     let tail = window.before_write(writer.as_fd(), split.tail, tail_room);
-    let outcome = io::write_segments(&split.segments(), parts, writer.as_fd(), direct.fd.as_fd());
+    let (cached, direct) = (writer.as_fd(), direct.fd.as_fd());
+    let outcome = io::write_segments(&split.segments(), parts, cached, direct, before_call);
     let (written, refused_direct) = match &outcome {
         Ok(done) => (done.written, done.refused_direct),
         Err(error) => (error.written, false),

@@ -150,7 +150,7 @@ impl Vfs {
         };
         let changed = Arc::clone(&file);
         let job = move || {
-            begun.note_start();
+            begun.system_calls().note();
             let result = change(changed.fd().as_fd(), &name).map_err(status);
             Ok((begun.end(changed.fd()), result))
         };

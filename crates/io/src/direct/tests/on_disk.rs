@@ -184,7 +184,8 @@ fn split_writes(
         let data = Placed::filled(len, offset, seed);
         let split = align.split_write(range(offset, len as u64), page_bytes());
         let (segments, data) = (split.segments(), data.as_slice());
-        let done = write_segments(&segments, &[data], cached.as_fd(), direct.as_fd()).unwrap();
+        let done =
+            write_segments(&segments, &[data], cached.as_fd(), direct.as_fd(), &|| ()).unwrap();
         prop_assert_eq!((done.written, done.cached_instead), (len, None));
         apply(&mut model, offset, data);
         // The ends were merged in the page cache. Past it the disk must show the same.
@@ -209,7 +210,8 @@ fn a_misreported_alignment_costs_the_direct_route_and_nothing_else() {
         // Believed to take every byte anywhere, the file is given all of it directly.
         let segments = aligned_to(1).split_write(whole, 1).segments();
         let done =
-            write_segments(&segments, &[data.as_slice()], cached.as_fd(), direct.as_fd()).unwrap();
+            write_segments(&segments, &[data.as_slice()], cached.as_fd(), direct.as_fd(), &|| ())
+                .unwrap();
         let expected =
             SegmentsWritten { written: 50_000, cached_instead: Some(whole), refused_direct: true };
         assert_eq!(done, expected, "{}", disk.name);
@@ -231,8 +233,9 @@ fn a_full_disk_counts_the_written_bytes() {
         let whole = range(1000, 8 << 20);
         let data = Placed::filled(8 << 20, 1000, 6);
         let segments = align.split_write(whole, page_bytes()).segments();
-        let failed = write_segments(&segments, &[data.as_slice()], cached.as_fd(), direct.as_fd())
-            .expect_err("eight MiB do not fit");
+        let failed =
+            write_segments(&segments, &[data.as_slice()], cached.as_fd(), direct.as_fd(), &|| ())
+                .expect_err("eight MiB do not fit");
         assert_eq!(failed.error.raw_os_error(), Some(libc::ENOSPC), "{}", disk.name);
         let mut found = vec![0; 1000 + failed.written];
         assert_eq!(read_at(cached.as_fd(), &mut found, 0).unwrap(), found.len(), "{}", disk.name);
