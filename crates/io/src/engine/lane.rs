@@ -140,6 +140,8 @@ struct Queue {
     /// no other relies on it. The last that went to sleep is claimed first: its processor's cache
     /// is warmest.
     sleeping: Vec<Thread>,
+    /// Threads on their way to work: started, or taken out of those that sleep, and not at it yet.
+    claimed: usize,
     /// Threads do not sleep any more but end.
     closed: bool,
 }
@@ -179,6 +181,7 @@ impl Lane {
             waiting: 0,
             threads: 0,
             sleeping: Vec::new(),
+            claimed: 0,
             closed: false,
         };
         Self {
@@ -263,14 +266,28 @@ impl Lane {
     }
 
     /// Jobs and tasks that wait for a thread.
+    #[cfg(test)]
     pub(super) fn queued(&self) -> usize {
         self.shared.lock().waiting
+    }
+
+    /// Whether a thread at work for `client` is wanted for other work: of another client, which is not
+    /// to wait for a processor either, or of this one, if no thread is on its way to it.
+    pub(super) fn wants_thread(&self, client: ClientId) -> bool {
+        let queue = self.shared.lock();
+        let is_wanted = |own: &ClientQueue| {
+            // Without a turn it waits for one of the client's own threads.
+            !own.work.is_empty() && (!own.has_turn || own.work.len() > queue.claimed)
+        };
+        queue.turns.iter().any(|&turn| turn != client)
+            || queue.clients.get(&client).is_some_and(is_wanted)
     }
 
     pub(super) fn close(&self) {
         let sleeping = {
             let mut queue = self.shared.lock();
             queue.closed = true;
+            queue.claimed += queue.sleeping.len();
             std::mem::take(&mut queue.sleeping)
         };
         sleeping.iter().for_each(Thread::unpark);
@@ -430,9 +447,14 @@ impl Shared {
     /// to finish.
     fn claim_thread(self: &Arc<Self>, queue: &mut Queue) -> Option<Thread> {
         let sleeping = queue.sleeping.pop();
-        if sleeping.is_none() && queue.threads < self.threads_max {
+        if sleeping.is_some() {
+            queue.claimed += 1;
+        } else if queue.threads < self.threads_max {
             match self.start_thread(queue.threads) {
-                Ok(()) => queue.threads += 1,
+                Ok(()) => {
+                    queue.threads += 1;
+                    queue.claimed += 1;
+                }
                 Err(error) if queue.threads > 0 => {
                     let (lane, threads) = (self.name, queue.threads);
                     tracing::warn!(%error, lane, threads, "cannot start another thread");
@@ -481,8 +503,9 @@ impl Shared {
     /// to the threads that the client has.
     fn next_work(&self, done_for: Option<ClientId>) -> Option<(ClientId, Work)> {
         let mut queue = self.lock();
-        if let Some(client) = done_for {
-            self.ended(&mut queue, client);
+        match done_for {
+            Some(client) => self.ended(&mut queue, client),
+            None => queue.claimed -= 1,
         }
         loop {
             if let Some(work) = self.take(&mut queue) {
@@ -508,6 +531,7 @@ impl Shared {
             thread::park();
             queue = self.lock();
             if queue.sleeping.iter().all(|thread| thread.id() != this.id()) {
+                queue.claimed -= 1;
                 return queue;
             }
         }

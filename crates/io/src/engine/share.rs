@@ -216,9 +216,10 @@ impl Share {
         self.lanes().of(lane).run_here(self.client, self.task(work), patience)
     }
 
-    /// Whether work waits for a thread of a lane.
-    pub fn has_waiting_work(&self, lane: LaneKind) -> bool {
-        self.lanes().of(lane).queued() > 0
+    /// Whether a thread of a lane that is at work for this client is wanted for other work: another
+    /// client's, or of this one, if no thread is on its way to it.
+    pub fn wants_thread(&self, lane: LaneKind) -> bool {
+        self.lanes().of(lane).wants_thread(self.client)
     }
 
     /// `work` as a task that is polled within this share.

@@ -564,6 +564,56 @@ async fn clients_share_the_threads_of_a_device() {
 }
 
 #[tokio::test]
+async fn thread_is_wanted_only_for_work_that_none_is_on_its_way_to() {
+    let engine = engine(2, 128);
+    let share = Share::new(&engine.device((8, 0)), 1);
+    let wants_thread = || share.wants_thread(LaneKind::Data);
+    let held = hold_threads(&engine, &share, 2);
+    assert!(!wants_thread(), "a thread was started for each");
+    drop(held);
+    // Threads are woken, and find work that another has taken.
+    for _ in 0..1000 {
+        drop(hold_threads(&engine, &share, 2));
+        while engine.data_queued() > 2 {
+            thread::yield_now();
+        }
+    }
+    while engine.data_queued() > 0 {
+        thread::yield_now();
+    }
+    let mut held = hold_threads(&engine, &share, 2);
+    while engine.data_queued() > 0 {
+        thread::yield_now();
+    }
+    assert!(!wants_thread());
+    held.extend(hold_threads(&engine, &share, 1));
+    assert!(wants_thread(), "both are held");
+    drop(held);
+    engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn work_of_a_client_with_all_its_threads_wants_one_of_those() {
+    let engine = engine(4, 128);
+    let device = engine.device((8, 0));
+    let [greedy, other] = [1, 2].map(|client| Share::new(&device, client));
+    let held = hold_threads(&engine, &greedy, 3);
+    while engine.data_queued() > 0 {
+        thread::yield_now();
+    }
+    assert!(!greedy.wants_thread(LaneKind::Data));
+    let left = hold_threads(&engine, &greedy, 1);
+    assert!(greedy.wants_thread(LaneKind::Data));
+    assert!(!other.wants_thread(LaneKind::Data), "its thread cannot take that");
+    let others = hold_threads(&engine, &other, 2);
+    assert!(other.wants_thread(LaneKind::Data), "there is one thread for two");
+    let third = Share::new(&device, 3);
+    assert!(third.wants_thread(LaneKind::Data), "another client's work waits");
+    drop((held, left, others));
+    engine.shutdown().await;
+}
+
+#[tokio::test]
 async fn waiting_clients_take_turns() {
     let engine = engine(1, 128);
     let device = engine.device((8, 0));

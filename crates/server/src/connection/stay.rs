@@ -290,7 +290,7 @@ impl Stay {
             let Some(reading) = self.take_reading() else { return };
             let end = if !has_ended || !self.pays(&mut sample) {
                 End::Reading { reading, has_failed: true }
-            } else if self.share.has_waiting_work(lane) || self.is_owed() {
+            } else if self.share.wants_thread(lane) || self.is_owed() {
                 End::Reading { reading, has_failed: false }
             } else {
                 match self.receive(reading, &mut waits) {
