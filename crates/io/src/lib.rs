@@ -19,6 +19,7 @@
 //!   need not be aligned;
 //! - [`resident_ranges`], [`drop_clean`]: the pages of a file that are in the page cache;
 //! - [`ChangeWatches`]: whether a file was changed since;
+//! - [`take_short_slices`]: how soon a thread runs after it has woken;
 //! - [`probe!`]: static probes for bpftrace.
 //!
 //! All unsafe code of the workspace is here; each block states its invariants and what upholds
@@ -62,6 +63,7 @@ mod slab;
 mod socket;
 mod streams;
 mod sync;
+mod time_slice;
 mod write_behind;
 
 pub use access::check_access;
@@ -105,6 +107,7 @@ pub use residency::{CacheState, Residency, cache_state, drop_clean, resident_ran
 pub use slab::BUFFER_ALIGN;
 pub use socket::{unacknowledged_bytes, watch_socket};
 pub use streams::{CHUNK_BYTES, Stream, Streams};
+pub use time_slice::take_short_slices;
 pub use write_behind::{
     Room, WriteBehind, WriteBehindConfig, WriteBehindCounts, WriteBehindFile, WriteIntent,
 };

@@ -96,6 +96,7 @@ impl NetworkThread {
         let handle = runtime.handle().clone();
         let (ends, ended) = oneshot::channel();
         thread::Builder::new().name(name).spawn(move || {
+            io::take_short_slices();
             // An error is the sender's drop, which is what is waited for.
             let _dropped = runtime.block_on(ended);
         })?;

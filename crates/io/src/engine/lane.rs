@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
 use super::{ClientId, Task, wait};
+use crate::time_slice::take_short_slices;
 use task::{LaneTask, Progress};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -475,6 +476,7 @@ impl Shared {
     }
 
     fn serve(&self) {
+        take_short_slices();
         MAY_WAIT.set(Some(Waits { device: self.device, longest: self.purpose }));
         SERVES.set(self);
         let mut done_for = None;

@@ -12,6 +12,7 @@ use super::runs::{Arrival, Pending, Urgency};
 use super::window::{Part, Window};
 use crate::identity::{self, Identity};
 use crate::sync::{Condvar, Mutex, MutexGuard, oneshot, thread};
+use crate::time_slice::take_usual_slices;
 
 /// See the module. A file's own lock may be held when this one is taken, never the other way round.
 pub(super) struct Shared {
@@ -325,6 +326,7 @@ impl Shared {
                 // A thread inherits the identity of the thread that happened to start it.
                 identity::assume(&Identity::Server)
                     .expect("a thread can always return to the server's identity");
+                take_usual_slices();
                 worker.0.work();
             });
             match started {
