@@ -8,7 +8,6 @@ use proto::nfs4::{
 use super::Outcome;
 use super::compound::Compound;
 use super::location::Located;
-use crate::fs::{Caller, OpenedFor};
 use crate::vfs::{Allocation, CopyRange, Sought};
 
 impl Compound<'_> {
@@ -39,9 +38,9 @@ impl Compound<'_> {
 
     /// CLONE, RFC 7862 §15.13.
     pub(super) async fn clone_range(&mut self, args: CloneArgs) -> Outcome<()> {
-        let (source, located, range) = self.copy_range(&args).await?;
-        let (vfs, Located { caller, object }) = (&self.request.service.vfs, &located);
-        Ok(vfs.clone_range(caller, &source.object, object, range).await?)
+        let (source, destination, range) = self.copy_range(&args).await?;
+        let vfs = &self.request.service.vfs;
+        Ok(vfs.clone_range(source.end(), destination.end(), range).await?)
     }
 
     /// COPY, RFC 7862 §15.2, within this server. The reply comes when the bytes are copied, whether or
@@ -50,29 +49,26 @@ impl Compound<'_> {
         if args.is_between_servers {
             return Err(Status::Notsupp.into());
         }
-        let (source, located, range) = self.copy_range(&args.range).await?;
-        let (vfs, Located { caller, object }) = (&self.request.service.vfs, &located);
-        let done = vfs.copy(caller, &source.object, object, range).await?;
+        let (source, destination, range) = self.copy_range(&args.range).await?;
+        let vfs = &self.request.service.vfs;
+        let done = vfs.copy(source.end(), destination.end(), range).await?;
         let verifier = Verifier(done.verifier);
         Ok(CopyOk { count: done.count, committed: StableHow::Unstable, verifier })
     }
 
     /// The source, the destination and the bytes of a copy that the stateids allow.
     async fn copy_range(&self, args: &CloneArgs) -> Outcome<(Located, Located, CopyRange)> {
-        let source = self.saved_object_or(Status::Isdir)?;
-        let mut located = self.object_or(Status::Isdir)?;
+        let mut source = self.saved_object_or(Status::Isdir)?;
+        let mut destination = self.object_or(Status::Isdir)?;
         // As in RENAME, neither device waits for the other; nor does the kernel copy between two.
-        if source.object.root().device() != located.object.root().device() {
+        if source.object.root().device() != destination.object.root().device() {
             return Err(Status::Xdev.into());
         }
-        let (reader, _) = self.check_io(&source, &args.source_stateid, ShareAccess::Read).await?;
-        let (writer, _) =
-            self.check_io(&located, &args.destination_stateid, ShareAccess::Write).await?;
-        let OpenedFor { reading, .. } = reader.opened;
-        // One user reads and writes, unless the exports squash it differently.
-        let reading = reading && reader.uid == writer.uid;
-        located.caller = Caller { opened: OpenedFor { reading, ..writer.opened }, ..writer };
+        (source.caller, _) =
+            self.check_io(&source, &args.source_stateid, ShareAccess::Read).await?;
+        (destination.caller, _) =
+            self.check_io(&destination, &args.destination_stateid, ShareAccess::Write).await?;
         let (from, to) = (args.source_offset, args.destination_offset);
-        Ok((source, located, CopyRange { from, to, count: args.count }))
+        Ok((source, destination, CopyRange { from, to, count: args.count }))
     }
 }

@@ -6,7 +6,7 @@ use proto::nfs4::Stateid;
 
 use crate::export::{Exports, Object, PseudoNode};
 use crate::fs::Caller;
-use crate::vfs::Found;
+use crate::vfs::{CopyEnd, Found};
 
 /// A filehandle, taken apart.
 #[derive(Clone)]
@@ -46,6 +46,11 @@ impl Located {
     /// Another object of the same export.
     pub(super) fn found(&self, found: &Found) -> Self {
         Self { caller: self.caller.clone(), object: self.object.found(found.handle) }
+    }
+
+    /// It as one of the files of a copy.
+    pub(super) fn end(&self) -> CopyEnd<'_> {
+        CopyEnd { caller: &self.caller, object: &self.object }
     }
 
     /// Whether it is the directory that is exported.

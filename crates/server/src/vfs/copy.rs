@@ -46,6 +46,13 @@ pub(crate) struct CopyDone {
     pub(crate) verifier: [u8; 8],
 }
 
+/// One file of a copy, and the caller as its export squashes it: the two may differ.
+#[derive(Clone, Copy)]
+pub(crate) struct CopyEnd<'a> {
+    pub(crate) caller: &'a Caller,
+    pub(crate) object: &'a Object,
+}
+
 /// The ends of a copy that may begin.
 struct Ends {
     source: Arc<OwnedFd>,
@@ -120,34 +127,33 @@ impl Vfs {
         self.change_data(caller, object, (file, change), (writer, pages), work).await
     }
 
-    /// CLONE, RFC 7862 §15.13, as the caller.
+    /// CLONE, RFC 7862 §15.13: reads as the caller of the source, writes as that of the destination.
     ///
     /// # Errors
     /// `Invalid` for ranges that overlap or are not aligned to the blocks of the file system, or that
     /// end behind the source; `CrossDevice`, `NotSupported`, and those of READ and WRITE.
     pub(crate) async fn clone_range(
         &self,
-        caller: &Caller,
-        source: &Object,
-        destination: &Object,
+        source: CopyEnd<'_>,
+        destination: CopyEnd<'_>,
         range: CopyRange,
     ) -> Result<(), Status> {
-        let attempt = || self.clone_once(caller, source, destination, range);
-        self.with_space(destination.root(), attempt).await
+        let attempt = || self.clone_once(source, destination, range);
+        self.with_space(destination.object.root(), attempt).await
     }
 
     async fn clone_once(
         &self,
-        caller: &Caller,
-        source: &Object,
-        destination: &Object,
+        source: CopyEnd<'_>,
+        destination: CopyEnd<'_>,
         range: CopyRange,
     ) -> Result<(), Status> {
-        let from = self.inode(source).await?;
+        let from = self.inode(source.object).await?;
+        let CopyEnd { caller, object } = destination;
         let range = self.resolve(&from, range).await?;
         let what = (Changing::Data, Lengths::up_to(range.to + range.count));
-        let (file, change) = self.begin_change(caller, destination, what).await?;
-        let ends = self.ends(caller, &from, (&file, &change), range).await?;
+        let (file, change) = self.begin_change(caller, object, what).await?;
+        let ends = self.ends((source.caller, &from), (caller, &file, &change), range).await?;
         let Ends { source, destination: permitted, writer } = ends;
         let pages = lock_pages(&from, &permitted, range).await;
         let work = move |writer: &OwnedFd| {
@@ -158,41 +164,41 @@ impl Vfs {
                 _ => Ok(io::clone_range(source.as_fd(), part, writer.as_fd(), range.to)?),
             }
         };
-        self.change_data(caller, destination, (file, change), (writer, pages), work).await
+        self.change_data(caller, object, (file, change), (writer, pages), work).await
     }
 
-    /// COPY, RFC 7862 §15.2, as the caller: unstable, as a WRITE is.
+    /// COPY, RFC 7862 §15.2: reads as the caller of the source, writes as that of the destination.
+    /// Unstable, as a WRITE is.
     ///
     /// # Errors
     /// `Invalid` for ranges that overlap in one file, or that end behind the source; `CrossDevice`;
     /// those of READ and WRITE.
     pub(crate) async fn copy(
         &self,
-        caller: &Caller,
-        source: &Object,
-        destination: &Object,
+        source: CopyEnd<'_>,
+        destination: CopyEnd<'_>,
         range: CopyRange,
     ) -> Result<CopyDone, Status> {
-        let attempt = || self.copy_once(caller, source, destination, range);
-        self.with_space(destination.root(), attempt).await
+        let attempt = || self.copy_once(source, destination, range);
+        self.with_space(destination.object.root(), attempt).await
     }
 
     async fn copy_once(
         &self,
-        caller: &Caller,
-        source: &Object,
-        destination: &Object,
+        source: CopyEnd<'_>,
+        destination: CopyEnd<'_>,
         range: CopyRange,
     ) -> Result<CopyDone, Status> {
-        let from = self.inode(source).await?;
+        let from = self.inode(source.object).await?;
+        let CopyEnd { caller, object } = destination;
         let range = self.resolve(&from, range).await?;
         let range = CopyRange { count: range.count.min(COPY_BYTES_MAX), ..range };
         let target = ByteRange::between(range.to, range.to + range.count);
         let what = (Changing::Data, Lengths::up_to(target.end()));
-        let (file, change) = self.begin_change(caller, destination, what).await?;
+        let (file, change) = self.begin_change(caller, object, what).await?;
         let verifier = file.root().file_system.verifier.current();
-        let ends = self.ends(caller, &from, (&file, &change), range).await?;
-        let window = match destination.policy.write {
+        let ends = self.ends((source.caller, &from), (caller, &file, &change), range).await?;
+        let window = match object.policy.write {
             IoMode::Buffered => None,
             IoMode::DontCache | IoMode::Direct | IoMode::Auto => {
                 let window = ends.destination.data().window(&self.window, file.root().device());
@@ -232,16 +238,15 @@ impl Vfs {
 
     async fn ends(
         &self,
-        caller: &Caller,
-        source: &Arc<Inode>,
-        (file, change): (&Arc<Inode>, &Change),
+        (reader, source): (&Caller, &Arc<Inode>),
+        (caller, file, change): (&Caller, &Arc<Inode>, &Change),
         range: CopyRange,
     ) -> Result<Ends, Status> {
         let is_apart = range.from.abs_diff(range.to) >= range.count;
         if source.lock.is(&file.lock) && !is_apart {
             return Err(Status::Invalid);
         }
-        let (_, source) = self.source(caller, source).await?;
+        let (_, source) = self.source(reader, source).await?;
         let timer = &mut self.timer(file.root(), CallKind::Other);
         let destination = self.permit::<Writing>(caller, file, change.before(), timer).await?;
         let writer = self.writer(&destination).await?;

@@ -47,7 +47,7 @@ use crate::memory_plan::MemoryPlan;
 use crate::trace::Tracer;
 
 pub(crate) use attr::{AttributeChange, SetTime};
-pub(crate) use copy::{Allocation, CopyRange, Sought};
+pub(crate) use copy::{Allocation, CopyEnd, CopyRange, Sought};
 pub(crate) use fsinfo::{FileSystemSpace, PathLimits};
 pub(crate) use namespace::{CreateMode, NodeKind};
 pub(crate) use read::ReadDone;

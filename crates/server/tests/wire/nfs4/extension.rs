@@ -6,7 +6,7 @@ use proto::nfs4::*;
 use proto::xdr::{Decode, Encode};
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
-use crate::fixture::{Fixture, Mounted};
+use crate::fixture::{Fixture, Mounted, is_root, set_mode};
 
 const BLOCK: usize = 64 << 10;
 
@@ -270,6 +270,49 @@ fn an_open_for_reading_is_no_destination() {
     let other = results.handle();
     let range = CloneArgs { destination_stateid: opened.stateid, ..bed.range(0, 0, 0) };
     assert_eq!(bed.copy(range, bed.source.0, other), Err(Status::Openmode));
+}
+
+#[test]
+fn a_copy_reads_with_the_rights_that_the_export_of_the_source_gives() {
+    if !is_root("a_copy_reads_with_the_rights_that_the_export_of_the_source_gives") {
+        return;
+    }
+    let squashed = "[[export]]\npath = \"$DIR/squashed\"\nname = \"/squashed\"\nsync = false\n";
+    let fixture = Fixture::prepared(&format!("{ALL_VERSIONS}\n{squashed}"), |dir| {
+        std::fs::create_dir(dir.join("squashed")).unwrap();
+        for (name, mode) in [("private", 0o600), ("public", 0o666)] {
+            std::fs::write(dir.join("squashed").join(name), name).unwrap();
+            set_mode(&dir.join("squashed").join(name), mode);
+        }
+    });
+    let mut bed = Bed::of(fixture);
+    set_mode(&bed.fixture.exported("source"), 0o600);
+    let mut find = |name: &[u8]| {
+        let call = Operations::new().root().lookup(b"squashed").lookup(name).getfh();
+        let mut results = bed.session.ok(&call);
+        results.skip(&[OperationCode::Putrootfh, OperationCode::Lookup, OperationCode::Lookup]);
+        results.handle()
+    };
+    let (private, public) = (find(b"private"), find(b"public"));
+    let (source, target) = (bed.source.0, bed.target.0);
+    let anonymous = |range| CloneArgs {
+        source_stateid: Stateid::ANONYMOUS,
+        destination_stateid: Stateid::ANONYMOUS,
+        ..range
+    };
+    let range = CloneArgs { source_stateid: Stateid::ANONYMOUS, ..bed.range(0, 0, 0) };
+    assert_eq!(bed.copy(range, private, target), Err(Status::Access));
+    let call = Operations::new().at(private).op(OperationCode::Savefh, &()).at(target);
+    let mut results = bed.session.call(&call.op(OperationCode::Clone, &range));
+    results.skip(&[OperationCode::Putfh, OperationCode::Savefh, OperationCode::Putfh]);
+    assert_eq!(results.next::<()>(OperationCode::Clone), Err(Status::Access));
+    assert_eq!(bed.contents("target"), b"");
+    // The other way, root reads its own file, and writes as anyone may.
+    bed.write("source", 0, b"of root");
+    let range = anonymous(bed.range(0, 0, 0));
+    assert_eq!(bed.copy(range, source, public).unwrap().count, 7);
+    let copied = std::fs::read(bed.fixture.path("squashed/public")).unwrap();
+    assert_eq!(copied, b"of root");
 }
 
 #[test]
