@@ -300,7 +300,11 @@ impl ExportRoot {
             if (attributes.device, attributes.fileid) == (self.device, self.fileid) {
                 return Ok(true);
             }
-            let parent = openat(&here, c"..", up, Mode::empty())?;
+            // Of a bind mount of a part of the file system, the kernel does not open what is above it.
+            let parent = match openat(&here, c"..", up, Mode::empty()) {
+                Err(Errno::NOENT) => return Ok(false),
+                opened => opened?,
+            };
             if attributes_of(&parent)?.fileid == attributes.fileid {
                 return Ok(false);
             }

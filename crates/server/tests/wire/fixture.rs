@@ -279,6 +279,12 @@ impl Mounted {
             .then(|| Self(at.to_owned()))
     }
 
+    /// Shows a directory at another place; `None` where that is not allowed.
+    pub(crate) fn bind(directory: &Path, at: &Path) -> Option<Self> {
+        run("mount", &["--bind", directory.to_str().unwrap(), at.to_str().unwrap()])
+            .then(|| Self(at.to_owned()))
+    }
+
     /// Mounts a tmpfs of so many inodes; `None` where that is not allowed.
     pub(crate) fn tmpfs_of_inodes(at: &Path, inodes: u32) -> Option<Self> {
         let options = format!("nr_inodes={inodes},mode=777");

@@ -206,6 +206,28 @@ fn a_directory_moved_out_of_the_export_is_stale() {
 }
 
 #[test]
+fn a_directory_moved_out_of_an_export_that_is_a_bind_mount_is_stale() {
+    if !is_root("a_directory_moved_out_of_an_export_that_is_a_bind_mount_is_stale") {
+        return;
+    }
+    let mut mounted = None;
+    let fixture = Fixture::prepared(TRUSTING, |dir| {
+        std::fs::create_dir_all(dir.join("disk/part")).unwrap();
+        set_mode(&dir.join("disk/part"), 0o777);
+        mounted = Mounted::bind(&dir.join("disk/part"), &dir.join("export"));
+    });
+    let _mounted = mounted.expect("root may mount");
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    let inner = client.mkdir(dir, "e");
+    std::fs::rename(fixture.path("disk/part/d"), fixture.path("disk/outside")).unwrap();
+    for moved in [dir, inner] {
+        assert!(eventually(|| client.getattr(moved) == Err(Status::Stale)), "{moved:?}");
+        all_refuse(&mut client, moved, Status::Stale);
+    }
+}
+
+#[test]
 fn symbolic_links_lead_nowhere_on_the_server() {
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
