@@ -1,10 +1,11 @@
 //! The names under which objects were last met, for servers that may not open handles.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use indexmap::IndexMap;
+use indexmap::map::Entry;
 use io::KernelHandle;
 use rustix::fs::{Mode, OFlags, RawDir, openat};
 
@@ -15,20 +16,37 @@ use crate::fs::{LiveAttributes, PATH_ONLY, Status, attributes_of};
 pub(super) const DEPTH_MAX: usize = 2048;
 /// Objects remembered by path when handles cannot be opened; about 150 bytes each.
 const PLACES_MAX: usize = 1_000_000;
+/// Entries that one search for a victim examines.
+const VICTIM_SEARCH_MAX: usize = 1024;
 /// Bytes of names that one system call of a walk reads.
 const WALK_BUFFER_BYTES: usize = 32 * 1024;
 
 /// Where each object was last met, for servers that may not open handles.
 #[derive(Default)]
 pub(super) struct Places {
-    by_handle: Mutex<HashMap<KernelHandle, Place>>,
+    table: Mutex<Table>,
     /// Held over the walk, so that those who come meanwhile find what it finds.
     walked: Mutex<bool>,
+}
+
+/// Once it is full, an object that is met takes the place of one that has not been used for long, is
+/// not open, and is the directory of none that is remembered.
+#[derive(Default)]
+struct Table {
+    by_handle: IndexMap<KernelHandle, Place>,
+    /// Where the search for the next victim starts.
+    hand: usize,
 }
 
 struct Place {
     parent: KernelHandle,
     name: Box<CStr>,
+    /// How many of those remembered are in it.
+    children: u32,
+    /// How often the server has it open.
+    open: u32,
+    /// Met again, opened or closed since the last search for a victim passed it.
+    is_used: bool,
 }
 
 /// A directory that a walk has yet to read.
@@ -41,20 +59,42 @@ struct Unread {
 impl Places {
     /// Remembers an object met as `name` in `parent`.
     pub(super) fn remember(&self, handle: KernelHandle, parent: KernelHandle, name: &CStr) {
-        let mut by_handle = self.lock();
-        if by_handle.len() >= PLACES_MAX && !by_handle.contains_key(&handle) {
-            return;
+        let mut table = self.lock();
+        if table.has_room_for(&handle, PLACES_MAX) || table.evict() {
+            table.insert(handle, parent, name);
         }
-        by_handle.insert(handle, Place { parent, name: name.into() });
+    }
+
+    /// Forgets an object that has lost its last name.
+    pub(super) fn forget(&self, handle: &KernelHandle) {
+        let mut table = self.lock();
+        if let Some(place) = table.by_handle.swap_remove(handle) {
+            table.leave(&place.parent);
+        }
+    }
+
+    /// Notes that the server keeps an object open until [`Self::note_closed`].
+    pub(super) fn note_open(&self, handle: &KernelHandle) {
+        if let Some(place) = self.lock().by_handle.get_mut(handle) {
+            place.open += 1;
+        }
+    }
+
+    /// Notes that the server is about to close an object.
+    pub(super) fn note_closed(&self, handle: &KernelHandle) {
+        if let Some(place) = self.lock().by_handle.get_mut(handle) {
+            place.open = place.open.saturating_sub(1);
+            place.is_used = true;
+        }
     }
 
     /// The path from `root` to `handle`; `None` when a part of it is not known.
     pub(super) fn path(&self, handle: &KernelHandle, root: &KernelHandle) -> Option<CString> {
-        let by_handle = self.lock();
+        let table = self.lock();
         let mut names: Vec<&[u8]> = Vec::new();
         let mut at = handle;
         while at != root {
-            let place = by_handle.get(at)?;
+            let place = table.by_handle.get(at)?;
             names.push(place.name.to_bytes());
             if names.len() > DEPTH_MAX {
                 return None;
@@ -92,7 +132,7 @@ impl Places {
             {
                 missed = Err(status);
             }
-            if self.lock().len() >= PLACES_MAX {
+            if self.lock().by_handle.len() >= PLACES_MAX {
                 break;
             }
         }
@@ -130,7 +170,12 @@ impl Places {
             }
             match find(name) {
                 Ok(Some((known, is_directory))) => {
-                    self.remember(known, handle, name);
+                    let mut table = self.lock();
+                    // What clients have met stays.
+                    if table.has_room_for(&known, PLACES_MAX) {
+                        table.insert(known, handle, name);
+                    }
+                    drop(table);
                     if is_directory {
                         let parent = Arc::clone(&directory);
                         unread.push(Unread { parent, name: name.into(), handle: known });
@@ -143,8 +188,60 @@ impl Places {
         missed
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<KernelHandle, Place>> {
-        self.by_handle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn has_room_for(&self, handle: &KernelHandle, len_max: usize) -> bool {
+        self.by_handle.len() < len_max || self.by_handle.contains_key(handle)
+    }
+
+    fn insert(&mut self, handle: KernelHandle, parent: KernelHandle, name: &CStr) {
+        let new = Place { parent, name: name.into(), children: 0, open: 0, is_used: false };
+        match self.by_handle.entry(handle) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(new);
+            }
+            Entry::Occupied(mut occupied) => {
+                let Place { children, open, .. } = *occupied.get();
+                let old = occupied.insert(Place { children, open, is_used: true, ..new });
+                self.leave(&old.parent);
+            }
+        }
+        if let Some(directory) = self.by_handle.get_mut(&parent) {
+            directory.children += 1;
+        }
+    }
+
+    /// An object is no more in `parent`.
+    fn leave(&mut self, parent: &KernelHandle) {
+        if let Some(directory) = self.by_handle.get_mut(parent) {
+            directory.children = directory.children.saturating_sub(1);
+        }
+    }
+
+    /// Makes room for one: removes the first from the hand on that was not used since the hand last
+    /// passed it, or else one of those that were. Returns whether there was any to remove.
+    fn evict(&mut self) -> bool {
+        let mut victim = None;
+        for _ in 0..VICTIM_SEARCH_MAX.min(self.by_handle.len()) {
+            self.hand = (self.hand + 1) % self.by_handle.len();
+            let place = &mut self.by_handle[self.hand];
+            if place.open > 0 || place.children > 0 {
+                continue;
+            }
+            victim = Some(self.hand);
+            if !std::mem::take(&mut place.is_used) {
+                break;
+            }
+        }
+        let removed = victim.and_then(|victim| self.by_handle.swap_remove_index(victim));
+        if let Some((_, place)) = &removed {
+            self.leave(&place.parent);
+        }
+        removed.is_some()
     }
 }
 
@@ -156,4 +253,80 @@ pub(super) fn is_no_evidence(status: Status) -> bool {
 
 fn directory_flags() -> OFlags {
     OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN_MAX: usize = 8;
+    const ROOT: u32 = 0;
+
+    fn handle(number: u32) -> KernelHandle {
+        KernelHandle::from_parts(1, &number.to_be_bytes()).unwrap()
+    }
+
+    /// Whether there was room for it.
+    fn meet(places: &Places, number: u32, parent: u32) -> bool {
+        let mut table = places.lock();
+        let has_room = table.has_room_for(&handle(number), LEN_MAX) || table.evict();
+        if has_room {
+            table.insert(handle(number), handle(parent), c"name");
+        }
+        assert!(table.by_handle.len() <= LEN_MAX);
+        has_room
+    }
+
+    fn is_known(places: &Places, number: u32) -> bool {
+        places.path(&handle(number), &handle(ROOT)).is_some()
+    }
+
+    #[test]
+    fn a_full_table_keeps_what_is_used_and_the_directories_above_it() {
+        let places = Places::default();
+        let [directory, inner, met_again, open] = [1, 2, 3, 4];
+        for (number, parent) in [(directory, ROOT), (inner, directory), (open, inner)] {
+            assert!(meet(&places, number, parent));
+        }
+        places.note_open(&handle(open));
+        for number in 10..100 {
+            assert!(meet(&places, met_again, directory));
+            assert!(meet(&places, number, ROOT));
+            for known in [number, met_again, open] {
+                assert!(is_known(&places, known), "{known} after {number}");
+            }
+        }
+        places.note_closed(&handle(open));
+        (100..200).for_each(|number| assert!(meet(&places, number, ROOT)));
+        assert!(!is_known(&places, open) && !is_known(&places, directory));
+    }
+
+    #[test]
+    fn a_table_of_open_objects_takes_no_other() {
+        let places = Places::default();
+        for number in 1..=8 {
+            assert!(meet(&places, number, ROOT));
+            places.note_open(&handle(number));
+        }
+        assert!(!meet(&places, 9, ROOT));
+        assert!(meet(&places, 1, 2), "one that is known may move");
+        places.note_closed(&handle(2));
+        assert!(!meet(&places, 9, ROOT), "1 is in it");
+        places.note_closed(&handle(3));
+        assert!(meet(&places, 9, ROOT));
+        assert!(is_known(&places, 1) && !is_known(&places, 3));
+    }
+
+    #[test]
+    fn an_object_that_is_gone_makes_room() {
+        let places = Places::default();
+        assert!(meet(&places, 1, ROOT));
+        for number in 2..=100 {
+            assert!(meet(&places, number, 1));
+            places.forget(&handle(number));
+        }
+        assert_eq!(places.lock().by_handle[0].children, 0);
+        places.forget(&handle(1));
+        assert_eq!(places.lock().by_handle.len(), 0);
+    }
 }

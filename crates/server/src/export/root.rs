@@ -236,6 +236,9 @@ impl ExportRoot {
 
     /// Notes that an object is kept open until [`Self::note_closed`].
     pub(crate) fn note_open(&self, handle: &KernelHandle, fd: BorrowedFd<'_>) {
+        if let Some(places) = &self.places {
+            places.note_open(handle);
+        }
         if let Some(generation) = generation_in(handle)
             && let Ok(attributes) = attributes_of_linked_or_not(fd)
         {
@@ -245,6 +248,9 @@ impl ExportRoot {
 
     /// Notes that an object that was kept open is about to be closed.
     pub(crate) fn note_closed(&self, handle: &KernelHandle, fd: BorrowedFd<'_>) {
+        if let Some(places) = &self.places {
+            places.note_closed(handle);
+        }
         let Some(generation) = generation_in(handle) else { return };
         let now = SystemTime::now();
         if let Ok(attributes) = attributes_of_linked_or_not(fd) {
@@ -273,6 +279,13 @@ impl ExportRoot {
             places.remember(handle, *parent, name);
         }
         Ok(handle)
+    }
+
+    /// Forgets where an object was that has lost its last name.
+    pub(crate) fn forget_child(&self, handle: &KernelHandle) {
+        if let Some(places) = &self.places {
+            places.forget(handle);
+        }
     }
 
     /// A number that no other root has had, not even one of the same path.

@@ -549,12 +549,14 @@ fn unless_descriptors_lack<T>(result: Result<T, Status>) -> Result<Result<T, Sta
 }
 
 /// The cache key of an object that has lost its last name, so that its blocks are given back now.
+/// Its place is forgotten.
 fn last_link_gone(directory: &Inode, fd: &OwnedFd) -> Option<InodeKey> {
     let attributes = super::attributes_of_linked_or_not(fd).ok()?;
     if attributes.nlink > 0 {
         return None;
     }
     let handle = directory.root().identify(fd.as_fd()).ok()?;
+    directory.root().forget_child(&handle);
     Some(InodeKey::new(directory.root(), handle))
 }
 
