@@ -101,8 +101,8 @@ impl Vfs {
             && let Some(size) = change.size
         {
             checked = self.truncate(caller, &file, &begun, size).await;
-            // Done with it; and by itself it would take an owner, where cutting takes a writer.
-            if change.mtime == SetTime::Now {
+            // Done with it. Both times remain, for the kernel lets a writer set both to now.
+            if change.mtime == SetTime::Now && change.atime == SetTime::Keep {
                 change.mtime = SetTime::Keep;
             }
         }
@@ -170,13 +170,23 @@ pub(super) fn apply(fd: BorrowedFd<'_>, change: &AttributeChange) -> Result<(), 
         rustix::fs::chmodat(CWD, proc_path(fd), mode, AtFlags::empty())?;
     }
     if change.atime != SetTime::Keep || change.mtime != SetTime::Keep {
-        let times = Timestamps {
-            last_access: timespec(change.atime),
-            last_modification: timespec(change.mtime),
-        };
-        rustix::fs::utimensat(CWD, proc_path(fd), &times, AtFlags::empty())?;
+        set_times(fd, change.atime, change.mtime)?;
     }
     Ok(())
+}
+
+/// Sets the times, as the identity of this thread. mtime "now" alone is what a client sends that
+/// truncates a file to the length it has. That takes a writer, and utimensat takes an owner for one
+/// time alone: a writer gets both.
+fn set_times(fd: BorrowedFd<'_>, atime: SetTime, mtime: SetTime) -> Result<(), Errno> {
+    let set = |atime, mtime| {
+        let times = Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) };
+        rustix::fs::utimensat(CWD, proc_path(fd), &times, AtFlags::empty())
+    };
+    match (set(atime, mtime), (atime, mtime)) {
+        (Err(Errno::PERM), (SetTime::Keep, SetTime::Now)) => set(SetTime::Now, SetTime::Now),
+        (result, _) => result,
+    }
 }
 
 /// Sets owner and group, as the identity of this thread.

@@ -157,6 +157,38 @@ fn unchecked_create_of_an_existing_file_needs_no_permission_on_the_directory() {
 }
 
 #[test]
+fn a_writer_may_set_times_to_now_and_only_the_owner_to_others() {
+    if !is_root("a_writer_may_set_times_to_now_and_only_the_owner_to_others") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut owner, root) = user(&fixture, 1001);
+    let file = owner.create(root, "f");
+    ok(owner.setattr(file, mode(0o660)));
+    let mut member = fixture.client().becoming(Ids { uid: 1002, gid: 1001, groups: vec![] });
+    let (mut other, _) = user(&fixture, 1003);
+    let (keep, now) = (SetTime::DontChange, SetTime::ToServerTime);
+    let old = SetTime::ToClientTime(Time { seconds: 1000, nseconds: 0 });
+    let times = |atime, mtime| SetAttributes { atime, mtime, ..SetAttributes::default() };
+    for (atime, mtime) in [(keep, now), (now, now)] {
+        ok(owner.setattr(file, times(old, old)));
+        ok(member.setattr(file, times(atime, mtime)));
+        let set = owner.getattr(file).unwrap();
+        let is_set = [set.atime.seconds > 1000, set.mtime.seconds > 1000];
+        assert!(is_set[0] || atime == keep, "{set:?}");
+        assert!(is_set[1] || mtime == keep, "{set:?}");
+        // As an open with O_TRUNC of a file that is empty, or not.
+        for len in [0, 10] {
+            ok(member.setattr(file, SetAttributes { size: Some(len), ..times(atime, mtime) }));
+        }
+        assert_eq!(refusal(other.setattr(file, times(atime, mtime))), Status::Acces);
+        assert_eq!(refusal(member.setattr(file, times(atime, old))), Status::Perm);
+        assert_eq!(refusal(member.setattr(file, times(old, mtime))), Status::Perm);
+    }
+    assert_eq!(refusal(member.setattr(file, times(now, keep))), Status::Perm, "as here");
+}
+
+#[test]
 fn data_is_guarded_by_the_mode_as_it_is_now() {
     if !is_root("data_is_guarded_by_the_mode_as_it_is_now") {
         return;
