@@ -35,10 +35,11 @@ struct FileState {
     /// How to write back; unknown before the first write.
     method: Option<Method>,
     place: Place,
-    /// A thread waits for the disk, and with its answer consumes the error that the kernel keeps.
-    waiting: bool,
-    /// How many such waits are over.
-    waits: u64,
+    /// A thread begins a write-back or waits for one. Its error is not in `error` yet, and the kernel
+    /// may not report it again.
+    is_at_disk: bool,
+    /// How often a thread has returned from that.
+    returns: u64,
     error: Option<Errno>,
     /// Nothing enters any more.
     released: bool,
@@ -64,8 +65,8 @@ impl WriteBehindFile {
             fd: None,
             method: None,
             place: Place::default(),
-            waiting: false,
-            waits: 0,
+            is_at_disk: false,
+            returns: 0,
             error: None,
             released: false,
         };
@@ -170,8 +171,8 @@ impl WriteBehindFile {
         }
     }
 
-    /// The first error of a background write-back since the last call. If one is under way it is
-    /// waited for, so this may block for as long as the disk takes for some MiB.
+    /// The first error of a background write-back since the last call. If a thread begins one, or
+    /// waits for one, it is waited for, so this may block for as long as the disk takes for some MiB.
     ///
     /// Waiting for write-back consumes the error that the kernel keeps for each open file. So an
     /// `fsync` of a descriptor that was enrolled proves nothing by itself; together with this call,
@@ -179,8 +180,8 @@ impl WriteBehindFile {
     #[must_use]
     pub fn take_error(&self) -> Option<io::Error> {
         let mut state = self.lock();
-        let waits = state.waits;
-        while state.waiting && state.waits == waits {
+        let returns = state.returns;
+        while state.is_at_disk && state.returns == returns {
             state = self.waited.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.error.take().map(io::Error::from)
@@ -219,7 +220,7 @@ impl WriteBehindFile {
             let mut state = self.lock();
             state.place = Place::Busy;
             let Some(step) = state.runs.next(Instant::now(), urgency) else { return };
-            state.waiting = step.action == Action::Finish;
+            state.is_at_disk = step.action != Action::Retry;
             let fd = state.fd.clone().expect("a file in the window has a descriptor");
             (step, fd, state.method.unwrap_or(Method::Ranges))
         };
@@ -242,6 +243,7 @@ impl WriteBehindFile {
             counts.edges_given_up += step.edges;
         });
         let mut state = self.lock();
+        self.has_returned(&mut state);
         match outcome {
             Ok(true) => {}
             Ok(false) => state.method = Some(Method::WholeFile),
@@ -259,9 +261,7 @@ impl WriteBehindFile {
             Method::Nothing => Ok(false),
         };
         let mut state = self.lock();
-        state.waiting = false;
-        state.waits += 1;
-        self.waited.notify_all();
+        self.has_returned(&mut state);
         match outcome {
             Ok(true) => return true,
             Ok(false) => {
@@ -291,6 +291,13 @@ impl WriteBehindFile {
         });
     }
 
+    /// Wakes those who wait for the error of a step, which the caller stores before it unlocks.
+    fn has_returned(&self, state: &mut FileState) {
+        state.is_at_disk = false;
+        state.returns += 1;
+        self.waited.notify_all();
+    }
+
     /// Keeps an error of the write-back of `ranges` for the next [`take_error`](Self::take_error),
     /// unless there is one already.
     fn note_error(&self, state: &mut FileState, ranges: &[ByteRange], error: Errno) {
@@ -308,9 +315,7 @@ impl WriteBehindFile {
         let mut state = self.lock();
         self.note_error(&mut state, &[], Errno::IO);
         state.runs = Runs::new(self.shared.limits());
-        state.waiting = false;
-        state.waits += 1;
-        self.waited.notify_all();
+        self.has_returned(&mut state);
         let grants = self.queue_again(&mut state);
         drop(state);
         grants.deliver();

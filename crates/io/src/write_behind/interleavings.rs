@@ -5,8 +5,9 @@
 //! The checker knows no time, so everything is due at once. The file is real and has no data: its
 //! calls return at once, and only the waiting of threads for each other is checked.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use rustix::fs::{Mode, OFlags, open};
 use rustix::param::page_size;
 use shuttle::{future, thread};
 
@@ -218,6 +219,23 @@ fn errors_are_asked_for_and_files_cut_while_data_leaves() {
         cutter.join().expect("it panics where the fault is");
         writer.join().expect("it panics where the fault is");
         file.check_empty();
+    });
+}
+
+#[test]
+fn the_error_of_a_write_back_that_has_begun_reaches_the_next_flush() {
+    // Nothing can be written back by it.
+    let file = empty_file();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let fd = Arc::new(open(path, OFlags::PATH, Mode::empty()).expect("its path"));
+    check(500, move || {
+        let window = window(4, 2);
+        let file = Enrolled::new(&window, 4, &fd);
+        future::block_on(file.clone().write(pages(0, 1)));
+        let has_begun = window.counts().runs > 0;
+        let error = file.file.take_error();
+        assert!(error.is_some() || !has_begun, "the flush misses an error");
+        window.shutdown();
     });
 }
 
