@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use io::{
     ByteRange, DeviceNumber, Fronts, RangeLock, ReadAhead, ReadHistory, Stream, Streams,
@@ -25,6 +25,8 @@ pub(crate) struct FileState {
     /// Its part of the write-behind window.
     pub(super) window: OnceLock<Arc<WriteBehindFile>>,
     writers: Mutex<Writers>,
+    /// The descriptors for writing of all exports, in the order in which they were opened.
+    written_through: Mutex<Vec<Weak<OwnedFd>>>,
     /// Writers that take turns in it have drifted further apart than the window reaches.
     outreaches_window: AtomicBool,
 }
@@ -67,6 +69,7 @@ impl Default for FileState {
             kept_bytes: AtomicU64::new(0),
             window: OnceLock::new(),
             writers: Mutex::default(),
+            written_through: Mutex::default(),
             outreaches_window: AtomicBool::new(false),
         }
     }
@@ -81,6 +84,23 @@ impl FileState {
     /// Notes that a READ leaves so many bytes in the page cache.
     pub(crate) fn note_kept(&self, bytes: u64) {
         self.kept_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes a descriptor that is open for writing.
+    pub(super) fn note_writer(&self, fd: &Arc<OwnedFd>) {
+        let mut writers = self.written_through.lock().unwrap_or_else(PoisonError::into_inner);
+        writers.retain(|writer| writer.strong_count() > 0);
+        if !writers.iter().any(|writer| std::ptr::eq(writer.as_ptr(), Arc::as_ptr(fd))) {
+            writers.push(Arc::downgrade(fd));
+        }
+    }
+
+    /// The descriptor that has been open for writing for longest, in any export: to it the kernel
+    /// reports every error of the disk since. What was written through one that is closed was flushed
+    /// before.
+    pub(super) fn oldest_writer(&self) -> Option<Arc<OwnedFd>> {
+        let writers = self.written_through.lock().unwrap_or_else(PoisonError::into_inner);
+        writers.iter().find_map(Weak::upgrade)
     }
 
     /// Its view of the server's window. The file lies on `device`.

@@ -199,6 +199,7 @@ impl Permitted<Writing> {
     pub(crate) fn open_writer(&self) -> Result<Arc<OwnedFd>, Status> {
         let fd = Arc::new(self.reopen(OFlags::RDWR | OFlags::NONBLOCK)?);
         let kept = self.descriptors().write.get_or_insert(fd).clone();
+        self.data().note_writer(&kept);
         self.file.count_descriptors();
         Ok(kept)
     }
@@ -287,10 +288,11 @@ impl Inode {
         }
     }
 
-    /// A descriptor to flush through: one that is open, or a new one for reading. `None` where there
-    /// can be none now.
+    /// A descriptor to flush through: one that is open, in this export or another, or a new one for
+    /// reading. `None` where there can be none now. To one opened after another process has flushed
+    /// the file the kernel does not report the errors that this process got.
     pub(super) fn descriptor_for_flush(&self) -> Option<Arc<OwnedFd>> {
-        let writer = self.file().ok().and_then(|file| file.descriptors().write.clone());
+        let writer = self.file().ok().and_then(|file| file.state.oldest_writer());
         if let Some(fd) = writer.or_else(|| self.any_reader()) {
             return Some(fd);
         }

@@ -115,6 +115,7 @@ impl InodeCache {
         let file = Inode::new(&self.states, root, handle, FileType::RegularFile, (fd, room));
         if let Ok(data) = file.file() {
             data.descriptors().write = Some(Arc::clone(&file.base));
+            data.state.note_writer(&file.base);
         }
         self.insert(file)
     }

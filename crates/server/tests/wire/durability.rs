@@ -128,10 +128,12 @@ fn on_lying_disk(test: &str, body: impl FnOnce(&Fixture, Client, FileHandle)) {
         return;
     }
     let mut mounts = None;
-    let fixture = Fixture::prepared(
-        "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"\nsync = false",
-        |dir| mounts = lying_disk(dir),
-    );
+    let exports = ["/export", "/second"].map(|name| {
+        format!(
+            "[[export]]\npath = \"$DIR/export\"\nname = \"{name}\"\nsquash = \"none\"\nsync = false\n"
+        )
+    });
+    let fixture = Fixture::prepared(&exports.concat(), |dir| mounts = lying_disk(dir));
     let Some(_mounts) = mounts else { return eprintln!("{test} skipped: no loop device here") };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
@@ -202,6 +204,24 @@ fn a_flush_that_fails_on_its_own_changes_the_verifier() {
             Ok(done) => assert_ne!(done.verifier, verifier),
         }
         assert_ne!(ok(client.commit(file)).verifier, verifier);
+    });
+}
+
+#[test]
+fn a_commit_through_another_export_hides_no_failed_flush() {
+    on_lying_disk("a_commit_through_another_export", |fixture, mut client, file| {
+        let verifier = write_much(&mut client, file);
+        let local = std::fs::File::open(fixture.exported("f")).unwrap();
+        assert!(local.sync_all().is_err(), "the disk is full");
+        let mut other = fixture.client();
+        let root = other.mnt("/second");
+        let found = other.find(root, "f");
+        for result in [other.commit(found), client.commit(file)] {
+            match result {
+                Err(failure) => assert!(matches!(failure.status, Status::Io | Status::Nospc)),
+                Ok(done) => assert_ne!(done.verifier, verifier),
+            }
+        }
     });
 }
 
