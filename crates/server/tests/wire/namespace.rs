@@ -308,6 +308,13 @@ fn mknod_makes_each_kind_and_nothing_else() {
         let status = refusal(client.mknod(root, b"x", MknodData::Other(file_type)));
         assert_eq!(status, Status::Badtype);
     }
+    // The kernel would make /dev/null of both.
+    for (major, minor) in [(1, 0x10_0003), (0x1001, 3)] {
+        let spec = DeviceSpec { major, minor };
+        let status =
+            refusal(client.mknod(root, b"x", MknodData::CharacterDevice { attributes, spec }));
+        assert_eq!(status, Status::Inval, "{spec:?}");
+    }
     let mut user = fixture.client().becoming(Ids::user(1000));
     let device = MknodData::CharacterDevice { attributes, spec };
     assert_eq!(refusal(user.mknod(root, b"x", device)), Status::Perm);

@@ -368,7 +368,6 @@ fn make_child(
 
 fn make_entry(at: BorrowedFd<'_>, name: &CStr, kind: &NodeKind, mode: u32) -> Result<(), Status> {
     let mode = Mode::from_raw_mode(mode & 0o7777);
-    let device = rustix::fs::makedev;
     match kind {
         NodeKind::Directory => rustix::fs::mkdirat(at, name, mode)?,
         NodeKind::Symlink(target) => {
@@ -376,15 +375,31 @@ fn make_entry(at: BorrowedFd<'_>, name: &CStr, kind: &NodeKind, mode: u32) -> Re
             rustix::fs::symlinkat(target, at, name)?;
         }
         NodeKind::BlockDevice(major, minor) => {
-            rustix::fs::mknodat(at, name, FileType::BlockDevice, mode, device(*major, *minor))?;
+            rustix::fs::mknodat(at, name, FileType::BlockDevice, mode, device(*major, *minor)?)?;
         }
         NodeKind::CharacterDevice(major, minor) => {
-            rustix::fs::mknodat(at, name, FileType::CharacterDevice, mode, device(*major, *minor))?;
+            rustix::fs::mknodat(
+                at,
+                name,
+                FileType::CharacterDevice,
+                mode,
+                device(*major, *minor)?,
+            )?;
         }
         NodeKind::Socket => rustix::fs::mknodat(at, name, FileType::Socket, mode, 0)?,
         NodeKind::Fifo => rustix::fs::mknodat(at, name, FileType::Fifo, mode, 0)?,
     }
     Ok(())
+}
+
+/// A device number.
+///
+/// # Errors
+/// `Invalid` if the kernel, which has 12 bits for the major and 20 for the minor number, would take it
+/// for another one.
+fn device(major: u32, minor: u32) -> Result<u64, Status> {
+    let is_known = major < 1 << 12 && minor < 1 << 20;
+    is_known.then(|| rustix::fs::makedev(major, minor)).ok_or(Status::Invalid)
 }
 
 /// The attributes that creation has not set yet. The permission bits stay as the kernel set them by
