@@ -37,7 +37,9 @@ impl Compound<'_> {
     }
 
     async fn read_data(&mut self, args: ReadArgs) -> Outcome<ReadDone> {
-        let located = self.object_or(Status::Isdir)?;
+        let mut located = self.object_or(Status::Isdir)?;
+        // The pages of a spliced range are sent when the operations behind have changed them.
+        located.object.policy.splice &= self.is_last();
         let ReadArgs { stateid, offset, count } = args;
         let (caller, held) = self.check_io(&located, &stateid, ShareAccess::Read).await?;
         let (room, _) = self.results.data_room()?;

@@ -106,11 +106,14 @@ fn a_read_with_operations_behind_it_carries_its_data() {
     std::fs::write(fixture.exported("file"), &data).unwrap();
     let export = session.export();
     let (file, stateid) = session.open(export, b"file");
-    // Spliced or copied, with and without padding.
+    // With and without padding.
     for (count, spliced) in [(5_u32, 0), (4096, 0), (65_537, 1), (300_003, 1)] {
         let before = fixture.counter(Counter::ReadsSpliced);
         let read = ReadArgs { stateid, offset: 0, count };
         let call = Operations::new().at(file).op(OperationCode::Read, &read);
+        let (_, alone) = read_data(session.ok(&call).skip(&[OperationCode::Putfh])).unwrap();
+        assert!(alone == data[..usize::try_from(count).unwrap()], "{count} bytes");
+        assert_eq!(fixture.counter(Counter::ReadsSpliced) - before, spliced, "{count} bytes");
         let mut results = session.ok(&call.getattr(&[attribute::SIZE]));
         let (eof, read) = read_data(results.skip(&[OperationCode::Putfh])).unwrap();
         assert_eq!(eof, count == 300_003);
@@ -119,8 +122,27 @@ fn a_read_with_operations_behind_it_carries_its_data() {
             .next_with(OperationCode::Getattr, |r| Attributes::decode(r).unwrap().size.unwrap());
         assert_eq!(size, Ok(300_003));
         assert!(results.rest().is_empty());
-        assert_eq!(fixture.counter(Counter::ReadsSpliced) - before, spliced, "{count} bytes");
+        assert_eq!(fixture.counter(Counter::ReadsSpliced) - before, spliced, "copied");
     }
+}
+
+#[test]
+fn a_read_returns_the_data_from_before_the_operations_behind_it() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let data = pattern(300_003);
+    std::fs::write(fixture.exported("file"), &data).unwrap();
+    let export = session.export();
+    let (file, stateid) = session.open(export, b"file");
+    let read = ReadArgs { stateid, offset: 0, count: 65_536 };
+    let size = 1000_u64.to_be_bytes();
+    let attributes = RawAttributes { bitmap: Bitmap::of(&[attribute::SIZE]), values: &size };
+    let cut = SetattrArgs { stateid, attributes };
+    let call = Operations::new().at(file).op(OperationCode::Read, &read);
+    let mut results = session.ok(&call.op(OperationCode::Setattr, &cut));
+    let (_, read) = read_data(results.skip(&[OperationCode::Putfh])).unwrap();
+    assert!(read == data[..65_536]);
+    assert!(std::fs::read(fixture.exported("file")).unwrap() == data[..1000]);
 }
 
 #[test]
