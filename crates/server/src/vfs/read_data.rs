@@ -287,12 +287,13 @@ pub(super) fn read_and_drop(
             None => support.note_no_drop_behind(|| file.root().name()),
         }
     }
-    let before = io::resident_ranges(reader.as_fd(), range)?;
+    // Where the kernel does not report what was cached before, nothing is dropped. Some file systems
+    // answer that question with an error, which is none of the data.
+    let before = io::resident_ranges(reader.as_fd(), range).unwrap_or(None);
     let len = io::read_at(reader.as_fd(), slice, range.offset())?;
-    // Where the kernel does not report what was cached before, nothing is dropped.
-    if let Some(before) = before {
-        for others in before.absent_in(range) {
-            io::drop_clean(reader.as_fd(), others)?;
+    for others in before.iter().flat_map(|before| before.absent_in(range)) {
+        if let Err(error) = io::drop_clean(reader.as_fd(), others) {
+            tracing::debug!(%error, "pages were not dropped");
         }
     }
     Ok(len)
