@@ -266,6 +266,11 @@ impl Inode {
         Arc::as_ptr(&self.state).addr()
     }
 
+    /// Whether no other export has the object open.
+    pub(super) fn has_state_alone(&self) -> bool {
+        Arc::strong_count(&self.state) == 1
+    }
+
     /// Its key in the cache.
     pub(crate) fn key(&self) -> InodeKey {
         InodeKey::new(&self.root, self.handle)

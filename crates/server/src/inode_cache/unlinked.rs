@@ -6,7 +6,7 @@
 //! such a file keeps its blocks until it is idle.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -111,9 +111,7 @@ impl InodeCache {
         engine: &Engine,
     ) -> bool {
         let unlinked = engine.data(move || {
-            let is_unlinked =
-                |fd: &OwnedFd| attributes_of_linked_or_not(fd).is_ok_and(|now| now.nlink == 0);
-            let unlinked = candidates.into_iter().filter(|(_, fd)| is_unlinked(fd));
+            let unlinked = candidates.into_iter().filter(|(_, fd)| has_no_name(fd.as_fd()));
             unlinked.map(|(key, _)| key).collect::<Vec<_>>()
         });
         let leave = |key: &InodeKey| {
@@ -121,20 +119,32 @@ impl InodeCache {
             let leaves = shard.files.get(key).is_some_and(is_unused);
             if leaves { shard.files.swap_remove(key) } else { None }
         };
-        let mut leaving: Vec<Arc<Inode>> = unlinked.await.iter().filter_map(leave).collect();
-        leaving.extend(self.take_left(|of| of == device));
-        if leaving.is_empty() {
+        let leaving: Vec<Arc<Inode>> = unlinked.await.iter().filter_map(leave).collect();
+        let left = self.take_left(|of| of == device);
+        if leaving.is_empty() && left.is_empty() {
             return false;
         }
         // The last close of a file frees its blocks, which may wait for the disk.
-        engine.data(move || leaving.iter().for_each(|inode| inode.release())).await;
+        let close = move || {
+            // One at a time, for several exports may have had it open. What another one still uses
+            // stays in the window, and what was left may have a name.
+            for inode in leaving.into_iter().chain(left) {
+                if has_no_name(inode.fd()) && inode.has_state_alone() {
+                    inode.release();
+                }
+            }
+        };
+        engine.data(close).await;
         true
     }
 }
 
+fn has_no_name(fd: BorrowedFd<'_>) -> bool {
+    attributes_of_linked_or_not(fd).is_ok_and(|now| now.nlink == 0)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::path::Path;
 
     use io::EngineConfig;
