@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::portmap::PORT;
-use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 use crate::config::{Config, NfsVersions};
 use crate::counters::{Counter, Counters};
@@ -94,6 +94,8 @@ pub struct Server {
     stop: watch::Sender<bool>,
     threads: Arc<NetworkThreads>,
     tasks: Vec<JoinHandle<()>>,
+    /// What keeps the inode cache's time, and what ends it.
+    clock: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     /// Changes with each tick of the inode cache.
     ticks: watch::Receiver<()>,
     /// The port registered with rpcbind, if any.
@@ -147,6 +149,7 @@ impl Server {
             stop,
             threads: Arc::new(threads),
             tasks: Vec::new(),
+            clock: None,
             ticks,
             registered_port: None,
             state_dir,
@@ -158,8 +161,9 @@ impl Server {
         for (_, listener) in listeners {
             server.accept(Programs::Files(config.nfs_versions()), listener);
         }
-        let time = keep_time(Arc::clone(&server.service), ticked);
-        server.tasks.push(server.threads.next().spawn(time));
+        let (end, ended) = oneshot::channel();
+        let time = keep_time(Arc::clone(&server.service), ticked, ended);
+        server.clock = Some((end, server.threads.next().spawn(time)));
         if server.service.leases.is_some() {
             let attending = delegations::attend(Arc::clone(&server.service));
             server.tasks.push(server.threads.next().spawn(attending));
@@ -272,7 +276,8 @@ impl Server {
     ///
     /// # Errors
     /// Some of it could not be put there. Clients will find another write verifier and send it again.
-    pub async fn shutdown(self) -> Result<(), ShutdownError> {
+    pub async fn shutdown(mut self) -> Result<(), ShutdownError> {
+        let failures = self.service.vfs.failed_flushes();
         self.stop.send_replace(true);
         if let Some(port) = self.registered_port
             && let Err(error) = registration::unregister(RPCBIND, port).await
@@ -286,7 +291,18 @@ impl Server {
         for task in &self.tasks {
             task.abort();
         }
-        self.service.vfs.shutdown().await.map_err(|_| ShutdownError)
+        // Not aborted: the kernel reports the error of a flush under way to that flush alone.
+        let clock = async {
+            let (end, clock) = self.clock.take()?;
+            drop(end);
+            clock.await.err()
+        };
+        let (failed, ()) = tokio::join!(clock, self.service.vfs.flush_all());
+        if let Some(error) = failed {
+            tracing::error!(%error, "the clock of the inode cache has failed");
+        }
+        self.service.vfs.shutdown().await;
+        if self.service.vfs.failed_flushes() == failures { Ok(()) } else { Err(ShutdownError) }
     }
 }
 
@@ -326,14 +342,22 @@ async fn watch(
     }
 }
 
-/// Keeps the inode cache's time until it is aborted. It waits for nothing but the next tick; what
-/// waits for a disk runs in tasks beside it, at most two per device.
-async fn keep_time(service: Arc<Service>, ticked: watch::Sender<()>) {
+/// Keeps the inode cache's time until `ended`. It waits for nothing but the next tick; what waits for
+/// a disk runs in tasks beside it, at most two per device, which have ended when it returns.
+async fn keep_time(
+    service: Arc<Service>,
+    ticked: watch::Sender<()>,
+    mut ended: oneshot::Receiver<()>,
+) {
     let mut ticks = tokio::time::interval(TICK_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut tasks = JoinSet::new();
     loop {
-        ticks.tick().await;
+        tokio::select! {
+            biased;
+            _ = &mut ended => break,
+            _ = ticks.tick() => {}
+        }
         ticked.send_replace(());
         service.counters.timing.tick();
         for idle in service.vfs.tick() {
@@ -347,11 +371,18 @@ async fn keep_time(service: Arc<Service>, ticked: watch::Sender<()>) {
         if service.serves_v4() {
             service.expire();
         }
-        while let Some(ended) = tasks.try_join_next() {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a task of the clock has failed");
-            }
+        while let Some(result) = tasks.try_join_next() {
+            log_failure(result);
         }
+    }
+    while let Some(result) = tasks.join_next().await {
+        log_failure(result);
+    }
+}
+
+fn log_failure(result: Result<(), JoinError>) {
+    if let Err(error) = result {
+        tracing::error!(%error, "a task of the clock has failed");
     }
 }
 

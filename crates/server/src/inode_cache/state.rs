@@ -195,6 +195,7 @@ impl InodeState {
     pub(crate) fn note_failure(&self) {
         self.file_system.verifier.renew();
         self.failures.fetch_add(1, Ordering::SeqCst);
+        self.states.failures.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -213,6 +214,8 @@ pub(crate) struct InodeStates {
     pub(super) gates: DelegationGates,
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
+    /// Flushes that failed.
+    pub(super) failures: AtomicU64,
 }
 
 type Shard = HashMap<StateKey, Weak<InodeState>>;
@@ -236,7 +239,7 @@ impl InodeStates {
     pub(super) fn new() -> Arc<Self> {
         let shards = std::array::from_fn(|_| Mutex::default());
         let gates = DelegationGates::default();
-        Arc::new(Self { gates, shards, hasher: RandomState::new() })
+        Arc::new(Self { gates, shards, hasher: RandomState::new(), failures: AtomicU64::new(0) })
     }
 
     /// The state of the inode with this handle, a new one if no export has it open.

@@ -271,12 +271,13 @@ impl Vfs {
         }
     }
 
-    /// Flushes everything, empties the window, closes all objects and ends the threads.
-    ///
-    /// # Errors
-    /// The first failed flush. The rest is done all the same.
-    pub(crate) async fn shutdown(&self) -> Result<(), Status> {
-        let flushed = self.inode_cache.flush_all(&self.engine).await;
+    /// Flushes everything. No device waits for another.
+    pub(crate) async fn flush_all(&self) {
+        self.inode_cache.flush_all(&self.engine).await;
+    }
+
+    /// Empties the window, closes all objects and ends the threads.
+    pub(crate) async fn shutdown(&self) {
         let (window, inode_cache) = (Arc::clone(&self.window), Arc::clone(&self.inode_cache));
         let close = move || {
             window.shutdown();
@@ -284,7 +285,11 @@ impl Vfs {
         };
         self.engine.data(close).await;
         self.engine.shutdown().await;
-        flushed
+    }
+
+    /// Flushes that have failed so far.
+    pub(crate) fn failed_flushes(&self) -> u64 {
+        self.inode_cache.failed_flushes()
     }
 
     /// The state of the window, of the open objects, and of the memory of the machine.
