@@ -81,11 +81,10 @@ impl DataDescriptors {
         all.into_iter().flatten().filter(|fd| !Arc::ptr_eq(fd, base)).count()
     }
 
-    /// The kernel refused a request that fits the alignment. If it now reports another, that
-    /// counts; if not, there is no direct I/O for this object.
-    pub(crate) fn refused(&mut self, align: Option<DioAlign>) {
-        let old = self.align();
-        if self.set_align(align) == old {
+    /// The kernel refused a request that fits the alignment `used`, and now reports `align`. If that is
+    /// another, it counts; if not, there is no direct I/O for this object.
+    pub(crate) fn refused(&mut self, used: DioAlign, align: Option<DioAlign>) {
+        if self.set_align(align) == Some(used) {
             self.align = Some(None);
         }
     }
@@ -119,10 +118,16 @@ mod tests {
     #[test]
     fn a_refusal_counts_unless_the_kernel_changed_its_mind() {
         let mut data = DataDescriptors::default();
-        data.set_align(align(512, 512));
-        data.refused(align(512, 4096));
-        assert_eq!(data.align(), align(512, 4096));
-        data.refused(align(512, 4096));
-        assert_eq!(data.align(), None);
+        let (old, new) = (align(512, 512), align(512, 4096));
+        data.set_align(old);
+        // Of two requests that are in flight when it changes.
+        for _ in 0..2 {
+            data.refused(old.unwrap(), new);
+            assert_eq!(data.align(), new);
+        }
+        for _ in 0..2 {
+            data.refused(new.unwrap(), new);
+            assert_eq!(data.align(), None);
+        }
     }
 }

@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 
-use io::Engine;
+use io::{DioAlign, Engine};
 use rustix::fs::{Access, Advice, OFlags, fgetxattr_query, getxattr_query};
 use rustix::io::Errno;
 
@@ -251,13 +251,13 @@ impl Inode {
         matches!(direct, Ok(Some(Some(_))))
     }
 
-    /// Notes that the kernel refused a direct request that fits the alignment it reported. Returns
+    /// Notes that the kernel refused a direct request that fits the alignment it had reported. Returns
     /// whether that ended direct I/O for this file.
-    pub(crate) fn direct_refused(&self) -> bool {
+    pub(crate) fn direct_refused(&self, used: DioAlign) -> bool {
         let Ok(file) = self.file() else { return false };
         let align = io::dio_align(self.fd()).unwrap_or(None);
         let mut descriptors = file.descriptors();
-        descriptors.refused(align);
+        descriptors.refused(used, align);
         descriptors.align().is_none()
     }
 

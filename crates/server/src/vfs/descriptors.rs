@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use io::Identity;
+use io::{DioAlign, Identity};
 
 use super::Vfs;
 use crate::counters::Counter;
@@ -11,10 +11,10 @@ use crate::fs::Status;
 use crate::inode_cache::{DataUse, DirectFile, Inode, Permitted, Reading, Writing};
 
 impl Vfs {
-    /// Notes that the kernel refused direct I/O that fits the reported alignment.
-    pub(super) fn note_refused(&self, file: &Arc<Inode>) {
+    /// Notes that the kernel refused direct I/O that fits the alignment it had reported.
+    pub(super) fn note_refused(&self, file: &Arc<Inode>, used: DioAlign) {
         file.root().counters.add(Counter::DirectRefused, 1);
-        if file.direct_refused() {
+        if file.direct_refused(used) {
             file.root().io_support.note_no_direct(|| file.root().name());
         }
     }

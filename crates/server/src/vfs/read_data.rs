@@ -139,11 +139,12 @@ impl Vfs {
             }
             Source::Direct(direct) => {
                 drop(tried);
+                let align = direct.align;
                 if let Some(job) = self.acquire_direct(read, direct).await? {
                     match self.on_data_thread(read.file.root(), move || job.perform()).await? {
                         DirectOutcome::Done(done) => return Ok(done),
                         DirectOutcome::Short => {}
-                        DirectOutcome::Refused => self.note_refused(read.file),
+                        DirectOutcome::Refused => self.note_refused(read.file, align),
                     }
                 }
                 self.fetch_and_drop(read).await

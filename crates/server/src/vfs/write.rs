@@ -161,8 +161,8 @@ impl Vfs {
         timer.end(Phase::Io);
         match performed {
             Ok(Ok((written, attributes))) => {
-                if written.refused_direct {
-                    self.note_refused(file);
+                if let Some(align) = written.refused {
+                    self.note_refused(file, align);
                 }
                 turn.attributes = attributes;
                 turn.result = written.bytes();

@@ -215,8 +215,8 @@ impl Vfs {
         timer.end(Phase::Io);
         match performed {
             Ok((written, vector)) => {
-                if written.refused_direct {
-                    self.note_refused(&target.file);
+                if let Some(align) = written.refused {
+                    self.note_refused(&target.file, align);
                 }
                 Ok((written, vector))
             }

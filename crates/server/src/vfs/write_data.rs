@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    BUFFER_ALIGN, ByteRange, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route, Segment,
-    WriteBehindFile, WriteData, WriteSplit,
+    BUFFER_ALIGN, ByteRange, DioAlign, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route,
+    Segment, WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
@@ -57,8 +57,8 @@ enum Target {
 pub(super) struct Written {
     /// Bytes in the file, from the start; all but some if the disk filled up half-way.
     pub(super) result: Result<usize, io::WriteError>,
-    /// The kernel refused direct I/O; the data went through the page cache.
-    pub(super) refused_direct: bool,
+    /// The alignment of direct I/O that the kernel refused; the data went through the page cache.
+    pub(super) refused: Option<DioAlign>,
 }
 
 impl Vfs {
@@ -228,7 +228,7 @@ impl Written {
     /// The outcome of a job of the change that makes `calls`, or of WRITEs without data, which have
     /// none.
     pub(super) fn by(job: Option<WriteJob>, parts: &[&[u8]], calls: &SystemCalls) -> Self {
-        job.map_or(Self { result: Ok(0), refused_direct: false }, |job| job.perform(parts, calls))
+        job.map_or(Self { result: Ok(0), refused: None }, |job| job.perform(parts, calls))
     }
 
     /// Bytes in the file.
@@ -313,7 +313,7 @@ impl WriteJob {
                 return write_split(&window, room, &writer, &direct, (parts, split), &note_call);
             }
         };
-        Written { result, refused_direct: false }
+        Written { result, refused: None }
     }
 }
 
@@ -353,16 +353,16 @@ fn write_split(
     let tail_room = room.split_off(split.tail.len());
     let head = window.before_write(writer.as_fd(), split.head, room);
     let tail = window.before_write(writer.as_fd(), split.tail, tail_room);
-    let (cached, direct) = (writer.as_fd(), direct.fd.as_fd());
-    let outcome = io::write_segments(&split.segments(), parts, cached, direct, before_call);
-    let (written, refused_direct) = match &outcome {
-        Ok(done) => (done.written, done.refused_direct),
-        Err(error) => (error.written, false),
+    let (cached, direct_fd) = (writer.as_fd(), direct.fd.as_fd());
+    let outcome = io::write_segments(&split.segments(), parts, cached, direct_fd, before_call);
+    let (written, refused) = match &outcome {
+        Ok(done) => (done.written, done.refused_direct.then_some(direct.align)),
+        Err(error) => (error.written, None),
     };
     let in_file = first_bytes(ByteRange::between(split.head.offset(), split.tail.end()), written);
     head.enroll(writer, split.head.intersection(in_file));
     tail.enroll(writer, split.tail.intersection(in_file));
-    Written { result: outcome.map(|done| done.written), refused_direct }
+    Written { result: outcome.map(|done| done.written), refused }
 }
 
 fn first_bytes(range: ByteRange, len: usize) -> ByteRange {
