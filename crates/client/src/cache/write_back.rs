@@ -279,12 +279,15 @@ impl<T: WriteTarget> WriteBack<T> {
         file.wait_until(|dirty| dirty.extents.is_reached(goal, epoch).then_some(())).await;
     }
 
-    /// Drops all data from `size` on, after the server has truncated the file.
-    /// [`drain`](Self::drain) has to be called before that, because a later WRITE would extend the
-    /// file again. Waits for WRITEs in flight behind `size`.
-    pub(crate) async fn truncate(&self, size: u64) {
-        let _pause = Pause::new(&self.file);
-        self.file.wait_until(|dirty| dirty.extents.cut(size).then_some(())).await;
+    /// To be called before a SETATTR of the size. Waits for the replies to the WRITEs of all data
+    /// written so far and to all in flight. None is sent until the result is dropped: a WRITE behind
+    /// the SETATTR would extend the file again, also one of data that the server lost in a restart.
+    pub(crate) async fn begin_truncation(&self) -> Truncation<'_, T> {
+        self.drain().await;
+        let truncation = Truncation(Pause::new(&self.file));
+        // Data can be written, or lost and sent again, before the pause.
+        self.file.wait_until(|dirty| (!dirty.extents.has_in_flight()).then_some(())).await;
+        truncation
     }
 
     /// To be called before a READ. The mark is held until the reply has been processed.
@@ -328,6 +331,17 @@ impl<T: WriteTarget> fmt::Debug for WriteBack<T> {
             .field("held_bytes", &self.file.account.held())
             .field("is_clean", &self.is_clean())
             .finish_non_exhaustive()
+    }
+}
+
+/// A SETATTR of the size. Until it is dropped no WRITE of the file is sent.
+pub(crate) struct Truncation<'a, T: WriteTarget>(Pause<'a, T>);
+
+impl<T: WriteTarget> Truncation<'_, T> {
+    /// The server has set the size: drops all data from `size` on.
+    pub(crate) fn finish(self, size: u64) {
+        let is_cut = self.0.file().lock().extents.cut(size);
+        debug_assert!(is_cut, "a WRITE is in flight during a pause");
     }
 }
 

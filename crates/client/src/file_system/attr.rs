@@ -33,7 +33,7 @@ impl FileSystem {
     }
 
     /// SETATTR, RFC 1813 §3.3.2. Data written earlier is sent first, so that it does not change the
-    /// times that are set here.
+    /// times that are set here. None is sent while the size is being set.
     ///
     /// # Errors
     /// Those of the call.
@@ -42,13 +42,20 @@ impl FileSystem {
         inode: &Arc<Inode>,
         new: SetAttributes,
     ) -> Result<Attributes> {
-        inode.send_written().await;
+        let truncation = match new.size {
+            Some(_) => inode.begin_truncation().await,
+            None => {
+                inode.send_written().await;
+                None
+            }
+        };
         self.tracer().emit(Event::SetattrCall, inode.object(), 0, 0, format_args!(""));
         let change = inode.begin_change();
         let set = self.nfs.setattr(inode.handle(), new, None).await?;
         change.finish(&Evidence::of_setattr(&set));
-        if let Some(size) = new.size {
-            inode.cut_written(size).await;
+        if let (Some(size), Some(truncation)) = (new.size, truncation) {
+            inode.data_changed();
+            truncation.finish(size);
         }
         match set.wcc.after {
             Some(_) => Ok(inode.attributes()),

@@ -32,7 +32,7 @@ pub(crate) use write_calls::WriteCalls;
 use crate::cache::attributes::{self, AttributeCache};
 use crate::cache::change::{Attribution, Change, ChangeText, ChangeTracker, Moment};
 use crate::cache::directory::{DirectoryCache, Found};
-use crate::cache::write_back::WriteBack;
+use crate::cache::write_back::{Truncation, WriteBack};
 use crate::nfs3::Nfs3;
 use crate::trace::{Event, Object};
 use crate::{Error, Result};
@@ -342,11 +342,12 @@ impl Inode {
         }
     }
 
-    /// Drops written data beyond `size`, after the server has truncated the file.
-    pub(crate) async fn cut_written(&self, size: u64) {
-        if let Contents::File(file) = &self.contents {
-            file.data_epoch.fetch_add(1, Ordering::AcqRel);
-            file.written.truncate(size).await;
+    /// To be called before a SETATTR of the size. Waits like [`send_written`](Self::send_written);
+    /// no written data is sent until the result is dropped. `None` for other types than files.
+    pub(crate) async fn begin_truncation(&self) -> Option<Truncation<'_, WriteCalls>> {
+        match &self.contents {
+            Contents::File(file) => Some(file.written.begin_truncation().await),
+            Contents::Directory(_) | Contents::Other => None,
         }
     }
 

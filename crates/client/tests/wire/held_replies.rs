@@ -1,5 +1,6 @@
 //! Own calls whose replies are late, while another client changes the file.
 
+use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use proto::nfs3::{Procedure, SetAttributes};
 use rpc::record;
-use spillway_client::{FileSystem, Inode, OpenFlags};
+use spillway_client::{FileSystem, Inode, MountOptions, OpenFlags};
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,12 +24,21 @@ const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 /// More than any message of these tests.
 const RECORD_BYTES_MAX: usize = 2 << 20;
 
-/// A way to a server on which replies to SETATTR wait.
+/// A way to a server on which replies to SETATTR and COMMIT wait.
 #[derive(Default)]
 struct Way {
+    setattrs: Hold,
+    commits: Hold,
+}
+
+/// Replies that wait.
+#[derive(Default)]
+struct Hold {
     is_holding: AtomicBool,
     held: Notify,
     released: Notify,
+    /// The replies have another write verifier than the server's, as after a restart.
+    is_restarted: AtomicBool,
 }
 
 impl Way {
@@ -56,28 +66,41 @@ impl Way {
         to_client: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
         mut calls: tokio::sync::mpsc::UnboundedReceiver<(u32, u32)>,
     ) {
-        let mut setattrs = Vec::new();
+        let mut procedures = HashMap::new();
         while let Ok(reply) = record::read(&mut replies, RECORD_BYTES_MAX).await {
             while let Ok((xid, procedure)) = calls.try_recv() {
-                if procedure == Procedure::Setattr.code() {
-                    setattrs.push(xid);
-                }
+                procedures.insert(xid, procedure);
             }
-            let is_setattr = setattrs.contains(&word(&reply, 0));
+            let procedure = procedures.remove(&word(&reply, 0));
             let (way, to_client) = (Arc::clone(&self), Arc::clone(&to_client));
-            let record = record::in_fragments(&reply, &[]);
-            let send = async move { to_client.lock().await.write_all(&record).await };
-            if is_setattr && self.is_holding.load(Ordering::SeqCst) {
-                tokio::spawn(async move {
-                    let released = way.released.notified();
-                    way.held.notify_one();
-                    released.await;
-                    send.await
-                });
-            } else if send.await.is_err() {
-                return;
+            if !self.hold(procedure).is_some_and(|hold| hold.is_holding.load(Ordering::SeqCst)) {
+                let record = record::in_fragments(&reply, &[]);
+                if to_client.lock().await.write_all(&record).await.is_err() {
+                    return;
+                }
+                continue;
             }
+            tokio::spawn(async move {
+                let hold = way.hold(procedure).unwrap();
+                let released = hold.released.notified();
+                hold.held.notify_one();
+                released.await;
+                let mut reply = reply.to_vec();
+                if hold.is_restarted.load(Ordering::SeqCst) {
+                    // The verifier comes last.
+                    *reply.last_mut().unwrap() ^= 1;
+                }
+                to_client.lock().await.write_all(&record::in_fragments(&reply, &[])).await
+            });
         }
+    }
+
+    fn hold(&self, procedure: Option<u32>) -> Option<&Hold> {
+        let is = |other: Procedure| procedure == Some(other.code());
+        if is(Procedure::Setattr) {
+            return Some(&self.setattrs);
+        }
+        is(Procedure::Commit).then_some(&self.commits)
     }
 }
 
@@ -101,28 +124,32 @@ fn word(message: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(message[4 * at..4 * at + 4].try_into().unwrap())
 }
 
-/// A file with own data, and a SETATTR of it that the server has executed and not answered yet,
-/// before another client wrote the file.
-async fn changed_behind_a_setattr(fixture: &Fixture) -> (Arc<Way>, FileSystem, Arc<Inode>) {
+async fn mount_on_a_way(fixture: &Fixture, options: &MountOptions) -> (Arc<Way>, FileSystem) {
     let (way, port) = Way::to(fixture.address()).await;
     let (host, own_port) = (fixture.address().ip(), fixture.address().port());
     let url = format!("nfs://{host}/export?nfsport={port}&mountport={own_port}");
     let url = url.parse().unwrap();
-    let mounted = FileSystem::mount(&url, &root_user(), &options(), Arc::default()).await;
-    let file_system = mounted.unwrap();
+    let mounted = FileSystem::mount(&url, &root_user(), options, Arc::default()).await;
+    (way, mounted.unwrap())
+}
+
+/// A file with own data, and a SETATTR of it that the server has executed and not answered yet,
+/// before another client wrote the file.
+async fn changed_behind_a_setattr(fixture: &Fixture) -> (Arc<Way>, FileSystem, Arc<Inode>) {
+    let (way, file_system) = mount_on_a_way(fixture, &options()).await;
     let root = file_system.root();
     let inode = file_system.create(&root, b"file", 0o644, true).await.unwrap();
     let file = file_system.open(&inode, WRITE).await.unwrap();
     file.write_at(0, b"mine").await.unwrap();
     file.close().await.unwrap();
 
-    way.is_holding.store(true, Ordering::SeqCst);
+    way.setattrs.is_holding.store(true, Ordering::SeqCst);
     let (changing, changed) = (file_system.clone(), Arc::clone(&inode));
     tokio::spawn(async move {
         let new = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
         changing.set_attributes(&changed, new).await
     });
-    within(way.held.notified()).await;
+    within(way.setattrs.held.notified()).await;
     fs::write(fixture.exported("file"), b"theirs").unwrap();
     (way, file_system, inode)
 }
@@ -135,7 +162,7 @@ async fn an_open_waits_for_an_own_call_that_may_hide_a_foreign_write() {
     let open = tokio::spawn(async move { opening.open(&opened, READ).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!open.is_finished(), "the reply to SETATTR decides");
-    way.released.notify_waiters();
+    way.setattrs.released.notify_waiters();
     let file = within(open).await.unwrap().unwrap();
     assert!(!file.keep_cache());
     assert_eq!(file.read_at(0, 100).await.unwrap(), b"theirs"[..]);
@@ -148,4 +175,44 @@ async fn an_open_drops_the_caches_if_an_own_call_is_not_answered() {
     let file = within(file_system.open(&inode, READ)).await.unwrap();
     assert!(!file.keep_cache());
     assert_eq!(file.read_at(0, 100).await.unwrap(), b"theirs"[..]);
+}
+
+/// The server restarts between the WRITEs and the SETATTR, and the reply to a COMMIT shows it before
+/// the reply to the SETATTR arrives.
+#[tokio::test]
+async fn data_lost_by_the_server_is_not_sent_again_behind_a_cut() {
+    let fixture = Fixture::new().await;
+    let sizes = MountOptions { wsize: Some(4096), ..options() };
+    let (way, file_system) = mount_on_a_way(&fixture, &sizes).await;
+    let root = file_system.root();
+    let inode = file_system.create(&root, b"file", 0o644, true).await.unwrap();
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file.write_at(0, &[1; 20_000]).await.unwrap();
+    for hold in [&way.setattrs, &way.commits] {
+        hold.is_holding.store(true, Ordering::SeqCst);
+    }
+    let syncing = tokio::spawn(async move {
+        file.sync().await.unwrap();
+        file
+    });
+    within(way.commits.held.notified()).await;
+
+    let (cutting, cut) = (file_system.clone(), Arc::clone(&inode));
+    let cut = tokio::spawn(async move {
+        let new = SetAttributes { size: Some(5), ..SetAttributes::default() };
+        cutting.set_attributes(&cut, new).await
+    });
+    within(way.setattrs.held.notified()).await;
+    way.commits.is_restarted.store(true, Ordering::SeqCst);
+    way.commits.is_holding.store(false, Ordering::SeqCst);
+    way.commits.released.notify_waiters();
+    // Time for WRITEs that must not be sent.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(fs::read(fixture.exported("file")).unwrap(), [1; 5], "WRITEs behind the SETATTR");
+    way.setattrs.released.notify_waiters();
+    assert_eq!(within(cut).await.unwrap().unwrap().size, 5);
+    let file = within(syncing).await.unwrap();
+    assert_eq!(file.read_at(0, 100).await.unwrap(), [1; 5][..]);
+    within(file.close()).await.unwrap();
+    assert_eq!(fs::read(fixture.exported("file")).unwrap(), [1; 5]);
 }

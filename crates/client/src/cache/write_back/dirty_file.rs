@@ -149,6 +149,10 @@ impl<'a, T: WriteTarget> Pause<'a, T> {
         file.lock().extents.pause();
         Self(file)
     }
+
+    pub(super) fn file(&self) -> &DirtyFile<T> {
+        self.0
+    }
 }
 
 impl<T: WriteTarget> Drop for Pause<'_, T> {

@@ -202,6 +202,11 @@ impl<T: Caller> Extents<T> {
         !self.is_unanswered(epoch) && (goal == Goal::Answered || !self.sent.has_unstable(epoch))
     }
 
+    /// Whether a WRITE is in flight.
+    pub(super) fn has_in_flight(&self) -> bool {
+        self.sent.in_flight() > 0
+    }
+
     fn is_unanswered(&self, epoch: u64) -> bool {
         self.unsent.epochs().reach(epoch) || self.sent.has_in_flight(epoch)
     }

@@ -437,16 +437,43 @@ async fn truncated_data_is_not_sent_again() {
     assert_eq!(file.end(), Some(3 * BLOCK + 7));
     target.server.is_stuck.store(true, Ordering::Relaxed);
     {
-        let mut cut = std::pin::pin!(file.truncate(BLOCK + 5));
-        let early = tokio::time::timeout(Duration::from_millis(5), cut.as_mut()).await;
+        let mut begun = std::pin::pin!(file.begin_truncation());
+        let early = tokio::time::timeout(Duration::from_millis(5), begun.as_mut()).await;
         assert!(early.is_err(), "WRITEs beyond are under way");
         target.server.is_stuck.store(false, Ordering::Relaxed);
-        cut.await;
+        let truncation = begun.await;
+        target.server.disk().now.truncate(usize::try_from(BLOCK + 5).unwrap());
+        truncation.finish(BLOCK + 5);
     }
     assert!(file.end().is_none_or(|end| end <= BLOCK + 5));
-    target.server.disk().now.truncate(usize::try_from(BLOCK + 5).unwrap());
     file.sync(&opened).await.unwrap();
     assert_eq!(target.server.disk().now, pattern(BLOCK + 5));
+}
+
+/// Other data is written while the file is being truncated, and the server loses what it has.
+#[tokio::test]
+async fn nothing_is_sent_during_a_truncation() {
+    let target = target(Server::default());
+    let file = write_back(config(4), &WriteBudget::new(1 << 20));
+    let opened = file.open(target.clone());
+    file.write(&opened, 0, &pattern(3 * BLOCK + 7)).await.unwrap();
+    let truncation = file.begin_truncation().await;
+    let before = target.server.disk().arrivals.len();
+    target.server.disk().restart();
+    file.write(&opened, 0, &[1; 3]).await.unwrap();
+    let mut synced = std::pin::pin!(file.sync(&opened));
+    assert!(tokio::time::timeout(Duration::from_millis(5), synced.as_mut()).await.is_err());
+    assert_eq!(target.server.disk().arrivals.len(), before);
+    target.server.disk().now.resize(5, 0);
+    truncation.finish(5);
+    synced.await.unwrap();
+    assert_eq!(target.server.disk().now, [&[1; 3], &pattern(5)[3..]].concat());
+
+    // Given up, nothing is cut.
+    file.write(&opened, 5, &[2; 3]).await.unwrap();
+    drop(file.begin_truncation().await);
+    file.sync(&opened).await.unwrap();
+    assert_eq!(target.server.disk().now.len(), 8);
 }
 
 /// The budget stays within its bound, and no writer waits for ever: neither one whose file holds
