@@ -10,6 +10,9 @@
 //! Held data is newer than the reply to a READ. But while a READ is in flight, data can be sent,
 //! committed and dropped, and the reply, which the server made before that, lacks it. So a reader
 //! takes a [`ReadMark`] before the READ, which holds such data, and copies it over the reply.
+//!
+//! After a foreign change, data in a WRITE that was answered may be older than the reply to a READ
+//! sent after that answer. Such a READ gets the server's data.
 
 mod budget;
 mod chunk;
@@ -35,6 +38,7 @@ use self::budget::Account;
 use self::dirty_file::{DirtyFile, Lack, Pause, WriteData};
 use self::errors::ErrorCursor;
 use self::extents::{Extents, Goal, Limits};
+use self::retired::Mark;
 use self::unsent::Caller;
 use crate::error::{Error, Result};
 use crate::trace::{Event, Object, Tracer};
@@ -297,9 +301,15 @@ impl<T: WriteTarget> WriteBack<T> {
         ReadMark { file: Arc::clone(&self.file), mark }
     }
 
-    /// Drops the committed data, because another client has changed the file.
+    /// Drops the committed data: it is to be read from the server again.
     pub(crate) fn forget_kept(&self) {
         self.file.lock().extents.forget_kept();
+    }
+
+    /// Another client has changed the file: all data that the server has is read from the server
+    /// from now on. Data that it loses in a restart is sent again nevertheless.
+    pub(crate) fn note_foreign_change(&self) {
+        self.file.lock().extents.note_foreign_change();
     }
 
     /// The end of the last byte that the server may not have: a lower bound of the file's size.
@@ -348,7 +358,7 @@ impl<T: WriteTarget> Truncation<'_, T> {
 /// Holds the data committed from now on, for the reply to a READ sent from now on.
 pub(crate) struct ReadMark<T: WriteTarget> {
     file: Arc<DirtyFile<T>>,
-    mark: u64,
+    mark: Mark,
 }
 
 impl<T: WriteTarget> ReadMark<T> {

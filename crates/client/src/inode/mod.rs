@@ -241,20 +241,21 @@ impl Inode {
     /// Updates the inode from the reply to a call that changes nothing; `sent` was taken before the
     /// call.
     pub(crate) fn note(&self, attributes: Option<&Attributes>, sent: Sent) {
-        if self.observe(attributes, sent) == Attribution::Foreign {
-            self.drop_cached();
-        }
+        let Some(attributes) = attributes else { return };
+        let (attribution, from, to) = self.observe(attributes, sent);
+        self.apply(attribution, from, to);
     }
 
     /// Like [`note`](Self::note), for the call of an open, which must not miss a change that another
     /// client has finished: waits until the own calls are answered that may have hidden it. If that
     /// takes [`DECIDED_WITHIN`], drops the caches.
     pub(crate) async fn note_for_open(&self, attributes: Option<&Attributes>, sent: Sent) {
-        let attribution = self.observe(attributes, sent);
-        if attribution == Attribution::Foreign {
-            self.drop_cached();
+        let Some(attributes) = attributes else { return };
+        let (attribution, from, to) = self.observe(attributes, sent);
+        self.apply(attribution, from, to);
+        if attribution != Attribution::Undecided {
+            return;
         }
-        let (Some(attributes), Attribution::Undecided) = (attributes, attribution) else { return };
         let next_call = self.known().tracker.next_call();
         let deadline = Instant::now() + DECIDED_WITHIN;
         loop {
@@ -266,7 +267,9 @@ impl Inode {
             };
             match decided {
                 Some(attribution) => return self.apply(attribution, from, to),
-                None if Instant::now() >= deadline => return self.drop_cached(),
+                None if Instant::now() >= deadline => {
+                    return self.apply(Attribution::Foreign, from, to);
+                }
                 // A call that is given up ends without a notification.
                 None => drop(tokio::time::timeout(GIVEN_UP_POLL, ended).await),
             }
@@ -276,32 +279,38 @@ impl Inode {
     /// Like [`note`](Self::note), for READDIR and READDIRPLUS of this directory. The directory cache
     /// takes the change stamp from the same reply, and invalidates its older pages itself.
     pub(crate) fn note_listing(&self, attributes: Option<&Attributes>, sent: Sent) {
-        let _ = self.observe(attributes, sent);
+        let Some(attributes) = attributes else { return };
+        let (attribution, from, to) = self.observe(attributes, sent);
+        self.trace(attribution, from, to);
     }
 
-    fn observe(&self, attributes: Option<&Attributes>, sent: Sent) -> Attribution {
-        let Some(attributes) = attributes else { return Attribution::Undecided };
-        let (attribution, from, to) = {
-            let mut known = self.known();
-            let from = known.tracker.known();
-            let (moment, sent) = known.in_order(sent);
-            let attribution = known.tracker.observe(attributes, moment);
-            if !known.tracker.is_past(attributes) {
-                known.attributes.learn(attributes, sent);
-            }
-            known.disturbed_at = Instant::now();
-            (attribution, from, known.tracker.known())
-        };
-        self.trace(attribution, from, to);
-        attribution
+    /// Returns the attribution of a change, and the change stamps before and after it.
+    fn observe(&self, attributes: &Attributes, sent: Sent) -> (Attribution, Change, Change) {
+        let mut known = self.known();
+        let from = known.tracker.known();
+        let (moment, sent) = known.in_order(sent);
+        let attribution = known.tracker.observe(attributes, moment);
+        if !known.tracker.is_past(attributes) {
+            known.attributes.learn(attributes, sent);
+        }
+        known.disturbed_at = Instant::now();
+        (attribution, from, known.tracker.known())
     }
 
     /// Traces a change, and drops the caches if it was foreign.
     fn apply(&self, attribution: Attribution, from: Change, to: Change) {
         self.trace(attribution, from, to);
-        if attribution == Attribution::Foreign {
-            self.drop_cached();
+        if attribution != Attribution::Foreign {
+            return;
         }
+        // An earlier ctime is that of a server that has lost the state it had before a restart, and
+        // with it own data, which is still read from memory.
+        if let Contents::File(file) = &self.contents
+            && to.ctime >= from.ctime
+        {
+            file.written.note_foreign_change();
+        }
+        self.drop_cached();
     }
 
     fn trace(&self, attribution: Attribution, from: Change, to: Change) {

@@ -344,6 +344,31 @@ async fn data_written_in_small_pieces_is_read_back_without_a_call() {
 }
 
 #[tokio::test]
+async fn uncommitted_data_does_not_hide_a_foreign_write() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let inode = file_system.create(&root, b"file", 0o644, true).await.unwrap();
+    let file = file_system.open_created(&inode, WRITE).unwrap();
+    file.write_at(0, &[1; 100]).await.unwrap();
+    // The data is sent and not committed.
+    assert_eq!(file_system.attributes(&inode).await.unwrap().size, 100);
+    fs::write(fixture.exported("file"), [2; 90]).unwrap();
+
+    let read = async || {
+        let other = file_system.open(&inode, READ).await.unwrap();
+        (inode.attributes().size, other.read_at(0, 200).await.unwrap().to_vec())
+    };
+    let theirs = (90, vec![2; 90]);
+    assert_eq!(read().await, theirs);
+    file.sync().await.unwrap();
+    assert_eq!(read().await, theirs, "the commit does not restore it");
+    // Data written later is read from memory again.
+    file.write_at(10, &[3; 4]).await.unwrap();
+    assert_eq!(file.read_at(9, 6).await.unwrap(), [2, 3, 3, 3, 3, 2][..]);
+}
+
+#[tokio::test]
 async fn permissions_are_those_of_the_user() {
     let fixture = Fixture::new().await;
     let file_system = mount(&fixture).await;

@@ -4,7 +4,7 @@
 //! verifier of its WRITE, and then dropped. A newer byte may lie above one that is in flight or
 //! unstable; it is sent after the reply to the WRITE beneath it, so that the order at the server is
 //! the order of the writers. Data in flight does not overlap, nor does unstable data: a WRITE over
-//! unstable data replaces it, and takes its epoch.
+//! unstable data replaces it, and takes its epoch. See [`super::sent`] for foreign changes.
 //!
 //! Pure: without clock, lock and calls. The caller passes the time and the replies.
 
@@ -19,8 +19,8 @@ use super::budget::Rooms;
 use super::chunk::index;
 use super::epochs::Deadlines;
 use super::kept::{Kept, KeptBudget};
-use super::retired::Retired;
-use super::sent::{SentData, UnstableReply};
+use super::retired::{Mark, Retired};
+use super::sent::{SentData, SentExtent, UnstableReply};
 use super::unsent::{Caller, Origin, Placed, Run, Unsent};
 use crate::error::{Error, Result};
 
@@ -50,7 +50,8 @@ pub(super) struct Extents<T> {
     unstable_since: Option<Instant>,
     /// The latest write verifier.
     verifier: Option<WriteVerifier>,
-    /// Ordinal of the next reply or COMMIT: a COMMIT covers the replies before its sending.
+    /// The place of the next event: a reply to a WRITE, the sending of a COMMIT, or a foreign change.
+    /// A COMMIT covers the replies before its sending.
     ordinal: u64,
     /// The ordinal of the COMMIT in flight.
     commit: Option<u64>,
@@ -122,7 +123,7 @@ impl<T: Caller> Extents<T> {
             sent: SentData::default(),
             unstable_since: None,
             verifier: None,
-            ordinal: 0,
+            ordinal: 1,
             commit: None,
             cursor: 0,
             epoch: 1,
@@ -315,7 +316,7 @@ impl<T: Caller> Extents<T> {
         origin.epoch = origin.epoch.min(self.sent.replace(run));
         self.cursor = run.end;
         let (caller, again) = (origin.caller.clone(), origin.losses > 0);
-        self.sent.send(run.start, data.clone(), origin);
+        self.sent.send(run.start, data.clone(), origin, self.ordinal);
         Action::Write { caller, offset: run.start, data, stable, again }
     }
 
@@ -342,16 +343,16 @@ impl<T: Caller> Extents<T> {
             self.put_back(&sent.origin, offset + count, &rest, now);
         }
         let head = sent.part(0, count);
+        let reply = UnstableReply { verifier: answer.verifier, ordinal: self.ordinal };
+        self.ordinal += 1;
         match answer.committed {
             StableHow::Unstable => {
-                let reply = UnstableReply { verifier: answer.verifier, ordinal: self.ordinal };
-                self.ordinal += 1;
                 if self.sent.unstable_bytes() == 0 {
                     self.unstable_since = Some(now);
                 }
                 self.sent.add_unstable(offset, head, reply);
             }
-            StableHow::DataSync | StableHow::FileSync => self.retired.push(offset, head.bytes),
+            StableHow::DataSync | StableHow::FileSync => self.retire(offset, head, reply.ordinal),
         }
         if self.verifier.replace(answer.verifier) == Some(answer.verifier) {
             return Ok(());
@@ -372,12 +373,19 @@ impl<T: Caller> Extents<T> {
         for offset in covered {
             let sent = self.sent.take_unstable(offset);
             if answer.is_ok() {
-                self.retired.push(offset, sent.bytes);
+                let answered_at = sent.answered_at().expect("it was unstable");
+                self.retire(offset, sent, answered_at);
             }
         }
         self.unstable_since = Some(now);
         self.verifier = Some(answer?);
         self.lose(now, |reply| reply.ordinal < commit)
+    }
+
+    /// Drops data that is on stable storage, or holds it for readers.
+    fn retire(&mut self, offset: u64, sent: SentExtent<T>, answered_at: u64) {
+        let is_superseded = self.sent.precedes_foreign_change(&sent);
+        self.retired.push(offset, sent.bytes, is_superseded.then_some(answered_at));
     }
 
     /// Schedules the unstable data that the server has lost, by the reply to its WRITE, to be sent
@@ -409,7 +417,7 @@ impl<T: Caller> Extents<T> {
         self.unsent.is_empty() && self.sent.is_empty() && self.commit.is_none()
     }
 
-    /// The end of the last byte.
+    /// The end of the last byte that is not superseded.
     pub(super) fn end(&self) -> Option<u64> {
         self.unsent.end().max(self.sent.end())
     }
@@ -428,9 +436,9 @@ impl<T: Caller> Extents<T> {
 
     /// Copies the held data at `offset` into `buf`, over the data committed since `mark` or,
     /// without one, the kept data.
-    pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<u64>) {
+    pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<Mark>) {
         self.retired.overlay(offset, buf, mark);
-        self.sent.overlay(offset, buf);
+        self.sent.overlay(offset, buf, mark.map(|mark| mark.ordinal));
         self.unsent.overlay(offset, buf);
     }
 
@@ -439,12 +447,20 @@ impl<T: Caller> Extents<T> {
         self.retired.kept.cut(0);
     }
 
-    /// Begins to hold data committed from now on, until [`unmark`](Self::unmark).
-    pub(super) fn mark(&mut self) -> u64 {
-        self.retired.mark()
+    /// Another client has changed the file: drops the kept data. Data in flight or unstable is no
+    /// longer read after the reply to its WRITE, nor kept.
+    pub(super) fn note_foreign_change(&mut self) {
+        self.forget_kept();
+        self.sent.note_foreign_change(self.ordinal);
+        self.ordinal += 1;
     }
 
-    pub(super) fn unmark(&mut self, mark: u64) {
+    /// Begins to hold data committed from now on, until [`unmark`](Self::unmark).
+    pub(super) fn mark(&mut self) -> Mark {
+        self.retired.mark(self.ordinal)
+    }
+
+    pub(super) fn unmark(&mut self, mark: Mark) {
         self.retired.unmark(mark);
     }
 

@@ -11,11 +11,29 @@ use super::kept::Kept;
 pub(super) struct Retired {
     pub(super) kept: Kept,
     /// In the order of commits, which for each byte is the order of the writes.
-    extents: VecDeque<(u64, Bytes)>,
+    extents: VecDeque<RetiredExtent>,
     /// Number of extents dropped from the front.
     dropped: u64,
     /// Number of readers by the number of commits at their beginning.
     marks: BTreeMap<u64, usize>,
+}
+
+/// Committed data.
+struct RetiredExtent {
+    offset: u64,
+    bytes: Bytes,
+    /// If it was superseded: the place of the reply to its WRITE in the order of events. READs sent
+    /// later do not need it.
+    superseded_from: Option<u64>,
+}
+
+/// The beginning of a read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    /// Commits before it.
+    commits: u64,
+    /// Its place in the order of events.
+    pub(super) ordinal: u64,
 }
 
 impl Retired {
@@ -23,27 +41,31 @@ impl Retired {
         Self { kept, extents: VecDeque::new(), dropped: 0, marks: BTreeMap::new() }
     }
 
-    pub(super) fn push(&mut self, offset: u64, bytes: Bytes) {
-        self.kept.committed(offset, &bytes);
+    /// Adds data. If it is superseded, `superseded_from` is the place of the reply to its WRITE.
+    pub(super) fn push(&mut self, offset: u64, bytes: Bytes, superseded_from: Option<u64>) {
+        if superseded_from.is_none() {
+            self.kept.committed(offset, &bytes);
+        }
         if self.marks.is_empty() {
             self.dropped += 1;
         } else {
-            self.extents.push_back((offset, bytes));
+            self.extents.push_back(RetiredExtent { offset, bytes, superseded_from });
         }
     }
 
-    /// Begins a read: data committed from now on is held until its end.
-    pub(super) fn mark(&mut self) -> u64 {
-        let mark = self.dropped + self.extents.len() as u64;
-        *self.marks.entry(mark).or_default() += 1;
-        mark
+    /// Begins a read at a place in the order of events: data committed from now on is held until its
+    /// end.
+    pub(super) fn mark(&mut self, ordinal: u64) -> Mark {
+        let commits = self.dropped + self.extents.len() as u64;
+        *self.marks.entry(commits).or_default() += 1;
+        Mark { commits, ordinal }
     }
 
-    pub(super) fn unmark(&mut self, mark: u64) {
-        let count = self.marks.get_mut(&mark).expect("a mark is removed once");
+    pub(super) fn unmark(&mut self, Mark { commits, .. }: Mark) {
+        let count = self.marks.get_mut(&commits).expect("a mark is removed once");
         *count -= 1;
         if *count == 0 {
-            self.marks.remove(&mark);
+            self.marks.remove(&commits);
         }
         let end = self.dropped + self.extents.len() as u64;
         let needed = self.marks.first_key_value().map_or(end, |(mark, _)| *mark);
@@ -55,16 +77,18 @@ impl Retired {
 
     /// Copies the data committed since `mark`, or without one the kept data, into `buf`, which
     /// begins at `offset`.
-    pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<u64>) {
-        let Some(mark) = mark else { return self.kept.overlay(offset, buf) };
-        for (start, bytes) in self.extents.iter().skip(index(mark - self.dropped)) {
-            copy_overlap(offset, buf, *start, bytes);
+    pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<Mark>) {
+        let Some(Mark { commits, ordinal }) = mark else { return self.kept.overlay(offset, buf) };
+        for retired in self.extents.iter().skip(index(commits - self.dropped)) {
+            if retired.superseded_from.is_none_or(|answered_at| answered_at >= ordinal) {
+                copy_overlap(offset, buf, retired.offset, &retired.bytes);
+            }
         }
     }
 
     /// Drops all data from `size` on.
     pub(super) fn cut(&mut self, size: u64) {
-        for (offset, bytes) in &mut self.extents {
+        for RetiredExtent { offset, bytes, .. } in &mut self.extents {
             let keep = size.saturating_sub(*offset).min(bytes.len() as u64);
             bytes.truncate(index(keep));
         }

@@ -1,4 +1,8 @@
 //! Data that WRITEs carry or have carried, and that is not committed.
+//!
+//! Data that was sent before another client changed the file is *superseded* from the reply to its
+//! WRITE on: the server has what both wrote in its order. It is held only to be sent again if the
+//! server loses it, and readers get the server's data.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +20,16 @@ pub(super) struct SentData<T> {
     in_flight_epochs: Epochs,
     unstable_epochs: Epochs,
     unstable_bytes: u64,
+    /// The place of the latest foreign change in the order of events.
+    foreign_at: u64,
 }
 
 /// The data of one WRITE, or the rest of it that newer data has not replaced.
 pub(super) struct SentExtent<T> {
     pub(super) bytes: Bytes,
     pub(super) origin: Origin<T>,
+    /// The place of its sending in the order of events.
+    sent_at: u64,
     /// `None` while the WRITE is in flight.
     reply: Option<UnstableReply>,
 }
@@ -30,7 +38,7 @@ pub(super) struct SentExtent<T> {
 #[derive(Clone, Copy)]
 pub(super) struct UnstableReply {
     pub(super) verifier: WriteVerifier,
-    /// Its place in the order of replies and COMMITs.
+    /// Its place in the order of events.
     pub(super) ordinal: u64,
 }
 
@@ -42,6 +50,7 @@ impl<T> Default for SentData<T> {
             in_flight_epochs: Epochs::default(),
             unstable_epochs: Epochs::default(),
             unstable_bytes: 0,
+            foreign_at: 0,
         }
     }
 }
@@ -93,11 +102,28 @@ impl<T: Clone> SentData<T> {
         sent.filter(move |(offset, sent)| offset + sent.len() > start)
     }
 
+    /// Notes that another client has changed the file. Places begin with 1.
+    pub(super) fn note_foreign_change(&mut self, at: u64) {
+        self.foreign_at = at;
+    }
+
+    /// Whether another client has changed the file since `sent` was sent.
+    pub(super) fn precedes_foreign_change(&self, sent: &SentExtent<T>) -> bool {
+        sent.sent_at <= self.foreign_at
+    }
+
+    /// Whether `sent` belongs over the reply to a READ sent at `read_at`, or is read without one.
+    fn is_readable(&self, sent: &SentExtent<T>, read_at: Option<u64>) -> bool {
+        let Some(reply) = sent.reply else { return true };
+        !self.precedes_foreign_change(sent)
+            || read_at.is_some_and(|read_at| reply.ordinal >= read_at)
+    }
+
     /// Adds the data of a WRITE that is sent now.
-    pub(super) fn send(&mut self, offset: u64, bytes: Bytes, origin: Origin<T>) {
+    pub(super) fn send(&mut self, offset: u64, bytes: Bytes, origin: Origin<T>, sent_at: u64) {
         self.in_flight += 1;
         self.in_flight_epochs.add(origin.epoch);
-        self.extents.insert(offset, SentExtent { bytes, origin, reply: None });
+        self.extents.insert(offset, SentExtent { bytes, origin, sent_at, reply: None });
     }
 
     /// Removes the data of the WRITE at `offset` after its reply.
@@ -164,22 +190,26 @@ impl<T: Clone> SentData<T> {
         true
     }
 
-    /// The end of the last byte.
+    /// The end of the last byte that is not superseded.
     pub(super) fn end(&self) -> Option<u64> {
-        self.extents.last_key_value().map(|(offset, sent)| offset + sent.len())
+        let mut readable = self.extents.iter().filter(|(_, sent)| self.is_readable(sent, None));
+        readable.next_back().map(|(offset, sent)| offset + sent.len())
     }
 
-    /// The end of the extent at `offset`.
+    /// The end of the extent at `offset`, unless it is superseded.
     pub(super) fn covered_until(&self, offset: u64) -> Option<u64> {
         let (start, sent) = self.overlapping(offset, offset.saturating_add(1)).next()?;
-        Some(start + sent.len())
+        self.is_readable(sent, None).then(|| start + sent.len())
     }
 
-    /// Copies the data at `offset` into `buf`.
-    pub(super) fn overlay(&self, offset: u64, buf: &mut [u8]) {
+    /// Copies the data at `offset` into `buf`, over the reply to a READ sent at `read_at`. Without
+    /// one, and if a WRITE was answered before, the data is left out if it is superseded.
+    pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], read_at: Option<u64>) {
         let end = offset.saturating_add(buf.len() as u64);
         for (start, sent) in self.overlapping(offset, end) {
-            copy_overlap(offset, buf, start, &sent.bytes);
+            if self.is_readable(sent, read_at) {
+                copy_overlap(offset, buf, start, &sent.bytes);
+            }
         }
     }
 
@@ -213,9 +243,14 @@ impl<T: Clone> SentExtent<T> {
         self.reply.is_none()
     }
 
+    /// The place of the reply in the order of events.
+    pub(super) fn answered_at(&self) -> Option<u64> {
+        self.reply.map(|reply| reply.ordinal)
+    }
+
     /// The bytes `from..to` of it.
     pub(super) fn part(&self, from: u64, to: u64) -> Self {
         let bytes = self.bytes.slice(index(from)..index(to));
-        Self { bytes, origin: self.origin.clone(), reply: self.reply }
+        Self { bytes, origin: self.origin.clone(), ..*self }
     }
 }

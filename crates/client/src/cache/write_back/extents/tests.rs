@@ -450,6 +450,61 @@ fn the_end_and_the_held_ranges_are_known() {
     assert_eq!((bench.extents.end(), bench.extents.held_until(10)), (Some(20), 20));
 }
 
+#[test]
+fn data_sent_before_a_foreign_change_is_read_from_the_server() {
+    let overlaid = |bench: &Bench, mark| {
+        let mut seen = [9; 48];
+        bench.extents.overlay(0, &mut seen, mark);
+        [seen[0], seen[16], seen[32]]
+    };
+    let mut bench = Bench::keeping(8, 1000);
+    bench.write(ANNA, 0, &[1; 48]);
+    assert_eq!(bench.calls().len(), 3);
+    bench.written(0, 16, StableHow::Unstable, 1);
+    let early = bench.extents.mark();
+    bench.written(32, 16, StableHow::Unstable, 1);
+    bench.extents.note_foreign_change();
+    // The WRITE in flight may come after the foreign change.
+    assert_eq!((bench.extents.held_until(0), bench.extents.held_until(16)), (0, 32));
+    assert_eq!(bench.extents.end(), Some(32));
+    assert_eq!(overlaid(&bench, None), [9, 1, 9]);
+    assert_eq!(overlaid(&bench, Some(early)), [9, 1, 1], "its reply may lack the third WRITE");
+    bench.written(16, 16, StableHow::FileSync, 1);
+    let late = bench.extents.mark();
+    assert_eq!((overlaid(&bench, None), bench.extents.end()), ([9, 9, 9], None));
+    assert_eq!(overlaid(&bench, Some(early)), [9, 1, 1]);
+    bench.extents.request(Goal::Committed);
+    assert!(bench.commits());
+    bench.committed(1).unwrap();
+    assert!(bench.extents.is_clean());
+    assert_eq!(overlaid(&bench, None), [9, 9, 9], "nothing of it is kept");
+    assert_eq!(overlaid(&bench, Some(early)), [9, 1, 1]);
+    assert_eq!(overlaid(&bench, Some(late)), [9, 9, 9]);
+    bench.extents.unmark(early);
+    bench.extents.unmark(late);
+
+    // Later data is kept.
+    bench.write(ANNA, 0, &[2; 3]);
+    bench.extents.request(Goal::Committed);
+    assert_eq!(bench.calls(), [(0, 3)]);
+    bench.written(0, 3, StableHow::FileSync, 1);
+    assert_eq!(overlaid(&bench, None), [2, 9, 9]);
+}
+
+#[test]
+fn superseded_data_that_the_server_loses_is_sent_again_and_read() {
+    let mut bench = Bench::new(8);
+    bench.write(ANNA, 0, &[1; 32]);
+    assert_eq!(bench.calls().len(), 2);
+    bench.written(0, 16, StableHow::Unstable, 1);
+    bench.extents.note_foreign_change();
+    assert_eq!(bench.extents.held_until(0), 0);
+    bench.written(16, 16, StableHow::Unstable, 2);
+    assert_eq!((bench.extents.held_until(0), bench.calls()), (16, vec![(0, 16)]));
+    bench.written(0, 16, StableHow::Unstable, 2);
+    assert_eq!((bench.extents.held_until(0), bench.extents.end()), (16, Some(16)));
+}
+
 /// A server in memory that loses unstable data in a restart.
 #[derive(Clone)]
 struct Server {
@@ -466,6 +521,7 @@ enum Op {
     Answer { which: Index, keep: Index, stable: bool },
     Commit,
     Restart,
+    ForeignChange,
     Request(bool),
     Wait(Duration),
     Cut(usize),
@@ -484,6 +540,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(which, keep, stable)| Op::Answer { which, keep, stable }),
         4 => Just(Op::Commit),
         1 => Just(Op::Restart),
+        1 => Just(Op::ForeignChange),
         2 => any::<bool>().prop_map(Op::Request),
         1 => prop_oneof![Just(NEIGHBOUR_WAIT), Just(AGE_MAX)].prop_map(Op::Wait),
         1 => (0..SIZE).prop_map(Op::Cut),
@@ -505,7 +562,9 @@ struct World {
     /// Requests, and the data to be stable when they are fulfilled.
     requests: Vec<(Goal, u64, Vec<u8>)>,
     /// READs in flight, with the server's data.
-    reads: Vec<(u64, Vec<u8>)>,
+    reads: Vec<(Mark, Vec<u8>)>,
+    /// Another client has changed something else in the file.
+    is_shared: bool,
 }
 
 /// The COMMIT in flight.
@@ -529,6 +588,7 @@ impl World {
             commit: Commit::None,
             requests: Vec::new(),
             reads: Vec::new(),
+            is_shared: false,
         }
     }
 
@@ -544,6 +604,13 @@ impl World {
             }
             Op::Commit => self.advance_commit(),
             Op::Answer { .. } => {}
+            // Until a loss is known, superseded data is not read.
+            Op::Restart if self.is_shared => {}
+            Op::ForeignChange if self.server.verifier > 0 => {}
+            Op::ForeignChange => {
+                self.is_shared = true;
+                self.bench.extents.note_foreign_change();
+            }
             Op::Restart => {
                 self.server.now = self.server.stable.clone();
                 self.server.verifier += 1;
