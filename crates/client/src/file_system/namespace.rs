@@ -230,6 +230,7 @@ impl FileSystem {
     ) -> Result<()> {
         let (from_change, of_file) =
             (from_dir.begin_name_change(from), from_dir.begin_child_change(from));
+        let replaced = to_dir.begin_child_change(to);
         let is_one_dir = Arc::ptr_eq(from_dir, to_dir);
         let to_change = match is_one_dir {
             true => to_dir.begin_other_name_change(to),
@@ -245,6 +246,9 @@ impl FileSystem {
         if let Some(of_file) = of_file {
             to_dir.name_found(to, of_file.inode());
             of_file.finish(&Evidence::of_renamed_file(&renamed));
+        }
+        if let Some(replaced) = replaced {
+            replaced.finish(&Evidence::of_replaced_file(&renamed));
         }
         Ok(())
     }
@@ -264,7 +268,7 @@ impl FileSystem {
             return Ok(false);
         }
         let inode = self.child(dir, name).await?;
-        if !inode.is_open() || inode.attributes().nlink > 1 {
+        if !inode.is_open() || self.has_other_names(&inode).await? {
             return Ok(false);
         }
         let number = self.shared.silly_renames.fetch_add(1, Ordering::Relaxed);
@@ -276,6 +280,20 @@ impl FileSystem {
             remove(&self.nfs, dir, &silly_name).await?;
         }
         Ok(true)
+    }
+
+    /// Whether a file has more than one name. GETATTR confirms it: the reply to the removal of another
+    /// name has no `nlink`, and another client can have removed one.
+    async fn has_other_names(&self, inode: &Arc<Inode>) -> Result<bool> {
+        if inode.attributes().nlink <= 1 {
+            return Ok(false);
+        }
+        match self.revalidate(inode).await {
+            Ok(attributes) => Ok(attributes.nlink > 1),
+            // It has no name, so the call with this name does not remove it.
+            Err(error) if error.is(Status::Stale) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// LINK, RFC 1813 §3.3.15.

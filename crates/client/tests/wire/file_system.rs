@@ -183,6 +183,40 @@ async fn removing_one_of_several_names_takes_effect_at_once() {
     assert_eq!(file.read_at(0, 9).await.unwrap(), b"data"[..]);
 }
 
+/// The last name of an open file is put aside also if the client has removed or replaced the others.
+#[tokio::test]
+async fn an_open_file_outlives_all_of_several_names() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    let inode = written(&file_system, "one", b"data").await;
+    file_system.link(&inode, &root, b"two").await.unwrap();
+    file_system.link(&inode, &root, b"three").await.unwrap();
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file.write_at(4, b" and more").await.unwrap();
+    file_system.remove(&root, b"one").await.unwrap();
+    written(&file_system, "new", b"new").await;
+    file_system.rename(&root, b"new", &root, b"two").await.unwrap();
+    assert_eq!(fs::read_dir(fixture.exported("")).unwrap().count(), 2, "both took effect at once");
+    assert_eq!(file_system.attributes(&inode).await.unwrap().nlink, 1);
+    assert!(file_system.open(&inode, READ).await.unwrap().keep_cache(), "the RENAME was its own");
+    written(&file_system, "new", b"new").await;
+    file_system.rename(&root, b"new", &root, b"three").await.unwrap();
+    assert_eq!(fs::read(fixture.exported("three")).unwrap(), b"new");
+    file.sync().await.unwrap();
+    assert_eq!(file.read_at(0, 100).await.unwrap(), b"data and more"[..]);
+    file.close().await.unwrap();
+    assert_eq!(fs::read_dir(fixture.exported("")).unwrap().count(), 2);
+
+    // Another client has removed one of the names.
+    let inode = written(&file_system, "one", b"data").await;
+    file_system.link(&inode, &root, b"four").await.unwrap();
+    let file = file_system.open(&inode, READ).await.unwrap();
+    fs::remove_file(fixture.exported("one")).unwrap();
+    file_system.remove(&root, b"four").await.unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"data"[..]);
+}
+
 #[tokio::test]
 async fn a_cut_file_stays_cut() {
     let fixture = Fixture::new().await;

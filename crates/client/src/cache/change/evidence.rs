@@ -93,6 +93,12 @@ impl Evidence {
         Self { stamps: Stamps::CtimeMoved, attributes: None }
     }
 
+    /// For the file that lost its name by RENAME of another.
+    #[must_use]
+    pub(crate) fn of_replaced_file(_: &RenameOk) -> Self {
+        Self { stamps: Stamps::CtimeMoved, attributes: None }
+    }
+
     /// For the directory of a LINK, RFC 1813 §3.3.15.
     #[must_use]
     pub(crate) fn of_link_dir(linked: &LinkOk) -> Self {
