@@ -76,10 +76,11 @@ impl ListingSource for ListingCalls {
         let (dir, sent) = (self.inode.handle(), self.inode.sent());
         let listing = if plus {
             // `dircount` is the same as `maxcount`: all of a reply may be names.
-            self.nfs.readdirplus(dir, cookie, verifier, bytes_max, bytes_max).await?
+            self.nfs.readdirplus(dir, cookie, verifier, bytes_max, bytes_max).await
         } else {
-            self.nfs.readdir(dir, cookie, verifier, bytes_max).await?
+            self.nfs.readdir(dir, cookie, verifier, bytes_max).await
         };
+        let listing = self.inode.note_outcome(listing)?;
         self.inode.note_listing(listing.dir_attributes.as_ref(), sent);
         Ok(listing)
     }

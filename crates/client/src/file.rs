@@ -272,7 +272,7 @@ impl ReadSource for ReadCalls {
         };
         let object = self.inode.object();
         tracer(&self.inode).emit(event, object, offset, count.into(), format_args!(""));
-        let read = read.await;
+        let read = self.inode.note_outcome(read.await);
         match &read {
             Ok(ReadData { attributes, eof, data }) => {
                 self.inode.note(attributes.as_ref(), sent);

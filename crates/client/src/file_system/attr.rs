@@ -51,7 +51,7 @@ impl FileSystem {
         };
         self.tracer().emit(Event::SetattrCall, inode.object(), 0, 0, format_args!(""));
         let change = inode.begin_change();
-        let set = self.nfs.setattr(inode.handle(), new, None).await?;
+        let set = inode.note_outcome(self.nfs.setattr(inode.handle(), new, None).await)?;
         change.finish(&Evidence::of_setattr(&set));
         if let (Some(size), Some(truncation)) = (new.size, truncation) {
             inode.data_changed();
@@ -69,7 +69,7 @@ impl FileSystem {
     /// Those of the call.
     pub async fn access(&self, inode: &Arc<Inode>, wanted: u32) -> Result<u32> {
         let sent = inode.sent();
-        let granted = self.nfs.access(inode.handle(), wanted).await?;
+        let granted = inode.note_outcome(self.nfs.access(inode.handle(), wanted).await)?;
         inode.note(granted.attributes.as_ref(), sent);
         Ok(granted.access)
     }

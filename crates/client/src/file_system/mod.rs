@@ -109,13 +109,16 @@ impl FileSystem {
     }
 
     /// The object of an entry of a listing fetched `age` ago, if the entry has handle and
-    /// attributes. Makes no call.
+    /// attributes and the handle is not known to be stale. Makes no call.
     pub(crate) fn listed(&self, entry: &Entry<'_>, age: Duration) -> Option<Arc<Inode>> {
         let sent = Sent::At(Instant::now().checked_sub(age)?);
-        Some(self.shared.inodes.inode(entry.handle?, entry.attributes?, sent))
+        let (handle, attributes) = (entry.handle?, entry.attributes?);
+        let is_stale = self.shared.inodes.is_stale(&handle);
+        (!is_stale).then(|| self.shared.inodes.inode(handle, attributes, sent))
     }
 
-    /// The inode of `handle`, by GETATTR if the reply had no attributes.
+    /// The inode of `handle` from the reply to a LOOKUP or a call that creates a name, by GETATTR if
+    /// the reply had no attributes.
     async fn inode(
         &self,
         handle: FileHandle,
@@ -126,7 +129,9 @@ impl FileSystem {
             Some(attributes) => attributes,
             None => self.nfs.getattr(handle).await?,
         };
-        Ok(self.shared.inodes.inode(handle, &attributes, sent))
+        let inode = self.shared.inodes.inode(handle, &attributes, sent);
+        inode.note_looked_up();
+        Ok(inode)
     }
 
     /// Opens a regular file. ACCESS checks the permissions that `flags` need and, with `cto`,
@@ -158,14 +163,14 @@ impl FileSystem {
     async fn check_open(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<()> {
         let wanted = flags.wanted();
         let sent = inode.sent();
-        let granted = self.nfs.access(inode.handle(), wanted).await?;
+        let granted = inode.note_outcome(self.nfs.access(inode.handle(), wanted).await)?;
         inode.note_for_open(granted.attributes.as_ref(), sent).await;
         if granted.access & wanted != wanted {
             return Err(Error::Refused(Errno::ACCESS));
         }
         if granted.attributes.is_none() && self.options().close_to_open {
             let sent = inode.sent();
-            let attributes = self.nfs.getattr(inode.handle()).await?;
+            let attributes = inode.note_outcome(self.nfs.getattr(inode.handle()).await)?;
             inode.note_for_open(Some(&attributes), sent).await;
         }
         Ok(())

@@ -28,16 +28,22 @@ impl FileSystem {
         }
         self.trace_name(Event::LookupCall, dir, name);
         let (sent, dir_sent) = (Sent::now(), dir.sent());
-        let found = self.nfs.lookup(dir.handle(), name).await?;
+        let found = dir.note_outcome(self.nfs.lookup(dir.handle(), name).await)?;
         dir.note(found.dir_attributes.as_ref(), dir_sent);
         let inode = self.inode(found.object, found.object_attributes, sent).await?;
         dir.name_found(name, &inode);
         Ok(inode)
     }
 
-    /// The object under `name` from a cached listing, if the directory has not changed since.
+    /// The object under `name` from a cached listing, if the directory has not changed since and the
+    /// handle is not known to be stale.
     async fn lookup_cached(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
         let Some(mut listed) = dir.listed(name) else { return Ok(None) };
+        if self.shared.inodes.is_stale(&listed.0) {
+            // The listing is outdated, and so are the attributes of the directory.
+            dir.expire();
+            return Ok(None);
+        }
         if dir.fresh_attributes().is_none() {
             // One GETATTR for all names of the listing; LOOKUP would be one call for each.
             self.revalidate(dir).await?;
@@ -59,7 +65,7 @@ impl FileSystem {
     /// Those of the call, [`Status::Inval`] if `inode` is not a symbolic link.
     pub async fn read_link(&self, inode: &Arc<Inode>) -> Result<Bytes> {
         let sent = inode.sent();
-        let link = self.nfs.readlink(inode.handle()).await?;
+        let link = inode.note_outcome(self.nfs.readlink(inode.handle()).await)?;
         inode.note(link.attributes.as_ref(), sent);
         Ok(link.target)
     }
@@ -149,7 +155,7 @@ impl FileSystem {
         call: impl FnOnce(&Nfs3) -> C,
     ) -> Result<Arc<Inode>> {
         let (sent, change) = (Sent::now(), dir.begin_name_change(name));
-        let created = call(&self.nfs).await?;
+        let created = dir.note_outcome(call(&self.nfs).await)?;
         change.finish(&Evidence::of_created_dir(&created));
         let Some(handle) = created.object else { return self.lookup(dir, name).await };
         let inode = self.inode(handle, created.attributes, sent).await?;
@@ -176,7 +182,7 @@ impl FileSystem {
     /// Those of the call.
     pub async fn remove_dir(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
         let change = dir.begin_name_change(name);
-        let removed = self.nfs.rmdir(dir.handle(), name).await?;
+        let removed = dir.note_outcome(self.nfs.rmdir(dir.handle(), name).await)?;
         change.finish(&Evidence::of_removed_dir(&removed));
         Ok(())
     }
@@ -236,7 +242,9 @@ impl FileSystem {
             true => to_dir.begin_other_name_change(to),
             false => to_dir.begin_name_change(to),
         };
-        let renamed = self.nfs.rename(from_dir.handle(), from, to_dir.handle(), to).await?;
+        let renamed = self.nfs.rename(from_dir.handle(), from, to_dir.handle(), to).await;
+        // NFS3ERR_STALE can be that of either.
+        let renamed = to_dir.note_outcome(from_dir.note_outcome(renamed))?;
         let after = from_change.finish(&Evidence::of_rename_from_dir(&renamed));
         if is_one_dir {
             to_change.finish_in(after);
@@ -255,7 +263,7 @@ impl FileSystem {
 
     /// The object that `name` in `dir` was last known to refer to, otherwise by LOOKUP.
     async fn child(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Arc<Inode>> {
-        match dir.child(name) {
+        match dir.child(name).filter(|child| !child.is_stale()) {
             Some(child) => Ok(child),
             None => self.lookup(dir, name).await,
         }
@@ -302,7 +310,8 @@ impl FileSystem {
     /// Those of the call.
     pub async fn link(&self, inode: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
         let (change, of_file) = (dir.begin_name_change(name), inode.begin_change());
-        let linked = self.nfs.link(inode.handle(), dir.handle(), name).await?;
+        let linked = self.nfs.link(inode.handle(), dir.handle(), name).await;
+        let linked = inode.note_outcome(dir.note_outcome(linked))?;
         change.finish(&Evidence::of_link_dir(&linked));
         dir.name_found(name, inode);
         of_file.finish(&Evidence::of_linked_file(&linked));

@@ -15,12 +15,12 @@ mod write_calls;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use proto::nfs3::{Attributes, FileHandle, FileType};
+use proto::nfs3::{Attributes, FileHandle, FileType, Status};
 use rustix::io::Errno;
 use tokio::sync::Notify;
 
@@ -43,6 +43,8 @@ pub struct Inode {
     fileid: u64,
     file_type: FileType,
     known: Mutex<Known>,
+    /// A call failed with NFS3ERR_STALE, and no LOOKUP has returned the handle since.
+    is_stale: AtomicBool,
     /// An own call has been answered.
     own_call_ended: Notify,
     contents: Contents,
@@ -162,8 +164,8 @@ impl Inode {
             disturbed_at: Instant::now(),
         };
         let (known, table) = (Mutex::new(known), Arc::clone(table));
-        let own_call_ended = Notify::new();
-        Self { handle, fileid, file_type, known, own_call_ended, contents, table }
+        let (is_stale, own_call_ended) = (AtomicBool::new(false), Notify::new());
+        Self { handle, fileid, file_type, known, is_stale, own_call_ended, contents, table }
     }
 
     /// The file handle.
@@ -220,6 +222,27 @@ impl Inode {
         self.known().attributes.expire();
     }
 
+    /// Takes note of the outcome of a call with the handle of this object, and returns it. After
+    /// NFS3ERR_STALE another client has removed the object, and a cached listing that has the handle
+    /// is outdated.
+    pub(crate) fn note_outcome<T>(&self, outcome: Result<T>) -> Result<T> {
+        if outcome.as_ref().is_err_and(|error| error.is(Status::Stale)) {
+            self.is_stale.store(true, Ordering::Release);
+            self.expire();
+        }
+        outcome
+    }
+
+    /// Whether the latest calls failed with NFS3ERR_STALE.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.is_stale.load(Ordering::Acquire)
+    }
+
+    /// Notes that a LOOKUP or a call that creates a name has returned the handle.
+    pub(crate) fn note_looked_up(&self) {
+        self.is_stale.store(false, Ordering::Release);
+    }
+
     /// To be taken before a call is sent whose reply has attributes of this object.
     pub(crate) fn sent(&self) -> Sent {
         let (moment, sent) = self.known().sending();
@@ -233,7 +256,7 @@ impl Inode {
     pub(crate) async fn revalidate(&self, nfs: &Nfs3) -> Result<Attributes> {
         self.superblock().tracer().emit(Event::GetattrCall, self.object(), 0, 0, format_args!(""));
         let sent = self.sent();
-        let attributes = nfs.getattr(self.handle).await?;
+        let attributes = self.note_outcome(nfs.getattr(self.handle).await)?;
         self.note(Some(&attributes), sent);
         Ok(self.attributes())
     }

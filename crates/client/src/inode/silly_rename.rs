@@ -37,7 +37,7 @@ impl SillyRename {
 /// Those of the call.
 pub(crate) async fn remove(nfs: &Nfs3, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
     let (change, of_file) = (dir.begin_name_change(name), dir.begin_child_change(name));
-    let removed = nfs.remove(dir.handle(), name).await?;
+    let removed = dir.note_outcome(nfs.remove(dir.handle(), name).await)?;
     change.finish(&Evidence::of_removed_dir(&removed));
     if let Some(of_file) = of_file {
         of_file.finish(&Evidence::of_removed_file(&removed));

@@ -41,6 +41,13 @@ impl InodeTable {
         inode
     }
 
+    /// Whether the inode of `handle`, if there is one, [is stale](Inode::is_stale).
+    pub(crate) fn is_stale(&self, handle: &FileHandle) -> bool {
+        // Upgraded under the lock and dropped after it: the drop of the last reference locks again.
+        let inode = self.lock().get(handle).and_then(Weak::upgrade);
+        inode.is_some_and(|inode| inode.is_stale())
+    }
+
     /// Removes a dropped inode, unless a new one for the same handle has taken its place.
     pub(super) fn forget(&self, handle: &FileHandle) {
         let mut inodes = self.lock();

@@ -24,6 +24,13 @@ impl WriteCalls {
     pub(crate) fn new(nfs: Nfs3, inode: &Arc<Inode>) -> Self {
         Self { nfs, file: inode.handle(), inode: Arc::downgrade(inode) }
     }
+
+    fn note_outcome<T>(&self, outcome: Result<T>) -> Result<T> {
+        match self.inode.upgrade() {
+            Some(inode) => inode.note_outcome(outcome),
+            None => outcome,
+        }
+    }
 }
 
 impl WriteTarget for WriteCalls {
@@ -42,7 +49,7 @@ impl WriteTarget for WriteCalls {
                 Err(_) => change.inode().data_lost(),
             }
         }
-        written
+        self.note_outcome(written)
     }
 
     async fn commit(&self, offset: u64, count: u32) -> Result<CommitOk> {
@@ -56,7 +63,7 @@ impl WriteTarget for WriteCalls {
                 Err(_) => inode.data_lost(),
             }
         }
-        committed
+        self.note_outcome(committed)
     }
 
     fn same_user(&self, other: &Self) -> bool {

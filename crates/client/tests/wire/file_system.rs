@@ -22,6 +22,12 @@ async fn mount(fixture: &Fixture) -> FileSystem {
     mount_with(fixture, &options()).await
 }
 
+/// With handles and attributes in each listing.
+async fn mount_readdirplus(fixture: &Fixture) -> FileSystem {
+    let always = MountOptions { readdirplus: UseReaddirplus::Always, ..options() };
+    mount_with(fixture, &always).await
+}
+
 /// A file with `data`, written and closed through the mount.
 async fn written(file_system: &FileSystem, name: &str, data: &[u8]) -> Arc<Inode> {
     let root = file_system.root();
@@ -331,8 +337,7 @@ async fn a_new_name_keeps_the_cache() {
 #[tokio::test]
 async fn an_absent_name_is_dropped() {
     let fixture = Fixture::new().await;
-    let always = MountOptions { readdirplus: UseReaddirplus::Always, ..options() };
-    let file_system = mount_with(&fixture, &always).await;
+    let file_system = mount_readdirplus(&fixture).await;
     let root = file_system.root();
     fs::write(fixture.exported("file"), b"").unwrap();
     let directory = file_system.open_dir(&root).await.unwrap();
@@ -341,6 +346,52 @@ async fn an_absent_name_is_dropped() {
     fs::remove_file(fixture.exported("file")).unwrap();
     assert!(is_absent(file_system.remove(&root, b"file").await));
     assert!(is_absent(file_system.lookup(&root, b"file").await));
+}
+
+/// A listing has handles of objects that another client has replaced or removed since.
+#[tokio::test]
+async fn a_name_is_looked_up_again_after_its_handle_was_stale() {
+    let fixture = Fixture::new().await;
+    let theirs = mount(&fixture).await;
+    let their_root = theirs.root();
+    for name in ["current", "next", "removed"] {
+        written(&theirs, name, name.as_bytes()).await;
+    }
+    theirs.make_dir(&their_root, b"dir", 0o755).await.unwrap();
+    let mut listed = Vec::new();
+    for _ in 0..3 {
+        let ours = mount_readdirplus(&fixture).await;
+        let directory = ours.open_dir(&ours.root()).await.unwrap();
+        assert!(directory.entries_after(0).await.unwrap().eof());
+        listed.push(ours);
+    }
+    theirs.rename(&their_root, b"next", &their_root, b"current").await.unwrap();
+    theirs.remove(&their_root, b"removed").await.unwrap();
+    theirs.remove_dir(&their_root, b"dir").await.unwrap();
+    theirs.make_dir(&their_root, b"dir", 0o755).await.unwrap();
+
+    let is_stale = |error: Error| error.is(Status::Stale);
+    let ours = &listed[0];
+    let old = ours.lookup(&ours.root(), b"current").await.unwrap();
+    assert!(ours.open(&old, READ).await.is_err_and(is_stale));
+    let new = ours.lookup(&ours.root(), b"current").await.unwrap();
+    let file = ours.open(&new, READ).await.unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"next"[..]);
+    assert!(is_absent(ours.lookup(&ours.root(), b"removed").await), "the listing is outdated");
+
+    let ours = &listed[1];
+    let old = ours.lookup(&ours.root(), b"removed").await.unwrap();
+    assert!(ours.open(&old, READ).await.is_err_and(is_stale));
+    assert!(is_absent(ours.lookup(&ours.root(), b"removed").await));
+    // Only the stale name was looked up; the directory is revalidated for the others.
+    let new = ours.lookup(&ours.root(), b"current").await.unwrap();
+    assert!(ours.open(&new, READ).await.is_ok());
+
+    let ours = &listed[2];
+    let old = ours.lookup(&ours.root(), b"dir").await.unwrap();
+    assert!(ours.lookup(&old, b"name").await.is_err_and(is_stale));
+    let new = ours.lookup(&ours.root(), b"dir").await.unwrap();
+    assert!(is_absent(ours.lookup(&new, b"name").await));
 }
 
 #[tokio::test]
