@@ -1,6 +1,8 @@
 //! A running server: start, reload, stop.
 
+use std::fs;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 use crate::config::{Config, NfsVersions};
 use crate::counters::{Counter, Counters};
-use crate::export::{ExportError, Exports, HandleKey, HandleKeyError};
+use crate::export::{ExportError, ExportTable, Exports, HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
 use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::Programs;
@@ -77,6 +79,9 @@ fn other_address(error: &std::io::Error) -> &'static str {
 /// Why a new configuration was refused. The old one goes on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
+    /// The state directory in use would be exported.
+    #[error(transparent)]
+    StateDir(#[from] StateDirError),
     /// A directory to be served.
     #[error(transparent)]
     Export(#[from] ExportError),
@@ -123,6 +128,7 @@ impl Server {
     pub async fn start_on(config: Config, inherited: Vec<TcpListener>) -> Result<Self, StartError> {
         rustix::process::umask(rustix::fs::Mode::empty());
         let state_dir = StateDir::open(config.state_dir())?;
+        check_outside(config.exports(), state_dir.path())?;
         let handle_key = HandleKey::load_or_create(state_dir.path())?;
         let counters = Arc::new(Counters::default());
         let exports = Exports::open(Arc::clone(config.exports()), None, &counters)?;
@@ -243,8 +249,10 @@ impl Server {
     /// one before is flushed and closed within about a second.
     ///
     /// # Errors
-    /// A directory cannot be opened; everything stays as it was.
+    /// A directory cannot be opened, or the state directory in use lies in one of them; everything
+    /// stays as it was.
     pub fn reload(&self, config: Config) -> Result<String, ReloadError> {
+        check_outside(config.exports(), self.state_dir.path())?;
         let old = self.service.exports.load_full();
         let new = Exports::open(Arc::clone(config.exports()), Some(&old), self.counters())?;
         let new = Arc::new(new);
@@ -303,6 +311,20 @@ impl Server {
         }
         self.service.vfs.shutdown().await;
         if self.service.vfs.failed_flushes() == failures { Ok(()) } else { Err(ShutdownError) }
+    }
+}
+
+/// Checks that the state directory in use lies in no export. The configuration is checked for its own,
+/// which after a reload can be another.
+fn check_outside(exports: &ExportTable, state_dir: &Path) -> Result<(), StateDirError> {
+    let path = state_dir.to_owned();
+    let real = match fs::canonicalize(state_dir) {
+        Ok(real) => real,
+        Err(error) => return Err(StateDirError::Io { path, error }),
+    };
+    match exports.containing(&real) {
+        Some(export) => Err(StateDirError::Exported { path, export: export.name.clone() }),
+        None => Ok(()),
     }
 }
 
@@ -395,8 +417,6 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use io::{IoMode, IoPolicy};
     use proto::nfs3::FileHandle;
     use tempfile::TempDir;
@@ -455,6 +475,39 @@ mod tests {
         release.send(()).unwrap();
         signs.recv().await.expect("the server lives again");
         server.shutdown().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_reload_that_would_export_the_state_directory_in_use_is_refused() {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        let server = Server::start(config(&link, "", "")).await.unwrap();
+        let text = format!(
+            "state_dir = \"/nonexistent/spillway\"\n[[export]]\npath = {:?}\nname = \"/all\"",
+            dir.path()
+        );
+        let new = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
+        let error = server.reload(new).unwrap_err().to_string();
+        assert!(error.contains("link/state of this server lies inside the export /all"), "{error}");
+        assert!(server.service.exports.load().table.by_name(b"/all").is_none());
+        server.shutdown().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_state_directory_that_its_making_puts_into_an_export_is_refused() {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let state_dir = dir.path().join("missing/../export/state");
+        let export = dir.path().join("export");
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nstate_dir = {state_dir:?}\n[[export]]\npath = {export:?}"
+        );
+        let new = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
+        let Err(error) = Server::start(new).await else { panic!("the key is exported") };
+        assert!(matches!(error, StartError::StateDir(StateDirError::Exported { .. })), "{error}");
+        assert!(!export.join("state/handle-key").exists());
     }
 
     #[tokio::test]

@@ -74,6 +74,18 @@ pub enum StateDirError {
         /// The process that holds the lock, if the lock names it.
         holder: String,
     },
+    /// Clients could read the key.
+    #[error(
+        "the state directory {} of this server lies inside the export {export}, whose clients could \
+         read the key of all file handles; another state_dir takes effect at the next start",
+        path.display()
+    )]
+    Exported {
+        /// The directory.
+        path: PathBuf,
+        /// The name of the export.
+        export: String,
+    },
 }
 
 /// A state directory that no other server uses while this lives.

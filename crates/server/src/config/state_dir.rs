@@ -27,7 +27,7 @@ pub(super) fn state_dir(
     let path = std::path::absolute(&value)
         .map_err(|error| source.blame(&origin, format!("{}: {error}", value.display())))?;
     let real = resolve_existing(&path);
-    if let Some(export) = exports.iter().find(|export| real.starts_with(&export.path)) {
+    if let Some(export) = exports.containing(&real) {
         let why = format!(
             "the state directory {} lies inside the export {}, whose clients could read the key \
              of all file handles; choose another with state_dir or --state-dir",

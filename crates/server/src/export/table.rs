@@ -8,7 +8,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use io::IoPolicy;
@@ -86,6 +86,13 @@ impl ExportTable {
                 whole_component.then(|| (export, trim_slashes(rest)))
             })
             .max_by_key(|(export, _)| export.name.len())
+    }
+
+    /// The first export whose directory is `path` or above it. `path` is absolute and has no symbolic
+    /// links.
+    #[must_use]
+    pub fn containing(&self, path: &Path) -> Option<&Arc<Export>> {
+        self.exports.iter().find(|export| path.starts_with(&export.path))
     }
 
     /// One line for the log of a reload: `added /a, removed /b, changed /c`.
