@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Puts `bytes` in the place of a file that exists, with its owner and permissions.
 ///
@@ -12,21 +12,34 @@ use std::path::Path;
 /// The file stays as it was.
 pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let metadata = fs::metadata(file)?;
-    let directory = file.parent().unwrap_or(Path::new("/"));
-    let mut name = OsString::from(".");
-    name.push(file.file_name().unwrap_or_default());
-    name.push(format!(".{}", std::process::id()));
-    let new = directory.join(name);
+    let new = unfinished(file);
     let written = write(&new, bytes, &metadata).and_then(|()| fs::rename(&new, file));
     if written.is_err() {
         // What there is of it; the error above is the one to report.
         let _ = fs::remove_file(&new);
     }
     written?;
-    File::open(directory)?.sync_all()
+    File::open(directory_of(file))?.sync_all()
+}
+
+fn directory_of(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new("/"))
+}
+
+/// Where the new file is written: a name that no other process uses at the same time.
+fn unfinished(file: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(file.file_name().unwrap_or_default());
+    name.push(format!(".{}", std::process::id()));
+    directory_of(file).join(name)
 }
 
 fn write(new: &Path, bytes: &[u8], metadata: &fs::Metadata) -> io::Result<()> {
+    // In a container each server has the same process number as one that was killed before its rename.
+    match fs::remove_file(new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
     file.write_all(bytes)?;
     let own = file.metadata()?;
@@ -54,6 +67,11 @@ mod tests {
         replace(&file, b"new").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        // A process of the same number was killed here.
+        fs::write(unfinished(&file), "half").unwrap();
+        replace(&file, b"newer").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "newer");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         assert!(replace(&dir.path().join("missing"), b"").is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);

@@ -31,6 +31,8 @@ const MAC_BYTES: usize = 8;
 const _: () = assert!(HEAD_BYTES + io::KERNEL_HANDLE_BYTES_MAX + MAC_BYTES <= HANDLE_BYTES_MAX);
 /// File name of the key in the state directory.
 const KEY_FILE: &str = "handle-key";
+/// File name of a key that is not complete.
+const UNFINISHED_FILE: &str = "handle-key.new";
 const KEY_BYTES: usize = 16;
 /// Any access by group and others.
 const SHARED_ACCESS: u32 = 0o077;
@@ -72,7 +74,8 @@ pub(crate) fn claimed_export_id(bytes: &[u8]) -> Option<u32> {
 pub(crate) struct HandleKey([u8; KEY_BYTES]);
 
 impl HandleKey {
-    /// Reads the key from `state_dir`, or makes one there on the first start.
+    /// Reads the key from `state_dir`, or makes one there on the first start. No other process may do
+    /// so at the same time: [`StateDir`](crate::state_dir::StateDir) holds a lock.
     ///
     /// # Errors
     /// The file cannot be made or read, is not a key, or others can read or write it.
@@ -99,11 +102,16 @@ impl HandleKey {
         Ok(Self(key))
     }
 
-    /// The key reaches the disk under another name first: a crash leaves a whole key or none.
+    /// The key reaches the disk under another name first: a crash leaves a whole key or none. The
+    /// caller has the lock of the state directory, so a file by that name is left from a crash.
     fn create(state_dir: &Path, path: &Path) -> std::io::Result<Self> {
         let mut key = [0; KEY_BYTES];
         random_bytes(&mut key)?;
-        let unfinished = path.with_extension(format!("new-{}", std::process::id()));
+        let unfinished = state_dir.join(UNFINISHED_FILE);
+        match fs::remove_file(&unfinished) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
         let mut file =
             fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
         file.write_all(&key)?;
@@ -279,6 +287,19 @@ mod tests {
             HandleKey::load_or_create(dir.path()),
             Err(HandleKeyError::NotAKey { .. })
         ));
+    }
+
+    #[test]
+    fn what_a_crash_left_does_not_prevent_a_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let unfinished = dir.path().join(UNFINISHED_FILE);
+        fs::write(&unfinished, [0; KEY_BYTES + 1]).unwrap();
+        fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o444)).unwrap();
+        let key = HandleKey::load_or_create(dir.path()).unwrap();
+        assert_eq!(fs::read(dir.path().join(KEY_FILE)).unwrap(), key.0);
+        let mode = fs::metadata(dir.path().join(KEY_FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        assert!(!unfinished.exists());
     }
 
     #[test]
