@@ -304,6 +304,23 @@ fn several_servers_are_distinguished() {
 }
 
 #[test]
+fn a_server_is_found_by_the_file_it_was_started_with() {
+    let place = Place::new();
+    let config = place.configure(ONE_EXPORT);
+    let (link, dotted) = (place.text("link.toml"), place.text("a/../spillway.toml"));
+    std::os::unix::fs::symlink(&config, &link).unwrap();
+    for started in [&link, &dotted] {
+        let running = Running::start(serve_config(started), 1);
+        for which in [&config, &link, &dotted] {
+            let output = succeeded(run(&["status", "--socket", which, "--json"]));
+            let status: serde_json::Value = serde_json::from_str(&output).unwrap();
+            assert_eq!(status["pid"], running.child.id(), "{started}: {which}");
+        }
+        running.stop(Signal::TERM);
+    }
+}
+
+#[test]
 fn without_a_server_the_sentence_is_clear() {
     let place = Place::new();
     let sentence = "top has no --json: use `spillway nfsstat INTERVAL --json`";
