@@ -63,19 +63,14 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
         Ok(server) => server,
         Err(error) => return exit::failed(&error),
     };
-    if let Err(error) = flight_record::write_at_panic(config.state_dir(), server.monitor()) {
-        return exit::failed(&error);
-    }
     let metrics_address = metrics.as_ref().and_then(|metrics| metrics.local_addr().ok());
-    let control = control::listener::start(
-        config.state_dir(),
-        server.monitor(),
-        options.config_file().and_then(|file| std::path::absolute(file).ok()),
-        metrics,
-    );
-    let mut control = match control {
+    let mut control = match attend(&server, config.state_dir(), options, metrics) {
         Ok(control) => control,
-        Err(error) => return exit::failed(&error),
+        Err(error) => {
+            // It may be registered with rpcbind. The error above is the one to report.
+            drop(server.shutdown().await);
+            return exit::failed(&error);
+        }
     };
     let mut text = announcement(server.local_addrs(), config.exports(), config.nfs_versions());
     if let Some(address) = metrics_address {
@@ -99,6 +94,21 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
     }
     info!("stopped");
     ExitCode::SUCCESS
+}
+
+/// Starts what a server has beside clients: its flight recorder's file, control socket and metrics.
+///
+/// # Errors
+/// The system refuses a thread.
+fn attend(
+    server: &Server,
+    state_dir: &Path,
+    options: &ServeOptions,
+    metrics: Option<TcpListener>,
+) -> io::Result<Control> {
+    flight_record::write_at_panic(state_dir, server.monitor())?;
+    let config = options.config_file().and_then(|file| std::path::absolute(file).ok());
+    control::listener::start(state_dir, server.monitor(), config, metrics)
 }
 
 /// The socket of the metrics.

@@ -17,18 +17,30 @@ pub(crate) const RPCBIND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCA
 /// How long it may take to answer a call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Registers NFS and MOUNT at `nfs_port`.
+/// Registers NFS and MOUNT at `nfs_port`, both or none.
 ///
 /// # Errors
-/// `rpcbind` does not answer, or it has these programs already (`AddrInUse`).
+/// `rpcbind` does not answer, or it has one of these programs already (`AddrInUse`).
 pub(crate) async fn register(rpcbind: SocketAddr, nfs_port: u16) -> io::Result<()> {
     let rpcbind = connect(rpcbind).await?;
-    for (program, version) in PROGRAMS {
+    for (index, (program, version)) in PROGRAMS.into_iter().enumerate() {
         let wanted = mapping(program, version, nfs_port);
-        if !call(&rpcbind, PortmapProcedure::Set, &wanted).await? {
-            let message = format!("rpcbind has program {program} registered for another server");
-            return Err(io::Error::new(ErrorKind::AddrInUse, message));
+        let error = match call(&rpcbind, PortmapProcedure::Set, &wanted).await {
+            Ok(true) => continue,
+            Ok(false) => io::Error::new(
+                ErrorKind::AddrInUse,
+                format!(
+                    "rpcbind has program {program} registered for another server; if that is gone, \
+                     run `rpcinfo -d {program} {version}`"
+                ),
+            ),
+            Err(error) => error,
+        };
+        // Not this program too: rpcbind would remove the other server's.
+        if let Err(error) = unset(&rpcbind, &PROGRAMS[..index], nfs_port).await {
+            tracing::warn!(%error, "cannot unregister from rpcbind");
         }
+        return Err(error);
     }
     Ok(())
 }
@@ -38,9 +50,12 @@ pub(crate) async fn register(rpcbind: SocketAddr, nfs_port: u16) -> io::Result<(
 /// # Errors
 /// `rpcbind` does not answer.
 pub(crate) async fn unregister(rpcbind: SocketAddr, nfs_port: u16) -> io::Result<()> {
-    let rpcbind = connect(rpcbind).await?;
-    for (program, version) in PROGRAMS {
-        call(&rpcbind, PortmapProcedure::Unset, &mapping(program, version, nfs_port)).await?;
+    unset(&connect(rpcbind).await?, &PROGRAMS, nfs_port).await
+}
+
+async fn unset(rpcbind: &Rpc, programs: &[(u32, u32)], nfs_port: u16) -> io::Result<()> {
+    for &(program, version) in programs {
+        call(rpcbind, PortmapProcedure::Unset, &mapping(program, version, nfs_port)).await?;
     }
     Ok(())
 }
@@ -126,11 +141,22 @@ mod tests {
 
     #[tokio::test]
     async fn program_of_another_server_is_an_error() {
-        let (address, serving) = rpcbind(&[true, false]);
+        let (address, serving) = rpcbind(&[false]);
         let error = register(address, 2049).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
-        assert!(error.to_string().contains(&mount3::PROGRAM.to_string()), "{error}");
-        assert_eq!(serving.await.unwrap(), wanted(PortmapProcedure::Set));
+        assert!(error.to_string().contains("`rpcinfo -d 100003 3`"), "{error}");
+        assert_eq!(serving.await.unwrap(), wanted(PortmapProcedure::Set)[..1]);
+    }
+
+    #[tokio::test]
+    async fn registration_that_fails_half_way_is_taken_back() {
+        let (address, serving) = rpcbind(&[true, false, true]);
+        let error = register(address, 2049).await.unwrap_err();
+        assert!(error.to_string().contains("`rpcinfo -d 100005 3`"), "{error}");
+        let [nfs, mount] = wanted(PortmapProcedure::Set);
+        // MOUNT is the other server's.
+        let [unset, _] = wanted(PortmapProcedure::Unset);
+        assert_eq!(serving.await.unwrap(), [nfs, mount, unset]);
     }
 
     #[tokio::test]
