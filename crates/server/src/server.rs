@@ -1,12 +1,13 @@
 //! A running server: start, reload, stop.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::portmap::PORT;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 
@@ -328,18 +329,37 @@ fn check_outside(exports: &ExportTable, state_dir: &Path) -> Result<(), StateDir
     }
 }
 
-/// Binds and listens on each address.
+/// Binds and listens on each address. `::` includes IPv4, but not where an IPv4 address of the list
+/// has the same port: the two would collide.
 fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpListener)>, StartError> {
+    let collides = |address: &SocketAddr| {
+        let mut others = addresses.iter().filter(|other| other.port() == address.port());
+        address.port() != 0 && others.any(|other| other.ip().to_canonical().is_ipv4())
+    };
     let bind = |&address: &SocketAddr| {
-        let socket = TcpListener::bind(address).and_then(listen);
+        let is_v6_only = address.ip() == Ipv6Addr::UNSPECIFIED && collides(&address);
+        let socket = open(address, is_v6_only).and_then(listen);
         socket.map_err(|error| StartError::Listen { address, error })
     };
     addresses.iter().map(bind).collect()
 }
 
-/// Listens on a bound socket; returns it with its address. `bind` asks for a queue of 128 connections.
+/// A bound socket.
+fn open(address: SocketAddr, is_v6_only: bool) -> std::io::Result<TcpListener> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Connections of a server before may still be in TIME_WAIT.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if is_v6_only {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    net::bind(&socket, &address)?;
+    Ok(TcpListener::from(socket))
+}
+
+/// Listens on a bound socket; returns it with its address.
 fn listen(socket: TcpListener) -> std::io::Result<(SocketAddr, TcpListener)> {
-    rustix::net::listen(&socket, BACKLOG)?;
+    net::listen(&socket, BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok((socket.local_addr()?, socket))
 }
@@ -417,6 +437,8 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpStream;
+
     use io::{IoMode, IoPolicy};
     use proto::nfs3::FileHandle;
     use tempfile::TempDir;
@@ -438,6 +460,33 @@ mod tests {
     fn resolve(server: &Server, handle: &FileHandle) -> (Caller, Object) {
         let peer = Peer { address: "127.0.0.1:700".parse().unwrap(), purpose: Purpose::Data };
         server.service.resolve(7, handle.as_bytes(), &peer, Flavor::Sys, None).unwrap()
+    }
+
+    #[test]
+    fn the_wildcards_of_both_families_share_a_port() {
+        let Ok(free) = TcpListener::bind("[::1]:0") else {
+            eprintln!("the_wildcards_of_both_families_share_a_port skipped: no IPv6");
+            return;
+        };
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let addresses = |hosts: &[&str]| -> Vec<SocketAddr> {
+            hosts.iter().map(|host| format!("{host}:{port}").parse().unwrap()).collect()
+        };
+        for hosts in [&["0.0.0.0", "[::]"], &["[::]", "0.0.0.0"], &["[::]", "127.0.0.1"]] {
+            let bound = bind(&addresses(hosts)).unwrap();
+            for (address, listener) in &bound {
+                let loopback = if address.is_ipv4() { "127.0.0.1" } else { "[::1]" };
+                TcpStream::connect(&*addresses(&[loopback])).unwrap();
+                listener.set_nonblocking(false).unwrap();
+                let (_, peer) = listener.accept().unwrap();
+                assert_eq!(peer.is_ipv4(), address.is_ipv4(), "{hosts:?}");
+            }
+        }
+        let bound = bind(&addresses(&["[::]"])).unwrap();
+        TcpStream::connect(&*addresses(&["127.0.0.1"])).unwrap();
+        bound[0].1.set_nonblocking(false).unwrap();
+        assert!(bound[0].1.accept().is_ok(), "IPv4 is included");
     }
 
     #[tokio::test]
