@@ -10,10 +10,15 @@ use crate::announce::print;
 use crate::cli::{self, CheckOptions};
 use crate::exit;
 
-/// Prints a summary of the file's settings, or its first error.
+/// Prints a summary of the file's settings and warnings about them, or the file's first error.
 pub(crate) fn run(options: &CheckOptions) -> ExitCode {
     match Config::load(options.file(), &Overrides::default()) {
-        Ok(config) => exit::written(print(&summary(&config))),
+        Ok(config) => {
+            for warning in config.warnings() {
+                exit::warn(&warning);
+            }
+            exit::written(print(&summary(&config)))
+        }
         Err(error) => cli::refused(&error),
     }
 }

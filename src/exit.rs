@@ -62,6 +62,11 @@ pub(crate) fn written(output: io::Result<()>) -> ExitCode {
     }
 }
 
+/// Reports what does not fail.
+pub(crate) fn warn(sentence: &str) {
+    complain(&format!("warning: {sentence}"));
+}
+
 fn complain(sentence: &str) {
     // There is no other place to report that stderr takes nothing.
     let _ = writeln!(io::stderr().lock(), "spillway: {sentence}");

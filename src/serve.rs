@@ -79,6 +79,7 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
     if let Err(error) = print(&text) {
         warn!(%error, "cannot print the addresses on stdout");
     }
+    warn_of(&config);
     notify(&[NotifyState::Ready]);
     if let Some(period) = service_manager::watchdog_period() {
         server.watch(period, || notify(&[NotifyState::Watchdog]));
@@ -94,6 +95,12 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
     }
     info!("stopped");
     ExitCode::SUCCESS
+}
+
+fn warn_of(config: &Config) {
+    for warning in config.warnings() {
+        warn!("{warning}");
+    }
 }
 
 /// Starts what a server has beside clients: its flight recorder's file, control socket and metrics.
@@ -199,6 +206,7 @@ impl Serving<'_> {
             warn!(keys, "these keys changed but take effect only after a restart");
         }
         let changes = self.server.reload(config.clone()).map_err(|error| error.to_string())?;
+        warn_of(&config);
         self.current = config;
         info!(summary = changes, "reloaded");
         let restart_only = keys.into_iter().map(str::to_owned).collect();

@@ -3,8 +3,11 @@
 use std::fs;
 use std::process::{Command, Output};
 
+use rustix::process::Signal;
+
 use crate::fixture::{
-    ONE_EXPORT, Place, Running, assert_exit, run, serve_directory, spillway, without_environment,
+    ONE_EXPORT, Place, Running, assert_exit, run, serve_config, serve_directory, spillway,
+    without_environment,
 };
 
 #[test]
@@ -170,6 +173,30 @@ fn check_prints_what_a_good_file_means() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn rules_that_another_export_bypasses_are_warned_of() {
+    let place = Place::new();
+    fs::create_dir(place.path("a/in")).unwrap();
+    let text = format!("{ONE_EXPORT}[[export.client]]\nhosts = [\"*\"]\n[[export]]\n");
+    let text = text + "path = \"$DIR/a/in\"\nname = \"/in\"\n";
+    let output = place.check(&text);
+    let warning = "the directory of the export /in is part of that of /a: ";
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(0), 1), "{stderr}");
+    assert!(stderr.starts_with(&format!("spillway: warning: {warning}")), "{stderr}");
+    assert!(output.stdout.starts_with(b"valid: 2 exports "));
+
+    let config = place.configure(ONE_EXPORT);
+    let running = Running::start(serve_config(&config), 1);
+    place.configure(&text);
+    running.signal(Signal::HUP);
+    assert!(running.wait_for(warning).contains("WARN"));
+    running.stop(Signal::TERM);
+    let running = Running::start(serve_config(&config), 2);
+    running.wait_for(warning);
+    running.stop(Signal::TERM);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod raw;
 mod setting;
 mod state_dir;
 mod versions;
+mod warnings;
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -267,6 +268,13 @@ impl Config {
     #[must_use]
     pub fn exports(&self) -> &Arc<ExportTable> {
         &self.exports
+    }
+
+    /// What the configuration permits and its author may not expect, a sentence each: exports whose
+    /// rules can be bypassed through another export. Blocks, on the directories of the exports.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        warnings::bypassed_rules(&self.exports)
     }
 
     /// The keys in which `new` differs and which a running server cannot change: all but the

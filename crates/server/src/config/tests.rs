@@ -404,6 +404,33 @@ fn the_state_directory_stays_outside_the_exports() {
 }
 
 #[test]
+fn rules_that_another_export_bypasses_are_warned_of() {
+    let machine = Machine::new();
+    fs::create_dir(machine.path("a/in")).unwrap();
+    let everyone = "\n[[export.client]]\nhosts = [\"*\"]\n";
+    let export = |path: &str, rule: &str| format!("[[export]]\npath = \"{path}\"\n{rule}");
+    let warnings = |exports: &[String]| {
+        let warnings = machine.parse(&exports.concat()).unwrap().warnings();
+        let text = |text: String| text.replace(machine.path("").to_str().unwrap(), "$DIR/");
+        warnings.into_iter().map(text).collect::<Vec<_>>()
+    };
+    let nested = "the directory of the export $DIR/a/in is part of that of $DIR/a: clients of $DIR/a \
+                  reach its files by the rules of $DIR/a";
+    let (a, inside) = (export("$A", everyone), export("$A/in", ""));
+    assert_eq!(warnings(&[a.clone(), inside.clone()]), [nested]);
+    assert_eq!(warnings(&[inside.clone(), a.clone()]), [nested]);
+    let again =
+        format!("[[export]]\npath = \"$A\"\nname = \"/again\"\n{everyone}read_only = true\n");
+    let [one] = warnings(&[a.clone(), again]).try_into().unwrap();
+    assert!(
+        one.starts_with("the directory of the export /again is part of that of $DIR/a"),
+        "{one}"
+    );
+    assert!(warnings(&[a.clone(), export("$A/in", everyone)]).is_empty());
+    assert!(warnings(&[a, export("$B", "")]).is_empty());
+}
+
+#[test]
 fn the_default_state_directory_follows_user_and_environment() {
     let some = |text: &str| Some(OsString::from(text));
     let cases = [
