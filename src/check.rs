@@ -29,10 +29,14 @@ fn summary(config: &Config) -> String {
     let transfer = ByteSize(config.max_transfer_bytes().into());
     let window = ByteSize(u64::try_from(config.window_bytes()).unwrap_or(u64::MAX));
     let mut text = format!(
-        "valid: {} on {}, {memory} of memory, a window of {window}, transfers up to {transfer}{}\n",
+        "valid: {} on {}, {memory} of memory, a window of {window}, transfers up to {transfer}{}\n\
+         NFS {}, state in {}{}\n",
         counted(config.exports().iter().len(), "export"),
         listen.join(" and "),
         switched(config),
+        config.nfs_versions(),
+        config.state_dir().display(),
+        offered(config),
     );
     for export in config.exports().iter() {
         write_export(&mut text, export).expect("a String takes all that is written");
@@ -51,6 +55,18 @@ fn switched(config: &Config) -> String {
     }
     if !config.trace().is_empty() {
         text += &format!(", tracing {}", config.trace());
+    }
+    text
+}
+
+/// What the server offers beside NFS, as the end of the same sentence.
+fn offered(config: &Config) -> String {
+    let mut text = String::new();
+    if config.portmap() {
+        text += ", the portmapper protocol";
+    }
+    if let Some(address) = config.metrics() {
+        text += &format!(", metrics on {address}");
     }
     text
 }
