@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -152,6 +153,38 @@ fn holes_stay_holes() {
         assert_same_data(&here, copy);
         assert!(fs::metadata(copy).unwrap().blocks() * 512 < 10 << 20, "{}", copy.display());
     }
+}
+
+#[test]
+fn holes_reach_pipes_as_zeros() {
+    let server = Server::start();
+    let sparse = server.path("sparse");
+    let file = File::create(&sparse).unwrap();
+    file.set_len(1 << 20).unwrap();
+    for offset in [0, 300_000] {
+        file.write_all_at(b"data", offset).unwrap();
+    }
+    if fs::metadata(&sparse).unwrap().blocks() * 512 >= 1 << 20 {
+        println!("skipped: the file system of temporary files has no holes");
+        return;
+    }
+    let data = fs::read(&sparse).unwrap();
+    let output = run(["cp", &server.url("sparse"), "/dev/stdout"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(output.stdout == data, "{} bytes", output.stdout.len());
+
+    // A local file as well, where the target directory has a pipe of its name.
+    let (here, dir) = (server.beside("sparse"), server.beside("dir"));
+    fs::copy(&sparse, &here).unwrap();
+    File::options().write(true).open(&here).unwrap().set_len(2 << 20).unwrap();
+    fs::create_dir(&dir).unwrap();
+    let pipe = dir.join("sparse");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    let reader = thread::spawn(move || fs::read(pipe).unwrap());
+    server.put("other", "other");
+    let (here_text, dir) = (here.to_str().unwrap(), dir.to_str().unwrap());
+    succeeded(run(["cp", here_text, &server.url("other"), dir]));
+    assert!(reader.join().unwrap() == fs::read(here).unwrap());
 }
 
 #[test]

@@ -368,8 +368,7 @@ impl Shared {
         let stable =
             if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
         let (to, mut sink) = self.open(from, slot, there, stable, start == 0).await?;
-        let is_fresh = start == 0;
-        let plan = self.plan(from, &source, start, chunk_bytes, is_fresh).await;
+        let plan = plan(from, &source, start, chunk_bytes, sink.is_empty()).await;
         self.progress.advance(start);
         match transfer(&source, &mut sink, &plan, &self.progress).await {
             Ok(_) => Ok(Some(to)),
@@ -380,28 +379,6 @@ impl Shared {
                 Err(format!("error writing {}: {failure}", slot.shown))
             }
         }
-    }
-
-    async fn plan(
-        &self,
-        from: &Entry,
-        source: &Source,
-        start: u64,
-        chunk_bytes: u32,
-        is_fresh: bool,
-    ) -> Plan {
-        let Attributes { size, used, .. } = from.attributes;
-        // Into a file that is not empty, zeros have to be written where the source has a hole.
-        let is_sparse = is_fresh && used < size;
-        let extents = match source {
-            Source::Local { file, .. } if is_sparse => {
-                let file = Arc::clone(file);
-                blocking(move || Ok(extents(&file, size))).await.ok()
-            }
-            _ => None,
-        };
-        let skip_zeros = is_sparse && extents.is_none();
-        Plan { start, extents, size, chunk_bytes, skip_zeros }
     }
 
     /// Opens what is written to, which is made if it is not there.
@@ -437,6 +414,21 @@ impl Shared {
             Err(failure) => Err(cannot("create regular file", slot, &failure)),
         }
     }
+}
+
+/// `is_empty`: [`Sink::is_empty`]. Into others, zeros are written where the source has a hole.
+async fn plan(from: &Entry, source: &Source, start: u64, chunk_bytes: u32, is_empty: bool) -> Plan {
+    let Attributes { size, used, .. } = from.attributes;
+    let is_sparse = is_empty && used < size;
+    let extents = match source {
+        Source::Local { file, .. } if is_sparse => {
+            let file = Arc::clone(file);
+            blocking(move || Ok(extents(&file, size))).await.ok()
+        }
+        _ => None,
+    };
+    let skip_zeros = is_sparse && extents.is_none();
+    Plan { start, extents, size, chunk_bytes, skip_zeros }
 }
 
 /// Opens and empties the file that has the name although none had it before.

@@ -1,7 +1,7 @@
 //! Where the data of a copy goes.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
@@ -10,9 +10,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use client::nfs3::Nfs3;
 use proto::nfs3::{FileHandle, SetAttributes, StableHow, WriteVerifier};
+use rustix::io::Errno;
 use tokio::task::spawn_blocking;
 
-use super::super::failure::Result;
+use super::super::failure::{Failure, Result};
 use super::super::window::Window;
 use super::source::window_len;
 
@@ -20,10 +21,10 @@ use super::source::window_len;
 pub(super) enum Sink {
     /// On a server.
     Remote(Box<RemoteSink>),
-    /// Here, written at any offset.
-    Local { file: Arc<File> },
-    /// Here, a pipe or a device that takes bytes in order.
-    Stream { file: Arc<File> },
+    /// Here, a regular file, written at any offset. `is_empty`: it held nothing when it was opened.
+    Local { file: Arc<File>, is_empty: bool },
+    /// Here, a pipe or a device, written without a gap from 0 to `end`.
+    Stream { file: Arc<File>, end: u64 },
 }
 
 /// A write that is under way.
@@ -38,19 +39,45 @@ pub(super) struct Written {
 }
 
 impl Sink {
+    /// A file of this machine that is open for writing.
+    pub(super) fn local(file: File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        let file = Arc::new(file);
+        Ok(if metadata.is_file() {
+            Self::Local { file, is_empty: metadata.len() == 0 }
+        } else {
+            Self::Stream { file, end: 0 }
+        })
+    }
+
+    /// Whether ranges that are not written read as zeros: only in a regular file that held nothing
+    /// when it was opened. A pipe has no such ranges, and a block device keeps its old data there.
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::Remote(sink) => sink.is_empty,
+            Self::Local { is_empty, .. } => *is_empty,
+            Self::Stream { .. } => false,
+        }
+    }
+
     /// Begins to write `data` at `offset`.
     pub(super) fn write(&self, offset: u64, data: Bytes) -> Writing {
         let end = offset + u64::try_from(data.len()).unwrap_or(u64::MAX);
         let written = Written { range: offset..end, unsafe_with: Vec::new() };
         match self {
             Self::Remote(sink) => sink.write(data, written),
-            Self::Local { file } => {
+            Self::Local { file, .. } => {
                 let file = Arc::clone(file);
                 blocking(move || file.write_all_at(&data, offset), written)
             }
-            Self::Stream { file } => {
-                let file = Arc::clone(file);
-                blocking(move || (&*file).write_all(&data), written)
+            Self::Stream { file, end } => {
+                let (file, is_next) = (Arc::clone(file), offset == *end);
+                let write = move || match is_next {
+                    true => (&*file).write_all(&data),
+                    // Everything behind the gap would be shifted.
+                    false => Err(Errno::SPIPE.into()),
+                };
+                blocking(write, written)
             }
         }
     }
@@ -69,7 +96,11 @@ impl Sink {
     pub(super) async fn settle(&mut self, written: Written) -> Result<()> {
         match self {
             Self::Remote(sink) => sink.settle(written).await,
-            Self::Local { .. } | Self::Stream { .. } => Ok(()),
+            Self::Local { .. } => Ok(()),
+            Self::Stream { end, .. } => {
+                *end = written.range.end;
+                Ok(())
+            }
         }
     }
 
@@ -89,20 +120,17 @@ impl Sink {
                 sink.nfs.setattr(sink.file, size, None).await?;
                 Ok(())
             }
-            Self::Local { file } => {
+            Self::Local { file, .. } => {
                 let file = Arc::clone(file);
                 let set = spawn_blocking(move || file.set_len(size));
                 Ok(set.await.expect("it does not panic")?)
             }
-            Self::Stream { .. } => Ok(()),
+            Self::Stream { .. } => Err(Failure::refused(Errno::SPIPE)),
         }
     }
 }
 
-fn blocking(
-    work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
-    written: Written,
-) -> Writing {
+fn blocking(work: impl FnOnce() -> io::Result<()> + Send + 'static, written: Written) -> Writing {
     let work = spawn_blocking(work);
     Box::pin(async move {
         work.await.expect("writing does not panic")?;
@@ -117,6 +145,8 @@ pub(super) struct RemoteSink {
     nfs: Nfs3,
     file: FileHandle,
     stable: StableHow,
+    /// Whether it held nothing when it was opened.
+    is_empty: bool,
     /// The data written since the last COMMIT began.
     piece: Option<Piece>,
     commits: Window<Result<Option<Range<u64>>>>,
@@ -132,9 +162,9 @@ struct Piece {
 impl RemoteSink {
     /// With [`StableHow::FileSync`] every WRITE is safe when it is answered: for data that cannot be
     /// had again, and for files of one WRITE, which saves them the COMMIT.
-    pub(super) fn new(nfs: Nfs3, file: FileHandle, stable: StableHow) -> Self {
+    pub(super) fn new(nfs: Nfs3, file: FileHandle, stable: StableHow, is_empty: bool) -> Self {
         let commits = Window::new(COMMITS_MAX);
-        Self { nfs, file, stable, piece: None, commits, lost: Vec::new() }
+        Self { nfs, file, stable, is_empty, piece: None, commits, lost: Vec::new() }
     }
 
     fn write(&self, mut data: Bytes, mut written: Written) -> Writing {

@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use proto::nfs3::{
@@ -132,15 +131,16 @@ impl Slot {
             Dir::Local(dir) => {
                 let path = Self::local_path(dir, &self.name);
                 let made = path.clone();
-                let (file, metadata) = blocking(move || {
+                let (sink, metadata) = blocking(move || {
                     let file =
                         OpenOptions::new().write(true).create_new(true).mode(mode).open(made)?;
-                    file.metadata().map(|metadata| (file, metadata))
+                    let metadata = file.metadata()?;
+                    Ok((Sink::local(file)?, metadata))
                 })
                 .await?;
                 let attributes = local_attributes(&metadata);
                 let (place, shown) = (Place::Local(path), self.shown.clone());
-                Ok((Entry { place, attributes, shown }, Sink::Local { file: Arc::new(file) }))
+                Ok((Entry { place, attributes, shown }, sink))
             }
             Dir::Remote(remote, dir, _) => {
                 let how = CreateHow::Guarded(with_mode(mode));
@@ -223,20 +223,18 @@ impl Entry {
         match &self.place {
             Place::Local(path) => {
                 let path = path.clone();
-                let file =
-                    blocking(move || OpenOptions::new().write(true).truncate(truncate).open(path));
-                let file = Arc::new(file.await?);
-                Ok(match self.file_type() {
-                    FileType::Regular => Sink::Local { file },
-                    _ => Sink::Stream { file },
-                })
+                let open = move || {
+                    Sink::local(OpenOptions::new().write(true).truncate(truncate).open(path)?)
+                };
+                blocking(open).await
             }
             Place::Remote(remote, file) if self.file_type() == FileType::Regular => {
                 if truncate {
                     let empty = SetAttributes { size: Some(0), ..SetAttributes::default() };
                     remote.nfs.setattr(*file, empty, None).await?;
                 }
-                let sink = RemoteSink::new(remote.nfs.clone(), *file, stable);
+                let is_empty = truncate || self.attributes.size == 0;
+                let sink = RemoteSink::new(remote.nfs.clone(), *file, stable, is_empty);
                 Ok(Sink::Remote(Box::new(sink)))
             }
             Place::Remote(..) => Err(Failure::refused(Errno::NXIO)),

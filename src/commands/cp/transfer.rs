@@ -21,7 +21,7 @@ pub(super) struct Plan {
     pub(super) size: u64,
     /// Bytes of a chunk.
     pub(super) chunk_bytes: u32,
-    /// Leave out blocks of zeros: what is written to is empty, and the source seems to have holes.
+    /// Leave out blocks of zeros: [`Sink::is_empty`], and the source seems to have holes.
     pub(super) skip_zeros: bool,
 }
 
