@@ -1,7 +1,8 @@
 //! `cp` when something ends in the middle: the copy, or the server.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
@@ -191,4 +192,27 @@ fn a_soft_copy_fails_if_the_server_stays_down() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains(&format!("spillway cp: error writing '{url}': ")), "{stderr}");
+}
+
+#[test]
+fn a_resumed_copy_that_replaces_its_target_begins_at_the_beginning() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: to run as another user needs root");
+        return;
+    }
+    let server = Server::start();
+    server.put("there", pattern(48 << 20));
+    make_older(&server.path("there"), Duration::from_secs(60));
+    let here = server.beside("own/here");
+    fs::create_dir(here.parent().unwrap()).unwrap();
+    fs::write(&here, pattern(40 << 20)).unwrap();
+    // Readable and not writable: a part could be kept, and -f replaces it.
+    fs::set_permissions(&here, fs::Permissions::from_mode(0o444)).unwrap();
+    for path in [here.parent().unwrap(), &here] {
+        std::os::unix::fs::chown(path, Some(4711), Some(4711)).unwrap();
+    }
+    let mut command = spillway();
+    command.args(["cp", "-f", "--resume", &server.url("there"), here.to_str().unwrap()]);
+    succeeded(command.uid(4711).gid(4711).output().unwrap());
+    assert_same_data(server.path("there"), here);
 }

@@ -368,6 +368,8 @@ impl Shared {
         let stable =
             if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
         let (to, mut sink) = self.open(from, slot, there, stable, start == 0).await?;
+        // With -f, a file of which a part was to be kept may have been replaced.
+        let start = if sink.is_empty() { 0 } else { start };
         let plan = plan(from, &source, start, chunk_bytes, sink.is_empty()).await;
         self.progress.advance(start);
         match transfer(&source, &mut sink, &plan, &self.progress).await {
