@@ -162,13 +162,17 @@ pub(crate) fn extents(file: &File, size: u64) -> Vec<Range<u64>> {
     let mut extents = Vec::new();
     let mut at = 0;
     while at < size {
-        let Ok(start) = rustix::fs::seek(file, SeekFrom::Data(at)) else {
-            // ENXIO: a hole up to the end. Anything else is no answer, and then all is data.
-            break;
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) if start < size => start,
+            // A hole up to the end.
+            Ok(_) | Err(Errno::NXIO) => break,
+            // No answer: the reads find what is there, or report the error.
+            Err(_) => at,
         };
         let end = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap_or(size);
-        extents.push(start..end.min(size).max(start));
-        at = end.max(start + 1);
+        let end = end.clamp(start + 1, size);
+        extents.push(start..end);
+        at = end;
     }
     extents
 }
@@ -221,3 +225,22 @@ fn widen(len: u32) -> usize {
 pub(super) const WINDOW_BYTES: u64 = 8 << 20;
 const WINDOW_LEN_MIN: usize = 8;
 const WINDOW_LEN_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_believed_in_only_where_they_are_reported() {
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        // ESPIPE is no answer about holes.
+        assert_eq!(extents(&pipe.into(), 100), [Range { start: 0, end: 100 }]);
+
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(extents(&file, 100), [], "beyond the end");
+        file.set_len(1 << 20).unwrap();
+        file.write_all_at(b"data", 1 << 19).unwrap();
+        let data: u64 = extents(&file, 1 << 20).iter().map(|part| part.end - part.start).sum();
+        assert!((4..=1 << 20).contains(&data), "{data} bytes");
+    }
+}
