@@ -188,6 +188,20 @@ fn holes_reach_pipes_as_zeros() {
 }
 
 #[test]
+fn a_file_that_is_shorter_than_its_size_is_not_filled_up() {
+    let server = Server::start();
+    // sysfs gives each file the size of a page and no blocks.
+    let here = Path::new("/sys/class/net/lo/mtu");
+    let Ok(metadata) = fs::metadata(here) else {
+        println!("skipped: sysfs is not mounted");
+        return;
+    };
+    assert_eq!((metadata.size(), metadata.blocks()), (4096, 0));
+    succeeded(run(["cp", here.to_str().unwrap(), &server.url("up")]));
+    assert_same_data(here, server.path("up"));
+}
+
+#[test]
 fn pipes_are_copied_from_and_to() {
     let server = Server::start();
     let data = pattern(2_500_000);

@@ -41,20 +41,25 @@ pub(super) async fn transfer(
     plan: &Plan,
     progress: &Progress,
 ) -> Result<u64, Broken> {
-    let (mut end, mut reached) = (plan.start, plan.start);
-    match &plan.extents {
+    let (end, reached) = match &plan.extents {
         None => {
             let done = pass(source, sink, plan, plan.start..u64::MAX, progress).await?;
-            (end, reached) = (done.end, done.written_end);
+            (done.end, done.written_end)
         }
         Some(extents) => {
+            let (mut end, mut reached) = (plan.size, plan.start);
             for extent in extents {
                 let done = pass(source, sink, plan, extent.clone(), progress).await?;
                 reached = reached.max(done.written_end);
+                if done.end < extent.end {
+                    // The source is shorter than its size was.
+                    end = done.end;
+                    break;
+                }
             }
-            end = end.max(plan.size);
+            (end, reached)
         }
-    }
+    };
     for _ in 0..RESENDS_MAX {
         let lost = sink.commit().await.map_err(Broken::Writing)?;
         if lost.is_empty() {
@@ -73,7 +78,7 @@ pub(super) async fn transfer(
 struct Done {
     /// Where the source ended, or the range.
     end: u64,
-    /// Where the last byte that was written ends.
+    /// Where the last byte that was written ends; [`Plan::start`] if none was.
     written_end: u64,
 }
 
@@ -88,7 +93,7 @@ async fn pass(
     let mut reads = Window::new(source.reads_max(plan.chunk_bytes));
     let mut writes = Window::new(sink.writes_max(plan.chunk_bytes));
     let (mut asked, mut end) = (range.start, range.start);
-    let mut written_end = range.start;
+    let mut written_end = plan.start;
     let mut is_over = false;
     while !is_over {
         while !reads.is_full() && asked < range.end && (reads.is_empty() || asked < plan.size) {
