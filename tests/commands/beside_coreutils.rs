@@ -385,6 +385,10 @@ fn cp() {
         "cp -p @file2 @new",
         "cp -r @dir @nope/new",
         "cp -r @other @dirlink",
+        "cp -r @twice/. @dirlink/sub @other",
+        "cp -r @dangling @dir @other",
+        "cp -p @file2 @link",
+        "cp -r @dir @dangling",
         "cp -f @file @file2",
     ] {
         compare(command);

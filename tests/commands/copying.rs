@@ -156,6 +156,65 @@ fn holes_stay_holes() {
 }
 
 #[test]
+fn links_of_the_same_copy_are_not_written_through() {
+    let server = Server::start();
+    let here = server.beside("here");
+    for root in [server.path(""), here.clone()] {
+        fs::create_dir_all(root.join("links")).unwrap();
+        fs::create_dir_all(root.join("files/dir")).unwrap();
+        fs::create_dir_all(root.join("victim")).unwrap();
+        symlink("../victim/file", root.join("links/file")).unwrap();
+        symlink("../victim", root.join("links/dir")).unwrap();
+        fs::write(root.join("files/file"), "new").unwrap();
+        fs::write(root.join("files/dir/inner"), "new").unwrap();
+        fs::write(root.join("victim/file"), "old").unwrap();
+    }
+    let local = |path: &str| here.join(path).to_str().unwrap().to_owned();
+    let there = server.path("");
+    for is_up in [false, true] {
+        let place = |path: &str, is_remote| if is_remote { server.url(path) } else { local(path) };
+        let (from, to) = (|path: &str| place(path, !is_up), |path: &str| place(path, is_up));
+        let root = if is_up { &there } else { &here };
+        for (name, sources) in [
+            ("all", &["links/.", "files/."][..]),
+            ("each", &["links/dir", "links/file", "files/dir", "files/file"]),
+        ] {
+            fs::create_dir(root.join(name)).unwrap();
+            let sources: Vec<_> = sources.iter().map(|path| from(path)).collect();
+            let (to_text, options) = (to(name), ["cp", "-r", "--jobs", "1"].map(str::to_owned));
+            let output = run([&options[..], &sources, &[to_text]].concat());
+            let stderr = text(&output.stderr).replace("/./", "/");
+            assert_eq!(output.status.code(), Some(1), "{stderr}");
+            let why = format!("through just-created symlink '{}'", to(&format!("{name}/file")));
+            assert!(stderr.contains(&why), "{stderr}");
+            assert_eq!(fs::read_to_string(root.join("victim/file")).unwrap(), "old");
+            assert!(!root.join("victim/inner").exists());
+        }
+    }
+}
+
+#[test]
+fn links_that_were_there_before_are_written_through() {
+    let server = Server::start();
+    let here = server.beside("here");
+    for root in [server.path(""), here.clone()] {
+        fs::create_dir_all(root.join("files")).unwrap();
+        fs::create_dir_all(root.join("to")).unwrap();
+        fs::write(root.join("files/file"), "new").unwrap();
+        fs::write(root.join("beside"), "old").unwrap();
+        symlink("../beside", root.join("files/link")).unwrap();
+        symlink("../beside", root.join("to/file")).unwrap();
+    }
+    let (here_files, here_to) = (here.join("files/."), here.join("to"));
+    succeeded(run(["cp", "-r", here_files.to_str().unwrap(), &server.url("to")]));
+    succeeded(run(["cp", "-r", &server.url("files/."), here_to.to_str().unwrap()]));
+    for root in [server.path(""), here] {
+        assert_eq!(fs::read_to_string(root.join("beside")).unwrap(), "new");
+        assert!(fs::symlink_metadata(root.join("to/file")).unwrap().is_symlink());
+    }
+}
+
+#[test]
 fn holes_reach_pipes_as_zeros() {
     let server = Server::start();
     let sparse = server.path("sparse");

@@ -1,8 +1,10 @@
 //! Walks through trees of a server that shows what no file system has: listings that come back to
 //! where they were, and directories without end. Each command ends, with an error.
 
+use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Output;
 use std::thread;
 
@@ -18,7 +20,7 @@ use crate::fixture::{run, text};
 /// More than any call that is not a WRITE.
 const CALL_BYTES_MAX: usize = 16 << 10;
 
-/// What is below each directory. All have one entry, a directory `d`.
+/// What is below each directory: in the first four trees one entry, a directory `d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tree {
     /// The root has its entry again and again.
@@ -29,7 +31,18 @@ enum Tree {
     Endless,
     /// The directory in the root is removed after it was listed.
     Removed,
+    /// The root has `d` three times: empty, then with a file `x`, and with a link `x`.
+    LinkAndFile,
+    /// The same, with a directory `x` that has a file `inner` in the place of the file.
+    LinkAndDirectory,
 }
+
+/// The objects of the last two trees that are no directories.
+const LINK: u64 = 1 << 32;
+const FILE: u64 = LINK + 1;
+/// Where the link leads: beside the copy.
+const TARGET: &[u8] = b"../../victim";
+const DATA: &[u8] = b"of the server";
 
 /// A directory by its depth.
 fn handle(depth: u64) -> FileHandle {
@@ -41,13 +54,18 @@ fn depth_of(handle: FileHandle) -> u64 {
 }
 
 fn attributes(depth: u64) -> Attributes {
+    let (file_type, size) = match depth {
+        LINK => (FileType::Symlink, TARGET.len() as u64),
+        FILE => (FileType::Regular, DATA.len() as u64),
+        _ => (FileType::Directory, 4096),
+    };
     Attributes {
-        file_type: FileType::Directory,
+        file_type,
         mode: 0o755,
         nlink: 2,
         uid: 0,
         gid: 0,
-        size: 4096,
+        size,
         used: 4096,
         rdev: DeviceSpec::default(),
         fsid: 1,
@@ -86,14 +104,7 @@ impl Tree {
         let xid = header.xid;
         if header.program == mount3::PROGRAM {
             encode_success(w, xid);
-            if header.procedure == mount3::Procedure::Mnt as u32 {
-                let auth_flavors = [1][..].into();
-                Ok::<_, mount3::MountStatus>(MountOk { file_handle: handle(0), auth_flavors })
-                    .encode(w);
-            } else {
-                List::<mount3::ExportNode<'_>>::from(&[][..]).encode(w);
-            }
-            return;
+            return mount(header.procedure, w);
         }
         let refused = |w: &mut Writer| {
             ReplyHeader::Accepted { xid, stat: AcceptStat::ProcUnavail }.encode(w);
@@ -135,9 +146,15 @@ impl Tree {
                 let body = WccData::default();
                 RemovedReply::Err(Failure { status: Status::Notempty, body }).encode(w);
             }
+            Procedure::Readlink => {
+                encode_success(w, xid);
+                ReadlinkReply::Ok(ReadlinkOk { attributes: None, target: TARGET }).encode(w);
+            }
+            Procedure::Read => {
+                encode_success(w, xid);
+                ReadReply::Ok(data()).encode(w);
+            }
             Procedure::Access
-            | Procedure::Readlink
-            | Procedure::Read
             | Procedure::Write
             | Procedure::Create
             | Procedure::Mkdir
@@ -156,6 +173,22 @@ impl Tree {
         match self {
             Self::RepeatedCookies | Self::Endless | Self::Removed => depth + 1,
             Self::Circular => 1,
+            Self::LinkAndFile | Self::LinkAndDirectory => panic!("all handles are in the listings"),
+        }
+    }
+
+    /// The entries of a directory.
+    fn entries(self, depth: u64) -> Vec<(&'static [u8], u64)> {
+        match (self, depth) {
+            (Self::LinkAndFile | Self::LinkAndDirectory, 0) => {
+                vec![(b"d", 1), (b"d", 2), (b"d", 3)]
+            }
+            (Self::LinkAndFile, 2) => vec![(b"x", FILE)],
+            (Self::LinkAndDirectory, 2) => vec![(b"x", 4)],
+            (Self::LinkAndFile | Self::LinkAndDirectory, 3) => vec![(b"x", LINK)],
+            (Self::LinkAndDirectory, 4) => vec![(b"inner", FILE)],
+            (Self::LinkAndFile | Self::LinkAndDirectory, _) => vec![],
+            _ => vec![(b"d", self.below(depth))],
         }
     }
 
@@ -165,32 +198,48 @@ impl Tree {
             ReaddirplusReply::Err(Failure { status: Status::Stale, body: None }).encode(w);
             return;
         }
-        let found = self.below(depth);
         let repeats = self == Self::RepeatedCookies;
         // The first directory of those with repeated cookies is listed for ever, the second is empty.
         let is_empty = if repeats { depth > 0 } else { cookie > 0 };
-        let (fileid, name, next) = (found + 1, &b"d"[..], 7);
+        let entries = if is_empty { vec![] } else { self.entries(depth) };
+        // All repeated cookies are the same, the others go up from it.
+        let entries = (7..).zip(entries).map(|(cookie, (name, found))| (cookie, name, found));
         let (dir_attributes, verifier) = (Some(attributes(depth)), CookieVerifier::default());
         let eof = !repeats || is_empty;
         if plus {
-            let entry = EntryPlus {
-                fileid,
+            let entries = entries.map(|(cookie, name, found)| EntryPlus {
+                fileid: found + 1,
                 name,
-                cookie: next,
+                cookie,
                 attributes: Some(attributes(found)),
                 handle: Some(handle(found)),
-            };
-            let entries = if is_empty { vec![] } else { vec![entry] };
+            });
+            let entries = entries.collect::<Vec<_>>();
             let entries = entries[..].into();
             ReaddirplusReply::Ok(ReaddirplusOk { dir_attributes, verifier, entries, eof })
                 .encode(w);
         } else {
-            let entry = Entry { fileid, name, cookie: next };
-            let entries = if is_empty { vec![] } else { vec![entry] };
+            let entries =
+                entries.map(|(cookie, name, found)| Entry { fileid: found + 1, name, cookie });
+            let entries = entries.collect::<Vec<_>>();
             let entries = entries[..].into();
             ReaddirReply::Ok(ReaddirOk { dir_attributes, verifier, entries, eof }).encode(w);
         }
     }
+}
+
+fn mount(procedure: u32, w: &mut Writer) {
+    if procedure == mount3::Procedure::Mnt as u32 {
+        let auth_flavors = [1][..].into();
+        Ok::<_, mount3::MountStatus>(MountOk { file_handle: handle(0), auth_flavors }).encode(w);
+    } else {
+        List::<mount3::ExportNode<'_>>::from(&[][..]).encode(w);
+    }
+}
+
+fn data() -> ReadOk<'static> {
+    let (attributes, count) = (Some(attributes(FILE)), u32::try_from(DATA.len()).unwrap());
+    ReadOk { attributes, count, eof: true, data: DATA }
 }
 
 fn fsinfo() -> FsinfoOk {
@@ -276,4 +325,34 @@ fn directory_that_is_removed_meanwhile_is_reported_and_the_rest_is_done() {
         assert_eq!((text(&output.stderr), output.status.code()), (&expected[..], Some(1)));
         assert_eq!(text(&output.stdout), stdout);
     }
+}
+
+/// Copies a tree, which has to fail, and returns the complaints.
+#[track_caller]
+fn copy_fails(tree: Tree, to: &Path) -> String {
+    let output = run(["cp", "-r", "--jobs", "1", &tree.serve(), to.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    text(&output.stderr).to_owned()
+}
+
+#[test]
+fn file_is_not_written_through_a_link_of_the_same_copy() {
+    let dir = TempDir::new().unwrap();
+    let (copy, victim) = (dir.path().join("copy"), dir.path().join("victim"));
+    fs::write(&victim, "of the user").unwrap();
+    let stderr = copy_fails(Tree::LinkAndFile, &copy);
+    let why = format!("through just-created symlink '{}'", copy.join("d/x").display());
+    assert!(stderr.contains(&why), "{stderr}");
+    assert!(fs::symlink_metadata(copy.join("d/x")).unwrap().is_symlink());
+    assert_eq!(fs::read_to_string(victim).unwrap(), "of the user");
+}
+
+#[test]
+fn directory_is_not_filled_through_a_link_of_the_same_copy() {
+    let dir = TempDir::new().unwrap();
+    let (copy, victim) = (dir.path().join("copy"), dir.path().join("victim"));
+    fs::create_dir(&victim).unwrap();
+    // The link or the directory is refused, whichever comes second.
+    copy_fails(Tree::LinkAndDirectory, &copy);
+    assert_eq!(fs::read_dir(victim).unwrap().count(), 0);
 }

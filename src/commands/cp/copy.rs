@@ -13,6 +13,7 @@ use super::super::remote::LastLink;
 use super::super::umask;
 use super::Options;
 use super::entry::{Entry, Place, blocking};
+use super::made_links::{Following, MadeLinks};
 use super::progress::Progress;
 use super::resume::{self, Start};
 use super::sink::Sink;
@@ -35,6 +36,14 @@ struct Shared {
     options: Options,
     console: Arc<Console>,
     progress: Progress,
+    made_links: MadeLinks,
+}
+
+/// What has the name of a copy already.
+struct There<'a> {
+    file: Entry,
+    /// Where a link leads to it.
+    following: Option<Following<'a>>,
 }
 
 /// A directory that was copied, but for what is in it.
@@ -50,7 +59,8 @@ impl Copier {
         let progress = Progress::new(!options.no_progress, console);
         let (options, console) = (options.clone(), Arc::clone(console));
         let jobs_max = usize::from(options.jobs);
-        let shared = Arc::new(Shared { options, console, progress });
+        let made_links = MadeLinks::default();
+        let shared = Arc::new(Shared { options, console, progress, made_links });
         Self { shared, jobs: JoinSet::new(), jobs_max, dirs: Vec::new() }
     }
 
@@ -71,9 +81,8 @@ impl Copier {
             self.file(from, slot, false).await;
             return;
         }
-        // Of the two only the one on the command line may be a link to a directory.
         let ancestors = Arc::new(Ancestors::root(from.handle(), &from.attributes));
-        if let Some(made) = self.dir(from, ancestors, &slot, LastLink::Follow).await {
+        if let Some(made) = self.dir(from, ancestors, &slot).await {
             self.tree(made, slot).await;
         }
     }
@@ -172,7 +181,7 @@ impl Copier {
     /// As [`Copier::dir`], for a directory in `above`, which must not contain itself.
     async fn dir_below(&mut self, above: &Made, from: Entry, slot: &Slot) -> Option<Made> {
         match above.ancestors.below(from.handle(), &from.attributes) {
-            Ok(ancestors) => self.dir(from, Arc::new(ancestors), slot, LastLink::Keep).await,
+            Ok(ancestors) => self.dir(from, Arc::new(ancestors), slot).await,
             Err(why) => {
                 self.shared.fail(format!("cannot copy directory {}: {why}", from.shown));
                 None
@@ -180,17 +189,11 @@ impl Copier {
         }
     }
 
-    /// Makes a directory at `slot`, or takes the one that is there.
-    async fn dir(
-        &mut self,
-        from: Entry,
-        ancestors: Arc<Ancestors>,
-        slot: &Slot,
-        last: LastLink,
-    ) -> Option<Made> {
+    /// Makes a directory at `slot`, or takes the one that is there, but not through a link.
+    async fn dir(&mut self, from: Entry, ancestors: Arc<Ancestors>, slot: &Slot) -> Option<Made> {
         let shared = &self.shared;
         let to_shown = &slot.shown;
-        match slot.look(last).await {
+        match slot.look(LastLink::Keep).await {
             Ok(Some(to)) if to.is_dir() && to.is_same(&from) => {
                 let shown = &from.shown;
                 let what = format!("cannot copy a directory, {shown}, into itself, {to_shown}");
@@ -281,8 +284,8 @@ impl Shared {
         // Links are followed where a file is written, and replaced where a link is.
         let is_data = from.file_type() == FileType::Regular || !self.options.recursive();
         let last = if is_data { LastLink::Follow } else { LastLink::Keep };
-        let there = if is_new_dir { None } else { self.look(slot, last).await? };
-        if let Some(there) = &there {
+        let there = if is_new_dir { None } else { self.look(from, slot, last).await? };
+        if let Some(There { file: there, .. }) = &there {
             if self.options.no_clobber {
                 return Ok(());
             }
@@ -311,17 +314,27 @@ impl Shared {
         Ok(())
     }
 
-    async fn look(&self, slot: &Slot, last: LastLink) -> Reported<Option<Entry>> {
-        let found = slot.look(last).await;
-        let found = found.map_err(|failure| cannot("stat", slot, &failure))?;
-        if found.is_none() && last == LastLink::Follow {
-            // Writing through a dangling link would make a file that was not named.
-            let itself = slot.look(LastLink::Keep).await;
-            if itself.is_ok_and(|found| found.is_some()) {
-                return Err(format!("not writing through dangling symlink {}", slot.shown));
-            }
+    async fn look(&self, from: &Entry, slot: &Slot, last: LastLink) -> Reported<Option<There<'_>>> {
+        let look = async |last| {
+            let found = slot.look(last).await;
+            found.map_err(|failure| cannot("stat", slot, &failure))
+        };
+        let is_link = |file: &Entry| file.file_type() == FileType::Symlink;
+        let itself = look(LastLink::Keep).await?;
+        if last == LastLink::Keep || !itself.as_ref().is_some_and(is_link) {
+            return Ok(itself.map(|file| There { file, following: None }));
         }
-        Ok(found)
+        let mut following = self.made_links.follow().await;
+        // Again, because it may have become another.
+        if look(LastLink::Keep).await?.is_some_and(|link| following.is_made(&link)) {
+            let (from, to) = (&from.shown, &slot.shown);
+            return Err(format!("will not copy {from} through just-created symlink {to}"));
+        }
+        match look(LastLink::Follow).await? {
+            Some(file) => Ok(Some(There { file, following: Some(following) })),
+            // Writing through a dangling link would make a file that was not named.
+            None => Err(format!("not writing through dangling symlink {}", slot.shown)),
+        }
     }
 
     /// A symbolic link, a pipe, a socket or a device.
@@ -330,7 +343,17 @@ impl Shared {
             let target = from.link_target().await.map_err(|failure| {
                 format!("cannot read symbolic link {}: {failure}", from.shown)
             })?;
+            let making = self.made_links.make().await;
             let made = slot.make_link(target).await;
+            match &made {
+                Ok(link) => making.remember(link),
+                // The server may have made it and lost the reply.
+                Err(_) => {
+                    if let Ok(Some(link)) = slot.look(LastLink::Keep).await {
+                        making.remember(&link);
+                    }
+                }
+            }
             return made
                 .map(Some)
                 .map_err(|failure| cannot("create symbolic link", slot, &failure));
@@ -345,18 +368,19 @@ impl Shared {
         &self,
         from: &Entry,
         slot: &Slot,
-        there: Option<Entry>,
+        there: Option<There<'_>>,
     ) -> Reported<Option<Entry>> {
         let source = from
             .open()
             .await
             .map_err(|failure| format!("cannot open {} for reading: {failure}", from.shown))?;
-        let start = match &there {
-            Some(there) if self.options.resume => resume::start(from, &source, there)
-                .await
-                .map_err(|failure| format!("error reading {}: {failure}", slot.shown))?,
-            _ => Start::Over,
-        };
+        let start =
+            match &there {
+                Some(there) if self.options.resume => resume::start(from, &source, &there.file)
+                    .await
+                    .map_err(|failure| format!("error reading {}: {failure}", slot.shown))?,
+                _ => Start::Over,
+            };
         let size = from.attributes.size;
         if start == Start::Done {
             self.progress.advance(size);
@@ -388,7 +412,7 @@ impl Shared {
         &self,
         from: &Entry,
         slot: &Slot,
-        there: Option<Entry>,
+        there: Option<There<'_>>,
         stable: StableHow,
         truncate: bool,
     ) -> Reported<(Entry, Sink)> {
@@ -406,9 +430,10 @@ impl Shared {
             };
             made.map_err(|failure| cannot("create regular file", slot, &failure))
         };
-        let Some(there) = there else { return create().await };
-        match there.sink(stable, truncate).await {
-            Ok(sink) => Ok((there, sink)),
+        let Some(There { file, following }) = there else { return create().await };
+        let last = if following.is_some() { LastLink::Follow } else { LastLink::Keep };
+        match file.sink(stable, truncate, last).await {
+            Ok(sink) => Ok((file, sink)),
             Err(failure) if self.options.force && failure.errno() == Errno::ACCESS => {
                 slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
                 create().await
@@ -437,7 +462,7 @@ async fn plan(from: &Entry, source: &Source, start: u64, chunk_bytes: u32, is_em
 async fn take(slot: &Slot, stable: StableHow, exists: Failure) -> Result<(Entry, Sink)> {
     match slot.look(LastLink::Keep).await? {
         Some(there) if there.file_type() == FileType::Regular => {
-            let sink = there.sink(stable, true).await?;
+            let sink = there.sink(stable, true, LastLink::Keep).await?;
             Ok((there, sink))
         }
         _ => Err(exists),

@@ -12,7 +12,7 @@ use proto::nfs3::{
     Attributes, CreateHow, CreatedOk, FileHandle, FileType, MknodData, SetAttributes, SetTime,
     StableHow,
 };
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
 use super::super::failure::{Failure, Result};
@@ -146,7 +146,7 @@ impl Slot {
                 let how = CreateHow::Guarded(with_mode(mode));
                 let made = remote.nfs.create(*dir, &self.name, how).await?;
                 let entry = self.made(remote, *dir, made).await?;
-                let sink = entry.sink(stable, false).await?;
+                let sink = entry.sink(stable, false, LastLink::Keep).await?;
                 Ok((entry, sink))
             }
         }
@@ -218,13 +218,28 @@ impl Slot {
 }
 
 impl Entry {
-    /// Opens an existing file to write, empty if `truncate`.
-    pub(super) async fn sink(&self, stable: StableHow, truncate: bool) -> Result<Sink> {
+    /// Opens an existing file to write, empty if `truncate`; through a link only if it was found so.
+    ///
+    /// # Errors
+    /// `LOOP` when the name has become a link although `last` is [`LastLink::Keep`].
+    pub(super) async fn sink(
+        &self,
+        stable: StableHow,
+        truncate: bool,
+        last: LastLink,
+    ) -> Result<Sink> {
         match &self.place {
             Place::Local(path) => {
                 let path = path.clone();
+                let flags = match last {
+                    LastLink::Follow => OFlags::empty(),
+                    LastLink::Keep => OFlags::NOFOLLOW,
+                };
                 let open = move || {
-                    Sink::local(OpenOptions::new().write(true).truncate(truncate).open(path)?)
+                    let mut options = OpenOptions::new();
+                    options.write(true).truncate(truncate);
+                    options.custom_flags(flags.bits().cast_signed());
+                    Sink::local(options.open(path)?)
                 };
                 blocking(open).await
             }
