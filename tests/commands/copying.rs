@@ -1,7 +1,7 @@
 //! `cp` between this machine and a server.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -211,6 +211,42 @@ fn links_that_were_there_before_are_written_through() {
     for root in [server.path(""), here] {
         assert_eq!(fs::read_to_string(root.join("beside")).unwrap(), "new");
         assert!(fs::symlink_metadata(root.join("to/file")).unwrap().is_symlink());
+    }
+}
+
+#[test]
+fn p_changes_the_file_that_a_link_leads_to_and_not_the_link() {
+    let server = Server::start();
+    let here = server.beside("here");
+    fs::create_dir(&here).unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    let owner = if is_root { 4711 } else { rustix::process::geteuid().as_raw() };
+    for root in [server.path(""), here.clone()] {
+        for file in ["from", "target"] {
+            fs::write(root.join(file), file).unwrap();
+        }
+        symlink("target", root.join("link")).unwrap();
+        let from = File::options().write(true).open(root.join("from")).unwrap();
+        from.set_modified(SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 7)).unwrap();
+        if is_root {
+            fchown(&from, Some(owner), None).unwrap();
+        }
+        from.set_permissions(fs::Permissions::from_mode(0o4755)).unwrap();
+    }
+    let of_link = |root: &Path| {
+        let link = fs::symlink_metadata(root.join("link")).unwrap();
+        (link.uid(), link.mtime())
+    };
+    let links = (of_link(&server.path("")), of_link(&here));
+    let local = |name: &str| here.join(name).to_str().unwrap().to_owned();
+    succeeded(run(["cp", "-p", &local("from"), &server.url("link")]));
+    succeeded(run(["cp", "-a", &server.url("from"), &local("link")]));
+    assert_eq!(links, (of_link(&server.path("")), of_link(&here)));
+    for root in [server.path(""), here] {
+        let target = fs::symlink_metadata(root.join("target")).unwrap();
+        assert_eq!(fs::read_to_string(root.join("target")).unwrap(), "from");
+        assert_eq!((target.uid(), target.mode() & 0o7777), (owner, 0o4755), "{}", root.display());
+        assert_eq!((target.mtime(), target.mtime_nsec()), (1_000_000_000, 7));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Files and trees, one entry at a time or several.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use proto::nfs3::{Attributes, FileType, StableHow};
@@ -255,7 +256,7 @@ impl Shared {
     async fn finish_dir(&self, Made { from, to, is_new, .. }: &Made) {
         let wanted = from.attributes.mode & 0o777 & !umask();
         let kept = if self.options.preserves() {
-            self.preserve(from, to, "permissions").await
+            self.preserve(from, to, None, "permissions").await
         } else if *is_new && wanted & 0o700 != 0o700 {
             to.set_mode(wanted).await.map_err(|failure| not_kept("permissions", to, &failure))
         } else {
@@ -268,8 +269,14 @@ impl Shared {
 
     /// Gives a copy what `-p` keeps. As with coreutils, an owner that cannot be kept is an error for
     /// root, for whom a server that squashes root is the one reason, and for others no surprise.
-    async fn preserve(&self, from: &Entry, to: &Entry, what: &str) -> Reported<()> {
-        match to.take_after(&from.attributes).await {
+    async fn preserve(
+        &self,
+        from: &Entry,
+        to: &Entry,
+        written: Option<Arc<File>>,
+        what: &str,
+    ) -> Reported<()> {
+        match to.take_after(&from.attributes, written).await {
             Ok(Some(refusal)) if to.is_written_by_root() => {
                 Err(format!("failed to preserve ownership for {}: {refusal}", to.shown))
             }
@@ -303,11 +310,11 @@ impl Shared {
             if there.is_some() {
                 slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
             }
-            self.special(from, slot).await?
+            self.special(from, slot).await?.map(|to| (to, None))
         };
-        if let Some(to) = to {
+        if let Some((to, written)) = to {
             if self.options.preserves() {
-                self.preserve(from, &to, "times").await?;
+                self.preserve(from, &to, written, "times").await?;
             }
             self.say(from, slot);
         }
@@ -363,13 +370,14 @@ impl Shared {
         made.map(Some).map_err(|failure| cannot("create special file", slot, &failure))
     }
 
-    /// The data of a file into a new one or the one that is there; none when all is there already.
+    /// The data of a file into a new one or the one that is there, which is returned with its
+    /// descriptor if it is here; none when all is there already.
     async fn data(
         &self,
         from: &Entry,
         slot: &Slot,
         there: Option<There<'_>>,
-    ) -> Reported<Option<Entry>> {
+    ) -> Reported<Option<(Entry, Option<Arc<File>>)>> {
         let source = from
             .open()
             .await
@@ -397,7 +405,7 @@ impl Shared {
         let plan = plan(from, &source, start, chunk_bytes, sink.is_empty()).await;
         self.progress.advance(start);
         match transfer(&source, &mut sink, &plan, &self.progress).await {
-            Ok(_) => Ok(Some(to)),
+            Ok(_) => Ok(Some((to, sink.file()))),
             Err(Broken::Reading(failure)) => {
                 Err(format!("error reading {}: {failure}", from.shown))
             }

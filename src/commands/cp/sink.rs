@@ -50,6 +50,14 @@ impl Sink {
         })
     }
 
+    /// The open file, if it is here.
+    pub(super) fn file(&self) -> Option<Arc<File>> {
+        match self {
+            Self::Remote(_) => None,
+            Self::Local { file, .. } | Self::Stream { file, .. } => Some(Arc::clone(file)),
+        }
+    }
+
     /// Whether ranges that are not written read as zeros: only in a regular file that held nothing
     /// when it was opened. A pipe has no such ranges, and a block device keeps its old data there.
     pub(super) fn is_empty(&self) -> bool {

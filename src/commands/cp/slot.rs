@@ -1,11 +1,13 @@
 //! Where a copy goes: a name in a directory, here or on a server.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use proto::nfs3::{
@@ -260,8 +262,12 @@ impl Entry {
     pub(super) async fn set_mode(&self, mode: u32) -> Result<()> {
         match &self.place {
             Place::Local(path) => {
-                let path = path.clone();
-                blocking(move || fs::set_permissions(path, fs::Permissions::from_mode(mode))).await
+                let (path, file_type) = (path.clone(), self.file_type());
+                blocking(move || {
+                    let file = pin(&path, file_type)?;
+                    fs::set_permissions(path_of(&file), fs::Permissions::from_mode(mode))
+                })
+                .await
             }
             Place::Remote(remote, file) => {
                 remote.nfs.setattr(*file, with_mode(mode), None).await?;
@@ -280,13 +286,23 @@ impl Entry {
 
     /// Gives the file the permissions, times and owners of another. Owners only where that is
     /// permitted; where it is not, leaves out the bits that lend their rights to others, and returns
-    /// the refusal.
-    pub(super) async fn take_after(&self, like: &Attributes) -> Result<Option<Failure>> {
+    /// the refusal. `written`: the file itself, if its data was written here; its name may be that
+    /// of a link to it.
+    pub(super) async fn take_after(
+        &self,
+        like: &Attributes,
+        written: Option<Arc<File>>,
+    ) -> Result<Option<Failure>> {
         let like = *like;
         match &self.place {
             Place::Local(path) => {
-                let path = path.clone();
-                let refusal = blocking(move || take_after_here(&path, &like)).await?;
+                let (path, file_type) = (path.clone(), self.file_type());
+                let refusal = blocking(move || match written {
+                    Some(file) => take_after_open(&file, &like),
+                    None if file_type == FileType::Symlink => take_after_link(&path, &like),
+                    None => take_after_pinned(&pin(&path, file_type)?, &like),
+                });
+                let refusal = refusal.await?;
                 Ok(refusal.map(Failure::from))
             }
             Place::Remote(remote, file) => {
@@ -316,25 +332,71 @@ fn preserved(like: &Attributes, with_owner: bool) -> SetAttributes {
     }
 }
 
-fn take_after_here(path: &Path, like: &Attributes) -> io::Result<Option<Errno>> {
-    let owner = (Some(Uid::from_raw(like.uid)), Some(Gid::from_raw(like.gid)));
-    let kept = AtFlags::SYMLINK_NOFOLLOW;
-    // Before the mode, because a change of owner takes the set-id bits away.
-    let (mode, refusal) = match rustix::fs::chownat(CWD, path, owner.0, owner.1, kept) {
-        Ok(()) => (like.mode, None),
-        Err(error @ (Errno::PERM | Errno::INVAL)) => (like.mode & !SET_ID, Some(error)),
-        Err(error) => return Err(error.into()),
-    };
-    if like.file_type != FileType::Symlink {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+fn take_after_open(file: &File, like: &Attributes) -> io::Result<Option<Errno>> {
+    let (uid, gid) = owner(like);
+    let (mode, refusal) = mode_after(rustix::fs::fchown(file, uid, gid), like)?;
+    rustix::fs::fchmod(file, Mode::from_raw_mode(mode))?;
+    rustix::fs::futimens(file, &times(like))?;
+    Ok(refusal)
+}
+
+fn take_after_link(path: &Path, like: &Attributes) -> io::Result<Option<Errno>> {
+    let ((uid, gid), itself) = (owner(like), AtFlags::SYMLINK_NOFOLLOW);
+    let (_, refusal) = mode_after(rustix::fs::chownat(CWD, path, uid, gid, itself), like)?;
+    rustix::fs::utimensat(CWD, path, &times(like), itself)?;
+    Ok(refusal)
+}
+
+fn take_after_pinned(file: &OwnedFd, like: &Attributes) -> io::Result<Option<Errno>> {
+    let (path, (uid, gid)) = (path_of(file), owner(like));
+    let changed = rustix::fs::chownat(CWD, &path, uid, gid, AtFlags::empty());
+    let (mode, refusal) = mode_after(changed, like)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+    rustix::fs::utimensat(CWD, &path, &times(like), AtFlags::empty())?;
+    Ok(refusal)
+}
+
+/// The mode to set after a change of owner, which takes the set-id bits away, and the refusal of
+/// that change.
+fn mode_after(
+    changed: rustix::io::Result<()>,
+    like: &Attributes,
+) -> io::Result<(u32, Option<Errno>)> {
+    match changed {
+        Ok(()) => Ok((like.mode, None)),
+        Err(error @ (Errno::PERM | Errno::INVAL)) => Ok((like.mode & !SET_ID, Some(error))),
+        Err(error) => Err(error.into()),
     }
+}
+
+fn owner(like: &Attributes) -> (Option<Uid>, Option<Gid>) {
+    (Some(Uid::from_raw(like.uid)), Some(Gid::from_raw(like.gid)))
+}
+
+fn times(like: &Attributes) -> Timestamps {
     let time = |time: proto::nfs3::Time| Timespec {
         tv_sec: time.seconds.into(),
         tv_nsec: time.nseconds.min(999_999_999).into(),
     };
-    let times = Timestamps { last_access: time(like.atime), last_modification: time(like.mtime) };
-    rustix::fs::utimensat(CWD, path, &times, kept)?;
-    Ok(refusal)
+    Timestamps { last_access: time(like.atime), last_modification: time(like.mtime) }
+}
+
+/// Holds a file that cannot be opened for its data, so that all is set on one and the same.
+///
+/// # Errors
+/// `STALE` when the name has become that of another type of file, such as a link.
+fn pin(path: &Path, file_type: FileType) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if local_attributes(&file.metadata()?).file_type != file_type {
+        return Err(Errno::STALE.into());
+    }
+    Ok(file.into())
+}
+
+/// The path of a pinned file: fchmod(2) does not take its descriptor.
+fn path_of(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 fn make_local_node(path: &Path, like: &Attributes, mode: u32) -> io::Result<()> {
