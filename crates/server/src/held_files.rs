@@ -133,12 +133,12 @@ impl HeldFiles {
 
     /// Performs what `state` asks of files. May block, unless it is `Unpin`. Returns the inodes that are
     /// not held any more: to close one may block.
-    pub(crate) fn perform(&self, effect: &Effect) -> Vec<Arc<Inode>> {
+    pub(crate) fn perform(&self, state: &State, effect: &Effect) -> Vec<Arc<Inode>> {
         match *effect {
             Effect::Unpin { file, export } => self.unpin(file, export),
             Effect::Release { file, lock } => self.release(file, lock),
             Effect::Unlock { file, lock, range } => {
-                self.unlock(file, lock, range);
+                self.unlock(state, file, lock, range);
                 Vec::new()
             }
             Effect::EndDelegation { file, delegation } => self.end_delegation(file, delegation),
@@ -157,31 +157,13 @@ impl HeldFiles {
     /// those of opening it and of fcntl(2).
     pub(crate) fn mirror(&self, state: &State, grant: &LockGrant) -> Result<Option<Piece>, Status> {
         let (inode, owner) = self.owner_of(grant)?;
-        let mut descriptor = owner.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = grant.piece;
-        let needs_writing = wanted.kind == LockKind::Write;
-        let new = match &*descriptor {
-            None => Some(LockDescriptor::open(&inode, grant.is_writable)?),
-            Some(old) if needs_writing && !old.is_writable() => {
-                let new = LockDescriptor::open(&inode, true)?;
-                copy_shared_locks(&new, state, grant)?;
-                Some(new)
-            }
-            Some(_) => None,
-        };
-        if new.is_some() {
-            *descriptor = new;
+        let found = owner.take(state, &inode, grant)?;
+        if found.is_some()
+            && self.release_ended(state, grant.file, Some(grant.lock), grant.piece.range)
+        {
+            return owner.take(state, &inode, grant);
         }
-        let descriptor = descriptor.as_ref().expect("it was there, or is new");
-        let (range, kind) = (bounds(wanted.range), wanted.kind.into());
-        if descriptor.set(range, kind)? {
-            return Ok(None);
-        }
-        // Locks that have ended in `state` may be still to be released.
-        if self.release_ended(state, grant.file) && descriptor.set(range, kind)? {
-            return Ok(None);
-        }
-        Ok(Some(descriptor.foreign(range, kind)?.map_or(wanted, Piece::from)))
+        Ok(found)
     }
 
     /// The lock of a local program in the way of one that `state` would grant. `lock` is what the owner
@@ -191,31 +173,27 @@ impl HeldFiles {
     /// Those of opening the file and of fcntl(2).
     pub(crate) fn foreign_lock(
         &self,
+        state: &State,
         inode: &Arc<Inode>,
         lock: Option<LockId>,
         wanted: Piece,
     ) -> Result<Option<Piece>, Status> {
-        let own = lock.and_then(|lock| self.owner(file_id(inode), lock));
-        let (range, kind) = (bounds(wanted.range), wanted.kind.into());
-        if let Some(own) = own
-            && let Some(fd) = &*own.0.lock().unwrap_or_else(PoisonError::into_inner)
-        {
-            return Ok(fd.foreign(range, kind)?.map(Piece::from));
+        let file = file_id(inode);
+        let own = lock.and_then(|lock| self.owner(file, lock));
+        let found = foreign(inode, own.as_deref(), wanted)?;
+        if found.is_some() && self.release_ended(state, file, lock, wanted.range) {
+            return foreign(inode, own.as_deref(), wanted);
         }
-        Ok(LockDescriptor::open(inode, false)?.foreign(range, kind)?.map(Piece::from))
+        Ok(found)
     }
 
-    fn unlock(&self, file: FileId, lock: LockId, range: Range) {
+    /// Unlocks in the kernel what a lock state does not hold in a range.
+    fn unlock(&self, state: &State, file: FileId, lock: LockId, range: Range) {
         let Some(owner) = self.owner(file, lock) else { return };
-        let unlocked = match &*owner.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(descriptor) => descriptor.set(bounds(range), OfdLock::Unlock),
-            None => return,
-        };
-        if let Err(error) = unlocked {
+        if let Err((Range { first, last }, error)) = owner.unlock(state, lock, range) {
             let inode = self.lock().files.get(&file).map(|held| Arc::clone(&held.inodes[0].0));
             let export = inode.as_ref().map(|inode| inode.root().name()).unwrap_or_default();
             let path = inode.and_then(|inode| inode.shown_path()).unwrap_or_default();
-            let Range { first, last } = range;
             tracing::error!(
                 export,
                 path,
@@ -225,16 +203,28 @@ impl HeldFiles {
         }
     }
 
-    /// Releases the locks of a file that have ended in `state`, whether or not their effects were
-    /// performed. Returns whether there were any.
-    fn release_ended(&self, state: &State, file: FileId) -> bool {
-        let mut known: Vec<_> = match self.lock().files.get(&file) {
-            Some(held) => held.locks.keys().copied().collect(),
+    /// Releases what other lock states than `own` have released in `state`, whether or not the effects
+    /// were performed: all of those that have ended, and of the others what is in the range. Returns
+    /// whether there may have been any.
+    fn release_ended(
+        &self,
+        state: &State,
+        file: FileId,
+        own: Option<LockId>,
+        range: Range,
+    ) -> bool {
+        let others: Vec<_> = match self.lock().files.get(&file) {
+            Some(held) => held.locks.keys().copied().filter(|lock| Some(*lock) != own).collect(),
             None => return false,
         };
-        known.retain(|lock| !state.has_lock(*lock));
-        let left: Vec<_> = known.iter().map(|lock| self.release(file, *lock)).collect();
-        !left.is_empty()
+        for lock in &others {
+            if state.has_lock(*lock) {
+                self.unlock(state, file, *lock, range);
+            } else {
+                drop(self.release(file, *lock));
+            }
+        }
+        !others.is_empty()
     }
 
     fn release(&self, file: FileId, lock: LockId) -> Vec<Arc<Inode>> {
@@ -283,6 +273,56 @@ impl HeldFiles {
     }
 }
 
+impl OwnerLocks {
+    /// Takes a lock that `state` has granted. Returns the lock in the way.
+    fn take(
+        &self,
+        state: &State,
+        inode: &Inode,
+        grant: &LockGrant,
+    ) -> Result<Option<Piece>, Status> {
+        let mut descriptor = self.lock();
+        let wanted = grant.piece;
+        let needs_writing = wanted.kind == LockKind::Write;
+        let new = match &*descriptor {
+            None => Some(LockDescriptor::open(inode, grant.is_writable)?),
+            Some(old) if needs_writing && !old.is_writable() => {
+                let new = LockDescriptor::open(inode, true)?;
+                copy_shared_locks(&new, state, grant)?;
+                Some(new)
+            }
+            Some(_) => None,
+        };
+        if new.is_some() {
+            *descriptor = new;
+        }
+        let descriptor = descriptor.as_ref().expect("it was there, or is new");
+        let (range, kind) = (bounds(wanted.range), wanted.kind.into());
+        if descriptor.set(range, kind)? {
+            return Ok(None);
+        }
+        Ok(Some(descriptor.foreign(range, kind)?.map_or(wanted, Piece::from)))
+    }
+
+    /// Unlocks what the lock state does not hold in a range. The owner may be locking again already, so
+    /// `state` is asked under the lock.
+    ///
+    /// # Errors
+    /// The first part that cannot be unlocked, and those of fcntl(2).
+    fn unlock(&self, state: &State, lock: LockId, range: Range) -> Result<(), (Range, Status)> {
+        let descriptor = self.lock();
+        let Some(descriptor) = &*descriptor else { return Ok(()) };
+        for gap in state.unheld(lock, range) {
+            descriptor.set(bounds(gap), OfdLock::Unlock).map_err(|error| (gap, error))?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<LockDescriptor>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Table {
     /// Takes out the inodes of a file that have no open left, and the file when it has no lock either:
     /// its last inode stays until then.
@@ -298,6 +338,21 @@ impl Table {
         let unused = held.inodes.extract_if(first.., |(_, opens)| *opens == 0);
         unused.map(|(inode, _)| inode).collect()
     }
+}
+
+/// A lock in the way of one of this owner, or of a new one.
+fn foreign(
+    inode: &Inode,
+    own: Option<&OwnerLocks>,
+    wanted: Piece,
+) -> Result<Option<Piece>, Status> {
+    let (range, kind) = (bounds(wanted.range), wanted.kind.into());
+    if let Some(own) = own
+        && let Some(descriptor) = &*own.lock()
+    {
+        return Ok(descriptor.foreign(range, kind)?.map(Piece::from));
+    }
+    Ok(LockDescriptor::open(inode, false)?.foreign(range, kind)?.map(Piece::from))
 }
 
 /// Takes the shared locks of an owner over to a descriptor that can write. What the old one holds are

@@ -403,13 +403,11 @@ impl Service {
     ) -> (LockGrant, Result<Option<Piece>, Status>) {
         let device = self.held_files.device(grant.file);
         let (grant, mirrored) = self.mirror_once(grant).await;
-        match (device, mirrored) {
-            (Some(device), Err(Status::NoDescriptor)) => {
-                self.vfs.close_unused(device).await;
-                self.mirror_once(grant).await
-            }
-            (_, mirrored) => (grant, mirrored),
-        }
+        let Some(device) = device.filter(|_| mirrored == Err(Status::NoDescriptor)) else {
+            return (grant, mirrored);
+        };
+        self.vfs.close_unused(device).await;
+        self.mirror_once(grant).await
     }
 
     async fn mirror_once(&self, grant: LockGrant) -> (LockGrant, Result<Option<Piece>, Status>) {
@@ -432,7 +430,8 @@ impl Service {
     ) -> Result<Option<Piece>, Status> {
         let attempt = || {
             let (held, inode) = (Arc::clone(&self.held_files), Arc::clone(&inode));
-            self.engine.data(move || held.foreign_lock(&inode, lock, wanted))
+            let state = Arc::clone(&self.state);
+            self.engine.data(move || held.foreign_lock(&state, &inode, lock, wanted))
         };
         self.vfs.with_descriptors(inode.root().device(), attempt).await
     }

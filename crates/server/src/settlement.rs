@@ -124,7 +124,8 @@ impl Settlement {
         places.retain(|(_, effects)| {
             let waits = !effects.iter().all(|effect| matches!(effect, Effect::Unpin { .. }));
             if !waits {
-                let left = effects.iter().flat_map(|effect| self.held_files.perform(effect));
+                let left =
+                    effects.iter().flat_map(|effect| self.held_files.perform(&self.state, effect));
                 left.for_each(|inode| self.close(inode));
             }
             waits
@@ -181,7 +182,7 @@ impl Settlement {
                 {
                     recovery.settle(&state);
                 }
-                drop(held_files.perform(effect));
+                drop(held_files.perform(&state, effect));
             }
             drop(work.inodes);
         };

@@ -98,7 +98,7 @@ impl Bed {
     }
 
     fn perform(&self, effects: Effects) {
-        effects.iter().for_each(|effect| drop(self.held.perform(effect)));
+        effects.iter().for_each(|effect| drop(self.held.perform(&self.state, effect)));
     }
 
     /// The stateid, or the lock of a local program.
@@ -245,7 +245,7 @@ fn clients_see_the_locks_of_local_programs() {
     let in_the_way = Err(piece(5, 9, LockKind::Write));
     assert_eq!(bed.lock(client, new(&open), LockType::Read, ALL), in_the_way);
     let wanted = piece(0, u64::MAX, LockKind::Read);
-    let foreign = |lock| bed.held.foreign_lock(&bed.inode, lock, wanted).unwrap();
+    let foreign = |lock| bed.held.foreign_lock(&bed.state, &bed.inode, lock, wanted).unwrap();
     assert_eq!(foreign(None), in_the_way.err());
     assert!(locally(&local, (5, 9), OfdLock::Unlock));
     bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
@@ -419,4 +419,118 @@ fn locks_that_wait_to_be_released_count_until_then() {
     bed.perform(later);
     bed.lock(client, new(&open), LockType::Write, range).expect("there is room");
     assert!(locally(&local, (0, 98), OfdLock::Write));
+}
+
+fn call<'a>(
+    bed: &Bed,
+    (client, target): (ClientId, LockTarget<'a>),
+    kind: LockType,
+    range: LockRange,
+) -> Lock<'a> {
+    let (file, object) = (file_id(&bed.inode), FileHandle::new(b"file").unwrap());
+    Lock { client, target, file, object, range, kind, is_reclaim: false }
+}
+
+#[test]
+fn a_range_that_was_unlocked_denies_nothing_while_the_kernel_is_to_be_asked() {
+    let bed = Bed::new();
+    let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
+    let (of_a, of_b) = (bed.open(a, ShareAccess::Both), bed.open(b, ShareAccess::Both));
+    let held = bed.lock(a, new(&of_a), LockType::Write, ALL).unwrap();
+    let (file, mut later) = (file_id(&bed.inode), Effects::new());
+    let low = LockRange { offset: 0, length: 10 };
+    bed.state.unlock_range(a, &held, file, low, NOW, &mut later).unwrap();
+    let wanted = piece(0, 9, LockKind::Write);
+    assert_eq!(bed.held.foreign_lock(&bed.state, &bed.inode, None, wanted), Ok(None));
+    bed.lock(b, new(&of_b), LockType::WriteBlocking, low).expect("it is free");
+    bed.perform(later);
+    let local = bed.local_file();
+    assert!(!locally(&local, (0, 0), OfdLock::Read), "the new lock stays");
+    assert!(!locally(&local, (10, 10), OfdLock::Read), "what was not unlocked too");
+}
+
+#[test]
+fn unlocking_leaves_what_the_owner_has_locked_again() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both);
+    let held = bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
+    let (file, mut later) = (file_id(&bed.inode), Effects::new());
+    let held = bed.state.unlock_range(client, &held, file, ALL, NOW, &mut later).unwrap();
+    let low = LockRange { offset: 0, length: 10 };
+    bed.lock(client, LockTarget::Known(&held), LockType::Write, low).unwrap();
+    bed.perform(later);
+    let local = bed.local_file();
+    assert!(!locally(&local, (9, 9), OfdLock::Read), "it is locked again");
+    assert!(locally(&local, (10, u64::MAX), OfdLock::Write));
+}
+
+#[test]
+fn a_shared_lock_waits_until_the_kernel_has_made_the_exclusive_one_shared() {
+    let bed = Bed::new();
+    let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
+    let (of_a, of_b) = (bed.open(a, ShareAccess::Both), bed.open(b, ShareAccess::Both));
+    let held = bed.lock(a, new(&of_a), LockType::Write, ALL).unwrap();
+    let shared = call(&bed, (a, LockTarget::Known(&held)), LockType::Read, ALL);
+    let mut effects = Effects::new();
+    let grant = bed.state.lock_range(&shared, NOW, &mut effects).unwrap();
+    let low = LockRange { offset: 0, length: 10 };
+    let denied = bed.lock(b, new(&of_b), LockType::ReadBlocking, low);
+    assert_eq!(denied, Err(piece(0, u64::MAX, LockKind::Write)));
+    assert_eq!(bed.held.mirror(&bed.state, &grant), Ok(None));
+    bed.state.confirm_lock(grant, NOW, &mut effects).unwrap();
+    let is_notified =
+        |effect: &Effect| matches!(effect, Effect::NotifyLock { client, .. } if *client == b);
+    assert!(effects.iter().any(is_notified), "{effects:?}");
+    bed.lock(b, new(&of_b), LockType::ReadBlocking, low).expect("it is shared");
+}
+
+#[test]
+fn unlocking_a_range_that_is_being_locked_leaves_no_lock() {
+    for (is_denied, is_performed_first) in
+        [(false, false), (false, true), (true, false), (true, true)]
+    {
+        let bed = Bed::new();
+        let client = bed.client(b"c");
+        let open = bed.open(client, ShareAccess::Both);
+        let local = bed.local_file();
+        assert!(locally(&local, (20, 20), OfdLock::Read));
+        let held = bed.lock(client, new(&open), LockType::Read, ALL).unwrap();
+        let range = if is_denied { ALL } else { LockRange { offset: 0, length: 10 } };
+        let exclusive = call(&bed, (client, LockTarget::Known(&held)), LockType::Write, range);
+        let (file, mut effects) = (file_id(&bed.inode), Effects::new());
+        let grant = bed.state.lock_range(&exclusive, NOW, &mut effects).unwrap();
+        bed.state.unlock_range(client, &held, file, ALL, NOW, &mut effects).unwrap();
+        if is_performed_first {
+            bed.perform(std::mem::take(&mut effects));
+        }
+        let found = bed.held.mirror(&bed.state, &grant).unwrap();
+        assert_eq!(found.is_some(), is_denied);
+        if is_denied {
+            bed.state.undo_lock(grant, NOW, &mut effects);
+        } else {
+            bed.state.confirm_lock(grant, NOW, &mut effects).unwrap();
+        }
+        bed.perform(effects);
+        assert_eq!(bed.state.counts().locks, 1, "the lock state without a range");
+        assert!(locally(&local, (0, u64::MAX), OfdLock::Write), "the kernel has none either");
+    }
+}
+
+#[test]
+fn a_lock_waits_for_another_of_its_owner_that_overlaps_it() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let open = bed.open(client, ShareAccess::Both);
+    let at = |offset| LockRange { offset, length: 10 };
+    let first = call(&bed, (client, new(&open)), LockType::Write, at(0));
+    let mut effects = Effects::new();
+    let grant = bed.state.lock_range(&first, NOW, &mut effects).unwrap();
+    let second = call(&bed, (client, new(&open)), LockType::Read, at(9));
+    let delayed = bed.state.lock_range(&second, NOW, &mut effects).map(drop);
+    assert_eq!(delayed, Err(LockFailure::Status(proto::nfs4::Status::Delay)));
+    bed.lock(client, new(&open), LockType::Read, at(10)).expect("it does not overlap");
+    bed.state.undo_lock(grant, NOW, &mut effects);
+    bed.perform(effects);
+    bed.lock(client, new(&open), LockType::Read, at(9)).unwrap();
 }

@@ -15,6 +15,9 @@ use super::{ExportId, LockId};
 #[derive(Debug, Default)]
 pub(super) struct FileLocks {
     owners: BTreeMap<LockId, Ranges>,
+    /// Grants that the kernel is still asked for: as many as LOCKs are at work. Those of one owner do
+    /// not overlap.
+    unconfirmed: Vec<Unconfirmed>,
     waiters: VecDeque<Waiter>,
 }
 
@@ -25,6 +28,16 @@ pub(super) struct Owner {
     pub(super) client: ClientId,
     pub(super) export: ExportId,
     pub(super) name: Arc<[u8]>,
+}
+
+/// A granted range that the kernel is still asked for.
+#[derive(Debug)]
+struct Unconfirmed {
+    owner: LockId,
+    range: Range,
+    /// What the owner held there, without what it has unlocked since. The kernel may have it still, so
+    /// it is in the way of others.
+    before: Ranges,
 }
 
 /// A blocking request that was denied. Its client repeats it after a notification, or polls.
@@ -58,23 +71,75 @@ impl FileLocks {
         let mut overlapping = others.flat_map(|(other, ranges)| {
             ranges.overlapping(wanted.range).map(move |piece| (*other, piece))
         });
-        overlapping.find(|(_, piece)| piece.kind.conflicts(wanted.kind))
+        let found = overlapping.find(|(_, piece)| piece.kind.conflicts(wanted.kind));
+        let others = self.unconfirmed.iter().filter(|grant| Some(grant.owner) != owner);
+        let mut before = others.flat_map(|grant| {
+            grant.before.overlapping(wanted.range).map(move |piece| (grant.owner, piece))
+        });
+        found.or_else(|| before.find(|(_, piece)| piece.kind.conflicts(wanted.kind)))
     }
 
-    /// Changes the ranges of an owner. Returns by how much their number changed.
-    pub(super) fn change<T>(
-        &mut self,
-        owner: LockId,
-        change: impl FnOnce(&mut Ranges) -> T,
-    ) -> (T, isize) {
+    /// Whether the kernel is still asked for a grant of the owner in the range.
+    pub(super) fn is_unconfirmed(&self, owner: LockId, range: Range) -> bool {
+        self.unconfirmed.iter().any(|grant| grant.owner == owner && grant.range.overlaps(range))
+    }
+
+    /// What the owner held in the range of an unconfirmed grant, without what it has unlocked since.
+    pub(super) fn before_grant(&self, owner: LockId, range: Range) -> Option<&Ranges> {
+        let is_it = |grant: &&Unconfirmed| grant.owner == owner && grant.range == range;
+        self.unconfirmed.iter().find(is_it).map(|grant| &grant.before)
+    }
+
+    /// The ranges of an owner, and those that it has again if its unconfirmed grants are undone, at
+    /// most.
+    pub(super) fn count_of(&self, owner: LockId) -> usize {
+        let own = self.unconfirmed.iter().filter(|grant| grant.owner == owner);
+        // One more each: a grant may have joined two ranges.
+        let before: usize = own.map(|grant| grant.before.len() + 1).sum();
+        before + self.owners.get(&owner).map_or(0, Ranges::len)
+    }
+
+    /// Grants a lock that the kernel is to be asked for: [`Self::confirm`] and [`Self::undo`] end it.
+    pub(super) fn grant(&mut self, owner: LockId, Piece { range, kind }: Piece) {
         let ranges = self.owners.entry(owner).or_default();
-        let before = ranges.len();
-        let result = change(ranges);
-        let grown = ranges.len().cast_signed() - before.cast_signed();
+        let before = ranges.within(range);
+        ranges.lock(range, kind);
+        self.unconfirmed.push(Unconfirmed { owner, range, before });
+    }
+
+    /// Confirms the grant of a range. Returns what the owner held there, without what it has unlocked
+    /// since.
+    pub(super) fn confirm(&mut self, owner: LockId, range: Range) -> Ranges {
+        let is_it = |grant: &Unconfirmed| grant.owner == owner && grant.range == range;
+        let at = self.unconfirmed.iter().position(is_it);
+        at.map(|at| self.unconfirmed.swap_remove(at).before).unwrap_or_default()
+    }
+
+    /// Takes back the grant of a range.
+    pub(super) fn undo(&mut self, owner: LockId, range: Range) {
+        let before = self.confirm(owner, range);
+        self.change(owner, |ranges| ranges.restore(range, &before));
+    }
+
+    /// Unlocks a range of an owner, also for the time when its unconfirmed grants are undone.
+    pub(super) fn unlock(&mut self, owner: LockId, range: Range) {
+        self.change(owner, |ranges| ranges.unlock(range));
+        let own = self.unconfirmed.iter_mut().filter(|grant| grant.owner == owner);
+        own.for_each(|grant| grant.before.unlock(range));
+    }
+
+    /// Forgets an owner with its ranges and grants.
+    pub(super) fn end(&mut self, owner: LockId) {
+        self.owners.remove(&owner);
+        self.unconfirmed.retain(|grant| grant.owner != owner);
+    }
+
+    fn change(&mut self, owner: LockId, change: impl FnOnce(&mut Ranges)) {
+        let ranges = self.owners.entry(owner).or_default();
+        change(ranges);
         if ranges.is_empty() {
             self.owners.remove(&owner);
         }
-        (result, grown)
     }
 
     /// Notes a denied request, once however often it is repeated. `counted` is what a new one holds;
@@ -219,11 +284,12 @@ mod tests {
 
     fn lock(locks: &mut FileLocks, id: u64, piece: Piece) {
         assert_eq!(locks.conflict(Some(LockId(id)), piece), None);
-        locks.change(LockId(id), |ranges| ranges.lock(piece.range, piece.kind));
+        locks.grant(LockId(id), piece);
+        locks.confirm(LockId(id), piece.range);
     }
 
     fn unlock(locks: &mut FileLocks, id: u64, range: Range) {
-        locks.change(LockId(id), |ranges| ranges.unlock(range));
+        locks.unlock(LockId(id), range);
     }
 
     #[test]

@@ -318,8 +318,7 @@ impl Files {
 
     /// Removes a lock state; the caller wakes those that wait for it.
     fn end_lock(&mut self, id: LockId, effects: &mut Effects) {
-        let everything = Range { first: 0, last: u64::MAX };
-        self.change_ranges(id, |ranges| ranges.unlock(everything));
+        self.change_locks(id, |locks| locks.end(id));
         let lock = self.locks.remove(&id).expect("the caller has looked it up");
         if let Some(open) = self.opens.get_mut(&lock.open) {
             open.locks.remove(&id);
@@ -339,19 +338,16 @@ impl Files {
         self.files.get(&self.locks.get(&id)?.file)?.locks.of(id)
     }
 
-    /// Changes the ranges of a lock state.
-    pub(super) fn change_ranges<T>(
-        &mut self,
-        id: LockId,
-        change: impl FnOnce(&mut Ranges) -> T,
-    ) -> T {
+    /// Changes the locks of a lock state.
+    pub(super) fn change_locks(&mut self, id: LockId, change: impl FnOnce(&mut FileLocks)) {
         let lock = &self.locks[&id];
-        let state = self.files.get_mut(&lock.file).expect("a locked file has state");
-        let (result, grown) = state.locks.change(id, change);
+        let locks = &mut self.files.get_mut(&lock.file).expect("a locked file has state").locks;
+        let before = locks.count_of(id);
+        change(locks);
+        let grown = locks.count_of(id).cast_signed() - before.cast_signed();
         let held = self.clients.get_mut(&lock.owner.client).expect("it holds a lock");
         let add = |count: usize| count.checked_add_signed(grown).expect("ranges are counted");
         (held.ranges, self.ranges) = (add(held.ranges), add(self.ranges));
-        result
     }
 
     /// Counts a change of a lock state; returns its stateid's new seqid.
@@ -366,9 +362,10 @@ impl Files {
         Some(&self.files.get(&file)?.locks)
     }
 
-    /// Changes the waiting requests of an open file.
-    pub(super) fn locks_mut(&mut self, file: FileId) -> Option<&mut FileLocks> {
-        Some(&mut self.files.get_mut(&file)?.locks)
+    /// Whether the kernel is still asked for a lock of the owner in the range.
+    pub(super) fn is_unconfirmed(&self, file: FileId, owner: &Owner, range: Range) -> bool {
+        let lock = self.lock_of(file, owner);
+        lock.zip(self.locks(file)).is_some_and(|(lock, locks)| locks.is_unconfirmed(lock, range))
     }
 
     /// Notes a denied request of an owner for a file that its client calls `object`, unless `all_max` requests wait already, or `own_max` of the client.

@@ -60,8 +60,6 @@ pub(crate) struct LockGrant {
     pub(crate) piece: Piece,
     /// Whether the owner may write to the file, so that its descriptor can.
     pub(crate) is_writable: bool,
-    /// What it held in the range.
-    before: Vec<Piece>,
 }
 
 impl From<Status> for LockFailure {
@@ -75,7 +73,8 @@ impl State {
     ///
     /// # Errors
     /// `Denied`; `Inval` for the range; `BadStateid`, `OldStateid`, `Openmode`; those of
-    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks.
+    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks, and while the kernel is
+    /// asked for another lock of the owner that overlaps it.
     pub(crate) fn lock_range(
         &self,
         call: &Lock<'_>,
@@ -109,20 +108,19 @@ impl State {
             }
             return Err(LockFailure::Denied(conflict));
         }
+        if table.files.is_unconfirmed(call.file, &owner, piece.range) {
+            return Err(Status::Delay.into());
+        }
         self.make_room_for_lock(&mut table, call.client, now, effects)?;
         if table.files.lock_of(call.file, &owner).is_none() {
             self.make_room_for_lock_owner(&mut table, call, owner.name.len(), now, effects)?;
         }
         let lock = table.files.add_lock(open, owner.clone());
-        let before = table.files.change_ranges(lock, |ranges| {
-            let before = ranges.within(piece.range);
-            ranges.lock(piece.range, piece.kind);
-            before
-        });
-        if let Some(locks) = table.files.locks_mut(call.file) {
+        table.files.change_locks(lock, |locks| {
+            locks.grant(lock, piece);
             locks.stop_waiting(&owner, piece.range);
-        }
-        Ok(LockGrant { file: call.file, lock, piece, is_writable: share.writes(), before })
+        });
+        Ok(LockGrant { file: call.file, lock, piece, is_writable: share.writes() })
     }
 
     /// The stateid of a lock that the kernel has granted too.
@@ -141,11 +139,18 @@ impl State {
             effects.push(Effect::Release { file: grant.file, lock: grant.lock });
             return Err(Status::BadStateid);
         }
-        let seqid = table.files.advance_lock(grant.lock);
+        let LockGrant { file, lock, piece, .. } = grant;
+        let range = piece.range;
+        table.files.change_locks(lock, |locks| drop(locks.confirm(lock, range)));
+        if !table.files.ranges(lock).is_some_and(|ranges| ranges.holds(piece)) {
+            // A LOCKU came between, and its effect perhaps before the kernel's lock.
+            effects.push(Effect::Unlock { file, lock, range });
+        }
+        let seqid = table.files.advance_lock(lock);
         table.settle_records(effects);
         // A lock that became a shared one lets others in.
-        table.files.wake(grant.file, now, effects);
-        Ok(self.stateid(grant.lock.0, seqid))
+        table.files.wake(file, now, effects);
+        Ok(self.stateid(lock.0, seqid))
     }
 
     /// Takes back a lock that the kernel has denied.
@@ -156,13 +161,15 @@ impl State {
             effects.push(Effect::Release { file: grant.file, lock: grant.lock });
             return;
         }
-        let range = grant.piece.range;
-        table.files.change_ranges(grant.lock, |ranges| ranges.restore(range, &grant.before));
-        let is_unused = table.files.ranges(grant.lock).is_none();
-        if is_unused && table.files.lock(grant.lock).seqid == 0 {
-            table.files.remove_lock(grant.lock, now, effects);
+        let LockGrant { file, lock, piece: Piece { range, .. }, .. } = grant;
+        table.files.change_locks(lock, |locks| locks.undo(lock, range));
+        let is_unused = table.files.ranges(lock).is_none();
+        if is_unused && table.files.lock(lock).seqid == 0 {
+            table.files.remove_lock(lock, now, effects);
         } else {
-            table.files.wake(grant.file, now, effects);
+            // An earlier LOCKU left to the kernel what this grant had taken over.
+            effects.push(Effect::Unlock { file, lock, range });
+            table.files.wake(file, now, effects);
         }
     }
 
@@ -170,9 +177,19 @@ impl State {
     pub(crate) fn pieces_before(&self, grant: &LockGrant) -> Vec<Piece> {
         let table = self.lock();
         let Some(ranges) = table.files.ranges(grant.lock) else { return Vec::new() };
-        let mut ranges = ranges.clone();
-        ranges.restore(grant.piece.range, &grant.before);
+        let (mut ranges, range) = (ranges.clone(), grant.piece.range);
+        let locks = table.files.locks(grant.file);
+        match locks.and_then(|locks| locks.before_grant(grant.lock, range)) {
+            Some(before) => ranges.restore(range, before),
+            None => ranges.unlock(range),
+        }
         ranges.iter().collect()
+    }
+
+    /// The parts of a range that a lock state does not hold: all, if there is no such state.
+    pub(crate) fn unheld(&self, lock: LockId, range: Range) -> Vec<Range> {
+        let table = self.lock();
+        table.files.ranges(lock).map_or_else(|| vec![range], |ranges| ranges.gaps(range))
     }
 
     /// LOCKT: whether a lock could be granted. Returns it, and what the owner holds in the file, to ask
@@ -220,7 +237,7 @@ impl State {
         if table.files.ranges(lock).is_some_and(|ranges| ranges.is_split_by(range)) {
             self.make_room_for_lock(&mut table, client, now, effects)?;
         }
-        table.files.change_ranges(lock, |ranges| ranges.unlock(range));
+        table.files.change_locks(lock, |locks| locks.unlock(lock, range));
         // The descriptor stays with the lock state: the owner may be locking again already.
         effects.push(Effect::Unlock { file, lock, range });
         table.files.wake(file, now, effects);
@@ -335,5 +352,6 @@ impl Conflict {
     }
 }
 
-/// A LOCK makes a lock state, and cuts a range into three.
-const LOCK_GROWTH_MAX: usize = 3;
+/// A LOCK makes a lock state, and cuts a range into three. Until the kernel has answered, what was there
+/// counts too, and one more.
+const LOCK_GROWTH_MAX: usize = 5;

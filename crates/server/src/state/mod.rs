@@ -123,7 +123,7 @@ pub(crate) enum Effect {
     Records,
     /// An open ended: it pins its file no longer in the export.
     Unpin { file: FileId, export: ExportId },
-    /// A range was unlocked.
+    /// What the lock state does not hold in the range any more is to be unlocked.
     Unlock { file: FileId, lock: LockId, range: Range },
     /// A lock state ended: its ranges are unlocked and its descriptors closed.
     Release { file: FileId, lock: LockId },

@@ -31,7 +31,7 @@ impl Range {
         LockRange { offset: self.first, length }
     }
 
-    fn overlaps(self, other: Self) -> bool {
+    pub(super) fn overlaps(self, other: Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
@@ -141,20 +141,42 @@ impl Ranges {
         self.overlapping(range).any(reaches_beyond)
     }
 
-    /// The pieces within `range`, cut to it: what [`Self::restore`] takes.
-    pub(super) fn within(&self, range: Range) -> Vec<Piece> {
-        let cut = |piece: Piece| {
-            let first = piece.range.first.max(range.first);
-            let last = piece.range.last.min(range.last);
-            Piece { range: Range { first, last }, kind: piece.kind }
-        };
-        self.overlapping(range).map(cut).collect()
+    /// Whether one piece of the kind covers all of `wanted`.
+    pub(super) fn holds(&self, wanted: Piece) -> bool {
+        let Range { first, last } = wanted.range;
+        self.overlapping(wanted.range).any(|Piece { range, kind }| {
+            kind == wanted.kind && range.first <= first && last <= range.last
+        })
     }
 
-    /// Makes `range` what it was when [`Self::within`] returned `pieces`.
-    pub(super) fn restore(&mut self, range: Range, pieces: &[Piece]) {
+    /// The parts of `range` that are not locked, in order.
+    pub(super) fn gaps(&self, range: Range) -> Vec<Range> {
+        let (mut gaps, mut next) = (Vec::new(), Some(range.first));
+        for piece in self.overlapping(range) {
+            if let Some(first) = next
+                && first < piece.range.first
+            {
+                gaps.push(Range { first, last: piece.range.first - 1 });
+            }
+            next = piece.range.last.checked_add(1);
+        }
+        let rest = next.filter(|first| *first <= range.last);
+        gaps.extend(rest.map(|first| Range { first, last: range.last }));
+        gaps
+    }
+
+    /// The pieces within `range`, cut to it: what [`Self::restore`] takes.
+    pub(super) fn within(&self, range: Range) -> Self {
+        let cut = |Piece { range: whole, kind }: Piece| {
+            (whole.first.max(range.first), (whole.last.min(range.last), kind))
+        };
+        Self { pieces: self.overlapping(range).map(cut).collect() }
+    }
+
+    /// Makes `range` what it was when [`Self::within`] returned `before`.
+    pub(super) fn restore(&mut self, range: Range, before: &Self) {
         self.unlock(range);
-        pieces.iter().for_each(|piece| self.lock(piece.range, piece.kind));
+        before.iter().for_each(|piece| self.lock(piece.range, piece.kind));
     }
 }
 
@@ -220,6 +242,19 @@ mod tests {
                 }
                 for byte in 0..BYTES {
                     prop_assert_eq!(kind_at(&ranges, byte), model[usize::from(byte)]);
+                }
+                let all = range((0, BYTES - 1));
+                let mut inverse = Ranges::default();
+                ranges.gaps(all).into_iter().for_each(|gap| inverse.lock(gap, LockKind::Read));
+                for byte in 0..BYTES {
+                    let is_locked = model[usize::from(byte)].is_some();
+                    prop_assert_ne!(kind_at(&inverse, byte).is_some(), is_locked);
+                }
+                prop_assert_eq!(inverse.len(), ranges.gaps(all).len());
+                let bytes_of = &model[usize::from(bytes.0)..=usize::from(bytes.1)];
+                for kind in [LockKind::Read, LockKind::Write] {
+                    let holds = bytes_of.iter().all(|byte| *byte == Some(kind));
+                    prop_assert_eq!(ranges.holds(Piece { range: range(bytes), kind }), holds);
                 }
                 let runs = model.chunk_by(|a, b| a == b).filter(|run| run[0].is_some()).count();
                 prop_assert_eq!(ranges.len(), runs, "neighbours of one kind are one range");

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use self::grants::ModelGrant;
 use super::*;
 
 mod delegations;
+mod grants;
 
 const CLIENTS: usize = 3;
 const FILES: u64 = 2;
@@ -37,6 +39,11 @@ enum Action {
         owner: u8,
         bytes: (usize, usize),
         kind: LockType,
+        /// Whether the kernel grants it; without, it is still to answer.
+        kernel_grants: Option<bool>,
+    },
+    /// The kernel answers the oldest LOCK that it was asked for.
+    Answer {
         kernel_grants: bool,
     },
     Test {
@@ -81,6 +88,10 @@ fn any_bytes() -> impl Strategy<Value = (usize, usize)> {
     (0..BYTES, 0..BYTES).prop_map(|(a, b)| (a.min(b), a.max(b)))
 }
 
+fn any_answer() -> impl Strategy<Value = Option<bool>> {
+    prop_oneof![4 => Just(Some(true)), 1 => Just(Some(false)), 2 => Just(None)]
+}
+
 fn any_action() -> impl Strategy<Value = Action> {
     let kind = || prop::sample::select(LockType::ALL);
     prop_oneof![
@@ -89,9 +100,10 @@ fn any_action() -> impl Strategy<Value = Action> {
         2 => (0..2u8, any_access(), any_deny())
             .prop_map(|(owner, access, deny)| Action::Downgrade { owner, access, deny }),
         2 => (0..2u8).prop_map(|owner| Action::Close { owner }),
-        9 => (0..2u8, any_bytes(), kind(), prop::bool::weighted(0.8)).prop_map(
+        9 => (0..2u8, any_bytes(), kind(), any_answer()).prop_map(
             |(owner, bytes, kind, kernel_grants)| Action::Lock { owner, bytes, kind, kernel_grants }
         ),
+        4 => prop::bool::weighted(0.5).prop_map(|kernel_grants| Action::Answer { kernel_grants }),
         2 => (0..2u8, any_bytes(), kind())
             .prop_map(|(owner, bytes, kind)| Action::Test { owner, bytes, kind }),
         4 => (0..2u8, any_bytes()).prop_map(|(owner, bytes)| Action::Unlock { owner, bytes }),
@@ -144,6 +156,7 @@ struct Model {
     boots: [u8; CLIENTS],
     opens: BTreeMap<Key, ModelOpen>,
     locks: BTreeMap<Key, ModelLocks>,
+    unconfirmed: Vec<ModelGrant>,
     /// By client and file.
     delegations: BTreeMap<(usize, u64), ModelDelegation>,
     /// By client: revoked, and not freed.
@@ -180,6 +193,7 @@ impl Model {
             boots: [0; CLIENTS],
             opens: BTreeMap::new(),
             locks: BTreeMap::new(),
+            unconfirmed: Vec::new(),
             delegations: BTreeMap::new(),
             revoked: Vec::new(),
             held_off: BTreeMap::new(),
@@ -356,20 +370,12 @@ impl Model {
         Some((key.2, open.stateid, open.share()))
     }
 
-    fn has_conflict(&self, key: Key, (first, last): (usize, usize), kind: LockKind) -> bool {
-        let is_other = |other: &Key| *other != key && other.1 == key.1 && !self.is_expired(other.0);
-        let others = self.locks.iter().filter(|(other, _)| is_other(other));
-        others
-            .flat_map(|(_, locks)| locks.bytes[first..=last].iter().flatten())
-            .any(|held| kind.conflicts(*held))
-    }
-
     fn lock(
         &mut self,
         key: Key,
         bytes: (usize, usize),
         kind: LockType,
-        kernel_grants: bool,
+        kernel_grants: Option<bool>,
     ) -> Result<(), TestCaseError> {
         let known = self.locks.get(&key).map(|locks| (locks.open_owner, locks.stateid));
         let Some((open_owner, open, _)) = self.any_open(key.0, key.1) else { return Ok(()) };
@@ -386,7 +392,11 @@ impl Model {
         self.note_forgotten()?;
         let has_conflict = self.has_conflict(key, bytes, kind.into());
         match result {
-            Ok(grant) if kernel_grants => {
+            Ok(grant) if kernel_grants.is_none() && known.is_some() => {
+                prop_assert!(!has_conflict);
+                self.leave_unconfirmed(key, bytes, grant);
+            }
+            Ok(grant) if kernel_grants != Some(false) => {
                 prop_assert!(!has_conflict);
                 self.perform_effects()?;
                 self.mirrored.insert(grant.lock);
@@ -433,6 +443,8 @@ impl Model {
             Ok(stateid) => {
                 locks.bytes[bytes.0..=bytes.1].fill(None);
                 locks.stateid = stateid;
+                let own = self.unconfirmed.iter_mut().filter(|grant| grant.key == key);
+                own.for_each(|grant| grant.before[bytes.0..=bytes.1].fill(None));
             }
             Err(status) => prop_assert_eq!(status, Status::Delay),
         }
@@ -511,6 +523,7 @@ impl Model {
             Action::Lock { owner, bytes, kind, kernel_grants } => {
                 self.lock(key(owner), bytes, kind, kernel_grants)?;
             }
+            Action::Answer { kernel_grants } => self.answer(kernel_grants)?,
             Action::Test { owner, bytes, kind } => self.test(key(owner), bytes, kind)?,
             Action::Unlock { owner, bytes } => self.unlock(key(owner), bytes)?,
             Action::Free { owner } => self.free(key(owner))?,
@@ -538,10 +551,12 @@ impl Model {
         let counts = self.bed.state.counts();
         prop_assert_eq!(counts.opens, self.opens.len());
         prop_assert!(counts.opens <= LIMITS_OPENS && counts.locks <= LIMITS_LOCKS);
-        let runs = |locks: &ModelLocks| {
-            locks.bytes.chunk_by(|a, b| a == b).filter(|run| run[0].is_some()).count()
+        let runs = |bytes: &[Option<LockKind>]| {
+            bytes.chunk_by(|a, b| a == b).filter(|run| run[0].is_some()).count()
         };
-        let locks: usize = self.locks.values().map(|locks| 1 + runs(locks)).sum();
+        let locks: usize = self.locks.values().map(|locks| 1 + runs(&locks.bytes)).sum();
+        let unconfirmed = self.unconfirmed.iter().filter(|grant| self.is_alive(grant));
+        let locks = locks + unconfirmed.map(|grant| 1 + runs(&grant.before)).sum::<usize>();
         prop_assert_eq!(counts.locks, locks);
         prop_assert_eq!(counts.delegations, self.delegations.len() + self.revoked.len());
         prop_assert!(counts.delegations <= LIMITS_DELEGATIONS);
