@@ -50,6 +50,8 @@ struct Waiter {
     asked_at: Duration,
     /// The lock is reserved for a while from here on.
     notified_at: Option<Duration>,
+    /// Its client has let a reservation lapse, and not repeated the request since.
+    has_passed: bool,
     /// Shared with the notice that is under way, if there is one.
     counted: Arc<Counted>,
 }
@@ -155,26 +157,55 @@ impl FileLocks {
         let is_same = |waiter: &&mut Waiter| waiter.owner == owner && waiter.wanted == wanted;
         if let Some(known) = self.waiters.iter_mut().find(is_same) {
             (known.object, known.asked_at, known.notified_at) = (object, now, None);
+            known.has_passed = false;
             // The next notice does not wait until the last one is answered.
             known.counted = counted.unwrap_or_else(|| Arc::clone(&known.counted));
         } else if self.waiters.len() < WAITERS_MAX
             && let Some(counted) = counted
         {
-            let (asked_at, notified_at) = (now, None);
+            let (asked_at, notified_at, has_passed) = (now, None, false);
             self.waiters.push_back(Waiter {
                 owner,
                 object,
                 wanted,
                 asked_at,
                 notified_at,
+                has_passed,
                 counted,
             });
         }
     }
 
-    /// Forgets the requests that their clients have not repeated.
-    pub(super) fn forget_lost_waiters(&mut self, now: Duration) {
-        self.waiters.retain(|waiter| now.saturating_sub(waiter.asked_at) <= WAITER_LIFETIME);
+    pub(super) fn has_waiters(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
+    /// Forgets the requests that their clients have not repeated. A reservation is ended first, by
+    /// [`Self::end_reservations`].
+    fn forget_lost_waiters(&mut self, now: Duration) {
+        self.waiters.retain(|waiter| {
+            waiter.notified_at.is_some() || now.saturating_sub(waiter.asked_at) <= WAITER_LIFETIME
+        });
+    }
+
+    /// Moves the requests behind all others whose clients have let the reservation lapse, and forgets
+    /// those that were not repeated. Returns whether a reservation has ended: others may have waited
+    /// for it, and are to be woken.
+    pub(super) fn end_reservations(&mut self, now: Duration) -> bool {
+        let has_lapsed =
+            |waiter: &Waiter| waiter.notified_at.is_some() && !waiter.holds_reservation(now);
+        let has_any = self.waiters.iter().any(has_lapsed);
+        if has_any {
+            let (mut lapsed, others): (VecDeque<_>, VecDeque<_>) =
+                self.waiters.drain(..).partition(has_lapsed);
+            self.waiters = others;
+            for waiter in &mut lapsed {
+                (waiter.notified_at, waiter.has_passed) = (None, true);
+            }
+            self.waiters.append(&mut lapsed);
+        }
+        self.forget_lost_waiters(now);
+        has_any
     }
 
     /// The request that `wanted` has to let pass: it waits longer, and its client was just notified.
@@ -201,26 +232,45 @@ impl FileLocks {
         self.waiters.retain(|waiter| waiter.owner.client != client);
     }
 
-    /// Notices for the owners whose requests can be granted now, in the order in which they asked.
-    /// `lock_of` is the lock state of an owner.
+    /// Ends all waits of a client in an export.
+    pub(super) fn stop_waiting_in(&mut self, client: ClientId, export: ExportId) {
+        let is_of = |owner: &Owner| (owner.client, owner.export) == (client, export);
+        self.waiters.retain(|waiter| !is_of(&waiter.owner));
+    }
+
+    /// Notices for the owners whose requests can be granted now because a range was freed, or without
+    /// one because reservations have ended, in the order in which they asked. `lock_of` is the lock
+    /// state of an owner.
     pub(super) fn wake(
         &mut self,
+        freed: Option<Range>,
         now: Duration,
         lock_of: impl Fn(&Owner) -> Option<LockId>,
     ) -> Vec<(ClientId, Notice)> {
+        let has_ended = self.end_reservations(now) || freed.is_none();
         let mut waiters = std::mem::take(&mut self.waiters);
-        waiters.retain(|waiter| now.saturating_sub(waiter.asked_at) <= WAITER_LIFETIME);
         let (mut ahead, mut woken) = (Vec::<(Owner, Piece)>::new(), Vec::new());
         for waiter in &mut waiters {
+            if waiter.holds_reservation(now) {
+                ahead.push((waiter.owner.clone(), waiter.wanted));
+                continue;
+            }
+            // A client misses a notice at times: one that has let its turn pass gets another with what
+            // is freed, and none when the turn of others has passed.
+            let may_be_granted = freed.is_some_and(|freed| waiter.wanted.range.overlaps(freed))
+                || (has_ended && !waiter.has_passed);
+            if !may_be_granted {
+                continue;
+            }
             let is_behind = ahead
                 .iter()
                 .any(|(owner, wanted)| *owner != waiter.owner && wanted.conflicts(waiter.wanted));
             if is_behind || self.conflict(lock_of(&waiter.owner), waiter.wanted).is_some() {
                 continue;
             }
+            waiter.notified_at = Some(now);
             let has_notice = Arc::strong_count(&waiter.counted) > 1;
-            if !waiter.holds_reservation(now) && !has_notice {
-                waiter.notified_at = Some(now);
+            if !has_notice {
                 let Owner { client, name: owner, .. } = waiter.owner.clone();
                 let (object, _counted) = (waiter.object, Arc::clone(&waiter.counted));
                 woken.push((client, Notice { object, owner, _counted }));
@@ -318,10 +368,13 @@ mod tests {
         for (client, wanted) in [(2, read), (3, read), (4, write), (2, read)] {
             wait(&mut locks, client, wanted, at(1));
         }
-        assert_eq!(locks.wake(at(2), none), []);
+        let freed = Some(Range { first: 0, last: 9 });
+        assert_eq!(locks.wake(freed, at(2), none), []);
         unlock(&mut locks, 1, Range { first: 0, last: 9 });
-        assert_eq!(locks.wake(at(2), none), [notice(2), notice(3)]);
-        assert_eq!(locks.wake(at(2), none), [], "each is notified once");
+        let beyond = Some(Range { first: 1, last: 9 });
+        assert_eq!(locks.wake(beyond, at(2), none), [], "none waits for this");
+        assert_eq!(locks.wake(freed, at(2), none), [notice(2), notice(3)]);
+        assert_eq!(locks.wake(freed, at(2), none), [], "each is notified once");
         assert_eq!(locks.reservation(&owner(4), write, at(3)), Some((&owner(2), read)));
         assert!(locks.reservation(&owner(9), write, at(3)).is_some(), "a newcomer waits too");
         assert_eq!(locks.reservation(&owner(9), read, at(3)), None);
@@ -329,7 +382,7 @@ mod tests {
         for client in [2, 3] {
             locks.stop_waiting(&owner(client), read.range);
         }
-        assert_eq!(locks.wake(at(4), none), [notice(4)]);
+        assert_eq!(locks.wake(freed, at(4), none), [notice(4)]);
         locks.stop_waiting_client(ClientId(4));
         assert!(locks.is_unused());
     }

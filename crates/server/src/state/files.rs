@@ -272,7 +272,7 @@ impl Files {
     pub(super) fn remove_open(&mut self, number: u64, now: Duration, effects: &mut Effects) {
         let file = self.open(number).file;
         self.end_open(number, effects);
-        self.wake(file, now, effects);
+        self.wake(file, Some(Range::ALL), now, effects);
     }
 
     /// Closes an open; the caller wakes those that wait for it.
@@ -283,6 +283,11 @@ impl Files {
         let state = self.files.get_mut(&open.file).expect("an open file has state");
         state.shares.remove(open.modes.share());
         state.opens.remove(&open.owner);
+        let Owner { client, export, .. } = open.owner;
+        let is_its = |owner: &Owner| (owner.client, owner.export) == (client, export);
+        if state.locks.has_waiters() && !state.opens.keys().any(is_its) {
+            state.locks.stop_waiting_in(client, export);
+        }
         let held = self.clients.get_mut(&open.owner.client).expect("it holds an open");
         held.opens.remove(&number);
         held.names_bytes -= open.owner.name.len();
@@ -313,7 +318,7 @@ impl Files {
     pub(super) fn remove_lock(&mut self, id: LockId, now: Duration, effects: &mut Effects) {
         let file = self.lock(id).file;
         self.end_lock(id, effects);
-        self.wake(file, now, effects);
+        self.wake(file, Some(Range::ALL), now, effects);
     }
 
     /// Removes a lock state; the caller wakes those that wait for it.
@@ -390,18 +395,31 @@ impl Files {
         Waiting::count(&self.waiting)
     }
 
-    /// Forgets the requests that their clients have not repeated.
-    pub(super) fn forget_lost_waiters(&mut self, now: Duration) {
-        if self.waiting() > 0 {
-            self.files.values_mut().for_each(|file| file.locks.forget_lost_waiters(now));
+    /// Forgets the requests that their clients have not repeated, and notifies those that have waited
+    /// for others whose clients did not come.
+    pub(super) fn expire_waiters(&mut self, now: Duration, effects: &mut Effects) {
+        if self.waiting() == 0 {
+            return;
+        }
+        let files = self.files.iter_mut();
+        let ended = files.filter_map(|(id, file)| file.locks.end_reservations(now).then_some(*id));
+        for file in ended.collect::<Vec<_>>() {
+            self.wake(file, None, now, effects);
         }
     }
 
-    /// Notifies the requests that can be granted now.
-    pub(super) fn wake(&mut self, file: FileId, now: Duration, effects: &mut Effects) {
+    /// Notifies the requests that can be granted now because a range was freed, or without one because
+    /// reservations have ended.
+    pub(super) fn wake(
+        &mut self,
+        file: FileId,
+        freed: Option<Range>,
+        now: Duration,
+        effects: &mut Effects,
+    ) {
         let Some(state) = self.files.get_mut(&file) else { return };
         let FileState { lock_owners, locks, .. } = state;
-        let woken = locks.wake(now, |owner| lock_owners.get(owner).copied());
+        let woken = locks.wake(freed, now, |owner| lock_owners.get(owner).copied());
         let notify = |(client, notice)| Effect::NotifyLock { client, notice };
         effects.extend(woken.into_iter().map(notify));
     }
@@ -417,7 +435,7 @@ impl Files {
         for file in files {
             if let Some(state) = self.files.get_mut(&file) {
                 state.locks.stop_waiting_client(client);
-                self.wake(file, now, effects);
+                self.wake(file, Some(Range::ALL), now, effects);
             }
         }
     }

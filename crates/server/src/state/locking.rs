@@ -141,15 +141,20 @@ impl State {
         }
         let LockGrant { file, lock, piece, .. } = grant;
         let range = piece.range;
-        table.files.change_locks(lock, |locks| drop(locks.confirm(lock, range)));
+        let mut has_shared = false;
+        table.files.change_locks(lock, |locks| {
+            let before = locks.confirm(lock, range);
+            has_shared = before.iter().any(|before| before.kind != piece.kind);
+        });
         if !table.files.ranges(lock).is_some_and(|ranges| ranges.holds(piece)) {
             // A LOCKU came between, and its effect perhaps before the kernel's lock.
             effects.push(Effect::Unlock { file, lock, range });
         }
         let seqid = table.files.advance_lock(lock);
         table.settle_records(effects);
-        // A lock that became a shared one lets others in.
-        table.files.wake(file, now, effects);
+        if has_shared && piece.kind == LockKind::Read {
+            table.files.wake(file, Some(range), now, effects);
+        }
         Ok(self.stateid(lock.0, seqid))
     }
 
@@ -169,7 +174,7 @@ impl State {
         } else {
             // An earlier LOCKU left to the kernel what this grant had taken over.
             effects.push(Effect::Unlock { file, lock, range });
-            table.files.wake(file, now, effects);
+            table.files.wake(file, Some(range), now, effects);
         }
     }
 
@@ -237,10 +242,14 @@ impl State {
         if table.files.ranges(lock).is_some_and(|ranges| ranges.is_split_by(range)) {
             self.make_room_for_lock(&mut table, client, now, effects)?;
         }
+        let held = table.files.ranges(lock);
+        let was_held = held.is_some_and(|ranges| ranges.overlapping(range).next().is_some());
         table.files.change_locks(lock, |locks| locks.unlock(lock, range));
         // The descriptor stays with the lock state: the owner may be locking again already.
         effects.push(Effect::Unlock { file, lock, range });
-        table.files.wake(file, now, effects);
+        if was_held {
+            table.files.wake(file, Some(range), now, effects);
+        }
         let seqid = table.files.advance_lock(lock);
         Ok(self.stateid(lock.0, seqid))
     }

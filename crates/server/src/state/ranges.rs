@@ -12,6 +12,9 @@ pub(crate) struct Range {
 }
 
 impl Range {
+    /// All bytes.
+    pub(crate) const ALL: Self = Self { first: 0, last: u64::MAX };
+
     /// The range of a LOCK, RFC 8881 §18.10.3: a length of all ones reaches to the last offset.
     ///
     /// # Errors

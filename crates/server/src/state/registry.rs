@@ -259,7 +259,7 @@ impl State {
                 self.forget_if_expired(&mut table, id, now, effects);
             }
         }
-        table.files.forget_lost_waiters(now);
+        table.files.expire_waiters(now, effects);
         for id in table.revoked.expire(now) {
             table.show_revoked(id);
         }

@@ -166,6 +166,15 @@ impl Bed {
         self.state.close(client, stateid, FILE, self.now, &mut self.effects)
     }
 
+    /// The clients that are to be notified since the last call.
+    fn notified(&mut self) -> Vec<ClientId> {
+        let notified = |effect: Effect| match effect {
+            Effect::NotifyLock { client, .. } => Some(client),
+            _ => None,
+        };
+        self.taken().into_iter().filter_map(notified).collect()
+    }
+
     /// The effects since the last call.
     fn taken(&mut self) -> Effects {
         std::mem::take(&mut self.effects)
@@ -888,4 +897,46 @@ fn a_notice_that_is_not_taken_counts_as_the_request_that_it_is_for() {
     assert!(bed.state.counts().waiting <= 2);
     notices.clear();
     assert_eq!(bed.state.counts().waiting, 1);
+}
+
+#[test]
+fn a_waiter_that_does_not_take_its_turn_lets_the_next_pass() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let [holder, gone, next] = [b"h", b"g", b"n"].map(|owner| bed.client(owner));
+    let [of_holder, of_gone, of_next] = [holder, gone, next]
+        .map(|client| bed.open(client, ShareAccess::Both, ShareDeny::None).stateid);
+    let blocking = LockType::WriteBlocking;
+    let held = bed.lock(holder, &of_holder, LockType::Write, ALL).unwrap();
+    bed.lock(gone, &of_gone, blocking, ALL).unwrap_err();
+    bed.lock(next, &of_next, blocking, ALL).unwrap_err();
+    bed.taken();
+    bed.state.unlock_range(holder, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    assert_eq!(bed.notified(), [gone]);
+    let mut notified = Vec::new();
+    for _ in 0..5 {
+        bed.now += Duration::from_secs(1);
+        bed.state.expire(bed.now, &mut bed.effects);
+        notified.extend(bed.notified());
+    }
+    assert_eq!(notified, [next], "once, after the reservation of the first");
+    let held = bed.lock(next, &of_next, blocking, ALL).unwrap();
+    bed.state.unlock_range(next, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    assert_eq!(bed.notified(), [gone], "it may have missed the notice");
+}
+
+#[test]
+fn requests_of_a_client_end_with_its_last_open_of_the_file() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let [holder, gone, next] = [b"h", b"g", b"n"].map(|owner| bed.client(owner));
+    let [of_holder, of_gone, of_next] = [holder, gone, next]
+        .map(|client| bed.open(client, ShareAccess::Both, ShareDeny::None).stateid);
+    let blocking = LockType::WriteBlocking;
+    let held = bed.lock(holder, &of_holder, LockType::Write, ALL).unwrap();
+    bed.lock(gone, &of_gone, blocking, ALL).unwrap_err();
+    bed.lock(next, &of_next, blocking, ALL).unwrap_err();
+    bed.close(gone, &of_gone).unwrap();
+    assert_eq!(bed.state.counts().waiting, 1);
+    bed.taken();
+    bed.state.unlock_range(holder, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    assert_eq!(bed.notified(), [next]);
 }
