@@ -93,7 +93,8 @@ pub(super) struct Backchannel {
     /// What the slot's callback is for.
     at_work: Option<Message>,
     notices: VecDeque<Notice>,
-    /// By their stateids: as many as the client has delegations, at most.
+    /// By their stateids: as many as the client has delegations that are not revoked, and one that was at
+    /// work, at most.
     recalls: BTreeMap<[u8; 12], Recall>,
     wants_probe: bool,
 }
@@ -203,6 +204,11 @@ impl Backchannel {
             }
         }
         self.begin()
+    }
+
+    /// Takes a recall out of the queue: its delegation has ended.
+    pub(super) fn forget_recall(&mut self, stateid: &Stateid) {
+        self.recalls.remove(&stateid.other);
     }
 
     fn requeue(&mut self, message: Message) {

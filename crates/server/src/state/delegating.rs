@@ -44,7 +44,7 @@ impl State {
         }
         let id = DelegationId(files.next_number());
         delegations.add(id, call);
-        Ok((id, self.stateid(id.0, SEQID)))
+        Ok((id, self.delegation_stateid(id)))
     }
 
     /// Whether a delegation is there, not revoked.
@@ -71,6 +71,7 @@ impl State {
             return Err(Status::BadStateid);
         }
         table.delegations.remove(id, effects);
+        self.forget_recall(&table, client, id);
         table.delegations.note_returned(file, now);
         Ok(())
     }
@@ -142,10 +143,15 @@ impl State {
                 self.send_recall(table, id, now, effects);
             } else if !self.forget_expired(table, [client], now, effects) {
                 table.delegations.revoke(id, effects);
+                self.forget_recall(table, client, id);
                 Self::show_revoked_delegations(table, client);
             }
         }
         table.delegations.end_hold_offs(now);
+    }
+
+    pub(super) fn delegation_stateid(&self, id: DelegationId) -> Stateid {
+        self.stateid(id.0, SEQID)
     }
 
     fn send_recall(
@@ -155,7 +161,7 @@ impl State {
         now: Duration,
         effects: &mut Effects,
     ) {
-        let stateid = self.stateid(id.0, SEQID);
+        let stateid = self.delegation_stateid(id);
         if let Some((client, recall)) = table.delegations.due_recall(id, stateid, now) {
             effects.push(Effect::Recall { client, recall });
         }

@@ -259,6 +259,7 @@ impl State {
         }
         for (file, export) in files {
             for (client, id) in table.delegations.remove_file(*file, *export, effects) {
+                self.forget_recall(&table, client, id);
                 table.revoked.add(client, id.0, now);
                 table.show_revoked(client);
             }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use proto::nfs4::{ClientId, SEQ4_STATUS_CB_PATH_DOWN_SESSION, SessionId, SlotId, Status};
+use proto::nfs4::{ClientId, SEQ4_STATUS_CB_PATH_DOWN_SESSION, SessionId, SlotId, Stateid, Status};
 
 use super::ConnectionId;
 use super::backchannel::{Backchannel, Callback, CallbackEnd, CallbackParameters, Message};
@@ -200,6 +200,11 @@ impl Session {
     pub(crate) fn notify(&self, message: Message) -> Option<Callback> {
         let mut state = self.lock();
         if state.is_destroyed { None } else { state.backchannel.notify(message) }
+    }
+
+    /// Takes a recall out of the queue: its delegation has ended.
+    pub(super) fn forget_recall(&self, stateid: &Stateid) {
+        self.lock().backchannel.forget_recall(stateid);
     }
 
     /// Ends the callback at work. Returns the next one.

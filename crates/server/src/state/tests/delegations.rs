@@ -209,3 +209,16 @@ fn only_reclaims_are_granted_in_the_grace_period() {
     let call = Delegate { client, file, export: EXPORT, object, user, is_reclaim: true };
     bed.state.delegate(&call, bed.now).unwrap();
 }
+
+#[test]
+fn a_recall_that_waits_for_the_slot_ends_with_its_delegation() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (holder, session, held) = bed.delegated(b"holder");
+    session.bind_back(ConnectionId(1)).unwrap();
+    let recall = |stateid| Message::Recall(Recall { stateid, object: object() });
+    let (_, probe) = bed.state.notify(holder, Message::Probe).unwrap();
+    assert!(bed.state.notify(holder, recall(held)).is_none(), "the slot is taken");
+    bed.give_back(holder, &held).unwrap();
+    assert!(bed.state.notify(holder, recall(held)).is_none(), "it has ended");
+    assert_eq!(session.end_callback(probe, CallbackEnd::Performed), None);
+}
