@@ -196,13 +196,7 @@ impl<'a> Compound<'a> {
             (_, OperationCode::Sequence, _) => Status::SequencePos,
             (0, _, _) if !stands_alone => Status::OpNotInSession,
             (0, _, _) if self.operations > 1 => Status::NotOnlyOp,
-            (
-                _,
-                OperationCode::ExchangeId
-                | OperationCode::CreateSession
-                | OperationCode::BindConnToSession,
-                Some(_),
-            ) => Status::NotOnlyOp,
+            (_, OperationCode::BindConnToSession, Some(_)) => Status::NotOnlyOp,
             _ if self.results.room() < RESULT_BYTES_MAX => self.results.too_big(),
             _ => {
                 self.charge(RESULT_BYTES_USUAL)?;

@@ -1,6 +1,7 @@
 //! Clients, sessions and slots.
 
 use proto::nfs4::*;
+use proto::xdr::Decode;
 
 use super::client::{
     ALL_VERSIONS, Operations, Session, compound, create_session_args, exchange_id,
@@ -47,6 +48,79 @@ fn operations_need_a_session_unless_they_make_one() {
     let alone = Operations::new().op(OperationCode::CreateSession, &args);
     let mut results = compound(&mut client, 1, &alone);
     assert_eq!(results.next::<()>(OperationCode::CreateSession), Err(Status::StaleClientid));
+}
+
+#[test]
+fn clients_and_sessions_are_made_behind_sequence_too() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let owner = ClientOwner { verifier: Verifier([1; 8]), owner_id: b"another" };
+    let args = ExchangeIdArgs { owner, flags: 0, protection: StateProtection::None };
+    let exchange = Operations::new().op(OperationCode::ExchangeId, &args).root();
+    let (client, sequence) = session
+        .ok(&exchange)
+        .next_with(OperationCode::ExchangeId, |r| {
+            let ok = ExchangeIdOk::decode(r).unwrap();
+            (ok.client, ok.sequence)
+        })
+        .unwrap();
+    assert_ne!(client, session.client_id);
+    let args = create_session_args(client, sequence);
+    let create = Operations::new().op(OperationCode::CreateSession, &args);
+    session.cache_this = true;
+    session.sequence += 1;
+    let call = session.sequenced(&create);
+    let mut made = || {
+        let mut results = compound(&mut session.client, 1, &call);
+        results.next::<SequenceOk>(OperationCode::Sequence).unwrap();
+        results.next::<CreateSessionOk>(OperationCode::CreateSession).unwrap().session
+    };
+    let id = made();
+    assert_eq!(made(), id, "the slot keeps the reply");
+    assert_ne!(id, session.id);
+    // The retry of the operation, in another slot's call.
+    let mut results = session.ok(&create);
+    let again: CreateSessionOk = results.next(OperationCode::CreateSession).unwrap();
+    assert_eq!(again.session, id);
+    let destroy = |client| {
+        Operations::new().op(OperationCode::DestroyClientid, &DestroyClientidArgs { client })
+    };
+    let mut results = session.call(&destroy(session.client_id));
+    let busy = Err(Status::ClientidBusy);
+    assert_eq!(results.next::<()>(OperationCode::DestroyClientid), busy, "its own");
+    let args = DestroySessionArgs { session: id };
+    session.ok(&Operations::new().op(OperationCode::DestroySession, &args));
+    session.ok(&destroy(client));
+
+    let bind = BindConnToSession {
+        session: session.id,
+        direction: ChannelDirection::Fore,
+        use_rdma: false,
+    };
+    let mut results = session.call(&Operations::new().op(OperationCode::BindConnToSession, &bind));
+    assert_eq!(results.next::<()>(OperationCode::BindConnToSession), Err(Status::NotOnlyOp));
+}
+
+#[test]
+fn a_client_that_boots_anew_behind_its_old_session_ends_it() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::of(&fixture, b"client", 1);
+    let owner = ClientOwner { verifier: Verifier([2; 8]), owner_id: b"client" };
+    let args = ExchangeIdArgs { owner, flags: 0, protection: StateProtection::None };
+    let exchange = Operations::new().op(OperationCode::ExchangeId, &args);
+    let (client, sequence) = session
+        .ok(&exchange)
+        .next_with(OperationCode::ExchangeId, |r| {
+            let ok = ExchangeIdOk::decode(r).unwrap();
+            (ok.client, ok.sequence)
+        })
+        .unwrap();
+    let args = create_session_args(client, sequence);
+    session.ok(&Operations::new().op(OperationCode::CreateSession, &args));
+    session.sequence += 1;
+    let call = session.sequenced(&Operations::new());
+    let mut results = compound(&mut session.client, 1, &call);
+    assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::Badsession));
 }
 
 #[test]
