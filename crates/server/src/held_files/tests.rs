@@ -89,7 +89,17 @@ impl Bed {
         let pin = self.held.pin(inode);
         let (file, export, deny) = (pin.file(), pin.export(), ShareDeny::None);
         let (owner, is_reclaim) = (b"o", false);
-        let call = OpenFile { client, owner, file, export, access, deny, is_reclaim, user: 0 };
+        let call = OpenFile {
+            client,
+            owner,
+            file,
+            export,
+            access,
+            deny,
+            cuts: false,
+            is_reclaim,
+            user: 0,
+        };
         let opened = self.state.open(&call, NOW, &mut Effects::new()).unwrap();
         if opened.is_new {
             pin.keep();

@@ -62,7 +62,8 @@ impl<'a> Compound<'a> {
         let (file, export) = (pin.file(), pin.export());
         self.check_claimed_delegation(&args.claim, file)?;
         let (owner, user) = (args.owner.owner, target.located.caller.uid);
-        let call = OpenFile { client, owner, file, export, access, deny, is_reclaim, user };
+        let cuts = target.size.is_some();
+        let call = OpenFile { client, owner, file, export, access, deny, cuts, is_reclaim, user };
         let mut effects = Effects::new();
         let opened = match target.room.take() {
             Some(room) => room.open(&call, service.now(), &mut effects),

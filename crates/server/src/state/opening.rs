@@ -23,6 +23,8 @@ pub(crate) struct OpenFile<'a> {
     pub(crate) export: ExportId,
     pub(crate) access: ShareAccess,
     pub(crate) deny: ShareDeny,
+    /// It is to cut the file, which no other may deny then, whatever the access is.
+    pub(crate) cuts: bool,
     /// `CLAIM_PREVIOUS`.
     pub(crate) is_reclaim: bool,
     /// The user whose permission was checked.
@@ -116,7 +118,8 @@ impl State {
         let OpenFile { client, export, .. } = *call;
         let owner = Owner { client, export, name: call.owner.into() };
         let own = table.files.open_of(call.file, &owner);
-        if !self.is_admitted(table, call, share, own, now, effects) {
+        let used = if call.cuts { share.with_writing() } else { share };
+        if !self.is_admitted(table, call, used, own, now, effects) {
             let denied =
                 if call.is_reclaim { Status::ReclaimConflict } else { Status::ShareDenied };
             return Err(denied);

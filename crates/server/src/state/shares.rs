@@ -25,6 +25,10 @@ impl Share {
         self.access & other.access == other.access
     }
 
+    pub(super) fn with_writing(self) -> Self {
+        Self { access: self.access | WRITE, ..self }
+    }
+
     pub(super) fn writes(self) -> bool {
         self.access & WRITE != 0
     }

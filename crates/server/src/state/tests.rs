@@ -129,6 +129,7 @@ impl Bed {
             export: EXPORT,
             access,
             deny,
+            cuts: false,
             is_reclaim,
             user: 0,
         };
@@ -536,6 +537,7 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
             export: EXPORT,
             access,
             deny,
+            cuts: false,
             is_reclaim: false,
             user: 0,
         };
@@ -592,7 +594,17 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
     let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
     let (access, deny, now) = (ShareAccess::Both, ShareDeny::None, bed.now);
     let (export, is_reclaim, user) = (ExportId(7), false, 0);
-    let call = OpenFile { client, owner: b"o", file: FILE, export, access, deny, is_reclaim, user };
+    let call = OpenFile {
+        client,
+        owner: b"o",
+        file: FILE,
+        export,
+        access,
+        deny,
+        cuts: false,
+        is_reclaim,
+        user,
+    };
     let kept = bed.state.open(&call, now, &mut bed.effects).unwrap();
     assert!(kept.is_new, "an owner has an open in each export");
     bed.taken();
@@ -687,6 +699,7 @@ fn opens_and_locks_of_a_client_are_bounded() {
             export: EXPORT,
             access,
             deny,
+            cuts: false,
             is_reclaim: false,
             user: 0,
         };
@@ -734,7 +747,7 @@ fn room_that_was_taken_for_an_open_goes_to_no_other() {
     let call = |owner: &'static [u8], file| {
         let (access, deny) = (ShareAccess::Both, ShareDeny::None);
         let (export, is_reclaim, user) = (EXPORT, false, 0);
-        OpenFile { client, owner, file, export, access, deny, is_reclaim, user }
+        OpenFile { client, owner, file, export, access, deny, cuts: false, is_reclaim, user }
     };
     let state = &bed.state;
     let open = |owner, file| {
@@ -772,8 +785,17 @@ fn owners_of_a_file_are_bounded() {
     let (access, deny) = (ShareAccess::Both, ShareDeny::None);
     let open = |file, owner: &[u8]| {
         let export = EXPORT;
-        let call =
-            OpenFile { client, owner, file, export, access, deny, is_reclaim: false, user: 0 };
+        let call = OpenFile {
+            client,
+            owner,
+            file,
+            export,
+            access,
+            deny,
+            cuts: false,
+            is_reclaim: false,
+            user: 0,
+        };
         bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
     };
     open(FILE, b"a").unwrap();
@@ -812,6 +834,7 @@ fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
         export: EXPORT,
         access,
         deny,
+        cuts: false,
         is_reclaim: false,
         user: 0,
     };
@@ -851,7 +874,8 @@ fn names_of_owners_are_bounded_for_each_address_and_in_total() {
     let open = |client, owner, file| {
         let (access, deny, export) = (ShareAccess::Both, ShareDeny::None, EXPORT);
         let (file, is_reclaim, user) = (FileId(file), false, 0);
-        let call = OpenFile { client, owner, file, export, access, deny, is_reclaim, user };
+        let call =
+            OpenFile { client, owner, file, export, access, deny, cuts: false, is_reclaim, user };
         bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
     };
     let stateid = open(a, &name, 1).unwrap();

@@ -364,6 +364,7 @@ fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state(
         export,
         access,
         deny,
+        cuts: false,
         is_reclaim: false,
         user: 0,
     };

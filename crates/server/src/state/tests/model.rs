@@ -297,6 +297,7 @@ impl Model {
             export: EXPORT,
             access,
             deny,
+            cuts: false,
             is_reclaim: false,
             user: 0,
         };

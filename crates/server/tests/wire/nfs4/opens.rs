@@ -437,3 +437,32 @@ fn opens_of_a_retired_export_end_while_another_has_the_file_open() {
     let close = CloseArgs { seqid: 0, stateid: kept_stateid };
     holder.ok(&Operations::new().at(kept).op(OperationCode::Close, &close));
 }
+
+/// UNCHECKED4 with a length.
+fn cut_to<'a>(size: &'a [u8; 8], access: ShareAccess) -> OpenArgs<'a> {
+    let size = RawAttributes { bitmap: Bitmap::of(&[attribute::SIZE]), values: size };
+    open_args(access, OpenHow::Unchecked(size), OpenClaim::Null(b"file"))
+}
+
+#[test]
+fn an_open_for_reading_does_not_cut_a_file_that_another_keeps_from_writers() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Session::of(&fixture, b"one", 1), Session::of(&fixture, b"two", 1));
+    let export = one.export();
+    std::fs::write(fixture.exported("file"), b"content").unwrap();
+    let deny = OpenArgs {
+        share_deny: ShareDeny::Write.code(),
+        ..open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"))
+    };
+    let denying = open(&mut one, export, &deny).unwrap().stateid;
+    let cut = cut_to(&[0; 8], ShareAccess::Read);
+    assert_eq!(open(&mut two, export, &cut), Err(Status::ShareDenied));
+    assert_eq!(std::fs::read(fixture.exported("file")).unwrap(), b"content");
+    let close = CloseArgs { seqid: 0, stateid: denying };
+    one.ok(&Operations::new().at(export).lookup(b"file").op(OperationCode::Close, &close));
+    let opened = open(&mut two, export, &cut).unwrap().stateid;
+    assert_eq!(std::fs::read(fixture.exported("file")).unwrap(), b"");
+    assert!(open(&mut one, export, &deny).is_ok(), "the other reads");
+    let close = CloseArgs { seqid: 0, stateid: opened };
+    two.ok(&Operations::new().at(export).lookup(b"file").op(OperationCode::Close, &close));
+}
