@@ -77,14 +77,9 @@ impl<'a> Compound<'a> {
         service.settle(effects).await;
         let opened = opened?;
         if let Err(refused) = self.cut(&target).await {
-            if opened.is_new {
-                let (now, mut effects) = (service.now(), Effects::new());
-                let undone = service.state.close(client, &opened.stateid, file, now, &mut effects);
-                if let Err(status) = undone {
-                    tracing::debug!(?status, "the open to undo does not exist any more");
-                }
-                service.settle(effects).await;
-            }
+            let mut effects = Effects::new();
+            service.state.undo_open(client, &opened, file, service.now(), &mut effects);
+            service.settle(effects).await;
             return Err(refused);
         }
         let delegation = Box::pin(self.delegation(&args, &target.located, &inode)).await;

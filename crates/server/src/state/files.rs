@@ -52,6 +52,14 @@ pub(super) struct Open {
     locks: BTreeSet<LockId>,
 }
 
+/// What an OPEN changes of an open that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpenBefore {
+    modes: Modes,
+    user: Option<u32>,
+    seqid: u32,
+}
+
 /// A lock owner's grip on a file.
 #[derive(Debug)]
 pub(super) struct LockState {
@@ -260,6 +268,19 @@ impl Files {
         shares.add(modes.share());
         open.modes = modes;
         open.seqid = next_seqid(open.seqid);
+    }
+
+    /// What [`Self::restore_open`] takes.
+    pub(super) fn before_open(&self, number: u64) -> OpenBefore {
+        let Open { modes, user, seqid, .. } = *self.open(number);
+        OpenBefore { modes, user, seqid }
+    }
+
+    /// Makes an open what it was before an OPEN that has failed.
+    pub(super) fn restore_open(&mut self, number: u64, before: OpenBefore) {
+        self.set_modes(number, before.modes);
+        let open = self.opens.get_mut(&number).expect("its modes were set");
+        (open.user, open.seqid) = (before.user, before.seqid);
     }
 
     /// The numbers of an open and of the lock states that belong to it.

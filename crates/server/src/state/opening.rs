@@ -5,7 +5,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, ShareAccess, ShareDeny, Stateid, Status};
 
 use super::file_locks::Owner;
-use super::files::{Files, StateKey};
+use super::files::{Files, OpenBefore, StateKey};
 use super::open_rooms::RoomSize;
 use super::registry::{State, Table};
 use super::shares::Share;
@@ -37,6 +37,8 @@ pub(crate) struct Opened {
     pub(crate) stateid: Stateid,
     /// The owner did not have the file open.
     pub(crate) is_new: bool,
+    /// What [`State::undo_open`] restores.
+    before: Option<OpenBefore>,
 }
 
 /// The right of an operation on data.
@@ -135,10 +137,29 @@ impl State {
             let owner = (client, call.owner.len());
             self.make_room_for_open(table, owner, Some(call.file), now, effects)?;
         }
+        let before = own.map(|number| table.files.before_open(number));
         let (number, is_new) = table.files.add_open(call.file, owner, share, call.user);
         let stateid = self.stateid(number, table.files.open(number).seqid);
         table.settle_records(effects);
-        Ok(Opened { stateid, is_new })
+        Ok(Opened { stateid, is_new, before })
+    }
+
+    /// Takes back an OPEN that has failed after all, RFC 8881 §8.2.2: neither the share nor the seqid
+    /// changes. Does nothing when another call has changed or ended the open since.
+    pub(crate) fn undo_open(
+        &self,
+        client: ClientId,
+        opened: &Opened,
+        file: FileId,
+        now: Duration,
+        effects: &mut Effects,
+    ) {
+        let mut table = self.lock();
+        let Ok(number) = self.open_number(&table, client, &opened.stateid, file) else { return };
+        match opened.before {
+            Some(before) => table.files.restore_open(number, before),
+            None => table.files.remove_open(number, now, effects),
+        }
     }
 
     /// Whether no other open denies `share`, after expired clients have made way.

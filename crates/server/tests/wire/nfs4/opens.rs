@@ -466,3 +466,26 @@ fn an_open_for_reading_does_not_cut_a_file_that_another_keeps_from_writers() {
     let close = CloseArgs { seqid: 0, stateid: opened };
     two.ok(&Operations::new().at(export).lookup(b"file").op(OperationCode::Close, &close));
 }
+
+#[test]
+fn an_open_that_cannot_cut_the_file_changes_nothing() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Session::of(&fixture, b"one", 1), Session::of(&fixture, b"two", 1));
+    let export = one.export();
+    std::fs::write(fixture.exported("file"), b"content").unwrap();
+    let read = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+    let opened = open(&mut one, export, &read).unwrap().stateid;
+    let size = u64::MAX.to_be_bytes();
+    let cut = OpenArgs { share_deny: ShareDeny::Write.code(), ..cut_to(&size, ShareAccess::Both) };
+    let refused = open(&mut one, export, &cut).unwrap_err();
+    assert!(matches!(refused, Status::Fbig | Status::Inval), "{refused:?}");
+    let write = open_args(ShareAccess::Write, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+    assert!(open(&mut two, export, &write).is_ok(), "the failed OPEN denies nothing");
+    let data = WriteArgs { stateid: opened, offset: 0, stable: StableHow::FileSync, data: b"y" };
+    let file = Operations::new().at(export).lookup(b"file");
+    let mut results = one.call(&file.clone().op(OperationCode::Write, &data));
+    results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
+    assert_eq!(results.next::<()>(OperationCode::Write), Err(Status::Openmode));
+    let again = open(&mut one, export, &read).unwrap().stateid;
+    assert_eq!(again.seqid, opened.seqid + 1);
+}
