@@ -69,16 +69,10 @@ impl FileLocks {
 
     /// A lock that conflicts with `wanted`, of another owner than `owner`.
     pub(super) fn conflict(&self, owner: Option<LockId>, wanted: Piece) -> Option<(LockId, Piece)> {
-        let others = self.owners.iter().filter(|(other, _)| Some(**other) != owner);
-        let mut overlapping = others.flat_map(|(other, ranges)| {
-            ranges.overlapping(wanted.range).map(move |piece| (*other, piece))
-        });
-        let found = overlapping.find(|(_, piece)| piece.kind.conflicts(wanted.kind));
-        let others = self.unconfirmed.iter().filter(|grant| Some(grant.owner) != owner);
-        let mut before = others.flat_map(|grant| {
-            grant.before.overlapping(wanted.range).map(move |piece| (grant.owner, piece))
-        });
-        found.or_else(|| before.find(|(_, piece)| piece.kind.conflicts(wanted.kind)))
+        let held = self.owners.iter().map(|(other, ranges)| (*other, ranges));
+        let before = self.unconfirmed.iter().map(|grant| (grant.owner, &grant.before));
+        let mut others = held.chain(before).filter(|(other, _)| Some(*other) != owner);
+        others.find_map(|(other, ranges)| Some((other, ranges.conflict(wanted)?)))
     }
 
     /// Whether the kernel is still asked for a grant of the owner in the range.

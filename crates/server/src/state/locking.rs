@@ -224,7 +224,7 @@ impl State {
     /// LOCKU. What the owner does not hold in the range does not matter.
     ///
     /// # Errors
-    /// `BadStateid`, `OldStateid`, `Inval`; `Delay` when the client has too many ranges to split one.
+    /// `BadStateid`, `OldStateid`, `Inval`; `Delay` when there are too many ranges to split one.
     pub(crate) fn unlock_range(
         &self,
         client: ClientId,

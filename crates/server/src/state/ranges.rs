@@ -78,61 +78,92 @@ impl Piece {
 /// Ranges that do not overlap; neighbours of one kind are one range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranges {
-    /// By the first byte.
-    pieces: BTreeMap<u64, (u64, LockKind)>,
+    /// The last byte of each piece by its first. Apart, so that a search for exclusive pieces passes
+    /// over no shared ones, however many there are.
+    shared: BTreeMap<u64, u64>,
+    exclusive: BTreeMap<u64, u64>,
 }
 
 impl Ranges {
     pub(super) fn len(&self) -> usize {
-        self.pieces.len()
+        self.shared.len() + self.exclusive.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
+        self.shared.is_empty() && self.exclusive.is_empty()
     }
 
+    /// All pieces, those of one kind in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Piece> {
-        self.pieces.iter().map(piece)
+        self.overlapping(Range::ALL)
     }
 
-    /// The pieces that have a byte in `range`, in order.
+    /// The pieces that have a byte in `range`, those of one kind in order.
     pub(super) fn overlapping(&self, range: Range) -> impl Iterator<Item = Piece> {
-        let before = self.pieces.range(..range.first).next_back().map(piece);
-        let before = before.filter(|piece| piece.range.overlaps(range));
-        before.into_iter().chain(self.pieces.range(range.first..=range.last).map(piece))
+        let exclusive = self.of_kind(LockKind::Write, range);
+        exclusive.chain(self.of_kind(LockKind::Read, range))
+    }
+
+    /// A piece that conflicts with `wanted`, if it is of another owner.
+    pub(super) fn conflict(&self, wanted: Piece) -> Option<Piece> {
+        let exclusive = self.of_kind(LockKind::Write, wanted.range).next();
+        let shared = || self.of_kind(LockKind::Read, wanted.range).next();
+        exclusive.or_else(|| if wanted.kind == LockKind::Write { shared() } else { None })
+    }
+
+    fn of_kind(&self, kind: LockKind, range: Range) -> impl Iterator<Item = Piece> {
+        let pieces = self.pieces(kind);
+        let piece = move |(first, last): (&u64, &u64)| Piece {
+            range: Range { first: *first, last: *last },
+            kind,
+        };
+        let before = pieces.range(..range.first).next_back().map(piece);
+        let before = before.filter(move |piece| piece.range.overlaps(range));
+        before.into_iter().chain(pieces.range(range.first..=range.last).map(piece))
+    }
+
+    fn pieces(&self, kind: LockKind) -> &BTreeMap<u64, u64> {
+        match kind {
+            LockKind::Read => &self.shared,
+            LockKind::Write => &self.exclusive,
+        }
+    }
+
+    fn pieces_mut(&mut self, kind: LockKind) -> &mut BTreeMap<u64, u64> {
+        match kind {
+            LockKind::Read => &mut self.shared,
+            LockKind::Write => &mut self.exclusive,
+        }
     }
 
     /// Locks the range in place of what was locked there. The range grows by what it touches of its
     /// kind.
     pub(super) fn lock(&mut self, range: Range, kind: LockKind) {
         self.unlock(range);
-        let mut whole = range;
-        let before = self.pieces.range(..range.first).next_back().map(piece);
-        if let Some(before) = before
-            && before.kind == kind
-            && before.range.last.checked_add(1) == Some(range.first)
+        let (pieces, mut whole) = (self.pieces_mut(kind), range);
+        if let Some((first, last)) = pieces.range(..range.first).next_back()
+            && last.checked_add(1) == Some(range.first)
         {
-            whole.first = before.range.first;
+            whole.first = *first;
         }
         if let Some(next) = range.last.checked_add(1)
-            && let Some((last, after)) = self.pieces.get(&next).copied()
-            && after == kind
+            && let Some(last) = pieces.remove(&next)
         {
-            self.pieces.remove(&next);
             whole.last = last;
         }
-        self.pieces.insert(whole.first, (whole.last, kind));
+        pieces.insert(whole.first, whole.last);
     }
 
     /// Unlocks the range; a piece that reaches beyond it is cut.
     pub(super) fn unlock(&mut self, range: Range) {
-        for piece in self.overlapping(range).collect::<Vec<_>>() {
-            self.pieces.remove(&piece.range.first);
-            if piece.range.first < range.first {
-                self.pieces.insert(piece.range.first, (range.first - 1, piece.kind));
+        for Piece { range: whole, kind } in self.overlapping(range).collect::<Vec<_>>() {
+            let pieces = self.pieces_mut(kind);
+            pieces.remove(&whole.first);
+            if whole.first < range.first {
+                pieces.insert(whole.first, range.first - 1);
             }
-            if piece.range.last > range.last {
-                self.pieces.insert(range.last + 1, (piece.range.last, piece.kind));
+            if whole.last > range.last {
+                pieces.insert(range.last + 1, whole.last);
             }
         }
     }
@@ -154,8 +185,10 @@ impl Ranges {
 
     /// The parts of `range` that are not locked, in order.
     pub(super) fn gaps(&self, range: Range) -> Vec<Range> {
+        let mut pieces: Vec<_> = self.overlapping(range).collect();
+        pieces.sort_unstable_by_key(|piece| piece.range.first);
         let (mut gaps, mut next) = (Vec::new(), Some(range.first));
-        for piece in self.overlapping(range) {
+        for piece in pieces {
             if let Some(first) = next
                 && first < piece.range.first
             {
@@ -170,10 +203,12 @@ impl Ranges {
 
     /// The pieces within `range`, cut to it: what [`Self::restore`] takes.
     pub(super) fn within(&self, range: Range) -> Self {
-        let cut = |Piece { range: whole, kind }: Piece| {
-            (whole.first.max(range.first), (whole.last.min(range.last), kind))
-        };
-        Self { pieces: self.overlapping(range).map(cut).collect() }
+        let mut within = Self::default();
+        for Piece { range: whole, kind } in self.overlapping(range) {
+            let (first, last) = (whole.first.max(range.first), whole.last.min(range.last));
+            within.pieces_mut(kind).insert(first, last);
+        }
+        within
     }
 
     /// Makes `range` what it was when [`Self::within`] returned `before`.
@@ -181,10 +216,6 @@ impl Ranges {
         self.unlock(range);
         before.iter().for_each(|piece| self.lock(piece.range, piece.kind));
     }
-}
-
-fn piece((first, (last, kind)): (&u64, &(u64, LockKind))) -> Piece {
-    Piece { range: Range { first: *first, last: *last }, kind: *kind }
 }
 
 #[cfg(test)]
@@ -257,7 +288,13 @@ mod tests {
                 let bytes_of = &model[usize::from(bytes.0)..=usize::from(bytes.1)];
                 for kind in [LockKind::Read, LockKind::Write] {
                     let holds = bytes_of.iter().all(|byte| *byte == Some(kind));
-                    prop_assert_eq!(ranges.holds(Piece { range: range(bytes), kind }), holds);
+                    let wanted = Piece { range: range(bytes), kind };
+                    prop_assert_eq!(ranges.holds(wanted), holds);
+                    let conflicts =
+                        |held: &Option<LockKind>| held.is_some_and(|held| held.conflicts(kind));
+                    let found = ranges.conflict(wanted);
+                    prop_assert_eq!(found.is_some(), bytes_of.iter().any(conflicts));
+                    prop_assert!(found.is_none_or(|found| found.conflicts(wanted)));
                 }
                 let runs = model.chunk_by(|a, b| a == b).filter(|run| run[0].is_some()).count();
                 prop_assert_eq!(ranges.len(), runs, "neighbours of one kind are one range");
