@@ -69,6 +69,15 @@ struct Accepted {
     limited: Option<Arc<LimitedExport>>,
 }
 
+/// The next record of a connection.
+enum Next {
+    Call(Accepted),
+    /// There is no work on it: it answers a callback, or is a call that was refused.
+    Settled,
+    /// The peer sends no more, or what are no calls.
+    End,
+}
+
 /// The file data that a call carries or asks for, in bytes.
 #[derive(Clone, Copy)]
 enum Transfer {
@@ -178,8 +187,19 @@ async fn flushed(replies: &ReplyQueue, work: impl Future<Output = ()>) {
 /// Takes calls until the peer sends no more, or what are none.
 async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
     let mut streak = Streak::default();
-    let mut next = intake.next_call(&mut receiver).await;
-    while let Some(mut call) = next {
+    let mut next = intake.next(&mut receiver).await;
+    loop {
+        let mut call = match next {
+            Next::Call(call) => call,
+            Next::Settled => {
+                if seat.is_over(Moment::now()) {
+                    tokio::task::yield_now().await;
+                }
+                next = intake.next(&mut receiver).await;
+                continue;
+            }
+            Next::End => return,
+        };
         // After a limited one no call is taken for a while.
         if call.is_light() && call.limited.is_none() {
             intake.thread_calls.note_light_one();
@@ -205,7 +225,7 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
         } else if seat.is_over(received) {
             tokio::task::yield_now().await;
         }
-        next = intake.next_call(&mut receiver).await;
+        next = intake.next(&mut receiver).await;
     }
 }
 
@@ -223,28 +243,27 @@ async fn begin(Accepted { thread, share, work, .. }: Accepted) {
 }
 
 impl Intake {
-    /// The next call that there is work on; `None` when the peer sends no more, or what are none.
-    async fn next_call(&self, receiver: &mut Receiver<SocketReader>) -> Option<Accepted> {
+    /// Receives the next record. One at a time, also of those without work: the caller's bounds hold
+    /// between two of them.
+    async fn next(&self, receiver: &mut Receiver<SocketReader>) -> Next {
         let Self { service, peer, activity, .. } = self;
-        loop {
-            let slot = activity.slot(service.connections.slots_withheld()).await;
-            let mut incoming = Incoming::new(peer.programs);
-            let record = match receive(service, receiver, &mut incoming).await {
-                Ok(record) => record?,
-                Err(error @ ReceiveError::Idle(_)) => {
-                    tracing::debug!(client = %peer.address, %error, "idle connection closed");
-                    return None;
-                }
-                Err(error) => {
-                    tracing::info!(client = %peer.address, %error, "connection closed");
-                    service.counters.add(Counter::BrokenConnections, 1);
-                    return None;
-                }
-            };
-            if let Some(call) = self.accept(slot, incoming, record, receiver.has_more()) {
-                return Some(call);
+        let slot = activity.slot(service.connections.slots_withheld()).await;
+        let mut incoming = Incoming::new(peer.programs);
+        let record = match receive(service, receiver, &mut incoming).await {
+            Ok(Some(record)) => record,
+            Ok(None) => return Next::End,
+            Err(error @ ReceiveError::Idle(_)) => {
+                tracing::debug!(client = %peer.address, %error, "idle connection closed");
+                return Next::End;
             }
-        }
+            Err(error) => {
+                tracing::info!(client = %peer.address, %error, "connection closed");
+                service.counters.add(Counter::BrokenConnections, 1);
+                return Next::End;
+            }
+        };
+        let call = self.accept(slot, incoming, record, receiver.has_more());
+        call.map_or(Next::Settled, Next::Call)
     }
 
     /// The work on a record, if there is any. `has_more`: the next one has come, or its beginning.

@@ -4,8 +4,8 @@
 //! in flight, two threads are woken for each then, which takes longer than a small WRITE or a part of a
 //! listing. So after a few calls in a row, all for one device, a thread of its lanes takes the socket
 //! over: it receives the next call, by [polling](crate::busy_poll) if it comes soon, performs it and
-//! answers it. A call that is not for its lane ends the stay, and so does a client that does not wait
-//! for its answer.
+//! answers it. A call that is not for its lane ends the stay, and so do a refused one and a client that
+//! does not wait for its answer.
 //!
 //! The network thread never waits for a disk, and no call waits for one that does. While the stay waits
 //! for its thread, and while that is at work on a call, the receiver lies in [`Stay::reading`], from
@@ -21,7 +21,7 @@ use io::{Device, LaneKind, Share};
 use rpc::server::{Receiver, SocketReader, Transport};
 use tokio::sync::oneshot;
 
-use super::{Accepted, Intake, Transfer};
+use super::{Accepted, Intake, Next, Transfer};
 use crate::busy_poll::Waits;
 use crate::counters::Counter;
 use crate::moment::Moment;
@@ -141,13 +141,13 @@ pub(super) enum Stayed {
     Ended { received: Received, has_failed: bool },
 }
 
-/// The receiver, on its way to the next call.
+/// The receiver, on its way to the next record.
 type Reading = Pin<Box<dyn Future<Output = Received> + Send>>;
-pub(super) type Received = (Receiver<SocketReader>, Option<Accepted>);
+pub(super) type Received = (Receiver<SocketReader>, Next);
 
 /// What the staying thread hands back.
 enum End {
-    /// The call is not for it, or the connection is over.
+    /// The record is not for it, or the connection is over.
     Received(Box<Received>),
     /// The next call has not come yet. `has_failed`: a call took long, or to stay did not pay.
     Reading { reading: Reading, has_failed: bool },
@@ -265,7 +265,7 @@ impl Stay {
     fn lay_down(&self, mut receiver: Receiver<SocketReader>) {
         let intake = Arc::clone(&self.intake);
         let reading: Reading = Box::pin(async move {
-            let next = intake.next_call(&mut receiver).await;
+            let next = intake.next(&mut receiver).await;
             (receiver, next)
         });
         *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
@@ -295,7 +295,7 @@ impl Stay {
             } else {
                 match self.receive(reading, &mut waits) {
                     Err(reading) => End::Reading { reading, has_failed: false },
-                    Ok((receiver, Some(next))) if self.goes_on_with(&next) => {
+                    Ok((receiver, Next::Call(next))) if self.goes_on_with(&next) => {
                         self.lay_down(receiver);
                         call = next;
                         continue;

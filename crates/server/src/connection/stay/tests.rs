@@ -1,5 +1,5 @@
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::thread;
 
@@ -27,6 +27,16 @@ const LANE_THREADS: usize = 64;
 /// What a thread of a lane stays for that only such a thread can do.
 fn of(lane: LaneKind) -> Purpose {
     Purpose { lane, is_light: false }
+}
+
+/// The record of a call that no thread stays for.
+fn null() -> Vec<u8> {
+    let (program, version) = (nfs3::PROGRAM, nfs3::VERSION);
+    let procedure = nfs3::Procedure::Null.code();
+    let (xid, credential, verifier_flavor) = (1, Credential::None, 0);
+    let mut w = Writer::new();
+    CallHeader { xid, program, version, procedure, credential, verifier_flavor }.encode(&mut w);
+    in_fragments(w.as_slice(), &[])
 }
 
 /// A connection to a server of nothing.
@@ -104,12 +114,7 @@ impl Rig {
 
     /// Sends a call that no thread stays for.
     fn send_null(&mut self) {
-        let (program, version) = (nfs3::PROGRAM, nfs3::VERSION);
-        let procedure = nfs3::Procedure::Null.code();
-        let (xid, credential, verifier_flavor) = (1, Credential::None, 0);
-        let mut w = Writer::new();
-        CallHeader { xid, program, version, procedure, credential, verifier_flavor }.encode(&mut w);
-        self.client.write_all(&in_fragments(w.as_slice(), &[])).unwrap();
+        self.client.write_all(&null()).unwrap();
     }
 
     async fn stay(&self, receiver: Receiver<SocketReader>, call: Accepted) -> (Received, bool) {
@@ -123,7 +128,8 @@ impl Rig {
     }
 
     /// Performs a call that was received, whose reply is sent then.
-    async fn answer(&mut self, call: Accepted) {
+    async fn answer(&mut self, next: Next) {
+        let Next::Call(call) = next else { panic!("a call came") };
         crate::connection::begin(call).await;
         let mut reply = [0; 28];
         self.client.read_exact(&mut reply).unwrap();
@@ -144,7 +150,7 @@ async fn a_call_that_blocks_its_thread_delays_no_other_call_of_the_connection() 
         rig.send_null();
         let ((_, next), has_failed) = rig.stay(receiver, call).await;
         assert!(has_failed);
-        rig.answer(next.expect("the call behind it")).await;
+        rig.answer(next).await;
         assert!(end.try_recv().is_err(), "it still waits for its disk");
         drop(release);
         let thread = end.recv_timeout(PATIENCE).unwrap();
@@ -168,7 +174,7 @@ async fn a_stay_that_waits_for_its_thread_delays_no_other_call_of_the_connection
         rig.send_null();
         let ((_, next), has_failed) = rig.stay(receiver, call).await;
         assert!(has_failed);
-        rig.answer(next.expect("the call behind it")).await;
+        rig.answer(next).await;
         assert!(end.try_recv().is_err(), "no thread has taken it");
         assert_eq!(rig.intake.service.stays.of(of(lane)).taken(), 0, "others may stay meanwhile");
         drop(blocks);
@@ -244,7 +250,7 @@ async fn a_write_that_waits_for_others_ends_the_stay_and_is_performed() {
     rig.send_null();
     let ((_, next), has_failed) = rig.stay(receiver, write).await;
     assert!(has_failed);
-    rig.answer(next.expect("the call behind the WRITE")).await;
+    rig.answer(next).await;
     turn.send(()).unwrap();
     tokio::time::timeout(PATIENCE, end).await.unwrap().unwrap();
 }
@@ -261,7 +267,7 @@ async fn a_client_that_pauses_is_heard_afterwards() {
     assert!(!stayed.is_finished(), "the receiver waits for a call");
     rig.send_null();
     let stayed = tokio::time::timeout(PATIENCE, stayed).await.unwrap().unwrap();
-    let Some(Stayed::Ended { received: (_, Some(next)), has_failed }) = stayed else {
+    let Some(Stayed::Ended { received: (_, next), has_failed }) = stayed else {
         panic!("the connection goes on")
     };
     assert!(!has_failed);
@@ -284,6 +290,24 @@ async fn a_closed_connection_ends_the_stay() {
         assert!(begun.elapsed() < PATIENCE);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_are_refused_end_the_stay_however_many_come() {
+    let (rig, receiver) = Rig::new().await;
+    // RPC version 7 is refused.
+    let mut refused = null();
+    refused[15] = 7;
+    let calls = refused.repeat(10_000);
+    let mut client = rig.client.try_clone().unwrap();
+    thread::spawn(move || while client.write_all(&calls).is_ok() {});
+    let mut client = rig.client.try_clone().unwrap();
+    thread::spawn(move || while client.read(&mut [0; 65_536]).is_ok_and(|len| len > 0) {});
+    thread::sleep(Duration::from_millis(50));
+    let write = rig.write(async {});
+    let ((_, next), has_failed) = rig.stay(receiver, write).await;
+    assert!(matches!(next, Next::Settled) && !has_failed);
+    rig.client.shutdown(Shutdown::Both).unwrap();
 }
 
 #[tokio::test]
