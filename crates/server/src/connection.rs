@@ -5,14 +5,12 @@ mod stay;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use io::{Share, WriteData};
-use rpc::server::{
-    Limits, ReceiveError, Receiver, Record, ReplyQueue, SendObserver, Socket, SocketReader,
-};
+use rpc::server::{ReceiveError, Receiver, Record, ReplyQueue, SendObserver, Socket, SocketReader};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::busy_poll::{ThreadCalls, Waits};
@@ -33,7 +31,7 @@ use stay::{Stayed, Streak};
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
 /// receiver, and a stranger who sends slowly must not keep memory from the others until then. Longer
 /// data is thrown away and the call refused, or the connection ended where the record is longer than
-/// this and a head. After a reload that admits the peer, its next connection takes all.
+/// this and a head. A reload that admits the peer applies to its next record.
 const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
 /// A connection looks at least so often whether limits permit its next call.
 const LIMIT_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -48,7 +46,10 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 struct Intake {
     service: Arc<Service>,
     peer: Peer,
-    client: Arc<ClientCounters>,
+    /// The peer's counters while no export admits it.
+    stranger: Arc<ClientCounters>,
+    /// Its counters from when an export admits it.
+    client: OnceLock<Arc<ClientCounters>>,
     socket: Arc<Socket>,
     replies: Arc<ReplyQueue>,
     activity: Arc<Activity>,
@@ -128,14 +129,13 @@ pub(crate) async fn serve(
     let peer = Peer { address, connection, programs };
     service.callbacks.add(connection, &replies);
     let activity = &place.activity;
-    let client = service.counters.clients.of(address.ip(), activity.is_stranger());
     activity.begins(replies.link());
     let receiver = Receiver::new(
         socket.reader(),
         activity.client(),
         Arc::clone(&service.buffers),
         Arc::clone(&activity.peer_wait),
-        limits(&service, peer),
+        service.idle_timeout,
     );
     let seat = Arc::new(seat);
     let mut sender = tokio::spawn({
@@ -145,13 +145,16 @@ pub(crate) async fn serve(
     let intake = Arc::new(Intake {
         service: Arc::clone(&service),
         peer,
-        client,
+        stranger: service.counters.clients.of(address.ip(), true),
+        client: OnceLock::new(),
         socket,
         replies: Arc::clone(&replies),
         activity: Arc::clone(activity),
         thread_calls: Arc::clone(seat.calls()),
         waits: Mutex::default(),
     });
+    // Listed from now on, also without a call.
+    let _ = intake.client();
     tokio::select! {
         () = seat.take_turns(flushed(&replies, take_calls(&seat, intake, receiver))) => {}
         // The peer does not take its replies, or sends what are no calls.
@@ -249,7 +252,7 @@ impl Intake {
         let Self { service, peer, activity, .. } = self;
         let slot = activity.slot(service.connections.slots_withheld()).await;
         let mut incoming = Incoming::new(peer.programs);
-        let record = match receive(service, receiver, &mut incoming).await {
+        let record = match self.receive(receiver, &mut incoming).await {
             Ok(Some(record)) => record,
             Ok(None) => return Next::End,
             Err(error @ ReceiveError::Idle(_)) => {
@@ -266,6 +269,41 @@ impl Intake {
         call.map_or(Next::Settled, Next::Call)
     }
 
+    /// The next record. A WRITE is counted in the order in which the heads of calls arrive.
+    async fn receive(
+        &self,
+        receiver: &mut Receiver<SocketReader>,
+        incoming: &mut Incoming,
+    ) -> Result<Option<Record>, ReceiveError> {
+        let service = &self.service;
+        let layout = |head: &[u8]| {
+            let layout = incoming.layout(head);
+            if let Some((file, offset, len)) = incoming.write(head)
+                && service.write_order.is_late(file, offset, len)
+            {
+                service.counters.add(Counter::WritesOutOfOrder, 1);
+            }
+            layout
+        };
+        receiver.next(|| self.transfer_bytes_max(), layout).await
+    }
+
+    /// The longest data that the peer may send with a call.
+    fn transfer_bytes_max(&self) -> u32 {
+        let may_write =
+            matches!(self.peer.programs, Programs::Files(_)) && !self.activity.is_stranger();
+        if may_write { self.service.memory.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX }
+    }
+
+    /// Where the peer's calls are counted.
+    fn client(&self) -> &Arc<ClientCounters> {
+        if self.activity.is_stranger() {
+            return &self.stranger;
+        }
+        let clients = &self.service.counters.clients;
+        self.client.get_or_init(|| clients.of(self.peer.address.ip(), false))
+    }
+
     /// The work on a record, if there is any. `has_more`: the next one has come, or its beginning.
     fn accept(
         &self,
@@ -274,7 +312,8 @@ impl Intake {
         record: Record,
         has_more: bool,
     ) -> Option<Accepted> {
-        let Self { service, client, replies, activity, .. } = self;
+        let Self { service, replies, activity, .. } = self;
+        let client = self.client();
         let (peer, received) = (self.peer, Moment::now());
         activity.note_call();
         count(&service.counters, &record);
@@ -357,24 +396,6 @@ impl Intake {
             tokio::time::sleep(delay.min(LIMIT_WAIT_MAX)).await;
         }
     }
-}
-
-/// The next record. A WRITE is counted in the order in which the heads of calls arrive.
-async fn receive(
-    service: &Service,
-    receiver: &mut Receiver<SocketReader>,
-    incoming: &mut Incoming,
-) -> Result<Option<Record>, ReceiveError> {
-    let layout = |head: &[u8]| {
-        let layout = incoming.layout(head);
-        if let Some((file, offset, len)) = incoming.write(head)
-            && service.write_order.is_late(file, offset, len)
-        {
-            service.counters.add(Counter::WritesOutOfOrder, 1);
-        }
-        layout
-    };
-    receiver.next(layout).await
 }
 
 /// Counts a call and its payload.
@@ -464,13 +485,4 @@ fn poll_first(work: impl Future<Output = ()> + Send + 'static) {
     if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
         drop(tokio::spawn(work));
     }
-}
-
-/// The limits of a peer.
-fn limits(service: &Service, peer: Peer) -> Limits {
-    let may_write =
-        matches!(peer.programs, Programs::Files(_)) && service.knows_address(peer.address);
-    let transfer_bytes_max =
-        if may_write { service.memory.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX };
-    Limits { transfer_bytes_max, idle_timeout: service.idle_timeout }
 }

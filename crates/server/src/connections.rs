@@ -97,8 +97,11 @@ struct State {
 
 /// The activity of a connection, for its eviction.
 pub(crate) struct Activity {
+    address: SocketAddr,
+    /// The address without its port, in its shortest form.
     peer: IpAddr,
-    is_stranger: bool,
+    /// Changed only with [`State`] locked.
+    is_stranger: AtomicBool,
     /// One permit for each call that may begin. The connection holds one while it receives a call.
     slots: Arc<Semaphore>,
     slots_max: usize,
@@ -130,9 +133,9 @@ impl Activity {
         self.link.get_or_init(|| Arc::clone(link));
     }
 
-    /// Whether no export admitted the peer when it connected.
+    /// Whether no export admits the peer.
     pub(crate) fn is_stranger(&self) -> bool {
-        self.is_stranger
+        self.is_stranger.load(Ordering::Relaxed)
     }
 
     /// Notes that a call has come over the connection.
@@ -264,16 +267,16 @@ impl Connections {
     }
 
     /// A place for a new connection, made by evicting an idle one where a limit is reached. Waits
-    /// while all places are taken and none is idle. `None` refuses the connection.
+    /// while all places are taken and none is idle. `None` refuses the connection. `is_stranger` is asked
+    /// with the connections locked, so that [`Self::find_strangers`] misses none.
     pub(crate) async fn enter(
         self: &Arc<Self>,
         address: SocketAddr,
-        is_stranger: bool,
+        is_stranger: impl Fn() -> bool,
     ) -> Option<Place> {
-        let peer = address.ip().to_canonical();
         loop {
             let ended = self.ended.notified();
-            match self.try_enter(peer, is_stranger) {
+            match self.try_enter(address, &is_stranger) {
                 Entry::Admitted(activity) => {
                     return Some(Place { connections: Arc::clone(self), activity });
                 }
@@ -289,8 +292,9 @@ impl Connections {
         }
     }
 
-    fn try_enter(&self, peer: IpAddr, is_stranger: bool) -> Entry {
+    fn try_enter(&self, address: SocketAddr, is_stranger: impl Fn() -> bool) -> Entry {
         let mut state = self.lock();
+        let (peer, is_stranger) = (address.ip().to_canonical(), is_stranger());
         while let Some(scope) = self.limit_reached(&state, peer, is_stranger) {
             // Another eviction would not make room any sooner.
             if scope == Scope::All && state.open - state.ending() < self.limits.all {
@@ -309,8 +313,9 @@ impl Connections {
             }
         }
         let activity = Arc::new(Activity {
+            address,
             peer,
-            is_stranger,
+            is_stranger: AtomicBool::new(is_stranger),
             slots: Arc::new(Semaphore::new(self.calls_max)),
             slots_max: self.calls_max,
             peer_wait: Arc::new(PeerWait::new(Instant::now())),
@@ -344,6 +349,18 @@ impl Connections {
         if self.lock().evict(Scope::All).is_some() {
             self.counters.add(Counter::ConnectionsEvicted, 1);
         }
+    }
+
+    /// Finds the strangers among the open connections anew, after the exports have changed.
+    pub(crate) fn find_strangers(&self, is_stranger: impl Fn(SocketAddr) -> bool) {
+        let mut state = self.lock();
+        let mut strangers = 0;
+        for activity in state.peers.values().flatten() {
+            let is_stranger = is_stranger(activity.address);
+            activity.is_stranger.store(is_stranger, Ordering::Relaxed);
+            strangers += usize::from(is_stranger);
+        }
+        state.strangers = strangers;
     }
 
     /// Resolves when no connection is open.
@@ -395,7 +412,7 @@ impl State {
             .flat_map(|list| list.iter().map(|activity| (list.len(), activity)))
             .filter(|(_, activity)| match scope {
                 Scope::Peer(peer) => activity.peer == peer,
-                Scope::Strangers => activity.is_stranger,
+                Scope::Strangers => activity.is_stranger(),
                 Scope::All => true,
             })
             .filter_map(|(of_peer, activity)| Some((of_peer, activity, activity.idle_since()?)))
@@ -403,7 +420,7 @@ impl State {
                 is_long(*since) || !activity.has_called.load(Ordering::Relaxed)
             })
             .max_by_key(|(of_peer, activity, since)| {
-                (activity.is_stranger, *of_peer, std::cmp::Reverse(*since))
+                (activity.is_stranger(), *of_peer, std::cmp::Reverse(*since))
             })
             .map(|(_, activity, since)| (activity, since))
             .filter(|(_, since)| is_long(*since))
@@ -428,7 +445,7 @@ impl State {
         if list.is_empty() {
             self.peers.remove(&activity.peer);
         }
-        self.strangers -= usize::from(activity.is_stranger);
+        self.strangers -= usize::from(activity.is_stranger());
     }
 }
 

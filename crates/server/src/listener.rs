@@ -93,7 +93,7 @@ pub(crate) async fn accept(
             }
         };
         let place = tokio::select! {
-            place = service.connections.enter(address, !service.knows_address(address)) => place,
+            place = service.connections.enter(address, || !service.knows_address(address)) => place,
             _ = stop.wait_for(|stop| *stop) => return,
         };
         // It came in on this thread and lives on another.

@@ -257,7 +257,7 @@ impl Server {
         let old = self.service.exports.load_full();
         let new = Exports::open(Arc::clone(config.exports()), Some(&old), self.counters())?;
         let new = Arc::new(new);
-        self.service.exports.store(Arc::clone(&new));
+        self.serve_exports(Arc::clone(&new));
         let mut changes = new.replace(&old);
         if changes.is_empty() || new.table != old.table {
             changes.insert(0, new.table.changes_since(&old.table));
@@ -276,9 +276,16 @@ impl Server {
         if new.table != old.table {
             changes.push(new.table.changes_since(&old.table));
         }
-        self.service.exports.store(Arc::new(new));
+        self.serve_exports(Arc::new(new));
         changes.extend(self.service.switch(config));
         changes.join(", ")
+    }
+
+    /// Serves `exports` from now on, for connected peers too.
+    fn serve_exports(&self, exports: Arc<Exports>) {
+        let service = &self.service;
+        service.exports.store(exports);
+        service.connections.find_strangers(|address| !service.knows_address(address));
     }
 
     /// Accepts nothing new, finishes what was accepted, and puts everything on the disk.

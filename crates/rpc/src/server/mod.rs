@@ -2,7 +2,7 @@
 //! of their completion.
 //!
 //! What a call means and may hold is the caller's to decide: it finds the payload of a call
-//! ([`Layout`]), sets the [`Limits`] of a peer, and chooses the connection that has to end to make
+//! ([`Layout`]), limits its length, and chooses the connection that has to end to make
 //! room by its [`PeerWait`] and its [`Link`].
 
 mod delivery;
@@ -17,7 +17,7 @@ mod transport;
 
 pub use delivery::{Delivery, Link, Receipt};
 pub use peer_wait::PeerWait;
-pub use receive::{HEAD_BYTES_MAX, Layout, Limits, ReceiveError, Receiver, Record, STAGING_BYTES};
+pub use receive::{HEAD_BYTES_MAX, Layout, ReceiveError, Receiver, Record, STAGING_BYTES};
 pub use reply::{Reply, SendObserver};
 pub use reply_queue::ReplyQueue;
 pub use socket::{Socket, SocketReader};

@@ -106,15 +106,6 @@ pub enum ReceiveError {
     EmptyFragment,
 }
 
-/// The limits of a receiver.
-#[derive(Clone, Copy)]
-pub struct Limits {
-    /// The longest payload.
-    pub transfer_bytes_max: u32,
-    /// How long a connection may be idle between two calls.
-    pub idle_timeout: Duration,
-}
-
 /// The receiving side of a connection over a stream of bytes.
 pub struct Receiver<S> {
     stream: S,
@@ -122,8 +113,11 @@ pub struct Receiver<S> {
     /// Whose share of the buffers payloads take.
     client: ClientId,
     buffers: Arc<BufferPool>,
-    limits: Limits,
+    /// How long the connection may be idle between two calls.
+    idle_timeout: Duration,
     staging: Staging,
+    /// The longest payload of the current record.
+    payload_bytes_max: u32,
     /// Of the current record.
     fragments: Fragments,
     /// Of its payload.
@@ -133,38 +127,41 @@ pub struct Receiver<S> {
 }
 
 impl<S: Source> Receiver<S> {
-    /// Of a connection of `client`, whose waits for the peer are noted in `peer_wait`.
+    /// Of a connection of `client`, whose waits for the peer are noted in `peer_wait`. It may be idle for
+    /// `idle_timeout` between two calls.
     pub fn new(
         stream: S,
         client: ClientId,
         buffers: Arc<BufferPool>,
         peer_wait: Arc<PeerWait>,
-        limits: Limits,
+        idle_timeout: Duration,
     ) -> Self {
         Self {
             stream,
-            alarm: Alarm::new(limits.idle_timeout, peer_wait),
+            alarm: Alarm::new(idle_timeout, peer_wait),
             client,
             buffers,
-            limits,
+            idle_timeout,
             staging: Staging::default(),
+            payload_bytes_max: 0,
             fragments: Fragments::new(0),
             moved_bytes: 0,
             expected_bytes: 0,
         }
     }
 
-    /// The next call; `None` when the peer closed the connection between two. `layout` is called
-    /// when the first [`CREDENTIAL_AT`] bytes of the head are there, and again as it requests; it is
+    /// The next call; `None` when the peer closed the connection between two. `payload_bytes_max` is
+    /// asked for the longest payload of the call when its first bytes are there. `layout` is called when the first [`CREDENTIAL_AT`] bytes of the head are there, and again as it requests; it is
     /// shown all that has come, which may be more than the head.
     ///
     /// # Errors
     /// Any of [`ReceiveError`]; the connection is unusable then.
     pub async fn next(
         &mut self,
+        payload_bytes_max: impl FnOnce() -> u32,
         mut layout: impl FnMut(&[u8]) -> Layout,
     ) -> Result<Option<Record>, ReceiveError> {
-        if !self.begin_record().await? {
+        if !self.begin_record(payload_bytes_max).await? {
             return Ok(None);
         }
         let mut head = Vec::with_capacity(256);
@@ -216,16 +213,17 @@ impl<S: Source> Receiver<S> {
     }
 
     /// Waits for a record and reads its first mark.
-    async fn begin_record(&mut self) -> Result<bool, ReceiveError> {
-        self.fragments =
-            Fragments::new(u64::from(self.limits.transfer_bytes_max) + HEAD_BYTES_MAX as u64);
+    async fn begin_record(
+        &mut self,
+        payload_bytes_max: impl FnOnce() -> u32,
+    ) -> Result<bool, ReceiveError> {
         self.moved_bytes = 0;
         if self.staging.is_empty() {
             let limit = match self.expected_bytes {
                 0 => STAGING_BYTES,
                 expected => expected,
             };
-            match self.stage(limit, self.limits.idle_timeout).await {
+            match self.stage(limit, self.idle_timeout).await {
                 Ok(0) => return Ok(false),
                 Ok(_) => {}
                 // Some clients end a connection by dropping it.
@@ -236,6 +234,9 @@ impl<S: Source> Receiver<S> {
                 Err(error) => return Err(error),
             }
         }
+        self.payload_bytes_max = payload_bytes_max();
+        let record_bytes_max = u64::from(self.payload_bytes_max) + HEAD_BYTES_MAX as u64;
+        self.fragments = Fragments::new(record_bytes_max);
         self.read_mark().await?;
         Ok(true)
     }
@@ -309,7 +310,7 @@ impl<S: Source> Receiver<S> {
         len: u32,
         offset: u64,
     ) -> Result<Option<WriteData>, ReceiveError> {
-        if len > self.limits.transfer_bytes_max {
+        if len > self.payload_bytes_max {
             self.discard_rest().await?;
             return Ok(None);
         }

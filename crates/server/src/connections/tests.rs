@@ -23,7 +23,7 @@ async fn enter(
     address: SocketAddr,
     is_stranger: bool,
 ) -> bool {
-    let entering = connections.enter(address, is_stranger);
+    let entering = connections.enter(address, || is_stranger);
     let mut entering = std::pin::pin!(entering);
     let began = Instant::now();
     let place = loop {
@@ -111,12 +111,12 @@ async fn busy_connections_are_not_evicted() {
     let calls = slots.acquire_many(2).await.unwrap();
     places[1].activity.peer_wait.end();
     assert!(!enter(&connections, &mut places, address(3), true).await, "a stranger does not wait");
-    let waiting = connections.enter(address(3), false);
+    let waiting = connections.enter(address(3), || false);
     assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
     drop(calls);
     let place = tokio::time::timeout(Duration::from_secs(5), async {
         let evicted = places[0].activity.clone();
-        let (place, ()) = tokio::join!(connections.enter(address(3), false), async {
+        let (place, ()) = tokio::join!(connections.enter(address(3), || false), async {
             evicted.evicted().await;
             places.remove(0);
         });
@@ -184,7 +184,7 @@ async fn connection_with_unread_bytes_is_not_evicted() {
     let mut sockets = Vec::new();
     for _ in 0..2 {
         let (client, writer) = connected(&listener).await;
-        let place = connections.enter(client.local_addr().unwrap(), false).await.unwrap();
+        let place = connections.enter(client.local_addr().unwrap(), || false).await.unwrap();
         let transport = Arc::downgrade(&writer);
         place.activity.begins(&Arc::new(Link::new(client.local_addr().unwrap(), transport)));
         places.push(place);
@@ -204,12 +204,12 @@ async fn connection_with_unread_bytes_is_not_evicted() {
 #[tokio::test(start_paused = true)]
 async fn connection_just_accepted_is_not_evicted() {
     let connections = connections(1);
-    let place = connections.enter(address(1), false).await.unwrap();
+    let place = connections.enter(address(1), || false).await.unwrap();
     place.activity.begins(&link());
-    assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));
+    assert!(matches!(connections.try_enter(address(2), || false), Entry::Full));
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
     tokio::time::sleep(2 * IDLE_MIN).await;
-    assert!(matches!(connections.try_enter(address(2).ip(), false), Entry::Full));
+    assert!(matches!(connections.try_enter(address(2), || false), Entry::Full));
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
 }
 
@@ -218,7 +218,7 @@ async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
     let connections = connections(2);
     let mut places = Vec::new();
     enter_busy(&connections, &mut places, address(1), 2).await;
-    assert!(matches!(connections.try_enter(address(1).ip(), false), Entry::Full));
+    assert!(matches!(connections.try_enter(address(1), || false), Entry::Full));
     places.pop();
     assert!(enter(&connections, &mut places, address(1), false).await);
     assert_eq!(connections.counters.value(Counter::ConnectionsRefused), 0);
@@ -248,14 +248,14 @@ async fn connections_accepted_at_once_displace_no_other_client() {
     for _ in 0..2 {
         assert!(enter(&connections, &mut places, address(2), false).await);
     }
-    let not_begun = connections.enter(address(2), false).await.unwrap();
-    assert!(matches!(connections.try_enter(address(3).ip(), false), Entry::Full), "just accepted");
+    let not_begun = connections.enter(address(2), || false).await.unwrap();
+    assert!(matches!(connections.try_enter(address(3), || false), Entry::Full), "just accepted");
     places[1..].iter().for_each(|place| {
         place.activity.note_call();
         place.activity.peer_wait.end();
     });
     tokio::time::sleep(2 * IDLE_MIN).await;
-    assert!(matches!(connections.try_enter(address(3).ip(), false), Entry::Full), "not begun");
+    assert!(matches!(connections.try_enter(address(3), || false), Entry::Full), "not begun");
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
     not_begun.activity.begins(&link());
     places.push(not_begun);
@@ -272,7 +272,7 @@ async fn new_connection_takes_the_place_as_soon_as_it_is_free() {
     tokio::time::sleep(2 * IDLE_MIN).await;
     let evicted = Arc::clone(&places[0].activity);
     let began = Instant::now();
-    let (place, ()) = tokio::join!(connections.enter(address(2), false), async {
+    let (place, ()) = tokio::join!(connections.enter(address(2), || false), async {
         evicted.evicted().await;
         places.clear();
     });
@@ -288,13 +288,35 @@ async fn one_evicted_connection_makes_room_even_if_it_ends_slowly() {
         assert!(enter(&connections, &mut places, address(peer), false).await);
     }
     let evictions = || connections.counters.value(Counter::ConnectionsEvicted);
-    let entering = connections.enter(address(3), false);
+    let entering = connections.enter(address(3), || false);
     assert!(tokio::time::timeout(Duration::from_secs(5), entering).await.is_err());
     assert_eq!(evictions(), 1);
     // A call that came with the eviction is completed, which may take long.
     let evicted = Arc::clone(&connections.lock().evicted[0]);
     let _calls = evicted.slots.acquire_many(2).await.unwrap();
-    let entering = connections.enter(address(3), false);
+    let entering = connections.enter(address(3), || false);
     assert!(tokio::time::timeout(Duration::from_secs(5), entering).await.is_err());
     assert_eq!(evictions(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn strangers_are_those_that_the_exports_of_now_do_not_admit() {
+    let connections = connections(1024);
+    let mut places = Vec::new();
+    for last in 1..=6 {
+        assert!(enter(&connections, &mut places, address(last), last > 2).await);
+    }
+    let strangers = || {
+        let of_all = places.iter().filter(|place| place.activity.is_stranger()).count();
+        assert_eq!(connections.lock().strangers, of_all);
+        of_all
+    };
+    assert_eq!(strangers(), 4);
+    connections.find_strangers(|peer| peer == address(1));
+    assert_eq!(strangers(), 1);
+    assert!(places[0].activity.is_stranger());
+    connections.find_strangers(|_| true);
+    assert_eq!(strangers(), 6);
+    drop(places);
+    assert_eq!(connections.lock().strangers, 0);
 }

@@ -1,14 +1,16 @@
 //! Idle connections: what they cost, and that they lock out no other client.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use proto::nfs3;
+use proto::mount3::MountStatus;
+use proto::nfs3::{self, StableHow, WriteArgs};
+use proto::oncrpc::{AcceptStat, ReplyHeader};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_server::counters::Counter;
 
-use crate::client::{Client, encoded, mode};
-use crate::fixture::{Fixture, Frozen, Mounted, is_root};
+use crate::client::{Client, encoded, mode, ok};
+use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root};
 use crate::limits::in_own_process;
 
 /// Admits every loopback address but 127.0.0.66.
@@ -191,4 +193,34 @@ fn ten_thousand_idle_connections() {
     println!("with 3 bytes of a record: {} bytes each", grown / count);
     assert!(grown / count < (300 << 20) / 10_000, "{} bytes each", grown / count);
     assert_eq!(fixture.counter(Counter::ConnectionsEvicted), 0);
+}
+
+/// A reload holds for connections that are open: bounds for strangers begin and end with it.
+#[test]
+fn what_a_stranger_may_send_is_decided_anew_by_a_reload() {
+    let admitting = |host: &str| format!("{TRUSTING}\n[[export.client]]\nhosts = [\"{host}\"]");
+    let fixture = Fixture::with(&admitting("127.0.0.2"));
+    let mut client = fixture.client();
+    assert_eq!(client.try_mnt("/export"), Err(MountStatus::Acces));
+    fixture.reload(&admitting("127.0.0.1"));
+    let root = client.mnt("/export");
+    let file = client.create(root, "f");
+    for len in [5000, 70_000, 1 << 20] {
+        let data = vec![7; len];
+        assert_eq!(ok(client.write(file, 0, &data)).count as usize, len);
+    }
+    let calls = |client: Option<IpAddr>| {
+        let sample = fixture.server().monitor().sample();
+        let found = sample.clients.into_iter().find(|sample| sample.address == client);
+        found.map_or(0, |sample| sample.calls)
+    };
+    let its_own = Some(client.stream.local_addr().unwrap().ip());
+    assert_eq!((calls(None), calls(its_own)), (1, 5));
+    fixture.reload(&admitting("127.0.0.2"));
+    let (data, stable) = (vec![7; 5000], StableHow::Unstable);
+    let args = encoded(&WriteArgs { file, offset: 0, count: 5000, stable, data: &data });
+    let write = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Write.code());
+    let (header, _) = client.exchange(write, &args);
+    assert!(matches!(header, ReplyHeader::Accepted { stat: AcceptStat::GarbageArgs, .. }));
+    assert_eq!((calls(None), calls(its_own)), (2, 5));
 }

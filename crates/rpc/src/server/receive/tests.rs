@@ -12,8 +12,7 @@ use crate::record::in_fragments;
 /// What the stream between a receiver and its peer holds.
 const STREAM_BYTES: usize = 256 * 1024;
 const TRANSFER_MAX: u32 = 64 * 1024;
-const LIMITS: Limits =
-    Limits { transfer_bytes_max: TRANSFER_MAX, idle_timeout: Duration::from_secs(10) };
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Source for DuplexStream {
     fn poll_read_both(
@@ -42,14 +41,14 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        Self::with(LIMITS)
+        Self::with(IDLE_TIMEOUT)
     }
 
-    fn with(limits: Limits) -> Self {
+    fn with(idle_timeout: Duration) -> Self {
         let (peer, stream) = duplex(STREAM_BYTES);
         let buffers = BufferPool::new(1 << 20);
         let peer_wait = Arc::new(PeerWait::new(Instant::now()));
-        let receiver = Receiver::new(stream, 1, Arc::clone(&buffers), peer_wait, limits);
+        let receiver = Receiver::new(stream, 1, Arc::clone(&buffers), peer_wait, idle_timeout);
         Self { peer, receiver, buffers }
     }
 
@@ -69,7 +68,7 @@ impl Rig {
 }
 
 async fn next_of(receiver: &mut Receiver<DuplexStream>) -> Result<Option<Record>, ReceiveError> {
-    receiver.next(layout).await
+    receiver.next(|| TRANSFER_MAX, layout).await
 }
 
 /// Finds the data of a WRITE.
@@ -366,7 +365,7 @@ fn a_connection_that_ends_within_a_record_is_cut() {
 fn peer_without_calls_is_idle() {
     run(async {
         let idle_timeout = Duration::from_millis(20);
-        let mut rig = Rig::with(Limits { idle_timeout, ..LIMITS });
+        let mut rig = Rig::with(idle_timeout);
         let end = next_of(&mut rig.receiver).await;
         assert!(matches!(end, Err(ReceiveError::Idle(patience)) if patience == idle_timeout));
     });
@@ -429,7 +428,7 @@ fn a_head_goes_on_behind_the_payload_where_the_layout_has_a_tail() {
                 }
                 other => other,
             };
-            let record = rig.receiver.next(with_tail).await.unwrap().unwrap();
+            let record = rig.receiver.next(|| TRANSFER_MAX, with_tail).await.unwrap().unwrap();
             assert_eq!(record.head, [&call[..head_len], b"the tail"].concat());
             assert_eq!(record.trailing_bytes, 0);
             assert_eq!(record.payload.unwrap().as_slice(), data);
@@ -451,7 +450,7 @@ fn a_complete_head_is_parsed_once() {
                 looks += 1;
                 layout(head)
             };
-            let record = rig.receiver.next(counted).await.unwrap().unwrap();
+            let record = rig.receiver.next(|| TRANSFER_MAX, counted).await.unwrap().unwrap();
             assert_eq!(record.payload.unwrap().as_slice(), data);
             assert_eq!(looks, 1);
         }
@@ -474,10 +473,10 @@ fn bytes_behind_the_payload_are_received_with_it_and_no_further() {
             other => other,
         };
         rig.send(&bytes).await;
-        drop(rig.receiver.next(with_tail).await.unwrap().unwrap());
+        drop(rig.receiver.next(|| TRANSFER_MAX, with_tail).await.unwrap().unwrap());
         // From the second WRITE on the head alone is staged, then data and tail come at once.
         rig.send(&[&bytes[..], &bytes[..]].concat()).await;
-        assert!(rig.receiver.begin_record().await.unwrap());
+        assert!(rig.receiver.begin_record(|| TRANSFER_MAX).await.unwrap());
         assert_eq!(rig.receiver.staged(), &call[..head_len]);
         let mut head = Vec::new();
         rig.receiver.extend(&mut head, head_len, true).await.unwrap();

@@ -1,6 +1,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::thread;
 
 use io::Share;
@@ -13,7 +14,6 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::config::{Config, Overrides};
-use crate::connection::limits;
 use crate::connections::Place;
 use crate::procedures::Programs;
 use crate::request::Peer;
@@ -64,7 +64,7 @@ impl Rig {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         let (accepted, address) = listener.accept().unwrap();
-        let place = service.connections.enter(address, false).await.unwrap();
+        let place = service.connections.enter(address, || false).await.unwrap();
         let socket = Socket::new(accepted).unwrap();
         let buffers = Arc::clone(&service.buffers);
         let replies = ReplyQueue::new(address, Arc::clone(&socket) as _, Arc::clone(&buffers));
@@ -73,13 +73,13 @@ impl Rig {
         let programs = Programs::Files(crate::config::NfsVersions::V3);
         let peer = Peer { address, connection: ConnectionId(1), programs };
         let wait = Arc::clone(&activity.peer_wait);
-        let limits = limits(&service, peer);
-        let receiver = Receiver::new(socket.reader(), 1, buffers, wait, limits);
-        let client_counters = service.counters.clients.of(address.ip(), false);
+        let receiver = Receiver::new(socket.reader(), 1, buffers, wait, service.idle_timeout);
+        let stranger = service.counters.clients.of(address.ip(), true);
         let intake = Intake {
             service,
             peer,
-            client: client_counters,
+            stranger,
+            client: OnceLock::new(),
             socket,
             replies: Arc::new(replies),
             activity,
