@@ -76,7 +76,7 @@ pub(crate) struct Turns {
 struct State {
     clients: HashMap<ClientId, Client, FxBuildHasher>,
     seats: usize,
-    /// The clients that have used time since they last had all of it.
+    /// The clients that have used time since they last had all of it, each once.
     charged: Vec<ClientId>,
     /// The last turn.
     last: Option<(ClientId, Moment)>,
@@ -380,7 +380,15 @@ impl State {
         self.seats -= 1;
         let Entry::Occupied(mut client) = self.clients.entry(id) else { return None };
         client.get_mut().seats -= 1;
-        (client.get().seats == 0).then(|| client.remove())
+        if client.get().seats > 0 {
+            return None;
+        }
+        let left = client.remove();
+        if left.is_charged {
+            // It would be listed twice when it comes again and works.
+            self.charged.retain(|charged| *charged != id);
+        }
+        Some(left)
     }
 
     /// The work with a ticket is given up.

@@ -274,6 +274,19 @@ fn a_connection_that_is_woken_early_does_not_overtake_those_that_have_waited_lon
     assert!(world.begin(A, &mut second));
 }
 
+#[test]
+fn a_client_that_comes_again_has_its_time_once_in_a_round() {
+    let mut world = World::shared();
+    for _ in 0..3 {
+        assert!(world.takes(A, ROUND_NS));
+        world.state.leave(A);
+        world.state.enter(A, Arc::default());
+    }
+    assert!(world.takes(A, 3 * ROUND_NS));
+    world.next_round();
+    assert!(!world.takes(A, 1), "two more are owed");
+}
+
 /// The connections that were woken, of a thread that is not real.
 #[derive(Default)]
 struct Ready(Mutex<VecDeque<usize>>);
@@ -378,6 +391,29 @@ proptest! {
             (0..4).map(|client| worked_ns(&threads, client)).filter(|share| *share > 0).collect();
         let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
         prop_assert!(least * 10 >= most * 8, "{shares:?}");
+    }
+
+    #[test]
+    fn each_client_that_has_used_time_is_charged_once_and_no_other_is(
+        steps in proptest::collection::vec((0..3_u128, 0..4), 0..100),
+    ) {
+        let mut world = World::new(&[]);
+        for (client, step) in steps {
+            let is_there = world.state.clients.contains_key(&client);
+            match step {
+                0 => drop(world.state.enter(client, Arc::default())),
+                1 if is_there => drop(world.state.leave(client)),
+                2 if is_there => drop(world.takes(client, ROUND_NS)),
+                _ => drop(world.next_round()),
+            }
+            let mut charged = world.state.charged.clone();
+            charged.sort_unstable();
+            let its_clients = world.state.clients.iter();
+            let mut expected: Vec<_> =
+                its_clients.filter(|(_, client)| client.is_charged).map(|(id, _)| *id).collect();
+            expected.sort_unstable();
+            prop_assert_eq!(charged, expected);
+        }
     }
 
     #[test]
