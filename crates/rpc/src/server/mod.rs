@@ -13,13 +13,15 @@ mod reply;
 mod reply_queue;
 mod socket;
 mod source;
+mod staging;
 mod transport;
 
 pub use delivery::{Delivery, Link, Receipt};
 pub use peer_wait::PeerWait;
-pub use receive::{HEAD_BYTES_MAX, Layout, ReceiveError, Receiver, Record, STAGING_BYTES};
+pub use receive::{HEAD_BYTES_MAX, Layout, ReceiveError, Receiver, Record};
 pub use reply::{Reply, SendObserver};
 pub use reply_queue::ReplyQueue;
 pub use socket::{Socket, SocketReader};
 pub use source::Source;
+pub use staging::STAGING_BYTES;
 pub use transport::Transport;

@@ -1,4 +1,5 @@
 use std::future::Future;
+use std::task::ready;
 
 use proptest::prelude::*;
 use proto::nfs3::{self, FileHandle, StableHow, WriteArgs, WriteHead, WriteScan};
@@ -8,6 +9,7 @@ use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
 use crate::record::in_fragments;
+use crate::server::staging::poll_read;
 
 /// What the stream between a receiver and its peer holds.
 const STREAM_BYTES: usize = 256 * 1024;
