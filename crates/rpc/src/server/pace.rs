@@ -1,6 +1,6 @@
 //! How slow a peer may be while it holds memory that others wait for.
 //!
-//! A peer that sends the data of a WRITE by the byte, or leaves its replies unread, holds buffers of
+//! A peer that sends a call with data by the byte, or leaves its replies unread, holds buffers of
 //! the one budget. That is its right while there is enough for everybody. When others wait, it has
 //! to keep up a pace, or its connection ends; its client connects and asks again.
 
@@ -26,13 +26,18 @@ impl Pace {
     }
 
     /// Whether to end the transfer, of which `bytes` have been moved in all by now.
-    pub(crate) fn is_too_slow(&mut self, now: Instant, bytes: u64, others_wait: bool) -> bool {
+    pub(crate) fn is_too_slow(
+        &mut self,
+        now: Instant,
+        bytes: u64,
+        others_wait: impl FnOnce() -> bool,
+    ) -> bool {
         if now.saturating_duration_since(self.window_began) < WINDOW {
             return false;
         }
         let moved = bytes.saturating_sub(self.bytes_before);
         *self = Self::new(now, bytes);
-        moved < WINDOW_BYTES_MIN && others_wait
+        moved < WINDOW_BYTES_MIN && others_wait()
     }
 }
 
@@ -51,7 +56,7 @@ mod tests {
         ];
         for (after, moved, others_wait, too_slow) in cases {
             let mut pace = Pace::new(start, 1000);
-            assert_eq!(pace.is_too_slow(start + after, 1000 + moved, others_wait), too_slow);
+            assert_eq!(pace.is_too_slow(start + after, 1000 + moved, || others_wait), too_slow);
         }
     }
 
@@ -59,7 +64,7 @@ mod tests {
     fn each_window_counts_anew() {
         let start = Instant::now();
         let mut pace = Pace::new(start, 0);
-        assert!(!pace.is_too_slow(start + WINDOW, 10 * WINDOW_BYTES_MIN, true));
-        assert!(pace.is_too_slow(start + 2 * WINDOW, 10 * WINDOW_BYTES_MIN, true));
+        assert!(!pace.is_too_slow(start + WINDOW, 10 * WINDOW_BYTES_MIN, || true));
+        assert!(pace.is_too_slow(start + 2 * WINDOW, 10 * WINDOW_BYTES_MIN, || true));
     }
 }

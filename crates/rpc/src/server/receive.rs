@@ -86,7 +86,7 @@ pub enum ReceiveError {
     /// Nothing came for so long within a record.
     #[error("the peer sent nothing for {} seconds", .0.as_secs())]
     Silent(Duration),
-    /// A payload comes too slowly while other calls wait for memory.
+    /// A record comes too slowly while it holds memory that other calls wait for.
     #[error("the peer sends data too slowly while other calls wait for memory")]
     TooSlow,
     /// The marks announce more than any call may have.
@@ -98,6 +98,13 @@ pub enum ReceiveError {
     /// A peer could send these without end.
     #[error("an empty fragment that is not the last of its record")]
     EmptyFragment,
+}
+
+/// The part of a record that comes while the record holds a buffer.
+struct Held {
+    pace: Pace,
+    /// Bytes received so far, marks included.
+    bytes: u64,
 }
 
 /// The receiving side of a connection over a stream of bytes.
@@ -116,6 +123,8 @@ pub struct Receiver<S> {
     fragments: Fragments,
     /// Of its payload.
     moved_bytes: usize,
+    /// Set while it holds a buffer.
+    held: Option<Held>,
     /// The length of the mark and the head of the last call if a payload followed them; else 0.
     expected_bytes: usize,
 }
@@ -140,6 +149,7 @@ impl<S: Source> Receiver<S> {
             payload_bytes_max: 0,
             fragments: Fragments::new(0),
             moved_bytes: 0,
+            held: None,
             expected_bytes: 0,
         }
     }
@@ -196,6 +206,7 @@ impl<S: Source> Receiver<S> {
             }
         }
         let trailing_bytes = self.discard_rest().await?;
+        self.held = None;
         self.alarm.peer_wait.end();
         let (moved_bytes, bytes) = (self.moved_bytes, self.fragments.bytes());
         Ok(Some(Record { head, payload, moved_bytes, trailing_bytes, bytes }))
@@ -318,6 +329,8 @@ impl<S: Source> Receiver<S> {
         // Waiting here stops the reading of this stream, and TCP makes the client wait.
         let taken = self.buffers.take(self.client, start + padded).await;
         let Ok(mut buffer) = taken else { return Ok(None) };
+        // Others wait for it until the record is there to its end.
+        self.held = Some(Held { pace: Pace::new(Instant::now().into_std(), 0), bytes: 0 });
         let received = self.fill(&mut buffer, start, padded).await?;
         Ok((received == padded).then(|| WriteData::new(buffer, start, len)))
     }
@@ -329,8 +342,6 @@ impl<S: Source> Receiver<S> {
         start: usize,
         len: usize,
     ) -> Result<usize, ReceiveError> {
-        let began = Instant::now().into_std();
-        let (mut pace, mut last_byte_at) = (Pace::new(began, 0), began);
         let mut filled = 0;
         while filled < len {
             let next = self.bytes_next().await?;
@@ -342,31 +353,17 @@ impl<S: Source> Receiver<S> {
             let taken = self.take_data(target, next - wanted).await?;
             filled += taken;
             self.fragments.take(taken);
-            if taken < wanted {
-                let now = Instant::now().into_std();
-                last_byte_at = if taken > 0 { now } else { last_byte_at };
-                if now - last_byte_at > STALL_MAX {
-                    return Err(ReceiveError::Silent(STALL_MAX));
-                }
-                if pace.is_too_slow(now, filled as u64, self.buffers.waiters() > 0) {
-                    return Err(ReceiveError::TooSlow);
-                }
-            }
         }
         Ok(filled)
     }
 
-    /// Takes data of the record, staged or from the stream; nothing when none comes for a while.
-    /// `behind` bytes of the record follow, which are staged if they are received with it.
+    /// Takes data of the record, staged or from the stream. `behind` bytes of the record follow, which
+    /// are staged if they are received with it.
     async fn take_data(&mut self, target: &mut [u8], behind: usize) -> Result<usize, ReceiveError> {
         if self.staging.is_empty() {
-            let Self { stream, alarm, staging, .. } = self;
-            let read = |cx: &mut Context<'_>| staging.poll_fill_behind(stream, cx, target, behind);
-            return match alarm.wait(WINDOW, read).await {
-                Ok(0) => Err(ReceiveError::Cut),
-                Err(ReceiveError::Silent(_)) => Ok(0),
-                read => read,
-            };
+            return self
+                .receive(|stream, staging, cx| staging.poll_fill_behind(stream, cx, target, behind))
+                .await;
         }
         let taken = self.staging.take(target);
         self.moved_bytes += taken;
@@ -391,14 +388,53 @@ impl<S: Source> Receiver<S> {
         }
     }
 
+    /// Reads at most `limit` bytes of the record into the empty staging area.
     async fn stage_more(&mut self, limit: usize) -> Result<(), ReceiveError> {
-        match self.stage(limit, STALL_MAX).await? {
-            0 => Err(ReceiveError::Cut),
-            _ => Ok(()),
+        self.receive(|stream, staging, cx| staging.poll_fill(stream, cx, limit)).await.map(drop)
+    }
+
+    /// Receives bytes of the record by `read`, one at least. While the record holds a buffer, the peer
+    /// has to keep up a pace. It is judged when there is nothing to be read, for what has come waited
+    /// for this thread.
+    async fn receive(
+        &mut self,
+        mut read: impl FnMut(&mut S, &mut Staging, &mut Context<'_>) -> Poll<std::io::Result<usize>>,
+    ) -> Result<usize, ReceiveError> {
+        let Self { stream, alarm, staging, held, buffers, .. } = self;
+        let mut silent = Duration::ZERO;
+        loop {
+            let patience = if held.is_some() { WINDOW } else { STALL_MAX };
+            let mut is_too_slow = false;
+            let read_or_judge = |cx: &mut Context<'_>| {
+                let read = read(stream, staging, cx);
+                if read.is_pending()
+                    && let Some(Held { pace, bytes }) = held
+                {
+                    let now = Instant::now().into_std();
+                    is_too_slow = pace.is_too_slow(now, *bytes, || buffers.waiters() > 0);
+                }
+                if is_too_slow { Poll::Ready(Ok(0)) } else { read }
+            };
+            match alarm.wait(patience, read_or_judge).await {
+                Ok(0) if is_too_slow => return Err(ReceiveError::TooSlow),
+                Ok(0) => return Err(ReceiveError::Cut),
+                Ok(received) => {
+                    if let Some(held) = held {
+                        held.bytes += received as u64;
+                    }
+                    return Ok(received);
+                }
+                Err(ReceiveError::Silent(_)) => {}
+                Err(error) => return Err(error),
+            }
+            silent += patience;
+            if silent >= STALL_MAX {
+                return Err(ReceiveError::Silent(STALL_MAX));
+            }
         }
     }
 
-    /// Reads at most `limit` bytes from the stream into the empty staging area.
+    /// Reads at most `limit` bytes from the stream into the empty staging area, between two records.
     async fn stage(&mut self, limit: usize, patience: Duration) -> Result<usize, ReceiveError> {
         let Self { stream, alarm, staging, .. } = self;
         alarm.wait(patience, |cx| staging.poll_fill(stream, cx, limit)).await

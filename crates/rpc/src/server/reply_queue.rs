@@ -178,7 +178,7 @@ impl ReplyQueue {
             if sent > stalled_at {
                 (stalled_at, stalled_since) = (sent, now);
             }
-            let others_wait = self.buffers.waiters() > 0;
+            let others_wait = || self.buffers.waiters() > 0;
             if now - stalled_since > STALL_MAX || pace.is_too_slow(now, sent, others_wait) {
                 self.give_up();
             }

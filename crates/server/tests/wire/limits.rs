@@ -1,7 +1,6 @@
 //! Bounds that hold whatever clients do: connections, memory, open files.
 
 use std::io::Write;
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -264,6 +263,38 @@ fn a_hundred_listers_that_take_no_replies() {
     drop(greedy);
 }
 
+/// Sixteen peers each send the first bytes of a record and then one byte at a time, beside a WRITE of
+/// another client.
+#[track_caller]
+fn do_not_delay_others(fixture: &Fixture, file: FileHandle, record: &[u8], at_once: usize) {
+    let done = AtomicBool::new(false);
+    let peers: Vec<Client> = (0..16).map(|_| fixture.client()).collect();
+    thread::scope(|scope| {
+        for peer in &peers {
+            let (mut stream, done) = (&peer.stream, &done);
+            scope.spawn(move || {
+                // One that was given up takes no more.
+                let mut bytes = record[at_once..].chunks(1);
+                let mut is_open = stream.write_all(&record[..at_once]).is_ok();
+                while is_open && !done.load(Ordering::Relaxed) {
+                    is_open = bytes.next().is_some_and(|byte| stream.write_all(byte).is_ok());
+                    thread::sleep(Duration::from_millis(20));
+                }
+            });
+        }
+        thread::sleep(Duration::from_millis(100));
+        let mut client = fixture.client();
+        let began = Instant::now();
+        let written = client.write(file, 0, &vec![3; 1 << 20]);
+        done.store(true, Ordering::Relaxed);
+        for peer in &peers {
+            let _ = peer.stream.shutdown(std::net::Shutdown::Both);
+        }
+        assert_eq!(ok(written).count, 1 << 20);
+        assert!(began.elapsed() < Duration::from_secs(10), "waited {:?}", began.elapsed());
+    });
+}
+
 #[test]
 fn writers_that_send_single_bytes_do_not_delay_others() {
     let fixture = Fixture::with_settings("memory = \"16MiB\"");
@@ -273,30 +304,14 @@ fn writers_that_send_single_bytes_do_not_delay_others() {
     let data = vec![3; 1 << 20];
     let args =
         WriteArgs { file, offset: 0, count: 1 << 20, stable: StableHow::Unstable, data: &data };
-    let mut head = in_fragments(&client.encode(1, write, &encoded(&args)), &[]);
-    head.truncate(head.len() - data.len());
-    let mut slow: Vec<TcpStream> = (0..16)
-        .map(|_| {
-            let mut stream = fixture.client().stream.try_clone().unwrap();
-            stream.write_all(&head).unwrap();
-            stream
-        })
-        .collect();
-    let done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
-                // One that was given up takes no more.
-                slow.retain_mut(|stream| stream.write_all(&[3]).is_ok());
-                thread::sleep(Duration::from_millis(20));
-            }
-        });
-        let began = Instant::now();
-        let written = client.write(file, 0, &data);
-        done.store(true, Ordering::Relaxed);
-        assert_eq!(ok(written).count, 1 << 20);
-        assert!(began.elapsed() < Duration::from_secs(10), "waited {:?}", began.elapsed());
-    });
+    let mut call = client.encode(1, write, &encoded(&args));
+    let head = call.len() - data.len();
+    do_not_delay_others(&fixture, file, &in_fragments(&call, &[]), 4 + head);
+    let fragments: Vec<usize> = (head..head + 2000).collect();
+    do_not_delay_others(&fixture, file, &in_fragments(&call, &fragments), 4 + head);
+    let at_once = 4 + call.len();
+    call.extend([0; 2000]);
+    do_not_delay_others(&fixture, file, &in_fragments(&call, &[]), at_once);
 }
 
 #[test]

@@ -94,6 +94,16 @@ fn layout(head: &[u8]) -> Layout {
     }
 }
 
+/// As [`layout`], of a call that goes on behind the data.
+fn with_tail(head: &[u8]) -> Layout {
+    match layout(head) {
+        Layout::Payload { head_bytes, len, offset, .. } => {
+            Layout::Payload { head_bytes, len, offset, has_tail: true }
+        }
+        other => other,
+    }
+}
+
 fn run<T>(test: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
 }
@@ -424,12 +434,6 @@ fn a_head_goes_on_behind_the_payload_where_the_layout_has_a_tail() {
         for _ in 0..2 {
             let records = [in_fragments(&call, &[]), in_fragments(&null, &[])].concat();
             rig.send(&records).await;
-            let with_tail = |head: &[u8]| match layout(head) {
-                Layout::Payload { head_bytes, len, offset, .. } => {
-                    Layout::Payload { head_bytes, len, offset, has_tail: true }
-                }
-                other => other,
-            };
             let record = rig.receiver.next(|| TRANSFER_MAX, with_tail).await.unwrap().unwrap();
             assert_eq!(record.head, [&call[..head_len], b"the tail"].concat());
             assert_eq!(record.trailing_bytes, 0);
@@ -468,12 +472,6 @@ fn bytes_behind_the_payload_are_received_with_it_and_no_further() {
         let head_len = head_len(&call, &data);
         call.extend(*b"the tail");
         let bytes = in_fragments(&call, &[]);
-        let with_tail = |head: &[u8]| match layout(head) {
-            Layout::Payload { head_bytes, len, offset, .. } => {
-                Layout::Payload { head_bytes, len, offset, has_tail: true }
-            }
-            other => other,
-        };
         rig.send(&bytes).await;
         drop(rig.receiver.next(|| TRANSFER_MAX, with_tail).await.unwrap().unwrap());
         // From the second WRITE on the head alone is staged, then data and tail come at once.
@@ -486,4 +484,70 @@ fn bytes_behind_the_payload_are_received_with_it_and_no_further() {
         assert_eq!(rig.receiver.staged(), b"the tail");
         assert_eq!(rig.receiver.staging.as_slice(), b"the tail", "nothing of the next call");
     });
+}
+
+/// Sends the first `at_once` bytes of a WRITE, cut into fragments at `cuts` and followed by some more, and
+/// then a byte in 20 seconds. Whether its receiver gives up in half a minute.
+async fn is_given_up(
+    find: fn(&[u8]) -> Layout,
+    (cuts, at_once): (&[usize], usize),
+    others_wait: bool,
+) -> bool {
+    let Rig { mut peer, mut receiver, buffers } = Rig::with(Duration::from_secs(60));
+    let mut call = write_call(0, &data(1000));
+    call.extend([0; 100]);
+    let bytes = in_fragments(&call, cuts);
+    let sender = async {
+        peer.write_all(&bytes[..at_once]).await.unwrap();
+        for byte in &bytes[at_once..] {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            if peer.write_all(&[*byte]).await.is_err() {
+                break;
+            }
+        }
+    };
+    let began = Instant::now();
+    let other = async {
+        while buffers.bytes_in_use() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        for client in 2..if others_wait { 10 } else { 2 } {
+            let buffers = Arc::clone(&buffers);
+            tokio::spawn(async move {
+                let _held = buffers.take(client, 256 * 1024).await.unwrap();
+                std::future::pending::<()>().await;
+            });
+        }
+    };
+    let next = async {
+        let next = receiver.next(|| TRANSFER_MAX, find).await;
+        drop(receiver);
+        next
+    };
+    let (next, (), ()) = tokio::join!(next, sender, other);
+    match next {
+        Ok(Some(_)) => false,
+        Err(ReceiveError::TooSlow) => began.elapsed() < Duration::from_secs(30),
+        other => panic!("{:?}", other.err()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_keeps_up_a_pace_until_the_end_of_a_record_while_it_holds_memory_that_others_need() {
+    let data = data(1000);
+    let call = write_call(0, &data);
+    let head = head_len(&call, &data);
+    let fragments: Vec<usize> = (head..call.len()).collect();
+    for others_wait in [false, true] {
+        let is_given_up = |find, cuts, at_once| is_given_up(find, (cuts, at_once), others_wait);
+        let mark = RecordMark::BYTES;
+        assert_eq!(is_given_up(layout, &[], mark + head + 10).await, others_wait, "data");
+        let at_once = mark + head;
+        assert_eq!(is_given_up(layout, &fragments, at_once).await, others_wait, "fragments");
+        let at_once = mark + call.len();
+        assert_eq!(is_given_up(layout, &[], at_once).await, others_wait, "bytes behind the call");
+        assert_eq!(is_given_up(with_tail, &[], at_once).await, others_wait, "a tail");
+        let cut = [call.len()];
+        assert_eq!(is_given_up(with_tail, &cut, at_once).await, others_wait, "a tail's mark");
+    }
 }
