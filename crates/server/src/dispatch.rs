@@ -275,6 +275,7 @@ async fn execute(
             done
         }
         Operation::Nfs4(nfs4::Procedure::Null) => {
+            credential(call)?;
             Reader::new(call.arguments()).finish()?;
             Ok(Handled::executed(None))
         }
@@ -296,6 +297,7 @@ async fn execute(
             Ok(Handled::executed(payload))
         }
         Operation::Portmap(_) | Operation::Rpcbind(_) => {
+            credential(call)?;
             let Programs::Portmapper { nfs_port } = peer.programs else {
                 return Err(Refusal::NotExecuted(AcceptStat::ProgUnavail));
             };
@@ -318,21 +320,26 @@ fn request<'a>(
     origin: Origin<'a>,
     (row, call): (&Procedure, &'a Call),
 ) -> Result<Request<'a>, Refusal> {
-    let (flavor, credential) = match &call.credential {
-        Credential::None => (export::Flavor::None, None),
-        Credential::Sys(sys) => {
-            let ids = export::Credential { uid: sys.uid, gid: sys.gid, groups: &sys.gids };
-            (export::Flavor::Sys, Some(ids))
-        }
-        Credential::Other { .. } => {
-            return Err(Refusal::Denied(RejectStat::AuthError(AuthStat::RejectedCred)));
-        }
-    };
+    let (flavor, credential) = credential(call)?;
     let (address, purpose) = (origin.peer.address, row.purpose);
     let peer = export::Peer { address, purpose };
     let (fault, tally) = (Fault::default(), Tally::new(&service.counters, origin.client));
     let (xid, received, record) = (call.xid, origin.received, origin.record);
     Ok(Request { service, xid, received, record, peer, flavor, credential, fault, tally })
+}
+
+/// The flavor of a call's credential, and the ids in it. A flavor that is not interpreted is denied.
+fn credential(call: &Call) -> Result<(export::Flavor, Option<export::Credential<'_>>), Refusal> {
+    match &call.credential {
+        Credential::None => Ok((export::Flavor::None, None)),
+        Credential::Sys(sys) => {
+            let ids = export::Credential { uid: sys.uid, gid: sys.gid, groups: &sys.gids };
+            Ok((export::Flavor::Sys, Some(ids)))
+        }
+        Credential::Other { .. } => {
+            Err(Refusal::Denied(RejectStat::AuthError(AuthStat::RejectedCred)))
+        }
+    }
 }
 
 /// Runs an NFSv3 procedure that must not run twice, unless the call repeats another.

@@ -21,10 +21,21 @@ fn accepted(client: &mut Client, target: (u32, u32, u32), args: &[u8]) -> Accept
     }
 }
 
-/// A call whose credential and verifier are given byte for byte.
+/// A call of NULL whose credential and verifier are given byte for byte.
 fn with_auth(xid: u32, flavor: u32, body: &[u8], verifier: &[u8]) -> Vec<u8> {
+    null_with_auth((nfs3::PROGRAM, nfs3::VERSION), xid, flavor, body, verifier)
+}
+
+/// As [`with_auth`], of any program.
+fn null_with_auth(
+    (program, version): (u32, u32),
+    xid: u32,
+    flavor: u32,
+    body: &[u8],
+    verifier: &[u8],
+) -> Vec<u8> {
     let mut w = Writer::new();
-    for word in [xid, 0, 2, nfs3::PROGRAM, nfs3::VERSION, 0, flavor] {
+    for word in [xid, 0, 2, program, version, 0, flavor] {
         w.u32(word);
     }
     w.opaque(body);
@@ -212,6 +223,18 @@ fn bad_credentials_are_refused_and_the_connection_stays_open() {
     ];
     for (call, stat) in cases {
         assert_eq!(denial(&mut client, &call), stat);
+    }
+    client.null();
+}
+
+#[test]
+fn null_of_every_program_is_denied_to_flavors_that_are_not_interpreted() {
+    let fixture = Fixture::new();
+    let mut client = fixture.client();
+    let rejected = RejectStat::AuthError(AuthStat::RejectedCred);
+    for target in [(nfs3::PROGRAM, 3), (nfs3::PROGRAM, 4), (mount3::PROGRAM, 3)] {
+        let call = null_with_auth(target, 1, 6, &[0; 20], &[]);
+        assert_eq!(denial(&mut client, &call), rejected, "{target:?}");
     }
     client.null();
 }
