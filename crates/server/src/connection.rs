@@ -42,6 +42,9 @@ const KINDS: u64 = CallKind::ALL.len() as u64;
 /// How long the last calls of a connection may take to be answered.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
+/// How long the last replies of a connection may take to reach the peer.
+const FINISH_MAX: Duration = Duration::from_secs(1);
+
 /// What the calls of a connection have in common.
 struct Intake {
     service: Arc<Service>,
@@ -147,7 +150,7 @@ pub(crate) async fn serve(
         peer,
         stranger: service.counters.clients.of(address.ip(), true),
         client: OnceLock::new(),
-        socket,
+        socket: Arc::clone(&socket),
         replies: Arc::clone(&replies),
         activity: Arc::clone(activity),
         thread_calls: Arc::clone(seat.calls()),
@@ -163,7 +166,9 @@ pub(crate) async fn serve(
         _ = stop.wait_for(|stop| *stop) => {}
     }
     // Accepted calls are completed and answered, if the peer still reads.
-    drop(tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await);
+    if tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await.is_ok() {
+        socket.finish(FINISH_MAX).await;
+    }
     sender.abort();
     replies.close();
     service.callbacks.remove(connection);

@@ -1,7 +1,7 @@
 //! A TCP socket that a runtime watches, or a thread of its own.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -17,6 +17,11 @@ use tokio::io::{AsyncRead, Interest, ReadBuf};
 
 use super::source::Source;
 use super::transport::Transport;
+
+/// How often the acknowledgement of a stream's end is looked for.
+const FINISH_INTERVAL: Duration = Duration::from_millis(5);
+/// Reads in a row that throw away what a peer sends: more at once would hold up the thread.
+const DISCARDS_MAX: usize = 16;
 
 /// A connected TCP socket.
 ///
@@ -77,6 +82,41 @@ impl Socket {
         let timeout = Timespec::try_from(at_most).ok();
         // An interrupted wait is a short one.
         poll(&mut descriptors, timeout.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Sends the end of the stream and waits until the peer has acknowledged all that was sent, or has
+    /// ended its side; at most so long. What it sends meanwhile is thrown away.
+    ///
+    /// A socket that is closed with unread bytes is reset instead, and all that is still to be sent is
+    /// lost.
+    pub async fn finish(&self, at_most: Duration) {
+        let is_acknowledged = || self.unacknowledged_bytes().is_ok_and(|bytes| bytes == 0);
+        // No wait for a peer that is gone, where nothing can be lost.
+        if is_acknowledged() && self.unread_bytes().is_ok_and(|bytes| bytes == 0) {
+            return;
+        }
+        let acknowledged = async {
+            while !is_acknowledged() && self.discard() {
+                tokio::time::sleep(FINISH_INTERVAL).await;
+            }
+        };
+        if self.stream.shutdown(Shutdown::Write).is_ok() {
+            // What is left then is given up.
+            let _ = tokio::time::timeout(at_most, acknowledged).await;
+        }
+    }
+
+    /// Throws received bytes away. Whether the peer may send more.
+    fn discard(&self) -> bool {
+        let mut bytes = [0; 16 * 1024];
+        for _ in 0..DISCARDS_MAX {
+            match retried(|| (&*self.stream).read(&mut bytes)) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+        }
+        true
     }
 
     fn watched(&self) -> RwLockReadGuard<'_, Option<AsyncFd<Arc<TcpStream>>>> {

@@ -1,15 +1,17 @@
 //! Idle connections: what they cost, and that they lock out no other client.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Shutdown};
 use std::time::{Duration, Instant};
 
 use proto::mount3::MountStatus;
 use proto::nfs3::{self, StableHow, WriteArgs};
 use proto::oncrpc::{AcceptStat, ReplyHeader};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_server::counters::Counter;
 
-use crate::client::{Client, encoded, mode, ok};
+use crate::client::{Client, encoded, in_fragments, mode, ok};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root};
 use crate::limits::in_own_process;
 
@@ -193,6 +195,41 @@ fn ten_thousand_idle_connections() {
     println!("with 3 bytes of a record: {} bytes each", grown / count);
     assert!(grown / count < (300 << 20) / 10_000, "{} bytes each", grown / count);
     assert_eq!(fixture.counter(Counter::ConnectionsEvicted), 0);
+}
+
+/// A peer that sends calls all the time gets the replies of those that were performed, and then the end
+/// of the stream, also if the server has not read all that it sent.
+#[test]
+fn a_server_that_stops_answers_all_calls_that_it_has_performed() {
+    let mut fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let target = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Mkdir.code());
+    let calls: Vec<u8> = (0..20_000)
+        .flat_map(|number: u32| {
+            let name = number.to_string();
+            let where_ = nfs3::DirOp { dir: root, name: name.as_bytes() };
+            let args = encoded(&nfs3::MkdirArgs { where_, attributes: mode(0o755) });
+            in_fragments(&client.encode(number, target, &args), &[])
+        })
+        .collect();
+    // Most replies wait in the server's socket when it stops.
+    set_socket_recv_buffer_size(&client.stream, 4096).unwrap();
+    let mut stream = client.stream.try_clone().unwrap();
+    let sender = std::thread::spawn(move || drop(stream.write_all(&calls)));
+    let receiver = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        let replies = std::iter::from_fn(|| client.receive_record()).count();
+        drop(client.stream.shutdown(Shutdown::Both));
+        replies
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    fixture.stop();
+    // A reset would have been no reply.
+    let replies = receiver.join().unwrap();
+    sender.join().unwrap();
+    let performed = std::fs::read_dir(fixture.exported("")).unwrap().count();
+    assert_eq!(replies, performed);
+    assert!((1..20_000).contains(&performed), "{performed}");
 }
 
 /// A reload holds for connections that are open: bounds for strangers begin and end with it.
