@@ -320,11 +320,11 @@ impl Intake {
         let Self { service, replies, activity, .. } = self;
         let client = self.client();
         let (peer, received) = (self.peer, Moment::now());
-        activity.note_call();
-        count(&service.counters, &record);
         if service.callbacks.take_reply(peer.connection, &record.head) {
             return None;
         }
+        activity.note_call();
+        count(&service.counters, &record);
         let record_bytes = record.bytes;
         client.count_call(record_bytes);
         replies.cork(has_more);

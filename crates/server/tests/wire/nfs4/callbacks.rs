@@ -3,6 +3,7 @@
 use proto::nfs4::*;
 use proto::oncrpc::{AcceptStat, Credential, ReplyHeader, decode_call};
 use proto::xdr::{Decode, Encode, Reader, Writer};
+use spillway_server::counters::Counter;
 
 use super::client::{ALL_VERSIONS, Operations, Session, compound, open_args};
 use crate::fixture::Fixture;
@@ -144,11 +145,13 @@ fn a_client_that_does_not_answer_holds_nothing_up() {
     bed.unlock();
     let xid = bed.receive(1);
     assert!(bed.wait().is_ok(), "no answer is waited for");
+    let calls = bed.fixture.counter(Counter::Calls);
     // An answer twice, and one to no callback.
     for xid in [xid, xid, xid.wrapping_add(7)] {
         bed.answer(xid, NFS4_OK, 2);
     }
     bed.waiting.ok(&Operations::new().root());
+    assert_eq!(bed.fixture.counter(Counter::Calls) - calls, 1, "answers are no calls");
 }
 
 #[test]
