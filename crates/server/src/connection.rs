@@ -12,6 +12,7 @@ use std::time::Duration;
 use io::{Share, WriteData};
 use rpc::server::{ReceiveError, Receiver, Record, ReplyQueue, SendObserver, Socket, SocketReader};
 use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::task::AbortHandle;
 
 use crate::busy_poll::{ThreadCalls, Waits};
 use crate::call::Incoming;
@@ -145,6 +146,12 @@ pub(crate) async fn serve(
         let (replies, seat) = (Arc::clone(&replies), Arc::clone(&seat));
         async move { seat.take_turns(replies.run()).await }
     });
+    let open = Open {
+        service: &service,
+        connection,
+        replies: Arc::clone(&replies),
+        sender: sender.abort_handle(),
+    };
     let intake = Arc::new(Intake {
         service: Arc::clone(&service),
         peer,
@@ -169,16 +176,31 @@ pub(crate) async fn serve(
     if tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await.is_ok() {
         socket.finish(FINISH_MAX).await;
     }
-    sender.abort();
-    replies.close();
-    service.callbacks.remove(connection);
-    service.state.connection_closed(connection);
+    drop(open);
     // Calls that hang hold the socket, which counts as the peer's until they end.
     tokio::select! {
         () = activity.calls_ended() => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
     tracing::debug!(client = %address, "disconnected");
+}
+
+/// Ends what serves an open connection beside its task, also when that panics: the socket would stay
+/// open with no task that reads it.
+struct Open<'a> {
+    service: &'a Service,
+    connection: ConnectionId,
+    replies: Arc<ReplyQueue>,
+    sender: AbortHandle,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.sender.abort();
+        self.replies.close();
+        self.service.callbacks.remove(self.connection);
+        self.service.state.connection_closed(self.connection);
+    }
 }
 
 /// Does the work, and sends the replies that are left whenever it waits.
