@@ -139,22 +139,24 @@ impl FileLocks {
     }
 
     /// Notes a denied request, once however often it is repeated. `counted` is what a new one holds;
-    /// without it, and when too many wait for the file, the client has to poll.
+    /// without it, and when too many wait for the file, the client has to poll. Returns whether a
+    /// reservation has ended with that: others may have waited for it, and are to be woken.
     pub(super) fn wait(
         &mut self,
         (owner, object): (Owner, FileHandle),
         wanted: Piece,
         counted: Option<Arc<Counted>>,
         now: Duration,
-    ) {
+    ) -> bool {
         self.forget_lost_waiters(now);
         let is_same = |waiter: &&mut Waiter| waiter.owner == owner && waiter.wanted == wanted;
         if let Some(known) = self.waiters.iter_mut().find(is_same) {
-            (known.object, known.asked_at, known.notified_at) = (object, now, None);
-            known.has_passed = false;
+            (known.object, known.asked_at, known.has_passed) = (object, now, false);
             // The next notice does not wait until the last one is answered.
             known.counted = counted.unwrap_or_else(|| Arc::clone(&known.counted));
-        } else if self.waiters.len() < WAITERS_MAX
+            return known.notified_at.take().is_some();
+        }
+        if self.waiters.len() < WAITERS_MAX
             && let Some(counted) = counted
         {
             let (asked_at, notified_at, has_passed) = (now, None, false);
@@ -168,6 +170,7 @@ impl FileLocks {
                 counted,
             });
         }
+        false
     }
 
     pub(super) fn has_waiters(&self) -> bool {
@@ -216,9 +219,14 @@ impl FileLocks {
         Some((&found.owner, found.wanted))
     }
 
-    /// Ends the wait of a request that was granted.
-    pub(super) fn stop_waiting(&mut self, owner: &Owner, range: Range) {
-        self.waiters.retain(|waiter| waiter.owner != *owner || waiter.wanted.range != range);
+    /// Ends the wait of a request that was granted. Returns whether a reservation has ended with that,
+    /// as in [`Self::wait`].
+    pub(super) fn stop_waiting(&mut self, owner: &Owner, range: Range) -> bool {
+        let is_granted = |waiter: &Waiter| waiter.owner == *owner && waiter.wanted.range == range;
+        let mut granted = self.waiters.iter().filter(|waiter| is_granted(waiter));
+        let has_ended = granted.any(|waiter| waiter.notified_at.is_some());
+        self.waiters.retain(|waiter| !is_granted(waiter));
+        has_ended
     }
 
     /// Ends all waits of a client.

@@ -394,7 +394,9 @@ impl Files {
         lock.zip(self.locks(file)).is_some_and(|(lock, locks)| locks.is_unconfirmed(lock, range))
     }
 
-    /// Notes a denied request of an owner for a file that its client calls `object`, unless `all_max` requests wait already, or `own_max` of the client.
+    /// Notes a denied request of an owner for a file that its client calls `object`, unless `all_max`
+    /// requests wait already, or `own_max` of the client. Notifies those that have waited for it, if
+    /// it was notified itself.
     pub(super) fn wait(
         &mut self,
         file: FileId,
@@ -402,13 +404,16 @@ impl Files {
         wanted: Piece,
         (all_max, own_max): (usize, usize),
         now: Duration,
+        effects: &mut Effects,
     ) {
         let Some(held) = self.clients.get(&owner.client) else { return };
         let Some(state) = self.files.get_mut(&file) else { return };
         let (all, own) = (&self.waiting, &held.waiting);
         let may_wait = Waiting::count(all) < all_max && Waiting::count(own) < own_max;
         let counted = may_wait.then(|| Counted::new(all, own));
-        state.locks.wait((owner, object), wanted, counted, now);
+        if state.locks.wait((owner, object), wanted, counted, now) {
+            self.wake(file, None, now, effects);
+        }
     }
 
     /// Blocking requests that wait, or whose notice is under way.

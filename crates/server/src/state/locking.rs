@@ -104,7 +104,8 @@ impl State {
                 let is_full = table.is_peer_full(call.client, all, peer_waiters_max, own);
                 let own_max = if is_full { 0 } else { self.limits.client_waiters_max };
                 let bounds = (waiters_max, own_max);
-                table.files.wait(call.file, (owner, call.object), piece, bounds, now);
+                let waiter = (owner, call.object);
+                table.files.wait(call.file, waiter, piece, bounds, now, effects);
             }
             return Err(LockFailure::Denied(conflict));
         }
@@ -116,10 +117,15 @@ impl State {
             self.make_room_for_lock_owner(&mut table, call, owner.name.len(), now, effects)?;
         }
         let lock = table.files.add_lock(open, owner.clone());
+        let mut has_ended = false;
         table.files.change_locks(lock, |locks| {
             locks.grant(lock, piece);
-            locks.stop_waiting(&owner, piece.range);
+            has_ended = locks.stop_waiting(&owner, piece.range);
         });
+        if has_ended {
+            // Those that have waited for this request may not conflict with what was granted.
+            table.files.wake(call.file, None, now, effects);
+        }
         Ok(LockGrant { file: call.file, lock, piece, is_writable: share.writes() })
     }
 

@@ -949,6 +949,26 @@ fn a_waiter_that_does_not_take_its_turn_lets_the_next_pass() {
 }
 
 #[test]
+fn a_waiter_that_is_denied_again_lets_those_pass_that_waited_for_it() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let [holder, first, second, other] = [b"h", b"f", b"s", b"o"].map(|owner| bed.client(owner));
+    let [of_holder, of_first, of_second, of_other] = [holder, first, second, other]
+        .map(|client| bed.open(client, ShareAccess::Both, ShareDeny::None).stateid);
+    let [begin, end] = [0, 50].map(|offset| LockRange { offset, length: 10 });
+    let blocking = LockType::WriteBlocking;
+    let held = bed.lock(holder, &of_holder, LockType::Write, ALL).unwrap();
+    bed.lock(first, &of_first, blocking, ALL).unwrap_err();
+    bed.taken();
+    bed.state.unlock_range(holder, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    assert_eq!(bed.notified(), [first]);
+    bed.lock(second, &of_second, blocking, end).unwrap_err();
+    bed.lock(other, &of_other, LockType::Write, begin).unwrap();
+    assert_eq!(bed.notified(), [], "the first comes before the second");
+    bed.lock(first, &of_first, blocking, ALL).unwrap_err();
+    assert_eq!(bed.notified(), [second]);
+}
+
+#[test]
 fn requests_of_a_client_end_with_its_last_open_of_the_file() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
     let [holder, gone, next] = [b"h", b"g", b"n"].map(|owner| bed.client(owner));
