@@ -315,10 +315,11 @@ impl Intake {
         receiver.next(|| self.transfer_bytes_max(), layout).await
     }
 
-    /// The longest data that the peer may send with a call.
+    /// The longest data that the peer may send with a call. Once it was admitted on this connection,
+    /// its WRITEs are received as before, to be refused as others are.
     fn transfer_bytes_max(&self) -> u32 {
-        let may_write =
-            matches!(self.peer.programs, Programs::Files(_)) && !self.activity.is_stranger();
+        let is_admitted = !self.activity.is_stranger() || self.client.get().is_some();
+        let may_write = matches!(self.peer.programs, Programs::Files(_)) && is_admitted;
         if may_write { self.service.memory.transfer_bytes_max } else { STRANGER_TRANSFER_BYTES_MAX }
     }
 

@@ -295,11 +295,17 @@ impl Connections {
     fn try_enter(&self, address: SocketAddr, is_stranger: impl Fn() -> bool) -> Entry {
         let mut state = self.lock();
         let (peer, is_stranger) = (address.ip().to_canonical(), is_stranger());
+        let mut evicted_for = None;
         while let Some(scope) = self.limit_reached(&state, peer, is_stranger) {
             // Another eviction would not make room any sooner.
             if scope == Scope::All && state.open - state.ending() < self.limits.all {
                 return Entry::Full;
             }
+            // Since a reload there may be far more strangers than the limit. Each eviction is a search.
+            if evicted_for == Some(scope) {
+                return Entry::Refused(scope);
+            }
+            evicted_for = Some(scope);
             match (state.evict(scope), scope) {
                 (Some(evicted), _) => {
                     self.counters.add(Counter::ConnectionsEvicted, 1);

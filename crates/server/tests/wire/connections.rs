@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Shutdown};
 use std::time::{Duration, Instant};
 
 use proto::mount3::MountStatus;
-use proto::nfs3::{self, StableHow, WriteArgs};
+use proto::nfs3::{self, StableHow, Status, WriteArgs};
 use proto::oncrpc::{AcceptStat, ReplyHeader};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_server::counters::Counter;
 
-use crate::client::{Client, encoded, in_fragments, mode, ok};
+use crate::client::{Client, encoded, in_fragments, mode, ok, refusal};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root};
 use crate::limits::in_own_process;
 
@@ -253,11 +253,16 @@ fn what_a_stranger_may_send_is_decided_anew_by_a_reload() {
     };
     let its_own = Some(client.stream.local_addr().unwrap().ip());
     assert_eq!((calls(None), calls(its_own)), (1, 5));
+    // Its WRITEs of before get an answer, and over a new connection it is a stranger.
     fixture.reload(&admitting("127.0.0.2"));
+    for len in [5000, 1 << 20] {
+        assert_eq!(refusal(client.write(file, 0, &vec![7; len])), Status::Acces);
+    }
+    assert_eq!((calls(None), calls(its_own)), (3, 5));
+    let mut client = fixture.client();
     let (data, stable) = (vec![7; 5000], StableHow::Unstable);
     let args = encoded(&WriteArgs { file, offset: 0, count: 5000, stable, data: &data });
     let write = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Write.code());
     let (header, _) = client.exchange(write, &args);
     assert!(matches!(header, ReplyHeader::Accepted { stat: AcceptStat::GarbageArgs, .. }));
-    assert_eq!((calls(None), calls(its_own)), (2, 5));
 }
