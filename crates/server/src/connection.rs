@@ -165,17 +165,18 @@ pub(crate) async fn serve(
     });
     // Listed from now on, also without a call.
     let _ = intake.client();
+    let mut is_evicted = false;
     tokio::select! {
         () = seat.take_turns(flushed(&replies, take_calls(&seat, intake, receiver))) => {}
         // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
-        () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
+        () = activity.evicted() => {
+            tracing::debug!(client = %address, "evicted");
+            is_evicted = true;
+        }
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    // Accepted calls are completed and answered, if the peer still reads.
-    if tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await.is_ok() {
-        socket.finish(FINISH_MAX).await;
-    }
+    drain(&socket, activity, is_evicted).await;
     drop(open);
     // Calls that hang hold the socket, which counts as the peer's until they end.
     tokio::select! {
@@ -183,6 +184,17 @@ pub(crate) async fn serve(
         _ = stop.wait_for(|stop| *stop) => {}
     }
     tracing::debug!(client = %address, "disconnected");
+}
+
+/// Has accepted calls completed and answered, if the peer still reads.
+async fn drain(socket: &Socket, activity: &Activity, is_evicted: bool) {
+    match tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await {
+        // Another waits for the place of an idle one, which has sent nothing more.
+        Ok(()) if is_evicted => {}
+        Ok(()) => socket.finish(FINISH_MAX).await,
+        // The peer has to learn of the end, to repeat its calls over another connection.
+        Err(_) => socket.end(),
+    }
 }
 
 /// Ends what serves an open connection beside its task, also when that panics: the socket would stay

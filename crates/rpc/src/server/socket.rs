@@ -106,6 +106,12 @@ impl Socket {
         }
     }
 
+    /// Ends the stream in both directions, while others still have the socket.
+    pub fn end(&self) {
+        // A peer that is gone knows.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
     /// Throws received bytes away. Whether the peer may send more.
     fn discard(&self) -> bool {
         let mut bytes = [0; 16 * 1024];
