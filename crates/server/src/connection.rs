@@ -1,5 +1,6 @@
 //! One connection: calls come in, are worked on side by side, and are answered as they finish.
 
+mod end;
 mod stay;
 
 use std::future::poll_fn;
@@ -12,7 +13,6 @@ use std::time::Duration;
 use io::{Share, WriteData};
 use rpc::server::{ReceiveError, Receiver, Record, ReplyQueue, SendObserver, Socket, SocketReader};
 use tokio::sync::{OwnedSemaphorePermit, watch};
-use tokio::task::AbortHandle;
 
 use crate::busy_poll::{ThreadCalls, Waits};
 use crate::call::Incoming;
@@ -27,6 +27,7 @@ use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
 use crate::turns::Seat;
+use end::{Open, drain};
 use stay::{Stayed, Streak};
 
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
@@ -40,11 +41,6 @@ const LIMIT_WAIT_MAX: Duration = Duration::from_secs(1);
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 /// The kinds of calls, of which tokens name one.
 const KINDS: u64 = CallKind::ALL.len() as u64;
-/// How long the last calls of a connection may take to be answered.
-const DRAIN_MAX: Duration = Duration::from_secs(10);
-
-/// How long the last replies of a connection may take to reach the peer.
-const FINISH_MAX: Duration = Duration::from_secs(1);
 
 /// What the calls of a connection have in common.
 struct Intake {
@@ -184,35 +180,6 @@ pub(crate) async fn serve(
         _ = stop.wait_for(|stop| *stop) => {}
     }
     tracing::debug!(client = %address, "disconnected");
-}
-
-/// Has accepted calls completed and answered, if the peer still reads.
-async fn drain(socket: &Socket, activity: &Activity, is_evicted: bool) {
-    match tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await {
-        // Another waits for the place of an idle one, which has sent nothing more.
-        Ok(()) if is_evicted => {}
-        Ok(()) => socket.finish(FINISH_MAX).await,
-        // The peer has to learn of the end, to repeat its calls over another connection.
-        Err(_) => socket.end(),
-    }
-}
-
-/// Ends what serves an open connection beside its task, also when that panics: the socket would stay
-/// open with no task that reads it.
-struct Open<'a> {
-    service: &'a Service,
-    connection: ConnectionId,
-    replies: Arc<ReplyQueue>,
-    sender: AbortHandle,
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        self.sender.abort();
-        self.replies.close();
-        self.service.callbacks.remove(self.connection);
-        self.service.state.connection_closed(self.connection);
-    }
 }
 
 /// Does the work, and sends the replies that are left whenever it waits.
