@@ -11,8 +11,10 @@
 //! committed and dropped, and the reply, which the server made before that, lacks it. So a reader
 //! takes a [`ReadMark`] before the READ, which holds such data, and copies it over the reply.
 //!
-//! After a foreign change, data in a WRITE that was answered may be older than the reply to a READ
-//! sent after that answer. Such a READ gets the server's data.
+//! After a foreign change, held data that was sent before may be older than the server's, or lost by
+//! a server whose restart looks like a change. It is committed at once, and then read from the
+//! server: the verifier has shown that the server has executed its WRITE and not lost it. An open
+//! waits for that.
 
 mod budget;
 mod chunk;
@@ -62,6 +64,10 @@ pub(crate) trait WriteTarget: Clone + Send + Sync + 'static {
     /// COMMIT, RFC 1813 §3.3.21; `count` 0 is all from `offset` on. Sent and retried as
     /// [`write`](Self::write).
     fn commit(&self, offset: u64, count: u32) -> impl Future<Output = Result<CommitOk>> + Send;
+
+    /// Data that was sent before another client changed the file is committed, and no longer held:
+    /// caches above may have it in place of the other client's.
+    fn superseded(&self);
 
     /// Whether both are calls of the same user, so that their data may share a WRITE.
     fn same_user(&self, other: &Self) -> bool;
@@ -306,13 +312,25 @@ impl<T: WriteTarget> WriteBack<T> {
         self.file.lock().extents.forget_kept();
     }
 
-    /// Another client has changed the file: all data that the server has is read from the server
-    /// from now on. Data that it loses in a restart is sent again nevertheless.
+    /// Another client has changed the file, or the server has lost data in a restart. Data sent
+    /// before is read from the server once it is committed; what the server has lost is sent again.
     pub(crate) fn note_foreign_change(&self) {
         self.file.lock().extents.note_foreign_change();
     }
 
-    /// The end of the last byte that the server may not have: a lower bound of the file's size.
+    /// Waits until no data that was sent before the latest foreign change hides the server's data,
+    /// which is committed at once. Write errors are left for the openers to collect.
+    pub(crate) async fn foreign_change_readable(&self) {
+        let place = {
+            let mut dirty = self.file.lock();
+            let place = dirty.extents.await_foreign_change();
+            dirty.wake();
+            place
+        };
+        self.file.wait_until(|dirty| (!dirty.extents.hides(place)).then_some(())).await;
+    }
+
+    /// The end of the last byte that is not committed: a lower bound of the file's size.
     #[must_use]
     pub(crate) fn end(&self) -> Option<u64> {
         self.file.lock().extents.end()

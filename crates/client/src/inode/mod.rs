@@ -271,14 +271,22 @@ impl Inode {
 
     /// Like [`note`](Self::note), for the call of an open, which must not miss a change that another
     /// client has finished: waits until the own calls are answered that may have hidden it. If that
-    /// takes [`DECIDED_WITHIN`], drops the caches.
+    /// takes [`DECIDED_WITHIN`], drops the caches. Then waits until no written data hides the latest
+    /// change of another client that was noticed.
     pub(crate) async fn note_for_open(&self, attributes: Option<&Attributes>, sent: Sent) {
         let Some(attributes) = attributes else { return };
         let (attribution, from, to) = self.observe(attributes, sent);
         self.apply(attribution, from, to);
-        if attribution != Attribution::Undecided {
-            return;
+        if attribution == Attribution::Undecided {
+            self.decide(attributes).await;
         }
+        if let Contents::File(file) = &self.contents {
+            file.written.foreign_change_readable().await;
+        }
+    }
+
+    /// Waits until the own calls are answered that may have hidden a change.
+    async fn decide(&self, attributes: &Attributes) {
         let next_call = self.known().tracker.next_call();
         let deadline = Instant::now() + DECIDED_WITHIN;
         loop {
@@ -290,9 +298,8 @@ impl Inode {
             };
             match decided {
                 Some(attribution) => return self.apply(attribution, from, to),
-                None if Instant::now() >= deadline => {
-                    return self.apply(Attribution::Foreign, from, to);
-                }
+                // None was seen: the own calls may take long, and the open does not wait for them.
+                None if Instant::now() >= deadline => return self.drop_cached(),
                 // A call that is given up ends without a notification.
                 None => drop(tokio::time::timeout(GIVEN_UP_POLL, ended).await),
             }
@@ -326,11 +333,7 @@ impl Inode {
         if attribution != Attribution::Foreign {
             return;
         }
-        // An earlier ctime is that of a server that has lost the state it had before a restart, and
-        // with it own data, which is still read from memory.
-        if let Contents::File(file) = &self.contents
-            && to.ctime >= from.ctime
-        {
+        if let Contents::File(file) = &self.contents {
             file.written.note_foreign_change();
         }
         self.drop_cached();
@@ -477,8 +480,9 @@ impl Inode {
         }
     }
 
-    /// Drops the caches because a WRITE or COMMIT failed: they may show data that is lost.
-    pub(crate) fn data_lost(&self) {
+    /// Drops the caches, also the attributes: they may show written data that is lost after the
+    /// failure of a WRITE or COMMIT, or that is older than another client's.
+    pub(crate) fn outdate(&self) {
         self.expire();
         self.drop_cached();
     }

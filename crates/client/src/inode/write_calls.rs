@@ -46,7 +46,7 @@ impl WriteTarget for WriteCalls {
                     let evidence = Evidence::of_write(written, pairs);
                     change.finish(&evidence);
                 }
-                Err(_) => change.inode().data_lost(),
+                Err(_) => change.inode().outdate(),
             }
         }
         self.note_outcome(written)
@@ -60,10 +60,16 @@ impl WriteTarget for WriteCalls {
                 // COMMIT changes nothing. Its wcc_data can differ because of WRITEs of this client
                 // in flight, even in the middle of one.
                 Ok(committed) => inode.note(committed.wcc.after.as_ref(), sent),
-                Err(_) => inode.data_lost(),
+                Err(_) => inode.outdate(),
             }
         }
         self.note_outcome(committed)
+    }
+
+    fn superseded(&self) {
+        if let Some(inode) = self.inode.upgrade() {
+            inode.outdate();
+        }
     }
 
     fn same_user(&self, other: &Self) -> bool {

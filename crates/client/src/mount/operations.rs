@@ -483,6 +483,8 @@ impl Node {
         if is_shared(&self.inode) {
             self.inode.send_written().await;
             caller.revalidate(&self.inode).await?;
+            // Another client may have cut the file in front of what this one has written.
+            self.inode.written()?.foreign_change_readable().await;
         } else if self.inode.written()?.is_clean() && self.inode.fresh_attributes().is_none() {
             caller.revalidate(&self.inode).await?;
         }

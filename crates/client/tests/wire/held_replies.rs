@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proto::nfs3::{Procedure, SetAttributes};
 use rpc::record;
-use spillway_client::{FileSystem, Inode, MountOptions, OpenFlags};
+use spillway_client::{File, FileSystem, Inode, MountOptions, OpenFlags};
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -215,4 +215,70 @@ async fn data_lost_by_the_server_is_not_sent_again_behind_a_cut() {
     assert_eq!(file.read_at(0, 100).await.unwrap(), [1; 5][..]);
     within(file.close()).await.unwrap();
     assert_eq!(fs::read(fixture.exported("file")).unwrap(), [1; 5]);
+}
+
+/// A file with own data that is sent and not committed, before another client replaced it by `new`.
+/// Replies to COMMIT wait.
+async fn replaced_before_a_commit(fixture: &Fixture, new: &[u8]) -> (Arc<Way>, FileSystem, File) {
+    let (way, file_system) = mount_on_a_way(fixture, &options()).await;
+    let root = file_system.root();
+    let inode = file_system.create(&root, b"file", 0o644, true).await.unwrap();
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file.write_at(0, &[1; 100]).await.unwrap();
+    assert_eq!(file_system.attributes(&inode).await.unwrap().size, 100);
+    way.commits.is_holding.store(true, Ordering::SeqCst);
+    fs::write(fixture.exported("file"), new).unwrap();
+    (way, file_system, file)
+}
+
+#[tokio::test]
+async fn an_open_after_a_foreign_write_waits_until_earlier_own_data_is_committed() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, file) = replaced_before_a_commit(&fixture, &[2; 90]).await;
+    let changes = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&changes);
+    file_system.on_foreign_change(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    let open = || {
+        let (opening, opened) = (file_system.clone(), Arc::clone(file.inode()));
+        tokio::spawn(async move { opening.open(&opened, READ).await })
+    };
+    let first = open();
+    within(way.commits.held.notified()).await;
+    // The change is known, and this one waits nevertheless.
+    let second = open();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!first.is_finished() && !second.is_finished(), "the verifier decides");
+    assert_eq!(changes.load(Ordering::SeqCst), 1);
+    way.commits.is_holding.store(false, Ordering::SeqCst);
+    way.commits.released.notify_waiters();
+    let mut kept = 0;
+    for open in [first, second] {
+        let other = within(open).await.unwrap().unwrap();
+        assert_eq!(other.read_at(0, 200).await.unwrap(), [2; 90][..]);
+        kept += u32::from(other.keep_cache());
+    }
+    assert!(kept < 2, "pages read meanwhile are dropped");
+    assert_eq!(changes.load(Ordering::SeqCst), 2, "by an open file too");
+    assert_eq!(file_system.attributes(file.inode()).await.unwrap().size, 90);
+}
+
+/// The server shows the file without the WRITE that it lost in a restart.
+#[tokio::test]
+async fn data_that_the_server_has_lost_is_read_until_it_is_sent_again() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, file) = replaced_before_a_commit(&fixture, &[]).await;
+    let inode = file.inode();
+    file_system.revalidate(inode).await.unwrap();
+    within(way.commits.held.notified()).await;
+    assert_eq!(inode.attributes().size, 100, "an append goes behind it");
+    assert_eq!(file.read_at(0, 200).await.unwrap(), [1; 100][..]);
+    way.commits.is_restarted.store(true, Ordering::SeqCst);
+    way.commits.is_holding.store(false, Ordering::SeqCst);
+    way.commits.released.notify_waiters();
+    let other = within(file_system.open(inode, READ)).await.unwrap();
+    assert_eq!(other.read_at(0, 200).await.unwrap(), [1; 100][..]);
+    within(file.close()).await.unwrap();
+    assert_eq!(fs::read(fixture.exported("file")).unwrap(), [1; 100]);
 }

@@ -68,7 +68,13 @@ impl<T: WriteTarget> DirtyFile<T> {
             tracing::debug!(%error, "written data is lost");
             dirty.errors.record(error);
         }
+        let superseded = dirty.extents.superseded();
         drop(dirty);
+        if let Some(target) = superseded {
+            // Before those are notified that wait for it.
+            target.superseded();
+            self.lock().extents.superseded_noted();
+        }
         self.progress.notify_waiters();
     }
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 /// The number of pieces of each epoch. Each request to settle the data written so far begins a new
-/// epoch, and is fulfilled when no piece of its epoch or an older one is left.
+/// epoch, and is fulfilled when no piece of its epoch or an older one is left. Places in the order
+/// of events are counted alike.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Epochs(BTreeMap<u64, usize>);
 

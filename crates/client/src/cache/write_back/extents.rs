@@ -53,6 +53,13 @@ pub(super) struct Extents<T> {
     /// The place of the next event: a reply to a WRITE, the sending of a COMMIT, or a foreign change.
     /// A COMMIT covers the replies before its sending.
     ordinal: u64,
+    /// The place of the latest foreign change; 0 for none.
+    foreign_at: u64,
+    /// The place of the latest one that an open has waited for.
+    awaited_at: u64,
+    /// Data sent before a foreign change was committed, and readers may have cached it: the calls
+    /// of its writer, until [`superseded_noted`](Self::superseded_noted).
+    superseded: Option<T>,
     /// The ordinal of the COMMIT in flight.
     commit: Option<u64>,
     /// The end of the latest WRITE.
@@ -124,6 +131,9 @@ impl<T: Caller> Extents<T> {
             unstable_since: None,
             verifier: None,
             ordinal: 1,
+            foreign_at: 0,
+            awaited_at: 0,
+            superseded: None,
             commit: None,
             cursor: 0,
             epoch: 1,
@@ -262,7 +272,9 @@ impl<T: Caller> Extents<T> {
             && !self.is_unanswered(self.goals.committed);
         let is_old = self.unstable_since.is_some_and(|since| since + AGE_MAX <= now);
         let is_much = self.sent.unstable_bytes() >= self.limits.commit_bytes;
-        if self.commit.is_some() || !(asked_for || is_old || is_much) {
+        let is_in_doubt =
+            self.sent.unstable_bytes() > 0 && self.sent.has_sent_before(self.awaited_at);
+        if self.commit.is_some() || !(asked_for || is_old || is_much || is_in_doubt) {
             return None;
         }
         self.sent.unstable_caller()
@@ -384,7 +396,10 @@ impl<T: Caller> Extents<T> {
 
     /// Drops data that is on stable storage, or holds it for readers.
     fn retire(&mut self, offset: u64, sent: SentExtent<T>, answered_at: u64) {
-        let is_superseded = self.sent.precedes_foreign_change(&sent);
+        let is_superseded = sent.was_sent_before(self.foreign_at);
+        if is_superseded {
+            self.superseded = Some(sent.origin.caller.clone());
+        }
         self.retired.push(offset, sent.bytes, is_superseded.then_some(answered_at));
     }
 
@@ -417,7 +432,7 @@ impl<T: Caller> Extents<T> {
         self.unsent.is_empty() && self.sent.is_empty() && self.commit.is_none()
     }
 
-    /// The end of the last byte that is not superseded.
+    /// The end of the last byte.
     pub(super) fn end(&self) -> Option<u64> {
         self.unsent.end().max(self.sent.end())
     }
@@ -438,7 +453,7 @@ impl<T: Caller> Extents<T> {
     /// without one, the kept data.
     pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<Mark>) {
         self.retired.overlay(offset, buf, mark);
-        self.sent.overlay(offset, buf, mark.map(|mark| mark.ordinal));
+        self.sent.overlay(offset, buf);
         self.unsent.overlay(offset, buf);
     }
 
@@ -447,12 +462,35 @@ impl<T: Caller> Extents<T> {
         self.retired.kept.cut(0);
     }
 
-    /// Another client has changed the file: drops the kept data. Data in flight or unstable is no
-    /// longer read after the reply to its WRITE, nor kept.
+    /// Another client has changed the file: drops the kept data. Data in flight or unstable is not
+    /// kept once it is committed.
     pub(super) fn note_foreign_change(&mut self) {
         self.forget_kept();
-        self.sent.note_foreign_change(self.ordinal);
         self.ordinal += 1;
+        self.foreign_at = self.ordinal;
+    }
+
+    /// Has data that was sent before the latest foreign change committed at once, for
+    /// [`Self::hides`] to end. Returns the place of that change in the order of events.
+    pub(super) fn await_foreign_change(&mut self) -> u64 {
+        self.awaited_at = self.foreign_at;
+        self.foreign_at
+    }
+
+    /// Whether data sent before a place in the order of events hides the server's, or caches of it
+    /// may do so.
+    pub(super) fn hides(&self, place: u64) -> bool {
+        self.superseded.is_some() || self.sent.has_sent_before(place)
+    }
+
+    /// The calls by which to report that data sent before a foreign change was committed.
+    pub(super) fn superseded(&self) -> Option<T> {
+        self.superseded.clone()
+    }
+
+    /// That was reported.
+    pub(super) fn superseded_noted(&mut self) {
+        self.superseded = None;
     }
 
     /// Begins to hold data committed from now on, until [`unmark`](Self::unmark).

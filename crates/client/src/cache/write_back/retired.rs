@@ -22,8 +22,8 @@ pub(super) struct Retired {
 struct RetiredExtent {
     offset: u64,
     bytes: Bytes,
-    /// If it was superseded: the place of the reply to its WRITE in the order of events. READs sent
-    /// later do not need it.
+    /// If it was sent before a foreign change: the place of the reply to its WRITE in the order of
+    /// events. READs sent later do not need it.
     superseded_from: Option<u64>,
 }
 
@@ -41,7 +41,8 @@ impl Retired {
         Self { kept, extents: VecDeque::new(), dropped: 0, marks: BTreeMap::new() }
     }
 
-    /// Adds data. If it is superseded, `superseded_from` is the place of the reply to its WRITE.
+    /// Adds data. If it was sent before a foreign change, `superseded_from` is the place of the reply
+    /// to its WRITE.
     pub(super) fn push(&mut self, offset: u64, bytes: Bytes, superseded_from: Option<u64>) {
         if superseded_from.is_none() {
             self.kept.committed(offset, &bytes);

@@ -1,8 +1,9 @@
 //! Data that WRITEs carry or have carried, and that is not committed.
 //!
-//! Data that was sent before another client changed the file is *superseded* from the reply to its
-//! WRITE on: the server has what both wrote in its order. It is held only to be sent again if the
-//! server loses it, and readers get the server's data.
+//! Data that was sent before another client's change of the file was noticed may be older than that
+//! change, or lost: the change may be the restart of a server that shows the file as it was before
+//! the WRITE. COMMIT decides. Until then the data is read as any other; once it is committed, it is
+//! read from the server, which has what both clients wrote in its order.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +21,8 @@ pub(super) struct SentData<T> {
     in_flight_epochs: Epochs,
     unstable_epochs: Epochs,
     unstable_bytes: u64,
-    /// The place of the latest foreign change in the order of events.
-    foreign_at: u64,
+    /// The places in the order of events at which the data was sent.
+    sent_at: Epochs,
 }
 
 /// The data of one WRITE, or the rest of it that newer data has not replaced.
@@ -50,7 +51,7 @@ impl<T> Default for SentData<T> {
             in_flight_epochs: Epochs::default(),
             unstable_epochs: Epochs::default(),
             unstable_bytes: 0,
-            foreign_at: 0,
+            sent_at: Epochs::default(),
         }
     }
 }
@@ -102,27 +103,16 @@ impl<T: Clone> SentData<T> {
         sent.filter(move |(offset, sent)| offset + sent.len() > start)
     }
 
-    /// Notes that another client has changed the file. Places begin with 1.
-    pub(super) fn note_foreign_change(&mut self, at: u64) {
-        self.foreign_at = at;
-    }
-
-    /// Whether another client has changed the file since `sent` was sent.
-    pub(super) fn precedes_foreign_change(&self, sent: &SentExtent<T>) -> bool {
-        sent.sent_at <= self.foreign_at
-    }
-
-    /// Whether `sent` belongs over the reply to a READ sent at `read_at`, or is read without one.
-    fn is_readable(&self, sent: &SentExtent<T>, read_at: Option<u64>) -> bool {
-        let Some(reply) = sent.reply else { return true };
-        !self.precedes_foreign_change(sent)
-            || read_at.is_some_and(|read_at| reply.ordinal >= read_at)
+    /// Whether there is data that was sent before `place` in the order of events.
+    pub(super) fn has_sent_before(&self, place: u64) -> bool {
+        self.sent_at.oldest().is_some_and(|oldest| oldest < place)
     }
 
     /// Adds the data of a WRITE that is sent now.
     pub(super) fn send(&mut self, offset: u64, bytes: Bytes, origin: Origin<T>, sent_at: u64) {
         self.in_flight += 1;
         self.in_flight_epochs.add(origin.epoch);
+        self.sent_at.add(sent_at);
         self.extents.insert(offset, SentExtent { bytes, origin, sent_at, reply: None });
     }
 
@@ -131,6 +121,7 @@ impl<T: Clone> SentData<T> {
         let sent = self.extents.remove(&offset).expect("only a WRITE that was sent is answered");
         self.in_flight -= 1;
         self.in_flight_epochs.remove(sent.origin.epoch);
+        self.sent_at.remove(sent.sent_at);
         sent
     }
 
@@ -138,6 +129,7 @@ impl<T: Clone> SentData<T> {
     pub(super) fn add_unstable(&mut self, offset: u64, sent: SentExtent<T>, reply: UnstableReply) {
         self.unstable_epochs.add(sent.origin.epoch);
         self.unstable_bytes += sent.len();
+        self.sent_at.add(sent.sent_at);
         self.extents.insert(offset, SentExtent { reply: Some(reply), ..sent });
     }
 
@@ -146,6 +138,7 @@ impl<T: Clone> SentData<T> {
         let sent = self.extents.remove(&offset).expect("the caller has found it");
         self.unstable_epochs.remove(sent.origin.epoch);
         self.unstable_bytes -= sent.len();
+        self.sent_at.remove(sent.sent_at);
         sent
     }
 
@@ -190,26 +183,22 @@ impl<T: Clone> SentData<T> {
         true
     }
 
-    /// The end of the last byte that is not superseded.
+    /// The end of the last byte.
     pub(super) fn end(&self) -> Option<u64> {
-        let mut readable = self.extents.iter().filter(|(_, sent)| self.is_readable(sent, None));
-        readable.next_back().map(|(offset, sent)| offset + sent.len())
+        self.extents.last_key_value().map(|(offset, sent)| offset + sent.len())
     }
 
-    /// The end of the extent at `offset`, unless it is superseded.
+    /// The end of the extent at `offset`.
     pub(super) fn covered_until(&self, offset: u64) -> Option<u64> {
         let (start, sent) = self.overlapping(offset, offset.saturating_add(1)).next()?;
-        self.is_readable(sent, None).then(|| start + sent.len())
+        Some(start + sent.len())
     }
 
-    /// Copies the data at `offset` into `buf`, over the reply to a READ sent at `read_at`. Without
-    /// one, and if a WRITE was answered before, the data is left out if it is superseded.
-    pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], read_at: Option<u64>) {
+    /// Copies the data at `offset` into `buf`.
+    pub(super) fn overlay(&self, offset: u64, buf: &mut [u8]) {
         let end = offset.saturating_add(buf.len() as u64);
         for (start, sent) in self.overlapping(offset, end) {
-            if self.is_readable(sent, read_at) {
-                copy_overlap(offset, buf, start, &sent.bytes);
-            }
+            copy_overlap(offset, buf, start, &sent.bytes);
         }
     }
 
@@ -217,10 +206,12 @@ impl<T: Clone> SentData<T> {
     #[cfg(test)]
     pub(super) fn verify(&self) {
         let (mut in_flight, mut unstable) = (Epochs::default(), Epochs::default());
+        let mut sent_at = Epochs::default();
         let (mut bytes, mut at) = (0, 0);
         for (offset, sent) in &self.extents {
             assert!(*offset >= at && sent.len() > 0, "sent data overlaps");
             at = offset + sent.len();
+            sent_at.add(sent.sent_at);
             match sent.reply {
                 None => in_flight.add(sent.origin.epoch),
                 Some(_) => {
@@ -230,7 +221,7 @@ impl<T: Clone> SentData<T> {
             }
         }
         assert_eq!((bytes, &unstable), (self.unstable_bytes, &self.unstable_epochs));
-        assert_eq!(in_flight, self.in_flight_epochs);
+        assert_eq!((&in_flight, &sent_at), (&self.in_flight_epochs, &self.sent_at));
     }
 }
 
@@ -241,6 +232,11 @@ impl<T: Clone> SentExtent<T> {
 
     pub(super) fn is_in_flight(&self) -> bool {
         self.reply.is_none()
+    }
+
+    /// Whether it was sent before `place` in the order of events.
+    pub(super) fn was_sent_before(&self, place: u64) -> bool {
+        self.sent_at < place
     }
 
     /// The place of the reply in the order of events.

@@ -25,6 +25,8 @@ struct Server {
     /// The error of all WRITEs.
     refusal: Mutex<Option<Status>>,
     is_stuck: AtomicBool,
+    /// Reports that data sent before a foreign change was committed.
+    superseded: AtomicU64,
     calls: AtomicU64,
 }
 
@@ -119,6 +121,10 @@ impl WriteTarget for Target {
         disk.stable = disk.now.clone();
         let verifier = WriteVerifier([disk.verifier; 8]);
         Ok(CommitOk { wcc: WccData::default(), verifier })
+    }
+
+    fn superseded(&self) {
+        self.server.superseded.fetch_add(1, Ordering::Relaxed);
     }
 
     fn same_user(&self, other: &Self) -> bool {
@@ -425,6 +431,39 @@ async fn data_committed_during_a_read_replaces_its_reply() {
     let mut reply = [0; 6];
     file.mark().overlay(0, &mut reply);
     assert_eq!(reply, [0; 6]);
+}
+
+/// An open that finds a foreign change waits until it can read it, and for nothing else.
+#[tokio::test]
+async fn a_foreign_change_is_readable_once_earlier_data_is_committed() {
+    let target = target(Server { patience: 1, ..Server::default() });
+    let file = write_back(config(4), &WriteBudget::new(1 << 20));
+    let opened = file.open(target.clone());
+    file.foreign_change_readable().await;
+    file.write(&opened, 0, b"mine").await.unwrap();
+    file.flush(&opened).await.unwrap();
+    file.foreign_change_readable().await;
+    file.write(&opened, BLOCK, b"unsent").await.unwrap();
+    store(&mut target.server.disk().now, 0, b"them");
+    file.note_foreign_change();
+    file.foreign_change_readable().await;
+    {
+        let disk = target.server.disk();
+        assert_eq!((disk.commits, disk.arrivals.len()), (1, 1));
+    }
+    assert_eq!(target.server.superseded.load(Ordering::Relaxed), 1);
+    let mark = file.mark();
+    assert!(!mark.covers(0, 1) && mark.covers(BLOCK, 6));
+
+    // The change was a restart.
+    file.flush(&opened).await.unwrap();
+    target.server.disk().restart();
+    file.note_foreign_change();
+    file.foreign_change_readable().await;
+    assert!(mark.covers(BLOCK, 6));
+    file.sync(&opened).await.unwrap();
+    assert_eq!(target.server.disk().stable[usize::try_from(BLOCK).unwrap()..], *b"unsent");
+    assert_eq!(target.server.superseded.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]

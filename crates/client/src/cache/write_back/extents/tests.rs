@@ -451,7 +451,7 @@ fn the_end_and_the_held_ranges_are_known() {
 }
 
 #[test]
-fn data_sent_before_a_foreign_change_is_read_from_the_server() {
+fn data_sent_before_a_foreign_change_is_read_from_the_server_once_it_is_committed() {
     let overlaid = |bench: &Bench, mark| {
         let mut seen = [9; 48];
         bench.extents.overlay(0, &mut seen, mark);
@@ -462,24 +462,29 @@ fn data_sent_before_a_foreign_change_is_read_from_the_server() {
     assert_eq!(bench.calls().len(), 3);
     bench.written(0, 16, StableHow::Unstable, 1);
     let early = bench.extents.mark();
-    bench.written(32, 16, StableHow::Unstable, 1);
     bench.extents.note_foreign_change();
-    // The WRITE in flight may come after the foreign change.
-    assert_eq!((bench.extents.held_until(0), bench.extents.held_until(16)), (0, 32));
-    assert_eq!(bench.extents.end(), Some(32));
-    assert_eq!(overlaid(&bench, None), [9, 1, 9]);
-    assert_eq!(overlaid(&bench, Some(early)), [9, 1, 1], "its reply may lack the third WRITE");
-    bench.written(16, 16, StableHow::FileSync, 1);
-    let late = bench.extents.mark();
-    assert_eq!((overlaid(&bench, None), bench.extents.end()), ([9, 9, 9], None));
-    assert_eq!(overlaid(&bench, Some(early)), [9, 1, 1]);
-    bench.extents.request(Goal::Committed);
+    let place = bench.extents.await_foreign_change();
+    // The server may have lost it.
+    assert!(bench.commits(), "without a request");
+    bench.written(32, 16, StableHow::Unstable, 1);
+    assert_eq!((bench.extents.held_until(0), bench.extents.end()), (48, Some(48)));
+    assert_eq!(overlaid(&bench, None), [1; 3]);
+    bench.committed(1).unwrap();
+    assert_eq!(overlaid(&bench, None), [9, 1, 1]);
+    assert_eq!(bench.extents.superseded(), Some(ANNA));
+    bench.extents.superseded_noted();
+    assert!(bench.extents.hides(place));
+    // The COMMIT did not cover the third WRITE, and the second is in flight.
     assert!(bench.commits());
     bench.committed(1).unwrap();
-    assert!(bench.extents.is_clean());
-    assert_eq!(overlaid(&bench, None), [9, 9, 9], "nothing of it is kept");
-    assert_eq!(overlaid(&bench, Some(early)), [9, 1, 1]);
-    assert_eq!(overlaid(&bench, Some(late)), [9, 9, 9]);
+    bench.written(16, 16, StableHow::FileSync, 1);
+    let late = bench.extents.mark();
+    assert!(bench.extents.hides(place), "caches of it");
+    bench.extents.superseded_noted();
+    assert!(!bench.extents.hides(place) && bench.extents.is_clean());
+    assert_eq!((overlaid(&bench, None), bench.extents.end()), ([9; 3], None), "nothing is kept");
+    assert_eq!(overlaid(&bench, Some(early)), [9, 1, 1], "its reply may lack two WRITEs");
+    assert_eq!(overlaid(&bench, Some(late)), [9; 3]);
     bench.extents.unmark(early);
     bench.extents.unmark(late);
 
@@ -487,22 +492,32 @@ fn data_sent_before_a_foreign_change_is_read_from_the_server() {
     bench.write(ANNA, 0, &[2; 3]);
     bench.extents.request(Goal::Committed);
     assert_eq!(bench.calls(), [(0, 3)]);
+    assert!(!bench.extents.hides(place));
     bench.written(0, 3, StableHow::FileSync, 1);
-    assert_eq!(overlaid(&bench, None), [2, 9, 9]);
+    assert_eq!((overlaid(&bench, None), bench.extents.superseded()), ([2, 9, 9], None));
 }
 
 #[test]
-fn superseded_data_that_the_server_loses_is_sent_again_and_read() {
+fn data_lost_before_a_foreign_change_is_read_and_sent_again() {
     let mut bench = Bench::new(8);
     bench.write(ANNA, 0, &[1; 32]);
     assert_eq!(bench.calls().len(), 2);
     bench.written(0, 16, StableHow::Unstable, 1);
     bench.extents.note_foreign_change();
-    assert_eq!(bench.extents.held_until(0), 0);
-    bench.written(16, 16, StableHow::Unstable, 2);
-    assert_eq!((bench.extents.held_until(0), bench.calls()), (16, vec![(0, 16)]));
-    bench.written(0, 16, StableHow::Unstable, 2);
-    assert_eq!((bench.extents.held_until(0), bench.extents.end()), (16, Some(16)));
+    let place = bench.extents.await_foreign_change();
+    bench.written(16, 16, StableHow::Unstable, 1);
+    assert!(bench.commits());
+    // Newer data beside it, and the reply of the restarted server.
+    bench.write(BELA, 8, &[2; 4]);
+    bench.extents.request(Goal::Answered);
+    bench.committed(2).unwrap();
+    assert_eq!((bench.extents.held_until(0), bench.extents.end()), (32, Some(32)));
+    assert!(!bench.extents.hides(place), "what is sent again is newer");
+    assert_eq!(bench.calls(), [(0, 8), (8, 4), (12, 4), (16, 16)]);
+    for (offset, count) in [(0, 8), (8, 4), (12, 4), (16, 16)] {
+        bench.written(offset, count, StableHow::Unstable, 2);
+    }
+    assert_eq!((bench.extents.held_until(0), bench.extents.superseded()), (32, None));
 }
 
 /// A server in memory that loses unstable data in a restart.
@@ -563,8 +578,6 @@ struct World {
     requests: Vec<(Goal, u64, Vec<u8>)>,
     /// READs in flight, with the server's data.
     reads: Vec<(Mark, Vec<u8>)>,
-    /// Another client has changed something else in the file.
-    is_shared: bool,
 }
 
 /// The COMMIT in flight.
@@ -588,7 +601,6 @@ impl World {
             commit: Commit::None,
             requests: Vec::new(),
             reads: Vec::new(),
-            is_shared: false,
         }
     }
 
@@ -604,13 +616,8 @@ impl World {
             }
             Op::Commit => self.advance_commit(),
             Op::Answer { .. } => {}
-            // Until a loss is known, superseded data is not read.
-            Op::Restart if self.is_shared => {}
-            Op::ForeignChange if self.server.verifier > 0 => {}
-            Op::ForeignChange => {
-                self.is_shared = true;
-                self.bench.extents.note_foreign_change();
-            }
+            // Of something else in the file, or it is a restart.
+            Op::ForeignChange => self.bench.extents.note_foreign_change(),
             Op::Restart => {
                 self.server.now = self.server.stable.clone();
                 self.server.verifier += 1;
