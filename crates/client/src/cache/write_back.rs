@@ -9,7 +9,9 @@
 //!
 //! Held data is newer than the reply to a READ. But while a READ is in flight, data can be sent,
 //! committed and dropped, and the reply, which the server made before that, lacks it. So a reader
-//! takes a [`ReadMark`] before the READ, which holds such data, and copies it over the reply.
+//! takes a [`ReadMark`] before the READ, which holds such data, and copies it over the reply. Data
+//! that is committed, and whose WRITE was answered before the READ was sent, is not copied: the
+//! reply has it, or what another client has written over it.
 //!
 //! After a foreign change, held data that was sent before may be older than the server's, or lost by
 //! a server whose restart looks like a change. It is committed at once, and then read from the

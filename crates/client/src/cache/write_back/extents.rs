@@ -396,11 +396,12 @@ impl<T: Caller> Extents<T> {
 
     /// Drops data that is on stable storage, or holds it for readers.
     fn retire(&mut self, offset: u64, sent: SentExtent<T>, answered_at: u64) {
-        let is_superseded = sent.was_sent_before(self.foreign_at);
-        if is_superseded {
+        if sent.was_sent_before(self.foreign_at) {
             self.superseded = Some(sent.origin.caller.clone());
+        } else {
+            self.retired.kept.committed(offset, &sent.bytes);
         }
-        self.retired.push(offset, sent.bytes, is_superseded.then_some(answered_at));
+        self.retired.push(offset, sent.bytes, answered_at);
     }
 
     /// Schedules the unstable data that the server has lost, by the reply to its WRITE, to be sent
@@ -449,8 +450,8 @@ impl<T: Caller> Extents<T> {
         }
     }
 
-    /// Copies the held data at `offset` into `buf`, over the data committed since `mark` or,
-    /// without one, the kept data.
+    /// Copies the held data at `offset` into `buf`, over the data answered and committed since
+    /// `mark` or, without one, the kept data.
     pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<Mark>) {
         self.retired.overlay(offset, buf, mark);
         self.sent.overlay(offset, buf);

@@ -22,9 +22,9 @@ pub(super) struct Retired {
 struct RetiredExtent {
     offset: u64,
     bytes: Bytes,
-    /// If it was sent before a foreign change: the place of the reply to its WRITE in the order of
-    /// events. READs sent later do not need it.
-    superseded_from: Option<u64>,
+    /// The place of the reply to its WRITE in the order of events. The reply to a READ sent later has
+    /// it, or what another client has written over it.
+    answered_at: u64,
 }
 
 /// The beginning of a read.
@@ -33,7 +33,7 @@ pub(super) struct Mark {
     /// Commits before it.
     commits: u64,
     /// Its place in the order of events.
-    pub(super) ordinal: u64,
+    ordinal: u64,
 }
 
 impl Retired {
@@ -41,16 +41,12 @@ impl Retired {
         Self { kept, extents: VecDeque::new(), dropped: 0, marks: BTreeMap::new() }
     }
 
-    /// Adds data. If it was sent before a foreign change, `superseded_from` is the place of the reply
-    /// to its WRITE.
-    pub(super) fn push(&mut self, offset: u64, bytes: Bytes, superseded_from: Option<u64>) {
-        if superseded_from.is_none() {
-            self.kept.committed(offset, &bytes);
-        }
+    /// Adds data whose WRITE was answered at a place in the order of events.
+    pub(super) fn push(&mut self, offset: u64, bytes: Bytes, answered_at: u64) {
         if self.marks.is_empty() {
             self.dropped += 1;
         } else {
-            self.extents.push_back(RetiredExtent { offset, bytes, superseded_from });
+            self.extents.push_back(RetiredExtent { offset, bytes, answered_at });
         }
     }
 
@@ -76,12 +72,12 @@ impl Retired {
         }
     }
 
-    /// Copies the data committed since `mark`, or without one the kept data, into `buf`, which
-    /// begins at `offset`.
+    /// Copies the data answered and committed since `mark`, or without one the kept data, into `buf`,
+    /// which begins at `offset`.
     pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<Mark>) {
         let Some(Mark { commits, ordinal }) = mark else { return self.kept.overlay(offset, buf) };
         for retired in self.extents.iter().skip(index(commits - self.dropped)) {
-            if retired.superseded_from.is_none_or(|answered_at| answered_at >= ordinal) {
+            if retired.answered_at >= ordinal {
                 copy_overlap(offset, buf, retired.offset, &retired.bytes);
             }
         }

@@ -498,6 +498,25 @@ fn data_sent_before_a_foreign_change_is_read_from_the_server_once_it_is_committe
 }
 
 #[test]
+fn data_committed_during_a_read_is_not_copied_over_a_reply_that_has_it() {
+    let mut bench = Bench::new(8);
+    bench.write(ANNA, 0, &[1; 32]);
+    assert_eq!(bench.calls().len(), 2);
+    bench.written(0, 16, StableHow::Unstable, 1);
+    let mark = bench.extents.mark();
+    bench.written(16, 16, StableHow::Unstable, 1);
+    bench.extents.request(Goal::Committed);
+    assert!(bench.commits());
+    bench.committed(1).unwrap();
+    // Another client has written before the server executes the READ, whose reply shows it.
+    bench.extents.note_foreign_change();
+    let mut seen = [9; 32];
+    bench.extents.overlay(0, &mut seen, Some(mark));
+    assert_eq!(seen, [[9; 16], [1; 16]].concat()[..]);
+    bench.extents.unmark(mark);
+}
+
+#[test]
 fn data_lost_before_a_foreign_change_is_read_and_sent_again() {
     let mut bench = Bench::new(8);
     bench.write(ANNA, 0, &[1; 32]);
