@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 use crate::Result;
 use crate::cache::read_ahead::{Purpose, ReadAhead, ReadSource};
-use crate::cache::write_back::{ReadMark, Writer};
+use crate::cache::write_back::Writer;
 use crate::inode::{Inode, SillyRename, WriteCalls};
 use crate::nfs3::{Nfs3, ReadData};
 use crate::trace::{Event, Tracer};
@@ -106,7 +106,7 @@ impl File {
         if self.flags.direct {
             written.forget_kept();
         }
-        let (was_clean, mark, end) = (written.is_clean(), written.mark(), written.end());
+        let (was_clean, mark) = (written.is_clean(), written.mark());
         let len_here = self.len_within_file(offset, len);
         if mark.covers(offset, len_here) {
             let mut held = BytesMut::zeroed(len_here);
@@ -119,8 +119,7 @@ impl File {
         if was_clean && written.is_clean() {
             return Ok(data);
         }
-        let end = end.max(written.end()).unwrap_or(0);
-        Ok(overlaid(&mark, offset, len, &data, end))
+        Ok(mark.overlaid(offset, len, &data))
     }
 
     /// `len`, limited by the end of the file if that is known.
@@ -292,15 +291,4 @@ impl ReadSource for ReadCalls {
         }
         read
     }
-}
-
-/// The server's `data` at `offset` with the held data copied over it. `len` bytes were requested;
-/// the held data ends at `end`.
-fn overlaid(mark: &ReadMark<WriteCalls>, offset: u64, len: usize, data: &Bytes, end: u64) -> Bytes {
-    let held = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX).min(len);
-    // A hole between the server's end of file and held data reads as zeros.
-    let mut overlaid = BytesMut::zeroed(held.max(data.len()));
-    overlaid[..data.len()].copy_from_slice(data);
-    mark.overlay(offset, &mut overlaid);
-    overlaid.freeze()
 }

@@ -34,7 +34,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use proto::nfs3::{CommitOk, FileHandle, StableHow, WriteOk};
 use rustix::io::Errno;
 
@@ -400,9 +400,21 @@ impl<T: WriteTarget> ReadMark<T> {
         is_held
     }
 
-    /// Copies all data held since the mark was taken into `buf`, the server's data at `offset`.
-    pub(crate) fn overlay(&self, offset: u64, buf: &mut [u8]) {
-        self.file.lock().extents.overlay(offset, buf, Some(self.mark));
+    /// The server's `data` at `offset`, of which `len` bytes were requested, with all data held since
+    /// the mark was taken copied over it.
+    #[must_use]
+    pub(crate) fn overlaid(&self, offset: u64, len: usize, data: &[u8]) -> Bytes {
+        // A hole between the server's end of file and held data reads as zeros.
+        let mut overlaid = BytesMut::zeroed(len.max(data.len()));
+        overlaid[..data.len()].copy_from_slice(data);
+        let end = {
+            let dirty = self.file.lock();
+            dirty.extents.overlay(offset, &mut overlaid, Some(self.mark));
+            dirty.extents.end_since(self.mark).unwrap_or(0)
+        };
+        let held = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
+        overlaid.truncate(held.max(data.len()));
+        overlaid.freeze()
     }
 }
 

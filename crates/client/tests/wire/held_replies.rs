@@ -24,11 +24,12 @@ const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 /// More than any message of these tests.
 const RECORD_BYTES_MAX: usize = 2 << 20;
 
-/// A way to a server on which replies to SETATTR and COMMIT wait.
+/// A way to a server on which replies to SETATTR, COMMIT and READ wait.
 #[derive(Default)]
 struct Way {
     setattrs: Hold,
     commits: Hold,
+    reads: Hold,
 }
 
 /// Replies that wait.
@@ -100,7 +101,10 @@ impl Way {
         if is(Procedure::Setattr) {
             return Some(&self.setattrs);
         }
-        is(Procedure::Commit).then_some(&self.commits)
+        if is(Procedure::Commit) {
+            return Some(&self.commits);
+        }
+        is(Procedure::Read).then_some(&self.reads)
     }
 }
 
@@ -281,4 +285,24 @@ async fn data_that_the_server_has_lost_is_read_until_it_is_sent_again() {
     assert_eq!(other.read_at(0, 200).await.unwrap(), [1; 100][..]);
     within(file.close()).await.unwrap();
     assert_eq!(fs::read(fixture.exported("file")).unwrap(), [1; 100]);
+}
+
+/// Own data behind a hole is committed before the reply to the READ arrives.
+#[tokio::test]
+async fn a_read_ends_where_another_client_has_cut_the_file() {
+    let fixture = Fixture::new().await;
+    let (way, file_system) = mount_on_a_way(&fixture, &options()).await;
+    let root = file_system.root();
+    let inode = file_system.create(&root, b"file", 0o644, true).await.unwrap();
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file.write_at(50, &[1; 50]).await.unwrap();
+    assert_eq!(file_system.attributes(&inode).await.unwrap().size, 100);
+    fs::write(fixture.exported("file"), [2; 10]).unwrap();
+    way.reads.is_holding.store(true, Ordering::SeqCst);
+    let reading = tokio::spawn(async move { file.read_at(0, 200).await });
+    within(way.reads.held.notified()).await;
+    within(file_system.open(&inode, READ)).await.unwrap();
+    way.reads.is_holding.store(false, Ordering::SeqCst);
+    way.reads.released.notify_waiters();
+    assert_eq!(within(reading).await.unwrap().unwrap(), [2; 10][..]);
 }

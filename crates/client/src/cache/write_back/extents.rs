@@ -438,6 +438,11 @@ impl<T: Caller> Extents<T> {
         self.unsent.end().max(self.sent.end())
     }
 
+    /// The end of the last byte that [`overlay`](Self::overlay) copies with `mark`.
+    pub(super) fn end_since(&self, mark: Mark) -> Option<u64> {
+        self.end().max(self.retired.end_since(mark))
+    }
+
     /// The end of the contiguous held or kept data at `offset`.
     pub(super) fn held_until(&self, offset: u64) -> u64 {
         let mut at = offset;

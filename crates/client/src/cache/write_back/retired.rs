@@ -75,12 +75,22 @@ impl Retired {
     /// Copies the data answered and committed since `mark`, or without one the kept data, into `buf`,
     /// which begins at `offset`.
     pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<Mark>) {
-        let Some(Mark { commits, ordinal }) = mark else { return self.kept.overlay(offset, buf) };
-        for retired in self.extents.iter().skip(index(commits - self.dropped)) {
-            if retired.answered_at >= ordinal {
-                copy_overlap(offset, buf, retired.offset, &retired.bytes);
-            }
+        let Some(mark) = mark else { return self.kept.overlay(offset, buf) };
+        for retired in self.since(mark) {
+            copy_overlap(offset, buf, retired.offset, &retired.bytes);
         }
+    }
+
+    /// The end of the last byte that [`overlay`](Self::overlay) copies with `mark`.
+    pub(super) fn end_since(&self, mark: Mark) -> Option<u64> {
+        let held = self.since(mark).filter(|retired| !retired.bytes.is_empty());
+        held.map(|retired| retired.offset + retired.bytes.len() as u64).max()
+    }
+
+    /// The data answered and committed since `mark`.
+    fn since(&self, mark: Mark) -> impl Iterator<Item = &RetiredExtent> {
+        let committed = self.extents.iter().skip(index(mark.commits - self.dropped));
+        committed.filter(move |retired| retired.answered_at >= mark.ordinal)
     }
 
     /// Drops all data from `size` on.

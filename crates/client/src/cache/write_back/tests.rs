@@ -290,7 +290,7 @@ async fn write_randomly(
                 let mark = file.mark();
                 read(&target, base + offset, &mut seen);
                 let _ = tokio::join!(file.flush(&opened), give_up(file.sync(&opened)));
-                mark.overlay(base + offset, &mut seen);
+                let seen = mark.overlaid(base + offset, seen.len(), &seen);
                 let start = usize::try_from(offset).unwrap();
                 assert!(seen == model[start..start + 5000], "an old answer came through");
             }
@@ -420,17 +420,15 @@ async fn data_committed_during_a_read_replaces_its_reply() {
     assert!(mark.fill(0, &mut reply) && reply == *b"aaaa");
     assert!(!mark.fill(1, &mut reply), "the fourth byte is nowhere");
     // The server replied before the writes; the reply arrives after their data was dropped.
-    let mut reply = [0; 6];
+    let reply = [0; 6];
     file.sync(&opened).await.unwrap();
     file.write(&opened, 1, b"b").await.unwrap();
     file.sync(&opened).await.unwrap();
     assert!(file.is_clean());
-    mark.overlay(0, &mut reply);
-    assert_eq!(reply, *b"abaa\0\0");
+    assert_eq!(mark.overlaid(0, 8, &reply), b"abaa\0\0"[..]);
+    assert_eq!(mark.overlaid(0, 8, b""), b"abaa"[..], "what is held has an end");
     drop(mark);
-    let mut reply = [0; 6];
-    file.mark().overlay(0, &mut reply);
-    assert_eq!(reply, [0; 6]);
+    assert_eq!(file.mark().overlaid(0, 8, &reply), reply[..]);
 }
 
 /// An open that finds a foreign change waits until it can read it, and for nothing else.
