@@ -12,3 +12,4 @@ mod hostile;
 mod interrupted;
 mod listing;
 mod output;
+mod targets;

@@ -1,5 +1,6 @@
 //! Files and trees, one entry at a time or several.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -21,12 +22,15 @@ use super::sink::Sink;
 use super::slot::Slot;
 use super::source::{Source, extents};
 use super::transfer::{Broken, Plan, transfer};
+use super::write_locks::{WriteLock, WriteLocks};
 
 /// Copies its arguments, and reports each failure itself.
 pub(super) struct Copier {
     shared: Arc<Shared>,
     jobs: JoinSet<()>,
     jobs_max: usize,
+    /// The arguments that are no directories, by their names in the target directory.
+    arguments: HashMap<Vec<u8>, Entry>,
     /// Directories whose permissions and times are set once nothing is put into them any more; a
     /// directory comes before those in it.
     dirs: Vec<Made>,
@@ -38,6 +42,7 @@ struct Shared {
     console: Arc<Console>,
     progress: Progress,
     made_links: MadeLinks,
+    locks: WriteLocks,
 }
 
 /// What has the name of a copy already.
@@ -45,6 +50,24 @@ struct There<'a> {
     file: Entry,
     /// Where a link leads to it.
     following: Option<Following<'a>>,
+}
+
+/// The file that is written.
+struct Opened<'a> {
+    to: Entry,
+    sink: Sink,
+    lock: WriteLock<'a>,
+    /// Whether it holds nothing.
+    is_new: bool,
+}
+
+/// A copy that is complete but for what `-p` keeps.
+struct Written<'a> {
+    to: Entry,
+    /// The open file, if data was written here.
+    file: Option<Arc<File>>,
+    /// No other job writes the file until it has its times.
+    _lock: Option<WriteLock<'a>>,
 }
 
 /// A directory that was copied, but for what is in it.
@@ -61,8 +84,10 @@ impl Copier {
         let (options, console) = (options.clone(), Arc::clone(console));
         let jobs_max = usize::from(options.jobs);
         let made_links = MadeLinks::default();
-        let shared = Arc::new(Shared { options, console, progress, made_links });
-        Self { shared, jobs: JoinSet::new(), jobs_max, dirs: Vec::new() }
+        let locks = WriteLocks::default();
+        let shared = Arc::new(Shared { options, console, progress, made_links, locks });
+        let arguments = HashMap::new();
+        Self { shared, jobs: JoinSet::new(), jobs_max, arguments, dirs: Vec::new() }
     }
 
     /// Copies an argument to `slot`.
@@ -79,20 +104,56 @@ impl Copier {
                 self.shared.fail(format!("cannot create regular file {shown}: {reason}"));
                 return;
             }
-            self.file(from, slot, false).await;
+            if self.is_first(&from, &slot).await {
+                self.file(from, slot, false).await;
+            }
             return;
         }
+        // What is in a tree replaces what is there, also the copies of the arguments before it: they
+        // have to be complete.
+        self.wait().await;
         let ancestors = Arc::new(Ancestors::root(from.handle(), &from.attributes));
         if let Some(made) = self.dir(from, ancestors, &slot).await {
             self.tree(made, slot).await;
+        }
+        self.wait().await;
+    }
+
+    /// Whether no other argument was copied to the same name; reports if one was.
+    async fn is_first(&mut self, from: &Entry, slot: &Slot) -> bool {
+        let Some(first) = self.arguments.insert(slot.name.clone(), from.clone()) else {
+            return true;
+        };
+        let shown = &from.shown;
+        if self.shared.options.no_clobber {
+            // The job finds the file of the first one then.
+            self.wait().await;
+            return true;
+        }
+        let is_link = |file: &Entry| file.file_type() == FileType::Symlink;
+        let to = &slot.shown;
+        if first.is_same(from) {
+            let what = format!("warning: source file {shown} specified more than once");
+            self.shared.console.remark(what);
+        } else if is_link(&first) && !is_link(from) {
+            let what = format!("will not copy {shown} through just-created symlink {to}");
+            self.shared.fail(what);
+        } else {
+            self.shared.fail(format!("will not overwrite just-created {to} with {shown}"));
+        }
+        false
+    }
+
+    /// Waits for all files.
+    async fn wait(&mut self) {
+        while let Some(job) = self.jobs.join_next().await {
+            job.expect("copying does not panic");
         }
     }
 
     /// Waits for all files, and gives directories what they are to have.
     pub(super) async fn finish(mut self) {
-        while let Some(job) = self.jobs.join_next().await {
-            job.expect("copying does not panic");
-        }
+        self.wait().await;
         // Lower directories first: setting the times of a directory needs search permission on
         // those above.
         while let Some(made) = self.dirs.pop() {
@@ -304,17 +365,18 @@ impl Shared {
                 return Err(format!("{shown} and {to} are the same file"));
             }
         }
-        let to = if is_data {
+        let written = if is_data {
             self.data(from, slot, there).await?
         } else {
             if there.is_some() {
                 slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
             }
-            self.special(from, slot).await?.map(|to| (to, None))
+            let to = self.special(from, slot).await?;
+            Some(Written { to, file: None, _lock: None })
         };
-        if let Some((to, written)) = to {
+        if let Some(Written { to, file, _lock }) = written {
             if self.options.preserves() {
-                self.preserve(from, &to, written, "times").await?;
+                self.preserve(from, &to, file, "times").await?;
             }
             self.say(from, slot);
         }
@@ -345,7 +407,7 @@ impl Shared {
     }
 
     /// A symbolic link, a pipe, a socket or a device.
-    async fn special(&self, from: &Entry, slot: &Slot) -> Reported<Option<Entry>> {
+    async fn special(&self, from: &Entry, slot: &Slot) -> Reported<Entry> {
         if from.file_type() == FileType::Symlink {
             let target = from.link_target().await.map_err(|failure| {
                 format!("cannot read symbolic link {}: {failure}", from.shown)
@@ -361,51 +423,59 @@ impl Shared {
                     }
                 }
             }
-            return made
-                .map(Some)
-                .map_err(|failure| cannot("create symbolic link", slot, &failure));
+            return made.map_err(|failure| cannot("create symbolic link", slot, &failure));
         }
         let mode = from.attributes.mode & 0o777 & !umask();
         let made = slot.make_node(&from.attributes, mode).await;
-        made.map(Some).map_err(|failure| cannot("create special file", slot, &failure))
+        made.map_err(|failure| cannot("create special file", slot, &failure))
     }
 
-    /// The data of a file into a new one or the one that is there, which is returned with its
-    /// descriptor if it is here; none when all is there already.
+    /// The data of a file into a new one or the one that is there; none when all is there already.
     async fn data(
         &self,
         from: &Entry,
         slot: &Slot,
         there: Option<There<'_>>,
-    ) -> Reported<Option<(Entry, Option<Arc<File>>)>> {
+    ) -> Reported<Option<Written<'_>>> {
         let source = from
             .open()
             .await
             .map_err(|failure| format!("cannot open {} for reading: {failure}", from.shown))?;
-        let start =
-            match &there {
-                Some(there) if self.options.resume => resume::start(from, &source, &there.file)
-                    .await
-                    .map_err(|failure| format!("error reading {}: {failure}", slot.shown))?,
-                _ => Start::Over,
-            };
         let size = from.attributes.size;
-        if start == Start::Done {
+        let resumes = self.options.resume;
+        if resumes && there.as_ref().is_some_and(|there| resume::is_done(from, &there.file)) {
             self.progress.advance(size);
             return Ok(None);
         }
-        let start = if let Start::At(start) = start { start } else { 0 };
         let chunk_bytes = chunk_bytes(from, slot);
         let is_small = size <= chunk_bytes.into();
         let stable =
             if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
-        let (to, mut sink) = self.open(from, slot, there, stable, start == 0).await?;
-        // With -f, a file of which a part was to be kept may have been replaced.
-        let start = if sink.is_empty() { 0 } else { start };
+        let Opened { to, mut sink, lock, is_new } = self.open(from, slot, there, stable).await?;
+        let start = match is_new {
+            // Under the lock: another job may have written the file since it was found.
+            false if resumes => resume::start(from, &source, &to)
+                .await
+                .map_err(|failure| format!("error reading {}: {failure}", slot.shown))?,
+            _ => Start::Over,
+        };
+        let start = match start {
+            Start::Done => {
+                self.progress.advance(size);
+                return Ok(None);
+            }
+            Start::At(start) => start,
+            Start::Over if is_new => 0,
+            Start::Over => {
+                let emptied = sink.truncate().await;
+                emptied.map_err(|failure| cannot("create regular file", slot, &failure))?;
+                0
+            }
+        };
         let plan = plan(from, &source, start, chunk_bytes, sink.is_empty()).await;
         self.progress.advance(start);
         match transfer(&source, &mut sink, &plan, &self.progress).await {
-            Ok(_) => Ok(Some((to, sink.file()))),
+            Ok(_) => Ok(Some(Written { to, file: sink.file(), _lock: Some(lock) })),
             Err(Broken::Reading(failure)) => {
                 Err(format!("error reading {}: {failure}", from.shown))
             }
@@ -422,31 +492,51 @@ impl Shared {
         slot: &Slot,
         there: Option<There<'_>>,
         stable: StableHow,
-        truncate: bool,
-    ) -> Reported<(Entry, Sink)> {
+    ) -> Reported<Opened<'_>> {
+        if let Some(There { file, following }) = there {
+            let last = if following.is_some() { LastLink::Follow } else { LastLink::Keep };
+            match file.sink(stable, last).await {
+                Ok((to, sink)) => {
+                    let lock = self.locks.lock_existing(&to).await;
+                    return Ok(Opened { to, sink, lock, is_new: false });
+                }
+                Err(failure) if self.options.force && failure.errno() == Errno::ACCESS => {
+                    slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
+                }
+                Err(failure) => return Err(cannot("create regular file", slot, &failure)),
+            }
+        }
         // With -p, no other user can reach the data before it has its final owner.
         let reach = if self.options.preserves() { 0o700 } else { 0o777 };
         let mode = from.attributes.mode & reach & !umask();
-        let create = async || {
-            let made = match slot.create(mode, stable).await {
-                // A restarted server has lost its reply cache and returns EXIST when the call is
-                // sent again.
-                Err(failure) if failure.errno() == Errno::EXIST => {
-                    take(slot, stable, failure).await
+        let made = self.create(slot, mode, stable).await;
+        made.map_err(|failure| cannot("create regular file", slot, &failure))
+    }
+
+    async fn create(&self, slot: &Slot, mode: u32, stable: StableHow) -> Result<Opened<'_>> {
+        let overwrites = self.locks.overwrites();
+        match slot.create(mode, stable).await {
+            Ok((to, mut sink)) => {
+                let lock = self.locks.lock(&to).await;
+                // Another job may have found it by another name, and written it.
+                if self.locks.overwrites() != overwrites {
+                    sink.truncate().await?;
                 }
-                made => made,
-            };
-            made.map_err(|failure| cannot("create regular file", slot, &failure))
-        };
-        let Some(There { file, following }) = there else { return create().await };
-        let last = if following.is_some() { LastLink::Follow } else { LastLink::Keep };
-        match file.sink(stable, truncate, last).await {
-            Ok(sink) => Ok((file, sink)),
-            Err(failure) if self.options.force && failure.errno() == Errno::ACCESS => {
-                slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
-                create().await
+                Ok(Opened { to, sink, lock, is_new: true })
             }
-            Err(failure) => Err(cannot("create regular file", slot, &failure)),
+            // A restarted server has lost its reply cache and returns EXIST when the call is sent
+            // again.
+            Err(exists) if exists.errno() == Errno::EXIST => {
+                match slot.look(LastLink::Keep).await? {
+                    Some(there) if there.file_type() == FileType::Regular => {
+                        let (to, sink) = there.sink(stable, LastLink::Keep).await?;
+                        let lock = self.locks.lock_existing(&to).await;
+                        Ok(Opened { to, sink, lock, is_new: false })
+                    }
+                    _ => Err(exists),
+                }
+            }
+            Err(failure) => Err(failure),
         }
     }
 }
@@ -464,17 +554,6 @@ async fn plan(from: &Entry, source: &Source, start: u64, chunk_bytes: u32, is_em
     };
     let skip_zeros = is_sparse && extents.is_none();
     Plan { start, extents, size, chunk_bytes, skip_zeros }
-}
-
-/// Opens and empties the file that has the name although none had it before.
-async fn take(slot: &Slot, stable: StableHow, exists: Failure) -> Result<(Entry, Sink)> {
-    match slot.look(LastLink::Keep).await? {
-        Some(there) if there.file_type() == FileType::Regular => {
-            let sink = there.sink(stable, true, LastLink::Keep).await?;
-            Ok((there, sink))
-        }
-        _ => Err(exists),
-    }
 }
 
 fn not_kept(what: &str, to: &Entry, failure: &Failure) -> String {

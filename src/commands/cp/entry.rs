@@ -20,6 +20,9 @@ use super::super::session::Session;
 use super::super::target::{Shown, Target, is_remote};
 use super::source::{Buffers, Source};
 
+/// A file by the numbers of its file system and its own, as stat(2) and GETATTR return them.
+pub(super) type FileId = (u64, u64);
+
 /// A file to copy.
 #[derive(Clone)]
 pub(super) struct Entry {
@@ -79,15 +82,32 @@ impl Entry {
         }
     }
 
+    /// Distinguishes the files of this machine, or of one server.
+    pub(super) fn id(&self) -> FileId {
+        (self.attributes.fsid, self.attributes.fileid)
+    }
+
     /// Whether both are one file.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        let id = |entry: &Self| (entry.attributes.fsid, entry.attributes.fileid);
         let is_one_place = match (&self.place, &other.place) {
             (Place::Local(_), Place::Local(_)) => true,
             (Place::Remote(one, _), Place::Remote(other, _)) => one.shares_server(other),
             _ => false,
         };
-        is_one_place && id(self) == id(other)
+        is_one_place && self.id() == other.id()
+    }
+
+    /// The same file with its attributes of now.
+    pub(super) async fn again(&self) -> Result<Self> {
+        match &self.place {
+            Place::Local(path) => {
+                Self::local(path.clone(), self.shown.clone(), LastLink::Follow).await
+            }
+            Place::Remote(remote, file) => {
+                let attributes = remote.node(*file).await?.attributes;
+                Ok(Self { attributes, ..self.clone() })
+            }
+        }
     }
 
     /// Opens a file for its data.

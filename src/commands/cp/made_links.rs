@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::entry::Entry;
+use super::entry::{Entry, FileId};
 
 /// Links that are remembered: some 40 MiB. Beyond that, every link counts as made by the copy.
 const LINKS_MAX: usize = 1 << 20;
@@ -17,14 +17,14 @@ const LINKS_MAX: usize = 1 << 20;
 /// by the copy is remembered by then, and one that was there before is not replaced.
 #[derive(Default)]
 pub(super) struct MadeLinks {
-    ids: RwLock<Mutex<HashSet<(u64, u64)>>>,
+    ids: RwLock<Mutex<HashSet<FileId>>>,
 }
 
 /// Held while a link is made.
-pub(super) struct Making<'a>(RwLockReadGuard<'a, Mutex<HashSet<(u64, u64)>>>);
+pub(super) struct Making<'a>(RwLockReadGuard<'a, Mutex<HashSet<FileId>>>);
 
 /// Held while a link is followed.
-pub(super) struct Following<'a>(RwLockWriteGuard<'a, Mutex<HashSet<(u64, u64)>>>);
+pub(super) struct Following<'a>(RwLockWriteGuard<'a, Mutex<HashSet<FileId>>>);
 
 impl MadeLinks {
     /// Waits while a link is followed.
@@ -42,7 +42,7 @@ impl Making<'_> {
     pub(super) fn remember(&self, link: &Entry) {
         let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if ids.len() < LINKS_MAX {
-            ids.insert(id(link));
+            ids.insert(link.id());
         }
     }
 }
@@ -51,10 +51,6 @@ impl Following<'_> {
     /// Whether the copy made the link, as far as it remembers.
     pub(super) fn is_made(&mut self, link: &Entry) -> bool {
         let ids = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        ids.contains(&id(link)) || ids.len() == LINKS_MAX
+        ids.contains(&link.id()) || ids.len() == LINKS_MAX
     }
-}
-
-fn id(link: &Entry) -> (u64, u64) {
-    (link.attributes.fsid, link.attributes.fileid)
 }

@@ -9,6 +9,7 @@ mod sink;
 mod slot;
 pub(super) mod source;
 mod transfer;
+mod write_locks;
 
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -18,7 +18,13 @@ pub(super) enum Start {
     Done,
 }
 
-/// Finds out how much of `there` can be kept.
+/// Whether `there` is complete, by its attributes when it was found.
+pub(super) fn is_done(from: &Entry, there: &Entry) -> bool {
+    guess(&from.attributes, &there.attributes, 0) == Start::Done
+}
+
+/// Finds out how much of `there` can be kept. Another job may have written it since it was found,
+/// but does not write it now.
 ///
 /// An interrupted copy leaves a file that is shorter than its source and was changed after it. Of
 /// such a file all is kept but the end, where data was still under way or not committed when the
@@ -29,8 +35,13 @@ pub(super) enum Start {
 /// A source that was changed since is noticed by its time alone, which is then later than that of
 /// the copy; the clocks of the two machines are taken to be right.
 pub(super) async fn start(from: &Entry, source: &Source, there: &Entry) -> Result<Start> {
-    let at = match guess(&from.attributes, &there.attributes, unsettled_bytes(&there.place)) {
-        Start::At(at) => at,
+    let guess =
+        |there: &Entry| guess(&from.attributes, &there.attributes, unsettled_bytes(&there.place));
+    let at = match guess(there) {
+        Start::At(_) => match guess(&there.again().await?) {
+            Start::At(at) => at,
+            decided => return Ok(decided),
+        },
         decided => return Ok(decided),
     };
     let copy = there.open().await?;

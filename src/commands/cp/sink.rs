@@ -120,6 +120,20 @@ impl Sink {
         }
     }
 
+    /// Removes all data. A pipe or a device has none to remove.
+    pub(super) async fn truncate(&mut self) -> Result<()> {
+        if matches!(self, Self::Stream { .. }) {
+            return Ok(());
+        }
+        self.set_size(0).await?;
+        match self {
+            Self::Remote(sink) => sink.is_empty = true,
+            Self::Local { is_empty, .. } => *is_empty = true,
+            Self::Stream { .. } => {}
+        }
+        Ok(())
+    }
+
     /// Ends the file at `size`.
     pub(super) async fn set_size(&mut self, size: u64) -> Result<()> {
         match self {

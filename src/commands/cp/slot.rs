@@ -148,8 +148,7 @@ impl Slot {
                 let how = CreateHow::Guarded(with_mode(mode));
                 let made = remote.nfs.create(*dir, &self.name, how).await?;
                 let entry = self.made(remote, *dir, made).await?;
-                let sink = entry.sink(stable, false, LastLink::Keep).await?;
-                Ok((entry, sink))
+                entry.sink(stable, LastLink::Keep).await
             }
         }
     }
@@ -220,16 +219,12 @@ impl Slot {
 }
 
 impl Entry {
-    /// Opens an existing file to write, empty if `truncate`; through a link only if it was found so.
+    /// Opens an existing file to write, through a link only if it was found so. Returns it as it
+    /// is now, where that takes no call; its data is still there.
     ///
     /// # Errors
     /// `LOOP` when the name has become a link although `last` is [`LastLink::Keep`].
-    pub(super) async fn sink(
-        &self,
-        stable: StableHow,
-        truncate: bool,
-        last: LastLink,
-    ) -> Result<Sink> {
+    pub(super) async fn sink(&self, stable: StableHow, last: LastLink) -> Result<(Self, Sink)> {
         match &self.place {
             Place::Local(path) => {
                 let path = path.clone();
@@ -239,20 +234,18 @@ impl Entry {
                 };
                 let open = move || {
                     let mut options = OpenOptions::new();
-                    options.write(true).truncate(truncate);
-                    options.custom_flags(flags.bits().cast_signed());
-                    Sink::local(options.open(path)?)
+                    options.write(true).custom_flags(flags.bits().cast_signed());
+                    let file = options.open(path)?;
+                    let metadata = file.metadata()?;
+                    Ok((Sink::local(file)?, metadata))
                 };
-                blocking(open).await
+                let (sink, metadata) = blocking(open).await?;
+                Ok((Self { attributes: local_attributes(&metadata), ..self.clone() }, sink))
             }
             Place::Remote(remote, file) if self.file_type() == FileType::Regular => {
-                if truncate {
-                    let empty = SetAttributes { size: Some(0), ..SetAttributes::default() };
-                    remote.nfs.setattr(*file, empty, None).await?;
-                }
-                let is_empty = truncate || self.attributes.size == 0;
+                let is_empty = self.attributes.size == 0;
                 let sink = RemoteSink::new(remote.nfs.clone(), *file, stable, is_empty);
-                Ok(Sink::Remote(Box::new(sink)))
+                Ok((self.clone(), Sink::Remote(Box::new(sink))))
             }
             Place::Remote(..) => Err(Failure::refused(Errno::NXIO)),
         }

@@ -1,0 +1,95 @@
+//! `cp` where several names come to one target, and where a target must not be written.
+
+use std::fs;
+
+use crate::fixture::{Server, assert_exit, assert_same_data, pattern, run, succeeded};
+
+/// More than a job writes at once.
+const BIG_BYTES: usize = 6 << 20;
+
+#[test]
+fn second_argument_with_the_name_of_the_first_is_refused() {
+    let server = Server::start();
+    let here = server.beside("here");
+    for root in [server.path(""), here.clone()] {
+        for dir in ["a", "b", "to"] {
+            fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        fs::write(root.join("a/data"), pattern(BIG_BYTES)).unwrap();
+        fs::write(root.join("b/data"), vec![b'b'; BIG_BYTES + 1]).unwrap();
+    }
+    let local = |path: &str| here.join(path).to_str().unwrap().to_owned();
+    let remote = |path: &str| server.url(path);
+    for (is_up, root) in [(true, server.path("")), (false, here.clone())] {
+        let from = |path: &str| if is_up { local(path) } else { remote(path) };
+        let to = |path: &str| if is_up { remote(path) } else { local(path) };
+        let (a, b) = (from("a/data"), from("b/data"));
+        // Into a new file, and into that one.
+        for _ in 0..2 {
+            let output = run(["cp", &a, &b, &to("to")]);
+            let line = format!(
+                "spillway cp: will not overwrite just-created '{}' with '{b}'",
+                to("to/data")
+            );
+            assert_exit(&output, 1, &line);
+            assert_same_data(root.join("a/data"), root.join("to/data"));
+        }
+        let output = run(["cp", &b, &b, &to("to")]);
+        let line = format!("spillway cp: warning: source file '{b}' specified more than once");
+        assert_exit(&output, 0, &line);
+        assert_same_data(root.join("b/data"), root.join("to/data"));
+        fs::remove_file(root.join("to/data")).unwrap();
+        succeeded(run(["cp", "-n", &a, &b, &to("to")]));
+        assert_same_data(root.join("a/data"), root.join("to/data"));
+    }
+}
+
+#[test]
+fn files_of_a_later_tree_replace_those_of_an_earlier_one() {
+    let server = Server::start();
+    let here = server.beside("here");
+    for (dir, count) in [("a", 40), ("b", 30)] {
+        fs::create_dir_all(here.join(dir)).unwrap();
+        for number in 0..count {
+            // Those of the first tree are larger.
+            let data = vec![dir.as_bytes()[0]; (50 - count) << 14];
+            fs::write(here.join(dir).join(number.to_string()), data).unwrap();
+        }
+    }
+    fs::create_dir(server.path("to")).unwrap();
+    let (a, b) = (here.join("a/."), here.join("b/."));
+    succeeded(run(["cp", "-r", a.to_str().unwrap(), b.to_str().unwrap(), &server.url("to")]));
+    for number in 0..40 {
+        let from = if number < 30 { "b" } else { "a" };
+        let name = number.to_string();
+        assert_same_data(here.join(from).join(&name), server.path("to").join(&name));
+    }
+}
+
+#[test]
+fn names_of_one_file_are_written_one_after_the_other() {
+    let server = Server::start();
+    let here = server.beside("here");
+    for root in [server.path(""), here.clone()] {
+        fs::create_dir_all(root.join("from")).unwrap();
+        fs::create_dir_all(root.join("to")).unwrap();
+        let first = root.join("to/0");
+        fs::write(&first, "").unwrap();
+        for number in 0..6 {
+            let data = vec![b'0' + number; BIG_BYTES - usize::from(number)];
+            fs::write(root.join(format!("from/{number}")), data).unwrap();
+            if number > 0 {
+                fs::hard_link(&first, root.join(format!("to/{number}"))).unwrap();
+            }
+        }
+    }
+    let local = |path: &str| here.join(path).to_str().unwrap().to_owned();
+    succeeded(run(["cp", "-r", &local("from/."), &server.url("to")]));
+    succeeded(run(["cp", "-r", &server.url("from/."), &local("to")]));
+    for root in [server.path(""), here] {
+        let data = fs::read(root.join("to/0")).unwrap();
+        let last = data[0];
+        let len = BIG_BYTES - usize::from(last - b'0');
+        assert!(data == vec![last; len], "{} bytes of {last} and others", data.len());
+    }
+}
