@@ -1,8 +1,14 @@
 //! `cp` where several names come to one target, and where a target must not be written.
 
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Stdio;
 
-use crate::fixture::{Server, assert_exit, assert_same_data, pattern, run, succeeded};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::fixture::{
+    Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, wait_for,
+};
 
 /// More than a job writes at once.
 const BIG_BYTES: usize = 6 << 20;
@@ -91,5 +97,37 @@ fn names_of_one_file_are_written_one_after_the_other() {
         let last = data[0];
         let len = BIG_BYTES - usize::from(last - b'0');
         assert!(data == vec![last; len], "{} bytes of {last} and others", data.len());
+    }
+}
+
+#[test]
+fn pipe_without_a_reader_holds_up_no_other_file() {
+    let server = Server::start();
+    let (from, to) = (server.path("from"), server.beside("to"));
+    fs::create_dir(&from).unwrap();
+    fs::create_dir(&to).unwrap();
+    for name in ["one", "other", "file"] {
+        fs::write(from.join(name), name).unwrap();
+        symlink(format!("../the-{name}"), to.join(name)).unwrap();
+    }
+    symlink("nowhere", from.join("link")).unwrap();
+    for name in ["one", "other"] {
+        let mode = Mode::from_raw_mode(0o600);
+        mknodat(CWD, server.beside(&format!("the-{name}")), FileType::Fifo, mode, 0).unwrap();
+    }
+    for names in [["one", "other"], ["other", "one"]] {
+        fs::write(server.beside("the-file"), "").unwrap();
+        let mut command = spillway();
+        command.args(["cp", "-r", &server.url("from/."), to.to_str().unwrap()]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for("the copy of the others", || {
+            let is_written = fs::read(server.beside("the-file")).unwrap() == b"file";
+            (is_written && to.join("link").is_symlink()).then_some(())
+        });
+        for name in names {
+            assert_eq!(fs::read_to_string(server.beside(&format!("the-{name}"))).unwrap(), name);
+        }
+        succeeded(child.wait_with_output().unwrap());
+        fs::remove_file(to.join("link")).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use proto::nfs3::{Attributes, FileType, StableHow};
@@ -15,7 +16,7 @@ use super::super::remote::LastLink;
 use super::super::umask;
 use super::Options;
 use super::entry::{Entry, Place, blocking};
-use super::made_links::{Following, MadeLinks};
+use super::made_links::MadeLinks;
 use super::progress::Progress;
 use super::resume::{self, Start};
 use super::sink::Sink;
@@ -46,10 +47,12 @@ struct Shared {
 }
 
 /// What has the name of a copy already.
-struct There<'a> {
+struct There {
     file: Entry,
-    /// Where a link leads to it.
-    following: Option<Following<'a>>,
+    /// Whether it may be opened through a link.
+    last: LastLink,
+    /// What [`There::file`] names, if that is a link's target here.
+    _pin: Option<OwnedFd>,
 }
 
 /// The file that is written.
@@ -383,7 +386,7 @@ impl Shared {
         Ok(())
     }
 
-    async fn look(&self, from: &Entry, slot: &Slot, last: LastLink) -> Reported<Option<There<'_>>> {
+    async fn look(&self, from: &Entry, slot: &Slot, last: LastLink) -> Reported<Option<There>> {
         let look = async |last| {
             let found = slot.look(last).await;
             found.map_err(|failure| cannot("stat", slot, &failure))
@@ -391,19 +394,25 @@ impl Shared {
         let is_link = |file: &Entry| file.file_type() == FileType::Symlink;
         let itself = look(LastLink::Keep).await?;
         if last == LastLink::Keep || !itself.as_ref().is_some_and(is_link) {
-            return Ok(itself.map(|file| There { file, following: None }));
+            return Ok(itself.map(|file| There { file, last: LastLink::Keep, _pin: None }));
         }
+        let dangling = || format!("not writing through dangling symlink {}", slot.shown);
+        // Without -r no links are made.
+        if !self.options.recursive() {
+            let file = look(last).await?.ok_or_else(dangling)?;
+            return Ok(Some(There { file, last, _pin: None }));
+        }
+        // Not held while the file is opened, which for a pipe waits for its reader.
         let mut following = self.made_links.follow().await;
         // Again, because it may have become another.
         if look(LastLink::Keep).await?.is_some_and(|link| following.is_made(&link)) {
             let (from, to) = (&from.shown, &slot.shown);
             return Err(format!("will not copy {from} through just-created symlink {to}"));
         }
-        match look(LastLink::Follow).await? {
-            Some(file) => Ok(Some(There { file, following: Some(following) })),
-            // Writing through a dangling link would make a file that was not named.
-            None => Err(format!("not writing through dangling symlink {}", slot.shown)),
-        }
+        let followed = slot.follow().await.map_err(|failure| cannot("stat", slot, &failure))?;
+        // Writing through a dangling link would make a file that was not named.
+        let (file, pin) = followed.ok_or_else(dangling)?;
+        Ok(Some(There { file, last, _pin: pin }))
     }
 
     /// A symbolic link, a pipe, a socket or a device.
@@ -435,7 +444,7 @@ impl Shared {
         &self,
         from: &Entry,
         slot: &Slot,
-        there: Option<There<'_>>,
+        there: Option<There>,
     ) -> Reported<Option<Written<'_>>> {
         let source = from
             .open()
@@ -451,7 +460,8 @@ impl Shared {
         let is_small = size <= chunk_bytes.into();
         let stable =
             if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
-        let Opened { to, mut sink, lock, is_new } = self.open(from, slot, there, stable).await?;
+        let Opened { to, mut sink, lock, is_new } =
+            self.open(from, slot, there.as_ref(), stable).await?;
         let start = match is_new {
             // Under the lock: another job may have written the file since it was found.
             false if resumes => resume::start(from, &source, &to)
@@ -490,12 +500,11 @@ impl Shared {
         &self,
         from: &Entry,
         slot: &Slot,
-        there: Option<There<'_>>,
+        there: Option<&There>,
         stable: StableHow,
     ) -> Reported<Opened<'_>> {
-        if let Some(There { file, following }) = there {
-            let last = if following.is_some() { LastLink::Follow } else { LastLink::Keep };
-            match file.sink(stable, last).await {
+        if let Some(There { file, last, .. }) = there {
+            match file.sink(stable, *last).await {
                 Ok((to, sink)) => {
                     let lock = self.locks.lock_existing(&to).await;
                     return Ok(Opened { to, sink, lock, is_new: false });

@@ -93,6 +93,32 @@ impl Slot {
         }
     }
 
+    /// The file that the symbolic link of the name leads to. Here, by a path that leads to that
+    /// file for as long as the descriptor is open, whatever becomes of the link.
+    pub(super) async fn follow(&self) -> Result<Option<(Entry, Option<OwnedFd>)>> {
+        let Dir::Local(dir) = &self.dir else {
+            let found = self.look(LastLink::Follow).await?;
+            return Ok(found.map(|file| (file, None)));
+        };
+        let path = Self::local_path(dir, &self.name);
+        let pinned = blocking(move || {
+            let pin =
+                File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+            let metadata = pin.metadata()?;
+            Ok((pin.into(), metadata))
+        });
+        match pinned.await {
+            Ok((pin, metadata)) => {
+                let place = Place::Local(path_of(&pin).into());
+                let attributes = local_attributes(&metadata);
+                let file = Entry { place, attributes, shown: self.shown.clone() };
+                Ok(Some((file, Some(pin))))
+            }
+            Err(failure) if failure.errno() == Errno::NOENT => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
     fn entry(&self, remote: &Remote, node: Node) -> Entry {
         let (place, shown) = (Place::Remote(remote.clone(), node.handle), self.shown.clone());
         Entry { place, attributes: node.attributes, shown }
