@@ -39,10 +39,14 @@ impl Node {
         self.attributes.file_type == FileType::Directory
     }
 
+    /// The numbers of its file system and its own.
+    pub(crate) fn id(&self) -> (u64, u64) {
+        (self.attributes.fsid, self.attributes.fileid)
+    }
+
     /// Whether both are one file.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let id = |node: &Self| (node.attributes.fsid, node.attributes.fileid);
-        id(self) == id(other)
+        self.id() == other.id()
     }
 }
 
@@ -120,10 +124,19 @@ impl Remote {
     /// The errors of LOOKUP; `NOTDIR` when a name or a slash follows anything but a directory;
     /// `LOOP` past [`LINKS_MAX`] links.
     pub(crate) async fn resolve(&self, path: &[u8], last: LastLink) -> Result<Node> {
+        Ok(self.resolve_links(path, last).await?.0)
+    }
+
+    /// As [`Remote::resolve`], also returns the links that were followed.
+    pub(crate) async fn resolve_links(
+        &self,
+        path: &[u8],
+        last: LastLink,
+    ) -> Result<(Node, Vec<Node>)> {
         let mut ahead = components(path);
         let must_be_dir = path.ends_with(b"/") || path.ends_with(b"/.");
         let mut trail = vec![self.node(self.root()).await?];
-        let mut links = 0;
+        let mut links = Vec::new();
         while let Some(name) = ahead.pop_front() {
             let here = trail.last().expect("the root is never taken off");
             if !here.is_dir() {
@@ -140,10 +153,10 @@ impl Remote {
                 trail.push(node);
                 continue;
             }
-            links += 1;
-            if links > LINKS_MAX {
+            if links.len() == LINKS_MAX {
                 return Err(Error::Refused(Errno::LOOP));
             }
+            links.push(node);
             let target = self.nfs.readlink(node.handle).await?.target;
             if target.starts_with(b"/") {
                 trail.truncate(1);
@@ -156,7 +169,7 @@ impl Remote {
         if must_be_dir && !node.is_dir() {
             return Err(Error::Refused(Errno::NOTDIR));
         }
-        Ok(node)
+        Ok((node, links))
     }
 
     /// The directory of the file that a path names, and the name in it.

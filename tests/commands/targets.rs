@@ -7,7 +7,7 @@ use std::process::Stdio;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::fixture::{
-    Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, wait_for,
+    Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, text, wait_for,
 };
 
 /// More than a job writes at once.
@@ -129,5 +129,36 @@ fn pipe_without_a_reader_holds_up_no_other_file() {
         }
         succeeded(child.wait_with_output().unwrap());
         fs::remove_file(to.join("link")).unwrap();
+    }
+}
+
+#[test]
+fn links_of_the_same_copy_are_not_written_through_behind_others() {
+    let server = Server::start();
+    let here = server.beside("here");
+    for root in [server.path(""), here.clone()] {
+        for dir in ["links", "files", "victim", "to"] {
+            fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        symlink("../victim/file", root.join("links/last")).unwrap();
+        symlink("../victim", root.join("links/dir")).unwrap();
+        for (name, target) in [("name", "last"), ("chain", "name"), ("below", "dir/file")] {
+            fs::write(root.join("files").join(name), "new").unwrap();
+            symlink(target, root.join("to").join(name)).unwrap();
+        }
+        fs::write(root.join("victim/file"), "old").unwrap();
+    }
+    let local = |path: &str| here.join(path).to_str().unwrap().to_owned();
+    for (is_up, root) in [(true, server.path("")), (false, here.clone())] {
+        let from = |path: &str| if is_up { local(path) } else { server.url(path) };
+        let to = if is_up { server.url("to") } else { local("to") };
+        let output = run(["cp", "-r", &from("links/."), &from("files/."), &to]);
+        let stderr = text(&output.stderr).replace("/./", "/");
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        for name in ["name", "chain", "below"] {
+            let why = format!("through just-created symlink '{to}/{name}'");
+            assert!(stderr.contains(&why), "{stderr}");
+        }
+        assert_eq!(fs::read_to_string(root.join("victim/file")).unwrap(), "old");
     }
 }

@@ -20,7 +20,7 @@ use super::made_links::MadeLinks;
 use super::progress::Progress;
 use super::resume::{self, Start};
 use super::sink::Sink;
-use super::slot::Slot;
+use super::slot::{Behind, Slot};
 use super::source::{Source, extents};
 use super::transfer::{Broken, Plan, transfer};
 use super::write_locks::{WriteLock, WriteLocks};
@@ -404,14 +404,21 @@ impl Shared {
         }
         // Not held while the file is opened, which for a pipe waits for its reader.
         let mut following = self.made_links.follow().await;
-        // Again, because it may have become another.
-        if look(LastLink::Keep).await?.is_some_and(|link| following.is_made(&link)) {
+        let refused = || {
             let (from, to) = (&from.shown, &slot.shown);
-            return Err(format!("will not copy {from} through just-created symlink {to}"));
+            format!("will not copy {from} through just-created symlink {to}")
+        };
+        // Again, because it may have become another.
+        if look(LastLink::Keep).await?.is_some_and(|link| following.is_made(link.id())) {
+            return Err(refused());
         }
         let followed = slot.follow().await.map_err(|failure| cannot("stat", slot, &failure))?;
         // Writing through a dangling link would make a file that was not named.
-        let (file, pin) = followed.ok_or_else(dangling)?;
+        let Behind { file, links, pin } = followed.ok_or_else(dangling)?;
+        // A link that was there before may lead through one that was made.
+        if links.into_iter().any(|link| following.is_made(link)) {
+            return Err(refused());
+        }
         Ok(Some(There { file, last, _pin: pin }))
     }
 

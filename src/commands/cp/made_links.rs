@@ -49,8 +49,8 @@ impl Making<'_> {
 
 impl Following<'_> {
     /// Whether the copy made the link, as far as it remembers.
-    pub(super) fn is_made(&mut self, link: &Entry) -> bool {
+    pub(super) fn is_made(&mut self, link: FileId) -> bool {
         let ids = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        ids.contains(&link.id()) || ids.len() == LINKS_MAX
+        ids.contains(&link) || ids.len() == LINKS_MAX
     }
 }

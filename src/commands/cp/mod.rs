@@ -2,6 +2,7 @@
 
 mod copy;
 mod entry;
+mod follow;
 mod made_links;
 mod progress;
 mod resume;

@@ -20,7 +20,8 @@ use rustix::io::Errno;
 use super::super::failure::{Failure, Result};
 use super::super::remote::{LastLink, Node, Remote};
 use super::super::target::Shown;
-use super::entry::{Entry, Place, blocking, local_attributes};
+use super::entry::{Entry, FileId, Place, blocking, local_attributes};
+use super::follow::{Followed, follow};
 use super::sink::{RemoteSink, Sink};
 
 /// A directory that is copied into.
@@ -52,6 +53,16 @@ pub(super) struct Slot {
     pub(super) dir: Dir,
     pub(super) name: Vec<u8>,
     pub(super) shown: Shown,
+}
+
+/// The file behind a symbolic link.
+pub(super) struct Behind {
+    /// Here, with a path that leads to it for as long as `pin` is open, whatever becomes of the
+    /// links.
+    pub(super) file: Entry,
+    /// The links on the way to it.
+    pub(super) links: Vec<FileId>,
+    pub(super) pin: Option<OwnedFd>,
 }
 
 impl Slot {
@@ -93,29 +104,35 @@ impl Slot {
         }
     }
 
-    /// The file that the symbolic link of the name leads to. Here, by a path that leads to that
-    /// file for as long as the descriptor is open, whatever becomes of the link.
-    pub(super) async fn follow(&self) -> Result<Option<(Entry, Option<OwnedFd>)>> {
-        let Dir::Local(dir) = &self.dir else {
-            let found = self.look(LastLink::Follow).await?;
-            return Ok(found.map(|file| (file, None)));
-        };
-        let path = Self::local_path(dir, &self.name);
-        let pinned = blocking(move || {
-            let pin =
-                File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
-            let metadata = pin.metadata()?;
-            Ok((pin.into(), metadata))
-        });
-        match pinned.await {
-            Ok((pin, metadata)) => {
-                let place = Place::Local(path_of(&pin).into());
-                let attributes = local_attributes(&metadata);
-                let file = Entry { place, attributes, shown: self.shown.clone() };
-                Ok(Some((file, Some(pin))))
+    /// The file that the symbolic link of the name leads to.
+    pub(super) async fn follow(&self) -> Result<Option<Behind>> {
+        let found = match &self.dir {
+            Dir::Local(dir) => {
+                let (dir, name) = (dir.clone(), self.name.clone());
+                let followed = blocking(move || {
+                    let Followed { pin, links } = follow(&dir, name)?;
+                    let pin = File::from(pin);
+                    let metadata = pin.metadata()?;
+                    Ok((OwnedFd::from(pin), links, metadata))
+                });
+                followed.await.map(|(pin, links, metadata)| {
+                    let place = Place::Local(path_of(&pin).into());
+                    let attributes = local_attributes(&metadata);
+                    let file = Entry { place, attributes, shown: self.shown.clone() };
+                    Behind { file, links, pin: Some(pin) }
+                })
             }
+            Dir::Remote(remote, _, path) => {
+                let found = remote.resolve_links(&join(path, &self.name), LastLink::Follow).await;
+                found.map_err(Failure::from).map(|(node, links)| {
+                    let links = links.iter().map(Node::id).collect();
+                    Behind { file: self.entry(remote, node), links, pin: None }
+                })
+            }
+        };
+        match found {
             Err(failure) if failure.errno() == Errno::NOENT => Ok(None),
-            Err(failure) => Err(failure),
+            found => found.map(Some),
         }
     }
 
