@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use proto::nfs3::{Attributes, FileType, StableHow};
+use proto::nfs3::{FileType, StableHow};
 use rustix::io::Errno;
 use tokio::task::JoinSet;
 
@@ -15,13 +15,12 @@ use super::super::failure::{Failure, Result};
 use super::super::remote::LastLink;
 use super::super::umask;
 use super::Options;
-use super::entry::{Entry, Place, blocking};
+use super::entry::{Entry, Place};
 use super::made_links::MadeLinks;
 use super::progress::Progress;
 use super::resume::{self, Start};
 use super::sink::Sink;
 use super::slot::{Behind, Slot};
-use super::source::{Source, extents};
 use super::transfer::{Broken, Plan, transfer};
 use super::write_locks::{WriteLock, WriteLocks};
 
@@ -489,7 +488,8 @@ impl Shared {
                 0
             }
         };
-        let plan = plan(from, &source, start, chunk_bytes, sink.is_empty()).await;
+        let is_empty = sink.is_empty();
+        let plan = Plan::new(&from.attributes, &source, start, chunk_bytes, is_empty).await;
         self.progress.advance(start);
         match transfer(&source, &mut sink, &plan, &self.progress).await {
             Ok(_) => Ok(Some(Written { to, file: sink.file(), _lock: Some(lock) })),
@@ -555,21 +555,6 @@ impl Shared {
             Err(failure) => Err(failure),
         }
     }
-}
-
-/// `is_empty`: [`Sink::is_empty`]. Into others, zeros are written where the source has a hole.
-async fn plan(from: &Entry, source: &Source, start: u64, chunk_bytes: u32, is_empty: bool) -> Plan {
-    let Attributes { size, used, .. } = from.attributes;
-    let is_sparse = is_empty && used < size;
-    let extents = match source {
-        Source::Local { file, .. } if is_sparse => {
-            let file = Arc::clone(file);
-            blocking(move || Ok(extents(&file, size))).await.ok()
-        }
-        _ => None,
-    };
-    let skip_zeros = is_sparse && extents.is_none();
-    Plan { start, extents, size, chunk_bytes, skip_zeros }
 }
 
 fn not_kept(what: &str, to: &Entry, failure: &Failure) -> String {

@@ -1,15 +1,18 @@
 //! The data of one file, from its source to its sink, with many chunks under way.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use proto::nfs3::Attributes;
 use rustix::io::Errno;
 
 use super::super::failure::Failure;
 use super::super::window::Window;
+use super::entry::blocking;
 use super::progress::Progress;
 use super::sink::{Sink, Written};
-use super::source::{Chunk, Source};
+use super::source::{Chunk, Source, extents};
 
 /// The parts of the source to copy, and how.
 pub(super) struct Plan {
@@ -23,6 +26,30 @@ pub(super) struct Plan {
     pub(super) chunk_bytes: u32,
     /// Leave out blocks of zeros: [`Sink::is_empty`], and the source seems to have holes.
     pub(super) skip_zeros: bool,
+}
+
+impl Plan {
+    /// `attributes`: those of the source. `is_empty`: [`Sink::is_empty`]. Into others, zeros are
+    /// written where the source has a hole.
+    pub(super) async fn new(
+        attributes: &Attributes,
+        source: &Source,
+        start: u64,
+        chunk_bytes: u32,
+        is_empty: bool,
+    ) -> Self {
+        let Attributes { size, used, .. } = *attributes;
+        let is_sparse = is_empty && used < size;
+        let extents = match source {
+            Source::Local { file, .. } if is_sparse => {
+                let file = Arc::clone(file);
+                blocking(move || Ok(extents(&file, size))).await.ok()
+            }
+            _ => None,
+        };
+        let skip_zeros = is_sparse && extents.is_none();
+        Self { start, extents, size, chunk_bytes, skip_zeros }
+    }
 }
 
 /// Which side a copy failed at.
