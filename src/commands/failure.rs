@@ -30,6 +30,11 @@ impl Failure {
         }
     }
 
+    /// Whether it is this machine's, or has this number.
+    pub(crate) fn is_local_or(&self, errno: Errno) -> bool {
+        matches!(self, Self::Local(_)) || self.errno() == errno
+    }
+
     /// The operation is impossible; no call was made.
     pub(crate) fn refused(errno: Errno) -> Self {
         Self::Remote(Error::Refused(errno))

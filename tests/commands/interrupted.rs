@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use crate::fixture::{Server, assert_same_data, pattern, run, spillway, succeeded, text, wait_for};
+use crate::fixture::{
+    Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, text, wait_for,
+};
 use crate::gate::Gate;
 
 const MIB: u64 = 1 << 20;
@@ -215,4 +217,34 @@ fn a_resumed_copy_that_replaces_its_target_begins_at_the_beginning() {
     command.args(["cp", "-f", "--resume", &server.url("there"), here.to_str().unwrap()]);
     succeeded(command.uid(4711).gid(4711).output().unwrap());
     assert_same_data(server.path("there"), here);
+}
+
+#[test]
+fn a_read_only_part_on_a_server_is_resumed_and_a_longer_file_kept() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: files of others need root");
+        return;
+    }
+    let server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("there"));
+    fs::write(&here, pattern(48 << 20)).unwrap();
+    make_older(&here, Duration::from_secs(60));
+    let url = server.url("there?uid=4711&gid=4711");
+    let resume = || run(["cp", "--resume", here.to_str().unwrap(), &url]);
+    let leave = |content: Vec<u8>| {
+        let _ = fs::remove_file(&there);
+        fs::write(&there, content).unwrap();
+        std::os::unix::fs::chown(&there, Some(4711), Some(4711)).unwrap();
+        fs::set_permissions(&there, fs::Permissions::from_mode(0o444)).unwrap();
+    };
+    for len in [0, 40 << 20] {
+        leave(pattern(len));
+        succeeded(resume());
+        assert_same_data(&here, &there);
+    }
+    // Longer than the source, which no interrupted copy leaves.
+    leave(vec![0; 50 << 20]);
+    let line = format!("spillway cp: cannot create regular file '{url}': Permission denied");
+    assert_exit(&resume(), 1, &line);
+    assert!(fs::read(&there).unwrap() == vec![0; 50 << 20]);
 }

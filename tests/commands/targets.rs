@@ -1,8 +1,8 @@
 //! `cp` where several names come to one target, and where a target must not be written.
 
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::process::Stdio;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::process::{Command, Stdio};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -161,4 +161,44 @@ fn links_of_the_same_copy_are_not_written_through_behind_others() {
         }
         assert_eq!(fs::read_to_string(root.join("victim/file")).unwrap(), "old");
     }
+}
+
+#[test]
+fn read_only_file_of_the_user_on_a_server_is_kept_without_f() {
+    let server = Server::start();
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: files of others need root");
+        return;
+    }
+    fs::set_permissions(server.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let here = server.beside("here");
+    fs::write(&here, "new").unwrap();
+    server.put("keep", "old");
+    chown(server.path("keep"), Some(4711), Some(4711)).unwrap();
+    fs::set_permissions(server.path("keep"), fs::Permissions::from_mode(0o444)).unwrap();
+    let (here, url) = (here.to_str().unwrap(), server.url("keep?uid=4711&gid=4711"));
+    let output = run(["cp", here, &url]);
+    let line = format!("spillway cp: cannot create regular file '{url}': Permission denied");
+    assert_exit(&output, 1, &line);
+    assert_eq!(fs::read_to_string(server.path("keep")).unwrap(), "old");
+    succeeded(run(["cp", "-f", here, &url]));
+    assert_eq!(fs::read_to_string(server.path("keep")).unwrap(), "new");
+}
+
+#[test]
+fn f_replaces_a_program_that_runs() {
+    let server = Server::start();
+    server.put("program", "new");
+    let program = server.beside("program");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let mut child = Command::new(&program).arg("60").spawn().unwrap();
+    let (url, to) = (server.url("program"), program.to_str().unwrap());
+    let refused = run(["cp", &url, to]);
+    let replaced = run(["cp", "-f", &url, to]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let line = format!("spillway cp: cannot create regular file '{to}': Text file busy");
+    assert_exit(&refused, 1, &line);
+    succeeded(replaced);
+    assert_eq!(fs::read_to_string(program).unwrap(), "new");
 }

@@ -511,12 +511,16 @@ impl Shared {
         stable: StableHow,
     ) -> Reported<Opened<'_>> {
         if let Some(There { file, last, .. }) = there {
-            match file.sink(stable, *last).await {
-                Ok((to, sink)) => {
-                    let lock = self.locks.lock_existing(&to).await;
-                    return Ok(Opened { to, sink, lock, is_new: false });
+            let opened = async {
+                // What an interrupted copy has left has the mode of its source, perhaps read-only.
+                if !(self.options.resume && resume::may_go_on(from, file)) {
+                    file.may_write().await?;
                 }
-                Err(failure) if self.options.force && failure.errno() == Errno::ACCESS => {
+                self.open_existing(file, *last, stable).await
+            };
+            match opened.await {
+                Ok(opened) => return Ok(opened),
+                Err(failure) if self.options.force && failure.is_local_or(Errno::ACCESS) => {
                     slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
                 }
                 Err(failure) => return Err(cannot("create regular file", slot, &failure)),
@@ -527,6 +531,17 @@ impl Shared {
         let mode = from.attributes.mode & reach & !umask();
         let made = self.create(slot, mode, stable).await;
         made.map_err(|failure| cannot("create regular file", slot, &failure))
+    }
+
+    async fn open_existing(
+        &self,
+        file: &Entry,
+        last: LastLink,
+        stable: StableHow,
+    ) -> Result<Opened<'_>> {
+        let (to, sink) = file.sink(stable, last).await?;
+        let lock = self.locks.lock_existing(&to).await;
+        Ok(Opened { to, sink, lock, is_new: false })
     }
 
     async fn create(&self, slot: &Slot, mode: u32, stable: StableHow) -> Result<Opened<'_>> {
@@ -545,9 +560,11 @@ impl Shared {
             Err(exists) if exists.errno() == Errno::EXIST => {
                 match slot.look(LastLink::Keep).await? {
                     Some(there) if there.file_type() == FileType::Regular => {
-                        let (to, sink) = there.sink(stable, LastLink::Keep).await?;
-                        let lock = self.locks.lock_existing(&to).await;
-                        Ok(Opened { to, sink, lock, is_new: false })
+                        // That of the own call is empty, and its mode may be read-only.
+                        if there.attributes.size > 0 {
+                            there.may_write().await?;
+                        }
+                        self.open_existing(&there, LastLink::Keep, stable).await
                     }
                     _ => Err(exists),
                 }

@@ -23,6 +23,12 @@ pub(super) fn is_done(from: &Entry, there: &Entry) -> bool {
     guess(&from.attributes, &there.attributes, 0) == Start::Done
 }
 
+/// Whether `there` may be what an interrupted copy has left, by its attributes when it was found.
+pub(super) fn may_go_on(from: &Entry, there: &Entry) -> bool {
+    let is_empty = there.attributes.size == 0;
+    is_empty || matches!(guess(&from.attributes, &there.attributes, 0), Start::At(_))
+}
+
 /// Finds out how much of `there` can be kept. Another job may have written it since it was found,
 /// but does not write it now.
 ///

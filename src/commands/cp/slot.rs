@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use proto::nfs3::{
-    Attributes, CreateHow, CreatedOk, FileHandle, FileType, MknodData, SetAttributes, SetTime,
-    StableHow,
+    ACCESS_EXTEND, ACCESS_MODIFY, Attributes, CreateHow, CreatedOk, FileHandle, FileType,
+    MknodData, SetAttributes, SetTime, StableHow,
 };
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
@@ -292,6 +292,20 @@ impl Entry {
             }
             Place::Remote(..) => Err(Failure::refused(Errno::NXIO)),
         }
+    }
+
+    /// Checks that an existing file may be written. Here, opening it checks that; a server lets
+    /// the owner of a file write in any mode (RFC 1813 §4.4), so that it has to be asked.
+    ///
+    /// # Errors
+    /// `ACCESS` when the server does not grant it.
+    pub(super) async fn may_write(&self) -> Result<()> {
+        let Place::Remote(remote, file) = &self.place else { return Ok(()) };
+        let wanted = ACCESS_MODIFY | ACCESS_EXTEND;
+        if remote.nfs.access(*file, wanted).await?.access & wanted != wanted {
+            return Err(Failure::refused(Errno::ACCESS));
+        }
+        Ok(())
     }
 
     /// Gives the file the permissions `mode`.
