@@ -452,10 +452,12 @@ impl Shared {
         slot: &Slot,
         there: Option<There>,
     ) -> Reported<Option<Written<'_>>> {
-        let source = from
+        let (source, attributes) = from
             .open()
             .await
             .map_err(|failure| format!("cannot open {} for reading: {failure}", from.shown))?;
+        // It may have grown or shrunk since it was listed.
+        let from = &Entry { attributes, ..from.clone() };
         let size = from.attributes.size;
         let resumes = self.options.resume;
         if resumes && there.as_ref().is_some_and(|there| resume::is_done(from, &there.file)) {

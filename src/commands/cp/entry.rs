@@ -110,20 +110,27 @@ impl Entry {
         }
     }
 
-    /// Opens a file for its data.
-    pub(super) async fn open(&self) -> Result<Source> {
+    /// Opens a file for its data. With its attributes of now, where that takes no call.
+    pub(super) async fn open(&self) -> Result<(Source, Attributes)> {
         match &self.place {
             Place::Remote(remote, file) if self.file_type() == FileType::Regular => {
-                Ok(Source::Remote { nfs: remote.nfs.clone(), file: *file })
+                let source = Source::Remote { nfs: remote.nfs.clone(), file: *file };
+                Ok((source, self.attributes))
             }
             Place::Remote(..) => Err(Failure::refused(Errno::NXIO)),
             Place::Local(path) => {
                 let path = path.clone();
-                let file = Arc::new(blocking(move || File::open(path)).await?);
-                Ok(match self.file_type() {
+                let open = move || {
+                    let file = File::open(path)?;
+                    let metadata = file.metadata()?;
+                    Ok((Arc::new(file), local_attributes(&metadata)))
+                };
+                let (file, attributes) = blocking(open).await?;
+                let source = match attributes.file_type {
                     FileType::Regular => Source::Local { file, buffers: Buffers::default() },
                     _ => Source::Stream { file },
-                })
+                };
+                Ok((source, attributes))
             }
         }
     }

@@ -50,7 +50,7 @@ pub(super) async fn start(from: &Entry, source: &Source, there: &Entry) -> Resul
         },
         decided => return Ok(decided),
     };
-    let copy = there.open().await?;
+    let (copy, _) = there.open().await?;
     let compared = u64::from(COMPARED_BYTES).min(at);
     let len = u32::try_from(compared).expect("it is at most a u32");
     let (ours, theirs) = (source.read(at - compared, len), copy.read(at - compared, len));

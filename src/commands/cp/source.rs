@@ -66,6 +66,14 @@ impl Source {
         }
     }
 
+    /// The size of now of a file of this machine.
+    pub(crate) async fn local_size(&self) -> Result<Option<u64>> {
+        let Self::Local { file, .. } = self else { return Ok(None) };
+        let file = Arc::clone(file);
+        let metadata = spawn_blocking(move || file.metadata());
+        Ok(Some(metadata.await.expect("it does not panic")?.len()))
+    }
+
     pub(crate) fn is_stream(&self) -> bool {
         matches!(self, Self::Stream { .. })
     }

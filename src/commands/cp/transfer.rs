@@ -68,29 +68,14 @@ pub(super) async fn transfer(
     plan: &Plan,
     progress: &Progress,
 ) -> Result<u64, Broken> {
-    let (end, reached) = match &plan.extents {
-        None => {
-            let done = pass(source, sink, plan, plan.start..u64::MAX, progress).await?;
-            (done.end, done.written_end)
-        }
-        Some(extents) => {
-            let (mut end, mut reached) = (plan.size, plan.start);
-            for extent in extents {
-                let done = pass(source, sink, plan, extent.clone(), progress).await?;
-                reached = reached.max(done.written_end);
-                if done.end < extent.end {
-                    // The source is shorter than its size was.
-                    end = done.end;
-                    break;
-                }
-            }
-            (end, reached)
-        }
+    let Done { end, written_end } = match &plan.extents {
+        None => pass(source, sink, plan, plan.start..u64::MAX, progress).await?,
+        Some(extents) => parts(source, sink, plan, extents, progress).await?,
     };
     for _ in 0..RESENDS_MAX {
         let lost = sink.commit().await.map_err(Broken::Writing)?;
         if lost.is_empty() {
-            if reached < end {
+            if written_end < end {
                 sink.set_size(end).await.map_err(Broken::Writing)?;
             }
             return Ok(end);
@@ -107,6 +92,35 @@ struct Done {
     end: u64,
     /// Where the last byte that was written ends; [`Plan::start`] if none was.
     written_end: u64,
+}
+
+/// Copies the parts of a file that hold data, and what was appended to it meanwhile.
+async fn parts(
+    source: &Source,
+    sink: &mut Sink,
+    plan: &Plan,
+    extents: &[Range<u64>],
+    progress: &Progress,
+) -> Result<Done, Broken> {
+    let mut written_end = plan.start;
+    for extent in extents {
+        let done = pass(source, sink, plan, extent.clone(), progress).await?;
+        written_end = written_end.max(done.written_end);
+        if done.end < extent.end {
+            // The source is shorter than its size was, and may end in front of the extent.
+            let size = source.local_size().await.map_err(Broken::Reading)?;
+            let end = size.map_or(done.end, |size| size.min(done.end)).max(written_end);
+            return Ok(Done { end, written_end });
+        }
+    }
+    // No read has seen whether a hole at the end is still there.
+    match source.local_size().await.map_err(Broken::Reading)? {
+        Some(size) if size < plan.size => Ok(Done { end: size.max(written_end), written_end }),
+        _ => {
+            let done = pass(source, sink, plan, plan.size..u64::MAX, progress).await?;
+            Ok(Done { end: done.end, written_end: written_end.max(done.written_end) })
+        }
+    }
 }
 
 /// Copies a range, or as much of it as there is.
@@ -192,7 +206,50 @@ const ZERO_BLOCK_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt as _;
+
+    use super::super::source::Buffers;
     use super::*;
+
+    /// Copies a file of this size with `data` at some offsets, as planned when it had `planned_bytes`
+    /// and data only in its first block, and expects a copy of the file as it is.
+    async fn assert_copied(planned_bytes: u64, size: u64, data: &[u64]) {
+        let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        from.set_len(size).unwrap();
+        for offset in data {
+            from.write_all_at(b"data", *offset).unwrap();
+        }
+        let read = |file: &File| {
+            let mut data = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+            file.read_exact_at(&mut data, 0).unwrap();
+            data
+        };
+        let expected = read(&from);
+        let source = Source::Local { file: Arc::new(from), buffers: Buffers::default() };
+        let mut sink = Sink::local(to).unwrap();
+        let first = Range { start: 0, end: 4096 };
+        let plan = Plan {
+            start: 0,
+            extents: Some(vec![first]),
+            size: planned_bytes,
+            chunk_bytes: 4096,
+            skip_zeros: false,
+        };
+        let copied = transfer(&source, &mut sink, &plan, &Progress::hidden()).await;
+        assert_eq!(copied.ok(), Some(size));
+        let found = read(&sink.file().unwrap());
+        assert_eq!(found.len(), expected.len());
+        assert!(found == expected, "{planned_bytes} {size}");
+    }
+
+    #[tokio::test]
+    async fn files_with_holes_that_change_meanwhile_are_copied_as_they_are() {
+        assert_copied(100_000, 100_000, &[0]).await;
+        assert_copied(100_000, 200_000, &[0, 100_000, 150_001]).await;
+        assert_copied(100_000, 50_000, &[0]).await;
+        assert_copied(100_000, 4, &[0]).await;
+    }
 
     #[test]
     fn blocks_of_zeros_are_left_out() {
