@@ -161,18 +161,14 @@ pub(crate) async fn serve(
     });
     // Listed from now on, also without a call.
     let _ = intake.client();
-    let mut is_evicted = false;
     tokio::select! {
         () = seat.take_turns(flushed(&replies, take_calls(&seat, intake, receiver))) => {}
         // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
-        () = activity.evicted() => {
-            tracing::debug!(client = %address, "evicted");
-            is_evicted = true;
-        }
+        () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    drain(&socket, activity, is_evicted).await;
+    drain(&socket, activity).await;
     drop(open);
     // Calls that hang hold the socket, which counts as the peer's until they end.
     tokio::select! {

@@ -111,6 +111,8 @@ pub(crate) struct Activity {
     /// The socket; empty until the connection's task begins.
     link: OnceLock<Arc<Link>>,
     evicted: Notify,
+    /// Another connection waits for its place.
+    makes_room: AtomicBool,
 }
 
 /// The place of an open connection; dropping it makes room for another.
@@ -176,7 +178,12 @@ impl Activity {
         drop(self.slots.acquire_many(all).await);
     }
 
-    /// Resolves when the connection has to end to make room.
+    /// Whether another connection waits for its place.
+    pub(crate) fn makes_room(&self) -> bool {
+        self.makes_room.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when the connection has to end.
     pub(crate) async fn evicted(&self) {
         self.evicted.notified().await;
     }
@@ -328,6 +335,7 @@ impl Connections {
             has_called: AtomicBool::new(false),
             link: OnceLock::new(),
             evicted: Notify::new(),
+            makes_room: AtomicBool::new(false),
         });
         state.peers.entry(peer).or_default().push(Arc::clone(&activity));
         state.strangers += usize::from(is_stranger);
@@ -398,6 +406,7 @@ impl State {
             }
             let victim = Arc::clone(victim);
             self.remove(&victim);
+            victim.makes_room.store(true, Ordering::Relaxed);
             victim.evicted.notify_one();
             let peer = victim.peer;
             self.evicted.push(victim);

@@ -16,10 +16,10 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 const FINISH_MAX: Duration = Duration::from_secs(1);
 
 /// Has accepted calls completed and answered, if the peer still reads.
-pub(super) async fn drain(socket: &Socket, activity: &Activity, is_evicted: bool) {
+pub(super) async fn drain(socket: &Socket, activity: &Activity) {
     match tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await {
-        // Another waits for the place of an idle one, which has sent nothing more.
-        Ok(()) if is_evicted => {}
+        // It was idle: nothing unread makes the kernel drop its last replies.
+        Ok(()) if activity.makes_room() => {}
         Ok(()) => socket.finish(FINISH_MAX).await,
         // The peer has to learn of the end, to repeat its calls over another connection.
         Err(_) => socket.end(),
