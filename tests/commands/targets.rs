@@ -186,6 +186,26 @@ fn read_only_file_of_the_user_on_a_server_is_kept_without_f() {
 }
 
 #[test]
+fn target_of_a_source_that_cannot_be_read_is_kept() {
+    let server = Server::start();
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: files of others need root");
+        return;
+    }
+    server.put("private", "new");
+    fs::set_permissions(server.path("private"), fs::Permissions::from_mode(0o600)).unwrap();
+    let here = server.beside("here");
+    fs::write(&here, "old").unwrap();
+    let url = server.url("private?uid=4711&gid=4711");
+    for option in ["--", "-f"] {
+        let output = run(["cp", option, &url, here.to_str().unwrap()]);
+        let line = format!("spillway cp: error reading '{url}': Permission denied");
+        assert_exit(&output, 1, &line);
+        assert_eq!(fs::read_to_string(&here).unwrap(), "old");
+    }
+}
+
+#[test]
 fn f_replaces_a_program_that_runs() {
     let server = Server::start();
     server.put("program", "new");

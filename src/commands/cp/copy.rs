@@ -464,6 +464,11 @@ impl Shared {
             self.progress.advance(size);
             return Ok(None);
         }
+        let unreadable = |failure| format!("error reading {}: {failure}", from.shown);
+        // Before what is there is emptied or removed.
+        if there.is_some() {
+            source.try_read().await.map_err(unreadable)?;
+        }
         let chunk_bytes = chunk_bytes(from, slot);
         let is_small = size <= chunk_bytes.into();
         let stable =
@@ -495,9 +500,7 @@ impl Shared {
         self.progress.advance(start);
         match transfer(&source, &mut sink, &plan, &self.progress).await {
             Ok(_) => Ok(Some(Written { to, file: sink.file(), _lock: Some(lock) })),
-            Err(Broken::Reading(failure)) => {
-                Err(format!("error reading {}: {failure}", from.shown))
-            }
+            Err(Broken::Reading(failure)) => Err(unreadable(failure)),
             Err(Broken::Writing(failure)) => {
                 Err(format!("error writing {}: {failure}", slot.shown))
             }

@@ -40,6 +40,17 @@ pub(crate) struct Chunk {
 pub(crate) type Reading = Pin<Box<dyn Future<Output = Result<Chunk>> + Send>>;
 
 impl Source {
+    /// Reads a byte of a file on a server, which opens no file and refuses its first READ.
+    ///
+    /// # Errors
+    /// Those of the READ.
+    pub(super) async fn try_read(&self) -> Result<()> {
+        if matches!(self, Self::Remote { .. }) {
+            self.read(0, 1).await?;
+        }
+        Ok(())
+    }
+
     /// Begins to read `len` bytes from `offset` on. The reads of a stream have to be awaited one by
     /// one, and their offsets mean nothing.
     pub(crate) fn read(&self, offset: u64, len: u32) -> Reading {
