@@ -105,6 +105,12 @@ impl Bed {
     }
 
     /// The same, and it may open files.
+    /// A client that has the file open for reading and writing.
+    fn client_with_open(&mut self, owner: &[u8]) -> (ClientId, Stateid) {
+        let client = self.client(owner);
+        (client, self.open(client, ShareAccess::Both, ShareDeny::None).stateid)
+    }
+
     fn client(&mut self, owner: &[u8]) -> ClientId {
         let (client, _) = self.begin_client(owner);
         self.reclaim_complete(client).unwrap();
@@ -926,9 +932,8 @@ fn a_notice_that_is_not_taken_counts_as_the_request_that_it_is_for() {
 #[test]
 fn a_waiter_that_does_not_take_its_turn_lets_the_next_pass() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
-    let [holder, gone, next] = [b"h", b"g", b"n"].map(|owner| bed.client(owner));
-    let [of_holder, of_gone, of_next] = [holder, gone, next]
-        .map(|client| bed.open(client, ShareAccess::Both, ShareDeny::None).stateid);
+    let [(holder, of_holder), (gone, of_gone), (next, of_next)] =
+        [b"h", b"g", b"n"].map(|owner| bed.client_with_open(owner));
     let blocking = LockType::WriteBlocking;
     let held = bed.lock(holder, &of_holder, LockType::Write, ALL).unwrap();
     bed.lock(gone, &of_gone, blocking, ALL).unwrap_err();
@@ -951,9 +956,8 @@ fn a_waiter_that_does_not_take_its_turn_lets_the_next_pass() {
 #[test]
 fn a_waiter_that_is_denied_again_lets_those_pass_that_waited_for_it() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
-    let [holder, first, second, other] = [b"h", b"f", b"s", b"o"].map(|owner| bed.client(owner));
-    let [of_holder, of_first, of_second, of_other] = [holder, first, second, other]
-        .map(|client| bed.open(client, ShareAccess::Both, ShareDeny::None).stateid);
+    let [(holder, of_holder), (first, of_first), (second, of_second), (other, of_other)] =
+        [b"h", b"f", b"s", b"o"].map(|owner| bed.client_with_open(owner));
     let [begin, end] = [0, 50].map(|offset| LockRange { offset, length: 10 });
     let blocking = LockType::WriteBlocking;
     let held = bed.lock(holder, &of_holder, LockType::Write, ALL).unwrap();
@@ -971,9 +975,8 @@ fn a_waiter_that_is_denied_again_lets_those_pass_that_waited_for_it() {
 #[test]
 fn requests_of_a_client_end_with_its_last_open_of_the_file() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
-    let [holder, gone, next] = [b"h", b"g", b"n"].map(|owner| bed.client(owner));
-    let [of_holder, of_gone, of_next] = [holder, gone, next]
-        .map(|client| bed.open(client, ShareAccess::Both, ShareDeny::None).stateid);
+    let [(holder, of_holder), (gone, of_gone), (next, of_next)] =
+        [b"h", b"g", b"n"].map(|owner| bed.client_with_open(owner));
     let blocking = LockType::WriteBlocking;
     let held = bed.lock(holder, &of_holder, LockType::Write, ALL).unwrap();
     bed.lock(gone, &of_gone, blocking, ALL).unwrap_err();
