@@ -58,6 +58,7 @@ mod process_clock;
 mod range_lock;
 mod read_ahead;
 mod read_history;
+mod read_order;
 mod residency;
 mod slab;
 mod socket;
@@ -93,7 +94,7 @@ pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};
 pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,
 };
-pub use kernel_read_ahead::kernel_read_ahead_bytes;
+pub use kernel_read_ahead::KernelReadAhead;
 pub use lease::{Lease, Leases, lease_break_time};
 pub use memory::Memory;
 pub use ofd_lock::{ForeignLock, OfdLock, foreign_lock, set_ofd_lock};
@@ -103,6 +104,7 @@ pub use process_clock::process_cpu_time;
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
 pub use read_ahead::{Ahead, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget, WatchedFill};
 pub use read_history::ReadHistory;
+pub use read_order::{ReadOrder, ReadTurn};
 pub use residency::{CacheState, Residency, cache_state, drop_clean, resident_ranges};
 pub use slab::BUFFER_ALIGN;
 pub use socket::{unacknowledged_bytes, watch_socket};

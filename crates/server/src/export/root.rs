@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use io::{Device, Engine, KernelHandle};
+use io::{Device, Engine, KernelHandle, KernelReadAhead};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno;
 use siphasher::sip::SipHasher24;
@@ -55,8 +55,8 @@ pub(crate) struct ExportRoot {
     pub(crate) shows_changes: bool,
     /// The features that its file system lacks.
     pub(crate) io_support: IoSupport,
-    /// Bytes that the kernel reads ahead into the page cache, at most; 0 where that is not known.
-    pub(crate) kernel_read_ahead_bytes: u64,
+    /// How the kernel reads from its device into the page cache; `None` where that is not known.
+    pub(crate) kernel_read_ahead: Option<KernelReadAhead>,
     /// A number that no other root has had, not even one of the same path: between the two there may
     /// have been another file system of the same device number.
     serial: u64,
@@ -114,7 +114,7 @@ impl ExportRoot {
             attributes_in_memory: kind.answers_from_memory(),
             shows_changes: kind.shows_changes(),
             io_support: if has_layers { IoSupport::of_layers() } else { IoSupport::default() },
-            kernel_read_ahead_bytes: io::kernel_read_ahead_bytes(attributes.device).unwrap_or(0),
+            kernel_read_ahead: KernelReadAhead::of(attributes.device),
             serial: random_u64()?,
             counters,
             device: attributes.device,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use io::{
-    ByteRange, DeviceNumber, Fronts, RangeLock, ReadAhead, ReadHistory, Stream, Streams,
+    ByteRange, DeviceNumber, Fronts, RangeLock, ReadAhead, ReadHistory, ReadOrder, Stream, Streams,
     WriteBehind, WriteBehindFile,
 };
 
@@ -18,6 +18,8 @@ pub(crate) struct FileState {
     pub(crate) ranges: Arc<RangeLock>,
     /// Readers in sequence, and what is read ahead for them.
     pub(crate) read_ahead: ReadAhead,
+    /// Turns of the READs that the kernel reads ahead for.
+    pub(crate) read_order: Arc<ReadOrder>,
     /// The parts read past the page cache.
     pub(crate) read_history: ReadHistory,
     /// Bytes that READs have left in the page cache since it was opened.
@@ -65,6 +67,7 @@ impl Default for FileState {
         Self {
             ranges: RangeLock::new(),
             read_ahead: ReadAhead::default(),
+            read_order: Arc::default(),
             read_history: ReadHistory::default(),
             kept_bytes: AtomicU64::new(0),
             window: OnceLock::new(),

@@ -20,6 +20,7 @@ const FREE_PART: u64 = 32;
 /// time: it reads into large folios, from which a reply is spliced. Cold READs of 47,008 bytes in
 /// `auto` by `buffered`, which has the kernel's, 8 in flight: with `read_ahead_kb` 128 1,091 and 982
 /// MiB/s, 512 1,075 and 1,569, 2,560 1,208 and 1,646 (XFS, Linux 6.18; `spillway bench io` in pairs).
+/// READs of 1 MiB are long enough themselves: decision `2026-11-28-cold-reads-in-file-order.md`.
 const KERNEL_READ_AHEAD_BYTES_MIN: u64 = 512 * 1024;
 
 /// The facts that decide how a READ is done.
@@ -32,8 +33,8 @@ pub(super) struct ReadFacts {
     pub(super) uncached_bytes: u64,
     /// The file system drops behind (`RWF_DONTCACHE`), as far as is known.
     pub(super) drops_behind: bool,
-    /// Bytes that the kernel reads ahead into the page cache, at most.
-    pub(super) kernel_read_ahead_bytes: u64,
+    /// Bytes that the kernel reads into the page cache at once for it. 0 if that is not known.
+    pub(super) kernel_reads_bytes: u64,
     pub(super) free_bytes: u64,
     pub(super) total_bytes: u64,
 }
@@ -85,6 +86,7 @@ pub(super) enum CachedWhy {
 impl ReadFacts {
     pub(super) fn plan(&self) -> ReadPlan {
         let has_room = fits(self.uncached_bytes, self.free_bytes, self.total_bytes);
+        let kernel_reads_ahead = kernel_reads_ahead(self.kernel_reads_bytes);
         let from = match self.mode {
             IoMode::Buffered => ReadFrom::Cache(CachedWhy::Mode),
             IoMode::DontCache if self.drops_behind => ReadFrom::DropBehind,
@@ -95,11 +97,12 @@ impl ReadFacts {
         let try_cache = match self.mode {
             IoMode::Buffered => TryCache::Yes,
             IoMode::DontCache | IoMode::Direct => TryCache::No,
+            // Chunks are for shorter READs, or are from before memory was free.
+            IoMode::Auto if has_room && kernel_reads_ahead => TryCache::Yes,
             IoMode::Auto if self.is_ahead => TryCache::No,
             IoMode::Auto if has_room => TryCache::Yes,
             IoMode::Auto => TryCache::UnlessAbsent,
         };
-        let kernel_reads_ahead = self.kernel_read_ahead_bytes >= KERNEL_READ_AHEAD_BYTES_MIN;
         ReadPlan { try_cache, from, kernel_reads_ahead }
     }
 }
@@ -208,6 +211,11 @@ impl WritePlan {
     }
 }
 
+/// Whether the kernel, which reads so many bytes at once, needs no help to keep a disk busy.
+pub(super) fn kernel_reads_ahead(kernel_reads_bytes: u64) -> bool {
+    kernel_reads_bytes >= KERNEL_READ_AHEAD_BYTES_MIN
+}
+
 /// Whether so many bytes go into free memory with some to spare.
 fn fits(bytes: u64, free_bytes: u64, total_bytes: u64) -> bool {
     bytes.saturating_add(total_bytes / FREE_PART) <= free_bytes
@@ -228,7 +236,7 @@ mod tests {
             is_ahead: false,
             uncached_bytes: GIB,
             drops_behind: true,
-            kernel_read_ahead_bytes: 128 << 10,
+            kernel_reads_bytes: 128 << 10,
             free_bytes: 0,
             total_bytes: 8 * GIB,
         }
@@ -268,8 +276,11 @@ mod tests {
         for (facts, try_cache, from) in table {
             let plan = ReadPlan { try_cache, from, kernel_reads_ahead: false };
             assert_eq!(facts.plan(), plan, "{facts:?}");
-            let far = ReadFacts { kernel_read_ahead_bytes: 512 << 10, ..facts };
-            assert_eq!(far.plan(), ReadPlan { kernel_reads_ahead: true, ..plan }, "{far:?}");
+            let far = ReadFacts { kernel_reads_bytes: 512 << 10, ..facts };
+            // Where data stays in free memory and the kernel reads it, chunks are left alone.
+            let try_cache = if from == free { Yes } else { try_cache };
+            let plan = ReadPlan { try_cache, kernel_reads_ahead: true, ..plan };
+            assert_eq!(far.plan(), plan, "{far:?}");
         }
     }
 
@@ -312,7 +323,7 @@ mod tests {
             mode in any_mode(),
             is_ahead: bool,
             drops_behind: bool,
-            kernel_read_ahead_bytes: u64,
+            kernel_reads_bytes: u64,
             uncached_bytes: u64,
             free_bytes: u64,
             total_bytes: u64,
@@ -322,7 +333,7 @@ mod tests {
                 is_ahead,
                 uncached_bytes,
                 drops_behind,
-                kernel_read_ahead_bytes,
+                kernel_reads_bytes,
                 free_bytes,
                 total_bytes,
             }
@@ -372,9 +383,12 @@ mod tests {
         /// The page cache is tried before the disk only where READs may stay in it.
         #[test]
         fn the_modes_that_pass_by_the_cache_do_not_try_it(facts in any_read()) {
-            let tries = facts.plan().try_cache != TryCache::No;
+            let plan = facts.plan();
+            let tries = plan.try_cache != TryCache::No;
             prop_assert!(!tries || matches!(facts.mode, IoMode::Buffered | IoMode::Auto));
-            prop_assert!(!tries || facts.mode == IoMode::Buffered || !facts.is_ahead);
+            let kernel_fills = plan.kernel_reads_ahead && matches!(plan.from, ReadFrom::Cache(_));
+            let chunks_come_first = facts.mode == IoMode::Auto && facts.is_ahead && !kernel_fills;
+            prop_assert!(!tries || !chunks_come_first);
         }
 
         /// Data past the page cache only in `direct`; data left in it only in `buffered` and `auto`.

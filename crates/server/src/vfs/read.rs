@@ -213,7 +213,7 @@ impl Vfs {
             is_ahead: !read.file.data().read_ahead.find(read.range, read.version).is_empty(),
             uncached_bytes: read.attributes.size.saturating_sub(read.file.data().kept_bytes()),
             drops_behind: read.file.root().io_support.drops_behind(),
-            kernel_read_ahead_bytes: read.file.root().kernel_read_ahead_bytes,
+            kernel_reads_bytes: read.kernel_reads_bytes(),
             free_bytes: self.memory.free_bytes(),
             total_bytes: self.memory.total_bytes(),
         }

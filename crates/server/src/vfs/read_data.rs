@@ -4,17 +4,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    Buffer, ByteRange, FileVersion, IoPolicy, Payload, RangeGuard, RangeUse, Share, WidenedRead,
+    Buffer, ByteRange, FileVersion, IoPolicy, Payload, RangeGuard, RangeUse, ReadTurn, Share,
+    WidenedRead,
 };
 use rustix::io::Errno;
 
 use super::Vfs;
-use super::io_plan::CachedWhy;
+use super::io_plan::{CachedWhy, kernel_reads_ahead};
 use crate::counters::Counter;
 use crate::export::ExportRoot;
 use crate::fs::Status;
 use crate::inode_cache::{Attributes, DirectFile, Inode, Permitted, Reading};
 use crate::trace::{CallId, Event};
+
+/// How many READs may be missing between two that follow each other in a file: connections and network
+/// threads deliver them in nearly the order in which they were sent.
+const REORDERED_READS_MAX: u64 = 4;
 
 /// A READ at work, with all that was found out before the data is touched.
 pub(super) struct Read<'a> {
@@ -33,6 +38,13 @@ impl Read<'_> {
     /// Bytes to read.
     pub(super) fn len(&self) -> usize {
         usize::try_from(self.range.len()).expect("at most transfer_bytes_max")
+    }
+
+    /// Bytes that the kernel reads into the page cache at once for this READ, if it goes on where
+    /// another ended. 0 if that is not known.
+    pub(super) fn kernel_reads_bytes(&self) -> u64 {
+        let device = self.file.root().kernel_read_ahead;
+        device.map_or(0, |device| device.at_once_bytes(self.range.len()))
     }
 }
 
@@ -129,6 +141,7 @@ impl Vfs {
                     Some(tried) => tried,
                     None => Partly(self.take_buffer(read.len()).await?, 0),
                 };
+                let _turn = self.read_turn(read).await;
                 let job = self.acquire_cached(read, buffer, had).await;
                 self.on_data_thread(read.file.root(), move || job.perform()).await
             }
@@ -150,6 +163,19 @@ impl Vfs {
                 self.fetch_and_drop(read).await
             }
         }
+    }
+
+    /// The turn of a READ through the page cache that waits for the disk, after those of its client
+    /// before it in the file. `None` where the kernel does not read far enough ahead for taking turns
+    /// to pay, and where it is not known what is in memory.
+    pub(super) async fn read_turn(&self, read: &Read<'_>) -> Option<ReadTurn> {
+        let at_once_bytes = read.kernel_reads_bytes();
+        if !kernel_reads_ahead(at_once_bytes) || !read.file.root().attributes_in_memory {
+            return None;
+        }
+        let reach_bytes = at_once_bytes.min(read.range.len().saturating_mul(REORDERED_READS_MAX));
+        let order = &read.file.data().read_order;
+        Some(order.turn(Share::current_client(), read.range, reach_bytes).await)
     }
 
     async fn fetch_and_drop(&self, read: &Read<'_>) -> Result<Fetched, Status> {

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use io::{ByteRange, NowaitRead, Payload, Pipe, RangeUse};
+use io::{ByteRange, NowaitRead, Payload, Pipe, RangeUse, ReadTurn};
 
 use super::read_data::{Fetched, Read};
 use super::{Status, Vfs};
@@ -39,8 +39,8 @@ impl Vfs {
         self.fill_here(read, &mut pipe).then(|| self.spliced(read, pipe))
     }
 
-    /// Takes the range through the page cache: on this thread if it is all there, else on a data
-    /// thread, to which the whole call moves if it can. `None` if it is to be copied.
+    /// Takes the range through the page cache, on this thread if it is all there. `None` if it is to be
+    /// copied.
     pub(super) async fn fetch_spliced(&self, read: &Read<'_>) -> Result<Option<Spliced>, Status> {
         let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
         if read.file.root().attributes_in_memory {
@@ -54,6 +54,22 @@ impl Vfs {
                 None | Some(true) => return Ok(None),
             }
         }
+        // What waits for its turn holds no pipe that another could use.
+        drop(pipe);
+        self.fill_in_turn(read).await
+    }
+
+    /// Takes the range through the page cache when those before it in the file have been read: on this
+    /// thread if it was read ahead for them, else on a data thread, to which the whole call moves if it
+    /// can. `None` if it is to be copied.
+    async fn fill_in_turn(&self, read: &Read<'_>) -> Result<Option<Spliced>, Status> {
+        let turn = self.read_turn(read).await;
+        let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
+        let has_waited = turn.as_ref().is_some_and(ReadTurn::has_waited);
+        if has_waited && is_in_memory(read) == Some(true) {
+            let filled = self.fill_here(read, &mut pipe).then(|| self.spliced(read, pipe));
+            return Ok(filled.map(|data| Spliced { data, was_resident: false }));
+        }
         let pages = read.file.data().ranges.lock(read.range, RangeUse::Cached).await;
         let (reader, range) = (Arc::clone(&read.reader), read.range);
         let filled = self
@@ -63,6 +79,7 @@ impl Vfs {
                 Ok((filled && is_whole(&pipe, range)).then_some(pipe))
             })
             .await?;
+        drop(turn);
         let data = filled.map(|pipe| self.spliced(read, pipe));
         Ok(data.map(|data| Spliced { data, was_resident: false }))
     }
