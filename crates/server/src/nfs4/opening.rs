@@ -31,8 +31,8 @@ struct Target<'a> {
     /// It was made by this OPEN: the caller may open it whatever its mode is. Not set by exclusive
     /// ones, which may be retries.
     is_new: bool,
-    /// The length to cut it to.
-    size: Option<u64>,
+    /// It is cut to nothing.
+    cuts: bool,
     /// The room that was taken before it was made.
     room: Option<OpenRoom<'a>>,
 }
@@ -54,7 +54,7 @@ impl<'a> Compound<'a> {
             let owner_may = is_reclaim || matches!(args.how, OpenHow::Exclusive { .. });
             self.check_permission(&target.located, access, owner_may).await?;
         }
-        if target.size.is_some() {
+        if target.cuts {
             self.check_permission(&target.located, ShareAccess::Write, false).await?;
         }
         let inode = service.vfs.hold(&target.located.object).await?;
@@ -62,7 +62,7 @@ impl<'a> Compound<'a> {
         let (file, export) = (pin.file(), pin.export());
         self.check_claimed_delegation(&args.claim, file)?;
         let (owner, user) = (args.owner.owner, target.located.caller.uid);
-        let cuts = target.size.is_some();
+        let cuts = target.cuts;
         let call = OpenFile { client, owner, file, export, access, deny, cuts, is_reclaim, user };
         let mut effects = Effects::new();
         let opened = match target.room.take() {
@@ -172,7 +172,7 @@ impl<'a> Compound<'a> {
         Ok(Target { change, ..found(directory.found(&child)) })
     }
 
-    /// UNCHECKED4: of an existing file only the length is set.
+    /// UNCHECKED4: of an existing file no attribute is used but a length of zero.
     async fn make_unchecked(
         &self,
         directory: &Located,
@@ -183,8 +183,9 @@ impl<'a> Compound<'a> {
         for _ in 0..ATTEMPTS {
             match self.existing(directory, name).await {
                 Ok(target) => {
-                    let attributes_set = change.size.map_or(Bitmap::EMPTY, |_| SIZE);
-                    return Ok(Target { size: change.size, attributes_set, ..target });
+                    let cuts = change.size == Some(0);
+                    let attributes_set = if cuts { SIZE } else { Bitmap::EMPTY };
+                    return Ok(Target { cuts, attributes_set, ..target });
                 }
                 Err(Refused { status: Status::Noent, .. }) => {}
                 Err(refused) => return Err(refused),
@@ -197,11 +198,13 @@ impl<'a> Compound<'a> {
         Err(Status::Delay.into())
     }
 
-    /// Sets the length that UNCHECKED4 asks for.
+    /// Cuts the file if UNCHECKED4 asks for that.
     async fn cut(&self, target: &Target<'_>) -> Outcome<()> {
-        let Some(size) = target.size else { return Ok(()) };
+        if !target.cuts {
+            return Ok(());
+        }
         let Located { caller, object } = &target.located;
-        let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
+        let change = AttributeChange { size: Some(0), ..AttributeChange::default() };
         self.request.service.vfs.setattr(caller, object, change, None).await.result?;
         Ok(())
     }
@@ -237,7 +240,7 @@ impl<'a> Compound<'a> {
         let made = answer.result?;
         let change = convert::change_info(&answer.attributes);
         let located = directory.found(&made);
-        Ok(Target { located, change, attributes_set, is_new, size: None, room: None })
+        Ok(Target { located, change, attributes_set, is_new, cuts: false, room: None })
     }
 
     /// A program that may be executed may be read. With `owner_may`, the mode does not bind the owner.
@@ -264,7 +267,7 @@ impl<'a> Compound<'a> {
 /// A file that no name led to, or that was there.
 fn found<'a>(located: Located) -> Target<'a> {
     let (change, room) = (ChangeInfo::default(), None);
-    Target { room, located, change, attributes_set: Bitmap::EMPTY, is_new: false, size: None }
+    Target { room, located, change, attributes_set: Bitmap::EMPTY, is_new: false, cuts: false }
 }
 
 /// The status of an OPEN by name in a directory above the exports.

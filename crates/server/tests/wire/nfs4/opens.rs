@@ -467,18 +467,44 @@ fn an_open_for_reading_does_not_cut_a_file_that_another_keeps_from_writers() {
     two.ok(&Operations::new().at(export).lookup(b"file").op(OperationCode::Close, &close));
 }
 
+/// RFC 8881 §18.16.3: of an existing file, no attribute is used but a size of zero.
+#[test]
+fn an_open_of_an_existing_file_leaves_it_as_it_is_unless_the_size_is_zero() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut one, mut two) = (Session::of(&fixture, b"one", 1), Session::of(&fixture, b"two", 1));
+    let export = one.export();
+    std::fs::write(fixture.exported("file"), b"content").unwrap();
+    let deny = OpenArgs {
+        share_deny: ShareDeny::Write.code(),
+        ..open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"))
+    };
+    open(&mut one, export, &deny).unwrap();
+    for size in [3_u64, 7, 8, 1 << 40, u64::MAX] {
+        let size = size.to_be_bytes();
+        // The other open does not deny reading, and nothing is cut.
+        let opened = open(&mut two, export, &cut_to(&size, ShareAccess::Read)).unwrap();
+        assert_eq!(opened.attributes_set, Bitmap::EMPTY, "{size:?}");
+        assert_eq!(std::fs::read(fixture.exported("file")).unwrap(), b"content", "{size:?}");
+    }
+}
+
 #[test]
 fn an_open_that_cannot_cut_the_file_changes_nothing() {
     let fixture = Fixture::with(ALL_VERSIONS);
     let (mut one, mut two) = (Session::of(&fixture, b"one", 1), Session::of(&fixture, b"two", 1));
     let export = one.export();
-    std::fs::write(fixture.exported("file"), b"content").unwrap();
+    // The kernel lets no one write to a program that runs.
+    std::fs::copy("/bin/sleep", fixture.exported("file")).unwrap();
+    let mut program = started(&fixture.exported("file"));
     let read = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
     let opened = open(&mut one, export, &read).unwrap().stateid;
-    let size = u64::MAX.to_be_bytes();
-    let cut = OpenArgs { share_deny: ShareDeny::Write.code(), ..cut_to(&size, ShareAccess::Both) };
-    let refused = open(&mut one, export, &cut).unwrap_err();
-    assert!(matches!(refused, Status::Fbig | Status::Inval), "{refused:?}");
+    let deny = ShareDeny::Write.code();
+    let cut = OpenArgs { share_deny: deny, ..cut_to(&[0; 8], ShareAccess::Both) };
+    let refused = open(&mut one, export, &cut);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert_eq!(refused.unwrap_err(), Status::Access);
+    assert_ne!(fixture.exported("file").metadata().unwrap().len(), 0);
     let write = open_args(ShareAccess::Write, OpenHow::NoCreate, OpenClaim::Null(b"file"));
     assert!(open(&mut two, export, &write).is_ok(), "the failed OPEN denies nothing");
     let data = WriteArgs { stateid: opened, offset: 0, stable: StableHow::FileSync, data: b"y" };
@@ -488,4 +514,18 @@ fn an_open_that_cannot_cut_the_file_changes_nothing() {
     assert_eq!(results.next::<()>(OperationCode::Write), Err(Status::Openmode));
     let again = open(&mut one, export, &read).unwrap().stateid;
     assert_eq!(again.seqid, opened.seqid + 1);
+}
+
+/// A program that runs for a minute. While another test starts one, it holds for a moment the
+/// descriptor through which this one was written.
+fn started(program: &std::path::Path) -> std::process::Child {
+    for _ in 0..200 {
+        match std::process::Command::new(program).arg("60").spawn() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            started => return started.unwrap(),
+        }
+    }
+    panic!("{} stays busy", program.display());
 }
