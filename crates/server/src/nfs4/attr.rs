@@ -88,7 +88,7 @@ pub(super) struct Described<'a> {
     clippy::large_enum_variant,
     reason = "the large one is the usual one, and would be allocated for each GETATTR"
 )]
-enum Description<'a> {
+pub(super) enum Description<'a> {
     /// Of a directory above the exports.
     Pseudo(Box<Attributes<'static>>),
     Object(Described<'a>),
@@ -112,14 +112,14 @@ impl<'a> Compound<'a> {
         written: Option<inode_cache::Attributes>,
     ) -> Result<(), Status> {
         let outcome = match decoded::<GetattrArgs>(reader) {
-            Ok(args) => self.describe(args.wanted, written).await,
+            Ok(args) => self.describe_current(args.wanted, written).await,
             Err(refused) => Err(refused),
         };
         self.put(OperationCode::Getattr, outcome)
     }
 
     /// The current object's attributes that are asked for; `known` are those that need not be read.
-    async fn describe(
+    async fn describe_current(
         &self,
         wanted: Bitmap,
         known: Option<inode_cache::Attributes>,
@@ -127,8 +127,18 @@ impl<'a> Compound<'a> {
         if !wanted.intersection(WRITE_ONLY).is_empty() {
             return Err(Status::Inval.into());
         }
-        let wanted = wanted.intersection(self.supported());
-        let located = match self.place()? {
+        self.describe(self.place()?, wanted.intersection(self.supported()), known).await
+    }
+
+    /// The attributes of a place that are wanted, all of which the minor version has; `known` are
+    /// those that need not be read.
+    pub(super) async fn describe(
+        &self,
+        place: &Place,
+        wanted: Bitmap,
+        known: Option<inode_cache::Attributes>,
+    ) -> Outcome<Description<'a>> {
+        let located = match place {
             Place::Pseudo(pseudo) => {
                 return Ok(Description::Pseudo(Box::new(self.describe_pseudo(pseudo, wanted))));
             }
@@ -179,7 +189,7 @@ impl<'a> Compound<'a> {
     }
 
     /// The attributes of a directory above the exports.
-    pub(super) fn describe_pseudo(&self, pseudo: &Pseudo, wanted: Bitmap) -> Attributes<'static> {
+    fn describe_pseudo(&self, pseudo: &Pseudo, wanted: Bitmap) -> Attributes<'static> {
         let node = pseudo.node();
         let made_ns = pseudo.exports.pseudo_root.made_ns();
         let made = Time {
@@ -261,7 +271,7 @@ impl<'a> Compound<'a> {
             return Err(Status::Attrnotsupp.into());
         }
         let mut found = Writer::new();
-        self.describe(bitmap, None).await?.encode(&mut found);
+        self.describe_current(bitmap, None).await?.encode(&mut found);
         let found = RawAttributes::decode(&mut Reader::new(found.as_slice()))
             .map(|found| found.bitmap == bitmap && found.values == expected.values)?;
         match (found, want_same) {

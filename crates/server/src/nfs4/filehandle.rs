@@ -82,14 +82,17 @@ impl Compound<'_> {
     /// # Errors
     /// `Access` for an export that does not admit the peer, unless one below does.
     pub(super) fn enter(&self, pseudo: Pseudo) -> Outcome<Place> {
-        let Some(id) = pseudo.node().export else { return Ok(Place::Pseudo(pseudo)) };
+        let place = self.place_at(&pseudo);
+        place.inspect_err(|refused| self.log_refused(&pseudo, refused.status))
+    }
+
+    /// As [`Self::enter`], for a listing, which logs no refusal.
+    pub(super) fn place_at(&self, pseudo: &Pseudo) -> Outcome<Place> {
+        let Some(id) = pseudo.node().export else { return Ok(Place::Pseudo(pseudo.clone())) };
         match self.root_of(&pseudo.exports, id) {
             Ok(root) => Ok(Place::Object(root)),
-            Err(_) if self.is_visible(&pseudo) => Ok(Place::Pseudo(pseudo)),
-            Err(refused) => {
-                self.log_refused(&pseudo, refused.status);
-                Err(refused)
-            }
+            Err(_) if self.is_visible(pseudo) => Ok(Place::Pseudo(pseudo.clone())),
+            Err(refused) => Err(refused),
         }
     }
 

@@ -10,10 +10,10 @@ use proto::nfs4::{
     Attributes, Bitmap, EntryEncoder, FileHandle, LISTING_END_BYTES, NFS4_OK, OperationCode,
     ReaddirArgs, Status, Verifier, attribute, listing_end,
 };
-use proto::xdr::{Encode, Reader};
+use proto::xdr::{Encode, Reader, Writer};
 
 use super::Outcome;
-use super::attr::{Described, WRITE_ONLY};
+use super::attr::{Described, Description, WRITE_ONLY};
 use super::compound::Compound;
 use super::location::{Located, Place, Pseudo};
 use super::operation::decoded;
@@ -34,13 +34,15 @@ const HEAD_BYTES: usize = 8;
 /// Attributes of an entry that need no object.
 const WITHOUT_OBJECT: Bitmap =
     Bitmap::of(&[attribute::RDATTR_ERROR, attribute::FILEID, attribute::MOUNTED_ON_FILEID]);
+/// Attributes of an export's place that need no look at its root.
+const WITHOUT_ROOT: Bitmap = Bitmap::of(&[attribute::RDATTR_ERROR, attribute::MOUNTED_ON_FILEID]);
 /// The first cookies are reserved (RFC 8881 §18.23.3).
 const COOKIE_MIN: u64 = 3;
 
 /// A part of a listing: the verifier, the entries and the end of the list, encoded.
 struct Listed(Buffer, usize);
 
-impl Compound<'_> {
+impl<'a> Compound<'a> {
     /// READDIR, RFC 8881 §18.23.
     pub(super) async fn readdir(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
         let outcome = match decoded(reader) {
@@ -73,6 +75,7 @@ impl Compound<'_> {
             service: Arc::clone(service),
             minor_version: self.minor_version,
             object: None,
+            mounts: Arc::new([]),
             wanted,
             encoder: EntryEncoder::new(bytes_max, args.dir_bytes),
             buffer,
@@ -81,9 +84,10 @@ impl Compound<'_> {
         };
         page.buffer.as_mut_slice()[..HEAD_BYTES].copy_from_slice(&VERIFIER.0);
         match self.place()?.clone() {
-            Place::Pseudo(pseudo) => self.list_pseudo(&pseudo, args.cookie, page),
+            Place::Pseudo(pseudo) => self.list_pseudo(&pseudo, args.cookie, page).await,
             Place::Object(located) => {
                 page.object = Some(located.object.clone());
+                page.mounts = self.mounts_in(&located, wanted).await;
                 self.list_directory(&located, &args, page).await
             }
         }
@@ -109,7 +113,7 @@ impl Compound<'_> {
         Ok(listing.page.finish(listing.eof))
     }
 
-    fn list_pseudo(&self, pseudo: &Pseudo, cookie: u64, mut page: Page) -> Outcome<Listed> {
+    async fn list_pseudo(&self, pseudo: &Pseudo, cookie: u64, mut page: Page) -> Outcome<Listed> {
         let children = &pseudo.node().children;
         let done = usize::try_from(cookie.saturating_sub(COOKIE_MIN - 1)).unwrap_or(usize::MAX);
         let mut eof = true;
@@ -118,8 +122,7 @@ impl Compound<'_> {
             if !self.is_visible(&child) {
                 continue;
             }
-            // The attributes of an export's root are those that LOOKUP leads to, not known here.
-            let attributes = self.describe_pseudo(&child, page.wanted);
+            let attributes = self.describe_child(&child, page.wanted).await;
             let name = child.node().name.clone();
             if !page.put(place, name.as_bytes(), &attributes) {
                 eof = false;
@@ -131,6 +134,82 @@ impl Compound<'_> {
         }
         Ok(page.finish(eof))
     }
+
+    /// The exports that LOOKUP finds in a directory in place of its own entries: those that are named
+    /// one component below it, if it is an export's root.
+    async fn mounts_in(&self, directory: &Located, wanted: Bitmap) -> Arc<[Mount]> {
+        let pseudo = directory.is_root().then(|| self.pseudo_of(directory)).flatten();
+        let Some(pseudo) = pseudo else { return Arc::new([]) };
+        let mut mounts = Vec::new();
+        for child in &pseudo.node().children {
+            let child = pseudo.at(*child);
+            if child.node().export.is_some() {
+                let mut w = Writer::new();
+                self.describe_child(&child, wanted).await.encode(&mut w);
+                let name = child.node().name.clone();
+                mounts.push(Mount { name, attributes: Encoded(w.into_vec()) });
+            }
+        }
+        mounts.into()
+    }
+
+    /// The attributes of what LOOKUP finds at a place: the root of the export, or the directory above
+    /// others. The client sees by them where a file system begins.
+    async fn describe_child(&self, child: &Pseudo, wanted: Bitmap) -> Description<'a> {
+        let described = match self.place_at(child) {
+            Ok(Place::Object(_)) if wanted.difference(WITHOUT_ROOT).is_empty() => Err(NFS4_OK),
+            Ok(place) => self.describe_elsewhere(&place, wanted).await,
+            Err(refused) => Err(refused.status.code()),
+        };
+        described.unwrap_or_else(|status| {
+            Description::Pseudo(Box::new(without_object(child.node().id, status, wanted)))
+        })
+    }
+
+    /// No device waits for another, as between the operations of a COMPOUND.
+    async fn describe_elsewhere(
+        &self,
+        place: &Place,
+        wanted: Bitmap,
+    ) -> Result<Description<'a>, u32> {
+        let its = match place {
+            Place::Object(located) => self.request.service.elsewhere(&located.object),
+            Place::Pseudo(_) => None,
+        };
+        let described = match its {
+            Some(its) => Box::pin(its.run(self.describe(place, wanted, None))).await,
+            None => Box::pin(self.describe(place, wanted, None)).await,
+        };
+        described.map_err(|refused| refused.status.code())
+    }
+}
+
+/// An export in the place of a directory's entry.
+struct Mount {
+    name: String,
+    attributes: Encoded,
+}
+
+/// Attributes that are encoded already.
+struct Encoded(Vec<u8>);
+
+impl Encode for Encoded {
+    fn encode(&self, w: &mut Writer) {
+        w.array(&self.0);
+    }
+}
+
+/// The attributes of an entry whose object is not known: a status, which is not
+/// [`NFS4_OK`](proto::nfs4::NFS4_OK) if some of the object are wanted, and the number in the directory.
+fn without_object(fileid: u64, status: u32, wanted: Bitmap) -> Attributes<'static> {
+    let mut attributes = Attributes {
+        rdattr_error: Some(status),
+        fileid: Some(fileid),
+        mounted_on_fileid: Some(fileid),
+        ..Attributes::default()
+    };
+    attributes.keep(wanted);
+    attributes
 }
 
 fn send(results: &mut Results<'_>, buffer: Buffer, len: usize) -> Outcome<()> {
@@ -152,6 +231,8 @@ struct Page {
     minor_version: u32,
     /// The directory.
     object: Option<Object>,
+    /// The exports in the place of its entries.
+    mounts: Arc<[Mount]>,
     wanted: Bitmap,
     encoder: EntryEncoder,
     /// Holds what the encoder's limits let through, and the end of the list.
@@ -166,7 +247,10 @@ impl Page {
         if matches!(name, b"." | b"..") {
             return true;
         }
-        let service = Arc::clone(&self.service);
+        let (service, mounts) = (Arc::clone(&self.service), Arc::clone(&self.mounts));
+        if let Some(mount) = mounts.iter().find(|mount| mount.name.as_bytes() == name) {
+            return self.put(entry.cookie, name, &mount.attributes);
+        }
         match self.describe(&service, entry) {
             Some(described) => self.put(entry.cookie, name, &described),
             None => self.put(entry.cookie, name, &self.without_object(entry.fileid)),
@@ -178,14 +262,7 @@ impl Page {
     fn without_object(&self, fileid: u64) -> Attributes<'static> {
         let is_asked_for = !self.wanted.difference(WITHOUT_OBJECT).is_empty();
         let error = if is_asked_for { Status::Noent.code() } else { NFS4_OK };
-        let mut attributes = Attributes {
-            rdattr_error: Some(error),
-            fileid: Some(fileid),
-            mounted_on_fileid: Some(fileid),
-            ..Attributes::default()
-        };
-        attributes.keep(self.wanted);
-        attributes
+        without_object(fileid, error, self.wanted)
     }
 
     /// The attributes of an entry's object.

@@ -137,6 +137,69 @@ fn file_systems_differ_at_the_root_of_an_export() {
     assert_ne!(export.1, export.2, "the number below the mount is another");
 }
 
+type Identity = (Fsid, FileHandle, u64, u64);
+
+const IDENTITY: [u32; 4] =
+    [attribute::FSID, attribute::FILEHANDLE, attribute::FILEID, attribute::MOUNTED_ON_FILEID];
+
+fn identity(a: &Attributes<'_>) -> Identity {
+    (a.fsid.unwrap(), a.filehandle.unwrap(), a.fileid.unwrap(), a.mounted_on_fileid.unwrap())
+}
+
+/// The names in a directory with the attributes of the listing.
+fn listed(session: &mut Session, at: &Operations) -> Vec<(Vec<u8>, Identity)> {
+    let args = ReaddirArgs {
+        cookie: 0,
+        verifier: Verifier::default(),
+        dir_bytes: 0,
+        bytes_max: 8192,
+        wanted: Bitmap::of(&IDENTITY),
+    };
+    let mut results = session.ok(&at.clone().op(OperationCode::Readdir, &args));
+    results.skip(&at.codes());
+    let listed = results.next_with(OperationCode::Readdir, |r| {
+        let ok = ReaddirOk::decode(r).unwrap();
+        assert!(ok.eof);
+        let entry = |entry: Entry<'_>| (entry.name.to_vec(), identity(&entry.attributes));
+        ok.entries.iter().map(entry).collect()
+    });
+    listed.unwrap()
+}
+
+/// A client that gets attributes with the names of a directory must see where a file system begins.
+#[test]
+fn a_listing_shows_exports_as_lookup_finds_them() {
+    let nested = format!(
+        "{SEVERAL}\n[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"\n\
+         squash = \"none\"\n"
+    );
+    let fixture = Fixture::prepared(&nested, |dir| {
+        for name in ["two", "hidden", "export/inner", "export/other"] {
+            std::fs::create_dir(dir.join(name)).unwrap();
+        }
+    });
+    let mut session = Session::new(&fixture);
+    let root = Operations::new().root();
+    let srv = root.clone().lookup(b"srv");
+    let one = srv.clone().lookup(b"one");
+    let mut all = Vec::new();
+    for at in [root, srv.clone(), srv.lookup(b"deep"), one] {
+        for (name, shown) in listed(&mut session, &at) {
+            let call = at.clone().lookup(&name);
+            let codes = call.codes();
+            let mut results = session.ok(&call.getfh().getattr(&IDENTITY));
+            let handle = results.skip(&codes).handle();
+            let found = results
+                .next_with(OperationCode::Getattr, |r| identity(&Attributes::decode(r).unwrap()));
+            let name = String::from_utf8(name).unwrap();
+            assert_eq!((shown, shown.1), (found.unwrap(), handle), "{name}");
+            all.push(name);
+        }
+    }
+    all.sort();
+    assert_eq!(all, ["deep", "inner", "one", "other", "srv", "two"]);
+}
+
 /// In version 4 a client would keep what it has open, whatever owner and mode are by then.
 #[test]
 fn a_data_server_is_not_served_over_version_4() {
