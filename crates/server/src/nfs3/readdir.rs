@@ -18,7 +18,7 @@ use crate::fs::Status;
 use crate::request::Request;
 use crate::service::Service;
 use crate::trace::Event;
-use crate::vfs::{DirectoryEntry, Listing};
+use crate::vfs::{DirectoryEntry, Listing, Pushed};
 
 /// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
 /// fits all. A client that presents an older one must not be sent back to the start.
@@ -118,7 +118,7 @@ struct ReplyPage {
 }
 
 impl ReplyPage {
-    fn push(&mut self, entry: &DirectoryEntry<'_>) -> bool {
+    fn push(&mut self, entry: &DirectoryEntry<'_>) -> Pushed {
         let DirectoryEntry { fileid, cookie, .. } = *entry;
         let name = entry.name.to_bytes();
         let encoded = match self.kind {
@@ -135,11 +135,11 @@ impl ReplyPage {
                 })
             }
         };
-        let Some(encoded) = encoded else { return false };
+        let Some(encoded) = encoded else { return Pushed::Full };
         self.buffer.as_mut_slice()[self.filled..][..encoded.len()].copy_from_slice(encoded);
         self.filled += encoded.len();
         self.names += 1;
-        true
+        Pushed::Taken
     }
 
     /// Ends the list. A client may ask for much more than there is, so what is not needed goes back

@@ -22,7 +22,7 @@ use crate::export::Object;
 use crate::fs;
 use crate::service::Service;
 use crate::trace::Event;
-use crate::vfs::DirectoryEntry;
+use crate::vfs::{DirectoryEntry, Pushed};
 
 /// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
 /// fits all.
@@ -124,7 +124,7 @@ impl<'a> Compound<'a> {
             }
             let attributes = self.describe_child(&child, page.wanted).await;
             let name = child.node().name.clone();
-            if !page.put(place, name.as_bytes(), &attributes) {
+            if page.put(place, name.as_bytes(), &attributes) == Pushed::Full {
                 eof = false;
                 break;
             }
@@ -242,10 +242,10 @@ struct Page {
 }
 
 impl Page {
-    fn push(&mut self, entry: &DirectoryEntry<'_>) -> bool {
+    fn push(&mut self, entry: &DirectoryEntry<'_>) -> Pushed {
         let name = entry.name.to_bytes();
         if matches!(name, b"." | b"..") {
-            return true;
+            return Pushed::Skipped;
         }
         let (service, mounts) = (Arc::clone(&self.service), Arc::clone(&self.mounts));
         if let Some(mount) = mounts.iter().find(|mount| mount.name.as_bytes() == name) {
@@ -290,12 +290,14 @@ impl Page {
         })
     }
 
-    fn put(&mut self, cookie: u64, name: &[u8], attributes: &impl Encode) -> bool {
-        let Some(encoded) = self.encoder.encode(cookie, name, attributes) else { return false };
+    fn put(&mut self, cookie: u64, name: &[u8], attributes: &impl Encode) -> Pushed {
+        let Some(encoded) = self.encoder.encode(cookie, name, attributes) else {
+            return Pushed::Full;
+        };
         self.buffer.as_mut_slice()[self.filled..][..encoded.len()].copy_from_slice(encoded);
         self.filled += encoded.len();
         self.names += 1;
-        true
+        Pushed::Taken
     }
 
     fn finish(mut self, eof: bool) -> Listed {

@@ -32,9 +32,19 @@ pub(crate) struct DirectoryEntry<'a> {
     pub(crate) object: Option<Found>,
 }
 
-/// Takes an entry of a listing, on the thread that lists, and returns `false` where there is no room
-/// for it: the listing ends then, and the next call begins with that entry.
-pub(crate) type Push<P> = fn(&mut P, &DirectoryEntry<'_>) -> bool;
+/// Takes an entry of a listing, on the thread that lists.
+pub(crate) type Push<P> = fn(&mut P, &DirectoryEntry<'_>) -> Pushed;
+
+/// What became of an entry of a listing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// The reply has it.
+    Taken,
+    /// The version has no such entry.
+    Skipped,
+    /// There is no room for it: the listing ends, and the next call begins with that entry.
+    Full,
+}
 
 /// A part of a directory.
 pub(crate) struct Listing<P> {
@@ -137,19 +147,22 @@ fn list_from(
     directory: &Inode,
     stream: &mut DirectoryStream,
     known: Option<&HandleCache>,
-    mut push: impl FnMut(&DirectoryEntry<'_>) -> bool,
+    mut push: impl FnMut(&DirectoryEntry<'_>) -> Pushed,
 ) -> Result<bool, Status> {
     let began = Instant::now();
     let mut is_empty = true;
     while let Some((next, fd)) = stream.peek()? {
         let (fileid, object) = describe(directory, fd, next, known);
         let entry = DirectoryEntry { fileid, name: next.name, cookie: next.cookie, object };
-        if !push(&entry) {
-            return if is_empty { Err(Status::TooSmall) } else { Ok(false) };
+        match push(&entry) {
+            Pushed::Full if is_empty => return Err(Status::TooSmall),
+            Pushed::Full => return Ok(false),
+            Pushed::Taken => is_empty = false,
+            Pushed::Skipped => {}
         }
         stream.advance();
-        is_empty = false;
-        if began.elapsed() > CALL_TIME_MAX {
+        // A reply without an entry would have no cookie to continue at.
+        if !is_empty && began.elapsed() > CALL_TIME_MAX {
             directory.root().counters.add(Counter::ReaddirsCutShort, 1);
             return Ok(false);
         }

@@ -318,6 +318,39 @@ fn names_are_made_moved_and_removed() {
     }
 }
 
+/// The status of a listing from its start, which has no names, and whether it ends there.
+fn list_nothing(session: &mut Session, dir: FileHandle, bytes_max: u32) -> Reply<bool> {
+    let args = ReaddirArgs {
+        cookie: 0,
+        verifier: Verifier::default(),
+        dir_bytes: 0,
+        bytes_max,
+        wanted: Bitmap::EMPTY,
+    };
+    let mut results = session.call(&Operations::new().at(dir).op(OperationCode::Readdir, &args));
+    results.skip(&[OperationCode::Putfh]).next_with(OperationCode::Readdir, |r| {
+        let ok = ReaddirOk::decode(r).unwrap();
+        assert_eq!(ok.entries.iter().count(), 0);
+        ok.eof
+    })
+}
+
+#[test]
+fn a_listing_without_room_for_a_name_is_too_small() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    // `.` and `..`, which version 4 does not list, may come first or last.
+    assert_eq!(list_nothing(&mut session, export, 128), Ok(true));
+    for first in b'a'..=b'h' {
+        let name = char::from(first).to_string().repeat(200);
+        std::fs::write(fixture.exported(&name), b"").unwrap();
+        let listed = list_nothing(&mut session, export, 128);
+        assert_eq!(listed, Err(Status::Toosmall), "{name}");
+        std::fs::remove_file(fixture.exported(&name)).unwrap();
+    }
+}
+
 /// Bytes that are encoded already.
 struct Encoded(Vec<u8>);
 
