@@ -3,7 +3,9 @@
 use std::hash::Hasher;
 
 use io::WriteData;
-use proto::nfs4::{CompoundHead, CompoundResult, NFS4_OK, OperationCode, Status, next_operation};
+use proto::nfs4::{
+    Bitmap, CompoundHead, CompoundResult, NFS4_OK, OperationCode, Status, next_operation,
+};
 use proto::xdr::{Decode, Encode, Reader, Writer};
 use rustc_hash::FxHasher;
 
@@ -221,7 +223,12 @@ impl<'a> Compound<'a> {
 
     /// Appends the result of an operation that was refused.
     pub(super) fn refuse(&mut self, operation: OperationCode, refused: Refused) -> Status {
-        self.put::<()>(operation, Err(refused)).err().unwrap_or(refused.status)
+        let status = self.put::<()>(operation, Err(refused)).err().unwrap_or(refused.status);
+        // The attributes set: of all results, this one alone has a body behind every status.
+        if operation == OperationCode::Setattr {
+            Bitmap::EMPTY.encode(self.results.writer());
+        }
+        status
     }
 
     /// Appends the result of an operation, and notes a fault of the system.

@@ -5,7 +5,7 @@ use proto::xdr::{Decode, Encode, Reader, Writer};
 
 use spillway_server::counters::Counter;
 
-use super::client::{ALL_VERSIONS, Operations, Results, Session};
+use super::client::{ALL_VERSIONS, Operations, Results, Session, compound};
 use crate::fixture::{Fixture, Mounted};
 
 fn read_data(results: &mut Results) -> Reply<(bool, Vec<u8>)> {
@@ -254,6 +254,24 @@ fn only_attributes_that_exist_can_be_set() {
         assert_eq!(results.next::<()>(OperationCode::Setattr), Err(status), "attribute {bit}");
         assert_eq!(results.rest(), [0; 4], "no attribute was set");
     }
+}
+
+/// `SETATTR4res` is no union: `attrsset` follows every status.
+#[test]
+fn a_setattr_that_is_refused_before_it_begins_has_set_nothing() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let attributes = RawAttributes { bitmap: Bitmap::EMPTY, values: &[] };
+    let args = SetattrArgs { stateid: Stateid::ANONYMOUS, attributes };
+    let setattr = Operations::new().op(OperationCode::Setattr, &args);
+    let mut results = compound(&mut session.client, 1, &setattr);
+    let status = results.next::<()>(OperationCode::Setattr);
+    assert_eq!((status, results.rest()), (Err(Status::OpNotInSession), &[0; 4][..]));
+
+    let cut_off = Operations::new().root().op(OperationCode::Setattr, &Encoded(vec![0; 8]));
+    let mut results = session.call(&cut_off);
+    let status = results.skip(&[OperationCode::Putrootfh]).next::<()>(OperationCode::Setattr);
+    assert_eq!((status, results.rest()), (Err(Status::Badxdr), &[0; 4][..]));
 }
 
 #[test]
