@@ -107,36 +107,34 @@ impl Compound<'_> {
         let outcome = self.read_target().await;
         self.put_with(OperationCode::Readlink, outcome, |(target, buffer), results| {
             match buffer {
-                Some(buffer) if results.data_room()?.1 => {
+                Some(buffer) => {
                     let len = u32::try_from(target.len()).expect("a target is short");
                     results.writer().u32(len);
                     results.set_payload(Payload::copied(buffer, &target));
                 }
-                _ => {
-                    let (room, _) = results.data_room()?;
-                    if target.len() > room {
-                        return Err(results.too_big().into());
-                    }
-                    results.put_inline(&target);
-                }
+                None => results.put_inline(&target),
             }
             Ok(())
         })
     }
 
-    /// The target of the current link, and memory of the budget for a long one.
+    /// The target of the current link, and memory of the budget for a long one that is not part of the
+    /// head.
     async fn read_target(&self) -> Outcome<(Vec<u8>, Option<Buffer>)> {
         let located = self.object_or(Status::WrongType)?;
-        self.results.data_room()?;
+        let room = self.results.data_room()?;
         let vfs = &self.request.service.vfs;
-        let target = vfs.readlink(&located.object).await.result.map_err(wrong_type)?;
-        if target.len() <= SHORT_TARGET_BYTES_MAX {
-            return Ok((target, None));
+        let mut target = vfs.readlink(&located.object).await.result.map_err(wrong_type)?;
+        let mut buffer = None;
+        if target.len() > SHORT_TARGET_BYTES_MAX && self.results.sends_payload() {
+            // Read again once there is memory to keep it in: what waits for memory holds none.
+            drop(target);
+            buffer = self.request.service.take_buffer(LONG_TARGET_BYTES).await.ok();
+            target = vfs.readlink(&located.object).await.result.map_err(wrong_type)?;
         }
-        // Read again once there is memory to keep it in: what waits for memory holds none.
-        drop(target);
-        let buffer = self.request.service.take_buffer(LONG_TARGET_BYTES).await.ok();
-        let target = vfs.readlink(&located.object).await.result.map_err(wrong_type)?;
+        if buffer.is_none() && target.len() > room {
+            return Err(self.results.too_big().into());
+        }
         Ok((target, buffer))
     }
 

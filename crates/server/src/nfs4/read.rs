@@ -20,9 +20,8 @@ impl Compound<'_> {
         self.put_with(OperationCode::Read, outcome, |done, results| {
             let len = u32::try_from(done.count()).expect("at most what was asked for");
             results.writer().bool(done.eof);
-            let (_, as_payload) = results.data_room()?;
             match done.data {
-                Some(data) if as_payload => {
+                Some(data) if results.sends_payload() => {
                     results.writer().u32(len);
                     results.set_payload(data);
                 }
@@ -42,7 +41,7 @@ impl Compound<'_> {
         located.object.policy.splice &= self.is_last();
         let ReadArgs { stateid, offset, count } = args;
         let (caller, held) = self.check_io(&located, &stateid, ShareAccess::Read).await?;
-        let (room, _) = self.results.data_room()?;
+        let room = self.results.data_room()?;
         let count = count.min(u32::try_from(room).unwrap_or(u32::MAX));
         let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
         self.trace(Event::ReadStart, call, (offset, count), None);

@@ -50,7 +50,8 @@ impl<'a> Compound<'a> {
             Err(refused) => Err(refused),
         };
         self.put_with(OperationCode::Readdir, outcome, |Listed(buffer, len), results| {
-            send(results, buffer, len)
+            send(results, buffer, len);
+            Ok(())
         })
     }
 
@@ -62,11 +63,14 @@ impl<'a> Compound<'a> {
             return Err(Status::BadCookie.into());
         }
         let service = self.request.service;
-        let (room, _) = self.results.data_room()?;
+        let room = self.results.data_room()?;
         let wanted_bytes = args.bytes_max.min(service.memory.listing_bytes_max);
-        let bytes = room.min(usize::try_from(wanted_bytes).unwrap_or(usize::MAX));
+        let wanted_bytes = usize::try_from(wanted_bytes).unwrap_or(usize::MAX);
+        let bytes = room.min(wanted_bytes);
+        // A client that reads this asks for more bytes, which help if it has asked for too few.
+        let too_small = if room < wanted_bytes { self.results.too_big() } else { Status::Toosmall };
         if bytes < LISTING_BYTES_MIN {
-            return Err(Status::Toosmall.into());
+            return Err(too_small.into());
         }
         let buffer = service.take_buffer(bytes).await.map_err(|_| Status::Delay)?;
         let bytes_max = u32::try_from(bytes).expect("at most what was asked for");
@@ -83,14 +87,18 @@ impl<'a> Compound<'a> {
             names: 0,
         };
         page.buffer.as_mut_slice()[..HEAD_BYTES].copy_from_slice(&VERIFIER.0);
-        match self.place()?.clone() {
+        let listed = match self.place()?.clone() {
             Place::Pseudo(pseudo) => self.list_pseudo(&pseudo, args.cookie, page).await,
             Place::Object(located) => {
                 page.object = Some(located.object.clone());
                 page.mounts = self.mounts_in(&located, wanted).await;
                 self.list_directory(&located, &args, page).await
             }
-        }
+        };
+        listed.map_err(|refused| match refused.status {
+            Status::Toosmall => too_small.into(),
+            _ => refused,
+        })
     }
 
     async fn list_directory(
@@ -212,17 +220,13 @@ fn without_object(fileid: u64, status: u32, wanted: Bitmap) -> Attributes<'stati
     attributes
 }
 
-fn send(results: &mut Results<'_>, buffer: Buffer, len: usize) -> Outcome<()> {
-    let (room, as_payload) = results.data_room()?;
-    if as_payload {
+fn send(results: &mut Results<'_>, buffer: Buffer, len: usize) {
+    if results.sends_payload() {
         results.set_payload(Payload::new(buffer.trimmed(len), 0, len));
-    } else if len <= room {
+    } else {
         results.writer().array(&buffer.as_slice()[..len]);
         results.note_inline(len);
-    } else {
-        return Err(results.too_big().into());
     }
-    Ok(())
 }
 
 /// The encoded entries of a reply.

@@ -84,16 +84,21 @@ impl<'a> Results<'a> {
     }
 
     /// The bytes of data that an operation may return: in a payload, or in memory if the reply is to
-    /// be kept.
+    /// be kept. To be called before its result is begun, and not again for that result, of which a
+    /// part takes room by then.
     ///
     /// # Errors
     /// There is no room, or memory is held already: see [`Self::check_holds_none`].
-    pub(super) fn data_room(&self) -> Outcome<(usize, bool)> {
+    pub(super) fn data_room(&self) -> Outcome<usize> {
         self.check_holds_none()?;
-        let as_payload = !self.is_cached;
         let room = self.room().saturating_sub(RESULT_BYTES_MAX);
-        let room = if as_payload { room } else { room.min(self.inline_left) };
-        if room == 0 { Err(self.too_big().into()) } else { Ok((room, as_payload)) }
+        let room = if self.sends_payload() { room } else { room.min(self.inline_left) };
+        if room == 0 { Err(self.too_big().into()) } else { Ok(room) }
+    }
+
+    /// Whether data that an operation returns is sent as a payload.
+    pub(super) fn sends_payload(&self) -> bool {
+        !self.is_cached
     }
 
     /// The bytes of data that an operation may return in memory.

@@ -27,7 +27,7 @@ impl Compound<'_> {
         self.put_with(OperationCode::Getxattr, outcome, |value, results| {
             match value {
                 None => results.writer().u32(0),
-                Some((buffer, len)) if results.data_room()?.1 => {
+                Some((buffer, len)) if results.sends_payload() => {
                     results.writer().u32(u32::try_from(len).expect("at most 64 KiB"));
                     results.set_payload(Payload::new(buffer.trimmed(len), 0, len));
                 }
@@ -41,7 +41,7 @@ impl Compound<'_> {
     async fn read_value(&self, name: &[u8]) -> Outcome<Option<(io::Buffer, usize)>> {
         check_name(name)?;
         let Located { caller, object } = &self.object_or(Status::Noxattr)?;
-        let (room, _) = self.results.data_room()?;
+        let room = self.results.data_room()?;
         let bytes_max = room.min(XATTR_BYTES_MAX);
         let service = self.request.service;
         let buffer = service.take_buffer(XATTR_BYTES_MAX).await.map_err(|_| Status::Delay)?;

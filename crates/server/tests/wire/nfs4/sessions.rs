@@ -239,6 +239,47 @@ fn a_reply_that_must_be_kept_and_cannot_be_is_refused() {
     assert!(len.unwrap() < 2048, "{len:?}");
 }
 
+/// A client goes on where the page before ended: it would ask for a page that fails for ever.
+#[test]
+fn a_listing_that_is_kept_goes_on_to_its_end() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    session.cache_this = true;
+    for len in 1..=40 {
+        let dir = fixture.exported(&len.to_string());
+        std::fs::create_dir(&dir).unwrap();
+        let mut wanted: Vec<_> = (0..90).map(|number| format!("{number:x>len$}")).collect();
+        for name in &wanted {
+            std::fs::write(dir.join(name), b"").unwrap();
+        }
+        let (mut listed, mut cookie) = (Vec::new(), Some(0));
+        while let Some(next) = cookie {
+            let args = ReaddirArgs {
+                cookie: next,
+                verifier: Verifier::default(),
+                dir_bytes: 0,
+                bytes_max: 8192,
+                wanted: Bitmap::EMPTY,
+            };
+            let call = Operations::new().at(export).lookup(len.to_string().as_bytes());
+            let mut results = session.call(&call.op(OperationCode::Readdir, &args));
+            results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
+            let page = results.next_with(OperationCode::Readdir, |r| {
+                let ok = ReaddirOk::decode(r).unwrap();
+                let name = |entry: Entry<'_>| String::from_utf8(entry.name.to_vec()).unwrap();
+                listed.extend(ok.entries.iter().map(name));
+                let last = ok.entries.iter().last().map(|entry| entry.cookie);
+                if ok.eof { None } else { last }
+            });
+            cookie = page.unwrap_or_else(|status| panic!("{len}: {status:?} at {next}"));
+        }
+        listed.sort();
+        wanted.sort();
+        assert_eq!(listed, wanted);
+    }
+}
+
 #[test]
 fn a_session_is_asked_to_use_fewer_slots_while_there_are_many() {
     let fixture = Fixture::with(ALL_VERSIONS);
