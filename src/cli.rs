@@ -128,7 +128,7 @@ pub(crate) struct ServeOptions {
     metrics: Option<ListenAddress>,
 
     /// Directory of the key that signs file handles [default: /var/lib/spillway for root, else
-    /// ~/.local/state/spillway]
+    /// $XDG_STATE_HOME/spillway or ~/.local/state/spillway]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 

@@ -13,7 +13,7 @@ use crate::flight_record;
 /// Show the last calls of a running server, and those in progress
 ///
 /// The server records every call, whether or not anything is traced or logged: the last 512 of each
-/// network thread, with client, procedure, object, range, I/O, status, the time that it waited for
+/// network thread, of at most eight, with client, procedure, object, range, I/O, status, the time that it waited for
 /// a thread, and its total time. The oldest come first.
 ///
 /// When a thread of the server panics, it writes the same to the file requests-at-panic.txt in its

@@ -55,6 +55,17 @@ fn relative_links_lead_somewhere() {
 }
 
 #[test]
+fn each_subject_of_the_system_tests_is_in_the_table() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).expect("it exists");
+    let (run, document) = (read("tests/system/run"), read("docs/testing.md"));
+    let subjects = run.split("SUBJECTS = [").nth(1).and_then(|rest| rest.split(']').next());
+    let subjects = subjects.expect("it lists its subjects").split('"').skip(1).step_by(2);
+    let missing = subjects.filter(|name| !document.contains(&format!("\n| `{name}` | ")));
+    let violations: Vec<_> = missing.map(str::to_owned).collect();
+    assert_none("docs/testing.md describes each subject", &violations);
+}
+
+#[test]
 fn paths_of_the_repository_exist() {
     const ROOMS: [&str; 8] =
         ["crates/", "src/", "tests/", "bench/", "docs/", "fuzz/", "examples/", "contrib/"];

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::random::random_u64;
 
-/// The write verifier of one export (RFC 1813 §3.3.7, `writeverf3`).
+/// The write verifier of one file system (RFC 1813 §3.3.7, `writeverf3`).
 ///
 /// It is random at start, so that it differs after every restart, and renewed when a flush fails:
 /// either way a client that compares it at COMMIT sends its unstable data again.
