@@ -65,7 +65,6 @@ pub(super) fn run(options: &Options) -> Result<Done, Failure> {
     if options.events.is_empty() {
         return Ok(Done::Printed(print(&if options.target.json { list_json()? } else { list() })));
     }
-    let microseconds = options.min_latency.unwrap_or_default().as_micros();
     let events = options.events.iter().flat_map(|word| word.split(',')).map(str::to_owned);
     let request = TraceRequest {
         events: events.collect(),
@@ -73,7 +72,7 @@ pub(super) fn run(options: &Options) -> Result<Done, Failure> {
         export: options.export.clone(),
         file: options.file.as_deref().map(on_server),
         xid: options.xid,
-        latency_min_us: u64::try_from(microseconds).unwrap_or(u64::MAX),
+        latency_min_us: options.min_latency.map(microseconds),
     };
     let mut lines = follow(&options.target.find()?, request)?;
     let (mut out, mut line) = (stdout::lock(), String::new());
@@ -88,6 +87,10 @@ pub(super) fn run(options: &Options) -> Result<Done, Failure> {
             return Ok(Done::Printed(Err(error)));
         }
     }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A path as the server has it, if it is one.

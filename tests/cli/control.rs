@@ -1,7 +1,7 @@
 //! The control socket and its commands, against servers that run.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -430,6 +430,26 @@ fn hostile_peers_of_the_control_socket_delay_no_command() {
         std::thread::sleep(Duration::from_millis(100));
     }
     drop(silent);
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn each_filter_of_a_trace_may_be_null() {
+    let place = Place::new();
+    make_file(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let stream = UnixStream::connect(place.path("state/spillway.sock")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = r#"{"version":1,"command":"trace","events":["read_done"],"client":null,
+        "export":null,"file":null,"xid":null,"latency_min_us":null}"#;
+    (&stream).write_all(request.replace('\n', "").as_bytes()).unwrap();
+    (&stream).write_all(b"\n").unwrap();
+    let mut lines = BufReader::new(&stream).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), r#"{"version":1,"result":null}"#);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/data", "file");
+    read_once(&mut client, file);
+    assert!(lines.next().unwrap().contains(r#""event":"read_done""#));
     running.stop(Signal::TERM);
 }
 

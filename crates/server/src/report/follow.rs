@@ -31,8 +31,7 @@ pub struct TraceRequest {
     /// The transaction id.
     pub xid: Option<u32>,
     /// The least time from a call's last byte to its reply, in microseconds.
-    #[serde(default)]
-    pub latency_min_us: u64,
+    pub latency_min_us: Option<u64>,
 }
 
 /// An event that has happened.
@@ -140,7 +139,7 @@ impl Monitor {
             export_id: request.export.as_deref().map(|name| self.export_id(name)).transpose()?,
             fh_hash: request.file.as_deref().map(|file| self.hash_of(file)).transpose()?,
             xid: request.xid,
-            latency_min: Duration::from_micros(request.latency_min_us),
+            latency_min: request.latency_min_us.map(Duration::from_micros).unwrap_or_default(),
         };
         let follower = self.service.tracer.follow(events, filter);
         let follower = follower.ok_or_else(|| {
