@@ -42,13 +42,20 @@ pub(crate) enum Command {
     Requests(requests::Options),
 }
 
-/// Which server is meant, and how to show what it answers.
+/// Which server is meant.
 #[derive(Args)]
-struct Target {
+struct Server {
     /// The server, where several run: its state directory, control socket, configuration file or
     /// process id [default: the only one that runs as this user]
     #[arg(long, value_name = "SERVER")]
     socket: Option<String>,
+}
+
+/// Which server is meant, and how to show what it answers.
+#[derive(Args)]
+struct Target {
+    #[command(flatten)]
+    server: Server,
 
     /// Print JSON instead of text
     #[arg(long)]
@@ -68,9 +75,15 @@ enum Done {
     Misused(&'static str, &'static str),
 }
 
-impl Target {
+impl Server {
     fn find(&self) -> Result<PathBuf, Failure> {
         Ok(discovery::find(self.socket.as_deref())?)
+    }
+}
+
+impl Target {
+    fn find(&self) -> Result<PathBuf, Failure> {
+        self.server.find()
     }
 
     /// Finds the server, and asks it.

@@ -12,7 +12,7 @@ use clap::Args;
 use server::report::Sample;
 use tokio::runtime;
 
-use super::{Done, Failure, Target};
+use super::{Done, Failure, Server};
 use crate::announce::print;
 use crate::control::Command;
 use crate::control::client::ask;
@@ -25,7 +25,7 @@ use screen::{Screen, Wake};
 /// Shows the work of a server, refreshed in place: the exports with their rates, mean latency, I/O
 /// modes and the reasons for the choices of `auto`; the busiest clients; memory, the write-behind
 /// window and the devices below. `q` ends it. Where standard output is no terminal, each view is
-/// printed as plain lines.
+/// printed as plain lines. Programs read `spillway nfsstat INTERVAL --json` instead.
 ///
 /// Latency is the mean from a call's last byte to its result; `ms` shows the mean of each phase of
 /// the work, of the whole server, by export and by client. A `-` is a phase that did not occur. Calls
@@ -45,15 +45,11 @@ pub(crate) struct Options {
     count: Option<u32>,
 
     #[command(flatten)]
-    target: Target,
+    server: Server,
 }
 
 pub(super) fn run(options: &Options) -> Result<Done, Failure> {
-    if options.target.json {
-        let sentence = "top has no --json: use `spillway nfsstat INTERVAL --json`";
-        return Ok(Done::Misused("spillway top", sentence));
-    }
-    let socket = options.target.find()?;
+    let socket = options.server.find()?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(watch(options, &socket));
     // The thread that waits for a key is not waited for.
