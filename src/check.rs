@@ -53,6 +53,9 @@ fn switched(config: &Config) -> String {
     if !config.splice() {
         text += ", no splice";
     }
+    if !config.delegations() {
+        text += ", no delegations";
+    }
     if !config.trace().is_empty() {
         text += &format!(", tracing {}", config.trace());
     }

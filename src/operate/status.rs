@@ -93,8 +93,10 @@ fn facts(status: &Status) -> Vec<Vec<String>> {
 
 fn nfs4_text(nfs4: &Nfs4Status) -> String {
     let grace = if nfs4.is_in_grace { ", grace period" } else { "" };
+    let delegations = nfs4.delegations.map(|count| counted(count, "delegation"));
+    let delegations = delegations.unwrap_or_else(|| "delegations off".to_owned());
     format!(
-        "{}, {}, {}, {}, {} waiting, lease {}{grace}",
+        "{}, {}, {}, {}, {} waiting, {delegations}, lease {}{grace}",
         counted(nfs4.clients, "client"),
         counted(nfs4.sessions, "session"),
         counted(nfs4.opens, "open"),

@@ -153,7 +153,7 @@ fn check_prints_what_a_good_file_means() {
     let output = place.check(
         "listen = [\"0.0.0.0:2049\", \"[::]:2049\"]\nstate_dir = \"$DIR/state\"\n\
          window = \"8MiB\"\nread_ahead = false\ntrace = [\"read_done\", \"read_start\"]\n\
-         nfs_versions = [\"3\", \"4.2\"]\nportmap = true\nmetrics = \"127.0.0.1:9100\"\n\
+         delegations = false\nnfs_versions = [\"3\", \"4.2\"]\nportmap = true\nmetrics = \"127.0.0.1:9100\"\n\
          [[export]]\npath = \"$DIR/a\"\nname = \"/a\"\nid = 7\nio_cache_read = \"direct\"\n\
          [[export.client]]\nhosts = [\"10.0.0.0/8\", \"localhost\"]\nsquash = \"all\"\n\
          [[export.client]]\nhosts = [\"*\"]\nread_only = true\nsecure_ports = true\n\
@@ -162,7 +162,8 @@ fn check_prints_what_a_good_file_means() {
     );
     let expected = format!(
         "valid: 2 exports on 0.0.0.0:2049 and [::]:2049, 512MiB of memory, a window of 8MiB, \
-         transfers up to 1MiB, no read-ahead, tracing read_start,read_done\n\
+         transfers up to 1MiB, no read-ahead, no delegations, \
+         tracing read_start,read_done\n\
          NFS 3,4.2, state in {}, the portmapper protocol, metrics on 127.0.0.1:9100\n\
          /a from {}, sync, reads direct, writes auto, id 7\n    \
          10.0.0.0/8 localhost: read-write, all squashed to 65534:65534\n    \

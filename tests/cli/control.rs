@@ -56,6 +56,7 @@ fn status_shows_settings_and_use() {
         format!("process {pid}, up "),
         format!("listening on     {}, NFS version 3, 4.1, 4.2\n", running.address),
         "read-ahead on, splice on".to_owned(),
+        "delegations".to_owned(),
         "of 512MiB".to_owned(),
         format!("/data   auto   auto    yes   {}", place.text("a")),
     ] {
@@ -457,6 +458,6 @@ fn help_describes_each_command() {
     for command in ["status", "set", "clients", "reload", "drop-client", "nfsstat", "top"] {
         let help = succeeded(spillway().args([command, "--help"]).output().unwrap());
         assert!(help.contains("Exit status: 0") && help.contains("--socket <SERVER>"), "{help}");
-    }
         assert_eq!(help.contains("\n      --json\n"), command != "top", "{help}");
+    }
 }

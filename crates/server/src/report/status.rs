@@ -119,6 +119,8 @@ pub struct Nfs4Status {
     pub locks: u64,
     /// Requests for locks that wait.
     pub waiting_locks: u64,
+    /// Read delegations that clients hold; `None` if none are given.
+    pub delegations: Option<u64>,
 }
 
 type Figures = BTreeMap<Figure, u64>;
@@ -212,5 +214,6 @@ fn nfs4(service: &Service, figures: &Figures) -> Nfs4Status {
         opens: figures[&Figure::Nfs4Opens],
         locks: figures[&Figure::Nfs4Locks],
         waiting_locks: figures[&Figure::Nfs4WaitingLocks],
+        delegations: service.leases.is_some().then(|| figures[&Figure::Nfs4Delegations]),
     }
 }
