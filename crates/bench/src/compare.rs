@@ -76,19 +76,13 @@ impl Contrast {
     /// Whether the second is better or worse than the first.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        match self.comparison.evidence {
-            Evidence::TooFewRounds => Verdict::TooFewRounds,
-            Evidence::Unclear => Verdict::NoDifference,
-            Evidence::Different => {
-                let higher = match self.comparison.ratio {
-                    Some(ratio) => ratio > 1.0,
-                    // Differences were compared, so the means lie apart.
-                    None => self.other.median > self.base.median,
-                };
-                let better = higher == (self.figure.better() == Better::Higher);
-                if better { Verdict::Better } else { Verdict::Worse }
-            }
-        }
+        let improves = match self.comparison.evidence {
+            Evidence::TooFewRounds => return Verdict::TooFewRounds,
+            Evidence::Unclear => return Verdict::NoDifference,
+            Evidence::Higher => self.figure.better() == Better::Higher,
+            Evidence::Lower => self.figure.better() == Better::Lower,
+        };
+        if improves { Verdict::Better } else { Verdict::Worse }
     }
 
     /// The verdict in a word that suits the figure.

@@ -58,15 +58,17 @@ impl Summary {
     }
 }
 
-/// Whether two sets of rounds differ.
+/// Whether two sets of rounds differ, and which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// One of them has fewer than [`ROUNDS_MIN`] rounds.
     TooFewRounds,
     /// The interval has "no difference" in it.
     Unclear,
-    /// It has not.
-    Different,
+    /// The second is higher: all of the interval is above "no difference".
+    Higher,
+    /// The second is lower.
+    Lower,
 }
 
 /// One set of rounds by another.
@@ -115,7 +117,8 @@ impl Comparison {
         let bounds = estimate.interval();
         let evidence = match bounds {
             _ if rounds.0.min(rounds.1) < ROUNDS_MIN => Evidence::TooFewRounds,
-            Some((low, high)) if low > 0.0 || high < 0.0 => Evidence::Different,
+            Some((low, _)) if low > 0.0 => Evidence::Higher,
+            Some((_, high)) if high < 0.0 => Evidence::Lower,
             Some(_) | None => Evidence::Unclear,
         };
         Some(Self {
@@ -336,7 +339,7 @@ mod tests {
         let (slow, quick) = ([100.0, 200.0, 400.0], [110.0, 222.0, 436.0]);
         let one = Comparison::of(&rounds("r", &slow), &rounds("r", &quick)).expect("values");
         assert!(one.paired);
-        assert_eq!(one.evidence, Evidence::Different);
+        assert_eq!(one.evidence, Evidence::Higher);
         near(one.ratio.expect("positive"), (1.1_f64 * 1.11 * 1.09).cbrt(), 1e-12);
         let apart = Comparison::of(&rounds("r", &slow), &rounds("s", &quick)).expect("values");
         assert!(!apart.paired);
@@ -362,10 +365,10 @@ mod tests {
         };
         assert_eq!(of(&[5.0; 3], &[5.0; 3]).evidence, Evidence::Unclear);
         assert_eq!(of(&[0.1, 0.1, 0.1], &[0.1; 4]).evidence, Evidence::Unclear);
-        assert_eq!(of(&[5.0; 3], &[6.0; 3]).evidence, Evidence::Different);
+        assert_eq!(of(&[5.0; 3], &[6.0; 3]).evidence, Evidence::Higher);
         assert_eq!(of(&[0.0; 3], &[0.0; 3]).evidence, Evidence::Unclear);
         let none = of(&[0.0; 3], &[900.0, 890.0, 910.0]);
-        assert_eq!((none.ratio, none.evidence), (None, Evidence::Different));
+        assert_eq!((none.ratio, none.evidence), (None, Evidence::Higher));
         assert_eq!(of(&[0.0; 3], &[0.0, 0.0, 900.0]).evidence, Evidence::Unclear);
     }
 
@@ -390,7 +393,12 @@ mod tests {
             let back = Comparison::of(&rounds(other_run, &b), &rounds("r", &a)).expect("values");
             let product = there.ratio.expect("positive") * back.ratio.expect("positive");
             prop_assert!((product - 1.0).abs() < 1e-9);
-            prop_assert_eq!(there.evidence, back.evidence);
+            let turned = match there.evidence {
+                Evidence::Higher => Evidence::Lower,
+                Evidence::Lower => Evidence::Higher,
+                same => same,
+            };
+            prop_assert_eq!(turned, back.evidence);
             if let Some((low, high)) = there.interval {
                 let ratio = there.ratio.expect("positive");
                 prop_assert!(low <= ratio * (1.0 + 1e-9) && ratio <= high * (1.0 + 1e-9));
@@ -403,7 +411,7 @@ mod tests {
             let b: Vec<_> = a.iter().map(|value| value * factor).collect();
             let one = Comparison::of(&rounds("r", &a), &rounds("r", &b)).expect("values");
             prop_assert!((one.ratio.expect("positive") / factor - 1.0).abs() < 1e-9);
-            prop_assert_eq!(one.evidence, Evidence::Different);
+            prop_assert_eq!(one.evidence, Evidence::Higher);
         }
     }
 }

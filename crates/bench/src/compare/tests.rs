@@ -89,6 +89,26 @@ fn parameters_of_subjects_may_differ_between_them() {
 }
 
 #[test]
+fn few_errors_are_worse_than_none() {
+    let directory = TempDir::new().expect("a directory");
+    let failing = |name, failed: u32| {
+        let mut all = loads("read", &["server"], 10);
+        for one in &mut all {
+            let errors = if one.round <= failed { 1.0 } else { 0.0 };
+            one.figures.insert(Figure::Errors, errors);
+        }
+        let path = file(&directory, name, &records(name, all));
+        path.to_str().expect("a path").to_owned()
+    };
+    // The medians are 0 on both sides; the means differ significantly.
+    let (none, few) = (failing("a", 0), failing("b", 4));
+    let text = compared(&none, Some(&few)).expect("compared");
+    assert!(row(&text, "errors").ends_with("worse"), "{text}");
+    let text = compared(&few, Some(&none)).expect("compared");
+    assert!(row(&text, "errors").ends_with("better"), "{text}");
+}
+
+#[test]
 fn two_rounds_are_too_few() {
     let directory = TempDir::new().expect("a directory");
     let file = file(&directory, "a", &records("a", loads("read", &["one", "two"], 2)));
