@@ -7,7 +7,7 @@ from bench_rig import (
     READS, WRITES, Bench, Device, Records, counted, data_bytes, finish, given, near, operations,
     quick_directory, output_of, served_disk, verdicts,
 )  # fmt: skip
-from harness import MIB, Skip, case, check, loop_file_system, main, scratch_dir
+from harness import MIB, Server, Skip, case, check, loop_file_system, main, scratch_dir
 
 EASY_BYTES, HARD_BYTES, RANDOM_BYTES = MIB, 47008, 4096
 SIZE_MIB = 8
@@ -143,6 +143,19 @@ def verified_in_full():
         expected = data_bytes(one) if one["phase"].endswith("-read") else files_bytes
         verified = one["figures"]["verified_mib"] * MIB
         check(near(verified, expected), f"{one['phase']}: {verified} of {expected} bytes compared")
+
+
+@case
+def names_of_one_export():
+    """Two subjects of one export do not write to each other's files."""
+    bench, directory = Bench(), scratch_dir("files")
+    with Server(directory) as server:
+        urls = [f"{name}={server.url()}" for name in ("a", "b")]
+        records = bench.run("io", *urls, *TINY, "--rounds", 2, "--cache", "found")
+        left = [path.name for path in directory.iterdir()]
+    for one in records.measurements:
+        check("first_error" not in one, f"{one['subject']}: {one.get('first_error')}")
+    check(not left, f"left on the server: {left}")
 
 
 @case

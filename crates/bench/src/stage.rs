@@ -1,6 +1,9 @@
 //! The stage of an experiment: directories, file systems made for it, and the network to servers.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,7 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use client::{Identity, MountOptions, Nfs3, NfsUrl, Recovery, mount3};
-use proto::nfs3::{FileHandle, SetAttributes, Status};
+use proto::nfs3::{FileHandle, SetAttributes};
 use tokio::runtime::{self, Runtime};
 
 use crate::load::{Service, TIMEOUT, Version};
@@ -48,6 +51,8 @@ pub(crate) struct Stage {
     /// Where servers are started, if not here.
     namespace: Option<NetworkNamespace>,
     places: Vec<Place>,
+    /// Names of the directories that were made on given servers and not yet removed.
+    made: RefCell<BTreeSet<String>>,
     runtime: Runtime,
 }
 
@@ -139,7 +144,8 @@ impl Stage {
         };
         run.storage = options.device.to_string();
         let namespace = namespace.map(NetworkNamespace::named);
-        Ok(Self { options: options.clone(), namespace, places: Vec::new(), runtime })
+        let (places, made) = (Vec::new(), RefCell::default());
+        Ok(Self { options: options.clone(), namespace, places, made, runtime })
     }
 
     /// A new directory in the one that was given, or a new file system, which ends with the
@@ -228,30 +234,27 @@ impl Stage {
     }
 
     /// Mounts a server for an experiment whose loads speak `version`: the root of the export if we
-    /// started the server, else a directory of ours in it.
+    /// started the server, else the `directory` of this run in it, which the first call makes.
     ///
     /// # Errors
-    /// [`Error::Call`]: the server refuses.
+    /// [`Error::Call`]: the server refuses; also if another run has made the directory.
     pub(crate) fn mount(
         &self,
         url: &NfsUrl,
         version: Version,
-        is_ours: bool,
+        directory: Option<&str>,
     ) -> Result<MountedDirectory> {
         let mut mounted = MountedDirectory { version, ..self.mount_url(url)? };
-        if is_ours {
-            return Ok(mounted);
-        }
-        let (nfs, root, name) = (&mounted.nfs, mounted.directory, own_directory(version));
-        let directory = self.block_on(async {
+        let Some(name) = directory else { return Ok(mounted) };
+        let (nfs, root) = (&mounted.nfs, mounted.directory);
+        let what = || Error::call(format!("cannot make the directory {name} on the server"));
+        if !self.made.borrow().contains(name) {
             let attributes = SetAttributes { mode: Some(0o755), ..SetAttributes::default() };
-            match nfs.mkdir(root, name.as_bytes(), attributes).await {
-                Err(error) if !error.is(Status::Exist) => Err(error),
-                Ok(_) | Err(_) => Ok(nfs.lookup(root, name.as_bytes()).await?.object),
-            }
-        });
-        mounted.directory =
-            directory.map_err(Error::call("cannot make a directory on the server"))?;
+            self.block_on(nfs.mkdir(root, name.as_bytes(), attributes)).map_err(what())?;
+            self.made.borrow_mut().insert(name.to_owned());
+        }
+        let found = self.block_on(nfs.lookup(root, name.as_bytes()));
+        mounted.directory = found.map_err(what())?.object;
         mounted.path.push(b'/');
         mounted.path.extend_from_slice(name.as_bytes());
         Ok(mounted)
@@ -284,17 +287,21 @@ impl Stage {
         })
     }
 
-    /// Removes the directory that was made on a given server.
+    /// Whether [`Stage::mount`] made this directory on a given server, and it is still there.
+    pub(crate) fn has_made(&self, directory: &str) -> bool {
+        self.made.borrow().contains(directory)
+    }
+
+    /// Removes the directory that [`Stage::mount`] made on a given server.
     ///
     /// # Errors
     /// [`Error::Call`]: it is not empty, or the server is gone.
-    pub(crate) fn remove_directory(&self, url: &NfsUrl, version: Version) -> Result<()> {
-        let MountedDirectory { nfs, directory, .. } = self.mount_url(url)?;
-        let name = own_directory(version);
-        let removed = self.block_on(nfs.rmdir(directory, name.as_bytes()));
-        removed
-            .map(drop)
-            .map_err(Error::call("cannot remove the directory of the experiment from the server"))
+    pub(crate) fn remove_directory(&self, url: &NfsUrl, directory: &str) -> Result<()> {
+        let MountedDirectory { nfs, directory: root, .. } = self.mount_url(url)?;
+        let removed = self.block_on(nfs.rmdir(root, directory.as_bytes()));
+        removed.map_err(Error::call("cannot remove the directory of the experiment"))?;
+        self.made.borrow_mut().remove(directory);
+        Ok(())
     }
 }
 
@@ -311,7 +318,14 @@ pub(crate) fn mount_options() -> MountOptions {
 
 /// The time limit of the calls on names before and after loads.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Our directory on servers that we did not start: one for each version that is compared.
-fn own_directory(version: Version) -> String {
-    format!("spillway-bench-v{version}")
+
+/// The name of a directory of this run on a server: no other run, on this host or another, uses it.
+/// `what` distinguishes the directories of the run.
+pub(crate) fn own_directory(what: impl Display) -> String {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy().replace('/', "-");
+    format!("spillway-bench-{host}-{}-{what}", std::process::id())
 }
+
+#[cfg(test)]
+mod tests;

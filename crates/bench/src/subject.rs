@@ -17,7 +17,7 @@ use crate::rig::{
     BlockDevice, CachedFiles, FileSystem, NetworkLink, ServerOptions, ServerProcess, Throttle,
     Watched, cached_files,
 };
-use crate::stage::{Relays, Stage};
+use crate::stage::{Relays, Stage, own_directory};
 use crate::{Error, Result};
 
 /// A subject of an experiment.
@@ -35,7 +35,17 @@ enum What {
     /// A server that is started for each measurement.
     Own(Own),
     /// A server that runs already.
-    Given { url: NfsUrl, pid: Option<u32>, files: Option<PathBuf> },
+    Given(Given),
+}
+
+/// A server that runs already, and what is known of it.
+#[derive(Clone, Debug)]
+struct Given {
+    url: NfsUrl,
+    /// The name of the directory in which the files of this subject are made.
+    directory: String,
+    pid: Option<u32>,
+    files: Option<PathBuf>,
 }
 
 /// How a server of ours is started.
@@ -70,8 +80,10 @@ impl Subject {
             match &target.value {
                 Place::Url(url) => {
                     let name = given_name(target.name.as_deref(), url);
-                    let given = |version| Self::given(&name, version, url, options);
-                    subjects.extend(versions.iter().copied().map(given));
+                    for version in versions.iter().copied() {
+                        let number = subjects.len();
+                        subjects.push(Self::given(&name, version, url, number, options));
+                    }
                 }
                 Place::Directory(directory) => {
                     let (name, directory) = (target.name.as_deref(), place(directory)?);
@@ -84,14 +96,26 @@ impl Subject {
         Ok(subjects)
     }
 
-    fn given(name: &str, version: Option<Version>, url: &NfsUrl, options: &TargetOptions) -> Self {
+    /// `number` is its place among the subjects.
+    fn given(
+        name: &str,
+        version: Option<Version>,
+        url: &NfsUrl,
+        number: usize,
+        options: &TargetOptions,
+    ) -> Self {
         let pid = of(name, &options.pids).copied();
         let files = of(name, &options.files).cloned();
         let words = [Some(name.to_owned()), version.map(version_word)];
         Self {
             name: words.into_iter().flatten().collect::<Vec<_>>().join(" "),
             version: version.unwrap_or_default(),
-            what: What::Given { url: url.clone(), pid, files },
+            what: What::Given(Given {
+                url: url.clone(),
+                directory: own_directory(number),
+                pid,
+                files,
+            }),
         }
     }
 
@@ -107,7 +131,7 @@ impl Subject {
                 own.arguments.iter().for_each(|argument| words += &format!(" {argument}"));
                 words
             }
-            What::Given { url, .. } => url.to_string(),
+            What::Given(given) => given.url.to_string(),
         };
         if self.version != Version::V3 {
             words += &format!("; the load speaks version {}", self.version);
@@ -115,10 +139,13 @@ impl Subject {
         words
     }
 
-    /// Whether it ran already.
+    /// The name of its directory on a server that ran already.
     #[must_use]
-    pub(crate) fn is_given(&self) -> bool {
-        matches!(self.what, What::Given { .. })
+    pub(crate) fn directory(&self) -> Option<&str> {
+        match &self.what {
+            What::Own(_) => None,
+            What::Given(given) => Some(&given.directory),
+        }
     }
 
     /// The directory of its files on this machine, if it is known.
@@ -126,7 +153,7 @@ impl Subject {
     pub(crate) fn files(&self) -> Option<&Path> {
         match &self.what {
             What::Own(own) => Some(&own.directory),
-            What::Given { files, .. } => files.as_deref(),
+            What::Given(given) => given.files.as_deref(),
         }
     }
 
@@ -138,7 +165,7 @@ impl Subject {
     pub(crate) fn start(&self, stage: &Stage) -> Result<Running> {
         let mut running = match &self.what {
             What::Own(own) => own.start(stage)?,
-            What::Given { url, pid, files } => Running {
+            What::Given(Given { url, pid, files, .. }) => Running {
                 url: url.clone(),
                 relays: None,
                 server: None,
@@ -303,12 +330,6 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Whether it was started here.
-    #[must_use]
-    pub(crate) fn is_ours(&self) -> bool {
-        self.server.is_some()
-    }
-
     /// Its process, if that is on this machine and known.
     #[must_use]
     pub(crate) fn watched(&self) -> Option<&Watched> {

@@ -260,7 +260,8 @@ impl Experiment<'_> {
     ) -> Result<Measurement> {
         let phase = setting.phase;
         let version = trial.subject.version;
-        let export = self.stage.mount(&running.url, version, running.is_ours())?;
+        let directory = trial.subject.directory();
+        let export = self.stage.mount(&running.url, version, directory)?;
         let service = self.stage.service(&export)?;
         let made = trial.made(phase.files());
         if made.files.is_empty() && !phase.is_new() {
@@ -398,7 +399,7 @@ impl Experiment<'_> {
         self.stop.check()?;
         self.output.doing(format!("round {round}: {} of no server", phase.name()));
         let server = NullServer::start(program)?;
-        let export = self.stage.mount(server.url(), version, true)?;
+        let export = self.stage.mount(server.url(), version, None)?;
         let service = self.stage.service(&export)?;
         let mut made = Made::default();
         self.find_files(phase.maker(), &mut made, &export)?;
@@ -420,15 +421,15 @@ impl Experiment<'_> {
 
     /// Removes the files from a server that is not ours; what is ours goes with its directory.
     fn tidy(&self, trial: &Trial) -> Result<()> {
-        if !trial.subject.is_given() {
+        let Some(directory) = trial.subject.directory() else { return Ok(()) };
+        if !self.stage.has_made(directory) {
             return Ok(());
         }
         let running = trial.subject.start(&self.stage)?;
-        let version = trial.subject.version;
-        let export = self.stage.mount(&running.url, version, running.is_ours())?;
+        let export = self.stage.mount(&running.url, trial.subject.version, Some(directory))?;
         let names = names(Files::Own, self.options.ranks).chain(names(Files::Shared, 1));
         self.stage.block_on(remove_files(&export.nfs, export.directory, names))?;
-        self.stage.remove_directory(&running.url, version)
+        self.stage.remove_directory(&running.url, directory)
     }
 }
 

@@ -16,7 +16,7 @@ pub mod uncached;
 pub mod writeback;
 
 #[cfg(test)]
-mod own_server;
+pub(crate) mod own_server;
 
 /// The order of a round: with each, another begins.
 fn turned(count: usize, round: u32) -> impl Iterator<Item = usize> {

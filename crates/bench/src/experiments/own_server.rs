@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Parser};
+use client::NfsUrl;
 use server::Server;
 use server::config::{Config, Overrides};
 use tempfile::TempDir;
@@ -19,14 +20,14 @@ use crate::record::Measurement;
 use crate::stop::Stop;
 
 /// The server, and what it serves.
-pub(super) struct OwnServer {
+pub(crate) struct OwnServer {
     server: Server,
     directory: TempDir,
     _runtime: Runtime,
 }
 
 impl OwnServer {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         std::fs::create_dir(directory.path().join("export")).unwrap();
         let text = format!(
@@ -42,8 +43,13 @@ impl OwnServer {
     }
 
     /// What it exports.
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("export")
+    }
+
+    /// Its export.
+    pub(crate) fn url(&self) -> NfsUrl {
+        url_at(self.server.local_addrs()[0])
     }
 
     pub(super) fn export(&self) -> Export<'_> {
@@ -67,10 +73,9 @@ impl OwnServer {
     }
 
     fn export_at(&self, address: SocketAddr) -> Export<'_> {
-        let url = format!("nfs://{address}/export").parse().unwrap();
         Export {
             name: String::new(),
-            url,
+            url: url_at(address),
             version: Version::V3,
             watched: None,
             counters: Box::new(|| Ok(self.counters())),
@@ -82,6 +87,10 @@ impl OwnServer {
     pub(super) fn counters(&self) -> BTreeMap<String, u64> {
         self.server.figures().into_iter().map(|(name, n)| (name.to_owned(), n)).collect()
     }
+}
+
+fn url_at(address: SocketAddr) -> NfsUrl {
+    format!("nfs://{address}/export").parse().unwrap()
 }
 
 /// An experiment's own options as a command line gives them.

@@ -6,6 +6,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use super::export::{Export, runtime};
+use crate::stage::own_directory;
 use crate::{Error, Result};
 
 /// A directory at the root of an export.
@@ -44,7 +45,7 @@ impl ScratchDirectory {
     pub(super) async fn make(export: &Export<'_>, experiment: &str) -> Result<Self> {
         let mounted = export.mount_plain().await?;
         let (nfs, root) = (mounted.nfs, mounted.root);
-        let name = format!("spillway-bench-{experiment}-{}", std::process::id());
+        let name = own_directory(experiment);
         let attributes = SetAttributes { mode: Some(0o755), ..SetAttributes::default() };
         let what = || Error::call(format!("cannot make the directory {name} at {}", export.url));
         let made = nfs.mkdir(root, name.as_bytes(), attributes).await.map_err(what())?;

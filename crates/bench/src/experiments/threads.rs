@@ -129,6 +129,8 @@ struct Experiment<'a> {
 /// A subject with its files, for a round.
 struct Trial<'a> {
     name: &'a str,
+    /// Of its files, on a server that ran already.
+    directory: Option<&'a str>,
     running: Running,
     export: MountedDirectory,
     service: Service,
@@ -198,11 +200,13 @@ impl Experiment<'_> {
     /// Starts a subject and writes its files.
     fn prepare<'a>(&mut self, subject: &'a Subject) -> Result<Trial<'a>> {
         let running = subject.start(&self.stage)?;
-        let export = self.stage.mount(&running.url, subject.version, running.is_ours())?;
+        let directory = subject.directory();
+        let export = self.stage.mount(&running.url, subject.version, directory)?;
         let service = self.stage.service(&export)?;
         let created = create_files(&export.nfs, export.directory, self.names());
         let files = self.stage.block_on(created)?;
-        let mut trial = Trial { name: &subject.name, running, export, service, files };
+        let name = &subject.name;
+        let mut trial = Trial { name, directory, running, export, service, files };
         self.generation += 1;
         let write_bytes = WRITE_BYTES.min(trial.service.write_bytes_max);
         let count = trial.files.len();
@@ -222,11 +226,11 @@ impl Experiment<'_> {
     }
 
     fn end(&self, trial: Trial<'_>) -> Result<()> {
-        let Trial { running, export, service, .. } = trial;
-        if !running.is_ours() {
+        let Trial { directory, running, export, .. } = trial;
+        if let Some(directory) = directory {
             let removed = remove_files(&export.nfs, export.directory, self.names());
             self.stage.block_on(removed)?;
-            self.stage.remove_directory(&running.url, service.version)?;
+            self.stage.remove_directory(&running.url, directory)?;
         }
         running.stop()
     }

@@ -1,0 +1,48 @@
+use clap::Parser;
+
+use super::*;
+use crate::experiments::own_server::OwnServer;
+use crate::subject::Subject;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    targets: TargetOptions,
+    #[command(flatten)]
+    surroundings: SurroundingsOptions,
+}
+
+fn stage_and_subjects(words: &[&str]) -> (Stage, Vec<Subject>) {
+    let Cli { targets, surroundings } = Cli::parse_from(["bench"].iter().chain(words));
+    let stage = Stage::set(&surroundings, &mut Run::default()).unwrap();
+    let place = |_: &Path| panic!("they are URLs");
+    (stage, Subject::all(&targets, &[], Path::new("/bin/true"), place).unwrap())
+}
+
+#[test]
+fn subjects_of_one_export_have_directories_of_their_own() {
+    let server = OwnServer::start();
+    let url = server.url();
+    let words = ["a", "b"].map(|name| format!("{name}={url}"));
+    let (stage, subjects) = stage_and_subjects(&[&words[0], &words[1]]);
+    let mount = |at: usize| stage.mount(&url, Version::V3, subjects[at].directory()).unwrap();
+    let first = mount(0).directory;
+    assert_ne!(first, mount(1).directory);
+    assert_eq!(first, mount(0).directory, "a later measurement uses the files of the first");
+    for subject in &subjects {
+        stage.remove_directory(&url, subject.directory().unwrap()).unwrap();
+    }
+    assert_eq!(std::fs::read_dir(server.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_directory_of_another_run_is_not_used() {
+    let server = OwnServer::start();
+    let url = server.url();
+    let (stage, subjects) = stage_and_subjects(&[&url.to_string()]);
+    let directory = subjects[0].directory().unwrap();
+    std::fs::create_dir(server.path().join(directory)).unwrap();
+    let refused = stage.mount(&url, Version::V3, Some(directory)).map(drop).unwrap_err();
+    assert!(refused.to_string().contains(directory), "{refused}");
+    assert!(!stage.has_made(directory));
+}
