@@ -14,7 +14,7 @@ from bench_rig import (
     wait_for_measurements,
 )  # fmt: skip
 from harness import (
-    Server, Skip, case, check, free_port, main, run_ok, scratch_dir,
+    Server, Skip, case, check, free_port, main, need, run_ok, scratch_dir,
 )  # fmt: skip
 from unprivileged import ORDINARY_UID, reachable_place
 
@@ -179,6 +179,50 @@ def given_server_dies():
         end_at_last(process)
         if server.process is not None:
             server.stop()
+
+
+@case
+def one_of_two_given_servers_is_full():
+    """The run ends with an error, and leaves nothing on either of them."""
+    if os.geteuid() != 0:
+        raise Skip("a small file system needs root")
+    need("mount", "umount")
+    bench, roomy, small = Bench(), scratch_dir("roomy"), scratch_dir("small")
+    run_ok("mount", "-t", "tmpfs", "-o", "size=2m", "small", small)
+    try:
+        with Server(roomy) as first, Server(small) as second:
+            urls = (f"roomy={first.url()}", f"small={second.url()}")
+            process = bench.start("threads", *urls, "--size", "64MiB", "--rounds", 1)
+            status = finish(process)
+            check(status == 1, f"exit status {status}: {last_words(process)}")
+            check("small cannot be filled" in sentence(process), sentence(process))
+            bench.check_nothing_left(process, roomy, small)
+    finally:
+        run_ok("umount", small)
+
+
+@case
+def one_of_two_given_servers_dies():
+    """What was made on the other one is removed all the same."""
+    for experiment, name in (("io", "first"), ("threads", "first"), ("threads", "second")):
+        bench, roomy, dead = Bench(), scratch_dir("roomy"), scratch_dir("dead")
+        with Server(roomy) as living:
+            server = Server(dead)
+            server.start()
+            urls = [f"{name}={server.url()}", f"living={living.url()}"]
+            if name == "second":
+                urls.reverse()
+            process = bench.start(experiment, *urls, *ENDLESS[experiment])
+            try:
+                wait_for_measurements(process, 2)
+                server.kill()
+                status = finish(process)
+                check(status == 1, f"exit status {status}: {last_words(process)}")
+                bench.check_nothing_left(process, roomy)
+            finally:
+                end_at_last(process)
+                if server.process is not None:
+                    server.stop()
 
 
 @case

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use client::NfsUrl;
 use io::IoMode;
 
-use crate::load::{Observed, Version, Watch};
+use crate::load::{Observed, Version, Watch, remove_files};
 use crate::options::{Named, Place, TargetOptions};
 use crate::record::Run;
 use crate::rig::{
@@ -180,6 +180,21 @@ impl Subject {
             running.url = relays.url.clone();
         }
         Ok(running)
+    }
+
+    /// Removes the files of these names, and their directory, from a server that ran already; what
+    /// is ours goes with its directory.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: the server refuses, or is gone.
+    pub(crate) fn tidy(&self, stage: &Stage, names: impl Iterator<Item = String>) -> Result<()> {
+        let Some(directory) = self.directory().filter(|directory| stage.has_made(directory)) else {
+            return Ok(());
+        };
+        let running = self.start(stage)?;
+        let export = stage.mount(&running.url, self.version, Some(directory))?;
+        stage.block_on(remove_files(&export.nfs, export.directory, names))?;
+        stage.remove_directory(&running.url, directory)
     }
 }
 

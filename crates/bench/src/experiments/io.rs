@@ -17,7 +17,7 @@ use super::load_meter::LoadMeter;
 use crate::figure::Figure;
 use crate::load::{
     self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Version, Watch,
-    create_files, remove_files,
+    create_files,
 };
 use crate::numeral::mib;
 use crate::options::{RoundOptions, TargetOptions, VersionOptions};
@@ -155,7 +155,7 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     };
     let mut trials: Vec<_> = subjects.into_iter().map(Trial::new).collect();
     let done = experiment.all_rounds(&mut trials, program);
-    let tidied = trials.iter().try_for_each(|trial| experiment.tidy(trial));
+    let tidied = trials.iter().map(|trial| experiment.tidy(trial)).fold(Ok(()), Result::and);
     experiment.output.finish()?;
     done.and(tidied)
 }
@@ -419,17 +419,9 @@ impl Experiment<'_> {
         Ok(us)
     }
 
-    /// Removes the files from a server that is not ours; what is ours goes with its directory.
     fn tidy(&self, trial: &Trial) -> Result<()> {
-        let Some(directory) = trial.subject.directory() else { return Ok(()) };
-        if !self.stage.has_made(directory) {
-            return Ok(());
-        }
-        let running = trial.subject.start(&self.stage)?;
-        let export = self.stage.mount(&running.url, trial.subject.version, Some(directory))?;
         let names = names(Files::Own, self.options.ranks).chain(names(Files::Shared, 1));
-        self.stage.block_on(remove_files(&export.nfs, export.directory, names))?;
-        self.stage.remove_directory(&running.url, directory)
+        trial.subject.tidy(&self.stage, names)
     }
 }
 

@@ -65,10 +65,11 @@ impl servers::Experiment for Options {
         let mut directories = Vec::new();
         let done = self.rounds_in(&runtime, &mut directories, rounds, export, record);
         let removed = runtime.block_on(export.unless_gone(async {
+            let mut removed = Ok(());
             for directory in &directories {
-                directory.remove().await?;
+                removed = removed.and(directory.remove().await);
             }
-            Ok(())
+            removed
         }));
         done.and(removed)
     }

@@ -15,13 +15,13 @@ use super::turned;
 use crate::figure::Figure;
 use crate::load::{
     self, Direction, Group, Load, LoadFile, NICE, Outcome, Pattern, Pool, Service, TIMEOUT, Verify,
-    Watch, create_files, remove_files,
+    Watch, create_files,
 };
 use crate::options::{RoundOptions, TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::Measurement;
 use crate::rig::begin_run;
-use crate::stage::{MountedDirectory, Stage, SurroundingsOptions};
+use crate::stage::{Stage, SurroundingsOptions};
 use crate::stop::Stop;
 use crate::subject::{self, Running, Subject};
 use crate::{Error, Result};
@@ -129,10 +129,7 @@ struct Experiment<'a> {
 /// A subject with its files, for a round.
 struct Trial<'a> {
     name: &'a str,
-    /// Of its files, on a server that ran already.
-    directory: Option<&'a str>,
     running: Running,
-    export: MountedDirectory,
     service: Service,
     /// One for each connection there may be, and one for the client beside them.
     files: Vec<LoadFile>,
@@ -150,14 +147,18 @@ impl Experiment<'_> {
         for round in 1..=self.options.rounds.rounds {
             // All of them run at once, those that are not measured idle.
             let mut trials = Vec::new();
-            for subject in subjects {
+            let prepared = subjects.iter().try_for_each(|subject| {
                 self.stop.check()?;
                 self.output.doing(format!("round {round}: files for {}", subject.name));
                 trials.push(self.prepare(subject)?);
-            }
-            let done = self.one_round(round, &mut trials);
-            let ended = trials.into_iter().try_for_each(|trial| self.end(trial));
-            done.and(ended)?;
+                Ok(())
+            });
+            let done = prepared.and_then(|()| self.one_round(round, &mut trials));
+            let ended = trials.into_iter().map(|trial| trial.running.stop());
+            let ended = ended.fold(Ok(()), Result::and);
+            // Also what a subject has made that could not be prepared.
+            let tidied = subjects.iter().map(|subject| subject.tidy(&self.stage, self.names()));
+            done.and(ended).and(tidied.fold(Ok(()), Result::and))?;
         }
         Ok(())
     }
@@ -200,13 +201,11 @@ impl Experiment<'_> {
     /// Starts a subject and writes its files.
     fn prepare<'a>(&mut self, subject: &'a Subject) -> Result<Trial<'a>> {
         let running = subject.start(&self.stage)?;
-        let directory = subject.directory();
-        let export = self.stage.mount(&running.url, subject.version, directory)?;
+        let export = self.stage.mount(&running.url, subject.version, subject.directory())?;
         let service = self.stage.service(&export)?;
         let created = create_files(&export.nfs, export.directory, self.names());
         let files = self.stage.block_on(created)?;
-        let name = &subject.name;
-        let mut trial = Trial { name, directory, running, export, service, files };
+        let mut trial = Trial { name: &subject.name, running, service, files };
         self.generation += 1;
         let write_bytes = WRITE_BYTES.min(trial.service.write_bytes_max);
         let count = trial.files.len();
@@ -223,16 +222,6 @@ impl Experiment<'_> {
             Some(error) => Err(Error::Server(format!("{} cannot be filled: {error}", trial.name))),
             None => Ok(trial),
         }
-    }
-
-    fn end(&self, trial: Trial<'_>) -> Result<()> {
-        let Trial { directory, running, export, .. } = trial;
-        if let Some(directory) = directory {
-            let removed = remove_files(&export.nfs, export.directory, self.names());
-            self.stage.block_on(removed)?;
-            self.stage.remove_directory(&running.url, directory)?;
-        }
-        running.stop()
     }
 
     fn names(&self) -> impl Iterator<Item = String> + use<> {
