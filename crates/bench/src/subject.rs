@@ -388,10 +388,17 @@ impl Running {
         Watch { observe: Box::new(look), progress: Box::new(|_| {}) }
     }
 
-    /// The cause of a failed call: the death of the server, if it is ours and died.
+    /// The cause of a failed measurement: the death of the server, if it is ours and died. Calls,
+    /// connections, and the files of the process in `/proc` fail then.
     #[must_use]
     pub(crate) fn cause_of(&self, error: Error) -> Error {
-        let (Error::Call { .. }, Some(server)) = (&error, &self.server) else { return error };
+        let Some(server) = &self.server else { return error };
+        match error {
+            Error::Call { .. } | Error::Server(_) | Error::Machine { .. } | Error::Program(_) => {}
+            Error::Misuse(_) | Error::Stdout(_) | Error::Interrupted | Error::Record { .. } => {
+                return error;
+            }
+        }
         // A process that is killed closes its connections a little before its end can be seen.
         let deadline = Instant::now() + END_MAX;
         loop {

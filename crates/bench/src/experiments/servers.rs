@@ -136,7 +136,8 @@ fn once(
         counters: Box::new(|| running.counters()),
         stop: stop.clone(),
     };
-    experiment.carry_out(rounds, &export, record)?;
+    let done = experiment.carry_out(rounds, &export, record);
     drop(export);
+    done.map_err(|error| running.cause_of(error))?;
     running.stop()
 }

@@ -150,8 +150,14 @@ impl Experiment<'_> {
             let prepared = subjects.iter().try_for_each(|subject| {
                 self.stop.check()?;
                 self.output.doing(format!("round {round}: files for {}", subject.name));
-                trials.push(self.prepare(subject)?);
-                Ok(())
+                let running = subject.start(&self.stage)?;
+                match self.prepare(subject, &running) {
+                    Ok((service, files)) => {
+                        trials.push(Trial { name: &subject.name, running, service, files });
+                        Ok(())
+                    }
+                    Err(error) => Err(running.cause_of(error)),
+                }
             });
             let done = prepared.and_then(|()| self.one_round(round, &mut trials));
             let ended = trials.into_iter().map(|trial| trial.running.stop());
@@ -168,7 +174,8 @@ impl Experiment<'_> {
             for (order, at) in (1..).zip(turned(trials.len(), round)) {
                 self.stop.check()?;
                 let trial = &mut trials[at];
-                let measurement = self.measure(point, trial)?;
+                let measured = self.measure(point, trial);
+                let measurement = measured.map_err(|error| trial.running.cause_of(error))?;
                 self.add(Measurement { round, order, ..measurement }, trial.name)?;
             }
         }
@@ -178,7 +185,8 @@ impl Experiment<'_> {
         for (order, at) in (1..).zip(turned(trials.len(), round)) {
             self.stop.check()?;
             let trial = &mut trials[at];
-            for measurement in self.fairness(trial)? {
+            let measured = self.fairness(trial);
+            for measurement in measured.map_err(|error| trial.running.cause_of(error))? {
                 self.add(Measurement { round, order, ..measurement }, trial.name)?;
             }
         }
@@ -198,29 +206,31 @@ impl Experiment<'_> {
         points.filter(|point| point.threads.is_multiple_of(point.connections)).collect()
     }
 
-    /// Starts a subject and writes its files.
-    fn prepare<'a>(&mut self, subject: &'a Subject) -> Result<Trial<'a>> {
-        let running = subject.start(&self.stage)?;
+    /// Writes the files of a subject.
+    fn prepare(
+        &mut self,
+        subject: &Subject,
+        running: &Running,
+    ) -> Result<(Service, Vec<LoadFile>)> {
         let export = self.stage.mount(&running.url, subject.version, subject.directory())?;
         let service = self.stage.service(&export)?;
         let created = create_files(&export.nfs, export.directory, self.names());
-        let files = self.stage.block_on(created)?;
-        let mut trial = Trial { name: &subject.name, running, service, files };
+        let mut files = self.stage.block_on(created)?;
         self.generation += 1;
-        let write_bytes = WRITE_BYTES.min(trial.service.write_bytes_max);
-        let count = trial.files.len();
+        let write_bytes = WRITE_BYTES.min(service.write_bytes_max);
         let load = Load {
             io_bytes: write_bytes,
-            operations_by_rank: vec![self.file_bytes().div_ceil(write_bytes.into()); count],
+            operations_by_rank: vec![self.file_bytes().div_ceil(write_bytes.into()); files.len()],
             pattern: Pattern::EasySequential,
+            time_max: None,
             ..self.load(Direction::Write, 1, ONE_DEPTH)
         };
-        let load = Load { time_max: None, ..load };
-        let (service, files) = (&trial.service, &mut trial.files);
-        let written = load::run(&self.pool, &load, service, files, &mut Watch::none())?;
+        let written = load::run(&self.pool, &load, &service, &mut files, &mut Watch::none())?;
         match written.first_error {
-            Some(error) => Err(Error::Server(format!("{} cannot be filled: {error}", trial.name))),
-            None => Ok(trial),
+            Some(error) => {
+                Err(Error::Server(format!("{} cannot be filled: {error}", subject.name)))
+            }
+            None => Ok((service, files)),
         }
     }
 
