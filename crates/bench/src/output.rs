@@ -79,6 +79,8 @@ impl Output {
     /// [`Error::Machine`]: the file cannot be written.
     pub(crate) fn add(&mut self, mut measurement: Measurement) -> Result<()> {
         measurement.run.clone_from(&self.id);
+        // JSON has no infinity: the line could not be read again.
+        measurement.figures.retain(|_, value| value.is_finite());
         self.report(&summary(&measurement));
         self.write(Record::Measurement(measurement))
     }
@@ -173,3 +175,26 @@ const SHOWN: [Figure; 5] = [
     Figure::WrongBytes,
 ];
 const TICK: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn figures_that_are_no_numbers_are_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("records");
+        let options = OutputOptions { out: Some(file.clone()), ..OutputOptions::default() };
+        let mut output = Output::start(&options, samples::run("a")).unwrap();
+        let figures = [
+            (Figure::MibPerSec, 1.0),
+            (Figure::GeneratorToServer, f64::INFINITY),
+            (Figure::MachineSecsPerGib, f64::NAN),
+        ];
+        output.add(samples::measurement("read", "server", 1, &figures)).unwrap();
+        let results = Results::read(&[file]).unwrap();
+        let kept = &results.runs[0].phases[0].cases[0].rounds[0].figures;
+        assert_eq!(*kept, [(Figure::MibPerSec, 1.0)].into());
+    }
+}

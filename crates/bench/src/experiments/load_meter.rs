@@ -1,8 +1,10 @@
 //! The cost of a load for a subject: processor time, memory, page cache and device, measured before
 //! and after.
 
+use std::collections::BTreeMap;
+
 use super::course::secs_per_gib;
-use super::meter::Meter;
+use super::meter::{Meter, Spent};
 use crate::Result;
 use crate::figure::Figure;
 use crate::numeral::as_f64;
@@ -55,22 +57,7 @@ impl<'a> LoadMeter<'a> {
         self.note_memory(measurement)?;
         let spent = self.meter.end()?;
         let figures = &mut measurement.figures;
-        if let Some(server) = spent.server {
-            figures.insert(Figure::ServerUsPerOperation, per(server.total() * 1e6, operations));
-            if let Some(switches) = spent.server_switches {
-                let switches = per(as_f64(switches), operations);
-                figures.insert(Figure::ServerSwitchesPerOperation, switches);
-            }
-            if bytes > 0 {
-                figures.insert(Figure::ServerUserSecsPerGib, secs_per_gib(server.user, bytes));
-                figures.insert(Figure::ServerSystemSecsPerGib, secs_per_gib(server.system, bytes));
-            }
-            let generator = figures.get(&Figure::GeneratorUsPerOperation).copied();
-            if let Some(generator) = generator.filter(|_| server.total() > 0.0) {
-                let generator_secs = generator * as_f64(operations) / 1e6;
-                figures.insert(Figure::GeneratorToServer, generator_secs / server.total());
-            }
-        }
+        note_server(&spent, bytes, operations, figures);
         if bytes > 0 {
             figures.insert(Figure::MachineSecsPerGib, secs_per_gib(machine_secs, bytes));
         }
@@ -120,20 +107,51 @@ fn device_traffic(running: &Running) -> Result<Option<DeviceTraffic>> {
     running.device().map(|device| device.traffic()).transpose()
 }
 
-/// `total` for each of `count`.
-fn per(total: f64, count: u64) -> f64 {
-    if count == 0 { 0.0 } else { total / as_f64(count) }
+/// The cost for the server of `bytes` of data in `operations`.
+fn note_server(spent: &Spent, bytes: u64, operations: u64, figures: &mut BTreeMap<Figure, f64>) {
+    let Some(server) = spent.server else { return };
+    if operations > 0 {
+        let operations = as_f64(operations);
+        figures.insert(Figure::ServerUsPerOperation, server.total() * 1e6 / operations);
+        if let Some(switches) = spent.server_switches {
+            figures.insert(Figure::ServerSwitchesPerOperation, as_f64(switches) / operations);
+        }
+    }
+    if bytes > 0 {
+        figures.insert(Figure::ServerUserSecsPerGib, secs_per_gib(server.user, bytes));
+        figures.insert(Figure::ServerSystemSecsPerGib, secs_per_gib(server.system, bytes));
+    }
+    let generator = figures.get(&Figure::GeneratorUsPerOperation).copied();
+    if let Some(generator) = generator.filter(|_| server.total() > 0.0) {
+        let generator_secs = generator * as_f64(operations) / 1e6;
+        figures.insert(Figure::GeneratorToServer, generator_secs / server.total());
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rig::CpuSecs;
 
     #[test]
-    fn costs_are_for_each_gib_or_operation() {
+    fn costs_are_for_each_gib() {
         let close = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value}");
         close(secs_per_gib(0.5, 512 << 20), 1.0);
-        close(per(1.0, 0), 0.0);
-        close(per(1.0, 4), 0.25);
+    }
+
+    #[test]
+    fn without_operations_there_is_no_cost_of_one() {
+        let spent = Spent {
+            server: Some(CpuSecs { user: 0.5, system: 0.5 }),
+            server_switches: Some(7),
+            ..Spent::default()
+        };
+        let mut figures = BTreeMap::new();
+        note_server(&spent, 0, 0, &mut figures);
+        assert_eq!(figures, BTreeMap::new());
+        note_server(&spent, 0, 4, &mut figures);
+        let expected =
+            [(Figure::ServerUsPerOperation, 250_000.0), (Figure::ServerSwitchesPerOperation, 1.75)];
+        assert_eq!(figures, expected.into());
     }
 }

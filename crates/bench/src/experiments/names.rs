@@ -165,7 +165,9 @@ impl Options {
         figures.insert(Figure::GeneratorUsPerOperation, spent.own.total() * 1e6 / calls);
         if let Some(server) = spent.server {
             figures.insert(Figure::ServerUsPerOperation, server.total() * 1e6 / calls);
-            figures.insert(Figure::GeneratorToServer, spent.own.total() / server.total());
+            if server.total() > 0.0 {
+                figures.insert(Figure::GeneratorToServer, spent.own.total() / server.total());
+            }
         }
         if let Some(rss_bytes) = spent.server_rss_bytes_max {
             figures.insert(Figure::ServerRssMibMax, mib(rss_bytes));

@@ -47,7 +47,8 @@ pub struct Options {
     pub size: ByteSize,
 
     /// Write for at most so many seconds in each mode and round [default: 60]
-    #[arg(long, value_name = "COUNT", default_value_t = 60, hide_default_value = true)]
+    #[arg(long, value_name = "COUNT", default_value_t = 60, hide_default_value = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
 
     #[command(flatten)]
@@ -136,6 +137,9 @@ impl Options {
 
     fn check(&self) -> Result<()> {
         let misuse = |sentence: &str| Err(Error::Misuse(sentence.to_owned()));
+        if self.size.0 == 0 {
+            return misuse("--size is at least 1B");
+        }
         match (self.block.0, self.window.0) {
             (0, _) | (BLOCK_BYTES_BEYOND.., _) => misuse("--block is 1B to 4MiB"),
             (_, ..WINDOW_BYTES_MIN) => misuse("--window is at least 1MiB"),
