@@ -75,7 +75,7 @@ pub struct Options {
     random_operations: u64,
 
     /// End each phase after so many seconds; the rest of its calls is not made [default: no limit]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
 
     #[command(flatten)]

@@ -39,7 +39,7 @@ pub struct Options {
     #[arg(long, value_name = "WHAT", default_value = "both", hide_default_value = true)]
     pub modified: Modified,
 
-    /// Time between its changes: 10ms, 1s. 1s and --entries 500000 repeat the experiment of the
+    /// Time between its changes, 1ms to 3600s. 1s and --entries 500000 repeat the experiment of the
     /// Linux client's authors, where a listing of less than a second sees only one change [default:
     /// 10ms]
     #[arg(long, value_name = "TIME", default_value = "10ms", hide_default_value = true,
@@ -87,7 +87,10 @@ enum Lister {
     Client,
 }
 
-/// Reads a time with its unit.
+/// The longest time between two changes.
+const INTERVAL_MAX: Duration = Duration::from_secs(3600);
+
+/// Reads a time with its unit, one that a timer can have.
 fn parse_time(text: &str) -> std::result::Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -96,7 +99,8 @@ fn parse_time(text: &str) -> std::result::Result<Duration, String> {
         "s" => Some(Duration::from_secs(number)),
         _ => None,
     });
-    time.ok_or_else(|| format!("`{text}` is not a time with a unit, such as 10ms or 1s"))
+    let time = time.filter(|time| !time.is_zero() && *time <= INTERVAL_MAX);
+    time.ok_or_else(|| format!("`{text}` is not a time of 1ms to 3600s, such as 10ms or 1s"))
 }
 
 impl servers::Experiment for Options {

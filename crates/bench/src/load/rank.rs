@@ -149,7 +149,8 @@ impl<'a> Work<'a> {
         Self {
             stream,
             calls,
-            ends_at: load.time_max.map(|time| started + time),
+            // A time that has no end on the clock is no limit.
+            ends_at: load.time_max.and_then(|time| started.checked_add(time)),
             operations: rank.plan.operations(rank.number),
             next: 0,
             slots: (0..load.depth).map(|_| None).collect(),

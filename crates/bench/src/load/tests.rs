@@ -656,3 +656,10 @@ fn impossible_loads_are_refused() {
         assert!(text.contains(words), "{text}");
     }
 }
+
+#[test]
+fn a_time_without_end_is_no_limit() {
+    let time_max = Some(Duration::from_secs(u64::MAX));
+    let load = Load { time_max, ..write_load(Pattern::EasySequential, &[5], 4096) };
+    assert_done(&put(&load, &null(), &mut null_files(1)), 5, 4096);
+}
