@@ -148,11 +148,13 @@ struct Side {
 
 impl Side {
     fn read(argument: &str) -> Result<Self> {
-        let (file, subject) = match argument.rsplit_once(':') {
-            _ if Path::new(argument).exists() => (argument, None),
-            Some((file, subject)) if Path::new(file).exists() => (file, Some(subject)),
-            // Reading it returns the reason.
-            _ => (argument, None),
+        // A subject that is named after its server has a colon too: `host:2049`.
+        let splits = argument.rmatch_indices(':');
+        let mut splits = splits.map(|(at, _)| (&argument[..at], &argument[at + 1..]));
+        let (file, subject) = match splits.find(|(file, _)| Path::new(file).exists()) {
+            Some((file, subject)) if !Path::new(argument).exists() => (file, Some(subject)),
+            // If there is no such file either, reading it returns the reason.
+            Some(_) | None => (argument, None),
         };
         let results = Results::read(&[file])?;
         let subjects: BTreeSet<&str> = results.runs.iter().flat_map(RunResults::subjects).collect();

@@ -78,7 +78,8 @@ pub struct Measurement {
     pub round: u32,
     /// Place in the round, from 1.
     pub order: u32,
-    /// What is varied, and the sizes of the load: `ranks`, `io_bytes`, `entries`.
+    /// All that makes the load: `ranks`, `io_bytes`, `entries`. Measurements with other parameters
+    /// are not compared.
     pub parameters: BTreeMap<String, u64>,
     /// What was measured.
     pub figures: BTreeMap<Figure, f64>,

@@ -139,6 +139,32 @@ fn one_sided_loads_and_other_circumstances_are_reported() {
 }
 
 #[test]
+fn loads_of_other_sizes_are_no_pair() {
+    let directory = TempDir::new().expect("a directory");
+    let sized = |name: &str, mib: u64| {
+        let mut all = loads("read", &["server"], 3);
+        for one in &mut all {
+            one.parameters.insert("data_bytes".into(), mib << 20);
+        }
+        let path = file(&directory, name, &records(name, all));
+        path.to_str().expect("a path").to_owned()
+    };
+    let text = compared(&sized("a", 64), Some(&sized("b", 1024))).expect("compared");
+    assert!(text.contains("Only in the base: io; read; data 64 MiB"), "{text}");
+    assert!(text.contains("Only in the other: io; read; data 1 GiB"), "{text}");
+    assert!(!text.contains("throughput"), "{text}");
+}
+
+#[test]
+fn subjects_may_have_colons() {
+    let directory = TempDir::new().expect("a directory");
+    let file = file(&directory, "a:b", &records("a", loads("read", &["one", "host:2049"], 3)));
+    let file = file.to_str().expect("a path");
+    let text = compared(&format!("{file}:host:2049"), None).expect("compared");
+    assert!(text.contains("one by host:2049"), "{text}");
+}
+
+#[test]
 fn missing_subjects_are_named() {
     let directory = TempDir::new().expect("a directory");
     let file = file(&directory, "a", &records("a", loads("read", &["one", "two"], 3)));

@@ -134,9 +134,12 @@ impl Experiment<'_> {
             Client::Fio => {
                 for job in self.jobs() {
                     let phase = job.phase();
-                    record(self.measure(&phase, "fio", || {
+                    let mut measurement = self.measure(&phase, "fio", || {
                         fio::run(&job, &self.libnfs_url(b""), self.directory, &self.export.stop)
-                    })?)?;
+                    })?;
+                    let moved = ("moved_bytes".to_owned(), job.bytes_by_job);
+                    measurement.parameters.extend([moved]);
+                    record(measurement)?;
                 }
                 Ok(())
             }

@@ -123,6 +123,24 @@ impl Options {
         }
         Ok(sizes)
     }
+
+    /// All that makes the load of a phase: measurements with other parameters are no pair.
+    fn parameters(&self, phase: Phase, depth: u16, sizes: &Sizes) -> BTreeMap<String, u64> {
+        let is_random = matches!(phase, Phase::RandomRead | Phase::RandomWrite);
+        let is_read = phase.direction() == Direction::Read;
+        let parameters = [
+            ("ranks", Some(self.ranks.into())),
+            ("depth", Some(depth.into())),
+            ("io_bytes", Some(phase.io_bytes(sizes).into())),
+            ("data_bytes", Some(sizes.bytes)),
+            ("random_operations", is_random.then_some(sizes.random_operations)),
+            ("limit_secs", self.seconds),
+            ("verified_of_64_reads", is_read.then(|| self.verify.of_64_reads())),
+        ];
+        let set =
+            parameters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        set.collect()
+    }
 }
 
 /// Carries the experiment out. `program` is this program, `arguments` what it was given.
@@ -285,16 +303,8 @@ impl Experiment<'_> {
     }
 
     fn measurement(&self, Setting { phase, depth }: Setting) -> Measurement {
-        let parameters = [
-            ("ranks", u64::from(self.options.ranks)),
-            ("depth", u64::from(depth)),
-            ("io_bytes", u64::from(phase.io_bytes(&self.sizes))),
-        ];
-        Measurement {
-            phase: phase.name(),
-            parameters: parameters.map(|(name, value)| (name.to_owned(), value)).into(),
-            ..Measurement::default()
-        }
+        let parameters = self.options.parameters(phase, depth, &self.sizes);
+        Measurement { phase: phase.name(), parameters, ..Measurement::default() }
     }
 
     /// Makes the files that a phase begins with, or finds those that it goes on with: a server that
@@ -468,7 +478,44 @@ impl Extent {
             Self::None => Verify::Nothing,
         }
     }
+
+    const fn of_64_reads(self) -> u64 {
+        match self {
+            Self::Full => 64,
+            Self::Sampled => 1,
+            Self::None => 0,
+        }
+    }
 }
 
 /// Calls in flight on each connection while all is read and compared.
 const VERIFY_DEPTH: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::own_server::options;
+
+    #[test]
+    fn each_option_of_the_load_is_a_parameter() {
+        let parameters = |line: &str, phase| {
+            let options: Options = options(&format!("/srv {line}")).unwrap();
+            options.parameters(phase, 1, &options.sizes().unwrap())
+        };
+        for other in [
+            "--ranks 5",
+            "--size 2GiB",
+            "--seconds 9",
+            "--random-operations 7",
+            "--random-bytes 8KiB",
+            "--verify full",
+            "--verify none",
+        ] {
+            let phase = Phase::RandomRead;
+            assert_ne!(parameters("", phase), parameters(other, phase), "{other}");
+        }
+        // What a phase does not use is no reason not to compare it.
+        let easy = |line: &str| parameters(line, Phase::EasyWrite);
+        assert_eq!(easy(""), easy("--random-operations 7 --random-bytes 8KiB --verify full"));
+    }
+}

@@ -247,6 +247,7 @@ impl Experiment<'_> {
         let parameters: BTreeMap<_, _> = [
             ("entries".to_owned(), self.options.entries.into()),
             ("plus".to_owned(), self.options.plus.into()),
+            ("links".to_owned(), self.options.links.into()),
             ("reply_bytes".to_owned(), listed.reply_bytes_max),
             ("change_interval_ms".to_owned(), u64::try_from(interval_ms).unwrap_or(u64::MAX)),
         ]

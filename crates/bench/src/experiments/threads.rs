@@ -1,6 +1,7 @@
 //! Throughput and latency versus concurrency: by calls in flight and by connections, and for one
 //! client beside another with many connections.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
@@ -313,6 +314,7 @@ impl Experiment<'_> {
         let measured = |phase: &str, outcome: &Outcome| {
             let load = if phase == "sixteen-beside-one" { &others } else { &one };
             let mut measurement = self.measurement(phase, load);
+            measurement.parameters.extend(self.options.beside(phase));
             outcome.fill(&mut measurement);
             measurement
         };
@@ -321,7 +323,7 @@ impl Experiment<'_> {
         if share.is_finite() {
             one_beside.figures.insert(Figure::BesideOthers, share);
         }
-        Ok([measured("one-alone", &alone), one_beside, measured("sixteen-beside-one", &beside[1])])
+        Ok([measured(ALONE, &alone), one_beside, measured("sixteen-beside-one", &beside[1])])
     }
 
     fn next_load(&mut self, connections: u16, depth: u16) -> Load {
@@ -347,10 +349,53 @@ impl Experiment<'_> {
     }
 
     fn measurement(&self, phase: &str, load: &Load) -> Measurement {
-        let parameters = [("io_bytes".to_owned(), load.io_bytes.into())].into();
+        let parameters = self.options.parameters(load.io_bytes);
         Measurement { phase: phase.to_owned(), parameters, ..Measurement::default() }
     }
 }
 
+impl Options {
+    /// What makes a load beside the numbers that vary: measurements with other parameters are no
+    /// pair.
+    fn parameters(&self, io_bytes: u32) -> BTreeMap<String, u64> {
+        let parameters = [
+            ("io_bytes", io_bytes.into()),
+            ("data_bytes", self.size.0),
+            ("limit_secs", self.seconds),
+        ];
+        parameters.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    /// The same of one client and another beside it, whose phases are not named after READ or WRITE.
+    fn beside(&self, phase: &str) -> BTreeMap<String, u64> {
+        let others_depth = (phase != ALONE).then_some(self.others_depth.into());
+        let parameters = [("write", Some(self.write.into())), ("others_depth", others_depth)];
+        let set =
+            parameters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        set.collect()
+    }
+}
+
+/// The phase of one client without another.
+const ALONE: &str = "one-alone";
 /// Size of the WRITEs that fill files, and of the READs that warm them up.
 const WRITE_BYTES: u32 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::own_server::options;
+
+    #[test]
+    fn each_option_of_the_load_is_a_parameter() {
+        let parameters = |line: &str| {
+            let options: Options = options(&format!("/srv {line}")).unwrap();
+            let mut parameters = options.parameters(4096);
+            parameters.extend(options.beside("one-beside-sixteen"));
+            parameters
+        };
+        for other in ["--size 1GiB", "--seconds 9", "--write", "--others-depth 5"] {
+            assert_ne!(parameters(""), parameters(other), "{other}");
+        }
+    }
+}

@@ -5,6 +5,7 @@
 mod pattern;
 mod writers;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -262,11 +263,17 @@ fn measurement(options: &Options, mode: Mode, written: &Written) -> Measurement 
         ("files", u64::from(options.files)),
         ("block_bytes", options.block.0),
         ("file_bytes", options.size.0),
+        ("limit_secs", options.seconds.into()),
     ];
+    let mut parameters: BTreeMap<_, _> =
+        parameters.map(|(name, value)| (name.to_owned(), value)).into();
+    if mode == Mode::Window {
+        parameters.insert("window_bytes".to_owned(), options.window.0);
+    }
     Measurement {
         phase: "write".to_owned(),
         subject: mode.name().to_owned(),
-        parameters: parameters.map(|(name, value)| (name.to_owned(), value)).into(),
+        parameters,
         figures,
         seconds: written.seconds.clone(),
         ..Measurement::default()

@@ -95,8 +95,12 @@ fn modes_take_turns_and_leave_nothing_behind() {
     for measurement in &measurements {
         let figures = &measurement.figures;
         assert_eq!((figures[&Figure::VerifiedMib], figures[&Figure::WrongBytes]), (2.0, 0.0));
-        let parameters = [("block_bytes", 65536), ("file_bytes", 1 << 20), ("files", 2)];
-        let parameters: BTreeMap<_, _> = parameters.map(|(n, v)| (n.to_owned(), v)).into();
+        let parameters =
+            [("block_bytes", 65536), ("file_bytes", 1 << 20), ("files", 2), ("limit_secs", 60)];
+        let mut parameters: BTreeMap<_, _> = parameters.map(|(n, v)| (n.to_owned(), v)).into();
+        if measurement.subject == "window" {
+            parameters.insert("window_bytes".to_owned(), 64 << 20);
+        }
         assert_eq!(measurement.parameters, parameters);
     }
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
