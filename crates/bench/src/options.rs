@@ -1,5 +1,6 @@
 //! Options that several experiments share: what is measured, and in what surroundings.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -51,8 +52,40 @@ pub(crate) struct TargetOptions {
 impl TargetOptions {
     /// Whether every server is ours to start.
     pub(crate) fn are_directories(&self) -> bool {
-        self.targets.iter().all(|target| matches!(target.value, Place::Directory(_)))
+        self.urls().next().is_none()
     }
+
+    /// The servers that run already, with their names.
+    pub(crate) fn urls(&self) -> impl Iterator<Item = (String, &NfsUrl)> {
+        self.targets.iter().filter_map(|target| match &target.value {
+            Place::Url(url) => Some((given_name(target.name.as_deref(), url), url)),
+            Place::Directory(_) => None,
+        })
+    }
+
+    /// The servers that may run on another machine: neither do their URLs name this one, nor was
+    /// one of their processes or directories named.
+    pub(crate) fn maybe_remote(&self) -> impl Iterator<Item = String> {
+        let is_local = |url: &NfsUrl| match url.host.parse::<IpAddr>() {
+            Ok(address) => address.is_loopback(),
+            Err(_) => url.host == "localhost",
+        };
+        let here = |name: &String| {
+            let pids = self.pids.iter().map(|pid| &pid.name);
+            let mut known = pids.chain(self.files.iter().map(|files| &files.name));
+            known.any(|known| known.as_ref() == Some(name))
+        };
+        let urls = self.urls().filter(move |(name, url)| !is_local(url) && !here(name));
+        urls.map(|(name, _)| name)
+    }
+}
+
+/// What a running server is called, but for the version.
+pub(crate) fn given_name(name: Option<&str>, url: &NfsUrl) -> String {
+    name.map(str::to_owned).unwrap_or_else(|| match url.port {
+        Some(port) => format!("{}:{port}", url.host),
+        None => url.host.clone(),
+    })
 }
 
 /// How often an experiment is made.
@@ -147,5 +180,21 @@ mod tests {
         assert!(matches!(place("nfs://h/x?mountport=1"), Ok((None, Place::Url(_)))));
         assert!(matches!(place("/srv"), Ok((None, Place::Directory(_)))));
         assert!(place("http://h/x").is_err());
+    }
+
+    #[test]
+    fn servers_that_may_be_remote_are_those_of_which_nothing_is_known_here() {
+        use clap::Parser as _;
+
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            targets: TargetOptions,
+        }
+        let words = "bench /srv nfs://nas/x a=nfs://b/x c=nfs://d/x e=nfs://127.0.0.1/x \
+                     f=nfs://[::1]/x g=nfs://localhost/x --pid a=1 --files c=/y";
+        let Cli { targets } = Cli::parse_from(words.split_whitespace());
+        assert_eq!(targets.maybe_remote().collect::<Vec<_>>(), ["nas"]);
+        assert!(!targets.are_directories());
     }
 }

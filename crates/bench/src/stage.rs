@@ -45,6 +45,20 @@ pub(crate) struct SurroundingsOptions {
     server_namespace: Option<String>,
 }
 
+impl SurroundingsOptions {
+    /// Options that were given and that are applied to servers that we start, and to no others.
+    fn of_started_servers(&self, targets: &TargetOptions) -> impl Iterator<Item = &'static str> {
+        let options = [
+            ("--memory-limit", targets.memory_limit.is_some()),
+            ("--scratch", self.scratch.is_some()),
+            ("--device-rate", self.device.rate.is_some()),
+            ("--device-iops", self.device.operations_per_sec.is_some()),
+            ("--device-delay", self.device.delay.is_some()),
+        ];
+        options.into_iter().filter_map(|(option, is_given)| is_given.then_some(option))
+    }
+}
+
 /// The surroundings of an experiment; undone when dropped.
 pub(crate) struct Stage {
     options: SurroundingsOptions,
@@ -129,11 +143,26 @@ pub(crate) struct MountedDirectory {
 }
 
 impl Stage {
-    /// Prepares the stage.
+    /// Prepares the stage for these targets, and records it. An option that does nothing for the
+    /// servers that run already is left out for them.
     ///
     /// # Errors
-    /// [`Error::Machine`]: the runtime cannot be started.
-    pub(crate) fn set(options: &SurroundingsOptions, run: &mut Run) -> Result<Self> {
+    /// [`Error::Misuse`]: an option would do nothing for any target. [`Error::Machine`]: the runtime
+    /// cannot be started.
+    pub(crate) fn set(
+        options: &SurroundingsOptions,
+        targets: &TargetOptions,
+        run: &mut Run,
+    ) -> Result<Self> {
+        for option in options.of_started_servers(targets) {
+            if targets.urls().count() == targets.targets.len() {
+                let what = format!("{option} is for servers that are started: name a directory");
+                return Err(Error::Misuse(what));
+            }
+            for (name, _) in targets.urls() {
+                run.left_out.push(format!("{option} was not applied to {name}, which ran before."));
+            }
+        }
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Error::machine("cannot wait for the network"))?;
         let (network, namespace) = (options.network, options.server_namespace.as_ref());

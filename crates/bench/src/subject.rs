@@ -11,7 +11,7 @@ use client::NfsUrl;
 use io::IoMode;
 
 use crate::load::{Observed, Version, Watch, remove_files};
-use crate::options::{Named, Place, TargetOptions};
+use crate::options::{Named, Place, TargetOptions, given_name};
 use crate::record::Run;
 use crate::rig::{
     BlockDevice, CachedFiles, FileSystem, NetworkLink, ServerOptions, ServerProcess, Throttle,
@@ -301,24 +301,13 @@ fn check_names(subjects: &[Subject], options: &TargetOptions) -> Result<()> {
     }
     let pids = options.pids.iter().map(|pid| &pid.name);
     for name in pids.chain(options.files.iter().map(|files| &files.name)) {
-        let is_given = options.targets.iter().any(|target| match &target.value {
-            Place::Url(url) => name.as_ref() == Some(&given_name(target.name.as_deref(), url)),
-            Place::Directory(_) => false,
-        });
+        let is_given = options.urls().any(|(given, _)| name.as_ref() == Some(&given));
         if !is_given {
             let name = name.as_deref().unwrap_or_default();
             return Err(Error::Misuse(format!("no URL is named `{name}`")));
         }
     }
     Ok(())
-}
-
-/// What a running server is called, but for the version.
-fn given_name(name: Option<&str>, url: &NfsUrl) -> String {
-    name.map(str::to_owned).unwrap_or_else(|| match url.port {
-        Some(port) => format!("{}:{port}", url.host),
-        None => url.host.clone(),
-    })
 }
 
 fn version_word(version: Version) -> String {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
+use crate::options::TargetOptions;
+use crate::record::Run;
 use crate::rig::{drop_caches, free_socket_buffers, touch_free_memory};
 use crate::stop::Stop;
 use crate::subject::Running;
@@ -34,8 +36,21 @@ impl CacheState {
         if rustix::process::geteuid().is_root() { Self::Cold } else { Self::Found }
     }
 
+    /// Records it, and which servers' caches it may not reach.
+    pub(super) fn note(self, targets: &TargetOptions, run: &mut Run) {
+        self.described().clone_into(&mut run.cache);
+        if self == Self::Found {
+            return;
+        }
+        for name in targets.maybe_remote() {
+            let what =
+                format!("The caches of {name} were not dropped unless it runs on this machine.");
+            run.left_out.push(what);
+        }
+    }
+
     /// In words for the record.
-    pub(super) const fn described(self) -> &'static str {
+    const fn described(self) -> &'static str {
         match self {
             Self::Cold => "written back and dropped before each measurement; free memory touched",
             Self::Warm => {

@@ -20,6 +20,7 @@ use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
 use crate::numeral::mib;
+use crate::options::TargetOptions;
 use crate::record::{Measurement, Run};
 use crate::stop::Stop;
 use crate::{Error, Result};
@@ -74,11 +75,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 impl servers::Experiment for Options {
     const NAME: &str = "clients";
 
-    fn describe(&self, run: &mut Run) -> Result<()> {
+    fn describe(&self, targets: &TargetOptions, run: &mut Run) -> Result<()> {
         if self.size.0 < EASY_BYTES {
             return Err(Error::Misuse("--size is at least 1MiB".to_owned()));
         }
-        self.cache().described().clone_into(&mut run.cache);
+        self.cache().note(targets, run);
         Ok(())
     }
 

@@ -151,12 +151,12 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     let sizes = options.sizes()?;
     let stop = Stop::on_signals()?;
     let mut run = begin_run("io", arguments)?;
-    let mut stage = Stage::set(&options.surroundings, &mut run)?;
+    let mut stage = Stage::set(&options.surroundings, &options.target, &mut run)?;
     let versions = &options.versions.nfs_versions;
     let subjects =
         Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
     let cache = options.cache.unwrap_or_else(CacheState::default_here);
-    run.cache = cache.described().to_owned();
+    cache.note(&options.target, &mut run);
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
     run.note.clone_from(&options.output.note);
     subject::describe(&subjects, &mut run)?;

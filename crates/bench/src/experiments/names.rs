@@ -18,7 +18,7 @@ use crate::figure::Figure;
 use crate::load::{Broken, Version};
 use crate::numeral::as_f64;
 use crate::numeral::mib;
-use crate::options::VersionOptions;
+use crate::options::{TargetOptions, VersionOptions};
 use crate::record::{Measurement, Run};
 use crate::stop::Stop;
 use crate::{Error, Result};
@@ -44,7 +44,7 @@ pub struct Options {
 impl servers::Experiment for Options {
     const NAME: &str = "names";
 
-    fn describe(&self, run: &mut Run) -> Result<()> {
+    fn describe(&self, _targets: &TargetOptions, run: &mut Run) -> Result<()> {
         "each round creates new names; the other phases find what that left in caches"
             .clone_into(&mut run.cache);
         Ok(())

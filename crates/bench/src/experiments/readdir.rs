@@ -18,6 +18,7 @@ use super::export::Export;
 use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
+use crate::options::TargetOptions;
 use crate::record::{Measurement, Run};
 use crate::{Error, Result};
 use changer::Changer;
@@ -106,7 +107,7 @@ fn parse_time(text: &str) -> std::result::Result<Duration, String> {
 impl servers::Experiment for Options {
     const NAME: &str = "readdir";
 
-    fn describe(&self, run: &mut Run) -> Result<()> {
+    fn describe(&self, _targets: &TargetOptions, run: &mut Run) -> Result<()> {
         self.check()?;
         for change in self.changes() {
             let every = self.change_interval;

@@ -41,7 +41,7 @@ pub(crate) trait Experiment: Args + Clone {
     ///
     /// # Errors
     /// [`crate::Error::Misuse`].
-    fn describe(&self, run: &mut Run) -> Result<()>;
+    fn describe(&self, targets: &TargetOptions, run: &mut Run) -> Result<()>;
 
     /// The versions of NFS that it speaks, if it can choose.
     fn versions(&self) -> &[Version] {
@@ -74,12 +74,12 @@ pub(crate) fn run<T: Experiment>(
 ) -> Result<()> {
     let stop = Stop::on_signals()?;
     let mut run = begin_run(T::NAME, arguments)?;
-    let mut stage = Stage::set(&options.surroundings, &mut run)?;
+    let mut stage = Stage::set(&options.surroundings, &options.target, &mut run)?;
     let versions = options.own.versions();
     let subjects =
         Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
     subject::describe(&subjects, &mut run)?;
-    options.own.describe(&mut run)?;
+    options.own.describe(&options.target, &mut run)?;
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
     run.note.clone_from(&options.output.note);
     let mut output = Output::start(&options.output, run)?;

@@ -101,11 +101,11 @@ const ONE_DEPTH: u16 = 4;
 pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<()> {
     let stop = Stop::on_signals()?;
     let mut run = begin_run("threads", arguments)?;
-    let mut stage = Stage::set(&options.surroundings, &mut run)?;
+    let mut stage = Stage::set(&options.surroundings, &options.target, &mut run)?;
     let versions = &options.versions.nfs_versions;
     let subjects =
         Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
-    options.cache.described().clone_into(&mut run.cache);
+    options.cache.note(&options.target, &mut run);
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
     run.note.clone_from(&options.output.note);
     subject::describe(&subjects, &mut run)?;

@@ -16,6 +16,7 @@ use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
 use crate::numeral::{as_f64, mib};
+use crate::options::TargetOptions;
 use crate::record::{Measurement, Run};
 use crate::{Error, Result};
 use written::{Written, verify, write};
@@ -60,7 +61,7 @@ impl servers::Experiment for Options {
     const NAME: &str = "writeback";
 
     /// Notes what is done about caches. The parameters name what is compared.
-    fn describe(&self, run: &mut Run) -> Result<()> {
+    fn describe(&self, _targets: &TargetOptions, run: &mut Run) -> Result<()> {
         self.check()?;
         "each measurement writes a new file through a new mount".clone_into(&mut run.cache);
         Ok(())

@@ -14,7 +14,7 @@ struct Cli {
 
 fn stage_and_subjects(words: &[&str]) -> (Stage, Vec<Subject>) {
     let Cli { targets, surroundings } = Cli::parse_from(["bench"].iter().chain(words));
-    let stage = Stage::set(&surroundings, &mut Run::default()).unwrap();
+    let stage = Stage::set(&surroundings, &targets, &mut Run::default()).unwrap();
     let place = |_: &Path| panic!("they are URLs");
     (stage, Subject::all(&targets, &[], Path::new("/bin/true"), place).unwrap())
 }
@@ -45,4 +45,27 @@ fn a_directory_of_another_run_is_not_used() {
     let refused = stage.mount(&url, Version::V3, Some(directory)).map(drop).unwrap_err();
     assert!(refused.to_string().contains(directory), "{refused}");
     assert!(!stage.has_made(directory));
+}
+
+#[test]
+fn options_for_started_servers_are_refused_or_left_out_for_others() {
+    let left_out = |words: &[&str]| {
+        let Cli { targets, surroundings } = Cli::parse_from(["bench"].iter().chain(words));
+        let mut run = Run::default();
+        Stage::set(&surroundings, &targets, &mut run).map(|_| run.left_out)
+    };
+    for option in [
+        "--memory-limit=1GiB",
+        "--scratch=xfs:1GiB",
+        "--device-rate=1MiB/s",
+        "--device-iops=9",
+        "--device-delay=5ms",
+    ] {
+        let (name, _) = option.split_once('=').unwrap();
+        let refused = left_out(&["nfs://nas/x", option]).unwrap_err();
+        assert!(matches!(&refused, Error::Misuse(why) if why.starts_with(name)), "{refused}");
+        let noted = left_out(&["/srv", "nas=nfs://h/x", option]).unwrap();
+        assert_eq!(noted, [format!("{name} was not applied to nas, which ran before.")]);
+        assert_eq!(left_out(&["/srv", option]).unwrap(), Vec::<String>::new());
+    }
 }
