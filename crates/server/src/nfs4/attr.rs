@@ -236,17 +236,18 @@ impl<'a> Compound<'a> {
     pub(super) async fn setattr(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
         let mut set = Bitmap::EMPTY;
         let outcome = match decoded::<SetattrArgs<'_>>(reader) {
-            Ok(args) => self.set_attributes(&args).await.map(|()| set = args.attributes.bitmap),
+            Ok(args) => self.set_attributes(&args, &mut set).await,
             Err(refused) => Err(refused),
         };
         let result = self.put(OperationCode::Setattr, outcome.map(|()| set));
         if result.is_err() {
-            Bitmap::EMPTY.encode(self.results.writer());
+            set.encode(self.results.writer());
         }
         result
     }
 
-    async fn set_attributes(&mut self, args: &SetattrArgs<'_>) -> Outcome<()> {
+    /// Adds to `set` what is done, also where a later part has failed.
+    async fn set_attributes(&mut self, args: &SetattrArgs<'_>, set: &mut Bitmap) -> Outcome<()> {
         let mut located = self.object_or(Status::Rofs)?;
         let change = convert::attribute_change(&args.attributes)?;
         if change.size.is_some() {
@@ -254,7 +255,9 @@ impl<'a> Compound<'a> {
             located.caller = checked.0;
         }
         let vfs = &self.request.service.vfs;
-        Ok(vfs.setattr(&located.caller, &located.object, change, None).await.result?)
+        let answer = vfs.setattr(&located.caller, &located.object, change, None).await;
+        *set = convert::set_by(answer.attributes.1, args.attributes.bitmap);
+        Ok(answer.result?)
     }
 
     /// VERIFY and NVERIFY, RFC 8881 §18.31 and §18.15.

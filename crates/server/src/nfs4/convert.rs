@@ -7,7 +7,7 @@ use proto::nfs4::{
 use super::{Outcome, Refused};
 use crate::fs::{Status, Timestamp};
 use crate::inode_cache::{Attributes, Wcc};
-use crate::vfs::{AttributeChange, SetTime};
+use crate::vfs::{Applied, AttributeChange, SetTime};
 
 /// The attributes that are supported by minor version 2.
 pub(super) const SUPPORTED: Bitmap = KNOWN_ATTRIBUTES;
@@ -113,6 +113,50 @@ pub(super) fn new_attributes(raw: &RawAttributes<'_>) -> Outcome<AttributeChange
         return Err(nfs4::Status::Inval.into());
     }
     change_within(SETTABLE.union(Bitmap::of(&[attribute::MODE_UMASK])), raw)
+}
+
+/// Owner and group.
+const OWNERS: Bitmap = Bitmap::of(&[attribute::OWNER, attribute::OWNER_GROUP]);
+/// What SYMLINK ignores beside the length.
+const OF_NO_LINK: Bitmap = Bitmap::of(&[
+    attribute::MODE,
+    attribute::MODE_UMASK,
+    attribute::TIME_ACCESS_SET,
+    attribute::TIME_MODIFY_SET,
+]);
+
+/// The attributes that a SETATTR of `requested` ones has set.
+pub(super) fn set_by(applied: Applied, requested: Bitmap) -> Bitmap {
+    let part = |is_done: bool, of: Bitmap| if is_done { of } else { Bitmap::EMPTY };
+    let times = Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
+    let done = part(applied.size, Bitmap::of(&[attribute::SIZE]))
+        .union(part(applied.owner, OWNERS))
+        .union(part(applied.mode, Bitmap::of(&[attribute::MODE])))
+        .union(part(applied.times, times));
+    requested.intersection(done)
+}
+
+/// The attributes among `requested` ones that a new object has got: an owner or group that the caller
+/// may not give is ignored, as are the mode and times of a symbolic link, and a length of all but
+/// files.
+pub(super) fn set_at_creation(
+    change: &AttributeChange,
+    requested: Bitmap,
+    made: &Attributes,
+) -> Bitmap {
+    use rustix::fs::FileType as Kind;
+    let kind = match made.file_type {
+        Kind::RegularFile => Bitmap::EMPTY,
+        Kind::Symlink => OF_NO_LINK.union(Bitmap::of(&[attribute::SIZE])),
+        _ => Bitmap::of(&[attribute::SIZE]),
+    };
+    let is_given = |wanted: Option<u32>, is: u32| wanted.is_none_or(|wanted| wanted == is);
+    let unless =
+        |is_given: bool, number| if is_given { Bitmap::EMPTY } else { Bitmap::of(&[number]) };
+    requested
+        .difference(kind)
+        .difference(unless(is_given(change.uid, made.uid), attribute::OWNER))
+        .difference(unless(is_given(change.gid, made.gid), attribute::OWNER_GROUP))
 }
 
 fn change_within(settable: Bitmap, raw: &RawAttributes<'_>) -> Outcome<AttributeChange> {

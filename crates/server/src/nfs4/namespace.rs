@@ -158,8 +158,9 @@ impl Compound<'_> {
         let answer = vfs.make_node(caller, object, args.name, kind, change).await;
         let found = answer.result?;
         self.go(Place::Object(located.found(&found)));
-        let change = convert::change_info(&answer.attributes);
-        Ok(CreateOk { change, attributes_set: args.attributes.bitmap })
+        let requested = args.attributes.bitmap;
+        let attributes_set = convert::set_at_creation(&change, requested, &found.attributes);
+        Ok(CreateOk { change: convert::change_info(&answer.attributes), attributes_set })
     }
 
     /// REMOVE, RFC 8881 §18.25, of an object of any kind.

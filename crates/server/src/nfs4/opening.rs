@@ -232,12 +232,13 @@ impl<'a> Compound<'a> {
         directory: &Located,
         name: &[u8],
         mode: CreateMode,
-        attributes_set: Bitmap,
+        requested: Bitmap,
     ) -> Outcome<Target<'a>> {
         let Located { caller, object } = directory;
         let is_new = !matches!(mode, CreateMode::Exclusive(..));
         let answer = self.request.service.vfs.create(caller, object, name, mode).await;
         let made = answer.result?;
+        let attributes_set = convert::set_at_creation(&mode.change(), requested, &made.attributes);
         let change = convert::change_info(&answer.attributes);
         let located = directory.found(&made);
         Ok(Target { located, change, attributes_set, is_new, cuts: false, room: None })

@@ -44,6 +44,19 @@ pub(crate) struct AttributeChange {
     pub(crate) mtime: SetTime,
 }
 
+/// The parts of an [`AttributeChange`] that are done, also where a later one has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Applied {
+    /// The length.
+    pub(crate) size: bool,
+    /// Owner and group, which are set together.
+    pub(crate) owner: bool,
+    /// The mode.
+    pub(crate) mode: bool,
+    /// Both times, which are set together.
+    pub(crate) times: bool,
+}
+
 impl AttributeChange {
     /// Refuses what no object can have. Two times and one id mean something else to the kernel
     /// ("now", "leave it as it is"), so they must not get there.
@@ -71,7 +84,8 @@ impl Vfs {
         }
     }
 
-    /// SETATTR, RFC 1813 §3.3.2, as the caller. `guard`, when given, must be the ctime before.
+    /// SETATTR, RFC 1813 §3.3.2, as the caller. `guard`, when given, must be the ctime before. The
+    /// answer has the parts that are done with the attributes.
     ///
     /// The parts are applied in the order length, owner, mode, times, for each may undo the next
     /// when applied after it; a failure leaves the earlier ones done, as the RFC allows.
@@ -85,7 +99,7 @@ impl Vfs {
         object: &Object,
         change: AttributeChange,
         guard: Option<Timestamp>,
-    ) -> Answer<Wcc, ()> {
+    ) -> Answer<(Wcc, Applied), ()> {
         let (what, lengths) = match change.size {
             None => (Changing::Attributes, Lengths::KEPT),
             Some(size) => (Changing::Data, Lengths::set_to(size)),
@@ -108,22 +122,26 @@ impl Vfs {
         }
         if let Err(status) = checked {
             let now = self.live_attributes(&file).await;
-            return Answer { attributes: begun.end_by(file.fd(), 0, || now), result: Err(status) };
+            let wcc = begun.end_by(file.fd(), 0, || now);
+            return Answer { attributes: (wcc, Applied::default()), result: Err(status) };
         }
         let changed = Arc::clone(&file);
+        let cut = Applied { size: change.size.is_some(), ..Applied::default() };
         let job = move || {
             begun.system_calls().note();
-            let result = apply(changed.fd(), &change);
-            Ok((begun.end(changed.fd()), result))
+            let mut applied = cut;
+            let result = apply(changed.fd(), &change, &mut applied);
+            Ok(((begun.end(changed.fd()), applied), result))
         };
-        let (attributes, applied) = match self.in_metadata_lane(caller.identity.clone(), job).await
-        {
+        let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
             Ok(done) => done,
-            Err(status) => return Answer::refused(status),
+            Err(status) => {
+                return Answer { attributes: (Wcc::default(), cut), result: Err(status) };
+            }
         };
         // Also when a part failed: the others are done.
         let settled = self.settle(&file, object.sync).await;
-        Answer { attributes, result: settled.and(applied) }
+        Answer { attributes, result: settled.and(result) }
     }
 
     /// Sets the length in bytes as a part of `change`. The owner may with any mode bits, as with
@@ -161,17 +179,25 @@ fn check(caller: &Caller, before: &LiveAttributes, guard: Option<Timestamp>) -> 
     if guard.is_none_or(|guard| guard == before.ctime) { Ok(()) } else { Err(Status::NotSync) }
 }
 
-/// Applies all but the length of a change that was checked, as the identity of this thread.
-pub(super) fn apply(fd: BorrowedFd<'_>, change: &AttributeChange) -> Result<(), Status> {
+/// Applies all but the length of a change that was checked, as the identity of this thread, and notes
+/// what is done.
+pub(super) fn apply(
+    fd: BorrowedFd<'_>,
+    change: &AttributeChange,
+    applied: &mut Applied,
+) -> Result<(), Status> {
     set_owner(fd, change.uid, change.gid)?;
+    applied.owner = true;
     if let Some(mode) = change.mode {
         // chmod takes no O_PATH descriptor before Linux 6.6.
         let mode = Mode::from_raw_mode(mode & 0o7777);
         rustix::fs::chmodat(CWD, proc_path(fd), mode, AtFlags::empty())?;
     }
+    applied.mode = true;
     if change.atime != SetTime::Keep || change.mtime != SetTime::Keep {
         set_times(fd, change.atime, change.mtime)?;
     }
+    applied.times = true;
     Ok(())
 }
 

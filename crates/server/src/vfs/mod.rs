@@ -46,7 +46,7 @@ use crate::inode_cache::{
 use crate::memory_plan::MemoryPlan;
 use crate::trace::Tracer;
 
-pub(crate) use attr::{AttributeChange, SetTime};
+pub(crate) use attr::{Applied, AttributeChange, SetTime};
 pub(crate) use copy::{Allocation, CopyEnd, CopyRange, Sought};
 pub(crate) use fsinfo::{FileSystemSpace, PathLimits};
 pub(crate) use namespace::{CreateMode, NodeKind};

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::{Opened, find_child, new_component, open_child};
 use crate::fs::proc_path;
 use crate::inode_cache::Inode;
-use crate::vfs::attr::{apply, set_owner};
+use crate::vfs::attr::{Applied, apply, set_owner};
 use crate::vfs::{
     Answer, AttributeChange, Caller, Found, LiveAttributes, Object, SetTime, Status, Timestamp,
     Vfs, Wcc, attributes_and_birth_at, attributes_of, attributes_of_linked_or_not,
@@ -34,7 +34,7 @@ pub(crate) enum CreateMode {
 
 impl CreateMode {
     /// The attributes of a new file.
-    fn change(&self) -> AttributeChange {
+    pub(crate) fn change(&self) -> AttributeChange {
         match *self {
             Self::Unchecked(change) | Self::Guarded(change) => change,
             Self::Exclusive(verifier, change) => exclusive_change(verifier, change),
@@ -97,7 +97,7 @@ impl Vfs {
             if let Err(status) = cut.result {
                 return Answer { attributes: answer.attributes, result: Err(status) };
             }
-            found.attributes = cut.attributes.after.unwrap_or(found.attributes);
+            found.attributes = cut.attributes.0.after.unwrap_or(found.attributes);
         }
         Answer { attributes: answer.attributes, result: Ok(found) }
     }
@@ -271,7 +271,7 @@ fn set_rest(fd: BorrowedFd<'_>, rest: &AttributeChange) -> Result<bool, Status> 
         Err(errno) if !is_not_given(errno) => return Err(errno.into()),
         Ok(()) | Err(_) => {}
     }
-    apply(fd, &AttributeChange { uid: None, gid: None, ..*rest })?;
+    apply(fd, &AttributeChange { uid: None, gid: None, ..*rest }, &mut Applied::default())?;
     Ok(true)
 }
 

@@ -1,12 +1,15 @@
 //! Data and attributes of files.
 
+use std::os::unix::fs::PermissionsExt;
+
 use proto::nfs4::*;
 use proto::xdr::{Decode, Encode, Reader, Writer};
 
 use spillway_server::counters::Counter;
 
-use super::client::{ALL_VERSIONS, Operations, Results, Session, compound};
-use crate::fixture::{Fixture, Mounted};
+use super::client::{ALL_VERSIONS, Operations, Results, Session, compound, open_args};
+use crate::client::Ids;
+use crate::fixture::{Fixture, Mounted, is_root, set_mode};
 
 fn read_data(results: &mut Results) -> Reply<(bool, Vec<u8>)> {
     results.next_with(OperationCode::Read, |r| {
@@ -254,6 +257,89 @@ fn only_attributes_that_exist_can_be_set() {
         assert_eq!(results.next::<()>(OperationCode::Setattr), Err(status), "attribute {bit}");
         assert_eq!(results.rest(), [0; 4], "no attribute was set");
     }
+}
+
+/// The values of attributes, as arguments have them.
+fn values(set: &Attributes<'_>) -> Vec<u8> {
+    let mut encoded = Writer::new();
+    set.encode(&mut encoded);
+    let mut reader = Reader::new(encoded.as_slice());
+    RawAttributes::decode(&mut reader).unwrap().values.to_vec()
+}
+
+#[test]
+fn attrset_has_what_a_new_object_was_given() {
+    if !is_root("attrset_has_what_a_new_object_was_given") {
+        return;
+    }
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    set_mode(&fixture.exported(""), 0o777);
+    session.client.ids = Some(Ids::user(1001));
+    let time = SetTime::ToClientTime(Time { seconds: 5, nseconds: 7 });
+    let given = |owner, group| Attributes {
+        mode: Some(0o640),
+        owner: Some(Principal::Id(owner)),
+        owner_group: Some(Principal::Id(group)),
+        time_modify_set: Some(time),
+        ..Attributes::default()
+    };
+    let (owner, group) = (attribute::OWNER, attribute::OWNER_GROUP);
+    let of_link = [attribute::MODE, attribute::TIME_MODIFY_SET];
+    let cases: [(&[u8], CreateKind<'_>, _, &[u32]); 4] = [
+        (b"own", CreateKind::Directory, given(1001, 1001), &[]),
+        (b"others", CreateKind::Directory, given(1002, 1001), &[owner]),
+        (b"nothing", CreateKind::Fifo, given(1002, 1002), &[owner, group]),
+        (b"link", CreateKind::Symlink(b"to"), given(1001, 1001), &of_link),
+    ];
+    for (name, kind, set, ignored) in cases {
+        let values = values(&set);
+        let attributes = RawAttributes { bitmap: set.present(), values: &values };
+        let args = CreateArgs { kind, name, attributes };
+        let call = Operations::new().at(export).op(OperationCode::Create, &args);
+        let mut results = session.ok(&call);
+        let made: CreateOk =
+            results.skip(&[OperationCode::Putfh]).next(OperationCode::Create).unwrap();
+        let wanted = set.present().difference(Bitmap::of(ignored));
+        assert_eq!(made.attributes_set, wanted, "{}", name.escape_ascii());
+    }
+    let set = given(1002, 1001);
+    let values = values(&set);
+    let raw = RawAttributes { bitmap: set.present(), values: &values };
+    let args = open_args(ShareAccess::Both, OpenHow::Guarded(raw), OpenClaim::Null(b"file"));
+    let mut results = session.ok(&Operations::new().at(export).op(OperationCode::Open, &args));
+    let opened: OpenOk = results.skip(&[OperationCode::Putfh]).next(OperationCode::Open).unwrap();
+    assert_eq!(opened.attributes_set, set.present().difference(Bitmap::of(&[owner])));
+}
+
+/// RFC 8881 §18.30.3.
+#[test]
+fn attrsset_has_what_a_setattr_did_before_it_failed() {
+    if !is_root("attrsset_has_what_a_setattr_did_before_it_failed") {
+        return;
+    }
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    set_mode(&fixture.exported(""), 0o777);
+    session.client.ids = Some(Ids::user(1001));
+    let (file, stateid) = session.open(export, b"file");
+    let set = Attributes {
+        size: Some(3),
+        mode: Some(0o600),
+        owner: Some(Principal::Id(1002)),
+        ..Attributes::default()
+    };
+    let values = values(&set);
+    let attributes = RawAttributes { bitmap: set.present(), values: &values };
+    let args = SetattrArgs { stateid, attributes };
+    let mut results = session.call(&Operations::new().at(file).op(OperationCode::Setattr, &args));
+    let status = results.skip(&[OperationCode::Putfh]).next::<()>(OperationCode::Setattr);
+    let done: Bitmap = proto::xdr::decode_all(results.rest()).unwrap();
+    assert_eq!((status, done), (Err(Status::Perm), Bitmap::of(&[attribute::SIZE])));
+    let shown = fixture.exported("file").metadata().unwrap();
+    assert_eq!((shown.len(), shown.permissions().mode() & 0o777), (3, 0o644));
 }
 
 /// `SETATTR4res` is no union: `attrsset` follows every status.
