@@ -162,20 +162,25 @@ impl Compound<'_> {
     }
 
     /// BIND_CONN_TO_SESSION, RFC 8881 §18.34. Every connection carries calls of every session.
+    ///
+    /// # Errors
+    /// `Badsession`; `Inval` for a backchannel alone or at least, if the session has no flavour of
+    /// callbacks that can be sent: the client must not take the connection for one.
     pub(super) async fn bind_connection(
         &mut self,
         args: BindConnToSession,
     ) -> Outcome<BindConnToSession> {
         let service = self.request.service;
         service.state.session(args.session)?;
-        let direction = match args.direction {
-            ChannelDirection::Fore => ChannelDirection::Fore,
-            ChannelDirection::Back | ChannelDirection::Both | ChannelDirection::BackOrBoth => {
-                match service.state.bind_backchannel(args.session, self.peer.connection)? {
-                    true => ChannelDirection::Both,
-                    false => ChannelDirection::Fore,
-                }
-            }
+        use ChannelDirection::{Back, BackOrBoth, Both, Fore};
+        let wants_back = args.direction != Fore;
+        let is_back =
+            wants_back && service.state.bind_backchannel(args.session, self.peer.connection)?;
+        let direction = match (args.direction, is_back) {
+            (Fore, _) | (Both, false) => Fore,
+            (Back, true) => Back,
+            (Both | BackOrBoth, true) => Both,
+            (Back | BackOrBoth, false) => return Err(Status::Inval.into()),
         };
         Ok(BindConnToSession { direction, use_rdma: false, ..args })
     }

@@ -239,6 +239,39 @@ fn a_reply_that_must_be_kept_and_cannot_be_is_refused() {
     assert!(len.unwrap() < 2048, "{len:?}");
 }
 
+/// RFC 8881 §18.34.3.
+#[test]
+fn a_connection_is_bound_in_the_direction_that_the_client_asks_for() {
+    use ChannelDirection::{Back, BackOrBoth, Both, Fore};
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut client = fixture.client();
+    // With callbacks that the server can send, and with none but those of RPCSEC_GSS.
+    let usable = [(Fore, Ok(Fore)), (Back, Ok(Back)), (Both, Ok(Both)), (BackOrBoth, Ok(Both))];
+    let inval = Err(Status::Inval);
+    let unusable = [(Fore, Ok(Fore)), (Back, inval), (Both, Ok(Fore)), (BackOrBoth, inval)];
+    for (security, table) in
+        [(CallbackSecurity::Sys { uid: 0, gid: 0 }, usable), (CallbackSecurity::Gss, unusable)]
+    {
+        let owner = if security == CallbackSecurity::Gss { b"gss" } else { b"sys" };
+        let (client_id, sequence, _) = exchange_id(&mut client, owner, 1).unwrap();
+        let security = [security];
+        let args = CreateSessionArgs {
+            callback_security: (&security[..]).into(),
+            ..create_session_args(client_id, sequence)
+        };
+        let create = Operations::new().op(OperationCode::CreateSession, &args);
+        let mut results = compound(&mut client, 1, &create);
+        let made: CreateSessionOk = results.next(OperationCode::CreateSession).unwrap();
+        for (direction, wanted) in table {
+            let args = BindConnToSession { session: made.session, direction, use_rdma: false };
+            let bind = Operations::new().op(OperationCode::BindConnToSession, &args);
+            let mut results = compound(&mut client, 1, &bind);
+            let bound: Reply<BindConnToSession> = results.next(OperationCode::BindConnToSession);
+            assert_eq!(bound.map(|bound| bound.direction), wanted, "{direction:?} {owner:?}");
+        }
+    }
+}
+
 /// A client goes on where the page before ended: it would ask for a page that fails for ever.
 #[test]
 fn a_listing_that_is_kept_goes_on_to_its_end() {
