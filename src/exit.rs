@@ -1,13 +1,15 @@
 //! The end of the program: its exit status, and the form of every failure.
 //!
 //! Exit status: 0 for success, [`FAILED`] for a failure, [`MISUSED`] for a wrong command line. Each
-//! failure is one sentence on stderr.
+//! failure is one sentence on stderr, or in the system's log of a process that has left its stderr.
 
 use std::error::Error;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use rustix::io::Errno;
+
+use crate::log;
 
 pub(crate) const FAILED: u8 = 1;
 pub(crate) const MISUSED: u8 = 2;
@@ -29,13 +31,13 @@ pub(crate) fn failed(error: &dyn Error) -> ExitCode {
         }
         cause = error.source();
     }
-    complain(&sentence);
+    complain(log::ERROR, &sentence);
     ExitCode::from(FAILED)
 }
 
 /// Reports that the command line is wrong, and where the help of `command` is.
 pub(crate) fn misused(command: &str, sentence: &str) -> ExitCode {
-    complain(&format!("{sentence}\nTry `{command} --help`."));
+    complain(log::ERROR, &format!("{sentence}\nTry `{command} --help`."));
     ExitCode::from(MISUSED)
 }
 
@@ -56,7 +58,7 @@ pub(crate) fn written(output: io::Result<()>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(READER_GONE),
         Err(error) => {
-            complain(&format!("write error: {}", io_reason(&error)));
+            complain(log::ERROR, &format!("write error: {}", io_reason(&error)));
             ExitCode::from(FAILED)
         }
     }
@@ -64,10 +66,13 @@ pub(crate) fn written(output: io::Result<()>) -> ExitCode {
 
 /// Reports what does not fail.
 pub(crate) fn warn(sentence: &str) {
-    complain(&format!("warning: {sentence}"));
+    complain(log::WARNING, &format!("warning: {sentence}"));
 }
 
-fn complain(sentence: &str) {
+fn complain(priority: u8, sentence: &str) {
+    if log::system::send(priority, sentence) {
+        return;
+    }
     // There is no other place to report that stderr takes nothing.
     let _ = writeln!(io::stderr().lock(), "spillway: {sentence}");
 }

@@ -1,4 +1,4 @@
-//! The log on stderr, with a bound on the lines that a peer can cause.
+//! The log on stderr or in the system's log, with a bound on the lines that a peer can cause.
 //!
 //! Every line at `info` or above that does not come from the program itself, which reports to its
 //! operator, passes [`Limited`]: no place in the libraries has to ask, and none can forget to. A
@@ -10,6 +10,7 @@ mod json;
 pub(crate) mod levels;
 mod limit;
 mod printable;
+pub(crate) mod system;
 
 use std::fmt;
 use std::io::{self, IsTerminal as _};
@@ -29,6 +30,7 @@ use tracing_subscriber::{EnvFilter, Layer};
 use format::Lines;
 pub(crate) use format::LogFormat;
 use limit::{Limit, Suppressed};
+pub(crate) use system::{ERROR, WARNING};
 
 /// The time from a suppressed line to the report of it.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
@@ -47,6 +49,19 @@ static REPORT_IS_COMING: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// A sentence about RUST_LOG.
 pub(crate) fn start(verbose: u8, form: LogFormat) -> Result<(), String> {
+    let has_colors = form == LogFormat::Text && stderr_has_colors();
+    start_as(verbose, Lines::for_stderr(form, has_colors), has_colors)
+}
+
+/// As [`start`], for a process that will exchange its stderr for a file or for the system's log.
+///
+/// # Errors
+/// A sentence about RUST_LOG.
+pub(crate) fn start_in_background(verbose: u8) -> Result<(), String> {
+    start_as(verbose, Lines::for_file(), false)
+}
+
+fn start_as(verbose: u8, form: Lines, has_colors: bool) -> Result<(), String> {
     let levels = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(text) if !text.is_empty() => {
             levels::start(&text).map_err(|error| format!("{}: {error}", EnvFilter::DEFAULT_ENV))?
@@ -57,10 +72,9 @@ pub(crate) fn start(verbose: u8, form: LogFormat) -> Result<(), String> {
             _ => "trace",
         })?,
     };
-    let has_colors = form == LogFormat::Text && stderr_has_colors();
     let lines = tracing_subscriber::fmt::layer()
-        .event_format(Lines::for_stderr(form, has_colors))
-        .with_writer(io::stderr)
+        .event_format(form)
+        .with_writer(system::Output)
         .with_ansi(has_colors);
     tracing_subscriber::registry().with(levels).with(lines).with(Limited).init();
     Ok(())

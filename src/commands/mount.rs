@@ -51,7 +51,8 @@ pub(crate) struct MountCommand {
     #[arg(long)]
     foreground: bool,
 
-    /// Append messages and events to FILE when in the background [default: drop them]
+    /// Append messages and events to FILE when in the background; `-o log=FILE` does the same
+    /// [default: messages to the system log, no events]
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 
@@ -104,14 +105,20 @@ pub(crate) fn run(command: &MountCommand) -> ExitCode {
     if !command.foreground && !in_background {
         return start_in_background().unwrap_or_else(|error| exit::failed(&error));
     }
-    if let Err(sentence) = log::start(command.verbose, LogFormat::Text) {
+    let started = if in_background {
+        log::start_in_background(command.verbose)
+    } else {
+        log::start(command.verbose, LogFormat::Text)
+    };
+    if let Err(sentence) = started {
         return exit::misused("spillway mount", &sentence);
     }
     let runtime = match runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return exit::failed(&error),
     };
-    let background = in_background.then(|| Background::new(command.log.as_deref())).transpose();
+    let log = command.log.as_deref().or(plan.request.log.as_deref());
+    let background = in_background.then(|| Background::new(log)).transpose();
     let background = match background {
         Ok(background) => background,
         Err(sentence) => return failed(sentence),
@@ -283,7 +290,8 @@ fn start_in_background() -> io::Result<ExitCode> {
 /// Where the standard files of a process in the background lead.
 struct Background {
     null: File,
-    log: File,
+    /// For messages; they go to the system's log if there is none.
+    log: Option<File>,
 }
 
 impl Background {
@@ -294,10 +302,8 @@ impl Background {
             options.open(path).map_err(|error| format!("{}: {error}", path.display()))
         };
         let null = open(OpenOptions::new().read(true).write(true), Path::new("/dev/null"))?;
-        let log = match log {
-            Some(path) => open(OpenOptions::new().append(true).create(true), path)?,
-            None => null.try_clone().map_err(|error| format!("/dev/null: {error}"))?,
-        };
+        let log = log.map(|path| open(OpenOptions::new().append(true).create(true), path));
+        let log = log.transpose()?;
         Ok(Self { null, log })
     }
 
@@ -306,7 +312,10 @@ impl Background {
         // The leader of a new session gets no signals of the terminal.
         rustix::process::setsid()?;
         env::set_current_dir("/")?;
-        rustix::stdio::dup2_stderr(&self.log)?;
+        rustix::stdio::dup2_stderr(self.log.as_ref().unwrap_or(&self.null))?;
+        if self.log.is_none() {
+            log::system::open()?;
+        }
         print(MOUNTED)?;
         Ok(rustix::stdio::dup2_stdout(&self.null)?)
     }

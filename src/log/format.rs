@@ -7,13 +7,14 @@ use std::os::fd::AsFd as _;
 
 use clap::ValueEnum;
 use rustix::fs::fstat;
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::json;
 use super::printable::Printable;
+use super::system::{self, priority};
 
 /// The form of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -47,6 +48,10 @@ impl Lines {
             LogFormat::Text => Self::Timed(Format::default().with_ansi(has_colors)),
         }
     }
+
+    pub(super) fn for_file() -> Self {
+        Self::Timed(Format::default().with_ansi(false))
+    }
 }
 
 /// Whether stderr is the stream `DEVICE:INODE`. A program that has redirected it inherits the
@@ -75,21 +80,15 @@ where
             write!(writer, "<{}>", priority(*event.metadata().level()))?;
         }
         match self {
+            // Which adds time and priority.
+            _ if system::is_open() => {
+                Format::default().without_time().format_event(context, inner, event)?;
+            }
             Self::Timed(format) => format.format_event(context, inner, event)?,
             Self::Journal(format) => format.format_event(context, inner, event)?,
             Self::Json { .. } => return writeln!(writer, "{}", json::line(event)?),
         }
         writeln!(writer, "{}", Printable { text: line.trim_end_matches('\n'), has_colors })
-    }
-}
-
-/// The priority of syslog(3).
-fn priority(level: Level) -> u8 {
-    match level {
-        Level::ERROR => 3,
-        Level::WARN => 4,
-        Level::INFO => 6,
-        Level::DEBUG | Level::TRACE => 7,
     }
 }
 

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
@@ -26,6 +27,8 @@ USER = 65534
 FUSE_DEVICE = (10, 229)
 # Flags of mount(2).
 MS_RDONLY, MS_REMOUNT = 1, 32
+# The facility of syslog(3).
+DAEMON = 3 << 3
 
 
 @contextlib.contextmanager
@@ -149,6 +152,89 @@ def daemon_goes_to_the_background():
         finally:
             if mounted(place):
                 run("umount", "--lazy", place)
+
+
+@contextlib.contextmanager
+def daemon(place, *command):
+    """The process id of a mount in the background that `command` starts; killed in the end."""
+    run_ok(*command)
+    (process,) = (int(number) for number in daemons(place))
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        if mounted(place):
+            run("umount", "--lazy", place)
+
+
+@contextlib.contextmanager
+def stopped(server):
+    """A server that does not answer."""
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+@case
+def daemon_appends_its_messages_to_a_file():
+    """`log=FILE`, as fstab can have it: a server that does not answer, and one that does again."""
+    with export() as server:
+        place, log = scratch_dir("mount"), scratch_dir("log") / "log"
+        log.write_text("before\n", encoding="ascii")
+        has = lambda words: eventually(lambda: words in log.read_text(encoding="utf-8"), 15)
+        options = f"{OPTIONS},actimeo=0,log={log}"
+        with daemon(place, Server.binary, "mount", "-o", options, url(server), place):
+            with stopped(server):
+                waiting = subprocess.Popen(["stat", place / "file"], stdout=subprocess.DEVNULL)
+                check(has("not responding, still trying"), f"no line: {log.read_text()}")
+            check(waiting.wait(20) == 0, "stat failed")
+            check(has(" OK"), f"no line of the return: {log.read_text()}")
+            run_ok("umount", place)
+            check(has("unmounted"), f"no line of the end: {log.read_text()}")
+        check(log.read_text().startswith("before\n"), "the file was not appended to")
+
+
+@case
+def daemon_reports_lost_data_to_the_system_log():
+    """By /dev/log, which is the test's own in a name space where the daemon runs."""
+    with export() as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        place, path = scratch_dir("mount"), scratch_dir("log") / "log"
+        receiver.bind(str(path))
+        receiver.settimeout(20)
+        made = not os.path.lexists("/dev/log")
+        inside = (
+            '[ -e /dev/log ] || : > /dev/log; mount --bind "$1" /dev/log && shift && exec "$@"'
+        )
+        space = ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, "sh", path]
+        command = [*space, Server.binary, "mount", "-o", OPTIONS, url(server), place]
+        try:
+            with daemon(place, *command) as process:
+                message_of(receiver, f"<{DAEMON | 6}>spillway[{process}]: ", "mounted")
+                file = os.open(f"/proc/{process}/root{place}/file", os.O_WRONLY)
+                with stopped(server):
+                    os.write(file, b"unsent")
+                    for level, words in (
+                        (6, "unmounting"), (4, "not all data has been written"),
+                        (3, "written data is lost: received SIGTERM"),
+                    ):  # fmt: skip
+                        os.kill(process, signal.SIGTERM)
+                        message_of(receiver, f"<{DAEMON | level}>spillway[{process}]: ", words)
+                with contextlib.suppress(OSError):
+                    os.close(file)
+        finally:
+            if made:
+                pathlib.Path("/dev/log").unlink(missing_ok=True)
+
+
+def message_of(receiver, head, words):
+    """Waits for a message that begins with `head` and has the words."""
+    while True:
+        message = receiver.recv(4096).decode()
+        if message.startswith(head) and words in message:
+            return
 
 
 def daemons(place):

@@ -1,5 +1,6 @@
 //! The options of `spillway mount -o`, with the names of nfs(5) and mount.fuse(8).
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ pub struct MountRequest {
     pub fuse: FuseOptions,
     /// `remount`: changes the flags of a mounted file system.
     pub remount: bool,
+    /// `log`: the file for messages of a mount in the background.
+    pub log: Option<PathBuf>,
 }
 
 /// The options of a FUSE mount.
@@ -107,7 +110,10 @@ impl MountRequest {
         for text in list.split(',').filter(|text| !text.is_empty()) {
             let option = Named::split(text);
             let known = if option.value.is_some() {
-                self.apply_nfs_value(option)? || self.apply_fuse_value(option)? || option.ignored()
+                self.apply_nfs_value(option)?
+                    || self.apply_fuse_value(option)?
+                    || self.apply_log(option)?
+                    || option.ignored()
             } else {
                 self.remount |= option.name == "remount";
                 self.apply_nfs_flag(option.name)
@@ -171,6 +177,15 @@ impl MountRequest {
             }
             _ => return Ok(false),
         }
+        Ok(true)
+    }
+
+    fn apply_log(&mut self, option: Named<'_>) -> Result<bool, OptionError> {
+        let Named { name: "log", value: Some(file) } = option else { return Ok(false) };
+        if file.is_empty() {
+            return Err(option.error("must be the name of a file"));
+        }
+        self.log = Some(file.into());
         Ok(true)
     }
 
@@ -419,6 +434,13 @@ mod tests {
             flags: MountFlags { dev: true, suid: true, exec: false },
         };
         assert_eq!(fuse, expected);
+    }
+
+    #[test]
+    fn the_log_is_a_file() {
+        assert_eq!(parsed("log=/var/log/a=b,ro").log, Some(PathBuf::from("/var/log/a=b")));
+        assert_eq!(sentence("log="), "option log=: must be the name of a file");
+        assert_eq!(sentence("log"), "option log: not understood");
     }
 
     #[test]
