@@ -180,7 +180,10 @@ impl Plan {
         };
         let answered = match background {
             None => print(&format!("{} on {}\n", self.source, mount.dir().display())),
-            Some(background) => background.detach(),
+            Some(background) => {
+                signals.ignore_hangup();
+                background.detach()
+            }
         };
         if let Err(error) = answered {
             return exit::failed(&error);
@@ -325,15 +328,25 @@ struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
+    is_hangup_ignored: bool,
 }
 
 impl Signals {
     fn listen() -> io::Result<Self> {
+        // Servers print counters at SIGUSR1. Sent to all processes of the program, it must not end a
+        // mount with unsent data. Once caught, it is never again handled by default.
+        drop(signal(SignalKind::user_defined1())?);
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hangup: signal(SignalKind::hangup())?,
+            is_hangup_ignored: false,
         })
+    }
+
+    /// In the background there is no terminal that could hang up, and servers reload at SIGHUP.
+    fn ignore_hangup(&mut self) {
+        self.is_hangup_ignored = true;
     }
 
     /// The name of the next one.
@@ -341,7 +354,7 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",
-            _ = self.hangup.recv() => "SIGHUP",
+            _ = self.hangup.recv(), if !self.is_hangup_ignored => "SIGHUP",
         }
     }
 }

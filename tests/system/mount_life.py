@@ -101,6 +101,8 @@ def signals_end_it():
             with held(server.mount()) as mount:
                 with open(mount.directory / "written", "w", encoding="ascii") as file:
                     file.write("before the signal")
+                # A server prints its counters then; nothing ends.
+                mount.process.send_signal(signal.SIGUSR1)
                 mount.process.send_signal(number)
                 ended_with(mount, 0, f"signal {number}")
                 text = (server.directory / "written").read_text(encoding="ascii")
@@ -176,6 +178,22 @@ def stopped(server):
         yield
     finally:
         server.process.send_signal(signal.SIGCONT)
+
+
+@case
+def daemon_is_not_ended_by_signals_to_servers():
+    """SIGHUP reloads a server and SIGUSR1 prints its counters; both may reach a mount beside it."""
+    with export() as server:
+        place = scratch_dir("mount")
+        with daemon(place, Server.binary, "mount", "-o", OPTIONS, url(server), place) as process:
+            with open(place / "file", "w", encoding="ascii") as file:
+                file.write("unsent")
+                for number in (signal.SIGUSR1, signal.SIGHUP):
+                    os.kill(process, number)
+                    ended = eventually(lambda: not daemons(place), 1)
+                    check(not ended, f"signal {number} ended the mount")
+            run_ok("umount", place)
+            check((server.directory / "file").read_text(encoding="ascii") == "unsent", "data lost")
 
 
 @case
