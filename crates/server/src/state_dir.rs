@@ -4,7 +4,7 @@
 //! a key, and two servers on one directory would replace each other's files.
 
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -122,7 +122,11 @@ impl StateDir {
 fn make_checked(path: &Path) -> Result<(), StateDirError> {
     let fail = |error| StateDirError::Io { path: path.to_owned(), error };
     // The server's umask is 0, so the mode is explicit.
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(fail)?;
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => StateDirError::NotADirectory { path: path.to_owned() },
+        _ => fail(error),
+    })?;
     check_directory(path, &fs::metadata(path).map_err(fail)?)
 }
 
@@ -260,6 +264,6 @@ mod tests {
         let dir = directory(0o700);
         let path = dir.path().join("file");
         fs::write(&path, "").unwrap();
-        assert!(open(&path).is_err());
+        assert!(open(&path).err().unwrap().contains("is not a directory; choose another"));
     }
 }
