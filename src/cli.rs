@@ -67,12 +67,12 @@ pub(crate) struct ServeOptions {
     listen: Vec<ListenAddress>,
 
     /// Name under which clients mount DIR [default: its absolute path]
-    #[arg(long = "as", value_name = "NAME", requires = "directory")]
+    #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
 
     /// Address, network, host name or * that may mount DIR, repeatable [default: this machine
     /// only]
-    #[arg(long = "client", value_name = "HOST", requires = "directory")]
+    #[arg(long = "client", value_name = "HOST")]
     clients: Vec<String>,
 
     /// Refuse every change, also where the configuration file allows it [default: off]
@@ -175,6 +175,7 @@ impl CheckOptions {
 impl ServeOptions {
     /// Builds the configuration; called again for each reload. Blocks on files and names.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
+        self.check_flags_of_directory()?;
         let overrides = self.overrides();
         match &self.config {
             Some(file) => Config::load(file, &overrides),
@@ -190,6 +191,21 @@ impl ServeOptions {
 
     pub(crate) fn config_file(&self) -> Option<&Path> {
         self.config.as_deref()
+    }
+
+    /// Refuses flags about DIR for the exports of a file, which have keys for the same.
+    fn check_flags_of_directory(&self) -> Result<(), ConfigError> {
+        let (None, Some(file)) = (&self.directory, &self.config) else { return Ok(()) };
+        let file = file.display();
+        let refused = |flag, why| Err(ConfigError::Flag { flag, why });
+        if self.name.is_some() {
+            refused("--as", format!("it names DIR; an export of a file has a key name: see {file}"))
+        } else if !self.clients.is_empty() {
+            let rule = "[[export.client]]";
+            refused("--client", format!("it is for DIR; write hosts in a rule {rule} of {file}"))
+        } else {
+            Ok(())
+        }
     }
 
     fn overrides(&self) -> Overrides {

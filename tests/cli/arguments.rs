@@ -65,7 +65,15 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
         (&["serve", a, "--listen", "127.0.0.1"], "invalid value '127.0.0.1' for '--listen"),
         (&["serve", a, "--as", "data"], "--as: the export name `data` does not begin with a"),
         (&["serve", a, "--client", "10.0.0.1/8"], "--client: `10.0.0.1/8` has bits beyond"),
-        (&["serve", "--config", config, "--as", "/x"], "the following required arguments were"),
+        (
+            &["serve", "--config", config, "--as", "/x"],
+            "--as: it names DIR; an export of a file has",
+        ),
+        (
+            &["serve", "--config", config, "--client", "*"],
+            "--client: it is for DIR; write hosts in",
+        ),
+        (&["serve", "--client", "*"], "DIR: no directory to serve: give one, or --config FILE"),
         (&["serve", a, "--config", config], &format!("DIR: {config} has exports of its own")),
         (&["serve", a, "--state-dir", a], "--state-dir: the state directory "),
     ];
