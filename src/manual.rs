@@ -10,10 +10,10 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Command, Subcommand as _};
+use clap::{Arg, ArgAction, Args, Command, Subcommand as _};
 use clap_complete::Shell;
 use clap_mangen::Man;
-use roff::{Roff, bold, roman};
+use roff::{Inline, Roff, bold, italic, roman};
 
 use crate::{commands, exit, stdout};
 
@@ -94,7 +94,7 @@ fn add_command(command: &Command, pages: &mut Vec<Page>) -> io::Result<()> {
     let mut text = Vec::new();
     man.render_title(&mut text)?;
     man.render_name_section(&mut text)?;
-    man.render_synopsis_section(&mut text)?;
+    text.extend(synopsis(command).to_roff().into_bytes());
     man.render_description_section(&mut text)?;
     man.render_options_section(&mut text)?;
     let mut rest = Roff::new();
@@ -106,6 +106,47 @@ fn add_command(command: &Command, pages: &mut Vec<Page>) -> io::Result<()> {
     text.extend(rest.to_roff().into_bytes());
     pages.push(Page { name, section, text });
     visible(command).try_for_each(|inner| add_command(inner, pages))
+}
+
+/// The command with its options and arguments, and the names of their values.
+fn synopsis(command: &Command) -> Roff {
+    let name = command.get_bin_name().unwrap_or_else(|| command.get_name());
+    let mut line = vec![bold(name)];
+    for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+        if !argument.is_positional() {
+            push_argument(argument, &mut line);
+        }
+    }
+    for argument in command.get_positionals().filter(|argument| !argument.is_hide_set()) {
+        push_argument(argument, &mut line);
+    }
+    if visible(command).next().is_some() {
+        line.extend([roman(" "), italic("COMMAND")]);
+    }
+    let mut roff = Roff::new();
+    roff.control("SH", ["SYNOPSIS"]).text(line);
+    roff
+}
+
+/// Adds `[-s|--long VALUE]`, or `VALUE` of an argument that must be given; `...` if it may be repeated.
+fn push_argument(argument: &Arg, line: &mut Vec<Inline>) {
+    let (open, close) = if argument.is_required_set() { ("", "") } else { ("[", "]") };
+    line.push(roman(format!(" {open}")));
+    let flags = [argument.get_short().map(String::from), argument.get_long().map(String::from)];
+    let flags = flags.into_iter().zip(["-", "--"]).filter_map(|(flag, dash)| Some((dash, flag?)));
+    let mut follows = false;
+    for (dash, flag) in flags {
+        line.extend([roman(if follows { "|" } else { "" }), bold(format!("{dash}{flag}"))]);
+        follows = true;
+    }
+    if argument.get_action().takes_values() {
+        let id = argument.get_id().as_str().to_uppercase();
+        let values = argument.get_value_names().map_or(id, |names| names.join(" "));
+        line.extend([roman(if follows { " " } else { "" }), italic(values)]);
+    }
+    let values = argument.get_num_args().map_or(1, |range| range.max_values());
+    let is_repeated = matches!(argument.get_action(), ArgAction::Append | ArgAction::Count);
+    line.push(roman(format!("{close}{}", if is_repeated || values > 1 { "..." } else { "" })));
 }
 
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {

@@ -29,6 +29,24 @@ fn each_command_has_a_page_with_its_options() {
 }
 
 #[test]
+fn the_synopsis_names_the_values_of_options() {
+    let line = |name| {
+        let page = text(name).replace("\\fB", "").replace("\\fI", "").replace("\\fR", "");
+        page.lines().skip_while(|line| *line != ".SH SYNOPSIS").nth(1).unwrap().replace('\\', "")
+    };
+    let serve = line("spillway-serve");
+    assert!(
+        serve.starts_with("spillway serve [--config FILE] [--listen ADDR:PORT]... "),
+        "{serve}"
+    );
+    assert!(serve.ends_with("[--log-format FORMAT] [-h|--help] [DIR]"), "{serve}");
+    assert!(line("spillway-ls").ends_with("[-o OPTION[,OPTION...]]... URL..."));
+    assert!(line("spillway").ends_with(" COMMAND"), "{}", line("spillway"));
+    let drop_client = line("spillway-drop-client");
+    assert!(drop_client.ends_with("[--json] [-h|--help] ADDRESS"), "{drop_client}");
+}
+
+#[test]
 fn commands_of_an_administrator_are_in_section_8() {
     let pages = all();
     let section = |name| pages.iter().find(|page| page.name == name).map(|page| page.section);
