@@ -19,7 +19,7 @@ use super::text::{mode, quote, time};
 /// As coreutils' `stat`.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Files, as nfs://HOST[:PORT]/EXPORT/PATH
+    /// Files, as nfs://HOST[:PORT]/EXPORT/PATH; without any this is `spillway nfsstat`
     #[arg(value_name = "URL", required = true)]
     targets: Vec<Target>,
 
