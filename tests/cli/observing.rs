@@ -333,7 +333,7 @@ fn each_call_is_logged_with_v() {
         (3, "READ", format!("export=/data {in_file} offset=47008 count=10 status=NFS3_OK")),
         (4, "READ", format!("export=/data {in_root} offset=0 count=10 status=NFS3ERR_ISDIR")),
         (5, "READ", format!("{in_forged} offset=0 count=1 status=NFS3ERR_BADHANDLE")),
-        (6, "NULL", "status=done".to_owned()),
+        (6, "NULL", "status=OK".to_owned()),
         (7, "NULL", "status=AuthError(RejectedCred)".to_owned()),
     ] {
         let line = running.wait_for(" xid=0x");

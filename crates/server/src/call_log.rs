@@ -210,7 +210,7 @@ impl<'a> Line<'a> {
             }
             None => None,
         };
-        name.unwrap_or("done").to_owned()
+        name.unwrap_or("OK").to_owned()
     }
 }
 
