@@ -7,6 +7,7 @@ use proto::nfs4::{FileHandle, Status};
 use super::compound::Compound;
 use super::location::{Current, Located, Place, Pseudo};
 use super::{Outcome, Refused};
+use crate::counters::Counter;
 use crate::export::{Exports, Object, pseudo_id};
 use crate::fs::{self, Caller, Shown};
 use crate::trace::CallId;
@@ -83,10 +84,14 @@ impl Compound<'_> {
     /// `Access` for an export that does not admit the peer, unless one below does.
     pub(super) fn enter(&self, pseudo: Pseudo) -> Outcome<Place> {
         let place = self.place_at(&pseudo);
-        place.inspect_err(|refused| self.log_refused(&pseudo, refused.status))
+        place.inspect_err(|refused| {
+            self.request.service.counters.add(Counter::DeniedCalls, 1);
+            self.log_refused(&pseudo, refused.status);
+        })
     }
 
-    /// As [`Self::enter`], for a listing, which logs no refusal.
+    /// As [`Self::enter`], for a listing, which neither counts nor logs a refusal: nobody has asked for
+    /// the export.
     pub(super) fn place_at(&self, pseudo: &Pseudo) -> Outcome<Place> {
         let Some(id) = pseudo.node().export else { return Ok(Place::Pseudo(pseudo.clone())) };
         match self.root_of(&pseudo.exports, id) {
@@ -112,8 +117,8 @@ impl Compound<'_> {
     fn root_of(&self, exports: &Exports, id: u32) -> Outcome<Located> {
         let (request, service) = (self.request, self.request.service);
         let export = exports.table.by_id(id).ok_or(Status::Stale)?;
-        let admitted = service
-            .admit(exports, export, &request.peer, request.flavor)
+        let admitted = exports
+            .admit(export, &request.peer, request.flavor)
             .map_err(|_| Refused::from(fs::Status::Access))?;
         let caller = self.named(service.caller(admitted.access(), request.credential));
         Ok(Located { caller, object: admitted.root() })

@@ -31,6 +31,8 @@ const VERIFIER: Verifier = Verifier([0; 8]);
 const LISTING_BYTES_MIN: usize = 64;
 /// The verifier in front of the entries.
 const HEAD_BYTES: usize = 8;
+/// Of the operation and the status before each result.
+const RESULT_HEAD_BYTES: usize = 8;
 /// Attributes of an entry that need no object.
 const WITHOUT_OBJECT: Bitmap =
     Bitmap::of(&[attribute::RDATTR_ERROR, attribute::FILEID, attribute::MOUNTED_ON_FILEID]);
@@ -63,7 +65,8 @@ impl<'a> Compound<'a> {
             return Err(Status::BadCookie.into());
         }
         let service = self.request.service;
-        let room = self.results.data_room()?;
+        // The operation and status of this result, and of the next, so that there is room for that.
+        let room = self.results.data_room()?.saturating_sub(2 * RESULT_HEAD_BYTES);
         let wanted_bytes = args.bytes_max.min(service.memory.listing_bytes_max);
         let wanted_bytes = usize::try_from(wanted_bytes).unwrap_or(usize::MAX);
         let bytes = room.min(wanted_bytes);
@@ -79,7 +82,7 @@ impl<'a> Compound<'a> {
             service: Arc::clone(service),
             minor_version: self.minor_version,
             object: None,
-            mounts: Arc::new([]),
+            mounts: Vec::new(),
             wanted,
             encoder: EntryEncoder::new(bytes_max, args.dir_bytes),
             buffer,
@@ -91,7 +94,7 @@ impl<'a> Compound<'a> {
             Place::Pseudo(pseudo) => self.list_pseudo(&pseudo, args.cookie, page).await,
             Place::Object(located) => {
                 page.object = Some(located.object.clone());
-                page.mounts = self.mounts_in(&located, wanted).await;
+                page.mounts = self.mounts_in(&located, wanted).await?;
                 self.list_directory(&located, &args, page).await
             }
         };
@@ -130,7 +133,7 @@ impl<'a> Compound<'a> {
             if !self.is_visible(&child) {
                 continue;
             }
-            let attributes = self.describe_child(&child, page.wanted).await;
+            let attributes = self.describe_child(&child, page.wanted).await?;
             let name = child.node().name.clone();
             if page.put(place, name.as_bytes(), &attributes) == Pushed::Full {
                 eof = false;
@@ -145,57 +148,80 @@ impl<'a> Compound<'a> {
 
     /// The exports that LOOKUP finds in a directory in place of its own entries: those that are named
     /// one component below it, if it is an export's root.
-    async fn mounts_in(&self, directory: &Located, wanted: Bitmap) -> Arc<[Mount]> {
-        let pseudo = directory.is_root().then(|| self.pseudo_of(directory)).flatten();
-        let Some(pseudo) = pseudo else { return Arc::new([]) };
+    async fn mounts_in(&self, directory: &Located, wanted: Bitmap) -> Outcome<Vec<Mount>> {
         let mut mounts = Vec::new();
+        let pseudo = directory.is_root().then(|| self.pseudo_of(directory)).flatten();
+        let Some(pseudo) = pseudo else { return Ok(mounts) };
         for child in &pseudo.node().children {
             let child = pseudo.at(*child);
-            if child.node().export.is_some() {
-                let mut w = Writer::new();
-                self.describe_child(&child, wanted).await.encode(&mut w);
-                let name = child.node().name.clone();
-                mounts.push(Mount { name, attributes: Encoded(w.into_vec()) });
+            if child.node().export.is_none() {
+                continue;
             }
+            let attributes = if self.is_visible(&child) {
+                let mut w = Writer::new();
+                self.describe_child(&child, wanted).await?.encode(&mut w);
+                Some(Encoded(w.into_vec()))
+            } else {
+                None
+            };
+            mounts.push(Mount { name: child.node().name.clone(), attributes });
         }
-        mounts.into()
+        Ok(mounts)
     }
 
     /// The attributes of what LOOKUP finds at a place: the root of the export, or the directory above
-    /// others. The client sees by them where a file system begins.
-    async fn describe_child(&self, child: &Pseudo, wanted: Bitmap) -> Description<'a> {
+    /// others. The client sees by them where a file system begins. A root whose attributes may have to
+    /// be waited for is left to LOOKUP: a listing waits for no other device than its own.
+    ///
+    /// # Errors
+    /// Those of the root, if the client does not want them as an attribute (RFC 8881 §18.23.3).
+    async fn describe_child(&self, child: &Pseudo, wanted: Bitmap) -> Outcome<Description<'a>> {
+        let takes_errors = wanted.contains(attribute::RDATTR_ERROR);
         let described = match self.place_at(child) {
-            Ok(Place::Object(_)) if wanted.difference(WITHOUT_ROOT).is_empty() => Err(NFS4_OK),
-            Ok(place) => self.describe_elsewhere(&place, wanted).await,
-            Err(refused) => Err(refused.status.code()),
+            Ok(Place::Object(root)) => {
+                if wanted.difference(WITHOUT_ROOT).is_empty() {
+                    return Ok(unread(child, NFS4_OK, wanted));
+                }
+                if takes_errors && !root.object.root().attributes_in_memory {
+                    return Ok(unread(child, Status::Delay.code(), wanted));
+                }
+                self.describe_root(root, wanted).await
+            }
+            Ok(place) => self.describe(&place, wanted, None).await,
+            Err(refused) => Err(refused),
         };
-        described.unwrap_or_else(|status| {
-            Description::Pseudo(Box::new(without_object(child.node().id, status, wanted)))
-        })
+        match described {
+            Err(refused) if takes_errors => {
+                if let Some(cause) = refused.cause {
+                    self.request.fault.note(cause);
+                }
+                Ok(unread(child, refused.status.code(), wanted))
+            }
+            described => described,
+        }
     }
 
-    /// No device waits for another, as between the operations of a COMPOUND.
-    async fn describe_elsewhere(
-        &self,
-        place: &Place,
-        wanted: Bitmap,
-    ) -> Result<Description<'a>, u32> {
-        let its = match place {
-            Place::Object(located) => self.request.service.elsewhere(&located.object),
-            Place::Pseudo(_) => None,
-        };
-        let described = match its {
-            Some(its) => Box::pin(its.run(self.describe(place, wanted, None))).await,
-            None => Box::pin(self.describe(place, wanted, None)).await,
-        };
-        described.map_err(|refused| refused.status.code())
+    /// On the threads of the root's device, as between the operations of a COMPOUND.
+    async fn describe_root(&self, root: Located, wanted: Bitmap) -> Outcome<Description<'a>> {
+        let its = self.request.service.elsewhere(&root.object);
+        let root = Place::Object(root);
+        match its {
+            Some(its) => Box::pin(its.run(self.describe(&root, wanted, None))).await,
+            None => Box::pin(self.describe(&root, wanted, None)).await,
+        }
     }
+}
+
+/// The description of an export's place without its root.
+fn unread<'a>(child: &Pseudo, status: u32, wanted: Bitmap) -> Description<'a> {
+    Description::Pseudo(Box::new(without_object(child.node().id, status, wanted)))
 }
 
 /// An export in the place of a directory's entry.
 struct Mount {
     name: String,
-    attributes: Encoded,
+    /// `None` if it is not shown to the client.
+    attributes: Option<Encoded>,
 }
 
 /// Attributes that are encoded already.
@@ -236,7 +262,7 @@ struct Page {
     /// The directory.
     object: Option<Object>,
     /// The exports in the place of its entries.
-    mounts: Arc<[Mount]>,
+    mounts: Vec<Mount>,
     wanted: Bitmap,
     encoder: EntryEncoder,
     /// Holds what the encoder's limits let through, and the end of the list.
@@ -251,10 +277,15 @@ impl Page {
         if matches!(name, b"." | b"..") {
             return Pushed::Skipped;
         }
-        let (service, mounts) = (Arc::clone(&self.service), Arc::clone(&self.mounts));
-        if let Some(mount) = mounts.iter().find(|mount| mount.name.as_bytes() == name) {
-            return self.put(entry.cookie, name, &mount.attributes);
+        if let Some(at) = self.mounts.iter().position(|mount| mount.name.as_bytes() == name) {
+            let Some(attributes) = self.mounts[at].attributes.take() else {
+                return Pushed::Skipped;
+            };
+            let pushed = self.put(entry.cookie, name, &attributes);
+            self.mounts[at].attributes = Some(attributes);
+            return pushed;
         }
+        let service = Arc::clone(&self.service);
         match self.describe(&service, entry) {
             Some(described) => self.put(entry.cookie, name, &described),
             None => self.put(entry.cookie, name, &self.without_object(entry.fileid)),

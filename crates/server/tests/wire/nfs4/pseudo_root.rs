@@ -200,6 +200,24 @@ fn a_listing_shows_exports_as_lookup_finds_them() {
     assert_eq!(all, ["deep", "inner", "one", "other", "srv", "two"]);
 }
 
+#[test]
+fn a_listing_does_not_show_an_export_that_refuses_the_client() {
+    let nested = format!(
+        "{SEVERAL}\n[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"\n\
+         [[export.client]]\nhosts = [\"192.0.2.1\"]\n"
+    );
+    let fixture = Fixture::prepared(&nested, |dir| {
+        for name in ["two", "hidden", "export/inner", "export/other"] {
+            std::fs::create_dir(dir.join(name)).unwrap();
+        }
+    });
+    let mut session = Session::new(&fixture);
+    let one = Operations::new().root().lookup(b"srv").lookup(b"one");
+    let names: Vec<_> = listed(&mut session, &one).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, [b"other"]);
+    assert_eq!(session.call(&one.lookup(b"inner")).status, Err(Status::Access));
+}
+
 /// In version 4 a client would keep what it has open, whatever owner and mode are by then.
 #[test]
 fn a_data_server_is_not_served_over_version_4() {

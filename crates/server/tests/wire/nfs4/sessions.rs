@@ -296,7 +296,9 @@ fn a_listing_that_is_kept_goes_on_to_its_end() {
                 wanted: Bitmap::EMPTY,
             };
             let call = Operations::new().at(export).lookup(len.to_string().as_bytes());
-            let mut results = session.call(&call.op(OperationCode::Readdir, &args));
+            // What follows the listing has room, too.
+            let call = call.op(OperationCode::Readdir, &args).getattr(&[]);
+            let mut results = session.call(&call);
             results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
             let page = results.next_with(OperationCode::Readdir, |r| {
                 let ok = ReaddirOk::decode(r).unwrap();
@@ -306,6 +308,8 @@ fn a_listing_that_is_kept_goes_on_to_its_end() {
                 if ok.eof { None } else { last }
             });
             cookie = page.unwrap_or_else(|status| panic!("{len}: {status:?} at {next}"));
+            let found = results.next_with(OperationCode::Getattr, |_| ());
+            assert_eq!(found, Ok(()), "{len}: at {next}");
         }
         listed.sort();
         wanted.sort();
