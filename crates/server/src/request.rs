@@ -48,21 +48,25 @@ impl Request<'_> {
     /// The subject of trace events of this call on the object of a wire handle. The handle is looked
     /// at only while an event is on.
     pub(crate) fn call_id(&self, handle: impl FnOnce() -> FileHandle) -> CallId {
-        let tracer = &self.service.tracer;
-        let call = CallId {
+        let call = self.call_id_without_handle();
+        if !self.service.tracer.is_used() {
+            return call;
+        }
+        let handle = handle();
+        let handle = handle.as_bytes();
+        CallId { fh_hash: handle_hash(handle), export_id: claimed_export_id(handle), ..call }
+    }
+
+    /// The subject of trace events of this call on no object.
+    pub(crate) fn call_id_without_handle(&self) -> CallId {
+        CallId {
             xid: self.xid,
             fh_hash: 0,
             export_id: None,
             client: self.peer.address.ip().to_canonical(),
             received: self.received,
             record: self.record,
-        };
-        if !tracer.is_used() {
-            return call;
         }
-        let handle = handle();
-        let handle = handle.as_bytes();
-        CallId { fh_hash: handle_hash(handle), export_id: claimed_export_id(handle), ..call }
     }
 }
 

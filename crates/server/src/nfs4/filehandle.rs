@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 
+use proto::nfs3;
 use proto::nfs4::{FileHandle, Status};
 
 use super::compound::Compound;
@@ -90,8 +91,8 @@ impl Compound<'_> {
         })
     }
 
-    /// As [`Self::enter`], for a listing, which neither counts nor logs a refusal: nobody has asked for
-    /// the export.
+    /// As [`Self::enter`], for a listing, which neither counts nor logs a refusal: the client did not ask
+    /// for the export.
     pub(super) fn place_at(&self, pseudo: &Pseudo) -> Outcome<Place> {
         let Some(id) = pseudo.node().export else { return Ok(Place::Pseudo(pseudo.clone())) };
         match self.root_of(&pseudo.exports, id) {
@@ -164,5 +165,19 @@ impl Compound<'_> {
     pub(super) fn call_id(&self, object: &Object) -> CallId {
         let service = self.request.service;
         self.request.call_id(|| service.seal(object.root(), *object.handle()))
+    }
+
+    /// The subject of trace events on the current filehandle, if there is one.
+    pub(super) fn current_call_id(&self) -> CallId {
+        let service = self.request.service;
+        match self.place() {
+            Ok(Place::Object(located)) => self.call_id(&located.object),
+            Ok(Place::Pseudo(pseudo)) => {
+                let sealed = service.handle_key.seal(&pseudo.node().handle());
+                let handle = nfs3::FileHandle::new(sealed.as_bytes());
+                self.request.call_id(|| handle.expect("a sealed handle fits 64 bytes"))
+            }
+            Err(_) => self.request.call_id_without_handle(),
+        }
     }
 }

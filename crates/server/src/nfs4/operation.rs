@@ -110,7 +110,7 @@ impl<'a> Compound<'a> {
         match operation {
             Op::Access => answer!(self.access(), operation, reader),
             Op::Setattr => self.setattr(reader).await,
-            Op::Commit => answer!(self.commit(), operation, reader),
+            Op::Commit => self.commit(reader).await,
             Op::Readdir => self.readdir(reader).await,
             // VERIFY and NVERIFY.
             _ => answer!(self.verify(operation == Op::Verify), operation, reader),

@@ -13,12 +13,16 @@ impl Compound<'_> {
     /// READ, RFC 8881 §18.22. The data is sent from the buffer that it was read into, unless the
     /// reply is to be kept.
     pub(super) async fn read(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
-        let outcome = match decoded(reader) {
-            Ok(args) => self.read_data(args).await,
-            Err(refused) => Err(refused),
+        let args: ReadArgs = match decoded(reader) {
+            Ok(args) => args,
+            Err(refused) => return self.put::<()>(OperationCode::Read, Err(refused)),
         };
-        self.put_with(OperationCode::Read, outcome, |done, results| {
-            let len = u32::try_from(done.count()).expect("at most what was asked for");
+        let range = (args.offset, args.count);
+        self.trace_start(Event::ReadStart, range);
+        let outcome = self.read_data(args).await;
+        let len = outcome.as_ref().map_or(0, ReadDone::count);
+        let len = u32::try_from(len).expect("at most what was asked for");
+        let put = self.put_with(OperationCode::Read, outcome, |done, results| {
             results.writer().bool(done.eof);
             match done.data {
                 Some(data) if results.sends_payload() => {
@@ -32,7 +36,9 @@ impl Compound<'_> {
                 None => results.writer().u32(0),
             }
             Ok(())
-        })
+        });
+        self.trace_done(Event::ReadDone, range, put.map(|()| len));
+        put
     }
 
     async fn read_data(&mut self, args: ReadArgs) -> Outcome<ReadDone> {
@@ -44,12 +50,6 @@ impl Compound<'_> {
         let room = self.results.data_room()?;
         let count = count.min(u32::try_from(room).unwrap_or(u32::MAX));
         let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
-        self.trace(Event::ReadStart, call, (offset, count), None);
-        let answer = vfs.read(&caller, (&located.object, &held), call, offset, count).await;
-        let done = answer.result.as_ref().map_or(0, ReadDone::count);
-        let done = u32::try_from(done).expect("at most what was asked for");
-        let result = answer.result.as_ref().map(|_| done).map_err(|status| *status);
-        self.trace(Event::ReadDone, call, (offset, count), Some(result));
-        Ok(answer.result?)
+        Ok(vfs.read(&caller, (&located.object, &held), call, offset, count).await.result?)
     }
 }

@@ -42,19 +42,29 @@ const WITHOUT_ROOT: Bitmap = Bitmap::of(&[attribute::RDATTR_ERROR, attribute::MO
 const COOKIE_MIN: u64 = 3;
 
 /// A part of a listing: the verifier, the entries and the end of the list, encoded.
-struct Listed(Buffer, usize);
+struct Listed {
+    buffer: Buffer,
+    len: usize,
+    names: u32,
+}
 
 impl<'a> Compound<'a> {
     /// READDIR, RFC 8881 §18.23.
     pub(super) async fn readdir(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
-        let outcome = match decoded(reader) {
-            Ok(args) => self.list(args).await,
-            Err(refused) => Err(refused),
+        let args: ReaddirArgs = match decoded(reader) {
+            Ok(args) => args,
+            Err(refused) => return self.put::<()>(OperationCode::Readdir, Err(refused)),
         };
-        self.put_with(OperationCode::Readdir, outcome, |Listed(buffer, len), results| {
-            send(results, buffer, len);
+        let range = (args.cookie, args.bytes_max);
+        self.trace_start(Event::ReaddirEnter, range);
+        let outcome = self.list(args).await;
+        let names = outcome.as_ref().map_or(0, |listed| listed.names);
+        let put = self.put_with(OperationCode::Readdir, outcome, |listed, results| {
+            send(results, listed.buffer, listed.len);
             Ok(())
-        })
+        });
+        self.trace_done(Event::ReaddirExit, range, put.map(|()| names));
+        put
     }
 
     async fn list(&mut self, args: ReaddirArgs) -> Outcome<Listed> {
@@ -112,14 +122,9 @@ impl<'a> Compound<'a> {
     ) -> Outcome<Listed> {
         let Located { caller, object } = located;
         let (service, cookie) = (self.request.service, args.cookie);
-        let call = self.call_id(object);
-        let range = (cookie, args.bytes_max);
-        self.trace(Event::ReaddirEnter, call, range, None);
         let with_objects = !page.wanted.difference(WITHOUT_OBJECT).is_empty();
         let answer =
             service.vfs.readdir(caller, object, cookie, with_objects, page, Page::push).await;
-        let names = answer.result.as_ref().map(|l| l.page.names).map_err(|status| *status);
-        self.trace(Event::ReaddirExit, call, range, Some(names));
         let listing = answer.result?;
         Ok(listing.page.finish(listing.eof))
     }
@@ -338,6 +343,6 @@ impl Page {
     fn finish(mut self, eof: bool) -> Listed {
         let len = self.filled + LISTING_END_BYTES;
         self.buffer.as_mut_slice()[self.filled..len].copy_from_slice(&listing_end(eof));
-        Listed(self.buffer, len)
+        Listed { buffer: self.buffer, len, names: self.names }
     }
 }

@@ -7,31 +7,30 @@ use proto::nfs4::{
 };
 use proto::xdr::Reader;
 
+use super::Outcome;
 use super::compound::Compound;
 use super::operation::decoded;
-use super::{Outcome, convert};
-use crate::fs;
-use crate::trace::{CallId, Detail, Event};
-use crate::vfs::{Stability, WriteDone};
+use crate::trace::{Detail, Event};
+use crate::vfs::Stability;
 
 impl Compound<'_> {
     /// WRITE, RFC 8881 §18.32. The data was received apart, unless it stands behind operations that
     /// do not usually come before a WRITE.
     pub(super) async fn write(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
-        let outcome = match self.write_arguments(reader).await {
-            Ok((head, data)) => self.write_data(&head, data).await,
+        let head: WriteHead = match decoded(reader) {
+            Ok(head) => head,
+            Err(refused) => return self.put::<()>(OperationCode::Write, Err(refused)),
+        };
+        let range = (head.offset, head.data_len);
+        self.trace_start(Event::WriteStart, range);
+        let outcome = match self.data_behind(reader, head.data_len, head.offset).await {
+            Ok(data) => self.write_data(&head, data).await,
             Err(refused) => Err(refused),
         };
-        self.put(OperationCode::Write, outcome)
-    }
-
-    async fn write_arguments(
-        &mut self,
-        reader: &mut Reader<'_>,
-    ) -> Outcome<(WriteHead, Option<WriteData>)> {
-        let head: WriteHead = decoded(reader)?;
-        let data = self.data_behind(reader, head.data_len, head.offset).await?;
-        Ok((head, data))
+        let count = outcome.as_ref().map_or(0, |done| done.count);
+        let put = self.put(OperationCode::Write, outcome);
+        self.trace_done(Event::WriteDone, range, put.map(|()| count));
+        put
     }
 
     /// The `len` bytes of data that follow what was decoded, for `offset` in a file.
@@ -70,7 +69,7 @@ impl Compound<'_> {
         mut data: Option<WriteData>,
     ) -> Outcome<WriteOk> {
         let located = self.object_or(Status::Isdir)?;
-        let WriteHead { stateid, offset, stable, data_len } = args;
+        let WriteHead { stateid, offset, stable, .. } = args;
         let (caller, held) = self.check_io(&located, stateid, ShareAccess::Write).await?;
         let stability = match stable {
             StableHow::Unstable => Stability::Unstable,
@@ -78,16 +77,12 @@ impl Compound<'_> {
             StableHow::FileSync => Stability::FileSync,
         };
         let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
-        self.trace(Event::WriteStart, call, (*offset, *data_len), None);
         let object = (&located.object, &held);
         let answer = vfs.write(&caller, object, call, *offset, &mut data, stability).await;
         self.written = answer.attributes.after;
-        let count = |done: &WriteDone| u32::try_from(done.count).expect("as sent");
-        let result = answer.result.as_ref().map(count).map_err(|status| *status);
-        self.trace(Event::WriteDone, call, (*offset, *data_len), Some(result));
         let done = answer.result?;
         Ok(WriteOk {
-            count: count(&done),
+            count: u32::try_from(done.count).expect("as sent"),
             committed: match done.committed {
                 Stability::Unstable => StableHow::Unstable,
                 Stability::DataSync => StableHow::DataSync,
@@ -98,37 +93,44 @@ impl Compound<'_> {
     }
 
     /// COMMIT, RFC 8881 §18.3.
-    pub(super) async fn commit(&mut self, args: CommitArgs) -> Outcome<CommitOk> {
-        let located = self.object_or(Status::Isdir)?;
+    pub(super) async fn commit(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
+        let args: CommitArgs = match decoded(reader) {
+            Ok(args) => args,
+            Err(refused) => return self.put::<()>(OperationCode::Commit, Err(refused)),
+        };
         let range = (args.offset, args.count);
-        let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
-        self.trace(Event::CommitStart, call, range, None);
-        let answer = vfs.commit(&located.caller, &located.object).await;
-        let result = answer.result.as_ref().map(|_| args.count).map_err(|status| *status);
-        self.trace(Event::CommitDone, call, range, Some(result));
+        self.trace_start(Event::CommitStart, range);
+        let outcome = self.commit_data().await;
+        let put = self.put(OperationCode::Commit, outcome);
+        self.trace_done(Event::CommitDone, range, put.map(|()| args.count));
+        put
+    }
+
+    async fn commit_data(&self) -> Outcome<CommitOk> {
+        let located = self.object_or(Status::Isdir)?;
+        let answer = self.request.service.vfs.commit(&located.caller, &located.object).await;
         Ok(CommitOk { verifier: Verifier(answer.result?) })
     }
 
-    /// Traces that a call was decoded, or how much of it was done.
-    pub(super) fn trace(
-        &self,
-        event: Event,
-        call: CallId,
-        (offset, len): (u64, u32),
-        result: Option<Result<u32, fs::Status>>,
-    ) {
-        let tracer = &self.request.service.tracer;
-        if !tracer.is_on(event) {
-            return;
-        }
-        let detail = match result {
-            None => format_args!("").into(),
-            Some(Ok(count)) => Detail::Done { status: NFS4_OK, name: "NFS4_OK", count },
-            Some(Err(status)) => {
-                let status = convert::status(status);
-                Detail::Done { status: status.code(), name: status.name(), count: 0 }
-            }
+    /// Traces that an operation on the current filehandle was decoded.
+    pub(super) fn trace_start(&self, event: Event, range: (u64, u32)) {
+        self.trace(event, range, format_args!("").into());
+    }
+
+    /// Traces the result of an operation on the current filehandle: its status, and how much of
+    /// `range` was done.
+    pub(super) fn trace_done(&self, event: Event, range: (u64, u32), result: Result<u32, Status>) {
+        let (status, name, count) = match result {
+            Ok(count) => (NFS4_OK, "NFS4_OK", count),
+            Err(status) => (status.code(), status.name(), 0),
         };
-        tracer.emit(event, call, offset, len.into(), detail);
+        self.trace(event, range, Detail::Done { status, name, count });
+    }
+
+    fn trace(&self, event: Event, (offset, len): (u64, u32), detail: Detail<'_>) {
+        let tracer = &self.request.service.tracer;
+        if tracer.is_on(event) {
+            tracer.emit(event, self.current_call_id(), offset, len.into(), detail);
+        }
     }
 }

@@ -53,7 +53,7 @@ pub(crate) use namespace::{CreateMode, NodeKind};
 pub(crate) use read::ReadDone;
 pub(crate) use readdir::{DirectoryEntry, Listing, Pushed};
 pub(crate) use switches::Switches;
-pub(crate) use write::{Stability, WriteDone};
+pub(crate) use write::Stability;
 pub(crate) use xattr::{SetXattr, XattrNames};
 
 /// A window holds at least so many runs: a small one writes in smaller runs.

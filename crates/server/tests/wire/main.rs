@@ -22,6 +22,7 @@ mod identity;
 mod io_counters;
 mod io_modes;
 mod limits;
+mod monitoring;
 mod namespace;
 mod nfs4;
 mod page_cache;

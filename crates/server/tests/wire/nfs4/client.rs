@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::fixture::Fixture;
 
 /// An export that trusts its clients, served by versions 3, 4.1 and 4.2.
-pub(super) const ALL_VERSIONS: &str = r#"
+pub(crate) const ALL_VERSIONS: &str = r#"
     nfs_versions = ["3", "4.1", "4.2"]
     [[export]]
     path = "$DIR/export"
@@ -19,24 +19,24 @@ pub(super) const ALL_VERSIONS: &str = r#"
 
 /// The operations of a COMPOUND.
 #[derive(Clone, Default)]
-pub(super) struct Operations {
+pub(crate) struct Operations {
     encoded: Vec<u8>,
     count: u32,
     codes: Vec<OperationCode>,
 }
 
 impl Operations {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// An operation with its arguments.
-    pub(super) fn op(self, operation: OperationCode, args: &impl Encode) -> Self {
+    pub(crate) fn op(self, operation: OperationCode, args: &impl Encode) -> Self {
         self.raw(operation.code(), args)
     }
 
     /// An operation by its number, which may be none.
-    pub(super) fn raw(self, operation: u32, args: &impl Encode) -> Self {
+    pub(crate) fn raw(self, operation: u32, args: &impl Encode) -> Self {
         let mut w = Writer::from_vec(self.encoded);
         w.u32(operation);
         args.encode(&mut w);
@@ -46,38 +46,38 @@ impl Operations {
     }
 
     /// The operations that are there.
-    pub(super) fn codes(&self) -> Vec<OperationCode> {
+    pub(crate) fn codes(&self) -> Vec<OperationCode> {
         self.codes.clone()
     }
 
     /// A word behind what is there.
-    pub(super) fn word(mut self, word: u32) -> Self {
+    pub(crate) fn word(mut self, word: u32) -> Self {
         self.encoded.extend(word.to_be_bytes());
         self
     }
 
-    pub(super) fn root(self) -> Self {
+    pub(crate) fn root(self) -> Self {
         self.op(OperationCode::Putrootfh, &())
     }
 
-    pub(super) fn at(self, object: FileHandle) -> Self {
+    pub(crate) fn at(self, object: FileHandle) -> Self {
         self.op(OperationCode::Putfh, &Handle { object })
     }
 
-    pub(super) fn lookup(self, name: &[u8]) -> Self {
+    pub(crate) fn lookup(self, name: &[u8]) -> Self {
         self.op(OperationCode::Lookup, &NameArgs { name })
     }
 
-    pub(super) fn getfh(self) -> Self {
+    pub(crate) fn getfh(self) -> Self {
         self.op(OperationCode::Getfh, &())
     }
 
-    pub(super) fn getattr(self, wanted: &[u32]) -> Self {
+    pub(crate) fn getattr(self, wanted: &[u32]) -> Self {
         self.op(OperationCode::Getattr, &GetattrArgs { wanted: Bitmap::of(wanted) })
     }
 
     /// The arguments of the COMPOUND.
-    pub(super) fn arguments(&self, minor_version: u32) -> Vec<u8> {
+    pub(crate) fn arguments(&self, minor_version: u32) -> Vec<u8> {
         let mut w = Writer::new();
         CompoundHead { tag: b"test", minor_version, operations: self.count }.encode(&mut w);
         w.array(&self.encoded);
@@ -87,10 +87,10 @@ impl Operations {
 
 /// The results of a COMPOUND.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Results {
-    pub(super) status: Reply<()>,
+pub(crate) struct Results {
+    pub(crate) status: Reply<()>,
     /// How many there are.
-    pub(super) count: u32,
+    pub(crate) count: u32,
     bytes: Vec<u8>,
     at: usize,
 }
@@ -110,12 +110,12 @@ impl Results {
     }
 
     /// The next result.
-    pub(super) fn next<T: for<'a> Decode<'a>>(&mut self, operation: OperationCode) -> Reply<T> {
+    pub(crate) fn next<T: for<'a> Decode<'a>>(&mut self, operation: OperationCode) -> Reply<T> {
         self.next_with(operation, |r| T::decode(r).expect("a body"))
     }
 
     /// The next result; `decode` takes the body of a success.
-    pub(super) fn next_with<T>(
+    pub(crate) fn next_with<T>(
         &mut self,
         operation: OperationCode,
         decode: impl FnOnce(&mut Reader<'_>) -> T,
@@ -132,7 +132,7 @@ impl Results {
     }
 
     /// Passes over results without a body.
-    pub(super) fn skip(&mut self, operations: &[OperationCode]) -> &mut Self {
+    pub(crate) fn skip(&mut self, operations: &[OperationCode]) -> &mut Self {
         for operation in operations {
             self.next::<()>(*operation).expect("it succeeded");
         }
@@ -140,29 +140,29 @@ impl Results {
     }
 
     /// The body of a result that is the last.
-    pub(super) fn rest(&self) -> &[u8] {
+    pub(crate) fn rest(&self) -> &[u8] {
         &self.bytes[self.at..]
     }
 
     /// The next result, which is that of GETFH.
-    pub(super) fn handle(&mut self) -> FileHandle {
+    pub(crate) fn handle(&mut self) -> FileHandle {
         self.next::<Handle>(OperationCode::Getfh).unwrap().object
     }
 }
 
 /// A client with a session.
-pub(super) struct Session {
-    pub(super) client: Client,
-    pub(super) id: SessionId,
-    pub(super) minor_version: u32,
-    pub(super) client_id: ClientId,
-    pub(super) fore: ChannelAttributes,
-    pub(super) sequence: u32,
-    pub(super) cache_this: bool,
+pub(crate) struct Session {
+    pub(crate) client: Client,
+    pub(crate) id: SessionId,
+    pub(crate) minor_version: u32,
+    pub(crate) client_id: ClientId,
+    pub(crate) fore: ChannelAttributes,
+    pub(crate) sequence: u32,
+    pub(crate) cache_this: bool,
 }
 
 /// Sends a COMPOUND without SEQUENCE.
-pub(super) fn compound(client: &mut Client, minor: u32, operations: &Operations) -> Results {
+pub(crate) fn compound(client: &mut Client, minor: u32, operations: &Operations) -> Results {
     let target = (PROGRAM, VERSION, Procedure::Compound.code());
     let (header, results) = client.exchange(target, &operations.arguments(minor));
     match header {
@@ -171,7 +171,7 @@ pub(super) fn compound(client: &mut Client, minor: u32, operations: &Operations)
     }
 }
 
-pub(super) fn exchange_id(
+pub(crate) fn exchange_id(
     client: &mut Client,
     owner_id: &[u8],
     verifier: u8,
@@ -187,7 +187,7 @@ pub(super) fn exchange_id(
 }
 
 /// What a client asks for that reads and writes a megabyte at a time.
-pub(super) const CHANNEL: ChannelAttributes = ChannelAttributes {
+pub(crate) const CHANNEL: ChannelAttributes = ChannelAttributes {
     header_pad_bytes: 0,
     request_bytes_max: 1_049_620,
     response_bytes_max: 1_049_480,
@@ -197,7 +197,7 @@ pub(super) const CHANNEL: ChannelAttributes = ChannelAttributes {
     rdma_ird: None,
 };
 
-pub(super) fn create_session_args(
+pub(crate) fn create_session_args(
     client: ClientId,
     sequence: SequenceId,
 ) -> CreateSessionArgs<'static> {
@@ -214,16 +214,16 @@ pub(super) fn create_session_args(
 
 impl Session {
     /// Of a new client, which has nothing to reclaim.
-    pub(super) fn new(fixture: &Fixture) -> Self {
+    pub(crate) fn new(fixture: &Fixture) -> Self {
         Self::of(fixture, b"a client", 1)
     }
 
-    pub(super) fn of(fixture: &Fixture, owner: &[u8], minor_version: u32) -> Self {
+    pub(crate) fn of(fixture: &Fixture, owner: &[u8], minor_version: u32) -> Self {
         Self::with_replies(fixture, owner, minor_version, CHANNEL.response_bytes_max)
     }
 
     /// As [`Self::of`], with a bound of the replies.
-    pub(super) fn with_replies(
+    pub(crate) fn with_replies(
         fixture: &Fixture,
         owner: &[u8],
         minor_version: u32,
@@ -234,7 +234,7 @@ impl Session {
     }
 
     /// Over a connection, with a fore channel.
-    pub(super) fn over(
+    pub(crate) fn over(
         mut client: Client,
         owner: &[u8],
         minor_version: u32,
@@ -255,7 +255,7 @@ impl Session {
     }
 
     /// Sends a COMPOUND on a slot that was not used before, and does not wait for the reply.
-    pub(super) fn send_on(&mut self, slot: u32, operations: &Operations) {
+    pub(crate) fn send_on(&mut self, slot: u32, operations: &Operations) {
         let call = self.on_slot(SlotId(slot), 1, operations).arguments(self.minor_version);
         let xid = self.client.xid();
         let call = self.client.encode(xid, (PROGRAM, VERSION, Procedure::Compound.code()), &call);
@@ -263,7 +263,7 @@ impl Session {
     }
 
     /// SEQUENCE on slot 0, in front of `operations`.
-    pub(super) fn sequenced(&self, operations: &Operations) -> Operations {
+    pub(crate) fn sequenced(&self, operations: &Operations) -> Operations {
         self.on_slot(SlotId(0), self.sequence, operations)
     }
 
@@ -282,7 +282,7 @@ impl Session {
     }
 
     /// The results behind that of SEQUENCE.
-    pub(super) fn call(&mut self, operations: &Operations) -> Results {
+    pub(crate) fn call(&mut self, operations: &Operations) -> Results {
         self.sequence += 1;
         let call = self.sequenced(operations);
         let mut results = compound(&mut self.client, self.minor_version, &call);
@@ -291,7 +291,7 @@ impl Session {
     }
 
     /// As [`Self::call`]; every operation succeeds.
-    pub(super) fn ok(&mut self, operations: &Operations) -> Results {
+    pub(crate) fn ok(&mut self, operations: &Operations) -> Results {
         let results = self.call(operations);
         assert_eq!(results.status, Ok(()), "{results:?}");
         assert_eq!(results.count, operations.count + 1);
@@ -299,14 +299,14 @@ impl Session {
     }
 
     /// The root of the export.
-    pub(super) fn export(&mut self) -> FileHandle {
+    pub(crate) fn export(&mut self) -> FileHandle {
         let call = Operations::new().root().lookup(b"export").getfh();
         let mut results = self.ok(&call);
         results.skip(&[OperationCode::Putrootfh, OperationCode::Lookup]).handle()
     }
 
     /// Opens a file by its name, which is made if it is not there.
-    pub(super) fn open(&mut self, dir: FileHandle, name: &[u8]) -> (FileHandle, Stateid) {
+    pub(crate) fn open(&mut self, dir: FileHandle, name: &[u8]) -> (FileHandle, Stateid) {
         let attributes = encoded_mode();
         let raw = RawAttributes { bitmap: Bitmap::of(&[attribute::MODE]), values: &attributes };
         let args = open_args(ShareAccess::Both, OpenHow::Unchecked(raw), OpenClaim::Null(name));
@@ -322,7 +322,7 @@ fn encoded_mode() -> Vec<u8> {
     0o644_u32.to_be_bytes().to_vec()
 }
 
-pub(super) fn open_args<'a>(
+pub(crate) fn open_args<'a>(
     access: ShareAccess,
     how: OpenHow<'a>,
     claim: OpenClaim<'a>,

@@ -1,7 +1,7 @@
 //! NFS version 4.1 and 4.2, RFC 8881 and RFC 7862.
 
 mod callbacks;
-mod client;
+pub(crate) mod client;
 mod delegations;
 mod extension;
 mod files;

@@ -1,0 +1,109 @@
+//! What the server reports about its calls: trace events, samples and metrics.
+
+use std::time::Duration;
+
+use proto::nfs4::*;
+use spillway_server::report::{TraceFeed, TraceLine, TraceRequest};
+use tokio::runtime::Runtime;
+
+use crate::fixture::Fixture;
+use crate::nfs4::client::{ALL_VERSIONS, Operations, Session};
+
+/// A command that follows events.
+struct Following {
+    feed: TraceFeed,
+    runtime: Runtime,
+}
+
+impl Following {
+    fn new(fixture: &Fixture, events: &[&str], request: TraceRequest) -> Self {
+        let events = events.iter().map(|event| (*event).to_owned()).collect();
+        let request = TraceRequest { events, ..request };
+        let feed = fixture.server().monitor().follow(&request).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Self { feed, runtime }
+    }
+
+    /// The events since the last call of this, all of which have happened.
+    fn lines(&self) -> Vec<TraceLine> {
+        let next =
+            async { tokio::time::timeout(Duration::from_millis(100), self.feed.next()).await };
+        self.runtime.block_on(next).map_or_else(|_| Vec::new(), |(lines, _)| lines)
+    }
+
+    /// As [`Self::lines`]: each with its name, whether it is of an object, and its own fields.
+    fn summaries(&self) -> Vec<(String, bool, String)> {
+        let lines = self.lines().into_iter();
+        lines.map(|line| (line.event, line.fh_hash != 0, line.detail)).collect()
+    }
+}
+
+fn event(name: &str, is_of_object: bool, detail: &str) -> (String, bool, String) {
+    (name.to_owned(), is_of_object, detail.to_owned())
+}
+
+#[test]
+fn refused_operations_of_version_4_are_traced() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let (file, _) = session.open(export, b"f");
+    let follow = ["read", "write", "commit", "readdir"];
+    let following = Following::new(&fixture, &follow, TraceRequest::default());
+    let stateid = Stateid { seqid: 1, other: [7; 12] };
+    let read = ReadArgs { stateid, offset: 0, count: 100 };
+    let write = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: b"data" };
+    let commit = CommitArgs { offset: 0, count: 0 };
+    let listing = ReaddirArgs {
+        cookie: 1,
+        verifier: Verifier([0; 8]),
+        dir_bytes: 4096,
+        bytes_max: 4096,
+        wanted: Bitmap::of(&[]),
+    };
+    let at_file = || Operations::new().at(file);
+    let cases = [
+        (
+            at_file().op(OperationCode::Read, &read),
+            ("read_start", "read_done"),
+            true,
+            Status::BadStateid,
+        ),
+        (
+            at_file().op(OperationCode::Write, &write),
+            ("write_start", "write_done"),
+            true,
+            Status::BadStateid,
+        ),
+        (
+            Operations::new().root().op(OperationCode::Read, &read),
+            ("read_start", "read_done"),
+            true,
+            Status::Isdir,
+        ),
+        (
+            Operations::new().root().op(OperationCode::Commit, &commit),
+            ("commit_start", "commit_done"),
+            true,
+            Status::Isdir,
+        ),
+        (
+            Operations::new().op(OperationCode::Commit, &commit),
+            ("commit_start", "commit_done"),
+            false,
+            Status::Nofilehandle,
+        ),
+        (
+            Operations::new().at(export).op(OperationCode::Readdir, &listing),
+            ("readdir_enter", "readdir_exit"),
+            true,
+            Status::BadCookie,
+        ),
+    ];
+    for (operations, (start, done), is_of_object, status) in cases {
+        assert_eq!(session.call(&operations).status, Err(status), "{start}");
+        let end = format!("status={} count=0", status.name());
+        let expected = [event(start, is_of_object, ""), event(done, is_of_object, &end)];
+        assert_eq!(following.summaries(), expected);
+    }
+}
