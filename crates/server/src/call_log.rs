@@ -189,6 +189,7 @@ impl<'a> Line<'a> {
             Err(Refusal::NotExecuted(stat)) => format!("{stat:?}"),
             Ok(Handled::Duplicate) => "dropped, because the call is at work".to_owned(),
             Ok(Handled::Repeated(_)) => "answered from the reply cache".to_owned(),
+            Ok(Handled::Replayed) => "answered from the slot of a session".to_owned(),
             Ok(Handled::Executed { .. }) => self.result_status(results),
         }
     }

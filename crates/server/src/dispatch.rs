@@ -143,7 +143,7 @@ fn recorded_status(done: &Result<Handled, Refusal>, results: &[u8]) -> u32 {
         Ok(Handled::Executed { .. }) => {
             results.first_chunk().map_or(0, |status| u32::from_be_bytes(*status))
         }
-        Ok(Handled::Repeated(_)) => Outcome::Replayed as u32,
+        Ok(Handled::Repeated(_) | Handled::Replayed) => Outcome::Replayed as u32,
         Ok(Handled::Duplicate) => Outcome::Dropped as u32,
         Err(Refusal::Denied(_)) => Outcome::Denied as u32,
         Err(Refusal::NotExecuted(_)) => Outcome::NotExecuted as u32,
@@ -207,6 +207,10 @@ pub(crate) async fn answer(
         Ok(Handled::Repeated(Replay { reply, receipt })) => {
             service.counters.add(Counter::Replays, 1);
             Verdict::Reply(Reply::new(reply, None).with_receipt(Some(receipt)))
+        }
+        Ok(Handled::Replayed) => {
+            service.counters.add(Counter::Replays, 1);
+            Verdict::Reply(Reply::new(reply.into_vec(), None))
         }
         Ok(Handled::Duplicate) => {
             service.counters.add(Counter::DroppedRetransmissions, 1);

@@ -139,6 +139,9 @@ pub(crate) enum Handled {
     },
     /// It repeats a call that was executed.
     Repeated(Replay),
+    /// It repeats a COMPOUND that was executed. The results that its slot has kept stand in the
+    /// reply's head.
+    Replayed,
     /// It repeats a call of the same connection that is at work.
     Duplicate,
 }

@@ -64,7 +64,7 @@ macro_rules! counters {
 counters! {
     /// Calls taken from connections.
     Calls => "calls",
-    /// Calls answered from the reply cache.
+    /// Calls answered from the reply cache, or from the slot of a session.
     Replays => "replays",
     /// Retransmissions over the connection of a call that is still at work, which were dropped.
     DroppedRetransmissions => "dropped_retransmissions",

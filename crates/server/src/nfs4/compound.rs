@@ -300,6 +300,6 @@ impl<'a> Compound<'a> {
 
     fn replay(mut self, body: &[u8]) -> Handled {
         self.results.replace(body);
-        Handled::executed(None)
+        Handled::Replayed
     }
 }

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use proto::nfs4::*;
+use spillway_server::counters::Counter;
 use spillway_server::report::{TraceFeed, TraceLine, TraceRequest};
 use tokio::runtime::Runtime;
 
 use crate::fixture::Fixture;
-use crate::nfs4::client::{ALL_VERSIONS, Operations, Session};
+use crate::nfs4::client::{ALL_VERSIONS, Operations, Session, compound};
 
 /// A command that follows events.
 struct Following {
@@ -106,4 +107,23 @@ fn refused_operations_of_version_4_are_traced() {
         let expected = [event(start, is_of_object, ""), event(done, is_of_object, &end)];
         assert_eq!(following.summaries(), expected);
     }
+}
+
+#[test]
+fn a_repeated_compound_is_counted_and_recorded_as_replayed() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    session.cache_this = true;
+    let call = Operations::new().at(export).getfh();
+    session.ok(&call);
+    let following = Following::new(&fixture, &["call_done"], TraceRequest::default());
+    let repeated = session.sequenced(&call);
+    let replays = fixture.counter(Counter::Replays);
+    assert_eq!(compound(&mut session.client, 1, &repeated).status, Ok(()));
+    assert_eq!(fixture.counter(Counter::Replays), replays + 1);
+    let [line] = &following.lines()[..] else { panic!("one call") };
+    assert!(line.detail.contains(" status=replayed "), "{line}");
+    let last = fixture.server().monitor().requests().pop().unwrap();
+    assert_eq!(last.status.as_deref(), Some("replayed"));
 }
