@@ -163,6 +163,9 @@ fn operation_labels(export: &str, operation: Operation) -> [(&str, &str); 3] {
     [("export", export), ("program", operation.program()), ("operation", operation.name())]
 }
 
+/// The label of clients that are not counted by themselves.
+const OTHERS: &str = "others";
+
 type ClientValue = fn(&ClientCounters) -> u64;
 
 fn clients(service: &Service, text: &mut Text) {
@@ -172,7 +175,7 @@ fn clients(service: &Service, text: &mut Text) {
         .all()
         .into_iter()
         .map(|(address, client)| {
-            (address.map_or_else(|| "others".to_owned(), |address| address.to_string()), client)
+            (address.map_or_else(|| OTHERS.to_owned(), |address| address.to_string()), client)
         })
         .collect();
     let values: [(&str, ClientValue); 4] = [
@@ -187,9 +190,17 @@ fn clients(service: &Service, text: &mut Text) {
             text.sample("", &[("client", address)], value(client));
         }
     }
+    // Those of strangers together: each address that connects would be another time series.
+    let mut connections: BTreeMap<String, u64> = BTreeMap::new();
+    for (address, open, _) in service.connections.by_peer() {
+        let address = address.to_string();
+        let is_known = clients.iter().any(|(known, _)| *known == address);
+        let client = if is_known { address } else { OTHERS.to_owned() };
+        *connections.entry(client).or_default() += open as u64;
+    }
     text.begin("client_connections", "gauge", help_of("client_connections"));
-    for (address, connections, _) in service.connections.by_peer() {
-        text.sample("", &[("client", &address.to_string())], connections as u64);
+    for (client, open) in connections {
+        text.sample("", &[("client", &client)], open);
     }
 }
 

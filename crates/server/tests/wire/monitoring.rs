@@ -1,5 +1,6 @@
 //! What the server reports about its calls: trace events, samples and metrics.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use proto::nfs4::*;
@@ -7,7 +8,8 @@ use spillway_server::counters::Counter;
 use spillway_server::report::{TraceFeed, TraceLine, TraceRequest};
 use tokio::runtime::Runtime;
 
-use crate::fixture::Fixture;
+use crate::client::Client;
+use crate::fixture::{Fixture, TRUSTING};
 use crate::nfs4::client::{ALL_VERSIONS, Operations, Session, compound};
 
 /// A command that follows events.
@@ -126,4 +128,21 @@ fn a_repeated_compound_is_counted_and_recorded_as_replayed() {
     assert!(line.detail.contains(" status=replayed "), "{line}");
     let last = fixture.server().monitor().requests().pop().unwrap();
     assert_eq!(last.status.as_deref(), Some("replayed"));
+}
+
+#[test]
+fn strangers_have_no_metrics_of_their_own() {
+    let admitting = format!("{TRUSTING}\n[[export.client]]\nhosts = [\"127.0.0.1\"]");
+    let fixture = Fixture::with(&admitting);
+    let (_client, _) = fixture.mounted();
+    let mut stranger = Client::connect_from(Ipv4Addr::new(127, 0, 0, 2), fixture.address());
+    stranger.null();
+    let metrics = fixture.server().monitor().metrics();
+    let connections: Vec<_> =
+        metrics.lines().filter(|line| line.starts_with("spillway_client_connections{")).collect();
+    let expected = ["client=\"127.0.0.1\"} 1", "client=\"others\"} 1"];
+    assert_eq!(
+        connections,
+        expected.map(|labels| format!("spillway_client_connections{{{labels}"))
+    );
 }
