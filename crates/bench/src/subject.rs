@@ -188,13 +188,14 @@ impl Subject {
     /// # Errors
     /// [`Error::Call`]: the server refuses, or is gone.
     pub(crate) fn tidy(&self, stage: &Stage, names: impl Iterator<Item = String>) -> Result<()> {
-        let Some(directory) = self.directory().filter(|directory| stage.has_made(directory)) else {
+        // Its process need not be the watched one any more: a supervisor may have restarted it.
+        let What::Given(Given { url, directory, .. }) = &self.what else { return Ok(()) };
+        if !stage.has_made(directory) {
             return Ok(());
-        };
-        let running = self.start(stage)?;
-        let export = stage.mount(&running.url, self.version, Some(directory))?;
+        }
+        let export = stage.mount(url, self.version, Some(directory))?;
         stage.block_on(remove_files(&export.nfs, export.directory, names))?;
-        stage.remove_directory(&running.url, directory)
+        stage.remove_directory(url, directory)
     }
 }
 

@@ -53,22 +53,29 @@ pub async fn create_files(
     Ok(files)
 }
 
-/// Removes files from a directory. One that is not there is as good as removed.
+/// Removes files from a directory, also after one that the server refuses to remove. One that is not
+/// there is as good as removed.
 ///
 /// # Errors
-/// [`Error::Call`] with the name.
+/// [`Error::Call`] with the name of the first file that is still there.
 pub async fn remove_files(
     nfs: &Nfs3,
     dir: FileHandle,
     names: impl IntoIterator<Item = String>,
 ) -> Result<()> {
+    let mut removed = Ok(());
     for name in names {
         match nfs.remove(dir, name.as_bytes()).await {
             Err(error) if !error.is(Status::Noent) => {
-                return Err(Error::call(format!("REMOVE {name}"))(error));
+                let is_refusal = matches!(error, client::Error::Nfs { .. });
+                removed = removed.and(Err(Error::call(format!("REMOVE {name}"))(error)));
+                // Each further call to a server that is gone would wait for its timeout.
+                if !is_refusal {
+                    break;
+                }
             }
             Ok(_) | Err(_) => {}
         }
     }
-    Ok(())
+    removed
 }

@@ -1,3 +1,5 @@
+use std::process::Command;
+
 use clap::Parser;
 
 use super::*;
@@ -68,4 +70,35 @@ fn options_for_started_servers_are_refused_or_left_out_for_others() {
         assert_eq!(noted, [format!("{name} was not applied to nas, which ran before.")]);
         assert_eq!(left_out(&["/srv", option]).unwrap(), Vec::<String>::new());
     }
+}
+
+#[test]
+fn files_are_removed_after_the_watched_process_has_ended() {
+    let server = OwnServer::start();
+    let mut ended = Command::new("true").spawn().unwrap();
+    let pid = ended.id();
+    ended.wait().unwrap();
+    let (url, pid) = (format!("a={}", server.url()), format!("a={pid}"));
+    let (stage, subjects) = stage_and_subjects(&[&url, "--pid", &pid]);
+    let [subject] = &subjects[..] else { panic!("one subject") };
+    let directory = subject.directory().unwrap();
+    stage.mount(&server.url(), Version::V3, Some(directory)).unwrap();
+    std::fs::write(server.path().join(directory).join("file"), "data").unwrap();
+    subject.tidy(&stage, ["file".to_owned()].into_iter()).unwrap();
+    assert_eq!(std::fs::read_dir(server.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_file_that_cannot_be_removed_does_not_keep_the_others() {
+    let server = OwnServer::start();
+    let (stage, subjects) = stage_and_subjects(&[&server.url().to_string()]);
+    let directory = subjects[0].directory().unwrap();
+    stage.mount(&server.url(), Version::V3, Some(directory)).unwrap();
+    let files = server.path().join(directory);
+    std::fs::create_dir(files.join("no-file")).unwrap();
+    std::fs::write(files.join("file"), "data").unwrap();
+    let names = ["no-file", "file"].map(str::to_owned);
+    let refused = subjects[0].tidy(&stage, names.into_iter()).unwrap_err();
+    assert!(refused.to_string().contains("REMOVE no-file"), "{refused}");
+    assert!(!files.join("file").exists());
 }
