@@ -90,7 +90,7 @@ impl servers::Experiment for Options {
         export: &Export<'_>,
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
-        ScratchDirectory::lend(export, Self::NAME, false, |_, directory| {
+        ScratchDirectory::lend(export, false, |_, directory| {
             let experiment = Experiment { options: self, export, directory: directory.name() };
             for round in rounds {
                 for client in &self.loads {

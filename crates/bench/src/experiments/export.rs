@@ -21,6 +21,8 @@ pub(crate) struct Export<'a> {
     pub(super) name: String,
     /// Where it is.
     pub(super) url: NfsUrl,
+    /// The name of a directory in it for this subject's rounds, which is not yet there.
+    pub(super) directory: String,
     /// The version of NFS to speak, where an experiment can choose.
     pub(super) version: Version,
     /// The server's process, if it is on this machine.

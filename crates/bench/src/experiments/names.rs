@@ -118,7 +118,7 @@ impl Options {
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
         for number in 0..self.connections {
-            let name = format!("names-{number}");
+            let name = format!("{}-{number}", export.directory);
             let made = ScratchDirectory::make(export, &name);
             directories.push(runtime.block_on(export.unless_gone(made))?);
         }

@@ -76,6 +76,7 @@ impl OwnServer {
         Export {
             name: String::new(),
             url: url_at(address),
+            directory: "bench".to_owned(),
             version: Version::V3,
             watched: None,
             counters: Box::new(|| Ok(self.counters())),

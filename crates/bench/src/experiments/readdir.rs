@@ -136,7 +136,7 @@ impl servers::Experiment for Options {
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
         self.check()?;
-        ScratchDirectory::lend(export, Self::NAME, self.keep, |runtime, directory| {
+        ScratchDirectory::lend(export, self.keep, |runtime, directory| {
             runtime.block_on(export.until_stopped(entries::fill(directory, self)))?;
             Experiment { options: self, export, directory, runtime }.run(rounds, record)
         })

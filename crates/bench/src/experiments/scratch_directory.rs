@@ -6,7 +6,6 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use super::export::{Export, runtime};
-use crate::stage::own_directory;
 use crate::{Error, Result};
 
 /// A directory at the root of an export.
@@ -23,16 +22,16 @@ const CALLS_IN_FLIGHT: usize = 32;
 const NAMES_BYTES: u32 = 64 << 10;
 
 impl ScratchDirectory {
-    /// Makes one for an experiment of this name, has `work` done in it, and removes it with all
-    /// that is in it, also after an error, unless it is to be kept.
+    /// Makes the directory of the export, has `work` done in it, and removes it with all that is in
+    /// it, also after an error, unless it is to be kept.
     pub(super) fn lend(
         export: &Export<'_>,
-        experiment: &str,
         keep: bool,
         work: impl FnOnce(&Runtime, &Self) -> Result<()>,
     ) -> Result<()> {
         let runtime = runtime()?;
-        let directory = runtime.block_on(export.unless_gone(Self::make(export, experiment)))?;
+        let directory =
+            runtime.block_on(export.unless_gone(Self::make(export, &export.directory)))?;
         let done = work(&runtime, &directory);
         if keep {
             return done;
@@ -42,10 +41,12 @@ impl ScratchDirectory {
     }
 
     /// Makes it, empty.
-    pub(super) async fn make(export: &Export<'_>, experiment: &str) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Call`]: the server refuses; also if a directory of this name is there.
+    pub(super) async fn make(export: &Export<'_>, name: &str) -> Result<Self> {
         let mounted = export.mount_plain().await?;
         let (nfs, root) = (mounted.nfs, mounted.root);
-        let name = own_directory(experiment);
         let attributes = SetAttributes { mode: Some(0o755), ..SetAttributes::default() };
         let what = || Error::call(format!("cannot make the directory {name} at {}", export.url));
         let made = nfs.mkdir(root, name.as_bytes(), attributes).await.map_err(what())?;
@@ -53,7 +54,7 @@ impl ScratchDirectory {
             Some(handle) => handle,
             None => nfs.lookup(root, name.as_bytes()).await.map_err(what())?.object,
         };
-        Ok(Self { nfs, root, name, handle })
+        Ok(Self { nfs, root, name: name.to_owned(), handle })
     }
 
     /// In the root of the export.

@@ -13,7 +13,7 @@ use crate::options::{RoundOptions, TargetOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::{Measurement, Run};
 use crate::rig::begin_run;
-use crate::stage::{Stage, SurroundingsOptions};
+use crate::stage::{Stage, SurroundingsOptions, own_directory};
 use crate::stop::Stop;
 use crate::subject::{self, Subject};
 
@@ -96,19 +96,17 @@ fn all_rounds<T: Experiment>(
     output: &mut Output,
 ) -> Result<()> {
     let (experiment, rounds) = (&options.own, 1..=options.rounds.rounds);
-    if let [subject] = subjects {
+    if subjects.len() == 1 {
         output.doing(T::NAME);
-        return once(experiment, rounds, stage, subject, String::new(), stop, &mut |measurement| {
+        return once(experiment, rounds, stage, subjects, 0, stop, &mut |measurement| {
             output.add(measurement)?;
             stop.check()
         });
     }
     for round in rounds {
         for at in super::turned(subjects.len(), round) {
-            let subject = &subjects[at];
-            output.doing(format!("{} on {}, round {round}", T::NAME, subject.name));
-            let name = subject.name.clone();
-            once(experiment, round..=round, stage, subject, name, stop, &mut |measurement| {
+            output.doing(format!("{} on {}, round {round}", T::NAME, subjects[at].name));
+            once(experiment, round..=round, stage, subjects, at, stop, &mut |measurement| {
                 output.add(measurement)?;
                 stop.check()
             })?;
@@ -117,20 +115,24 @@ fn all_rounds<T: Experiment>(
     Ok(())
 }
 
-/// All of an experiment on one server, which is started for it if it is ours to start.
-fn once(
-    experiment: &impl Experiment,
+/// Rounds of an experiment on the subject `at` this place, which is started for them if it is ours to
+/// start.
+fn once<T: Experiment>(
+    experiment: &T,
     rounds: RangeInclusive<u32>,
     stage: &Stage,
-    subject: &Subject,
-    name: String,
+    subjects: &[Subject],
+    at: usize,
     stop: &Stop,
     record: &mut dyn FnMut(Measurement) -> Result<()>,
 ) -> Result<()> {
+    let subject = &subjects[at];
     let running = subject.start(stage)?;
     let export = Export {
-        name,
+        name: if subjects.len() == 1 { String::new() } else { subject.name.clone() },
         url: running.url.clone(),
+        // Two subjects may be one export, and the directory of an earlier round may be kept.
+        directory: own_directory(format!("{}-{at}-{}", T::NAME, rounds.start())),
         version: subject.version,
         watched: running.watched(),
         counters: Box::new(|| running.counters()),
@@ -140,4 +142,36 @@ fn once(
     drop(export);
     done.map_err(|error| running.cause_of(error))?;
     running.stop()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::experiments::own_server::OwnServer;
+    use crate::experiments::readdir;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: OnServers<readdir::Options>,
+    }
+
+    #[test]
+    fn each_round_on_each_subject_has_a_directory_of_its_own() {
+        let server = OwnServer::start();
+        let [a, b] = ["a", "b"].map(|name| format!("{name}={}", server.url()));
+        let own = ["--entries", "20", "--modified", "none", "--keep", "--rounds", "2"];
+        let Cli { options } = Cli::parse_from(["bench", &a, &b].iter().chain(&own));
+        let stage =
+            Stage::set(&options.surroundings, &options.target, &mut Run::default()).unwrap();
+        let place = |_: &Path| panic!("they are URLs");
+        let subjects = Subject::all(&options.target, &[], Path::new("/bin/true"), place).unwrap();
+        let mut output = Output::start(&options.output, Run::default()).unwrap();
+        all_rounds(&options, &stage, &subjects, &Stop::default(), &mut output).unwrap();
+        assert_eq!(fs::read_dir(server.path()).unwrap().count(), 4);
+    }
 }

@@ -76,7 +76,7 @@ impl servers::Experiment for Options {
     ) -> Result<()> {
         self.check()?;
         let data = &data(usize::try_from(self.size.0).expect("it is at most 1 GiB"));
-        ScratchDirectory::lend(export, Self::NAME, false, |runtime, directory| {
+        ScratchDirectory::lend(export, false, |runtime, directory| {
             Experiment { options: self, export, directory, runtime, data }.run(rounds, record)
         })
     }

@@ -42,7 +42,7 @@ fn the_file_on_disk_has_the_written_data() {
     let options: Options = options("--record-sizes 999 --workers 4 --size 300000B").unwrap();
     let runtime = runtime().unwrap();
     let export = server.export();
-    let directory = runtime.block_on(ScratchDirectory::make(&export, "writeback-test")).unwrap();
+    let directory = runtime.block_on(ScratchDirectory::make(&export, &export.directory)).unwrap();
     let data = data(300_000);
     let experiment = Experiment {
         options: &options,
