@@ -8,8 +8,8 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use client::{Identity, MountOptions, Nfs3, NfsUrl, Recovery, mount3};
@@ -348,13 +348,21 @@ pub(crate) fn mount_options() -> MountOptions {
 /// The time limit of the calls on names before and after loads.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The name of a directory of this run on a server: no other run, on this host or another, uses it.
-/// `what` distinguishes the directories of the run.
+/// The name of a directory of this run on a server. `what` distinguishes the directories of the run.
 pub(crate) fn own_directory(what: impl Display) -> String {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy().replace('/', "-");
-    format!("spillway-bench-{host}-{}-{what}", std::process::id())
+    directory_name(&host, std::process::id(), *BEGAN, what)
 }
+
+/// The name has the time in µs: processes in containers can have one host name and one id.
+fn directory_name(host: &str, pid: u32, began: SystemTime, what: impl Display) -> String {
+    let began_us = began.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    format!("spillway-bench-{host}-{pid}-{began_us}-{what}")
+}
+
+/// When this run named its first directory.
+static BEGAN: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
 
 #[cfg(test)]
 mod tests;

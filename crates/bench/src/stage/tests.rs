@@ -38,6 +38,14 @@ fn subjects_of_one_export_have_directories_of_their_own() {
 }
 
 #[test]
+fn runs_with_one_host_name_and_process_id_have_different_directories() {
+    let name = |secs| directory_name("host", 7, UNIX_EPOCH + Duration::from_secs(secs), 0);
+    assert_ne!(name(1), name(2));
+    assert_eq!(own_directory(0), own_directory(0), "a run's directory keeps its name");
+    assert_ne!(own_directory(0), own_directory(1));
+}
+
+#[test]
 fn a_directory_of_another_run_is_not_used() {
     let server = OwnServer::start();
     let url = server.url();
