@@ -129,7 +129,7 @@ fn run_uncached(
     arguments: &[OsString],
     words: Vec<String>,
 ) -> Result<()> {
-    let again = uncached::in_memory_group(&options.own, program, arguments.iter().cloned())?;
+    let again = uncached::in_memory_group(&options.own, program, arguments)?;
     if let Some(status) = again {
         // It has reported everything.
         std::process::exit(status.code().unwrap_or(1));

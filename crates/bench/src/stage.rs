@@ -89,7 +89,7 @@ impl Place {
 
 /// Carries a command with a slow network out in name spaces of its own, if this kernel has them and
 /// all servers are ours to start there: by `program`, which is this one, with the same `arguments`
-/// and one more. `None` if the command is to run here, through a relay or on the network as it is.
+/// and one option more. `None` if the command is to run here, through a relay or on the network as it is.
 ///
 /// # Errors
 /// [`Error::Program`]: `ip` or `tc` refused.
@@ -116,8 +116,9 @@ pub(crate) fn in_network_link(
     };
     let prefix = link.client_namespace().prefix();
     let mut command = Command::new(&prefix[0]);
+    let option = ["--server-namespace", link.server_namespace().name()];
+    let arguments = successor::arguments_with(arguments, &option);
     command.args(&prefix[1..]).arg(program).args(arguments);
-    command.arg("--server-namespace").arg(link.server_namespace().name());
     successor::carry_out(command).map(Some)
 }
 

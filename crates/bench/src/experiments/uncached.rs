@@ -180,7 +180,7 @@ fn is_dontcache_supported(directory: &Path) -> std::io::Result<bool> {
 pub fn in_memory_group(
     options: &Options,
     program: &Path,
-    arguments: impl Iterator<Item = OsString>,
+    arguments: &[OsString],
 ) -> Result<Option<ExitStatus>> {
     let limit = options.memory_limit.filter(|_| !options.in_memory_group);
     if options.in_memory_group {
@@ -189,7 +189,7 @@ pub fn in_memory_group(
     let Some(ByteSize(limit_bytes)) = limit else { return Ok(None) };
     let group = MemoryGroup::create("uncached", Some(limit_bytes))?;
     let mut command = group.command(program);
-    command.args(arguments).arg("--in-memory-group");
+    command.args(successor::arguments_with(arguments, &["--in-memory-group"]));
     successor::carry_out(command).map(Some)
 }
 
