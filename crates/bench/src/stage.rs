@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use client::{Identity, MountOptions, Nfs3, NfsUrl, Recovery, mount3};
+use client::mount3::{self, Mount3};
+use client::{Identity, MountOptions, Nfs3, NfsUrl, Recovery};
 use proto::nfs3::{FileHandle, SetAttributes};
 use tokio::runtime::{self, Runtime};
 
@@ -243,12 +243,12 @@ impl Stage {
         if self.options.network.is_none() || self.namespace.is_some() {
             return Ok(None);
         }
-        let nfs_address = self.mount_url(url)?.nfs.address();
-        let nfs = Relay::start(nfs_address, &self.options.network)?;
+        let me = Arc::new(Identity::of_process());
+        let found = self.block_on(Mount3::find(url, &unmeasured_options(), &me));
+        let found = found.map_err(Error::call(format!("cannot mount {url}")))?;
+        let nfs = Relay::start(found.nfs_address(), &self.options.network)?;
         // Mounting is not measured.
-        let mount_port = url.mount_port.unwrap_or(nfs_address.port());
-        let mount_address = SocketAddr::new(nfs_address.ip(), mount_port);
-        let mount = Relay::start(mount_address, &NetworkLimits::default())?;
+        let mount = Relay::start(found.address(), &NetworkLimits::default())?;
         let url = NfsUrl {
             host: nfs.address().ip().to_string(),
             port: Some(nfs.address().port()),
@@ -305,9 +305,7 @@ impl Stage {
     /// [`Error::Call`]: the server does not answer, or refuses.
     pub(crate) fn mount_url(&self, url: &NfsUrl) -> Result<MountedDirectory> {
         let me = Arc::new(Identity::of_process());
-        // Ctrl-C is not noticed meanwhile.
-        let options = MountOptions { timeout: CALL_TIMEOUT, ..mount_options() };
-        let mounted = self.block_on(mount3::mount(url, &options, &me));
+        let mounted = self.block_on(mount3::mount(url, &unmeasured_options(), &me));
         let mounted = mounted.map_err(Error::call(format!("cannot mount {url}")))?;
         Ok(MountedDirectory {
             nfs: mounted.nfs,
@@ -344,6 +342,12 @@ pub(crate) fn mount_options() -> MountOptions {
         recovery: Recovery::Soft,
         ..MountOptions::default()
     }
+}
+
+/// The options of calls before and after loads.
+fn unmeasured_options() -> MountOptions {
+    // Ctrl-C is not noticed meanwhile.
+    MountOptions { timeout: CALL_TIMEOUT, ..mount_options() }
 }
 
 /// The time limit of the calls on names before and after loads.

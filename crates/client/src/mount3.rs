@@ -135,6 +135,12 @@ impl Mount3 {
         }
     }
 
+    /// The address of this service.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.rpc.address()
+    }
+
     /// The address of the server's NFS service.
     #[must_use]
     pub fn nfs_address(&self) -> SocketAddr {

@@ -46,6 +46,17 @@ fn runs_with_one_host_name_and_process_id_have_different_directories() {
 }
 
 #[test]
+fn a_server_is_mounted_through_relays_where_the_network_is_slow() {
+    let server = OwnServer::start();
+    let url = server.url();
+    let (stage, _) = stage_and_subjects(&[&url.to_string(), "--net-delay", "1ms"]);
+    let relays = stage.relays(&url).unwrap().expect("the network is slow");
+    assert_ne!(relays.url.port, url.port);
+    assert!(![relays.url.port, url.port].contains(&relays.url.mount_port));
+    stage.mount_url(&relays.url).unwrap();
+}
+
+#[test]
 fn a_directory_of_another_run_is_not_used() {
     let server = OwnServer::start();
     let url = server.url();
