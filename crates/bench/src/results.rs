@@ -296,7 +296,7 @@ fn parse(file: &str, text: &str, remarks: &mut Vec<String>) -> Result<Vec<(usize
                 index + 1
             )),
             Err(why) => {
-                let why = why.to_string();
+                let why = format!("not a record of spillway bench: {why}");
                 return Err(Error::Record { file: file.into(), line: index + 1, why });
             }
         }

@@ -121,3 +121,9 @@ fn faults_name_the_round_and_the_first_error() {
         ["round 2: 3 calls failed, 4096 bytes were wrong; first: WRITE: NFS3ERR_IO"]
     );
 }
+
+#[test]
+fn a_file_without_records_is_reported_as_such() {
+    let error = parse("notes", "hello\n", &mut Vec::new()).unwrap_err().to_string();
+    assert!(error.starts_with("notes, line 1: not a record of spillway bench: "), "{error}");
+}

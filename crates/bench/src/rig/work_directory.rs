@@ -21,12 +21,12 @@ impl WorkDirectory {
     /// # Errors
     /// [`Error::Machine`]: that is not there, or not ours to write in.
     pub fn create(parent: &Path) -> Result<Self> {
+        let what = || Error::machine(format!("cannot make a directory in {}", parent.display()));
+        // The most frequent mistake gets the system's words.
+        fs::metadata(parent).map_err(what())?;
         let made = tempfile::Builder::new().prefix("spillway-bench.").tempdir_in(parent);
-        let made = made.map_err(|error| {
-            let what = format!("cannot make a directory in {}", parent.display());
-            // The error names the new directory, whose name does not help the user.
-            Error::machine(what)(error.kind().into())
-        })?;
+        // The error names the new directory, whose name does not help the user.
+        let made = made.map_err(|error| what()(error.kind().into()))?;
         let undo = Undo::new(REMOVE, &[made.path()])?;
         Ok(Self { path: made.keep(), undo })
     }
@@ -73,6 +73,7 @@ mod tests {
         let error = WorkDirectory::create(Path::new("/missing/parent")).unwrap_err();
         assert_eq!(error.to_string(), "cannot make a directory in /missing/parent");
         let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.starts_with("No such file or directory"), "{source}");
         assert!(!source.contains("/missing"), "{source}");
     }
 }
