@@ -390,12 +390,15 @@ impl Intake {
     /// export: what a connection waits for is decided before its next call is read.
     async fn wait_for_limit(&self, LimitedExport { id, limits }: &LimitedExport) {
         let rate_limits = &self.service.rate_limits;
+        let mut has_waited = false;
         loop {
             let delay = rate_limits.delay(*id, self.activity.client(), limits, Moment::now());
             if delay.is_zero() {
                 return;
             }
-            self.service.counters.add(Counter::LimitWaits, 1);
+            if !std::mem::replace(&mut has_waited, true) {
+                self.service.counters.add(Counter::LimitWaits, 1);
+            }
             tokio::time::sleep(delay.min(LIMIT_WAIT_MAX)).await;
         }
     }
