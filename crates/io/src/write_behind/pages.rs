@@ -39,7 +39,7 @@ impl Method {
 /// Errors of the disk. Not every file system reports an error of this call by the next `fsync`
 /// again.
 pub(super) fn start(fd: BorrowedFd<'_>, range: ByteRange) -> Result<bool, Errno> {
-    done_unless_refused(|| sync_file_range(fd, range, libc::SYNC_FILE_RANGE_WRITE))
+    write_back(fd, range, libc::SYNC_FILE_RANGE_WRITE)
 }
 
 /// Waits until `range`, which is not empty, is clean; writes what is still dirty. `Ok(false)` if the
@@ -51,12 +51,17 @@ pub(super) fn finish(fd: BorrowedFd<'_>, range: ByteRange) -> Result<bool, Errno
     let write_and_wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    done_unless_refused(|| sync_file_range(fd, range, write_and_wait))
+    write_back(fd, range, write_and_wait)
 }
 
-/// As [`finish`], for the whole file.
+/// As [`finish`], for the whole file. What a file system without it returns for `fdatasync`, it
+/// returns for the `fsync` of a COMMIT too, so that only a kernel without the call refuses it.
 pub(super) fn finish_file(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
-    done_unless_refused(|| fdatasync(fd))
+    match fdatasync(fd) {
+        Ok(()) => Ok(true),
+        Err(Errno::NOSYS) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Drops the clean pages of `range`; returns the parts that are still cached.
@@ -74,13 +79,21 @@ pub(super) fn resident_parts(fd: BorrowedFd<'_>, pages: ByteRange) -> Option<Vec
     Some(residency.ranges().to_vec())
 }
 
-/// `Ok(false)` if the call is not to be had, rather than failed. A file system may report an error of
-/// its disk by the number of a refusal, as a network file system does with EPERM. The kernel reports an
-/// error once, and a refusal every time.
-fn done_unless_refused(call: impl Fn() -> Result<(), Errno>) -> Result<bool, Errno> {
-    match call() {
+fn write_back(fd: BorrowedFd<'_>, range: ByteRange, flags: libc::c_uint) -> Result<bool, Errno> {
+    done_unless_refused(sync_file_range(fd, range, flags), || sync_file_range(fd, range, 0))
+}
+
+/// `Ok(false)` if the call was refused, rather than failed. A file system may report an error of its
+/// disk by the number of a refusal, and as often as it is asked, as a network file system does with
+/// EPERM. So `probe` decides: the same call without flags, which the kernel validates and does
+/// nothing for. It takes no error of the disk from the file.
+fn done_unless_refused(
+    outcome: Result<(), Errno>,
+    probe: impl Fn() -> Result<(), Errno>,
+) -> Result<bool, Errno> {
+    match outcome {
         Ok(()) => Ok(true),
-        Err(error) if is_refusal(error) && call() == Err(error) => Ok(false),
+        Err(error) if is_refusal(error) && probe() == Err(error) => Ok(false),
         Err(error) => Err(error),
     }
 }
@@ -110,20 +123,27 @@ fn sync_file_range(fd: BorrowedFd<'_>, range: ByteRange, flags: libc::c_uint) ->
 #[cfg(not(shuttle))]
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
 
     #[test]
     fn error_with_the_number_of_a_refusal_is_reported() {
-        let calls = Cell::new(0);
-        let failing_once = || {
-            calls.set(calls.get() + 1);
-            if calls.get() == 1 { Err(Errno::PERM) } else { Ok(()) }
-        };
-        assert_eq!(done_unless_refused(failing_once), Err(Errno::PERM));
-        assert_eq!(done_unless_refused(|| Err(Errno::PERM)), Ok(false));
-        assert_eq!(done_unless_refused(|| Err(Errno::IO)), Err(Errno::IO));
-        assert_eq!(done_unless_refused(|| Ok(())), Ok(true));
+        let refused = || Err(Errno::PERM);
+        assert_eq!(done_unless_refused(refused(), || Ok(())), Err(Errno::PERM));
+        assert_eq!(done_unless_refused(refused(), refused), Ok(false));
+        assert_eq!(done_unless_refused(Err(Errno::IO), || Ok(())), Err(Errno::IO));
+        assert_eq!(done_unless_refused(Ok(()), refused), Ok(true));
+    }
+
+    #[test]
+    fn kernel_refuses_a_file_without_pages_and_reports_errors_of_a_flush() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let range = ByteRange::new(0, 4096).unwrap();
+        assert_eq!(start(reader.as_fd(), range), Ok(false));
+        assert_eq!(finish(reader.as_fd(), range), Ok(false));
+        assert_eq!(finish_file(reader.as_fd()), Err(Errno::INVAL));
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(start(file.as_fd(), range), Ok(true));
+        assert_eq!(finish(file.as_fd(), range), Ok(true));
+        assert_eq!(finish_file(file.as_fd()), Ok(true));
     }
 }
