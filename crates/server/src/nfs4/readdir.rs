@@ -176,7 +176,7 @@ impl<'a> Compound<'a> {
 
     /// The attributes of what LOOKUP finds at a place: the root of the export, or the directory above
     /// others. The client sees by them where a file system begins. A root whose attributes may have to
-    /// be waited for is left to LOOKUP: a listing waits for no other device than its own.
+    /// be waited for is left to LOOKUP, so that a listing hardly ever waits for another device.
     ///
     /// # Errors
     /// Those of the root, if the client does not want them as an attribute (RFC 8881 §18.23.3).
