@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use super::Inode;
 use crate::fs::Status;
 
-/// An open file description of its own, whose locks end with it.
+/// An open file description of its own, whose locks end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct LockDescriptor {
     fd: OwnedFd,
@@ -52,5 +52,15 @@ impl LockDescriptor {
         wanted: OfdLock,
     ) -> Result<Option<ForeignLock>, Status> {
         Ok(io::foreign_lock(self.fd.as_fd(), range, wanted)?)
+    }
+}
+
+impl Drop for LockDescriptor {
+    /// Closing the descriptor does not release the locks while a process that was just forked has a copy
+    /// of it, which it has until it executes its program.
+    fn drop(&mut self) {
+        if let Err(error) = self.set((0, u64::MAX), OfdLock::Unlock) {
+            tracing::debug!(?error, "locks end when the file is closed");
+        }
     }
 }
