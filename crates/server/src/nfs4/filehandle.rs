@@ -175,7 +175,9 @@ impl Compound<'_> {
             Ok(Place::Pseudo(pseudo)) => {
                 let sealed = service.handle_key.seal(&pseudo.node().handle());
                 let handle = nfs3::FileHandle::new(sealed.as_bytes());
-                self.request.call_id(|| handle.expect("a sealed handle fits 64 bytes"))
+                let id = self.request.call_id(|| handle.expect("a sealed handle fits 64 bytes"));
+                // Its handle has no export's id.
+                CallId { export_id: None, ..id }
             }
             Err(_) => self.request.call_id_without_handle(),
         }
