@@ -80,7 +80,7 @@ where
             write!(writer, "<{}>", priority(*event.metadata().level()))?;
         }
         match self {
-            // Which adds time and priority.
+            // `system::send` adds the priority, and the receiver adds the time.
             _ if system::is_open() => {
                 Format::default().without_time().format_event(context, inner, event)?;
             }

@@ -12,9 +12,10 @@ use crate::flight_record;
 
 /// Show the last calls of a running server, and those in progress
 ///
-/// The server records every call, whether or not anything is traced or logged: the last 512 of each
-/// network thread, of at most eight, with client, procedure, object, range, I/O, status, the time that it waited for
-/// a thread, and its total time. The oldest come first.
+/// The server records every call, whether or not anything is traced or logged. It keeps the last 512 for
+/// each network thread, up to eight threads; more threads share these. It shows client, procedure,
+/// object, range, I/O, status, the time that the call waited for a thread, and its total time. The oldest
+/// come first.
 ///
 /// When a thread of the server panics, it writes the same to the file requests-at-panic.txt in its
 /// state directory.

@@ -246,7 +246,7 @@ impl<'a> Compound<'a> {
         result
     }
 
-    /// Adds to `set` what is done, also where a later part has failed.
+    /// Stores in `set` the attributes that were set, also if a later part fails.
     async fn set_attributes(&mut self, args: &SetattrArgs<'_>, set: &mut Bitmap) -> Outcome<()> {
         let mut located = self.object_or(Status::Rofs)?;
         let change = convert::attribute_change(&args.attributes)?;

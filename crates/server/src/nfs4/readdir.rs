@@ -75,7 +75,7 @@ impl<'a> Compound<'a> {
             return Err(Status::BadCookie.into());
         }
         let service = self.request.service;
-        // The operation and status of this result, and of the next, so that there is room for that.
+        // Leaves room for the operation and status of this result and of the next one.
         let room = self.results.data_room()?.saturating_sub(2 * RESULT_HEAD_BYTES);
         let wanted_bytes = args.bytes_max.min(service.memory.listing_bytes_max);
         let wanted_bytes = usize::try_from(wanted_bytes).unwrap_or(usize::MAX);
@@ -175,8 +175,9 @@ impl<'a> Compound<'a> {
     }
 
     /// The attributes of what LOOKUP finds at a place: the root of the export, or the directory above
-    /// others. The client sees by them where a file system begins. A root whose attributes may have to
-    /// be waited for is left to LOOKUP, so that a listing hardly ever waits for another device.
+    /// others. The client sees by them where a file system begins. If it asks for `rdattr_error`, a root
+    /// whose attributes may not be in memory is not read, so that the listing does not wait for another
+    /// machine.
     ///
     /// # Errors
     /// Those of the root, if the client does not want them as an attribute (RFC 8881 §18.23.3).

@@ -84,8 +84,7 @@ impl<'a> Results<'a> {
     }
 
     /// The bytes of data that an operation may return: in a payload, or in memory if the reply is to
-    /// be kept. To be called before its result is begun, and not again for that result, of which a
-    /// part takes room by then.
+    /// be kept. Call this before the result is begun: a begun result takes room itself.
     ///
     /// # Errors
     /// There is no room, or memory is held already: see [`Self::check_holds_none`].

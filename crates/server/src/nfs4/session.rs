@@ -164,8 +164,8 @@ impl Compound<'_> {
     /// BIND_CONN_TO_SESSION, RFC 8881 §18.34. Every connection carries calls of every session.
     ///
     /// # Errors
-    /// `Badsession`; `Inval` for a backchannel alone or at least, if the session has no flavour of
-    /// callbacks that can be sent: the client must not take the connection for one.
+    /// `Badsession`. `Inval` if the client demands a backchannel (`Back`, `BackOrBoth`) and the session
+    /// has no flavour of callbacks that the server can send.
     pub(super) async fn bind_connection(
         &mut self,
         args: BindConnToSession,

@@ -40,7 +40,7 @@ pub(crate) type Push<P> = fn(&mut P, &DirectoryEntry<'_>) -> Pushed;
 pub(crate) enum Pushed {
     /// The reply has it.
     Taken,
-    /// The version has no such entry.
+    /// The listing does not show it: the version has no such entry, or the client may not see it.
     Skipped,
     /// There is no room for it: the listing ends, and the next call begins with that entry.
     Full,
