@@ -79,7 +79,7 @@ xdr_struct!(CallbackRecallArgs { stateid, truncate: bool, object });
 
 /// The version of the callback program. §18.36.3 has 4 where the protocol's XDR, and clients, have 1.
 pub const CALLBACK_VERSION: u32 = 1;
-/// CB_COMPOUND, §20.2.
+/// CB_COMPOUND, §19.2.
 pub const CB_COMPOUND: u32 = 1;
 /// CB_RECALL, §20.2.
 pub const CB_RECALL: u32 = 4;

@@ -55,8 +55,8 @@ xdr_enum! {
         Badtype = 10_007 "NFS4ERR_BADTYPE",
         /// Not now: the client should ask again later.
         Delay = 10_008 "NFS4ERR_DELAY",
-        /// VERIFY: the attributes differ.
-        NotSame = 10_009 "NFS4ERR_NOT_SAME",
+        /// NVERIFY: the attributes are the same.
+        Same = 10_009 "NFS4ERR_SAME",
         /// A lock of another owner is in the way.
         Denied = 10_010 "NFS4ERR_DENIED",
         /// The state was lost because its lease expired.
@@ -89,8 +89,8 @@ xdr_enum! {
         BadStateid = 10_025 "NFS4ERR_BAD_STATEID",
         /// A sequence number is not the next one.
         BadSeqid = 10_026 "NFS4ERR_BAD_SEQID",
-        /// NVERIFY: the attributes are the same.
-        Same = 10_027 "NFS4ERR_SAME",
+        /// VERIFY: the attributes differ.
+        NotSame = 10_027 "NFS4ERR_NOT_SAME",
         /// This range cannot be locked.
         LockRange = 10_028 "NFS4ERR_LOCK_RANGE",
         /// The object is a symbolic link where none is wanted.
