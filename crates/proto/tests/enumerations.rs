@@ -304,6 +304,8 @@ fn constants_of_version_4_are_those_of_the_rfcs() {
         OPEN_RESULT_LOCKTYPE_POSIX = 0x4,
         OPEN_RESULT_MAY_NOTIFY_LOCK = 0x20,
         EXCHGID_SUPP_MOVED_REFER = 0x1,
+        EXCHGID_SUPP_MOVED_MIGR = 0x2,
+        EXCHGID_SUPP_FENCE_OPS = 0x4,
         EXCHGID_BIND_PRINC_STATEID = 0x100,
         EXCHGID_USE_NON_PNFS = 0x1_0000,
         EXCHGID_USE_PNFS_MDS = 0x2_0000,

@@ -12,6 +12,10 @@ use crate::xdr::{
 
 /// The client ID may be moved to another server. `EXCHGID4_FLAG_*`, §18.35.1.
 pub const EXCHGID_SUPP_MOVED_REFER: u32 = 0x1;
+/// The client ID may be migrated.
+pub const EXCHGID_SUPP_MOVED_MIGR: u32 = 0x2;
+/// The data servers are fenced off as LAYOUTRETURN has it: of minor version 2, RFC 7862 §14.1.
+pub const EXCHGID_SUPP_FENCE_OPS: u32 = 0x4;
 /// Stateids are bound to principals.
 pub const EXCHGID_BIND_PRINC_STATEID: u32 = 0x100;
 /// The server is no metadata server.
@@ -24,9 +28,9 @@ pub const EXCHGID_USE_PNFS_DS: u32 = 0x4_0000;
 pub const EXCHGID_UPD_CONFIRMED_REC_A: u32 = 0x4000_0000;
 /// The reply: the record is confirmed.
 pub const EXCHGID_CONFIRMED_R: u32 = 0x8000_0000;
-/// The flags that a call may have.
+/// The flags that a call of minor version 1 may have.
 pub const EXCHGID_CALL_FLAGS: u32 = EXCHGID_SUPP_MOVED_REFER
-    | 0x2
+    | EXCHGID_SUPP_MOVED_MIGR
     | EXCHGID_BIND_PRINC_STATEID
     | EXCHGID_USE_NON_PNFS
     | EXCHGID_USE_PNFS_MDS

@@ -4,9 +4,9 @@ use proto::nfs4::{
     BackchannelCtlArgs, BindConnToSession, CALLBACK_SECURITY_MAX, CREATE_SESSION_CONN_BACK_CHAN,
     CREATE_SESSION_CONN_RDMA, CREATE_SESSION_PERSIST, CallbackSecurity, ChannelAttributes,
     ChannelDirection, CreateSessionArgs, CreateSessionOk, DestroyClientidArgs, DestroySessionArgs,
-    EXCHGID_CALL_FLAGS, EXCHGID_CONFIRMED_R, EXCHGID_UPD_CONFIRMED_REC_A, EXCHGID_USE_NON_PNFS,
-    ExchangeIdArgs, ExchangeIdOk, OperationCode, ReclaimCompleteArgs, SequenceArgs, SequenceOk,
-    StateProtectHow, StateProtection, Status,
+    EXCHGID_CALL_FLAGS, EXCHGID_CONFIRMED_R, EXCHGID_SUPP_FENCE_OPS, EXCHGID_UPD_CONFIRMED_REC_A,
+    EXCHGID_USE_NON_PNFS, ExchangeIdArgs, ExchangeIdOk, OperationCode, ReclaimCompleteArgs,
+    SequenceArgs, SequenceOk, StateProtectHow, StateProtection, Status,
 };
 use proto::xdr::{Array, Encode, Reader};
 
@@ -65,7 +65,8 @@ impl Compound<'_> {
 
     /// EXCHANGE_ID, RFC 8881 §18.35, without state protection.
     pub(super) async fn exchange_id(&mut self, args: ExchangeIdArgs<'_>) -> Outcome<ExchangedId> {
-        if args.flags & !EXCHGID_CALL_FLAGS != 0 {
+        let added = if self.minor_version >= 2 { EXCHGID_SUPP_FENCE_OPS } else { 0 };
+        if args.flags & !(EXCHGID_CALL_FLAGS | added) != 0 {
             return Err(Status::Inval.into());
         }
         match args.protection {

@@ -200,6 +200,22 @@ fn a_client_that_boots_again_loses_its_session() {
     assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::Badsession));
 }
 
+/// RFC 7862 §14.1: client and server may set it from minor version 2 on.
+#[test]
+fn the_flag_of_fencing_is_of_minor_version_2() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut client = fixture.client();
+    let owner = ClientOwner { verifier: Verifier([1; 8]), owner_id: b"a client" };
+    let mut status = |minor_version, flags| {
+        let args = ExchangeIdArgs { owner, flags, protection: StateProtection::None };
+        let call = Operations::new().op(OperationCode::ExchangeId, &args);
+        compound(&mut client, minor_version, &call).status
+    };
+    assert_eq!(status(2, EXCHGID_SUPP_FENCE_OPS), Ok(()));
+    assert_eq!(status(1, EXCHGID_SUPP_FENCE_OPS), Err(Status::Inval));
+    assert_eq!(status(2, 0x8), Err(Status::Inval));
+}
+
 #[test]
 fn destroyed_sessions_and_clients_are_unknown() {
     let fixture = Fixture::with(ALL_VERSIONS);
