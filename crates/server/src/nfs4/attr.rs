@@ -41,7 +41,7 @@ const OPEN_ARGUMENTS: OpenArguments = OpenArguments {
 };
 /// Attributes that can be set and not read.
 pub(super) const WRITE_ONLY: Bitmap =
-    Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET, attribute::MODE_UMASK]);
+    convert::SET_TIMES.union(Bitmap::of(&[attribute::MODE_UMASK]));
 /// Attributes of the file system's space, and of its blocks.
 const OF_SPACE: Bitmap = Bitmap::of(&[
     attribute::CLONE_BLKSIZE,

@@ -85,15 +85,12 @@ pub(super) fn change_info(wcc: &Wcc) -> ChangeInfo {
     }
 }
 
+/// The times to be set, which have numbers of their own.
+pub(super) const SET_TIMES: Bitmap =
+    Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
 /// The attributes that can be set.
-const SETTABLE: Bitmap = Bitmap::of(&[
-    attribute::SIZE,
-    attribute::MODE,
-    attribute::OWNER,
-    attribute::OWNER_GROUP,
-    attribute::TIME_ACCESS_SET,
-    attribute::TIME_MODIFY_SET,
-]);
+const SETTABLE: Bitmap =
+    Bitmap::of(&[attribute::SIZE, attribute::MODE]).union(OWNERS).union(SET_TIMES);
 
 /// The change that a SETATTR asks for.
 ///
@@ -118,21 +115,15 @@ pub(super) fn new_attributes(raw: &RawAttributes<'_>) -> Outcome<AttributeChange
 /// Owner and group.
 const OWNERS: Bitmap = Bitmap::of(&[attribute::OWNER, attribute::OWNER_GROUP]);
 /// What SYMLINK ignores beside the length.
-const OF_NO_LINK: Bitmap = Bitmap::of(&[
-    attribute::MODE,
-    attribute::MODE_UMASK,
-    attribute::TIME_ACCESS_SET,
-    attribute::TIME_MODIFY_SET,
-]);
+const OF_NO_LINK: Bitmap = Bitmap::of(&[attribute::MODE, attribute::MODE_UMASK]).union(SET_TIMES);
 
 /// The attributes that a SETATTR of `requested` ones has set.
 pub(super) fn set_by(applied: Applied, requested: Bitmap) -> Bitmap {
     let part = |is_done: bool, of: Bitmap| if is_done { of } else { Bitmap::EMPTY };
-    let times = Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
     let done = part(applied.size, Bitmap::of(&[attribute::SIZE]))
         .union(part(applied.owner, OWNERS))
         .union(part(applied.mode, Bitmap::of(&[attribute::MODE])))
-        .union(part(applied.times, times));
+        .union(part(applied.times, SET_TIMES));
     requested.intersection(done)
 }
 

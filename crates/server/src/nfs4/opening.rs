@@ -219,8 +219,7 @@ impl<'a> Compound<'a> {
     ) -> Outcome<Target<'a>> {
         let change = raw.map(convert::new_attributes).transpose()?.unwrap_or_default();
         let set = raw.map_or(Bitmap::EMPTY, |raw| raw.bitmap);
-        let times = Bitmap::of(&[attribute::TIME_ACCESS_SET, attribute::TIME_MODIFY_SET]);
-        if !set.intersection(times).is_empty() {
+        if !set.intersection(convert::SET_TIMES).is_empty() {
             return Err(Status::Inval.into());
         }
         let mode = CreateMode::Exclusive(verifier, change);
