@@ -31,8 +31,6 @@ const VERIFIER: Verifier = Verifier([0; 8]);
 const LISTING_BYTES_MIN: usize = 64;
 /// The verifier in front of the entries.
 const HEAD_BYTES: usize = 8;
-/// Of the operation and the status before each result.
-const RESULT_HEAD_BYTES: usize = 8;
 /// Attributes of an entry that need no object.
 const WITHOUT_OBJECT: Bitmap =
     Bitmap::of(&[attribute::RDATTR_ERROR, attribute::FILEID, attribute::MOUNTED_ON_FILEID]);
@@ -75,8 +73,7 @@ impl<'a> Compound<'a> {
             return Err(Status::BadCookie.into());
         }
         let service = self.request.service;
-        // Leaves room for the operation and status of this result and of the next one.
-        let room = self.results.data_room()?.saturating_sub(2 * RESULT_HEAD_BYTES);
+        let room = self.results.data_room()?;
         let wanted_bytes = args.bytes_max.min(service.memory.listing_bytes_max);
         let wanted_bytes = usize::try_from(wanted_bytes).unwrap_or(usize::MAX);
         let bytes = room.min(wanted_bytes);

@@ -11,6 +11,9 @@ use super::{Outcome, Refused};
 const INLINE_BYTES_MAX: usize = 8 * 1024;
 /// Room that an operation needs to begin: the longest result of one that changes something.
 pub(super) const RESULT_BYTES_MAX: usize = 256;
+/// What a result with data has beside it: the operation, the status, and the most that stands around
+/// the data, the cookie, the count and the end of LISTXATTRS.
+const DATA_FRAME_BYTES: usize = 24;
 /// The longest result in memory: a LOCK that is denied, with the name of the owner. Data is apart.
 pub(super) const RESULT_BYTES_USUAL: usize = 1280;
 /// Bytes of results that are charged at once.
@@ -84,15 +87,14 @@ impl<'a> Results<'a> {
     }
 
     /// The bytes of data that an operation may return: in a payload, or in memory if the reply is to
-    /// be kept. Call this before the result is begun: a begun result takes room itself.
+    /// be kept. They leave room for the rest of the result and for one more operation. Call this before
+    /// the result is begun: a begun result takes room itself.
     ///
     /// # Errors
     /// There is no room, or memory is held already: see [`Self::check_holds_none`].
     pub(super) fn data_room(&self) -> Outcome<usize> {
         self.check_holds_none()?;
-        let room = self.room().saturating_sub(RESULT_BYTES_MAX);
-        let room = if self.sends_payload() { room } else { room.min(self.inline_left) };
-        if room == 0 { Err(self.too_big().into()) } else { Ok(room) }
+        if self.sends_payload() { self.check_data(self.free()) } else { self.inline_room() }
     }
 
     /// Whether data that an operation returns is sent as a payload.
@@ -100,13 +102,21 @@ impl<'a> Results<'a> {
         !self.is_cached
     }
 
-    /// The bytes of data that an operation may return in memory.
+    /// The bytes of data that an operation may return in memory. They leave the same room.
     ///
     /// # Errors
     /// There is no room.
     pub(super) fn inline_room(&self) -> Outcome<usize> {
-        let room = self.room().saturating_sub(RESULT_BYTES_MAX).min(self.inline_left);
+        self.check_data(self.free().min(self.inline_left))
+    }
+
+    fn check_data(&self, room: usize) -> Outcome<usize> {
         if room == 0 { Err(self.too_big().into()) } else { Ok(room) }
+    }
+
+    /// Whole XDR units, as data is padded.
+    fn free(&self) -> usize {
+        self.room().saturating_sub(DATA_FRAME_BYTES + RESULT_BYTES_MAX) / 4 * 4
     }
 
     /// Checks that the reply holds no memory of the budget. To be called before waiting for some:

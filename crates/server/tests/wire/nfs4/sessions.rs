@@ -288,6 +288,45 @@ fn a_connection_is_bound_in_the_direction_that_the_client_asks_for() {
     }
 }
 
+#[test]
+fn data_that_fills_a_kept_reply_leaves_room_for_an_operation() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    std::fs::write(fixture.exported("file"), [7; 10_000]).unwrap();
+    let export = session.export();
+    session.cache_this = true;
+    let args = ReadArgs { stateid: Stateid::ANONYMOUS, offset: 0, count: 10_000 };
+    let read = Operations::new().at(export).lookup(b"file");
+    let read = read.op(OperationCode::Read, &args).getattr(&[]);
+    let mut results = session.call(&read);
+    results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
+    let read = results.next_with(OperationCode::Read, |r| ReadOk::decode(r).unwrap().eof);
+    let found = results.next_with(OperationCode::Getattr, |_| ());
+    assert_eq!((read, found), (Ok(false), Ok(())));
+    let mut refused = 0;
+    for len in (1000..2048).step_by(8) {
+        let name = format!("to {len}");
+        std::os::unix::fs::symlink("x".repeat(len), fixture.exported(&name)).unwrap();
+        let call = Operations::new().at(export).lookup(name.as_bytes());
+        let call = call.op(OperationCode::Readlink, &()).getattr(&[]);
+        let mut results = session.call(&call);
+        results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);
+        let got = results
+            .next_with(OperationCode::Readlink, |r| ReadlinkOk::decode(r).unwrap().target.len());
+        match got {
+            Ok(_) => {
+                let found = results.next_with(OperationCode::Getattr, |_| ());
+                assert_eq!(found, Ok(()), "a target of {len} bytes");
+            }
+            status => {
+                assert_eq!(status, Err(Status::RepTooBigToCache));
+                refused += 1;
+            }
+        }
+    }
+    assert!((1..131).contains(&refused), "{refused} of 131 targets were refused");
+}
+
 /// A client goes on where the page before ended: it would ask for a page that fails for ever.
 #[test]
 fn a_listing_that_is_kept_goes_on_to_its_end() {

@@ -76,6 +76,55 @@ fn decoded(encoded: &[u8]) -> Attributes<'_> {
 }
 
 #[test]
+fn names_that_fill_a_kept_reply_leave_room_for_an_operation() {
+    let mut bed = Bed::new();
+    for number in 0..40 {
+        let name = format!("{number:052}");
+        assert_eq!(bed.set(SetxattrOption::Create, name.as_bytes(), b"").map(drop), Ok(()));
+    }
+    bed.session.cache_this = true;
+    // A name takes 56 bytes, and each operation in front 8 of the room.
+    for in_front in 0..=4 {
+        let call = (0..in_front).fold(Operations::new(), |call, _| call.root()).at(bed.file);
+        let args = ListxattrsArgs { cookie: 0, bytes_max: 8192 };
+        let call = call.op(OperationCode::Listxattrs, &args).getattr(&[]);
+        let mut results = bed.session.call(&call);
+        results.skip(&vec![OperationCode::Putrootfh; in_front]).skip(&[OperationCode::Putfh]);
+        let listed =
+            results.next_with(OperationCode::Listxattrs, |r| ListxattrsOk::decode(r).unwrap().eof);
+        let found = results.next_with(OperationCode::Getattr, |_| ());
+        assert_eq!((listed, found), (Ok(false), Ok(())), "behind {in_front} operations");
+    }
+}
+
+#[test]
+fn a_value_that_fills_a_kept_reply_leaves_room_for_an_operation() {
+    let mut bed = Bed::new();
+    bed.session.cache_this = true;
+    let mut refused = 0;
+    for len in (1000..2048).step_by(8) {
+        bed.set(SetxattrOption::Either, b"long", &vec![7; len]).unwrap();
+        let args = NameArgs { name: b"long" };
+        let get = Operations::new().at(bed.file).op(OperationCode::Getxattr, &args).getattr(&[]);
+        let mut results = bed.session.call(&get);
+        results.skip(&[OperationCode::Putfh]);
+        let got = results
+            .next_with(OperationCode::Getxattr, |r| GetxattrOk::decode(r).unwrap().value.len());
+        match got {
+            Ok(_) => {
+                let found = results.next_with(OperationCode::Getattr, |_| ());
+                assert_eq!(found, Ok(()), "a value of {len} bytes");
+            }
+            status => {
+                assert_eq!(status, Err(Status::RepTooBigToCache));
+                refused += 1;
+            }
+        }
+    }
+    assert!((1..131).contains(&refused), "{refused} of 131 values were refused");
+}
+
+#[test]
 fn extended_attributes_are_set_read_listed_and_removed() {
     let mut bed = Bed::new();
     let path = bed.fixture.exported("file");
