@@ -1,11 +1,13 @@
 //! The golden vectors: `vectors/<program>/<procedure>/<kind>.bin` is one whole RPC record without
 //! its record mark, `<kind>` begins with `call`, `reply-ok` or `reply-err`; or it is the arguments
-//! alone of a COMPOUND, and `<kind>` begins with `args`. Beside it `<kind>.txt`
-//! describes it and names its origin in lines that begin with `#`, then shows it as decoded.
+//! or the results alone of a COMPOUND or CB_COMPOUND, and `<kind>` begins with `args` or `results`.
+//! Beside it `<kind>.txt` describes it and names its origin in lines that begin with `#`, then shows
+//! it as decoded.
 //!
 //! Most were captured from clients and servers that others wrote (Linux, libnfs, nfs-ganesha,
 //! nfs-utils, rpcbind), with `vectors/capture.py`; their kind ends in who sent them. The rest, forms
-//! that none of these sends, was packed by hand from the RFCs. A captured record that does not
+//! that none of these sends, was packed by hand from the RFCs, those of version 4 by
+//! `vectors/pack.py`. A captured record that does not
 //! encode to the same bytes is a fault of ours, not of the vector.
 //!
 //! Set `REWRITE_VECTORS` to write the renderings anew; the `#` lines stay. Then review the
@@ -100,8 +102,79 @@ procedures! {
     "nfs3/commit" nfs3::PROGRAM, N::Commit, nfs3::CommitArgs => nfs3::CommitReply;
 }
 
+/// An operation of version 4, and what to do with its arguments and its result.
+struct Operation {
+    code: nfs4::OperationCode,
+    args: Body,
+    result: Body,
+}
+
+macro_rules! operations {
+    ($($operation:ident $args:ty => $result:ty;)*) => {
+        const OPERATIONS: &[Operation] = &[$(Operation {
+            code: nfs4::OperationCode::$operation,
+            args: body!($args),
+            result: body!(nfs4::Reply<$result>),
+        }),*];
+    };
+}
+
+operations! {
+    Access nfs4::AccessArgs => nfs4::AccessOk;
+    Close nfs4::CloseArgs => nfs4::OneStateid;
+    Commit nfs4::CommitArgs => nfs4::CommitOk;
+    Create nfs4::CreateArgs<'_> => nfs4::CreateOk;
+    Delegreturn nfs4::OneStateid => ();
+    Getattr nfs4::GetattrArgs => nfs4::Attributes<'_>;
+    Getfh () => nfs4::Handle;
+    Link nfs4::NameArgs<'_> => nfs4::ChangedOk;
+    Lock nfs4::LockArgs<'_> => nfs4::OneStateid;
+    Lockt nfs4::LocktArgs<'_> => ();
+    Locku nfs4::LockuArgs => nfs4::OneStateid;
+    Lookup nfs4::NameArgs<'_> => ();
+    Lookupp () => ();
+    Nverify nfs4::RawAttributes<'_> => ();
+    Open nfs4::OpenArgs<'_> => nfs4::OpenOk;
+    OpenDowngrade nfs4::OpenDowngradeArgs => nfs4::OneStateid;
+    Putfh nfs4::Handle => ();
+    Putpubfh () => ();
+    Putrootfh () => ();
+    Read nfs4::ReadArgs => nfs4::ReadOk<'_>;
+    Readdir nfs4::ReaddirArgs => nfs4::ReaddirOk<'_>;
+    Readlink () => nfs4::ReadlinkOk<'_>;
+    Remove nfs4::NameArgs<'_> => nfs4::ChangedOk;
+    Rename nfs4::RenameArgs<'_> => nfs4::RenameOk;
+    Restorefh () => ();
+    Savefh () => ();
+    Secinfo nfs4::NameArgs<'_> => nfs4::SecinfoOk<'_>;
+    Setattr nfs4::SetattrArgs<'_> => ();
+    Verify nfs4::RawAttributes<'_> => ();
+    Write nfs4::WriteArgs<'_> => nfs4::WriteOk;
+    BackchannelCtl nfs4::BackchannelCtlArgs<'_> => ();
+    BindConnToSession nfs4::BindConnToSession => nfs4::BindConnToSession;
+    ExchangeId nfs4::ExchangeIdArgs<'_> => nfs4::ExchangeIdOk<'_>;
+    CreateSession nfs4::CreateSessionArgs<'_> => nfs4::CreateSessionOk;
+    DestroySession nfs4::DestroySessionArgs => ();
+    FreeStateid nfs4::OneStateid => ();
+    SecinfoNoName nfs4::SecinfoNoNameArgs => nfs4::SecinfoOk<'_>;
+    Sequence nfs4::SequenceArgs => nfs4::SequenceOk;
+    TestStateid nfs4::TestStateidArgs<'_> => nfs4::TestStateidOk<'_>;
+    DestroyClientid nfs4::DestroyClientidArgs => ();
+    ReclaimComplete nfs4::ReclaimCompleteArgs => ();
+    Allocate nfs4::AllocateArgs => ();
+    Copy nfs4::CopyArgs => nfs4::CopyOk;
+    Deallocate nfs4::AllocateArgs => ();
+    Seek nfs4::SeekArgs => nfs4::SeekOk;
+    Clone nfs4::CloneArgs => ();
+    Getxattr nfs4::NameArgs<'_> => nfs4::GetxattrOk<'_>;
+    Setxattr nfs4::SetxattrArgs<'_> => nfs4::ChangedOk;
+    Listxattrs nfs4::ListxattrsArgs => nfs4::ListxattrsOk<'_>;
+    Removexattr nfs4::NameArgs<'_> => nfs4::ChangedOk;
+}
+
 /// Replies for which the procedure does not matter, because the call never reached it.
 const REFUSALS: &str = "oncrpc/";
+const CALLBACKS: &str = "nfs4/cb_compound";
 
 #[test]
 fn every_vector_is_read_written_and_rendered_as_recorded() {
@@ -137,6 +210,32 @@ fn every_procedure_has_its_vectors() {
 }
 
 #[test]
+fn every_operation_has_its_vectors() {
+    let renderings: Vec<_> = vector_files().iter().map(|path| path.with_extension("txt")).collect();
+    for Operation { code, .. } in OPERATIONS {
+        for kind in ["args-", "results-"] {
+            let shows = |path: &PathBuf| {
+                folder_and_kind(path).1.starts_with(kind)
+                    && fs::read_to_string(path).unwrap().contains(&format!("\n{code:?} "))
+            };
+            assert!(renderings.iter().any(shows), "{code:?} lacks {kind}");
+        }
+    }
+}
+
+/// SETXATTR is decoded by its head where the value is still in the socket.
+#[test]
+fn the_head_of_setxattr_is_the_beginning_of_its_arguments() {
+    let (option, name, value) = (nfs4::SetxattrOption::Replace, &b"colour"[..], &b"green"[..]);
+    let mut w = Writer::new();
+    nfs4::SetxattrArgs { option, name, value }.encode(&mut w);
+    let mut r = Reader::new(w.as_slice());
+    let head = nfs4::SetxattrHead::decode(&mut r);
+    assert_eq!(head, Ok(nfs4::SetxattrHead { option, name, value_len: 5 }));
+    assert_eq!(&w.as_slice()[r.position()..], b"green\0\0\0");
+}
+
+#[test]
 fn a_vector_with_a_byte_too_many_or_too_few_is_refused() {
     for path in vector_files() {
         let (folder, kind) = folder_and_kind(&path);
@@ -154,8 +253,12 @@ fn a_vector_with_a_byte_too_many_or_too_few_is_refused() {
 fn rendered(folder: &str, kind: &str, bytes: &[u8]) -> Result<String, String> {
     let mut r = Reader::new(bytes);
     let mut w = Writer::new();
-    let mut text = if kind.starts_with("args") {
+    let mut text = if kind.starts_with("args") && folder == CALLBACKS {
+        callback(&mut r, &mut w).map_err(|failure| failure.to_string())?
+    } else if kind.starts_with("args") {
         compound(&mut r, &mut w).map_err(|failure| failure.to_string())?
+    } else if kind.starts_with("results") {
+        results(&mut r, &mut w).map_err(|failure| failure.to_string())?
     } else if kind.starts_with("call") {
         call(folder, &mut r, &mut w)?
     } else {
@@ -180,30 +283,64 @@ fn compound(r: &mut Reader<'_>, w: &mut Writer) -> Result<String, DecodeError> {
     head.encode(w);
     let mut text = format!("{head:#?}");
     for _ in 0..head.operations {
-        let operation = nfs4::next_operation(r)?.expect("the captured operations are known");
-        operation.encode(w);
-        let args = arguments_of(operation)(r, w)?;
-        write!(text, "\n{operation:?} {args}").expect("a String takes all that is written");
+        let operation = next_operation(r, w)?;
+        let args = (operation.args)(r, w)?;
+        write!(text, "\n{:?} {args}", operation.code).expect("a String takes all");
     }
     Ok(text)
 }
 
-/// The arguments of the operations that were captured.
-fn arguments_of(operation: nfs4::OperationCode) -> Body {
-    use nfs4::OperationCode as Op;
-    match operation {
-        Op::Access => body!(nfs4::AccessArgs),
-        Op::CreateSession => body!(nfs4::CreateSessionArgs<'_>),
-        Op::ExchangeId => body!(nfs4::ExchangeIdArgs<'_>),
-        Op::Getattr => body!(nfs4::GetattrArgs),
-        Op::Getfh | Op::Putrootfh => body!(()),
-        Op::Lookup => body!(nfs4::NameArgs<'_>),
-        Op::Putfh => body!(nfs4::Handle),
-        Op::ReclaimComplete => body!(nfs4::ReclaimCompleteArgs),
-        Op::SecinfoNoName => body!(nfs4::SecinfoNoNameArgs),
-        Op::Sequence => body!(nfs4::SequenceArgs),
-        _ => panic!("{operation:?} is not among the captured operations"),
+/// The results of a COMPOUND.
+fn results(r: &mut Reader<'_>, w: &mut Writer) -> Result<String, DecodeError> {
+    let head = nfs4::CompoundResult::decode(r)?;
+    head.encode(w);
+    let mut text = format!("{head:#?}");
+    for _ in 0..head.results {
+        let operation = next_operation(r, w)?;
+        let status = r.clone().u32("nfsstat4")?;
+        let result = (operation.result)(r, w)?;
+        write!(text, "\n{:?} {result}", operation.code).expect("a String takes all");
+        // What stands behind a failure.
+        let rest: Option<Body> = match operation.code {
+            nfs4::OperationCode::Setattr => Some(body!(nfs4::Bitmap)),
+            nfs4::OperationCode::Lock | nfs4::OperationCode::Lockt
+                if status == nfs4::Status::Denied.code() =>
+            {
+                Some(body!(nfs4::LockDenied<'_>))
+            }
+            _ => None,
+        };
+        if let Some(rest) = rest {
+            write!(text, " {}", rest(r, w)?).expect("a String takes all");
+        }
     }
+    Ok(text)
+}
+
+fn next_operation(r: &mut Reader<'_>, w: &mut Writer) -> Result<&'static Operation, DecodeError> {
+    let code = nfs4::next_operation(r)?.expect("the operations of the vectors are known");
+    code.encode(w);
+    let found = OPERATIONS.iter().find(|operation| operation.code == code);
+    Ok(found.expect("the operations of the vectors are in the table"))
+}
+
+/// The arguments of a CB_COMPOUND.
+fn callback(r: &mut Reader<'_>, w: &mut Writer) -> Result<String, DecodeError> {
+    let head = nfs4::CallbackHead::decode(r)?;
+    head.encode(w);
+    let mut text = format!("{head:#?}");
+    for _ in 0..head.operations {
+        let code = r.u32("nfs_cb_opnum4")?;
+        w.u32(code);
+        let args: Body = match code {
+            nfs4::CB_SEQUENCE => body!(nfs4::CallbackSequenceArgs),
+            nfs4::CB_RECALL => body!(nfs4::CallbackRecallArgs),
+            nfs4::CB_NOTIFY_LOCK => body!(nfs4::CallbackNotifyLockArgs<'_>),
+            _ => panic!("{code} is not among the callbacks"),
+        };
+        write!(text, "\n{}", args(r, w)?).expect("a String takes all");
+    }
+    Ok(text)
 }
 
 fn call(folder: &str, r: &mut Reader<'_>, w: &mut Writer) -> Result<String, String> {
