@@ -199,7 +199,7 @@ impl ServeOptions {
         let file = file.display();
         let refused = |flag, why| Err(ConfigError::Flag { flag, why });
         if self.name.is_some() {
-            refused("--as", format!("it names DIR; an export of a file has a key name: see {file}"))
+            refused("--as", format!("it names DIR; write `name` in an [[export]] of {file}"))
         } else if !self.clients.is_empty() {
             let rule = "[[export.client]]";
             refused("--client", format!("it is for DIR; write hosts in a rule {rule} of {file}"))

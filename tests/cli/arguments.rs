@@ -67,7 +67,7 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
         (&["serve", a, "--client", "10.0.0.1/8"], "--client: `10.0.0.1/8` has bits beyond"),
         (
             &["serve", "--config", config, "--as", "/x"],
-            "--as: it names DIR; an export of a file has",
+            "--as: it names DIR; write `name` in an [[export]] of ",
         ),
         (
             &["serve", "--config", config, "--client", "*"],
