@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -211,7 +212,8 @@ fn f_replaces_a_program_that_runs() {
     server.put("program", "new");
     let program = server.beside("program");
     fs::copy("/bin/sleep", &program).unwrap();
-    let mut child = Command::new(&program).arg("60").spawn().unwrap();
+    // It goes by its name, as it may be one of many programs in a file.
+    let mut child = Command::new(&program).arg0("sleep").arg("60").spawn().unwrap();
     let (url, to) = (server.url("program"), program.to_str().unwrap());
     let refused = run(["cp", &url, to]);
     let replaced = run(["cp", "-f", &url, to]);
