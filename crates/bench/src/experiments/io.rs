@@ -22,7 +22,7 @@ use crate::load::{
 use crate::numeral::mib;
 use crate::options::{RoundOptions, TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
-use crate::record::{CALIBRATION, Measurement};
+use crate::record::{self, CALIBRATION, Measurement};
 use crate::rig::begin_run;
 use crate::stage::{MountedDirectory, Stage, SurroundingsOptions};
 use crate::stop::Stop;
@@ -128,7 +128,7 @@ impl Options {
     fn parameters(&self, phase: Phase, depth: u16, sizes: &Sizes) -> BTreeMap<String, u64> {
         let is_random = matches!(phase, Phase::RandomRead | Phase::RandomWrite);
         let is_read = phase.direction() == Direction::Read;
-        let parameters = [
+        record::parameters([
             ("ranks", Some(self.ranks.into())),
             ("depth", Some(depth.into())),
             ("io_bytes", Some(phase.io_bytes(sizes).into())),
@@ -136,10 +136,7 @@ impl Options {
             ("random_operations", is_random.then_some(sizes.random_operations)),
             ("limit_secs", self.seconds),
             ("verified_of_64_reads", is_read.then(|| self.verify.of_64_reads())),
-        ];
-        let set =
-            parameters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        set.collect()
+        ])
     }
 }
 

@@ -20,7 +20,7 @@ use crate::load::{
 };
 use crate::options::{RoundOptions, TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
-use crate::record::Measurement;
+use crate::record::{self, Measurement};
 use crate::rig::begin_run;
 use crate::stage::{Stage, SurroundingsOptions};
 use crate::stop::Stop;
@@ -358,21 +358,17 @@ impl Options {
     /// What makes a load beside the numbers that vary: measurements with other parameters are no
     /// pair.
     fn parameters(&self, io_bytes: u32) -> BTreeMap<String, u64> {
-        let parameters = [
-            ("io_bytes", io_bytes.into()),
-            ("data_bytes", self.size.0),
-            ("limit_secs", self.seconds),
-        ];
-        parameters.map(|(name, value)| (name.to_owned(), value)).into()
+        record::parameters([
+            ("io_bytes", Some(io_bytes.into())),
+            ("data_bytes", Some(self.size.0)),
+            ("limit_secs", Some(self.seconds)),
+        ])
     }
 
     /// The same of one client and another beside it, whose phases are not named after READ or WRITE.
     fn beside(&self, phase: &str) -> BTreeMap<String, u64> {
         let others_depth = (phase != ALONE).then_some(self.others_depth.into());
-        let parameters = [("write", Some(self.write.into())), ("others_depth", others_depth)];
-        let set =
-            parameters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        set.collect()
+        record::parameters([("write", Some(self.write.into())), ("others_depth", others_depth)])
     }
 }
 
