@@ -81,8 +81,9 @@ pub struct Options {
     #[command(flatten)]
     rounds: RoundOptions,
 
-    /// State of the caches when a phase begins: cold (dropped, needs root), warm (filled by one
-    /// read of the data), found (unchanged) [default: cold, or found without root]
+    /// State of the caches when a phase begins: cold (dropped, needs root), warm (dropped, then
+    /// filled by one read of the data; needs root), found (written back, and not dropped) [default:
+    /// cold, or found without root]
     #[arg(long, value_name = "STATE")]
     cache: Option<CacheState>,
 

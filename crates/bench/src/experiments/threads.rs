@@ -66,8 +66,8 @@ pub struct Options {
     #[command(flatten)]
     rounds: RoundOptions,
 
-    /// State of the caches when a measurement begins: cold (dropped, needs root), warm (filled by
-    /// one read of all data), found (unchanged)
+    /// State of the caches when a measurement begins: cold (dropped, needs root), warm (dropped,
+    /// then filled by one read of all data; needs root), found (written back, and not dropped)
     #[arg(long, value_name = "STATE", default_value = "found")]
     cache: CacheState,
 
