@@ -38,4 +38,5 @@ pub use scratch_disk::{NotAScratchKind, ScratchDisk, ScratchKind};
 pub use server_process::{ServerOptions, ServerProcess};
 pub use socket_buffers::free_socket_buffers;
 pub use throttle::Throttle;
+pub(crate) use undo::Undo;
 pub use work_directory::WorkDirectory;

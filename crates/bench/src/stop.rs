@@ -50,6 +50,12 @@ impl Stop {
         Self(Arc::new(AtomicBool::new(true)))
     }
 
+    /// The same from now on.
+    #[cfg(test)]
+    pub(crate) fn want(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// Whether the user asked to stop.
     #[must_use]
     pub fn is_wanted(&self) -> bool {

@@ -3,6 +3,8 @@
 
 mod fio;
 
+use std::fs::File;
+use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -203,8 +205,7 @@ impl Experiment<'_> {
             })?;
             record(measurement)?;
         }
-        let same = std::fs::read(&source).and_then(|data| Ok(data == std::fs::read(&back)?));
-        match same.map_err(Error::machine("cannot compare the copies"))? {
+        match are_same(&source, &back).map_err(Error::machine("cannot compare the copies"))? {
             true => Ok(()),
             false => Err(Error::Server(format!("{subject} returned other data than it sent"))),
         }
@@ -306,10 +307,33 @@ fn timed(mut command: Command, stop: &Stop) -> Result<f64> {
     if status.success() { Ok(secs) } else { Err(Error::Program(format!("{name}: {status}"))) }
 }
 
+/// Whether two files have the same bytes. They are read in pieces: they may fill the memory.
+fn are_same(one: &Path, other: &Path) -> io::Result<bool> {
+    use io::BufRead as _;
+    let open =
+        |path: &Path| io::Result::Ok(io::BufReader::with_capacity(PIECE_BYTES, File::open(path)?));
+    let (mut one, mut other) = (open(one)?, open(other)?);
+    loop {
+        let (piece, counterpart) = (one.fill_buf()?, other.fill_buf()?);
+        let len = piece.len().min(counterpart.len());
+        if piece[..len] != counterpart[..len] {
+            return Ok(false);
+        }
+        if len == 0 {
+            return Ok(piece.len() == counterpart.len());
+        }
+        one.consume(len);
+        other.consume(len);
+    }
+}
+
+/// Bytes of a file that are compared at once.
+const PIECE_BYTES: usize = 1 << 20;
+
 /// Writes bytes of which no 8 are like others.
-fn fill(path: &Path, bytes: u64) -> std::io::Result<()> {
-    use std::io::Write as _;
-    let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+fn fill(path: &Path, bytes: u64) -> io::Result<()> {
+    use io::Write as _;
+    let mut file = io::BufWriter::new(File::create(path)?);
     for nth in 0..bytes / 8 {
         file.write_all(&nth.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes())?;
     }

@@ -11,7 +11,7 @@ use crate::Result;
 /// A shell that waits until this value is dropped, or until this process is gone, and then runs a
 /// script. One script for both: what a SIGKILL leaves to it was tried at the end of every run.
 #[derive(Debug)]
-pub(super) struct Undo {
+pub(crate) struct Undo {
     shell: Child,
 }
 
@@ -22,7 +22,7 @@ impl Undo {
     ///
     /// # Errors
     /// The shell cannot be started.
-    pub(super) fn new<S: AsRef<OsStr>>(script: &str, arguments: &[S]) -> Result<Self> {
+    pub(crate) fn new<S: AsRef<OsStr>>(script: &str, arguments: &[S]) -> Result<Self> {
         // Our end of the pipe is closed by the kernel if no one else does. No other child holds
         // it: it is closed on exec.
         let waiting = format!(
@@ -43,13 +43,13 @@ impl Undo {
     ///
     /// # Errors
     /// The shell is gone.
-    pub(super) fn tell(&mut self, word: &str) -> io::Result<()> {
+    pub(crate) fn tell(&mut self, word: &str) -> io::Result<()> {
         let mut stdin = self.shell.stdin.as_ref().expect("it is piped, and closed at the end");
         stdin.write_all(format!("{word}\n").as_bytes())
     }
 
     /// Leaves all as it is.
-    pub(super) fn revoke(mut self) {
+    pub(crate) fn revoke(mut self) {
         // It is a child of ours that was not waited for, so no other process has its number.
         let _ = self.shell.kill();
     }

@@ -10,14 +10,15 @@ use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
 use super::Done;
 use crate::figure::Figure;
+use crate::rig::Undo;
 use crate::stop::Stop;
 use crate::{Error, Result};
 
@@ -36,6 +37,14 @@ pub(super) struct Job {
 const SEARCH_EVERY: Duration = Duration::from_millis(5);
 /// The longest wait between two checks of the request to stop.
 const WAIT_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// The longest wait for the end of fio once it was asked to end.
+const END_MAX: Duration = Duration::from_secs(3);
+/// Ends fio when this process is gone.
+const END: &str = "test -z \"$word\" || kill \"$word\"";
+
+/// Job processes by number; without a descriptor when they have ended.
+type Seen = BTreeMap<u32, Option<OwnedFd>>;
 
 impl Job {
     /// The phase: `fio-write-47008`.
@@ -65,14 +74,18 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
         .arg(format!("--numjobs={}", job.jobs));
     let output = tempfile::tempfile().map_err(Error::machine("cannot make a temporary file"))?;
     let stdout = output.try_clone().map_err(Error::machine("cannot duplicate a descriptor"))?;
+    let mut undo = Undo::new::<&str>(END, &[])?;
     let child = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).spawn();
     let mut fio = child.map_err(|error| Error::Program(format!("fio: {error}")))?;
-    let ended = watch(&mut fio, job.jobs, stop);
+    // The shell is gone if this fails.
+    let _ = undo.tell(&fio.id().to_string());
+    let mut seen = BTreeMap::new();
+    let ended = watch(&mut fio, job.jobs, stop, &mut seen);
     if ended.is_err() {
-        // It has ended if it cannot be killed.
-        drop(fio.kill());
-        drop(fio.wait());
+        end(&mut fio, seen);
     }
+    // Another process may get its number.
+    undo.revoke();
     let ended_ms = ended?;
     let mut text = String::new();
     let read =
@@ -84,6 +97,31 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
         let words: String = text.chars().take(300).collect();
         Error::Program(format!("fio transferred no data: {words}"))
     })
+}
+
+/// Ends fio and its jobs, which are in sessions of their own: they outlive a fio that is killed, and
+/// one that is asked to end takes them along.
+fn end(fio: &mut Child, mut seen: Seen) {
+    ask_to_end(fio, &mut seen);
+    let began = Instant::now();
+    while began.elapsed() < END_MAX && matches!(fio.try_wait(), Ok(None)) {
+        thread::sleep(SEARCH_EVERY);
+    }
+    drop(fio.kill());
+    drop(fio.wait());
+    for job in seen.values().flatten() {
+        let _ = pidfd_send_signal(job, Signal::KILL);
+    }
+}
+
+/// Looks for jobs of fio once more, and asks it to end; `false` if it has ended. The number of a
+/// process that was waited for may be another's by now.
+fn ask_to_end(fio: &mut Child, seen: &mut Seen) -> bool {
+    if !matches!(fio.try_wait(), Ok(None)) {
+        return false;
+    }
+    see_jobs(fio, seen);
+    kill_process(Pid::from_child(fio), Signal::TERM).is_ok()
 }
 
 /// Figures of a report; `None` if fio did not do all of the job.
@@ -112,8 +150,7 @@ fn done(job: &Job, report: &Value, ended_ms: f64) -> Option<Done> {
 }
 
 /// Waits until fio has ended; when the last of its jobs ended, in milliseconds of Unix time.
-fn watch(fio: &mut Child, jobs: u16, stop: &Stop) -> Result<f64> {
-    let mut seen: BTreeMap<u32, Option<OwnedFd>> = BTreeMap::new();
+fn watch(fio: &mut Child, jobs: u16, stop: &Stop, seen: &mut Seen) -> Result<f64> {
     let mut ended_ms = 0.0;
     loop {
         let status = fio.try_wait().map_err(Error::machine("cannot wait for fio"))?;
@@ -128,16 +165,12 @@ fn watch(fio: &mut Child, jobs: u16, stop: &Stop) -> Result<f64> {
             None => stop.check()?,
         }
         if seen.len() < usize::from(jobs) {
-            for pid in children(fio.id()) {
-                let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-                let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
-                seen.entry(pid).or_insert_with(|| raw.and_then(open));
-            }
+            see_jobs(fio, seen);
             thread::sleep(SEARCH_EVERY);
         } else if seen.values().all(Option::is_none) {
             thread::sleep(SEARCH_EVERY);
         }
-        let is_end = wait_for_one(&mut seen)?;
+        let is_end = wait_for_one(seen)?;
         if is_end {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             ended_ms = now.as_secs_f64() * 1e3;
@@ -145,8 +178,18 @@ fn watch(fio: &mut Child, jobs: u16, stop: &Stop) -> Result<f64> {
     }
 }
 
+fn see_jobs(fio: &Child, seen: &mut Seen) {
+    for pid in children(fio.id()) {
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
+        // The job may have ended, and another process may have got its number.
+        let is_job = |_: &OwnedFd| parent(pid) == Some(fio.id());
+        seen.entry(pid).or_insert_with(|| raw.and_then(open).filter(is_job));
+    }
+}
+
 /// Waits a little for the end of a job, and forgets the descriptors of those that ended.
-fn wait_for_one(seen: &mut BTreeMap<u32, Option<OwnedFd>>) -> Result<bool> {
+fn wait_for_one(seen: &mut Seen) -> Result<bool> {
     let mut ended = Vec::new();
     {
         let open =
@@ -171,15 +214,35 @@ fn wait_for_one(seen: &mut BTreeMap<u32, Option<OwnedFd>>) -> Result<bool> {
     Ok(!ended.is_empty())
 }
 
-/// The processes whose parent is `parent`.
-fn children(parent: u32) -> Vec<u32> {
+/// The processes whose parent is `number`.
+fn children(number: u32) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name, in parentheses, may have blanks; state and parent follow it.
-        let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        after_name.split_whitespace().nth(1).and_then(|word| word.parse().ok()) == Some(parent)
-    })
-    .collect()
+    pids.filter(|pid| parent(*pid) == Some(number)).collect()
+}
+
+/// The parent of a process; `None` if there is no such process.
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may have blanks; state and parent follow it.
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    #[test]
+    fn only_a_process_that_runs_is_asked_to_end() {
+        let start = |seconds| Command::new("sleep").arg(seconds).spawn().unwrap();
+        let mut running = start("60");
+        assert!(ask_to_end(&mut running, &mut Seen::new()));
+        assert_eq!(running.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+        let mut ended = start("0");
+        ended.wait().unwrap();
+        assert!(!ask_to_end(&mut ended, &mut Seen::new()));
+    }
 }

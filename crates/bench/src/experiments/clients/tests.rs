@@ -1,3 +1,6 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 use crate::experiments::own_server::{OwnServer, options};
 use crate::experiments::servers::Experiment as _;
@@ -39,6 +42,67 @@ fn fio_writes_and_reads_all_of_its_file() {
         let moved = one.figures[&Figure::MibPerSec] * one.figures[&Figure::Secs];
         assert!((moved - mib(bytes)).abs() < 1e-6, "{}: {moved} MiB", one.phase);
     }
+}
+
+#[test]
+fn fio_that_is_stopped_takes_its_jobs_along() {
+    let server = OwnServer::start();
+    let (url, bytes) = (server.url(), 1 << 30);
+    let url = format!("{url}?version=3&nfsport={port}&mountport={port}", port = url.port.unwrap());
+    let url = url.replacen(&format!(":{}", server.url().port.unwrap()), "", 1);
+    let job = Job {
+        operation: "write",
+        block_bytes: 512,
+        jobs: 2,
+        file_bytes: bytes,
+        bytes_by_job: bytes,
+    };
+    let words = format!("--nfs_url={url}");
+    let processes = move || {
+        let is_ours = |entry: std::io::Result<std::fs::DirEntry>| {
+            let line = std::fs::read(entry.unwrap().path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(&words)
+        };
+        std::fs::read_dir("/proc").unwrap().map(is_ours).filter(|is_ours| *is_ours).count()
+    };
+    let stop = Stop::default();
+    let (wanted, running) = (stop.clone(), processes.clone());
+    let returned = Arc::new(AtomicBool::new(false));
+    let has_returned = Arc::clone(&returned);
+    let asking = thread::spawn(move || {
+        let began = Instant::now();
+        // fio, and its jobs.
+        let is_waiting = || running() < 3 && !has_returned.load(Ordering::Relaxed);
+        while is_waiting() && began.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        wanted.want();
+    });
+    std::fs::create_dir(server.path().join("bench")).unwrap();
+    let done = fio::run(&job, &url, "bench", &stop).map(drop);
+    returned.store(true, Ordering::Relaxed);
+    asking.join().unwrap();
+    if let Err(Error::Program(why)) = done {
+        println!("skipped: {why}");
+        return;
+    }
+    assert!(matches!(done, Err(Error::Interrupted)), "{done:?}");
+    assert_eq!(processes(), 0, "jobs go on");
+}
+
+#[test]
+fn files_are_the_same_byte_by_byte() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, data: &[u8]| {
+        std::fs::write(directory.path().join(name), data).unwrap();
+        directory.path().join(name)
+    };
+    let mut data = vec![7; PIECE_BYTES + 9];
+    let whole = file("whole", &data);
+    assert!(are_same(&whole, &file("again", &data)).unwrap());
+    assert!(!are_same(&whole, &file("shorter", &data[1..])).unwrap());
+    *data.last_mut().unwrap() = 8;
+    assert!(!are_same(&whole, &file("other", &data)).unwrap());
 }
 
 #[test]
