@@ -235,17 +235,30 @@ impl Stage {
         self.namespace.as_ref()
     }
 
+    /// Whether calls go through a relay, which servers take for the client.
+    pub(crate) fn relays_calls(&self) -> bool {
+        !self.options.network.is_none() && self.namespace.is_none()
+    }
+
+    /// The services of a server, at the address of its host that answers.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: the server does not answer.
+    pub(crate) fn find(&self, url: &NfsUrl) -> Result<Mount3> {
+        let me = Arc::new(Identity::of_process());
+        let found = self.block_on(Mount3::find(url, &unmeasured_options(), &me));
+        found.map_err(Error::call(format!("cannot mount {url}")))
+    }
+
     /// Starts relays to a server if the network is to be slow and is not: the URL to mount then.
     ///
     /// # Errors
     /// [`Error::Call`]: the server does not answer. [`Error::Machine`]: no port is available.
     pub(crate) fn relays(&self, url: &NfsUrl) -> Result<Option<Relays>> {
-        if self.options.network.is_none() || self.namespace.is_some() {
+        if !self.relays_calls() {
             return Ok(None);
         }
-        let me = Arc::new(Identity::of_process());
-        let found = self.block_on(Mount3::find(url, &unmeasured_options(), &me));
-        let found = found.map_err(Error::call(format!("cannot mount {url}")))?;
+        let found = self.find(url)?;
         let nfs = Relay::start(found.nfs_address(), &self.options.network)?;
         // Mounting is not measured.
         let mount = Relay::start(found.address(), &NetworkLimits::default())?;

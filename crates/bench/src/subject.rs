@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -116,6 +117,22 @@ impl Subject {
                 pid,
                 files,
             }),
+        }
+    }
+
+    /// Whether a load can be two clients to it, with addresses of their own: if it is mounted at
+    /// 127.0.0.0/8, and no relay is in front of it.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: a server that runs already does not answer.
+    pub(crate) fn distinguishes_clients(&self, stage: &Stage) -> Result<bool> {
+        if stage.relays_calls() {
+            return Ok(false);
+        }
+        match &self.what {
+            // It listens on 127.0.0.1, or in a name space of its own.
+            What::Own(_) => Ok(stage.namespace().is_none()),
+            What::Given(given) => Ok(is_ipv4_loopback(stage.find(&given.url)?.nfs_address().ip())),
         }
     }
 
@@ -415,6 +432,12 @@ const END_MAX: Duration = Duration::from_millis(100);
 /// The name of our server if it is the only subject.
 const OURS: &str = "spillway";
 
+/// Whether an address is at 127.0.0.0/8.
+fn is_ipv4_loopback(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    ip.is_ipv4() && ip.is_loopback()
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -439,6 +462,13 @@ mod tests {
     fn names(arguments: &[&str]) -> Vec<String> {
         let subjects = subjects(arguments).expect("the arguments are right");
         subjects.into_iter().map(|subject| subject.name).collect()
+    }
+
+    #[test]
+    fn clients_have_addresses_of_their_own_at_127_alone() {
+        let found = ["127.0.0.1", "127.3.2.1", "::ffff:127.0.0.1", "::1", "192.0.2.1"]
+            .map(|ip| is_ipv4_loopback(ip.parse().unwrap()));
+        assert_eq!(found, [true, true, true, false, false]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! client beside another with many connections.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ pub struct Options {
 
 /// Connections of the other client.
 const OTHERS: u16 = 16;
-/// Their address, if the server is at 127.0.0.0/8: servers tell clients apart by it.
+/// Their address: servers distinguish clients by it.
 const OTHER_CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Calls that the one client has in flight.
 const ONE_DEPTH: u16 = 4;
@@ -109,12 +109,25 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     run.memory_limit_bytes = options.target.memory_limit.map(|size| size.0);
     run.note.clone_from(&options.output.note);
     subject::describe(&subjects, &mut run)?;
+    if !options.no_fairness {
+        for subject in &subjects {
+            run.left_out.extend(without_fairness(subject, &stage)?);
+        }
+    }
     let output = Output::start(&options.output, run)?;
     let pool = Pool::fill();
     let mut experiment = Experiment { options, stop, stage, pool, output, generation: 0 };
     let done = experiment.all_rounds(&subjects);
     experiment.output.finish()?;
     done
+}
+
+/// Why one client beside another cannot be measured, if it cannot.
+fn without_fairness(subject: &Subject, stage: &Stage) -> Result<Option<String>> {
+    let why = "not at 127.0.0.0/8, or behind a relay, it would take both for one client";
+    let name = &subject.name;
+    let sentence = format!("One client beside another was not measured on {name}: {why}.");
+    Ok((!subject.distinguishes_clients(stage)?).then_some(sentence))
 }
 
 struct Experiment<'a> {
@@ -131,6 +144,8 @@ struct Experiment<'a> {
 struct Trial<'a> {
     name: &'a str,
     running: Running,
+    /// [`Subject::distinguishes_clients`].
+    distinguishes_clients: bool,
     service: Service,
     /// One for each connection there may be, and one for the client beside them.
     files: Vec<LoadFile>,
@@ -151,10 +166,12 @@ impl Experiment<'_> {
             let prepared = subjects.iter().try_for_each(|subject| {
                 self.stop.check()?;
                 self.output.doing(format!("round {round}: files for {}", subject.name));
+                let distinguishes_clients = subject.distinguishes_clients(&self.stage)?;
                 let running = subject.start(&self.stage)?;
                 match self.prepare(subject, &running) {
                     Ok((service, files)) => {
-                        trials.push(Trial { name: &subject.name, running, service, files });
+                        let name = &subject.name;
+                        trials.push(Trial { name, running, distinguishes_clients, service, files });
                         Ok(())
                     }
                     Err(error) => Err(running.cause_of(error)),
@@ -186,6 +203,9 @@ impl Experiment<'_> {
         for (order, at) in (1..).zip(turned(trials.len(), round)) {
             self.stop.check()?;
             let trial = &mut trials[at];
+            if !trial.distinguishes_clients {
+                continue;
+            }
             let measured = self.fairness(trial);
             for measurement in measured.map_err(|error| trial.running.cause_of(error))? {
                 self.add(Measurement { round, order, ..measurement }, trial.name)?;
@@ -278,8 +298,8 @@ impl Experiment<'_> {
         parameters.insert("threads".to_owned(), threads.into());
         parameters.insert("connections".to_owned(), connections.into());
         let meter = LoadMeter::start(&trial.running)?;
-        let watch = &mut trial.running.watch();
-        let outcome = load::run(&self.pool, &load, &trial.service, &mut trial.files, watch)?;
+        let (service, files) = (&trial.service, &mut trial.files);
+        let outcome = load::run(&self.pool, &load, service, files, &mut trial.running.watch())?;
         // What was cut short is no measurement.
         self.stop.check()?;
         outcome.fill(&mut measurement);
@@ -295,21 +315,23 @@ impl Experiment<'_> {
         self.output.doing(format!("one client beside another: {}", trial.name));
         self.warm_up(trial)?;
         let one = self.next_load(1, ONE_DEPTH);
+        let (service, own) = (&trial.service, &mut trial.files[..1]);
+        let alone = load::run(&self.pool, &one, service, own, &mut trial.running.watch())?;
+        self.stop.check()?;
+        // It shall not read again what it has brought into the caches.
+        self.warm_up(trial)?;
+        let one = self.next_load(1, ONE_DEPTH);
         let others = self.next_load(OTHERS, self.options.others_depth);
+        let one = Load { generation: others.generation, ..one };
         let (own, rest) = trial.files.split_at_mut(1);
         let service = &trial.service;
-        let alone = load::run(&self.pool, &one, service, own, &mut trial.running.watch())?;
-        let one = Load { generation: others.generation, ..one };
-        let is_loopback = matches!(service.address.ip(), IpAddr::V4(ip) if ip.is_loopback());
-        let source = is_loopback.then_some(OTHER_CLIENT.into());
-        let other_client = Service { source, ..service.clone() };
+        let other_client = Service { source: Some(OTHER_CLIENT.into()), ..service.clone() };
         let mut groups = [
             // Its own machine would be there for it alone.
             Group { load: &one, service, files: own, nice: -20 },
             Group { load: &others, service: &other_client, files: rest, nice: NICE },
         ];
-        let watch = &mut trial.running.watch();
-        let beside = load::run_groups(&self.pool, &mut groups, watch)?;
+        let beside = load::run_groups(&self.pool, &mut groups, &mut trial.running.watch())?;
         self.stop.check()?;
         let measured = |phase: &str, outcome: &Outcome| {
             let load = if phase == "sixteen-beside-one" { &others } else { &one };
@@ -323,7 +345,9 @@ impl Experiment<'_> {
         if share.is_finite() {
             one_beside.figures.insert(Figure::BesideOthers, share);
         }
-        Ok([measured(ALONE, &alone), one_beside, measured("sixteen-beside-one", &beside[1])])
+        let others_beside = measured("sixteen-beside-one", &beside[1]);
+        let alone = measured(ALONE, &alone);
+        Ok([alone, one_beside, others_beside])
     }
 
     fn next_load(&mut self, connections: u16, depth: u16) -> Load {
@@ -333,15 +357,19 @@ impl Experiment<'_> {
 
     fn warm_up(&self, trial: &mut Trial<'_>) -> Result<()> {
         self.options.cache.prepare(self.options.size.0, Some(&trial.running), &self.stop)?;
-        if self.options.cache == CacheState::Warm {
-            let bytes = WRITE_BYTES.min(trial.service.read_bytes_max);
-            let (service, files) = (&trial.service, &mut trial.files);
-            let read = load::verify_all(&self.pool, service, files, bytes, 4, &self.stop)?;
-            if let Some(error) = read.first_trouble() {
-                return Err(Error::Server(format!("{} cannot be read: {error}", trial.name)));
-            }
+        if self.options.cache == CacheState::Warm
+            && let Some(error) = self.read_all(trial)?.first_trouble()
+        {
+            return Err(Error::Server(format!("{} cannot be read: {error}", trial.name)));
         }
         Ok(())
+    }
+
+    /// Reads all files, and compares them.
+    fn read_all(&self, trial: &mut Trial<'_>) -> Result<Outcome> {
+        let bytes = WRITE_BYTES.min(trial.service.read_bytes_max);
+        let (service, files) = (&trial.service, &mut trial.files);
+        load::verify_all(&self.pool, service, files, bytes, 4, &self.stop)
     }
 
     fn phase(&self) -> String {
@@ -380,7 +408,41 @@ const WRITE_BYTES: u32 = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::own_server::options;
+    use crate::experiments::own_server::{OwnServer, options};
+    use crate::record::{Record, Run};
+
+    /// The measurements of a short run on a server of this process.
+    fn measured(words: &str) -> Vec<Measurement> {
+        let server = OwnServer::start();
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("records");
+        let short = "--threads 2 --connections 1 --size 1MiB --seconds 1 --rounds 1";
+        let line = format!("{} {short} {words} --out {}", server.url(), out.display());
+        let options: Options = options(&line).unwrap();
+        let mut stage =
+            Stage::set(&options.surroundings, &options.target, &mut Run::default()).unwrap();
+        let subjects =
+            Subject::all(&options.target, &[], Path::new("/bin/true"), |place| stage.place(place));
+        let output = Output::start(&options.output, Run::default()).unwrap();
+        let (stop, pool) = (Stop::default(), Pool::fill());
+        let mut experiment =
+            Experiment { options: &options, stop, stage, pool, output, generation: 0 };
+        experiment.all_rounds(&subjects.unwrap()).unwrap();
+        let records = std::fs::read_to_string(out).unwrap();
+        let record = |line: &str| serde_json::from_str(line).unwrap();
+        let measurement = |record| match record {
+            Record::Measurement(measurement) => Some(measurement),
+            Record::Run(_) => None,
+        };
+        records.lines().map(record).filter_map(measurement).collect()
+    }
+
+    #[test]
+    fn one_client_beside_another_is_left_out_behind_a_relay() {
+        let measurements = measured("--net-delay 1ms");
+        let phases: Vec<_> = measurements.iter().map(|one| one.phase.as_str()).collect();
+        assert_eq!(phases, ["random-read"]);
+    }
 
     #[test]
     fn each_option_of_the_load_is_a_parameter() {

@@ -57,6 +57,21 @@ fn a_server_is_mounted_through_relays_where_the_network_is_slow() {
 }
 
 #[test]
+fn clients_are_distinguished_at_127_without_a_relay() {
+    let server = OwnServer::start();
+    let url = server.url();
+    let distinguished = |words: &[&str]| {
+        let (stage, subjects) = stage_and_subjects(words);
+        subjects[0].distinguishes_clients(&stage)
+    };
+    assert!(distinguished(&[&url.to_string()]).unwrap());
+    // On most machines ::1 has this name too.
+    let by_name = NfsUrl { host: "localhost".to_owned(), ..url.clone() };
+    assert!(distinguished(&[&by_name.to_string()]).unwrap());
+    assert!(!distinguished(&[&url.to_string(), "--net-delay", "1ms"]).unwrap());
+}
+
+#[test]
 fn a_directory_of_another_run_is_not_used() {
     let server = OwnServer::start();
     let url = server.url();
