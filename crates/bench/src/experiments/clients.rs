@@ -95,9 +95,9 @@ impl servers::Experiment for Options {
         ScratchDirectory::lend(export, false, |_, directory| {
             let experiment = Experiment { options: self, export, directory: directory.name() };
             for round in rounds {
-                for client in &self.loads {
-                    experiment.round(*client, &mut |measurement| {
-                        record(Measurement { round, order: 1, ..measurement })
+                for (order, at) in (1..).zip(super::turned(self.loads.len(), round)) {
+                    experiment.round(self.loads[at], &mut |measurement| {
+                        record(Measurement { round, order, ..measurement })
                     })?;
                 }
             }

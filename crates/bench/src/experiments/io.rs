@@ -19,7 +19,6 @@ use crate::load::{
     self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Version, Watch,
     create_files,
 };
-use crate::numeral::mib;
 use crate::options::{RoundOptions, TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::{self, CALIBRATION, Measurement};
@@ -383,14 +382,7 @@ impl Experiment<'_> {
         let (bytes, depth) = (self.sizes.easy_bytes.min(service.read_bytes_max), VERIFY_DEPTH);
         let files = &mut made.files;
         let read = load::verify_all(&self.pool, service, files, bytes, depth, &self.stop)?;
-        let figures = &mut measurement.figures;
-        let count = |count| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
-        *figures.entry(Figure::VerifiedMib).or_default() += mib(read.verified_bytes);
-        *figures.entry(Figure::WrongBytes).or_default() += count(read.wrong_bytes);
-        *figures.entry(Figure::Errors).or_default() += count(read.errors);
-        if measurement.first_error.is_none() {
-            measurement.first_error = read.first_trouble();
-        }
+        read.note_verified(measurement);
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::slice::SliceIndex;
 use std::time::Duration;
 
 use clap::Args;
@@ -307,7 +308,22 @@ impl Experiment<'_> {
             measurement.figures.insert(Figure::Fairness, fairness);
         }
         meter.end(outcome.bytes, outcome.operations, &mut measurement)?;
+        self.verify(trial, .., &mut measurement)?;
         Ok(measurement)
+    }
+
+    /// Reads back files that were written in a measurement, and compares every byte.
+    fn verify(
+        &self,
+        trial: &mut Trial<'_>,
+        files: impl SliceIndex<[LoadFile], Output = [LoadFile]>,
+        measurement: &mut Measurement,
+    ) -> Result<()> {
+        if self.options.write {
+            self.output.doing(format!("comparing what was written: {}", trial.name));
+            self.read_back(trial, files)?.note_verified(measurement);
+        }
+        Ok(())
     }
 
     /// One client alone, and then beside another that has many connections.
@@ -318,6 +334,9 @@ impl Experiment<'_> {
         let (service, own) = (&trial.service, &mut trial.files[..1]);
         let alone = load::run(&self.pool, &one, service, own, &mut trial.running.watch())?;
         self.stop.check()?;
+        let mut alone_measured = self.measurement_beside(ALONE, &one, &alone);
+        // Before the same file is written again.
+        self.verify(trial, ..1, &mut alone_measured)?;
         // It shall not read again what it has brought into the caches.
         self.warm_up(trial)?;
         let one = self.next_load(1, ONE_DEPTH);
@@ -333,21 +352,22 @@ impl Experiment<'_> {
         ];
         let beside = load::run_groups(&self.pool, &mut groups, &mut trial.running.watch())?;
         self.stop.check()?;
-        let measured = |phase: &str, outcome: &Outcome| {
-            let load = if phase == "sixteen-beside-one" { &others } else { &one };
-            let mut measurement = self.measurement(phase, load);
-            measurement.parameters.extend(self.options.beside(phase));
-            outcome.fill(&mut measurement);
-            measurement
-        };
-        let mut one_beside = measured("one-beside-sixteen", &beside[0]);
+        let mut one_beside = self.measurement_beside("one-beside-sixteen", &one, &beside[0]);
         let share = beside[0].mib_per_sec() / alone.mib_per_sec();
         if share.is_finite() {
             one_beside.figures.insert(Figure::BesideOthers, share);
         }
-        let others_beside = measured("sixteen-beside-one", &beside[1]);
-        let alone = measured(ALONE, &alone);
-        Ok([alone, one_beside, others_beside])
+        let mut others_beside = self.measurement_beside("sixteen-beside-one", &others, &beside[1]);
+        self.verify(trial, ..1, &mut one_beside)?;
+        self.verify(trial, 1.., &mut others_beside)?;
+        Ok([alone_measured, one_beside, others_beside])
+    }
+
+    fn measurement_beside(&self, phase: &str, load: &Load, outcome: &Outcome) -> Measurement {
+        let mut measurement = self.measurement(phase, load);
+        measurement.parameters.extend(self.options.beside(phase));
+        outcome.fill(&mut measurement);
+        measurement
     }
 
     fn next_load(&mut self, connections: u16, depth: u16) -> Load {
@@ -358,17 +378,21 @@ impl Experiment<'_> {
     fn warm_up(&self, trial: &mut Trial<'_>) -> Result<()> {
         self.options.cache.prepare(self.options.size.0, Some(&trial.running), &self.stop)?;
         if self.options.cache == CacheState::Warm
-            && let Some(error) = self.read_all(trial)?.first_trouble()
+            && let Some(error) = self.read_back(trial, ..)?.first_trouble()
         {
             return Err(Error::Server(format!("{} cannot be read: {error}", trial.name)));
         }
         Ok(())
     }
 
-    /// Reads all files, and compares them.
-    fn read_all(&self, trial: &mut Trial<'_>) -> Result<Outcome> {
+    /// Reads files, and compares them.
+    fn read_back(
+        &self,
+        trial: &mut Trial<'_>,
+        files: impl SliceIndex<[LoadFile], Output = [LoadFile]>,
+    ) -> Result<Outcome> {
         let bytes = WRITE_BYTES.min(trial.service.read_bytes_max);
-        let (service, files) = (&trial.service, &mut trial.files);
+        let (service, files) = (&trial.service, &mut trial.files[files]);
         load::verify_all(&self.pool, service, files, bytes, 4, &self.stop)
     }
 
@@ -435,6 +459,18 @@ mod tests {
             Record::Run(_) => None,
         };
         records.lines().map(record).filter_map(measurement).collect()
+    }
+
+    #[test]
+    fn all_that_was_written_is_compared() {
+        let measurements = measured("--write");
+        let phases: Vec<_> = measurements.iter().map(|one| one.phase.as_str()).collect();
+        assert_eq!(phases, ["random-write", ALONE, "one-beside-sixteen", "sixteen-beside-one"]);
+        for measurement in &measurements {
+            let figures = &measurement.figures;
+            assert!(figures[&Figure::VerifiedMib] >= 1.0, "{figures:?}");
+            assert_eq!((figures[&Figure::WrongBytes], figures[&Figure::Errors]), (0.0, 0.0));
+        }
     }
 
     #[test]

@@ -204,13 +204,12 @@ pub fn run(
     record: &mut dyn FnMut(Measurement) -> Result<()>,
 ) -> Result<()> {
     options.check()?;
-    let mut modes = options.modes_here()?;
+    let modes = options.modes_here()?;
     for round in 1..=options.rounds.rounds {
-        for (order, mode) in (1..).zip(&modes) {
-            let measurement = measure(options, *mode, stop)?;
+        for (order, at) in (1..).zip(super::turned(modes.len(), round)) {
+            let measurement = measure(options, modes[at], stop)?;
             record(Measurement { round, order, ..measurement })?;
         }
-        modes.reverse();
     }
     Ok(())
 }

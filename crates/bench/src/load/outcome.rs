@@ -125,6 +125,18 @@ impl Outcome {
         measurement.first_error = self.first_trouble();
     }
 
+    /// Adds what this, which read back and compared all data, found to the measurement of the load that
+    /// wrote it.
+    pub fn note_verified(&self, measurement: &mut Measurement) {
+        let figures = &mut measurement.figures;
+        *figures.entry(Figure::VerifiedMib).or_default() += mib(self.verified_bytes);
+        *figures.entry(Figure::WrongBytes).or_default() += as_f64(self.wrong_bytes);
+        *figures.entry(Figure::Errors).or_default() += as_f64(self.errors);
+        if measurement.first_error.is_none() {
+            measurement.first_error = self.first_trouble();
+        }
+    }
+
     /// The first error, or else where the first wrong data was found.
     #[must_use]
     pub fn first_trouble(&self) -> Option<String> {
