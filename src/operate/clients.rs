@@ -11,8 +11,8 @@ use crate::control::Command;
 /// List the clients of a running server
 ///
 /// Lists client addresses with their connections, calls and bytes since the server's start, and
-/// their clients of NFS version 4. `others` are hosts that no export admits, and clients that left
-/// long ago, together.
+/// their clients of NFS version 4. `others` are hosts that no export admits, and clients for whom the
+/// server's table has no place, together. Clients that left long ago are not listed.
 ///
 /// Exit status: 0 if the server answered, 1 if none runs or it takes no commands of this user.
 #[derive(Args)]
@@ -86,9 +86,30 @@ fn nfs4(clients: &[ClientSample]) -> String {
 
 /// Whether there is anything of it to show.
 pub(super) fn is_shown(client: &ClientSample) -> bool {
-    client.address.is_some() || client.calls + client.connections > 0
+    let has_state = !client.nfs4.is_empty();
+    client.address.is_some() || client.calls + client.connections > 0 || has_state
 }
 
 pub(super) fn name(client: &ClientSample) -> String {
     client.address.map_or_else(|| "others".to_owned(), |address| address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use server::report::Nfs4Client;
+
+    use super::*;
+
+    #[test]
+    fn others_are_shown_if_they_have_anything() {
+        let nfs4 = vec![Nfs4Client::default()];
+        for (others, count) in [
+            (ClientSample::default(), 0),
+            (ClientSample { calls: 1, ..ClientSample::default() }, 1),
+            (ClientSample { connections: 1, ..ClientSample::default() }, 1),
+            (ClientSample { nfs4, ..ClientSample::default() }, 1),
+        ] {
+            assert_eq!(rows(std::slice::from_ref(&others)).len(), 1 + count, "{others:?}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ use crate::control::client::ask;
 ///
 /// Shows the operations that a server has performed, by procedure, by export and by client: since
 /// its start, and with an INTERVAL also those of each interval after that, until COUNT reports are
-/// printed or the command is interrupted.
+/// printed or the command is interrupted. Exports that are not served any more are left out.
 ///
 /// Times are the mean from a call's last byte to its result, and of the parts of the work on READ,
 /// WRITE, COMMIT and all other calls. They are measured while an INTERVAL is given, or the server

@@ -110,7 +110,7 @@ fn counter_samples(service: &Service, exports: &Exports, counter: Counter, text:
             Some(id) => counters.export_value(*id, counter),
             None => counters.general().value(counter),
         };
-        // Of exports that are gone, if there were any.
+        // What can only belong to exports has no series without one.
         if id.is_some() || value > 0 {
             let labels = [&[("export", export.as_str())], labels].concat();
             text.sample("", &labels, value);

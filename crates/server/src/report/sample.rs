@@ -19,7 +19,7 @@ pub struct Sample {
     pub uptime_us: u64,
     /// Counters of the whole server, and what there is now, by name with the unit last.
     pub figures: BTreeMap<String, u64>,
-    /// Each export; the last one, without a name, is what belongs to none.
+    /// Each export that is served; the last one, without a name, is what belongs to none.
     pub exports: Vec<ExportSample>,
     /// Client addresses; the one without an address is all others together.
     pub clients: Vec<ClientSample>,
@@ -69,7 +69,7 @@ pub struct OperationSample {
 /// What was counted of one client address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientSample {
-    /// `None` for all others together: strangers, and clients that left long ago.
+    /// `None` for all others together: strangers, and clients beyond the bound.
     pub address: Option<IpAddr>,
     /// Connections that are open.
     pub connections: u64,

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use proto::nfs4::*;
 use spillway_server::counters::Counter;
-use spillway_server::report::{TraceFeed, TraceLine, TraceRequest};
+use spillway_server::report::{Sample, TraceFeed, TraceLine, TraceRequest};
 use tokio::runtime::Runtime;
 
 use crate::client::Client;
 use crate::fixture::{Fixture, TRUSTING};
+use crate::local_file::{eventually, is_open_below};
 use crate::nfs4::client::{ALL_VERSIONS, Operations, Session, compound};
 
 /// A command that follows events.
@@ -145,4 +146,29 @@ fn strangers_have_no_metrics_of_their_own() {
         connections,
         expected.map(|labels| format!("spillway_client_connections{{{labels}"))
     );
+}
+
+#[test]
+fn the_past_of_a_removed_export_is_no_new_work_on_none() {
+    const B: &str = "[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\nsquash = \"none\"\n";
+    let fixture = Fixture::prepared(&format!("{TRUSTING}\n{B}"), |dir| {
+        std::fs::create_dir(dir.join("b")).unwrap();
+    });
+    let mut client = fixture.client();
+    let b = client.mnt("/b");
+    let root = client.mnt("/export");
+    (0..1000).for_each(|_| assert!(client.getattr(b).is_ok()));
+    let of_none = |sample: &Sample| {
+        let none = sample.exports.iter().find(|export| export.name.is_none()).unwrap();
+        let calls = none.operations.iter().filter(|operation| operation.name == "GETATTR");
+        calls.map(|operation| operation.calls).sum::<u64>()
+    };
+    let before = fixture.server().monitor().sample();
+    assert_eq!(fixture.reload(TRUSTING), "removed /b");
+    assert_eq!(client.getattr(b), Err(proto::nfs3::Status::Stale));
+    client.getattr(root).unwrap();
+    // What it has counted goes elsewhere when the server drops its root.
+    assert!(eventually(|| !is_open_below(&fixture.path("b"))));
+    let after = fixture.server().monitor().sample().since(&before);
+    assert_eq!(of_none(&after), 1, "the one that is stale");
 }
