@@ -35,8 +35,9 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub(crate) struct CounterSet {
     counters: Striped<{ Counter::ALL.len() }>,
-    operations: Striped<{ Operation::COUNT }>,
-    /// Of those operations that have failed.
+    /// By operation. Not all calls are counted, so that the number of successes needs no subtraction:
+    /// one of a value that was read a moment later could decrease.
+    successes: Striped<{ Operation::COUNT }>,
     failures: Places<Failures>,
     /// Of those that were timed.
     times: Places<Histogram>,
@@ -76,12 +77,18 @@ impl Default for Failures {
 /// How often an operation was performed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OperationValue {
-    /// All, whatever their status.
-    pub(crate) calls: u64,
-    /// Those that ended in another status than success, by its code.
+    pub(crate) successes: u64,
+    /// Those that ended in another status, by its code.
     pub(crate) failures: BTreeMap<u32, u64>,
     /// The times of those that were timed.
     pub(crate) times: HistogramValue,
+}
+
+impl OperationValue {
+    /// All, whatever their status.
+    pub(crate) fn calls(&self) -> u64 {
+        self.successes + self.failures.values().sum::<u64>()
+    }
 }
 
 impl CounterSet {
@@ -94,15 +101,13 @@ impl CounterSet {
         self.counters.value(counter as usize)
     }
 
-    /// Counts an operation that was performed.
-    pub(crate) fn count_operation(&self, operation: Operation) {
-        self.operations.add(operation.place(), 1);
-    }
-
-    /// Counts the status of an operation that was counted, if it is no success.
-    pub(crate) fn count_failure(&self, operation: Operation, status: u32) {
-        let place = place_of(status);
-        self.failures.at(operation).0[place].fetch_add(1, Ordering::Relaxed);
+    /// Counts an operation that was performed, with its status: 0 for a success.
+    pub(crate) fn count(&self, operation: Operation, status: u32) {
+        if status == 0 {
+            self.successes.add(operation.place(), 1);
+        } else {
+            self.failures.at(operation).0[place_of(status)].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn note_time(&self, operation: Operation, nanoseconds: u64) {
@@ -121,14 +126,14 @@ impl CounterSet {
 
     fn add_values_to(&self, values: &mut BTreeMap<usize, OperationValue>) {
         for operation in Operation::all() {
-            let calls = self.operations.value(operation.place());
-            if calls == 0 {
+            let successes = self.successes.value(operation.place());
+            let failures = self.failures.get(operation);
+            if successes == 0 && failures.is_none() {
                 continue;
             }
             let value = values.entry(operation.place()).or_default();
-            value.calls += calls;
-            let failures = self.failures.get(operation).into_iter().flat_map(|f| &f.0);
-            for (place, count) in failures.enumerate() {
+            value.successes += successes;
+            for (place, count) in failures.into_iter().flat_map(|f| &f.0).enumerate() {
                 let count = count.load(Ordering::Relaxed);
                 if count > 0 {
                     *value.failures.entry(code_at(place)).or_default() += count;
@@ -145,7 +150,7 @@ impl CounterSet {
             self.add(*counter, other.value(*counter));
         }
         for operation in Operation::all() {
-            self.operations.add(operation.place(), other.operations.value(operation.place()));
+            self.successes.add(operation.place(), other.successes.value(operation.place()));
             let failures = other.failures.get(operation).into_iter().flat_map(|f| &f.0);
             for (place, count) in failures.enumerate() {
                 let count = count.load(Ordering::Relaxed);
@@ -302,18 +307,17 @@ mod tests {
     fn an_export_with_another_path_keeps_its_counters() {
         let counters = Counters::default();
         let before = counters.of_export(1);
-        before.count_operation(READ);
-        before.count_failure(READ, 70);
+        before.count(READ, 70);
         before.note_time(READ, 3_000_000);
         before.note_phase(CallKind::Read, Phase::Io, 1000);
         let after = counters.of_export(1);
-        after.count_operation(READ);
+        after.count(READ, 0);
         let phase_of = |export| counters.phase(export, CallKind::Read, Phase::Io).count();
         let expected = counters.operations(Some(1));
         assert_eq!(expected.len(), 1);
         let value = &expected[0].1;
-        assert_eq!((value.calls, value.failures.get(&70)), (2, Some(&1)));
-        assert_eq!(value.times.nanoseconds, 3_000_000);
+        assert_eq!((value.successes, value.failures.get(&70)), (1, Some(&1)));
+        assert_eq!((value.calls(), value.times.nanoseconds), (2, 3_000_000));
         drop(before);
         assert_eq!(counters.operations(Some(1)), expected);
         assert!(counters.operations(None).is_empty());

@@ -42,10 +42,9 @@ impl<'a> Tally<'a> {
         time_ns: Option<u64>,
     ) {
         let set = set.unwrap_or(self.counters.general());
-        set.count_operation(operation);
+        set.count(operation, status);
         self.client.count_operation(operation);
         if status != 0 {
-            set.count_failure(operation, status);
             self.client.count_failure();
         }
         if let Some(time_ns) = time_ns {
@@ -56,5 +55,40 @@ impl<'a> Tally<'a> {
     /// The time now, if calls are timed.
     pub(crate) fn start(&self) -> Option<Moment> {
         self.counters.timing.start()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use proto::nfs3;
+
+    use super::*;
+
+    /// A counter that decreases looks to Prometheus like a restart.
+    #[test]
+    fn failures_never_decrease_the_number_of_successes() {
+        const READ: Operation = Operation::nfs3(nfs3::Procedure::Read);
+        const SUCCESSES: u64 = 1000;
+        let (counters, client) = (Counters::default(), ClientCounters::default());
+        let tally = Tally::new(&counters, &client);
+        (0..SUCCESSES).for_each(|_| tally.count(READ, 0, None));
+        let is_over = AtomicBool::new(false);
+        let fail = || {
+            let tally = Tally::new(&counters, &client);
+            while !is_over.load(Ordering::Relaxed) {
+                tally.count(READ, 70, None);
+            }
+        };
+        let successes = || counters.operations(None).first().map(|(_, value)| value.successes);
+        let seen = std::thread::scope(|scope| {
+            scope.spawn(fail);
+            scope.spawn(fail);
+            let other = (0..2000).map(|_| successes()).find(|seen| *seen != Some(SUCCESSES));
+            is_over.store(true, Ordering::Relaxed);
+            other
+        });
+        assert_eq!(seen, None, "not {SUCCESSES}");
     }
 }

@@ -177,11 +177,12 @@ fn nonzero(value: impl Fn(Counter) -> u64) -> BTreeMap<String, u64> {
 fn operations(values: Vec<(Operation, OperationValue)>) -> Vec<OperationSample> {
     let sample = |(operation, value): (Operation, OperationValue)| {
         let (timed, microseconds) = times(&value.times);
+        let calls = value.calls();
         let failures = value.failures.into_iter();
         OperationSample {
             program: operation.program().to_owned(),
             name: operation.name().to_owned(),
-            calls: value.calls,
+            calls,
             failures: failures
                 .map(|(code, count)| (operation.status_name(code).to_owned(), count))
                 .collect(),
