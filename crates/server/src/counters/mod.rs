@@ -183,7 +183,7 @@ counters! {
     CallsFoundByPolling => "calls_found_by_polling",
     /// WRITEs that reached the server behind their neighbour further on in the file.
     WritesOutOfOrder => "writes_out_of_order",
-    /// Bytes taken by WRITE.
+    /// Bytes that WRITE has put in files, also those whose flush failed then.
     WriteBytes => "write_bytes",
     /// Bytes of WRITEs that went to the page cache to stay there.
     WritePageCacheBytes => "write_page_cache_bytes"

@@ -149,7 +149,7 @@ impl Vfs {
         let mode = read.policy.read;
         // The plan of `buffered` depends on no other fact, so none is gathered.
         if mode == IoMode::Buffered {
-            return Ok((self.fetch_buffered(read).await?, Counter::ReadPageCacheBytes));
+            return self.fetch_buffered(read).await;
         }
         let plan = self.read_facts(read, mode).plan();
         let tries_cache = match plan.try_cache {
@@ -182,27 +182,25 @@ impl Vfs {
         let source = self.acquire_source(read, plan.from).await?;
         if plan.kernel_reads_ahead && matches!(source, Source::Cache(_)) {
             read.file.root().counters.add(source.counter(), 1);
-            let done = self.fetch_from(read, source, tried).await?;
-            return Ok((done, Counter::ReadPageCacheBytes));
+            return self.fetch_from(read, source, tried).await;
         }
         let unless_resident = mode != IoMode::Direct;
         if let Some(done) = self.fetch_ahead(read, &source, unless_resident).await {
             return Ok((done, Counter::ReadFromReadAheadBytes));
         }
         read.file.root().counters.add(source.counter(), 1);
-        let through = source.bytes_counter();
-        Ok((self.fetch_from(read, source, tried).await?, through))
+        self.fetch_from(read, source, tried).await
     }
 
     /// From the page cache, without a copy where that pays.
-    async fn fetch_buffered(&self, read: &Read<'_>) -> Result<Fetched, Status> {
+    async fn fetch_buffered(&self, read: &Read<'_>) -> Result<(Fetched, Counter), Status> {
         let source = Source::Cache(CachedWhy::Mode);
         read.file.root().counters.add(source.counter(), 1);
         if let Some(Spliced { data, .. }) = self.fetch_spliced(read).await? {
-            return Ok(data);
+            return Ok((data, Counter::ReadPageCacheBytes));
         }
         match self.try_cached(read).await? {
-            Tried::Done(done) => Ok(done),
+            Tried::Done(done) => Ok((done, Counter::ReadPageCacheBytes)),
             Tried::Partly(partly) => self.fetch_from(read, source, Some(partly)).await,
         }
     }

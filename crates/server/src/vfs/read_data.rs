@@ -82,7 +82,7 @@ impl Source {
     }
 
     /// The counter of the bytes that come this way.
-    pub(super) fn bytes_counter(&self) -> Counter {
+    fn bytes_counter(&self) -> Counter {
         match self {
             Self::Cache(_) => Counter::ReadPageCacheBytes,
             Self::DropBehind => Counter::ReadDropBehindBytes,
@@ -128,13 +128,14 @@ enum DirectOutcome {
 
 impl Vfs {
     /// Reads the range from `source`, but for what the page cache had, on a data thread. Short only
-    /// if the file was cut meanwhile.
+    /// if the file was cut meanwhile. Comes with the counter of the bytes that came the same way.
     pub(super) async fn fetch_from(
         &self,
         read: &Read<'_>,
         source: Source,
         tried: Option<Partly>,
-    ) -> Result<Fetched, Status> {
+    ) -> Result<(Fetched, Counter), Status> {
+        let planned = source.bytes_counter();
         match source {
             Source::Cache(_) => {
                 let Partly(buffer, had) = match tried {
@@ -143,24 +144,25 @@ impl Vfs {
                 };
                 let _turn = self.read_turn(read).await;
                 let job = self.acquire_cached(read, buffer, had).await;
-                self.on_data_thread(read.file.root(), move || job.perform()).await
+                let done = self.on_data_thread(read.file.root(), move || job.perform()).await?;
+                Ok((done, planned))
             }
             Source::DropBehind => {
                 // A call that waits for memory must hold none, or two calls could wait for each other.
                 drop(tried);
-                self.fetch_and_drop(read).await
+                Ok((self.fetch_and_drop(read).await?, planned))
             }
             Source::Direct(direct) => {
                 drop(tried);
                 let align = direct.align;
                 if let Some(job) = self.acquire_direct(read, direct).await? {
                     match self.on_data_thread(read.file.root(), move || job.perform()).await? {
-                        DirectOutcome::Done(done) => return Ok(done),
+                        DirectOutcome::Done(done) => return Ok((done, planned)),
                         DirectOutcome::Short => {}
                         DirectOutcome::Refused => self.note_refused(read.file, align),
                     }
                 }
-                self.fetch_and_drop(read).await
+                Ok((self.fetch_and_drop(read).await?, Source::DropBehind.bytes_counter()))
             }
         }
     }

@@ -86,7 +86,6 @@ impl Vfs {
         };
         if let Ok(done) = &result {
             let count = done.count as u64;
-            file.root().counters.add(Counter::WriteBytes, count);
             self.tracer.emit(Event::WriteIoDone, call, offset, count, format_args!(""));
         }
         Answer { attributes, result }

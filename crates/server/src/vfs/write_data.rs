@@ -12,7 +12,7 @@ use rustix::param::page_size;
 
 use super::io_plan::{WindowWhy, WriteFacts, WritePlan};
 use super::{Status, Vfs};
-use crate::counters::Counter;
+use crate::counters::{Counter, CounterSet};
 use crate::export::ExportRoot;
 use crate::inode_cache::{
     Change, DirectFile, Flush, Inode, Permitted, SystemCalls, WriteRequest, WriteTurn, Writing,
@@ -59,6 +59,8 @@ pub(super) struct Written {
     pub(super) result: Result<usize, io::WriteError>,
     /// The alignment of direct I/O that the kernel refused; the data went through the page cache.
     pub(super) refused: Option<DioAlign>,
+    /// What was to go past the page cache and did not; known if all was written.
+    cached_instead: Option<ByteRange>,
 }
 
 impl Vfs {
@@ -142,7 +144,6 @@ impl Vfs {
 
     fn acquire_cache(&self, file: &Inode, writes: &[PermittedWrite], plan: WritePlan) -> Target {
         count_writes(file, plan.counter(), writes);
-        count_bytes(file, Counter::WritePageCacheBytes, writes);
         self.emit_writes(Event::WriteVector, writes);
         Target::Cache
     }
@@ -154,7 +155,6 @@ impl Vfs {
         plan: WritePlan,
     ) -> Target {
         count_writes(file, plan.counter(), writes);
-        count_bytes(file, Counter::WriteWindowBytes, writes);
         let len = range_of(writes).len();
         if file.root().io_support.probe_is_due(len) {
             self.probe_drop_behind(Arc::clone(file.root()));
@@ -172,7 +172,6 @@ impl Vfs {
         direct: DirectFile,
     ) -> Target {
         count_writes(file, WritePlan::Split.counter(), writes);
-        count_bytes(file, Counter::WriteDirectBytes, writes);
         let range = range_of(writes);
         let split = direct.align.split_write(range, page_size() as u64);
         if split.middle != range {
@@ -228,7 +227,23 @@ impl Written {
     /// The outcome of a job of the change that makes `calls`, or of WRITEs without data, which have
     /// none.
     pub(super) fn by(job: Option<WriteJob>, parts: &[&[u8]], calls: &SystemCalls) -> Self {
-        job.map_or(Self { result: Ok(0), refused: None }, |job| job.perform(parts, calls))
+        job.map_or(Self::cached(Ok(0)), |job| job.perform(parts, calls))
+    }
+
+    /// The outcome of a write that was to go through the page cache.
+    fn cached(result: Result<usize, io::WriteError>) -> Self {
+        Self { result, refused: None, cached_instead: None }
+    }
+
+    /// Counts the bytes in the file, and how they went there.
+    fn count_bytes(&self, counters: &CounterSet, planned: Counter) {
+        let count = self.count() as u64;
+        counters.add(Counter::WriteBytes, count);
+        let instead = self.cached_instead.map_or(0, |range| range.len());
+        counters.add(planned, count - instead);
+        if instead > 0 {
+            counters.add(Counter::WriteWindowBytes, instead);
+        }
     }
 
     /// Bytes in the file.
@@ -286,11 +301,6 @@ fn count_writes(file: &Inode, counter: Counter, writes: &[PermittedWrite]) {
     file.root().counters.add(counter, writes.len() as u64);
 }
 
-/// Counts the bytes of adjacent WRITEs.
-fn count_bytes(file: &Inode, counter: Counter, writes: &[PermittedWrite]) {
-    file.root().counters.add(counter, range_of(writes).len());
-}
-
 /// The range of adjacent WRITEs.
 fn range_of(writes: &[PermittedWrite]) -> ByteRange {
     ByteRange::between(writes[0].range.offset(), writes[writes.len() - 1].range.end())
@@ -301,19 +311,33 @@ impl WriteJob {
     fn perform(self, parts: &[&[u8]], calls: &SystemCalls) -> Written {
         let Self { file, writer, range, target, _pages } = self;
         let note_call = || calls.note();
-        let result = match target {
+        let planned = target.bytes_counter();
+        let written = match target {
             Target::Cache => {
                 note_call();
-                io::write_parts_at(writer.as_fd(), parts, range.offset())
+                Written::cached(io::write_parts_at(writer.as_fd(), parts, range.offset()))
             }
             Target::Window(window, room) => {
-                write_behind(&file, &window, room, &writer, (parts, range), &note_call)
+                let data = (parts, range);
+                Written::cached(write_behind(&file, &window, room, &writer, data, &note_call))
             }
             Target::Split(window, room, direct, split) => {
-                return write_split(&window, room, &writer, &direct, (parts, split), &note_call);
+                write_split(&window, room, &writer, &direct, (parts, split), &note_call)
             }
         };
-        Written { result, refused: None }
+        written.count_bytes(&file.root().counters, planned);
+        written
+    }
+}
+
+impl Target {
+    /// The counter of the bytes that go this way.
+    fn bytes_counter(&self) -> Counter {
+        match self {
+            Self::Cache => Counter::WritePageCacheBytes,
+            Self::Window(..) => Counter::WriteWindowBytes,
+            Self::Split(..) => Counter::WriteDirectBytes,
+        }
     }
 }
 
@@ -362,9 +386,35 @@ fn write_split(
     let in_file = first_bytes(ByteRange::between(split.head.offset(), split.tail.end()), written);
     head.enroll(writer, split.head.intersection(in_file));
     tail.enroll(writer, split.tail.intersection(in_file));
-    Written { result: outcome.map(|done| done.written), refused }
+    let cached_instead = outcome.as_ref().ok().and_then(|done| done.cached_instead);
+    Written { result: outcome.map(|done| done.written), refused, cached_instead }
 }
 
 fn first_bytes(range: ByteRange, len: usize) -> ByteRange {
     ByteRange::between(range.offset(), range.offset() + (len as u64).min(range.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_went_through_the_page_cache_instead_are_not_counted_as_direct() {
+        let failed = io::WriteError { written: 5000, error: Errno::IO.into() };
+        let part = Some(ByteRange::between(4096, 12_288));
+        for (result, cached_instead, expected) in [
+            (Ok(16_384), None, [16_384, 16_384, 0]),
+            (Ok(16_384), part, [16_384, 8192, 8192]),
+            // What was left for the page cache is not known then.
+            (Err(failed), None, [5000, 5000, 0]),
+        ] {
+            let counters = CounterSet::default();
+            let written = Written { result, refused: None, cached_instead };
+            written.count_bytes(&counters, Counter::WriteDirectBytes);
+            let counted =
+                [Counter::WriteBytes, Counter::WriteDirectBytes, Counter::WriteWindowBytes]
+                    .map(|counter| counters.value(counter));
+            assert_eq!(counted, expected);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use proto::nfs3::*;
 use spillway_server::counters::Counter::{self, *};
 
-use crate::client::{Client, ok};
+use crate::client::{Client, ok, refusal};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root};
 use crate::local_file::{LocalFile, content};
 
@@ -318,4 +318,31 @@ fn a_thread_stays_with_a_client_that_lists_part_by_part() {
     let file = client.create(root, "f");
     ok(client.write(file, 0, &[1; 100]));
     assert_eq!(client.getattr(file).unwrap().size, 100);
+}
+
+fn sum(fixture: &Fixture, counters: &[Counter]) -> u64 {
+    counters.iter().map(|counter| fixture.counter(*counter)).sum()
+}
+
+#[test]
+fn bytes_are_counted_when_they_are_in_the_file() {
+    if !is_root("bytes_are_counted_when_they_are_in_the_file") {
+        return;
+    }
+    const PATHS: [Counter; 3] = [WritePageCacheBytes, WriteWindowBytes, WriteDirectBytes];
+    for mode in ["buffered", "dontcache", "direct", "auto"] {
+        let mut mount = None;
+        let fixture = Fixture::prepared(&in_modes("", "auto", mode), |dir| {
+            mount = Mounted::tmpfs(&dir.join("export"), 512);
+        });
+        let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+        let (mut client, root) = fixture.mounted();
+        let file = client.create(root, "f");
+        let data = vec![1; 1 << 20];
+        let count = u64::from(ok(client.write(file, 0, &data)).count);
+        assert!((1..1 << 20).contains(&count), "{count} bytes fit");
+        assert_eq!(refusal(client.write(file, count, &data)), Status::Nospc);
+        assert_eq!(fixture.counter(WriteBytes), count, "{mode}");
+        assert_eq!(sum(&fixture, &PATHS), count, "{mode}");
+    }
 }
