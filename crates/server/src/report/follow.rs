@@ -134,10 +134,13 @@ impl Monitor {
         if events.is_empty() {
             return Err("no event is named".to_owned());
         }
+        let export_id = request.export.as_deref().map(|name| self.export_id(name)).transpose()?;
+        let file = request.file.as_deref();
+        let fh_hashes = file.map(|file| self.hashes_of(file, export_id)).transpose()?;
         let filter = Filter {
             client: request.client.map(|client| client.to_canonical()),
-            export_id: request.export.as_deref().map(|name| self.export_id(name)).transpose()?,
-            fh_hash: request.file.as_deref().map(|file| self.hash_of(file)).transpose()?,
+            export_id,
+            fh_hashes: fh_hashes.unwrap_or_default(),
             xid: request.xid,
             latency_min: request.latency_min_us.map(Duration::from_micros).unwrap_or_default(),
         };
@@ -158,31 +161,48 @@ impl Monitor {
         Err(format!("there is no export {name}; the exports are {}", names.join(", ")))
     }
 
-    /// The hash of an object's handle.
-    fn hash_of(&self, file: &str) -> Result<u32, String> {
+    /// The hashes of an object's handles: of its handle in each export that contains it, or in the
+    /// given one alone.
+    fn hashes_of(&self, file: &str, export_id: Option<u32>) -> Result<Vec<u32>, String> {
         if let Some(digits) = file.strip_prefix("0x") {
             let hash = u32::from_str_radix(digits, 16);
             return hash
+                .map(|hash| vec![hash])
                 .map_err(|_| format!("`{file}` is not the hash of a handle, such as 0xe4dadb60"));
         }
         let path = Path::new(file);
         let exports = self.service.exports.load();
-        let inside = exports.table.iter().filter(|export| path.starts_with(&export.path));
-        let Some(export) = inside.max_by_key(|export| export.path.as_os_str().len()) else {
-            return Err(format!(
-                "{} is in no export; it must be a path on the server",
-                path.display()
-            ));
-        };
-        let root = exports.root(export);
+        let is_wanted = |id: u32| export_id.is_none_or(|wanted| wanted == id);
+        let inside: Vec<_> = exports
+            .table
+            .iter()
+            .filter(|export| path.starts_with(&export.path) && is_wanted(export.id))
+            .collect();
+        if inside.is_empty() {
+            let place = if export_id.is_some() { "not in this export" } else { "in no export" };
+            return Err(format!("{} is {place}; it must be a path on the server", path.display()));
+        }
         let cannot = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let flags = i32::try_from(flags.bits()).expect("flags of open(2) are an int");
-        let opened = File::options().read(true).custom_flags(flags).open(path);
-        let opened = opened.map_err(|error| cannot(&error))?;
-        let handle = root.identify(opened.as_fd()).map_err(|status| cannot(&status))?;
-        Ok(handle_hash(self.service.seal(root, handle).as_bytes()))
+        let opened = open(path).map_err(|error| cannot(&error))?;
+        // An outer export may not show what an inner one does: a file system that is mounted there.
+        let (mut hashes, mut refused) = (Vec::new(), String::new());
+        for root in inside.into_iter().map(|export| exports.root(export)) {
+            match root.identify(opened.as_fd()) {
+                Ok(handle) => {
+                    hashes.push(handle_hash(self.service.seal(root, handle).as_bytes()));
+                }
+                Err(status) => refused = cannot(&status),
+            }
+        }
+        if hashes.is_empty() { Err(refused) } else { Ok(hashes) }
     }
+}
+
+/// Opens an object of any type, to be identified.
+fn open(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = i32::try_from(flags.bits()).expect("flags of open(2) are an int");
+    File::options().read(true).custom_flags(flags).open(path)
 }
 
 /// The events of a server by subsystem, each with its name and when it happens.

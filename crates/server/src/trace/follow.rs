@@ -33,7 +33,9 @@ pub(crate) const FOLLOWERS_BYTES_MAX: usize =
 pub(crate) struct Filter {
     pub(crate) client: Option<IpAddr>,
     pub(crate) export_id: Option<u32>,
-    pub(crate) fh_hash: Option<u32>,
+    /// The hashes of the handles of one object, which has one in each export that contains it. Those
+    /// of all objects if there is none.
+    pub(crate) fh_hashes: Vec<u32>,
     pub(crate) xid: Option<u32>,
     /// The least time from a call's last byte to its reply.
     pub(crate) latency_min: Duration,
@@ -45,7 +47,7 @@ impl Filter {
         let is_wanted =
             |wanted: Option<u32>, found: Option<u32>| wanted.is_none() || wanted == found;
         is_wanted(self.xid, Some(call.xid))
-            && is_wanted(self.fh_hash, Some(call.fh_hash))
+            && (self.fh_hashes.is_empty() || self.fh_hashes.contains(&call.fh_hash))
             && is_wanted(self.export_id, call.export_id)
             && self.client.is_none_or(|client| client == call.client)
     }
@@ -266,8 +268,8 @@ mod tests {
         for (filter, is_admitted) in [
             (Filter { xid: Some(1), ..all.clone() }, true),
             (Filter { xid: Some(2), ..all.clone() }, false),
-            (Filter { fh_hash: Some(2), ..all.clone() }, true),
-            (Filter { fh_hash: Some(1), ..all.clone() }, false),
+            (Filter { fh_hashes: vec![1, 2], ..all.clone() }, true),
+            (Filter { fh_hashes: vec![1], ..all.clone() }, false),
             (Filter { export_id: Some(7), ..all.clone() }, true),
             (Filter { export_id: Some(1), ..all.clone() }, false),
             (Filter { client: Some(call.client), ..all.clone() }, true),

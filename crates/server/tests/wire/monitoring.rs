@@ -172,3 +172,35 @@ fn the_past_of_a_removed_export_is_no_new_work_on_none() {
     let after = fixture.server().monitor().sample().since(&before);
     assert_eq!(of_none(&after), 1, "the one that is stale");
 }
+
+#[test]
+fn a_file_is_followed_through_each_export_that_contains_it() {
+    let inner = "\n[[export]]\npath = \"$DIR/export/inner\"\nname = \"/inner\"\nsync = false\n";
+    let config = format!("{TRUSTING}{inner}");
+    let fixture = Fixture::prepared(&config, |dir| {
+        std::fs::create_dir(dir.join("export/inner")).unwrap();
+        std::fs::write(dir.join("export/inner/f"), "data").unwrap();
+    });
+    let (mut client, outer) = fixture.mounted();
+    let inner = client.find(outer, "inner");
+    let through_outer = client.find(inner, "f");
+    let inner = client.mnt("/inner");
+    let through_inner = client.find(inner, "f");
+    assert_ne!(through_outer, through_inner);
+    let path = fixture.exported("inner/f").to_str().unwrap().to_owned();
+    let reads = |export: Option<&str>| {
+        let export = export.map(str::to_owned);
+        let request = TraceRequest { file: Some(path.clone()), export, ..TraceRequest::default() };
+        Following::new(&fixture, &["read_done"], request)
+    };
+    let (both, by_outer, by_inner) = (reads(None), reads(Some("/export")), reads(Some("/inner")));
+    client.read(through_outer, 0, 4).unwrap();
+    client.read(through_inner, 0, 4).unwrap();
+    let exports = |following: &Following| {
+        let lines = following.lines().into_iter();
+        lines.map(|line| line.export.unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(exports(&both), ["/export", "/inner"]);
+    assert_eq!(exports(&by_outer), ["/export"]);
+    assert_eq!(exports(&by_inner), ["/inner"]);
+}
