@@ -98,9 +98,9 @@ counters! {
     /// Of these, bytes that had been read ahead past the page cache.
     ReadFromReadAheadBytes => "read_from_read_ahead_bytes"
         in "io_bytes" { "direction": "read", "mode": "read_ahead" },
-    /// READs served from the page cache on the connection's thread.
+    /// READs whose data was in the page cache and was taken without a wait, on any thread.
     ReadsInline => "reads_inline",
-    /// READs handed to a data thread.
+    /// Jobs of READs that could wait for the disk. A READ that is refused past the page cache has two.
     ReadsQueued => "reads_queued",
     /// READs through the page cache because their export's mode is `buffered`.
     ReadsCachedByMode => "reads_cached_by_mode"
