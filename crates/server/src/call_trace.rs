@@ -2,6 +2,7 @@
 //! without I/O have no other events.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use proto::nfs4;
 
@@ -95,6 +96,25 @@ pub(crate) fn done(traced: Traced<'_>, status: u32, queue_ns: u64) {
     if traced.service.tracer.is_on(Event::CallDone) {
         report(traced, Event::CallDone, Some((status, queue_ns)));
     }
+}
+
+/// Records and reports a call that is denied by its header, which names no procedure to be shown.
+#[cold]
+pub(crate) fn denied(service: &Service, xid: u32, client: SocketAddr, received: Moment) {
+    let (recorder, status) = (&service.tracer.recorder, Outcome::Denied as u32);
+    let (operation, handle, offset, len) = (None, &[][..], 0, 0);
+    let begun = Begun { received, client, xid, operation, handle, offset, len };
+    let record = recorder.begin(&begun);
+    let latency_ns = Moment::now().nanoseconds_since(received);
+    recorder.end(record, status, 0, latency_ns);
+    let (client, record) = (client.ip().to_canonical(), RecordId::NONE);
+    let id = CallId { xid, fh_hash: 0, export_id: None, client, received, record };
+    let end = CallEnd { status, name: Outcome::Denied.name(), queue_us: 0 };
+    for (event, end) in [(Event::CallStart, None), (Event::CallDone, Some(end))] {
+        let detail = Detail::Call { program: "-", procedure: "-", end };
+        service.tracer.emit(event, id, 0, 0, detail);
+    }
+    service.tracer.end(id.key(), Duration::from_nanos(latency_ns));
 }
 
 #[cold]

@@ -11,6 +11,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use io::{Share, WriteData};
+use proto::oncrpc::CallError;
 use rpc::server::{ReceiveError, Receiver, Record, ReplyQueue, SendObserver, Socket, SocketReader};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
@@ -331,7 +332,7 @@ impl Intake {
         let mut call = match incoming.finish(record) {
             Ok(call) => call,
             Err(error) => {
-                send(&replies, dispatch::refuse(&error), slot);
+                self.refuse(&error, received, slot);
                 return None;
             }
         };
@@ -376,6 +377,15 @@ impl Intake {
             drop(at_work);
         });
         Some(Accepted { thread, share, work, transfer, is_alone, received, limited })
+    }
+
+    /// Answers a record that is no call to be executed.
+    fn refuse(&self, error: &CallError, received: Moment, slot: OwnedSemaphorePermit) {
+        let verdict = dispatch::refuse(&self.service, self.peer.address, received, error);
+        if let Verdict::Reply(reply) = &verdict {
+            self.client().count_reply(reply.bytes());
+        }
+        send(&self.replies, verdict, slot);
     }
 
     /// Charges an export's limits, if it has any.

@@ -151,14 +151,21 @@ fn recorded_status(done: &Result<Handled, Refusal>, results: &[u8]) -> u32 {
 }
 
 /// Answers a record whose header is not that of a call to be executed.
-pub(crate) fn refuse(error: &CallError) -> Verdict {
-    match *error {
-        CallError::Malformed(_) | CallError::NotACall => Verdict::Close,
+pub(crate) fn refuse(
+    service: &Service,
+    client: SocketAddr,
+    received: Moment,
+    error: &CallError,
+) -> Verdict {
+    let (xid, stat) = match *error {
+        CallError::Malformed(_) | CallError::NotACall => return Verdict::Close,
         CallError::RpcMismatch { xid } => {
-            denied(xid, RejectStat::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION })
+            (xid, RejectStat::RpcMismatch { low: RPC_VERSION, high: RPC_VERSION })
         }
-        CallError::BadCredential { xid, stat } => denied(xid, RejectStat::AuthError(stat)),
-    }
+        CallError::BadCredential { xid, stat } => (xid, RejectStat::AuthError(stat)),
+    };
+    call_trace::denied(service, xid, client, received);
+    denied(xid, stat)
 }
 
 /// What is known of a call that was executed.

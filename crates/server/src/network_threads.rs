@@ -17,6 +17,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::busy_poll::BusyPolls;
+use crate::counters::{assign_stripe, next_stripes};
 use crate::turns::{Ledger, Seat, Turns};
 
 /// Of so many tasks that a busy thread runs, one is a task that another thread has made or woken: a
@@ -49,9 +50,13 @@ impl NetworkThreads {
     pub(crate) fn start(polls: &Arc<BusyPolls>) -> Result<Self> {
         let count = thread::available_parallelism().map_or(1, usize::from);
         let ledger = Arc::new(Ledger::default());
-        let accepting = NetworkThread::start("spillway-accept".to_owned(), &ledger, polls)?;
-        let start = |index| NetworkThread::start(format!("spillway-net-{index}"), &ledger, polls);
-        let threads = (0..count).map(start).collect::<Result<_>>()?;
+        // Before there are threads that could take them.
+        let stripes = next_stripes(count);
+        let accepting = NetworkThread::start("spillway-accept".to_owned(), None, &ledger, polls)?;
+        let start = |(index, stripe)| {
+            NetworkThread::start(format!("spillway-net-{index}"), Some(stripe), &ledger, polls)
+        };
+        let threads = stripes.enumerate().map(start).collect::<Result<_>>()?;
         Ok(Self { accepting, threads, next: AtomicUsize::new(0) })
     }
 
@@ -87,7 +92,13 @@ impl NetworkThreads {
 }
 
 impl NetworkThread {
-    fn start(name: String, ledger: &Arc<Ledger>, polls: &Arc<BusyPolls>) -> Result<Self> {
+    /// A thread without a `stripe` takes the next one when it counts.
+    fn start(
+        name: String,
+        stripe: Option<usize>,
+        ledger: &Arc<Ledger>,
+        polls: &Arc<BusyPolls>,
+    ) -> Result<Self> {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .global_queue_interval(REMOTE_INTERVAL)
@@ -97,6 +108,7 @@ impl NetworkThread {
         let (ends, ended) = oneshot::channel();
         thread::Builder::new().name(name).spawn(move || {
             io::take_short_slices();
+            stripe.into_iter().for_each(assign_stripe);
             // An error is the sender's drop, which is what is waited for.
             let _dropped = runtime.block_on(ended);
         })?;
@@ -106,5 +118,44 @@ impl NetworkThread {
         let (polls, polled) = (Arc::clone(polls), Arc::clone(&turns));
         drop(handle.spawn(async move { polls.poll_for(&polled.calls).await }));
         Ok(Self { runtime: handle, turns, _ends: ends })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::counters::{STRIPES, own_stripe};
+
+    /// In a child process, in which nothing else counts.
+    const CHILD: &str = "SPILLWAY_TEST_STRIPES";
+
+    #[test]
+    fn network_threads_share_no_stripe_with_each_other_or_the_next_threads() {
+        if std::env::var_os(CHILD).is_none() {
+            let name = "network_threads_share_no_stripe_with_each_other_or_the_next_threads";
+            let child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", &format!("network_threads::tests::{name}")])
+                .env(CHILD, "1")
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&child.stdout);
+            assert!(child.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let threads = NetworkThreads::start(&Arc::new(BusyPolls::new(2, Arc::default()))).unwrap();
+        let stripe_of = |thread: &NetworkThread| {
+            let stripe = thread.runtime.spawn(async { own_stripe() });
+            runtime.block_on(stripe).unwrap()
+        };
+        let another = thread::spawn(own_stripe).join().unwrap();
+        // The last one first: stripes do not depend on which thread needs one first.
+        let mut stripes: Vec<_> = threads.threads.iter().rev().map(stripe_of).collect();
+        stripes.reverse();
+        stripes.push(another);
+        let expected: Vec<_> = (0..stripes.len()).map(|index| index % STRIPES).collect();
+        assert_eq!(stripes, expected);
     }
 }

@@ -20,7 +20,7 @@ pub(crate) use operations::Operation;
 pub(crate) use phase_timer::PhaseTimer;
 pub use sets::Counters;
 pub(crate) use sets::{CounterSet, OperationValue};
-pub(crate) use striped::{STRIPES, own_stripe};
+pub(crate) use striped::{STRIPES, assign_stripe, next_stripes, own_stripe};
 pub(crate) use tally::Tally;
 pub(crate) use timing::{CallKind, Phase};
 

@@ -1,6 +1,7 @@
 //! Counters that threads add to without sharing cache lines.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Stripes of each counter: threads up to this number add to memory of their own.
@@ -37,16 +38,25 @@ impl<const N: usize> Striped<N> {
     }
 }
 
-/// The stripe of this thread.
-pub(crate) fn own_stripe() -> usize {
+/// Numbers of the next `count` stripes, for [`assign_stripe`]. No thread that is given none takes
+/// one of them before all others are taken.
+pub(crate) fn next_stripes(count: usize) -> Range<usize> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let stripe = STRIPE.get();
-    if stripe < STRIPES {
-        return stripe;
+    let first = NEXT.fetch_add(count, Ordering::Relaxed);
+    first..first.saturating_add(count)
+}
+
+/// Gives this thread the stripe of a number. Threads with [`STRIPES`] consecutive numbers share none.
+pub(crate) fn assign_stripe(number: usize) {
+    STRIPE.set(number % STRIPES);
+}
+
+/// The stripe of this thread; the next one if it was given none.
+pub(crate) fn own_stripe() -> usize {
+    if STRIPE.get() == STRIPES {
+        assign_stripe(next_stripes(1).start);
     }
-    let stripe = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES;
-    STRIPE.set(stripe);
-    stripe
+    STRIPE.get()
 }
 
 #[cfg(test)]

@@ -231,7 +231,7 @@ pub(crate) struct CallKey {
 }
 
 impl CallId {
-    fn key(&self) -> CallKey {
+    pub(crate) fn key(&self) -> CallKey {
         CallKey { xid: self.xid, client: self.client, received: self.received }
     }
 

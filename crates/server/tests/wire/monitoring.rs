@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use proto::nfs4::*;
+use proto::xdr::Writer;
 use spillway_server::counters::Counter;
 use spillway_server::report::{Sample, TraceFeed, TraceLine, TraceRequest};
 use tokio::runtime::Runtime;
@@ -203,4 +204,40 @@ fn a_file_is_followed_through_each_export_that_contains_it() {
     assert_eq!(exports(&both), ["/export", "/inner"]);
     assert_eq!(exports(&by_outer), ["/export"]);
     assert_eq!(exports(&by_inner), ["/inner"]);
+}
+
+#[test]
+fn calls_that_are_refused_by_their_header_are_recorded_and_traced() {
+    let fixture = Fixture::new();
+    let mut client = fixture.client();
+    let call = |xid: u32, rpc_version: u32, flavor: u32, credential: &[u8]| {
+        let mut w = Writer::new();
+        let target = [proto::nfs3::PROGRAM, proto::nfs3::VERSION, 0];
+        [&[xid, 0, rpc_version], &target[..], &[flavor]].concat().iter().for_each(|x| w.u32(*x));
+        w.opaque(credential);
+        w.u32(0);
+        w.opaque(&[]);
+        w.into_vec()
+    };
+    client.null();
+    let sent_bytes = || {
+        let clients = fixture.server().monitor().sample().clients;
+        clients.iter().map(|client| client.sent_bytes).sum::<u64>()
+    };
+    let (mut sent, following) =
+        (sent_bytes(), Following::new(&fixture, &["call"], TraceRequest::default()));
+    // Another version of RPC, and an AUTH_SYS credential that is empty.
+    for (xid, call) in [(71, call(71, 3, 0, &[])), (72, call(72, 2, 1, &[]))] {
+        client.send_record(&call);
+        let reply = client.receive_record().unwrap();
+        let ends: Vec<_> = following.lines().into_iter().map(|l| (l.event, l.detail)).collect();
+        assert_eq!(ends.len(), 2, "{ends:?}");
+        assert_eq!((&*ends[0].0, &*ends[1].0), ("call_start", "call_done"));
+        assert!(ends[1].1.contains("status=denied"), "{ends:?}");
+        let last = fixture.server().monitor().requests().pop().unwrap();
+        assert_eq!((last.xid, last.status.as_deref()), (xid, Some("denied")));
+        // The mark of the record is part of it.
+        sent += reply.len() as u64 + 4;
+        assert_eq!(sent_bytes(), sent);
+    }
 }
