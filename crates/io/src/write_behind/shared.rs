@@ -181,7 +181,7 @@ impl Shared {
     fn room_or_turn(self: &Arc<Self>, bytes: u64) -> Result<Room, Turn<'_>> {
         if bytes == 0 {
             // A write that brings nothing has nothing to wait for.
-            return Ok(Room { shared: Arc::clone(self), bytes, files: 0 });
+            return Ok(self.no_room());
         }
         let bytes = self.pages_of(bytes);
         let mut state = self.lock();
@@ -198,6 +198,11 @@ impl Shared {
         let (sender, grant) = oneshot::channel();
         state.waiters.push_back(Waiter { bytes, grant: sender });
         Err(Turn { grant, shared: self })
+    }
+
+    /// Room for nothing.
+    pub(super) fn no_room(self: &Arc<Self>) -> Room {
+        Room { shared: Arc::clone(self), bytes: 0, files: 0 }
     }
 
     /// The most that a write can add to the window: with its ends in pages of their own.

@@ -365,7 +365,8 @@ fn write_behind(
     result
 }
 
-/// The middle goes past the page cache; the ends wait in the window for their neighbours.
+/// The middle goes past the page cache; the ends wait in the window for their neighbours, and so does
+/// what of the middle the kernel took through the page cache alone.
 fn write_split(
     window: &Arc<WriteBehindFile>,
     mut room: Room,
@@ -379,14 +380,23 @@ fn write_split(
     let tail = window.before_write(writer.as_fd(), split.tail, tail_room);
     let (cached, direct_fd) = (writer.as_fd(), direct.fd.as_fd());
     let outcome = io::write_segments(&split.segments(), parts, cached, direct_fd, before_call);
-    let (written, refused) = match &outcome {
-        Ok(done) => (done.written, done.refused_direct.then_some(direct.align)),
-        Err(error) => (error.written, None),
+    let (written, refused, cached) = match &outcome {
+        Ok(done) => {
+            (done.written, done.refused_direct.then_some(direct.align), done.cached_instead)
+        }
+        // It may have failed in the page cache: the window passes over pages that are not there.
+        Err(error) => (error.written, None, Some(split.middle)),
     };
     let in_file = first_bytes(ByteRange::between(split.head.offset(), split.tail.end()), written);
     head.enroll(writer, split.head.intersection(in_file));
     tail.enroll(writer, split.tail.intersection(in_file));
-    let cached_instead = outcome.as_ref().ok().and_then(|done| done.cached_instead);
+    let cached = cached.map(|cached| cached.intersection(in_file));
+    let cached = cached.filter(|cached| !cached.is_empty());
+    if let Some(cached) = cached {
+        window.enroll_undirected(writer, cached);
+    }
+    // Where it failed, it is not known what was cached.
+    let cached_instead = cached.filter(|_| outcome.is_ok());
     Written { result: outcome.map(|done| done.written), refused, cached_instead }
 }
 
@@ -396,7 +406,50 @@ fn first_bytes(range: ByteRange, len: usize) -> ByteRange {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{File, OpenOptions};
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::time::Duration;
+
+    use io::{WriteBehind, WriteBehindConfig, cache_state};
+
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_refused_past_the_page_cache_does_not_stay_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let writer = Arc::new(OwnedFd::from(File::create_new(&path).unwrap()));
+        let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+        let direct = OpenOptions::new().write(true).custom_flags(flags).open(&path);
+        let Ok(fd) = direct else { return eprintln!("skipped: no direct I/O here") };
+        // The kernel refuses a file that is believed to take every byte anywhere.
+        let align = DioAlign::new(1, 1, 1).unwrap();
+        let direct = DirectFile { fd: Arc::new(fd.into()), align };
+        let range = ByteRange::new(100, 50_000).unwrap();
+        let split = align.split_write(range, 1);
+        let window = WriteBehind::new(WriteBehindConfig::default());
+        let file = window.file((8, 1));
+        let room = file.room(0).await;
+        // Other WRITEs have the whole window: their threads may come after this one's.
+        let held = file.room(WriteBehindConfig::default().window_bytes).await;
+        let job = move || {
+            let data = vec![7; 50_000];
+            let written = write_split(&file, room, &writer, &direct, (&[&data], split), &|| ());
+            window.shutdown();
+            (written, cache_state(writer.as_fd(), ByteRange::starting_at(0)))
+        };
+        let job = tokio::time::timeout(Duration::from_secs(20), tokio::task::spawn_blocking(job));
+        let done = job.await;
+        drop(held);
+        let (written, state) = done.expect("it does not wait for room").unwrap();
+        if written.refused.is_none() {
+            return eprintln!("skipped: direct I/O takes every byte here");
+        }
+        assert_eq!(written.result.unwrap(), 50_000);
+        let Some(state) = state.unwrap() else { return eprintln!("skipped: no cachestat here") };
+        assert_eq!(state.cached, 0);
+        assert_eq!(std::fs::read(&path).unwrap()[100..], [7; 50_000]);
+    }
 
     #[test]
     fn bytes_that_went_through_the_page_cache_instead_are_not_counted_as_direct() {
