@@ -4,7 +4,7 @@
 
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::null_mut;
 
 use rustix::fs::{Advice, fadvise, fstat};
@@ -32,17 +32,26 @@ pub struct CacheState {
 }
 
 /// The state of the range, by one system call that visits only pages that exist. `None` if the
-/// kernel does not report it: before Linux 6.5 it has no such call (`cachestat`), and since 6.14 it
-/// answers only a caller that owns the file, may write it, or has it open for writing.
+/// kernel reports it of no file here: before Linux 6.5 it has no such call (`cachestat`).
 ///
 /// # Errors
-/// `EBADF` and the like: the caller's mistakes.
+/// `EPERM` for this file alone: since Linux 6.14 the kernel answers only a caller that owns the file,
+/// may write it, or has it open for writing. `EBADF` and the like: the caller's mistakes.
 pub fn cache_state(fd: BorrowedFd<'_>, range: ByteRange) -> io::Result<Option<CacheState>> {
     match cachestat(fd, range) {
         Ok(state) => Ok(Some(state)),
-        Err(Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP) => Ok(None),
+        Err(Errno::NOSYS | Errno::OPNOTSUPP) => Ok(None),
+        Err(Errno::PERM) if !cachestat_is_known() => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether `cachestat` reaches the kernel: a sandbox that does not know a call may refuse it with
+/// EPERM, whatever its arguments are.
+fn cachestat_is_known() -> bool {
+    let mut raw = RawCacheState::default();
+    let asked = RawRange { offset: 0, len: 1 };
+    call_cachestat(NO_DESCRIPTOR, &asked, &mut raw) == Err(Errno::BADF)
 }
 
 /// Which parts of a range are in the page cache: ranges of whole pages, ascending, not touching.
@@ -219,20 +228,25 @@ fn cachestat(fd: BorrowedFd<'_>, range: ByteRange) -> Result<CacheState, Errno> 
     }
     let asked = RawRange { offset: range.offset(), len: range.len() };
     let mut raw = RawCacheState::default();
-    let no_flags: libc::c_uint = 0;
-    // SAFETY: `fd` is open while borrowed; both structures have the kernel's layout and outlive the
-    // call, which keeps no pointer.
-    let outcome = unsafe {
-        libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), &raw const asked, &raw mut raw, no_flags)
-    };
-    if outcome != 0 {
-        let error = io::Error::last_os_error();
-        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-    }
+    call_cachestat(fd.as_raw_fd(), &asked, &mut raw)?;
     let page_bytes = page_size() as u64;
     let pages = range.end().div_ceil(page_bytes) - range.offset() / page_bytes;
     let RawCacheState { cached, dirty, writeback, evicted, recently_evicted } = raw;
     Ok(CacheState { pages, cached, dirty, writeback, evicted, recently_evicted })
+}
+
+/// The system call itself, by the number of a descriptor, which need not be open.
+fn call_cachestat(fd: RawFd, asked: &RawRange, raw: &mut RawCacheState) -> Result<(), Errno> {
+    let no_flags: libc::c_uint = 0;
+    // SAFETY: both structures have the kernel's layout and outlive the call, which keeps no pointer
+    // and changes nothing of the file.
+    let outcome =
+        unsafe { libc::syscall(SYS_CACHESTAT, fd, &raw const *asked, &raw mut *raw, no_flags) };
+    if outcome == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// `struct cachestat_range` of the kernel.
@@ -298,6 +312,9 @@ impl Drop for FileMapping {
 
 /// How much of a file is mapped at a time: the states of its pages then take 16 KiB.
 const MINCORE_BYTES_MAX: u64 = 64 << 20;
+
+/// The number of no descriptor.
+const NO_DESCRIPTOR: RawFd = -1;
 
 /// The number of `cachestat` in the table that new system calls of all architectures share. Where
 /// numbers differ this one is free, and the answer the same as before Linux 6.5.

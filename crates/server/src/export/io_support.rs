@@ -17,7 +17,7 @@ pub(crate) struct IoSupport {
     lacks_direct: AtomicBool,
     /// `RWF_DONTCACHE` was refused.
     lacks_drop_behind: AtomicBool,
-    /// The kernel does not report which pages of a file are cached.
+    /// The kernel reports of no file which pages are cached.
     hides_cache: AtomicBool,
     /// The kernel refused a watch of a file.
     lacks_watch: AtomicBool,

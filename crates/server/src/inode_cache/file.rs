@@ -22,6 +22,8 @@ pub(crate) struct FileState {
     pub(crate) read_order: Arc<ReadOrder>,
     /// The parts read past the page cache.
     pub(crate) read_history: ReadHistory,
+    /// The kernel refuses to report to the server which pages of it are cached.
+    hides_cache: AtomicBool,
     /// Bytes that READs have left in the page cache since it was opened.
     kept_bytes: AtomicU64,
     /// Its part of the write-behind window.
@@ -69,6 +71,7 @@ impl Default for FileState {
             read_ahead: ReadAhead::default(),
             read_order: Arc::default(),
             read_history: ReadHistory::default(),
+            hides_cache: AtomicBool::new(false),
             kept_bytes: AtomicU64::new(0),
             window: OnceLock::new(),
             writers: Mutex::default(),
@@ -79,6 +82,17 @@ impl Default for FileState {
 }
 
 impl FileState {
+    /// Whether the kernel refuses to report to the server which pages of it are cached, as far as is
+    /// known. Lasts as long as the file is open.
+    pub(crate) fn hides_cache(&self) -> bool {
+        self.hides_cache.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it does.
+    pub(crate) fn note_hidden_cache(&self) {
+        self.hides_cache.store(true, Ordering::Relaxed);
+    }
+
     /// About how much of it READs have left in the page cache.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes.load(Ordering::Relaxed)

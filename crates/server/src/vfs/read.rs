@@ -274,7 +274,7 @@ impl Vfs {
 
 /// Whether the kernel shows that a page of the range is not in the page cache.
 fn is_absent(read: &Read<'_>) -> bool {
-    if !read.file.root().io_support.shows_cache() {
+    if !read.shows_cache() {
         return false;
     }
     let state = io::cache_state(read.reader.as_fd(), read.range);

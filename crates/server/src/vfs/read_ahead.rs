@@ -1,5 +1,6 @@
 //! Sequential READs past the page cache: chunks are read before they are asked for.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,7 +10,7 @@ use io::{Buffer, ByteRange, ChangeWatches, Chunk, Fill, Payload, RangeGuard, Ran
 use super::read_data::{Fetched, Read, Source, read_and_drop};
 use super::{Status, Vfs};
 use crate::counters::Counter;
-use crate::inode_cache::Inode;
+use crate::inode_cache::{Permitted, Reading};
 use crate::trace::Event;
 
 /// All that reading one chunk takes.
@@ -23,7 +24,7 @@ struct FillJob {
 
 /// Where a chunk is read from.
 struct FillSource {
-    file: Arc<Inode>,
+    file: Permitted<Reading>,
     reader: Arc<OwnedFd>,
     plan: FillPlan,
 }
@@ -67,7 +68,7 @@ impl Vfs {
     ) -> Option<Fetched> {
         let support = &read.file.root().io_support;
         let source = source.clone();
-        let plan = if support.shows_cache() {
+        let plan = if read.shows_cache() {
             Some(FillPlan { source, unless_resident })
         } else {
             FillPlan::without_looking(source)
@@ -147,7 +148,7 @@ impl Vfs {
         let (offset, len) = (range.offset(), range.len());
         self.tracer.emit(Event::ReadAhead, read.call, offset, len, format_args!(""));
         let source = FillSource {
-            file: Arc::clone(read.file),
+            file: read.file.clone(),
             reader: match plan.source {
                 Source::DropBehind => read.file.quiet_reader(),
                 Source::Cache(_) | Source::Direct(_) => None,
@@ -204,6 +205,11 @@ impl FillSource {
             Ok(Some(state)) => support.shows_cache() && state.dirty == 0,
             Ok(None) => {
                 support.note_hidden_cache(|| self.file.root().name());
+                false
+            }
+            // This file alone: it belongs to another user than the server's.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                self.file.data().note_hidden_cache();
                 false
             }
             Err(_) => false,

@@ -40,6 +40,11 @@ impl Read<'_> {
         usize::try_from(self.range.len()).expect("at most transfer_bytes_max")
     }
 
+    /// Whether the kernel reports which pages of the file are cached, as far as is known.
+    pub(super) fn shows_cache(&self) -> bool {
+        self.file.root().io_support.shows_cache() && !self.file.data().hides_cache()
+    }
+
     /// Bytes that the kernel reads into the page cache at once for this READ, if it goes on where
     /// another ended. 0 if that is not known.
     pub(super) fn kernel_reads_bytes(&self) -> u64 {

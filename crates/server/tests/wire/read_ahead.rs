@@ -1,6 +1,8 @@
 //! READs in sequence are answered from what was read ahead, and never with anything that the file
 //! does not hold any more.
 
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -89,6 +91,58 @@ fn switched_off_nothing_is_read_ahead() {
         let ahead = fixture.counter(Counter::ReadsFromReadAhead);
         assert_eq!(ahead > 0, local.is_on_disk("reading ahead"), "{mode}");
     }
+}
+
+/// The kernel reports the page cache of a file to those alone who may write it.
+#[test]
+fn without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others() {
+    let test = "without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others";
+    if !is_root(test) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    set_mode(dir.path(), 0o755);
+    for name in ["foreign", "own"] {
+        let local = LocalFile::create(&dir.path().join(name), whole());
+        if !local.is_on_disk(test) {
+            return;
+        }
+        local.forget();
+    }
+    chown(dir.path().join("own"), Some(SERVER_USER), None).unwrap();
+    settle();
+    let mut tests = Command::new(std::env::current_exe().unwrap());
+    tests.args(["--exact", "read_ahead::unprivileged_server_of_two_users", "--ignored"]);
+    tests.uid(SERVER_USER).gid(SERVER_USER).env(SERVED, dir.path());
+    let output = match tests.output() {
+        Ok(output) => output,
+        Err(error) => return eprintln!("{test} skipped: cannot run this program: {error}"),
+    };
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+const SERVER_USER: u32 = 12_345;
+/// The variable that names the directory to be served.
+const SERVED: &str = "READ_AHEAD_SERVED";
+
+#[test]
+#[ignore = "run by without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others"]
+fn unprivileged_server_of_two_users() {
+    let served = std::env::var(SERVED).unwrap();
+    let config = in_modes("", "dontcache", "auto").replace("$DIR/export", &served);
+    let fixture = Fixture::with(&config);
+    let (mut client, root) = fixture.mounted();
+    for (name, is_read_ahead) in [("foreign", false), ("own", true)] {
+        let file = client.find(root, name);
+        stream(&mut client, file, whole(), 0..3 * MIB);
+        let ahead = fixture.counter(Counter::ReadsFromReadAhead);
+        // From Linux 6.5 to 6.13 the kernel reports it to all.
+        assert!(ahead > 0 || !is_read_ahead, "{name}: {:?}", fixture.counters());
+    }
+    // The first chunks alone are tried in vain.
+    let abandoned = fixture.counter(Counter::ReadAheadAbandoned);
+    assert!(abandoned <= 4, "{:?}", fixture.counters());
 }
 
 #[test]
