@@ -48,12 +48,11 @@ impl Inode {
         Ok(())
     }
 
-    /// A flush that no client asked for. Its error has changed the verifier, by which clients
-    /// detect the loss.
-    pub(super) async fn flush_before_leaving(self: &Arc<Self>, engine: &Engine) {
-        if let Err(status) = self.flush(engine, Flush::All).await {
-            self.log_loss(status);
-        }
+    /// A flush that no client asked for; whether it has succeeded. Its error has changed the
+    /// verifier, by which clients detect the loss.
+    pub(super) async fn flush_before_leaving(self: &Arc<Self>, engine: &Engine) -> bool {
+        let flushed = self.flush(engine, Flush::All).await;
+        flushed.inspect_err(|status| self.log_loss(*status)).is_ok()
     }
 
     /// Logs that a flush failed for which no line of a call is logged.
@@ -81,5 +80,18 @@ impl Inode {
             None => Ok(()),
             Some(error) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+impl Inode {
+    /// Makes each flush of a regular file fail, as a disk that takes nothing does, while what this
+    /// returns is held: `fsync` refuses a pipe, which is its descriptor for writing from now on.
+    pub(super) fn fail_flushes(&self) -> Arc<std::os::fd::OwnedFd> {
+        let file = self.file().unwrap();
+        let writer = Arc::new(rustix::pipe::pipe().unwrap().1);
+        file.state.note_writer(&writer);
+        file.descriptors().write = Some(Arc::clone(&writer));
+        writer
     }
 }

@@ -56,8 +56,11 @@ impl InodeCache {
         self.close_idle(&idle.keys, engine).await;
         for key in &idle.keys {
             let file = self.shard(key).files.get(key).cloned();
-            if let Some(file) = file.filter(|file| file.is_dirty()) {
-                file.flush_before_leaving(engine).await;
+            if let Some(file) = file.filter(|file| file.is_dirty())
+                && !file.flush_before_leaving(engine).await
+            {
+                // Not again in the next second: with each failure clients send their data again.
+                self.note_use(&file);
             }
         }
         self.close_idle(&idle.keys, engine).await;
@@ -85,8 +88,12 @@ impl InodeCache {
 /// unused one stays unused.
 fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
     let idle = now.saturating_sub(file.used_at_tick.load(Ordering::Relaxed));
-    let ticks_max = if file.is_writable() { WRITABLE_IDLE_TICKS } else { IDLE_TICKS };
-    (idle > ticks_max || file.root.is_retired()) && Arc::strong_count(file) == 1
+    let is_retired = file.root.is_retired();
+    let is_short = file.is_writable() || is_retired;
+    let ticks_max = if is_short { WRITABLE_IDLE_TICKS } else { IDLE_TICKS };
+    // If its flush fails, at once would be in each second.
+    let is_at_once = is_retired && file.failures() == 0;
+    (idle > ticks_max || is_at_once) && Arc::strong_count(file) == 1
 }
 
 #[cfg(test)]
@@ -127,6 +134,38 @@ mod tests {
         flushes.remove(0).await.unwrap();
         assert!(files.find(&slow.file).is_none());
         assert!(files.find(&slow.directory).is_none());
+    }
+
+    #[tokio::test]
+    async fn failed_flush_of_an_idle_file_is_not_repeated_each_second() {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let file = files.find(&export.file).unwrap();
+        let _writer = file.fail_flushes();
+        let state = Arc::clone(&file.state);
+        drop(file);
+        state.note_change();
+        for _ in 0..2 * (WRITABLE_IDLE_TICKS + 1) {
+            for idle in files.tick() {
+                files.give_up(idle, &engine).await;
+            }
+        }
+        assert_eq!(state.failures(), 2);
+        assert!(state.is_dirty());
+    }
+
+    #[test]
+    fn object_of_a_removed_export_is_idle_at_once_unless_its_flush_has_just_failed() {
+        let files = InodeCache::new(1000);
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let file = files.take(&export.file).unwrap();
+        assert!(!is_idle(&file, 0));
+        file.root.retire();
+        assert!(is_idle(&file, 0));
+        file.note_failure();
+        files.note_use(&file);
+        assert!(!is_idle(&file, WRITABLE_IDLE_TICKS));
+        assert!(is_idle(&file, WRITABLE_IDLE_TICKS + 1));
     }
 
     #[tokio::test]

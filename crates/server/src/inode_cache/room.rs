@@ -64,7 +64,7 @@ impl InodeCache {
                     drop(self.close(engine, vec![file]));
                     break;
                 }
-                Victim::Dirty(file) => file.flush_before_leaving(engine).await,
+                Victim::Dirty(file) => drop(file.flush_before_leaving(engine).await),
                 Victim::None => break,
             }
         }

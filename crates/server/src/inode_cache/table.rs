@@ -260,7 +260,7 @@ impl InodeCache {
                 let victim = lock(shard).victim(Some(device), &full);
                 match victim {
                     Victim::Removed(file) => leaving.push(file),
-                    Victim::Dirty(file) => file.flush_before_leaving(engine).await,
+                    Victim::Dirty(file) => drop(file.flush_before_leaving(engine).await),
                     Victim::None => break,
                 }
             }
@@ -329,7 +329,7 @@ impl InodeCache {
         self.note_use(file);
     }
 
-    fn note_use(&self, file: &Inode) {
+    pub(super) fn note_use(&self, file: &Inode) {
         file.used_at_tick.store(self.ticks.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
