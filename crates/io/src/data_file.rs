@@ -1,11 +1,17 @@
 //! Positioned reads and writes that deal with short results.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::BorrowedFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev, pwritev2};
 
-use crate::byte_range::OFFSET_MAX;
+use crate::byte_range::{ByteRange, OFFSET_MAX};
+
+/// Where the bytes of [`read_into_cache`] go: small enough to stay in the processor's first cache.
+const DISCARDED_BYTES: usize = 16 * 1024;
+/// Parts of one read, together 1 MiB.
+const DISCARDED_PARTS: usize = 64;
 
 /// The outcome of a read that must not wait for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +45,44 @@ pub struct WriteError {
 pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     let buf = within_file_offsets(buf, offset)?;
     Ok(read_all(buf, offset, |part, offset| pread(fd, part, offset))?)
+}
+
+/// Reads `range` of a file into the page cache, as one request as far as the device takes it: the
+/// kernel judges by the length that is asked for. Returns the bytes read, fewer at the end of the file.
+///
+/// # Errors
+/// As [`read_at`].
+pub fn read_into_cache(fd: BorrowedFd<'_>, range: ByteRange) -> io::Result<u64> {
+    // The bytes are not wanted: all parts of the read go to one small buffer.
+    let mut discarded = [MaybeUninit::<u8>::uninit(); DISCARDED_BYTES];
+    let base = discarded.as_mut_ptr().cast();
+    let mut parts = [libc::iovec { iov_base: base, iov_len: DISCARDED_BYTES }; DISCARDED_PARTS];
+    let mut done = 0;
+    while done < range.len() {
+        let left = usize::try_from(range.len() - done).unwrap_or(usize::MAX);
+        let count = left.div_ceil(DISCARDED_BYTES).min(DISCARDED_PARTS);
+        parts[count - 1].iov_len =
+            left.min(count * DISCARDED_BYTES) - (count - 1) * DISCARDED_BYTES;
+        let offset = libc::off_t::try_from(range.offset() + done)
+            .map_err(|_| io::Error::from(Errno::INVAL))?;
+        let count = libc::c_int::try_from(count).expect("DISCARDED_PARTS at most");
+        // SAFETY: each of the first `count` parts is within `discarded`, which outlives the call and
+        // which no reference is to meanwhile. The kernel may write it in any order and number of
+        // times: it is never read.
+        let got = unsafe { libc::preadv(fd.as_raw_fd(), parts.as_ptr(), count, offset) };
+        match u64::try_from(got) {
+            Ok(0) => break,
+            Ok(got) => done += got,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+        parts[..].iter_mut().for_each(|part| part.iov_len = DISCARDED_BYTES);
+    }
+    Ok(done)
 }
 
 /// [`read_at`] through the page cache, from which the kernel drops the pages that the read brought

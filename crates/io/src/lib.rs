@@ -53,6 +53,7 @@ mod memory;
 mod ofd_lock;
 mod payload;
 mod pipe;
+mod prefetch;
 pub mod probe;
 mod process_clock;
 mod range_lock;
@@ -79,8 +80,8 @@ pub use change_watch::{ChangeWatch, ChangeWatches};
 pub use clone_range::clone_range;
 pub use closed_stdout::stdout_was_closed;
 pub use data_file::{
-    NowaitRead, WriteError, read_at, read_dontcache, try_read_at_nowait, write_at, write_dontcache,
-    write_parts_at,
+    NowaitRead, WriteError, read_at, read_dontcache, read_into_cache, try_read_at_nowait, write_at,
+    write_dontcache, write_parts_at,
 };
 pub use descriptor_path::path_of;
 pub use descriptor_table::{raise_open_file_limit, reserve_descriptors};
@@ -100,6 +101,7 @@ pub use memory::Memory;
 pub use ofd_lock::{ForeignLock, OfdLock, foreign_lock, set_ofd_lock};
 pub use payload::{Payload, WriteData};
 pub use pipe::{Pipe, PipePool};
+pub use prefetch::{Prefetch, PrefetchRun};
 pub use process_clock::process_cpu_time;
 pub use range_lock::{RangeGuard, RangeLock, RangeUse};
 pub use read_ahead::{Ahead, Chunk, FileVersion, Fill, ReadAhead, ReadAheadBudget, WatchedFill};

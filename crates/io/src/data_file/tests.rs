@@ -178,6 +178,26 @@ fn a_range_on_disk_would_block() {
 }
 
 #[test]
+fn a_range_is_read_into_the_page_cache_whole() {
+    let len = 3 * 1024 * 1024 + 100;
+    for (offset, wanted) in [(0, 10), (4096, 1 << 20), (5, (2 << 20) + 17_000), (1 << 20, 3 << 20)]
+    {
+        let (file, _) = evicted_file_of(len);
+        let range = ByteRange::new(offset, wanted).unwrap();
+        let in_file = wanted.min(len as u64 - offset);
+        assert_eq!(read_into_cache(file.as_fd(), range).unwrap(), in_file, "{range:?}");
+        let in_file = ByteRange::new(offset, in_file).unwrap();
+        let resident = resident_ranges(file.as_fd(), in_file).unwrap().unwrap();
+        assert!(resident.covers(in_file), "{range:?}");
+    }
+    let (file, _) = file_of(10);
+    let behind = ByteRange::new(4096, 4096).unwrap();
+    assert_eq!(read_into_cache(file.as_fd(), behind).unwrap(), 0);
+    let directory = File::open("/").unwrap();
+    assert!(read_into_cache(directory.as_fd(), behind).is_err());
+}
+
+#[test]
 fn dontcache_is_like_plain_where_it_is_known() {
     let (file, mut content) = file_of(100_000);
     let range = ByteRange::new(0, 1 << 20).unwrap();

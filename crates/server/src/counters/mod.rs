@@ -127,6 +127,8 @@ counters! {
         in "read_choices" { "source": "read_ahead", "reason": "sequential" },
     /// Bytes read ahead past the page cache.
     ReadAheadBytes => "read_ahead_bytes",
+    /// Bytes read into the page cache to have the kernel read further ahead.
+    PrefetchedBytes => "prefetched_bytes",
     /// Chunks that were to be read ahead and could not be had or kept.
     ReadAheadAbandoned => "read_ahead_abandoned",
     /// Chunks that were not read ahead because the kernel refused a watch of the file.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use io::{
-    ByteRange, DeviceNumber, Fronts, RangeLock, ReadAhead, ReadHistory, ReadOrder, Stream, Streams,
-    WriteBehind, WriteBehindFile,
+    ByteRange, DeviceNumber, Fronts, Prefetch, RangeLock, ReadAhead, ReadHistory, ReadOrder,
+    Stream, Streams, WriteBehind, WriteBehindFile,
 };
 
 use super::{DataDescriptors, WriteQueue};
@@ -16,16 +16,20 @@ use crate::fs::Caller;
 pub(crate) struct FileState {
     /// Keeps cached and direct I/O on the same pages apart.
     pub(crate) ranges: Arc<RangeLock>,
-    /// Readers in sequence, and what is read ahead for them.
+    /// Readers in sequence, and what is read ahead for them past the page cache.
     pub(crate) read_ahead: ReadAhead,
+    /// What is read into the page cache before they ask for it.
+    pub(crate) prefetch: Arc<Prefetch>,
     /// Turns of the READs that the kernel reads ahead for.
     pub(crate) read_order: Arc<ReadOrder>,
     /// The parts read past the page cache.
     pub(crate) read_history: ReadHistory,
     /// The kernel refuses to report to the server which pages of it are cached.
     hides_cache: AtomicBool,
-    /// Bytes that READs have left in the page cache since it was opened.
+    /// Bytes that READs have left in the page cache since it was opened, or found there.
     kept_bytes: AtomicU64,
+    /// The end of the furthest of them.
+    kept_end: AtomicU64,
     /// Its part of the write-behind window.
     pub(super) window: OnceLock<Arc<WriteBehindFile>>,
     writers: Mutex<Writers>,
@@ -69,10 +73,12 @@ impl Default for FileState {
         Self {
             ranges: RangeLock::new(),
             read_ahead: ReadAhead::default(),
+            prefetch: Arc::default(),
             read_order: Arc::default(),
             read_history: ReadHistory::default(),
             hides_cache: AtomicBool::new(false),
             kept_bytes: AtomicU64::new(0),
+            kept_end: AtomicU64::new(0),
             window: OnceLock::new(),
             writers: Mutex::default(),
             written_through: Mutex::default(),
@@ -93,14 +99,20 @@ impl FileState {
         self.hides_cache.store(true, Ordering::Relaxed);
     }
 
-    /// About how much of it READs have left in the page cache.
+    /// About how much of it READs have left in the page cache, or found there.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes.load(Ordering::Relaxed)
     }
 
-    /// Notes that a READ leaves so many bytes in the page cache.
-    pub(crate) fn note_kept(&self, bytes: u64) {
-        self.kept_bytes.fetch_add(bytes, Ordering::Relaxed);
+    /// Notes a READ after which `range` is in the page cache. What was there before may have been read
+    /// ahead, or be read again: it counts beyond all that was noted, as where a stream goes on.
+    pub(crate) fn note_kept(&self, range: ByteRange, was_resident: bool) {
+        if was_resident && range.end() <= self.kept_end.load(Ordering::Relaxed) {
+            return;
+        }
+        let end = self.kept_end.fetch_max(range.end(), Ordering::Relaxed);
+        let first = if was_resident { range.offset().max(end) } else { range.offset() };
+        self.kept_bytes.fetch_add(range.end().saturating_sub(first), Ordering::Relaxed);
     }
 
     /// Notes a descriptor that is open for writing.
@@ -202,4 +214,25 @@ impl File {
 
 fn user_and_group(caller: &Caller) -> u64 {
     u64::from(caller.uid) << 32 | u64::from(caller.gid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_bytes_of_a_stream_are_counted_once() {
+        let file = FileState::default();
+        let range = |start, end| ByteRange::between(start, end);
+        file.note_kept(range(0, 100), false);
+        // Read ahead for it.
+        (1..10).for_each(|i| file.note_kept(range(i * 100, i * 100 + 100), true));
+        assert_eq!(file.kept_bytes(), 1000);
+        (0..10).for_each(|i| file.note_kept(range(i * 100, i * 100 + 100), true));
+        assert_eq!(file.kept_bytes(), 1000);
+        file.note_kept(range(900, 1100), true);
+        file.note_kept(range(5000, 5100), false);
+        file.note_kept(range(4000, 4100), false);
+        assert_eq!(file.kept_bytes(), 1300);
+    }
 }

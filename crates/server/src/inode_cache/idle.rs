@@ -40,6 +40,7 @@ impl InodeCache {
             for file in lock(shard).files.values() {
                 if let Ok(data) = file.file() {
                     data.state.read_ahead.trim(Instant::now());
+                    data.state.prefetch.trim(Instant::now());
                 }
                 if is_idle(file, now) {
                     idle.entry(file.root.device()).or_default().push(file.key());

@@ -16,11 +16,10 @@ pub(super) const STREAM_BYTES_MIN: u64 = 8 * 1024 * 1024;
 /// that the kernel begins to reclaim.
 const FREE_PART: u64 = 32;
 
-/// From here on the kernel's own read-ahead keeps a disk as busy as ours does, for half the processor
-/// time: it reads into large folios, from which a reply is spliced. Cold READs of 47,008 bytes in
-/// `auto` by `buffered`, which has the kernel's, 8 in flight: with `read_ahead_kb` 128 1,091 and 982
-/// MiB/s, 512 1,075 and 1,569, 2,560 1,208 and 1,646 (XFS, Linux 6.18; `spillway bench io` in pairs).
-/// READs of 1 MiB are long enough themselves: decision `2026-11-28-cold-reads-in-file-order.md`.
+/// From here on the kernel keeps a disk busy by itself. Cold READs of 47,008 bytes that it read ahead,
+/// 8 in flight: with `read_ahead_kb` 128 982 MiB/s, 512 1,569, 2,560 1,646 (XFS, Linux 6.18;
+/// `spillway bench io`). READs of 1 MiB are long enough themselves: decision
+/// `2026-11-28-cold-reads-in-file-order.md`.
 const KERNEL_READ_AHEAD_BYTES_MIN: u64 = 512 * 1024;
 
 /// The facts that decide how a READ is done.
@@ -33,8 +32,6 @@ pub(super) struct ReadFacts {
     pub(super) uncached_bytes: u64,
     /// The file system drops behind (`RWF_DONTCACHE`), as far as is known.
     pub(super) drops_behind: bool,
-    /// Bytes that the kernel reads into the page cache at once for it. 0 if that is not known.
-    pub(super) kernel_reads_bytes: u64,
     pub(super) free_bytes: u64,
     pub(super) total_bytes: u64,
 }
@@ -42,21 +39,10 @@ pub(super) struct ReadFacts {
 /// How a READ is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadPlan {
-    pub(super) try_cache: TryCache,
+    /// What is in the page cache is taken from there, whatever `from` is.
+    pub(super) looks_in_cache: bool,
     /// For what the page cache did not have.
     pub(super) from: ReadFrom,
-    /// What is to stay in the page cache is read ahead by the kernel, and not in chunks.
-    pub(super) kernel_reads_ahead: bool,
-}
-
-/// Whether a READ takes what is in the page cache, before anything that waits for the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TryCache {
-    No,
-    /// Unless the kernel shows that a page is absent: for what is absent, it begins to read ahead,
-    /// even with `RWF_NOWAIT`.
-    UnlessAbsent,
-    Yes,
 }
 
 /// Where the data of a READ comes from.
@@ -86,7 +72,6 @@ pub(super) enum CachedWhy {
 impl ReadFacts {
     pub(super) fn plan(&self) -> ReadPlan {
         let has_room = fits(self.uncached_bytes, self.free_bytes, self.total_bytes);
-        let kernel_reads_ahead = kernel_reads_ahead(self.kernel_reads_bytes);
         let from = match self.mode {
             IoMode::Buffered => ReadFrom::Cache(CachedWhy::Mode),
             IoMode::DontCache if self.drops_behind => ReadFrom::DropBehind,
@@ -94,16 +79,12 @@ impl ReadFacts {
             IoMode::Auto if has_room => ReadFrom::Cache(CachedWhy::FreeMemory),
             IoMode::Auto => ReadFrom::CacheIfReread,
         };
-        let try_cache = match self.mode {
-            IoMode::Buffered => TryCache::Yes,
-            IoMode::DontCache | IoMode::Direct => TryCache::No,
-            // Chunks are for shorter READs, or are from before memory was free.
-            IoMode::Auto if has_room && kernel_reads_ahead => TryCache::Yes,
-            IoMode::Auto if self.is_ahead => TryCache::No,
-            IoMode::Auto if has_room => TryCache::Yes,
-            IoMode::Auto => TryCache::UnlessAbsent,
+        let looks_in_cache = match from {
+            ReadFrom::Cache(_) => true,
+            ReadFrom::CacheIfReread => !self.is_ahead,
+            ReadFrom::DropBehind | ReadFrom::Direct => false,
         };
-        ReadPlan { try_cache, from, kernel_reads_ahead }
+        ReadPlan { looks_in_cache, from }
     }
 }
 
@@ -236,7 +217,6 @@ mod tests {
             is_ahead: false,
             uncached_bytes: GIB,
             drops_behind: true,
-            kernel_reads_bytes: 128 << 10,
             free_bytes: 0,
             total_bytes: 8 * GIB,
         }
@@ -256,31 +236,25 @@ mod tests {
     #[test]
     fn plans_of_reads() {
         use ReadFrom::{Cache, CacheIfReread, Direct, DropBehind};
-        use TryCache::{No, UnlessAbsent, Yes};
         let (dontcache, auto) = (read(IoMode::DontCache), read(IoMode::Auto));
         let free = Cache(CachedWhy::FreeMemory);
         let table = [
-            (read(IoMode::Buffered), Yes, Cache(CachedWhy::Mode)),
-            (dontcache, No, DropBehind),
-            (ReadFacts { drops_behind: false, ..dontcache }, No, Direct),
-            (read(IoMode::Direct), No, Direct),
-            (auto, UnlessAbsent, CacheIfReread),
-            (ReadFacts { is_ahead: true, ..auto }, No, CacheIfReread),
-            (ReadFacts { free_bytes: 2 * GIB, ..auto }, Yes, free),
-            (ReadFacts { free_bytes: 2 * GIB, is_ahead: true, ..auto }, No, free),
+            (read(IoMode::Buffered), true, Cache(CachedWhy::Mode)),
+            (dontcache, false, DropBehind),
+            (ReadFacts { drops_behind: false, ..dontcache }, false, Direct),
+            (read(IoMode::Direct), false, Direct),
+            (auto, true, CacheIfReread),
+            (ReadFacts { is_ahead: true, ..auto }, false, CacheIfReread),
+            (ReadFacts { free_bytes: 2 * GIB, ..auto }, true, free),
+            // Chunks are left alone where data stays in free memory.
+            (ReadFacts { free_bytes: 2 * GIB, is_ahead: true, ..auto }, true, free),
             // Nothing to spare.
-            (ReadFacts { free_bytes: GIB, ..auto }, UnlessAbsent, CacheIfReread),
+            (ReadFacts { free_bytes: GIB, ..auto }, true, CacheIfReread),
             // The rest of a file that is cached in part still fits.
-            (ReadFacts { free_bytes: GIB, uncached_bytes: GIB / 2, ..auto }, Yes, free),
+            (ReadFacts { free_bytes: GIB, uncached_bytes: GIB / 2, ..auto }, true, free),
         ];
-        for (facts, try_cache, from) in table {
-            let plan = ReadPlan { try_cache, from, kernel_reads_ahead: false };
-            assert_eq!(facts.plan(), plan, "{facts:?}");
-            let far = ReadFacts { kernel_reads_bytes: 512 << 10, ..facts };
-            // Where data stays in free memory and the kernel reads it, chunks are left alone.
-            let try_cache = if from == free { Yes } else { try_cache };
-            let plan = ReadPlan { try_cache, kernel_reads_ahead: true, ..plan };
-            assert_eq!(far.plan(), plan, "{far:?}");
+        for (facts, looks_in_cache, from) in table {
+            assert_eq!(facts.plan(), ReadPlan { looks_in_cache, from }, "{facts:?}");
         }
     }
 
@@ -323,7 +297,6 @@ mod tests {
             mode in any_mode(),
             is_ahead: bool,
             drops_behind: bool,
-            kernel_reads_bytes: u64,
             uncached_bytes: u64,
             free_bytes: u64,
             total_bytes: u64,
@@ -333,7 +306,6 @@ mod tests {
                 is_ahead,
                 uncached_bytes,
                 drops_behind,
-                kernel_reads_bytes,
                 free_bytes,
                 total_bytes,
             }
@@ -380,15 +352,14 @@ mod tests {
             }
         }
 
-        /// The page cache is tried before the disk only where READs may stay in it.
+        /// The page cache is looked at before the disk only where READs may stay in it.
         #[test]
-        fn the_modes_that_pass_by_the_cache_do_not_try_it(facts in any_read()) {
+        fn the_modes_that_pass_by_the_cache_do_not_look_at_it(facts in any_read()) {
             let plan = facts.plan();
-            let tries = plan.try_cache != TryCache::No;
-            prop_assert!(!tries || matches!(facts.mode, IoMode::Buffered | IoMode::Auto));
-            let kernel_fills = plan.kernel_reads_ahead && matches!(plan.from, ReadFrom::Cache(_));
-            let chunks_come_first = facts.mode == IoMode::Auto && facts.is_ahead && !kernel_fills;
-            prop_assert!(!tries || !chunks_come_first);
+            let looks = plan.looks_in_cache;
+            prop_assert!(!looks || matches!(facts.mode, IoMode::Buffered | IoMode::Auto));
+            let chunks_come_first = plan.from == ReadFrom::CacheIfReread && facts.is_ahead;
+            prop_assert!(!looks || !chunks_come_first);
         }
 
         /// Data past the page cache only in `direct`; data left in it only in `buffered` and `auto`.

@@ -8,6 +8,7 @@ mod descriptors;
 mod fsinfo;
 mod io_plan;
 mod namespace;
+mod prefetch;
 mod read;
 mod read_ahead;
 mod read_data;

@@ -1,14 +1,15 @@
 //! READ.
 //!
-//! [`Vfs::read`] answers from the first of these that has the range: chunks that were read ahead, the
-//! page cache (without waiting), the source that the plan of the export's mode asks for. The steps:
-//! facts (`read_facts`), plan (`io_plan`), acquire what the plan needs, perform (`read_data`).
+//! [`Vfs::read`] answers from the page cache where the plan of the export's mode is that data stays
+//! there; otherwise from the first of these that has the range: chunks that were read ahead, the page
+//! cache (without waiting), the disk. The steps: facts (`read_facts`), plan (`io_plan`), acquire what
+//! the plan needs, perform (`read_data`).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, TryCache};
+use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, ReadPlan};
 use super::read_data::{Fetched, Partly, Read, Source};
 use super::splice::Spliced;
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
@@ -149,60 +150,74 @@ impl Vfs {
         let mode = read.policy.read;
         // The plan of `buffered` depends on no other fact, so none is gathered.
         if mode == IoMode::Buffered {
-            return self.fetch_buffered(read).await;
+            return Ok((self.fetch_buffered(read).await?, Counter::ReadPageCacheBytes));
         }
-        let plan = self.read_facts(read, mode).plan();
-        let tries_cache = match plan.try_cache {
-            TryCache::No => false,
-            TryCache::UnlessAbsent => !is_absent(read),
-            TryCache::Yes => true,
+        let ReadPlan { looks_in_cache, mut from } = self.read_facts(read, mode).plan();
+        if from == ReadFrom::CacheIfReread {
+            if looks_in_cache && let Some(done) = self.fetch_resident(read).await? {
+                read.file.root().counters.add(Counter::ReadsResident, 1);
+                return Ok((done, Counter::ReadPageCacheBytes));
+            }
+            if self.is_reread(read) && looks_in_cache {
+                from = ReadFrom::Cache(CachedWhy::ReadAgain);
+            }
+        }
+        let source = match from {
+            ReadFrom::Cache(why) => {
+                return Ok((self.fetch_and_keep(read, why).await?, Counter::ReadPageCacheBytes));
+            }
+            ReadFrom::DropBehind => Source::DropBehind,
+            ReadFrom::CacheIfReread | ReadFrom::Direct => self.direct_source(read).await?,
         };
-        let mut tried = None;
-        if tries_cache {
-            // What is to be spliced once the disk has delivered it is not copied before.
-            if let ReadFrom::Cache(why) = plan.from
-                && plan.kernel_reads_ahead
-                && let Some(Spliced { data, was_resident }) = self.fetch_spliced(read).await?
-            {
-                let counter = if was_resident { Counter::ReadsResident } else { why.counter() };
-                read.file.root().counters.add(counter, 1);
-                if !was_resident {
-                    read.file.data().note_kept(read.range.len());
-                }
-                return Ok((data, Counter::ReadPageCacheBytes));
-            }
-            match self.try_resident(read).await? {
-                Tried::Done(done) => {
-                    read.file.root().counters.add(Counter::ReadsResident, 1);
-                    return Ok((done, Counter::ReadPageCacheBytes));
-                }
-                Tried::Partly(partly) => tried = Some(partly),
-            }
-        }
-        let source = self.acquire_source(read, plan.from).await?;
-        if plan.kernel_reads_ahead && matches!(source, Source::Cache(_)) {
-            read.file.root().counters.add(source.counter(), 1);
-            return self.fetch_from(read, source, tried).await;
-        }
         let unless_resident = mode != IoMode::Direct;
         if let Some(done) = self.fetch_ahead(read, &source, unless_resident).await {
             return Ok((done, Counter::ReadFromReadAheadBytes));
         }
         read.file.root().counters.add(source.counter(), 1);
-        self.fetch_from(read, source, tried).await
+        self.fetch_uncached(read, source).await
+    }
+
+    /// From the page cache, if all of it is there, in `auto` with memory short.
+    async fn fetch_resident(&self, read: &Read<'_>) -> Result<Option<Fetched>, Status> {
+        // For what is absent the kernel would begin to read ahead, even with `RWF_NOWAIT`.
+        if is_absent(read) {
+            return Ok(None);
+        }
+        match self.try_resident(read).await? {
+            Tried::Done(done) => Ok(Some(done)),
+            Tried::Partly(_) => Ok(None),
+        }
     }
 
     /// From the page cache, without a copy where that pays.
-    async fn fetch_buffered(&self, read: &Read<'_>) -> Result<(Fetched, Counter), Status> {
-        let source = Source::Cache(CachedWhy::Mode);
-        read.file.root().counters.add(source.counter(), 1);
-        if let Some(Spliced { data, .. }) = self.fetch_spliced(read).await? {
-            return Ok((data, Counter::ReadPageCacheBytes));
+    async fn fetch_buffered(&self, read: &Read<'_>) -> Result<Fetched, Status> {
+        read.file.root().counters.add(CachedWhy::Mode.counter(), 1);
+        Ok(self.fetch_through_cache(read).await?.0)
+    }
+
+    /// From the page cache, where it stays, in `auto`. What comes next is read ahead if this waits.
+    async fn fetch_and_keep(&self, read: &Read<'_>, why: CachedWhy) -> Result<Fetched, Status> {
+        let counters = &read.file.root().counters;
+        let fetched = self.fetch_through_cache(read).await;
+        let was_resident = matches!(fetched, Ok((_, true)));
+        counters.add(if was_resident { Counter::ReadsResident } else { why.counter() }, 1);
+        let (data, _) = fetched?;
+        read.file.data().note_kept(read.range, was_resident);
+        if !was_resident && self.prefetches(read) {
+            self.prefetch(read);
         }
-        match self.try_cached(read).await? {
-            Tried::Done(done) => Ok((done, Counter::ReadPageCacheBytes)),
-            Tried::Partly(partly) => self.fetch_from(read, source, Some(partly)).await,
+        Ok(data)
+    }
+
+    /// Through the page cache, and whether it was there.
+    async fn fetch_through_cache(&self, read: &Read<'_>) -> Result<(Fetched, bool), Status> {
+        if let Some(Spliced { data, was_resident }) = self.fetch_spliced(read).await? {
+            return Ok((data, was_resident));
         }
+        Ok(match self.try_cached(read).await? {
+            Tried::Done(done) => (done, true),
+            Tried::Partly(partly) => (self.fetch_cached(read, partly).await?, false),
+        })
     }
 
     fn read_facts(&self, read: &Read<'_>, mode: IoMode) -> ReadFacts {
@@ -211,30 +226,19 @@ impl Vfs {
             is_ahead: !read.file.data().read_ahead.find(read.range, read.version).is_empty(),
             uncached_bytes: read.attributes.size.saturating_sub(read.file.data().kept_bytes()),
             drops_behind: read.file.root().io_support.drops_behind(),
-            kernel_reads_bytes: read.kernel_reads_bytes(),
             free_bytes: self.memory.free_bytes(),
             total_bytes: self.memory.total_bytes(),
         }
     }
 
-    /// The source that the plan asks for. Waits while a direct descriptor is opened.
-    async fn acquire_source(&self, read: &Read<'_>, from: ReadFrom) -> Result<Source, Status> {
-        let why = match from {
-            ReadFrom::DropBehind => return Ok(Source::DropBehind),
-            ReadFrom::Cache(why) => why,
-            ReadFrom::CacheIfReread if self.is_reread(read) => CachedWhy::ReadAgain,
-            ReadFrom::CacheIfReread | ReadFrom::Direct => {
-                return Ok(match self.direct_or_note(read.file).await? {
-                    Some(direct) => Source::Direct(direct),
-                    None => {
-                        read.file.root().counters.add(Counter::ReadsWithoutDirect, 1);
-                        Source::DropBehind
-                    }
-                });
-            }
-        };
-        read.file.data().note_kept(read.range.len());
-        Ok(Source::Cache(why))
+    /// Past the page cache, or through it where the file does no direct I/O. Waits while a direct
+    /// descriptor is opened.
+    async fn direct_source(&self, read: &Read<'_>) -> Result<Source, Status> {
+        if let Some(direct) = self.direct_or_note(read.file).await? {
+            return Ok(Source::Direct(direct));
+        }
+        read.file.root().counters.add(Counter::ReadsWithoutDirect, 1);
+        Ok(Source::DropBehind)
     }
 
     /// Whether the range was read while the disk has delivered no more than half of the memory since.

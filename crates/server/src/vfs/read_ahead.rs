@@ -1,11 +1,13 @@
 //! Sequential READs past the page cache: chunks are read before they are asked for.
 
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use io::{Buffer, ByteRange, ChangeWatches, Chunk, Fill, Payload, RangeGuard, RangeUse, Share};
+use io::{
+    Buffer, ByteRange, CacheState, ChangeWatches, Chunk, Fill, Payload, RangeGuard, RangeUse, Share,
+};
 
 use super::read_data::{Fetched, Read, Source, read_and_drop};
 use super::{Status, Vfs};
@@ -41,7 +43,7 @@ impl FillPlan {
     /// The plan where the kernel does not show what is cached: `None` if there is none.
     fn without_looking(source: Source) -> Option<Self> {
         match source {
-            Source::Cache(_) | Source::DropBehind => None,
+            Source::DropBehind => None,
             Source::Direct(_) => Some(Self { source, unless_resident: false }),
         }
     }
@@ -50,7 +52,7 @@ impl FillPlan {
     /// file offset.
     fn seen(&self, range: ByteRange) -> Option<(ByteRange, RangeUse)> {
         match &self.source {
-            Source::Cache(_) | Source::DropBehind => Some((range, RangeUse::Cached)),
+            Source::DropBehind => Some((range, RangeUse::Cached)),
             Source::Direct(file) => Some((file.align.widen_read(range)?.range(), RangeUse::Direct)),
         }
     }
@@ -111,7 +113,7 @@ impl Vfs {
                     plan
                 }
             },
-            Source::Cache(_) | Source::Direct(_) => plan,
+            Source::Direct(_) => plan,
         }
     }
 
@@ -151,7 +153,7 @@ impl Vfs {
             file: read.file.clone(),
             reader: match plan.source {
                 Source::DropBehind => read.file.quiet_reader(),
-                Source::Cache(_) | Source::Direct(_) => None,
+                Source::Direct(_) => None,
             }
             .unwrap_or_else(|| Arc::clone(&read.reader)),
             plan,
@@ -200,20 +202,9 @@ impl FillSource {
     /// that is dirty may be stored to through a mapping with no trace. A direct read has such pages
     /// written first, after which a store to them is seen.
     fn may_be_kept(&self, range: ByteRange) -> bool {
-        let support = &self.file.root().io_support;
-        let is_clean = match io::cache_state(self.reader.as_fd(), range) {
-            Ok(Some(state)) => support.shows_cache() && state.dirty == 0,
-            Ok(None) => {
-                support.note_hidden_cache(|| self.file.root().name());
-                false
-            }
-            // This file alone: it belongs to another user than the server's.
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                self.file.data().note_hidden_cache();
-                false
-            }
-            Err(_) => false,
-        };
+        let state = cache_state(&self.file, self.reader.as_fd(), range);
+        let shows_cache = self.file.root().io_support.shows_cache();
+        let is_clean = state.is_some_and(|state| shows_cache && state.dirty == 0);
         let FillPlan { source, unless_resident } = &self.plan;
         is_clean || (matches!(source, Source::Direct(_)) && !unless_resident)
     }
@@ -229,7 +220,6 @@ impl FillSource {
                 None
             }
             Source::Direct(file) => Some(file),
-            Source::Cache(_) => None,
         };
         match direct.and_then(|file| Some((file, file.align.widen_read(range)?))) {
             Some((file, widened)) => {
@@ -240,7 +230,26 @@ impl FillSource {
     }
 }
 
-fn is_resident(reader: &OwnedFd, range: ByteRange) -> bool {
+/// What the kernel reports about the range in the page cache. Where it does not, that is remembered.
+pub(super) fn cache_state(
+    file: &Permitted<Reading>,
+    reader: BorrowedFd<'_>,
+    range: ByteRange,
+) -> Option<CacheState> {
+    match io::cache_state(reader, range) {
+        Ok(state @ Some(_)) => return state,
+        Ok(None) => file.root().io_support.note_hidden_cache(|| file.root().name()),
+        // This file alone: it belongs to another user than the server's.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            file.data().note_hidden_cache();
+        }
+        Err(_) => {}
+    }
+    None
+}
+
+/// Whether the kernel shows that all of the range is in the page cache.
+pub(super) fn is_resident(reader: &OwnedFd, range: ByteRange) -> bool {
     let state = io::cache_state(reader.as_fd(), range);
     matches!(state, Ok(Some(state)) if state.cached == state.pages)
 }

@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    Buffer, ByteRange, FileVersion, IoPolicy, Payload, RangeGuard, RangeUse, ReadTurn, Share,
-    WidenedRead,
+    Buffer, ByteRange, FileVersion, IoMode, IoPolicy, Payload, RangeGuard, RangeUse, ReadTurn,
+    Share, WidenedRead,
 };
 use rustix::io::Errno;
 
 use super::Vfs;
-use super::io_plan::{CachedWhy, kernel_reads_ahead};
+use super::io_plan::kernel_reads_ahead;
 use crate::counters::Counter;
 use crate::export::ExportRoot;
 use crate::fs::Status;
@@ -66,11 +66,9 @@ impl Fetched {
     }
 }
 
-/// Where the data of a READ comes from, with the descriptor that this takes.
+/// Where data comes from that is not to stay in the page cache, with the descriptor that this takes.
 #[derive(Clone)]
 pub(super) enum Source {
-    /// Through the page cache, where it stays.
-    Cache(CachedWhy),
     /// Through the page cache, which is left as it was.
     DropBehind,
     /// Past the page cache.
@@ -80,18 +78,8 @@ pub(super) enum Source {
 impl Source {
     pub(super) fn counter(&self) -> Counter {
         match self {
-            Self::Cache(why) => why.counter(),
             Self::DropBehind => Counter::ReadsDontcache,
             Self::Direct(_) => Counter::ReadsDirect,
-        }
-    }
-
-    /// The counter of the bytes that come this way.
-    fn bytes_counter(&self) -> Counter {
-        match self {
-            Self::Cache(_) => Counter::ReadPageCacheBytes,
-            Self::DropBehind => Counter::ReadDropBehindBytes,
-            Self::Direct(_) => Counter::ReadDirectBytes,
         }
     }
 }
@@ -132,52 +120,46 @@ enum DirectOutcome {
 }
 
 impl Vfs {
-    /// Reads the range from `source`, but for what the page cache had, on a data thread. Short only
-    /// if the file was cut meanwhile. Comes with the counter of the bytes that came the same way.
-    pub(super) async fn fetch_from(
+    /// Reads what the page cache did not have of the range through it, on a data thread. Short only if
+    /// the file was cut meanwhile.
+    pub(super) async fn fetch_cached(
+        &self,
+        read: &Read<'_>,
+        Partly(buffer, had): Partly,
+    ) -> Result<Fetched, Status> {
+        let _turn = self.read_turn(read).await;
+        let job = self.acquire_cached(read, buffer, had).await;
+        self.on_data_thread(read.file.root(), move || job.perform()).await
+    }
+
+    /// Reads the range from `source` on a data thread. Short only if the file was cut meanwhile. Comes
+    /// with the counter of the bytes that came the same way.
+    pub(super) async fn fetch_uncached(
         &self,
         read: &Read<'_>,
         source: Source,
-        tried: Option<Partly>,
     ) -> Result<(Fetched, Counter), Status> {
-        let planned = source.bytes_counter();
-        match source {
-            Source::Cache(_) => {
-                let Partly(buffer, had) = match tried {
-                    Some(tried) => tried,
-                    None => Partly(self.take_buffer(read.len()).await?, 0),
-                };
-                let _turn = self.read_turn(read).await;
-                let job = self.acquire_cached(read, buffer, had).await;
-                let done = self.on_data_thread(read.file.root(), move || job.perform()).await?;
-                Ok((done, planned))
-            }
-            Source::DropBehind => {
-                // A call that waits for memory must hold none, or two calls could wait for each other.
-                drop(tried);
-                Ok((self.fetch_and_drop(read).await?, planned))
-            }
-            Source::Direct(direct) => {
-                drop(tried);
-                let align = direct.align;
-                if let Some(job) = self.acquire_direct(read, direct).await? {
-                    match self.on_data_thread(read.file.root(), move || job.perform()).await? {
-                        DirectOutcome::Done(done) => return Ok((done, planned)),
-                        DirectOutcome::Short => {}
-                        DirectOutcome::Refused => self.note_refused(read.file, align),
-                    }
+        if let Source::Direct(direct) = source {
+            let align = direct.align;
+            if let Some(job) = self.acquire_direct(read, direct).await? {
+                match self.on_data_thread(read.file.root(), move || job.perform()).await? {
+                    DirectOutcome::Done(done) => return Ok((done, Counter::ReadDirectBytes)),
+                    DirectOutcome::Short => {}
+                    DirectOutcome::Refused => self.note_refused(read.file, align),
                 }
-                Ok((self.fetch_and_drop(read).await?, Source::DropBehind.bytes_counter()))
             }
         }
+        Ok((self.fetch_and_drop(read).await?, Counter::ReadDropBehindBytes))
     }
 
     /// The turn of a READ through the page cache that waits for the disk, after those of its client
-    /// before it in the file. `None` where the kernel does not read far enough ahead for taking turns
-    /// to pay, and where it is not known what is in memory.
+    /// before it in the file. `None` where the file is not read far enough ahead for taking turns to
+    /// pay, and where it is not known what is in memory.
     pub(super) async fn read_turn(&self, read: &Read<'_>) -> Option<ReadTurn> {
         let at_once_bytes = read.kernel_reads_bytes();
-        if !kernel_reads_ahead(at_once_bytes) || !read.file.root().attributes_in_memory {
+        let is_prefetched = read.policy.read == IoMode::Auto && self.prefetches(read);
+        let is_stream = kernel_reads_ahead(at_once_bytes) || is_prefetched;
+        if !is_stream || !read.file.root().attributes_in_memory {
             return None;
         }
         let reach_bytes = at_once_bytes.min(read.range.len().saturating_mul(REORDERED_READS_MAX));

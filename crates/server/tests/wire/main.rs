@@ -26,6 +26,7 @@ mod monitoring;
 mod namespace;
 mod nfs4;
 mod page_cache;
+mod prefetch;
 mod rate_limits;
 mod read_ahead;
 mod readdir;
