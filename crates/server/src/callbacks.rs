@@ -21,8 +21,9 @@ use tokio::sync::oneshot;
 
 use crate::state::{Callback, CallbackEnd, ConnectionId, Message, Session};
 
-/// How long a client may take to answer. Then the connection is a backchannel no longer.
-const CALLBACK_ANSWER_MAX: Duration = Duration::from_secs(10);
+/// How long a client may take to answer. Then the connection is a backchannel no longer. An answer
+/// may lie for [`WAIT_MAX`](crate::rate_limits::WAIT_MAX) behind calls that wait for a limit.
+pub(crate) const CALLBACK_ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// The connections that callbacks can be sent over.
 #[derive(Default)]

@@ -1,5 +1,6 @@
 //! One connection: calls come in, are worked on side by side, and are answered as they finish.
 
+mod dues;
 mod end;
 mod stay;
 
@@ -8,7 +9,6 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
-use std::time::Duration;
 
 use io::{Share, WriteData};
 use proto::oncrpc::CallError;
@@ -20,14 +20,14 @@ use crate::call::Incoming;
 use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, Place};
 use crate::counters::{CallKind, ClientCounters, Counter, CounterSet, Counters, Phase};
-use crate::dispatch::{self, Claimed, Ended, LimitedExport, Verdict};
+use crate::dispatch::{self, Claimed, Ended, Verdict};
 use crate::moment::Moment;
 use crate::procedures::{Programs, Thread};
-use crate::rate_limits::Use;
 use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
 use crate::turns::Seat;
+use dues::{Charge, Dues};
 use end::{Open, drain};
 use stay::{Stayed, Streak};
 
@@ -36,8 +36,6 @@ use stay::{Stayed, Streak};
 /// data is thrown away and the call refused, or the connection ended where the record is longer than
 /// this and a head. A reload that admits the peer applies to its next record.
 const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
-/// A connection looks at least so often whether limits permit its next call.
-const LIMIT_WAIT_MAX: Duration = Duration::from_secs(1);
 /// The number of the next connection.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 /// The kinds of calls, of which tokens name one.
@@ -55,6 +53,8 @@ struct Intake {
     replies: Arc<ReplyQueue>,
     activity: Arc<Activity>,
     thread_calls: Arc<ThreadCalls>,
+    /// What has to be paid to the limits of exports before the next call is read.
+    dues: Arc<Dues>,
     /// Those of the thread that stays with the connection, between two stays.
     waits: Mutex<Waits>,
 }
@@ -68,7 +68,8 @@ struct Accepted {
     /// The connection has no other call: none at work, none received.
     is_alone: bool,
     received: Moment,
-    limited: Option<Arc<LimitedExport>>,
+    /// Its export has limits.
+    is_limited: bool,
 }
 
 /// The next record of a connection.
@@ -96,6 +97,14 @@ impl Transfer {
             (Some(bytes), _) => Self::Write(bytes as u64),
             (None, Some(bytes)) => Self::Read(bytes.into()),
             (None, None) => Self::None,
+        }
+    }
+
+    /// The data that is asked for, of which a reply has at most `bytes_max`.
+    fn read_bytes(self, bytes_max: u32) -> u64 {
+        match self {
+            Self::Read(bytes) => bytes.min(bytes_max.into()),
+            Self::Write(_) | Self::None => 0,
         }
     }
 }
@@ -158,6 +167,7 @@ pub(crate) async fn serve(
         replies: Arc::clone(&replies),
         activity: Arc::clone(activity),
         thread_calls: Arc::clone(seat.calls()),
+        dues: Arc::new(Dues::of(&service, programs, activity.client())),
         waits: Mutex::default(),
     });
     // Listed from now on, also without a call.
@@ -207,7 +217,7 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
             Next::End => return,
         };
         // After a limited one no call is taken for a while.
-        if call.is_light() && call.limited.is_none() {
+        if call.is_light() && !call.is_limited {
             intake.thread_calls.note_light_one();
         }
         if let Some(purpose) = streak.worth_a_stay(&intake, &call) {
@@ -224,11 +234,9 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
                 None => return,
             }
         }
-        let (received, limited) = (call.received, call.limited.take());
+        let received = call.received;
         begin(call).await;
-        if let Some(limited) = limited {
-            Box::pin(intake.wait_for_limit(&limited)).await;
-        } else if seat.is_over(received) {
+        if seat.is_over(received) {
             tokio::task::yield_now().await;
         }
         next = intake.next(&mut receiver).await;
@@ -252,8 +260,11 @@ impl Intake {
     /// Receives the next record. One at a time, also of those without work: the caller's bounds hold
     /// between two of them.
     async fn next(&self, receiver: &mut Receiver<SocketReader>) -> Next {
-        let Self { service, peer, activity, .. } = self;
+        let Self { service, peer, activity, dues, .. } = self;
         let slot = activity.slot(service.connections.slots_withheld()).await;
+        if dues.are_set() && !Box::pin(self.wait_for_limits(receiver.has_more())).await {
+            return Next::End;
+        }
         let mut incoming = Incoming::new(peer.programs);
         let record = match self.receive(receiver, &mut incoming).await {
             Ok(Some(record)) => record,
@@ -341,17 +352,19 @@ impl Intake {
         let address = peer.address;
         let Claimed { device, limited } =
             dispatch::claimed(service, &call, outline.as_ref(), address);
-        self.charge(limited.as_deref(), Use { calls: 1, bytes: record_bytes }, received);
+        let is_limited = limited.is_some();
+        // Operations of a COMPOUND may work on exports that are not known yet.
+        let charge = (is_limited || outline.is_some())
+            .then(|| Charge::new(self, limited, (record_bytes, transfer), received));
         let has_one_call = activity.has_one_call();
         let thread = dispatch::thread(&call, outline.as_ref(), has_one_call);
         let share = Share::new(&device, activity.client());
-        let is_alone = limited.is_none() && has_one_call && !has_more;
+        let is_alone = !is_limited && has_one_call && !has_more;
         let kind =
             service.counters.timing.is_on().then(|| call_trace::kind(&call, outline.as_ref()));
         let record = call_trace::record(service, &call, outline.as_ref(), peer.address, received);
         call_trace::start(Traced { service, call: &call, client: address, received });
         let (service, client) = (Arc::clone(service), Arc::clone(client));
-        let (client_id, charged) = (activity.client(), limited.clone());
         let at_work = self.thread_calls.begin();
         // On the heap at once: it is large, and each move of it would be a copy.
         let work: Work = Box::pin(async move {
@@ -364,10 +377,9 @@ impl Intake {
             let mut verdict = dispatch::answer(&service, origin, &mut call, &mut ended).await;
             if let Verdict::Reply(reply) = &verdict {
                 client.count_reply(reply.bytes());
-                if let Some(LimitedExport { id, limits }) = charged.as_deref() {
-                    let taken = Use { calls: 0, bytes: reply.bytes() };
-                    service.rate_limits.charge(*id, client_id, limits, taken, Moment::now());
-                }
+            }
+            if let Some(charge) = charge {
+                charge.settle(&service, &ended.moved, verdict.reply_bytes());
             }
             if let Some(kind) = kind {
                 let timed = Timed { kind, received, ended };
@@ -376,7 +388,7 @@ impl Intake {
             send(&replies, verdict, slot);
             drop(at_work);
         });
-        Some(Accepted { thread, share, work, transfer, is_alone, received, limited })
+        Some(Accepted { thread, share, work, transfer, is_alone, received, is_limited })
     }
 
     /// Answers a record that is no call to be executed.
@@ -386,31 +398,6 @@ impl Intake {
             self.client().count_reply(reply.bytes());
         }
         send(&self.replies, verdict, slot);
-    }
-
-    /// Charges an export's limits, if it has any.
-    fn charge(&self, limited: Option<&LimitedExport>, taken: Use, now: Moment) {
-        if let Some(LimitedExport { id, limits }) = limited {
-            let rate_limits = &self.service.rate_limits;
-            rate_limits.charge(*id, self.activity.client(), limits, taken, now);
-        }
-    }
-
-    /// Waits until the limits of the last call's export permit the next call. That may be for another
-    /// export: what a connection waits for is decided before its next call is read.
-    async fn wait_for_limit(&self, LimitedExport { id, limits }: &LimitedExport) {
-        let rate_limits = &self.service.rate_limits;
-        let mut has_waited = false;
-        loop {
-            let delay = rate_limits.delay(*id, self.activity.client(), limits, Moment::now());
-            if delay.is_zero() {
-                return;
-            }
-            if !std::mem::replace(&mut has_waited, true) {
-                self.service.counters.add(Counter::LimitWaits, 1);
-            }
-            tokio::time::sleep(delay.min(LIMIT_WAIT_MAX)).await;
-        }
     }
 }
 

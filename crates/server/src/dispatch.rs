@@ -44,6 +44,16 @@ pub(crate) enum Verdict {
     Close,
 }
 
+impl Verdict {
+    /// The length of the reply; 0 if there is none.
+    pub(crate) fn reply_bytes(&self) -> u64 {
+        match self {
+            Self::Reply(reply) => reply.bytes(),
+            Self::Drop | Self::Close => 0,
+        }
+    }
+}
+
 /// A READ up to this long is tried on the connection's thread whatever else is going on there: the
 /// copy out of the page cache then costs less than a handover.
 const READ_HERE_BYTES_MAX: u32 = 64 * 1024;
@@ -118,7 +128,7 @@ pub(crate) fn claimed(
     // The handle is not authenticated yet. A peer that the export does not admit must not use up its
     // limits.
     let is_limited = export.limits.are_set() && export.knows(address.ip());
-    let limited = || Arc::new(LimitedExport { id: export.id, limits: export.limits });
+    let limited = || (export.id, export.limits);
     let device = exports.root(export).threads(engine).clone();
     Claimed { device, limited: is_limited.then(limited) }
 }
@@ -126,14 +136,8 @@ pub(crate) fn claimed(
 /// What follows from the export that the handle in a call's arguments claims to be of.
 pub(crate) struct Claimed {
     pub(crate) device: Device,
-    /// The export's limits, if it has any.
-    pub(crate) limited: Option<Arc<LimitedExport>>,
-}
-
-/// An export with limits, which the peer uses.
-pub(crate) struct LimitedExport {
-    pub(crate) id: u32,
-    pub(crate) limits: Limits,
+    /// The export's id and limits, if it has any.
+    pub(crate) limited: Option<(u32, Limits)>,
 }
 
 /// The status of a call for the recorder: that of its results, or what was done in their place.

@@ -1,10 +1,14 @@
 //! The limits of exports, in calls and bytes per second.
 //!
-//! Each limit has a time from which on it permits the next call (GCRA, ITU-T I.371): a call moves it
-//! on by what it takes at the limit's rate, and it lags behind by [`BURST_NS`] at most. A connection
-//! takes its next call when that time has come; what waits stays in the socket. The reply is charged
-//! when it is made, so limits hold on average, and a call is never refused.
+//! Each call is charged to its client when it is accepted, with the data that it asks for. It has its
+//! place among the calls of its client then: a connection reads its next call when those up to there
+//! are paid for, and a new connection when its client has paid for all. What waits stays in the socket,
+//! and a call is never refused. The reply settles the difference, for the calls to come. So limits
+//! hold on average.
 
+mod clock;
+
+use std::array::from_fn;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,191 +16,168 @@ use std::time::Duration;
 use io::ClientId;
 use rustc_hash::FxBuildHasher;
 
-use crate::export::{Limits, Rate};
+use crate::export::Limits;
 use crate::moment::Moment;
+use clock::{Clock, Pace, Tag};
 
 /// What a limit that was not used permits at once, as the time in which it permits that otherwise. The
 /// timers of connections have milliseconds.
-const BURST_NS: u64 = 50_000_000;
-/// Limits that are remembered before those are forgotten that have nothing to wait for.
-const KNOWN_MAX: usize = 1024;
-const SEC_NS: u64 = 1_000_000_000;
-
-/// An export, and a client of it or all together.
-type Limited = (u32, Option<ClientId>);
+const BURST: Duration = Duration::from_millis(50);
+/// The longest wait of a connection, and the longest debt of a client, at the pace at which it pays:
+/// beyond that the limit is exceeded. A client of version 4 renews its lease after two thirds of it at
+/// the latest: a wait, or one of the old and one of the new connection, has to end within the rest.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(14);
+/// The limits of an export: of calls and of bytes, each for all clients and for each.
+const LIMITS: usize = 4;
 
 /// The use of all limits.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimits {
-    used: Mutex<HashMap<Limited, Used, FxBuildHasher>>,
+    /// By the id of the export.
+    exports: Mutex<HashMap<u32, ExportUse, FxBuildHasher>>,
 }
 
-/// When a limit permits the next call, by the calls and by the bytes before.
+/// The use of the limits of an export that are set.
 #[derive(Debug, Default)]
-struct Used {
-    calls_until: u64,
-    bytes_until: u64,
-}
+struct ExportUse([Option<Clock>; LIMITS]);
 
-/// What a call or a reply takes.
-#[derive(Debug, Clone, Copy)]
+/// What a call takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) calls: u64,
     pub(crate) bytes: u64,
 }
 
+/// What a client was charged for a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Charged {
+    taken: Use,
+    /// What it owes more since then: less than was taken where its debt became the longest.
+    added: [u64; LIMITS],
+}
+
+/// The place of a call among those of its client at an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slot([Tag; LIMITS]);
+
+/// A client, by whose calls a debt grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Flow(ClientId);
+
+impl Flow {
+    fn of(client: ClientId) -> Self {
+        Self(client)
+    }
+}
+
+impl Use {
+    fn counts(self) -> [u64; LIMITS] {
+        [self.calls, self.calls, self.bytes, self.bytes]
+    }
+}
+
+impl Slot {
+    /// The later one of two of an export.
+    pub(crate) fn later(self, other: Self) -> Self {
+        Self(from_fn(|at| self.0[at].max(other.0[at])))
+    }
+}
+
 impl RateLimits {
-    /// Charges a client and an export. Limits that are not set are not charged.
+    /// Charges a client. Returns the place behind all that it has taken, also for nothing, and what
+    /// [`settle`](Self::settle) needs.
     pub(crate) fn charge(
         &self,
-        export: u32,
+        (export, limits): (u32, &Limits),
         client: ClientId,
-        limits: &Limits,
         taken: Use,
         now: Moment,
+    ) -> (Slot, Charged) {
+        let (counts, flow, now) = (taken.counts(), Flow::of(client), now.nanoseconds());
+        let mut exports = self.lock();
+        let clocks = exports.entry(export).or_default().clocks(limits, now);
+        let charges: [_; LIMITS] = from_fn(|at| match &mut clocks[at] {
+            Some(clock) => clock.charge(flow, counts[at], now),
+            None => (0, 0),
+        });
+        let added = charges.map(|(_, added)| added);
+        (Slot(charges.map(|(tag, _)| tag)), Charged { taken, added })
+    }
+
+    /// Charges a client what it has used beyond what it was charged, or gives back what the charge has
+    /// added beyond that. Its calls keep their places.
+    pub(crate) fn settle(
+        &self,
+        (export, limits): (u32, &Limits),
+        client: ClientId,
+        (Charged { taken, added }, used): (Charged, Use),
+        now: Moment,
     ) {
-        let mut used = self.lock();
-        if used.len() >= KNOWN_MAX {
-            used.retain(|_, used| used.until() > now.nanoseconds());
-        }
-        for (limited, rate) in each_limit(export, client, limits) {
-            used.entry(limited).or_default().charge(rate, taken, now.nanoseconds());
+        let (taken, used) = (taken.counts(), used.counts());
+        let (flow, now) = (Flow::of(client), now.nanoseconds());
+        let mut exports = self.lock();
+        let clocks = exports.entry(export).or_default().clocks(limits, now);
+        for (at, clock) in clocks.iter_mut().enumerate() {
+            let Some(clock) = clock else { continue };
+            if used[at] > taken[at] {
+                clock.charge(flow, used[at] - taken[at], now);
+            } else {
+                clock.give_back(flow, added[at].saturating_sub(used[at]), now);
+            }
         }
     }
 
-    /// How long the next call of a client to an export has to wait.
+    /// How long the call behind a place has to wait, as far as is known now: longer if other clients
+    /// come.
     pub(crate) fn delay(
         &self,
-        export: u32,
+        (export, limits): (u32, &Limits),
         client: ClientId,
-        limits: &Limits,
+        Slot(tags): Slot,
         now: Moment,
     ) -> Duration {
-        let used = self.lock();
-        let until =
-            each_limit(export, client, limits).filter_map(|(limited, _)| used.get(&limited));
-        let until = until.map(Used::until).max().unwrap_or(0);
-        Duration::from_nanos(until.saturating_sub(now.nanoseconds()))
+        let (flow, now) = (Flow::of(client), now.nanoseconds());
+        let mut exports = self.lock();
+        let clocks = exports.entry(export).or_default().clocks(limits, now);
+        let delays = clocks.iter_mut().zip(tags);
+        let delays = delays.filter_map(|(clock, tag)| Some(clock.as_mut()?.delay(flow, tag, now)));
+        Duration::from_nanos(delays.max().unwrap_or(0)).saturating_sub(BURST)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Limited, Used, FxBuildHasher>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Forgets the exports without limits.
+    pub(crate) fn retain(&self, has_limits: impl Fn(u32) -> bool) {
+        self.lock().retain(|export, _| has_limits(*export));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, ExportUse, FxBuildHasher>> {
+        self.exports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The limits that are set.
-fn each_limit(
-    export: u32,
-    client: ClientId,
-    limits: &Limits,
-) -> impl Iterator<Item = (Limited, Rate)> {
-    let all = ((export, None), limits.all);
-    let client = ((export, Some(client)), limits.client);
-    [all, client].into_iter().filter(|(_, rate)| *rate != Rate::default())
-}
-
-impl Used {
-    fn charge(&mut self, rate: Rate, taken: Use, now: u64) {
-        let after = |until: u64, taken: u64, per_sec: Option<u64>| match per_sec {
-            Some(per_sec) => {
-                let ns = u128::from(taken) * u128::from(SEC_NS) / u128::from(per_sec);
-                let until = until.max(now.saturating_sub(BURST_NS));
-                until.saturating_add(u64::try_from(ns).unwrap_or(u64::MAX))
+impl ExportUse {
+    /// The clocks of the limits that are set now.
+    fn clocks(
+        &mut self,
+        Limits { all, client }: &Limits,
+        now: u64,
+    ) -> &mut [Option<Clock>; LIMITS] {
+        let calls = |calls: std::num::NonZeroU32| u64::from(calls.get());
+        let paces = [
+            all.calls_per_sec.map(calls).map(Pace::Shared),
+            client.calls_per_sec.map(calls).map(Pace::Each),
+            all.bytes_per_sec.map(u64::from).map(Pace::Shared),
+            client.bytes_per_sec.map(u64::from).map(Pace::Each),
+        ];
+        for (clock, pace) in self.0.iter_mut().zip(paces) {
+            match (clock.as_mut(), pace) {
+                (Some(clock), Some(pace)) => clock.set_pace(pace, now),
+                (None, Some(pace)) => *clock = Some(Clock::new(pace, now)),
+                (_, None) => *clock = None,
             }
-            None => 0,
-        };
-        let calls_per_sec = rate.calls_per_sec.map(|calls| u64::from(calls.get()));
-        self.calls_until = after(self.calls_until, taken.calls, calls_per_sec);
-        let bytes_per_sec = rate.bytes_per_sec.map(u64::from);
-        self.bytes_until = after(self.bytes_until, taken.bytes, bytes_per_sec);
-    }
-
-    fn until(&self) -> u64 {
-        self.calls_until.max(self.bytes_until)
+        }
+        &mut self.0
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::num::{NonZeroU32, NonZeroU64};
-
-    use super::*;
-
-    const EXPORT: u32 = 7;
-    const A: ClientId = 1;
-    const B: ClientId = 2;
-
-    fn rate(calls_per_sec: u32, bytes_per_sec: u64) -> Rate {
-        Rate {
-            calls_per_sec: NonZeroU32::new(calls_per_sec),
-            bytes_per_sec: NonZeroU64::new(bytes_per_sec),
-        }
-    }
-
-    /// Calls of one second, each as soon as it is permitted, of clients in turn.
-    fn calls_in_a_second(limits: Limits, clients: &[ClientId], bytes: u64) -> u64 {
-        let (table, mut calls, start) = (RateLimits::default(), 0, SEC_NS);
-        let mut now = start;
-        while now < start + SEC_NS {
-            let mut waits = Vec::new();
-            for client in clients {
-                let at = Moment::at_nanoseconds(now);
-                let delay = table.delay(EXPORT, *client, &limits, at);
-                if delay.is_zero() {
-                    table.charge(EXPORT, *client, &limits, Use { calls: 1, bytes }, at);
-                    calls += 1;
-                }
-                waits.push(table.delay(EXPORT, *client, &limits, at));
-            }
-            let wait = waits.into_iter().min().unwrap();
-            // Timers have milliseconds, and wait too long.
-            now += u64::try_from(wait.as_nanos()).unwrap().next_multiple_of(1_000_000).max(10_000);
-        }
-        calls
-    }
-
-    #[test]
-    fn calls_of_all_clients_are_limited_together() {
-        let limits = Limits { all: rate(1000, 0), ..Limits::default() };
-        for clients in [&[A][..], &[A, B]] {
-            let calls = calls_in_a_second(limits, clients, 100);
-            assert!((1000..=1060).contains(&calls), "{calls}");
-        }
-    }
-
-    #[test]
-    fn calls_of_each_client_are_limited_alone() {
-        let limits = Limits { client: rate(1000, 0), ..Limits::default() };
-        let calls = calls_in_a_second(limits, &[A, B], 100);
-        assert!((2000..=2120).contains(&calls), "{calls}");
-    }
-
-    #[test]
-    fn bytes_are_limited_however_large_a_call_is() {
-        let limits = Limits { all: rate(0, 10 << 20), ..Limits::default() };
-        for bytes in [100, 4096, 1 << 20, 4 << 20] {
-            let moved = calls_in_a_second(limits, &[A], bytes) * bytes;
-            assert!((9 << 20..=15 << 20).contains(&moved), "{moved} in calls of {bytes}");
-        }
-    }
-
-    #[test]
-    fn an_export_without_limits_is_not_remembered() {
-        let table = RateLimits::default();
-        let now = Moment::at_nanoseconds(SEC_NS);
-        table.charge(EXPORT, A, &Limits::default(), Use { calls: 1, bytes: 1 << 30 }, now);
-        assert!(table.delay(EXPORT, A, &Limits::default(), now).is_zero());
-        assert!(table.lock().is_empty());
-    }
-
-    #[test]
-    fn clients_without_calls_are_forgotten() {
-        let table = RateLimits::default();
-        let limits = Limits { client: rate(1000, 0), ..Limits::default() };
-        for client in 0..10_000 {
-            let now = Moment::at_nanoseconds(SEC_NS + u64::try_from(client).unwrap() * 1_000_000);
-            table.charge(EXPORT, client, &limits, Use { calls: 1, bytes: 0 }, now);
-        }
-        assert!(table.lock().len() <= KNOWN_MAX);
-    }
-}
+mod tests;

@@ -284,7 +284,10 @@ impl Server {
     /// Serves `exports` from now on, for connected peers too.
     fn serve_exports(&self, exports: Arc<Exports>) {
         let service = &self.service;
+        let table = Arc::clone(&exports.table);
         service.exports.store(exports);
+        let limits = |id| table.by_id(id).map(|export| export.limits);
+        service.rate_limits.retain(|id| limits(id).is_some_and(|limits| limits.are_set()));
         service.connections.find_strangers(|address| !service.knows_address(address));
     }
 
@@ -444,16 +447,23 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpStream;
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpStream};
 
     use io::{IoMode, IoPolicy};
-    use proto::nfs3::FileHandle;
+    use proto::nfs3::{self, FileHandle};
+    use proto::oncrpc::{CallHeader, Credential};
+    use proto::portmap as mapper;
+    use proto::xdr::{Encode, Writer};
+    use rpc::record::in_fragments;
     use tempfile::TempDir;
 
     use super::*;
     use crate::config::Overrides;
     use crate::export::{Flavor, Object, Peer, Purpose};
     use crate::fs::Caller;
+    use crate::moment::Moment;
+    use crate::rate_limits::Use;
 
     fn config(dir: &Path, settings: &str, modes: &str) -> Config {
         let text = format!(
@@ -530,6 +540,44 @@ mod tests {
         assert!(sign.is_err(), "a thread hangs, and the server counts as alive");
         release.send(()).unwrap();
         signs.recv().await.expect("the server lives again");
+        server.shutdown().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_portmapper_answers_a_client_that_has_used_up_a_limit() {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let limits = "bytes_per_sec = \"64KiB\"";
+        let mut server = Server::start(config(dir.path(), "", limits)).await.unwrap();
+        let exports = server.service.exports.load_full();
+        let export = exports.table.iter().next().unwrap();
+        let client = Ipv4Addr::LOCALHOST.to_ipv6_mapped().to_bits();
+        let (limited, taken) = ((export.id, &export.limits), Use { calls: 1, bytes: 1 << 20 });
+        server.service.rate_limits.charge(limited, client, taken, Moment::now());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        server.accept(Programs::Portmapper { nfs_port: 2049 }, listener);
+        let call = CallHeader {
+            xid: 1,
+            program: mapper::PROGRAM,
+            version: mapper::VERSION_PORTMAP,
+            procedure: mapper::PortmapProcedure::Getport.code(),
+            credential: Credential::None,
+            verifier_flavor: 0,
+        };
+        let mut w = Writer::new();
+        call.encode(&mut w);
+        for word in [nfs3::PROGRAM, nfs3::VERSION, mapper::PROTOCOL_TCP, 0] {
+            w.u32(word);
+        }
+        let mut connection = TcpStream::connect(address).unwrap();
+        connection.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        connection.write_all(&in_fragments(w.as_slice(), &[])).unwrap();
+        // The mark of the record, the head of the reply, and the port.
+        let mut reply = [0; 32];
+        connection.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[28..], 2049_u32.to_be_bytes());
         server.shutdown().await.unwrap();
     }
 

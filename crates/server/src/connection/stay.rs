@@ -290,7 +290,8 @@ impl Stay {
             let Some(reading) = self.take_reading() else { return };
             let end = if !has_ended || !self.pays(&mut sample) {
                 End::Reading { reading, has_failed: true }
-            } else if self.share.wants_thread(lane) || self.is_owed() {
+            } else if self.intake.dues.are_set() || self.share.wants_thread(lane) || self.is_owed()
+            {
                 End::Reading { reading, has_failed: false }
             } else {
                 match self.receive(reading, &mut waits) {

@@ -84,6 +84,7 @@ impl Rig {
             replies: Arc::new(replies),
             activity,
             thread_calls: Arc::default(),
+            dues: super::super::Dues::default(),
             waits: Mutex::default(),
         };
         let intake = Arc::new(intake);
@@ -108,7 +109,7 @@ impl Rig {
             },
             is_alone: true,
             received: Moment::now(),
-            limited: None,
+            is_limited: false,
         }
     }
 

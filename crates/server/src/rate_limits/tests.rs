@@ -1,0 +1,151 @@
+use std::num::{NonZeroU32, NonZeroU64};
+
+use super::*;
+use crate::callbacks::CALLBACK_ANSWER_MAX;
+use crate::export::Rate;
+use crate::state;
+
+const EXPORT: u32 = 7;
+const A: ClientId = 0xffff_0a00_0001;
+const B: ClientId = 0xffff_0a00_0002;
+const SEC_NS: u64 = 1_000_000_000;
+
+fn rate(calls_per_sec: u32, bytes_per_sec: u64) -> Rate {
+    Rate {
+        calls_per_sec: NonZeroU32::new(calls_per_sec),
+        bytes_per_sec: NonZeroU64::new(bytes_per_sec),
+    }
+}
+
+/// The calls of one second over a connection for each of `clients`, each call as soon as those before
+/// it are paid for.
+fn calls_in_a_second(limits: Limits, clients: &[ClientId], bytes: u64) -> u64 {
+    let (table, limited, start) = (RateLimits::default(), (EXPORT, &limits), SEC_NS);
+    let mut slots: Vec<Option<Slot>> = vec![None; clients.len()];
+    let (mut calls, mut now) = (0, start);
+    while now < start + SEC_NS {
+        let mut wait = Duration::from_secs(1);
+        for (client, slot) in clients.iter().zip(&mut slots) {
+            let at = Moment::at_nanoseconds(now);
+            let delay = |slot: Slot| table.delay(limited, *client, slot, at);
+            if slot.is_none_or(|slot| delay(slot).is_zero()) {
+                let taken = Use { calls: 1, bytes };
+                *slot = Some(table.charge(limited, *client, taken, at).0);
+                calls += 1;
+            }
+            wait = wait.min(delay(slot.expect("it was set")));
+        }
+        // Timers have milliseconds, and wait too long.
+        now += u64::try_from(wait.as_nanos()).unwrap().next_multiple_of(1_000_000).max(10_000);
+    }
+    calls
+}
+
+#[test]
+fn calls_of_all_clients_are_limited_together() {
+    let limits = Limits { all: rate(1000, 0), ..Limits::default() };
+    for clients in [&[A][..], &[A, A, A], &[A, B], &[A, B, B]] {
+        let calls = calls_in_a_second(limits, clients, 100);
+        assert!((1000..=1060).contains(&calls), "{calls}");
+    }
+}
+
+#[test]
+fn calls_of_each_client_are_limited_alone() {
+    let limits = Limits { client: rate(1000, 0), ..Limits::default() };
+    let calls = calls_in_a_second(limits, &[A, B, B], 100);
+    assert!((2000..=2120).contains(&calls), "{calls}");
+}
+
+#[test]
+fn bytes_are_limited_however_large_a_call_is() {
+    let limits = Limits { all: rate(0, 10 << 20), ..Limits::default() };
+    for bytes in [100, 4096, 1 << 20, 4 << 20] {
+        let moved = calls_in_a_second(limits, &[A], bytes) * bytes;
+        assert!((9 << 20..=15 << 20).contains(&moved), "{moved} in calls of {bytes}");
+    }
+}
+
+#[test]
+fn the_limit_that_takes_longer_is_waited_for() {
+    let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
+    let limits = Limits { all: rate(1, 0), client: rate(0, 1 << 20) };
+    let limited = (EXPORT, &limits);
+    let (slot, _) = table.charge(limited, A, Use { calls: 1, bytes: 4 << 20 }, now);
+    assert_eq!(table.delay(limited, A, slot, now), Duration::from_millis(3950));
+    let (later, _) = table.charge(limited, A, Use { calls: 8, bytes: 0 }, now);
+    assert_eq!(table.delay(limited, A, later, now), Duration::from_millis(8950));
+    assert_eq!(slot.later(later), later);
+    assert_eq!(later.later(slot), later);
+    assert_eq!(table.charge(limited, A, Use::default(), now).0, later);
+    for (export, client) in [(EXPORT, B), (EXPORT + 1, A)] {
+        let limited = (export, &limits);
+        let (slot, _) = table.charge(limited, client, Use::default(), now);
+        assert!(table.delay(limited, client, slot, now).is_zero());
+    }
+}
+
+#[test]
+fn a_reply_settles_what_its_call_was_charged() {
+    let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
+    let limits = Limits { all: rate(0, 1 << 20), ..Limits::default() };
+    let limited = (EXPORT, &limits);
+    let taken = Use { calls: 1, bytes: 1 << 20 };
+    let owed = || {
+        let (all, _) = table.charge(limited, A, Use::default(), now);
+        table.delay(limited, A, all, now) + BURST
+    };
+    let (slot, charged) = table.charge(limited, A, taken, now);
+    table.settle(limited, A, (charged, Use { bytes: 3 << 20, ..taken }), now);
+    assert_eq!(table.delay(limited, A, slot, now) + BURST, Duration::from_secs(1));
+    assert_eq!(owed(), Duration::from_secs(3));
+    table.settle(limited, A, (charged, Use { bytes: 1 << 19, ..taken }), now);
+    assert_eq!(owed(), Duration::from_millis(2500));
+}
+
+#[test]
+fn a_reply_gives_back_no_debt_that_the_longest_one_has_cut() {
+    let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
+    let limits = Limits { all: rate(0, 64 << 10), ..Limits::default() };
+    let limited = (EXPORT, &limits);
+    let owed = || {
+        let (all, _) = table.charge(limited, A, Use::default(), now);
+        table.delay(limited, A, all, now) + BURST
+    };
+    // 16 s each.
+    let read = Use { calls: 1, bytes: 1 << 20 };
+    let (_, first) = table.charge(limited, A, read, now);
+    assert_eq!(owed(), WAIT_MAX);
+    // A READ behind the end of its file.
+    let (_, second) = table.charge(limited, A, read, now);
+    table.settle(limited, A, (second, Use { bytes: 0, ..read }), now);
+    assert_eq!(owed(), WAIT_MAX);
+    table.settle(limited, A, (first, Use { bytes: 1 << 19, ..read }), now);
+    assert_eq!(owed(), Duration::from_secs(8));
+}
+
+#[test]
+fn limits_that_are_not_set_are_not_charged() {
+    let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
+    let (free, limits) = (Limits::default(), Limits { all: rate(1, 0), ..Limits::default() });
+    let (slot, _) = table.charge((EXPORT, &free), A, Use { calls: 1, bytes: 1 << 30 }, now);
+    assert!(table.delay((EXPORT, &free), A, slot, now).is_zero());
+    let (slot, _) = table.charge((EXPORT, &limits), A, Use { calls: 8, bytes: 0 }, now);
+    // A reload removes the limit, and another one sets it again.
+    assert!(table.delay((EXPORT, &free), A, slot, now).is_zero());
+    assert!(table.delay((EXPORT, &limits), A, slot, now).is_zero());
+    table.retain(|export| export != EXPORT);
+    assert!(table.lock().is_empty());
+}
+
+#[test]
+fn leases_outlast_waits() {
+    let lease = state::Limits::default().lease;
+    // Of an old and of a new connection, after two thirds of the lease.
+    assert!(2 * WAIT_MAX < lease / 3);
+}
+
+#[test]
+fn callbacks_outlast_waits() {
+    assert!(WAIT_MAX < CALLBACK_ANSWER_MAX);
+}
