@@ -3,10 +3,12 @@
 //! There are limits for all connections, for those of one peer address, and for those of strangers,
 //! that is of peers that no export admits. At a limit a new connection takes the place of an idle
 //! one, which loses nothing: an NFSv3 client connects again with its next call. A connection is idle
-//! while it has no call at work, no reply to send and no unread bytes in its socket. A peer at its
-//! own limit loses any idle connection; at the limit for all, a connection has to be idle for
-//! [`IDLE_MIN`], so that one just accepted, or one between two calls, stays open. The new connection
-//! waits for one just accepted if that is next in rank: many accepted at once displace no client.
+//! while it has no call at work, no reply to send and no unread bytes in its socket. While it waits
+//! for limits of exports it is idle with a call in its socket too, and makes room after all others.
+//! A peer at its own limit loses any idle connection; at the limit for all, a connection has to be
+//! idle for [`IDLE_MIN`], so that one just accepted, or one between two calls, stays open. The new
+//! connection waits for one just accepted if that is next in rank: many accepted at once displace no
+//! client.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -106,6 +108,10 @@ pub(crate) struct Activity {
     slots: Arc<Semaphore>,
     slots_max: usize,
     pub(crate) peer_wait: Arc<PeerWait>,
+    /// It waits for limits of exports, and does not read its socket.
+    is_held_back: AtomicBool,
+    /// A call has been found that waits with it. Without meaning while it is not held back.
+    holds_call: AtomicBool,
     /// A call has come over it.
     has_called: AtomicBool,
     /// The socket; empty until the connection's task begins.
@@ -143,6 +149,25 @@ impl Activity {
     /// Notes that a call has come over the connection.
     pub(crate) fn note_call(&self) {
         self.has_called.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes whether the connection waits for limits of exports: it is idle then unless a call is at
+    /// work, whatever is unread. A call that waits for its peer's limits must not keep a place that
+    /// no other connection can leave.
+    pub(crate) fn set_held_back(&self, is_held_back: bool) {
+        self.holds_call.store(false, Ordering::Relaxed);
+        self.is_held_back.store(is_held_back, Ordering::Relaxed);
+        if is_held_back { self.peer_wait.begin(Instant::now()) } else { self.peer_wait.end() }
+    }
+
+    /// Notes that a call has come over the connection while it is held back.
+    pub(crate) fn note_held_call(&self) {
+        self.holds_call.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a call is known to wait with it for limits of exports.
+    fn holds_call_back(&self) -> bool {
+        self.is_held_back.load(Ordering::Relaxed) && self.holds_call.load(Ordering::Relaxed)
     }
 
     /// The peer's identity where threads are shared among clients.
@@ -194,15 +219,22 @@ impl Activity {
         (!self.has_calls_at_work()).then_some(since)
     }
 
-    fn has_calls_at_work(&self) -> bool {
+    /// Whether a call is at work or its reply is not sent, while the connection holds the slot of the
+    /// next one.
+    pub(crate) fn has_calls_at_work(&self) -> bool {
         self.slots.available_permits() + 1 < self.slots_max
     }
 
-    /// Whether the socket holds bytes that its thread has not received yet. If so, the connection,
-    /// idle since `since`, is idle no more.
-    fn has_unread_bytes(&self, since: Instant) -> bool {
+    /// Whether the socket holds bytes, not seen before, that its thread has not received yet. If so, the
+    /// connection, idle since `since`, is idle no more, or holds a call back.
+    fn has_new_bytes(&self, since: Instant) -> bool {
+        if self.holds_call_back() {
+            return false;
+        }
         let unread = self.link.get().is_some_and(|link| link.unread_bytes() > 0);
-        if unread {
+        if unread && self.is_held_back.load(Ordering::Relaxed) {
+            self.note_held_call();
+        } else if unread {
             // Its thread may have received them meanwhile, and wait again.
             self.peer_wait.end_if_since(since);
         }
@@ -332,6 +364,8 @@ impl Connections {
             slots: Arc::new(Semaphore::new(self.calls_max)),
             slots_max: self.calls_max,
             peer_wait: Arc::new(PeerWait::new(Instant::now())),
+            is_held_back: AtomicBool::new(false),
+            holds_call: AtomicBool::new(false),
             has_called: AtomicBool::new(false),
             link: OnceLock::new(),
             evicted: Notify::new(),
@@ -395,13 +429,13 @@ impl Connections {
 
 impl State {
     /// Evicts the idle connection that its peer misses least, if one of `scope` is idle long enough: a
-    /// stranger's first, then one of the peer with the most connections, then the longest idle.
-    /// Returns its peer.
+    /// stranger's first, then one of the peer with the most connections, then the longest idle, and in
+    /// the same order those that hold a call back. Returns its peer.
     fn evict(&mut self, scope: Scope) -> Option<IpAddr> {
         let now = Instant::now();
         for _ in 0..SOCKETS_EXAMINED_MAX {
             let (victim, since) = self.idlest(scope, now)?;
-            if victim.has_unread_bytes(since) {
+            if victim.has_new_bytes(since) {
                 continue;
             }
             let victim = Arc::clone(victim);
@@ -435,7 +469,8 @@ impl State {
                 is_long(*since) || !activity.has_called.load(Ordering::Relaxed)
             })
             .max_by_key(|(of_peer, activity, since)| {
-                (activity.is_stranger(), *of_peer, std::cmp::Reverse(*since))
+                let holds_call = activity.holds_call_back();
+                (!holds_call, activity.is_stranger(), *of_peer, std::cmp::Reverse(*since))
             })
             .map(|(_, activity, since)| (activity, since))
             .filter(|(_, since)| is_long(*since))

@@ -84,6 +84,28 @@ impl Socket {
         poll(&mut descriptors, timeout.as_ref()).is_ok_and(|ready| ready > 0)
     }
 
+    /// Whether the peer has ended its side of the stream.
+    pub fn sends_no_more(&self) -> bool {
+        self.shows(PollFlags::RDHUP)
+    }
+
+    /// Whether the stream has ended in both directions, or was reset: no reply reaches the peer.
+    pub fn has_hung_up(&self) -> bool {
+        self.shows(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// Whether something that the peer has sent was not received yet.
+    pub fn has_unread_bytes(&self) -> bool {
+        self.unread_bytes().is_ok_and(|bytes| bytes > 0)
+    }
+
+    /// Whether poll(2) reports one of these now.
+    fn shows(&self, flags: PollFlags) -> bool {
+        let mut descriptors = [PollFd::new(&self.stream, flags)];
+        let polled = poll(&mut descriptors, Some(&Timespec::default()));
+        polled.is_ok() && descriptors[0].revents().intersects(flags)
+    }
+
     /// Sends the end of the stream and waits until the peer has acknowledged all that was sent, or has
     /// ended its side; at most so long. What it sends meanwhile is thrown away.
     ///

@@ -15,7 +15,7 @@ use crate::rate_limits::{Charged, Slot, Use, WAIT_MAX};
 use crate::service::Service;
 
 /// A connection looks at least so often whether its calls are paid for: a reload may have changed the
-/// limits, and other clients may have paid or begun to owe.
+/// limits, other clients may have paid or begun to owe, and the peer may have hung up.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a connection has to wait for before it reads its next call. Connections to exports without
@@ -119,24 +119,36 @@ fn limits(exports: &Exports, export: u32) -> Option<&Limits> {
 }
 
 impl Intake {
-    /// Waits until the calls so far are paid for.
-    pub(super) async fn wait_for_limits(&self) {
-        let Self { service, activity, dues, .. } = self;
-        let (began, mut has_waited) = (Moment::now(), false);
-        loop {
-            let delay = dues.delay(service, activity.client());
-            if delay.is_zero() {
-                return;
-            }
-            if !std::mem::replace(&mut has_waited, true) {
-                service.counters.add(Counter::LimitWaits, 1);
-            }
+    /// Waits until the calls so far are paid for. The connection is idle meanwhile if it has no call at
+    /// work. `false` if the peer has hung up and is owed no answer. `has_more`: a part of the next call
+    /// was received.
+    pub(super) async fn wait_for_limits(&self, has_more: bool) -> bool {
+        let Self { service, activity, dues, socket, .. } = self;
+        let began = Moment::now();
+        let mut delay = dues.delay(service, activity.client());
+        if delay.is_zero() {
+            return true;
+        }
+        service.counters.add(Counter::LimitWaits, 1);
+        activity.set_held_back(true);
+        while !delay.is_zero() {
             let left = WAIT_MAX.saturating_sub(began.elapsed());
             if left.is_zero() {
                 dues.clear();
-                return;
+                break;
             }
             tokio::time::sleep(delay.min(left).min(LOOK_INTERVAL)).await;
+            let holds_call = has_more || socket.has_unread_bytes();
+            if holds_call {
+                activity.note_held_call();
+            }
+            let is_owed = holds_call || activity.has_calls_at_work();
+            if socket.has_hung_up() || socket.sends_no_more() && !is_owed {
+                return false;
+            }
+            delay = dues.delay(service, activity.client());
         }
+        activity.set_held_back(false);
+        true
     }
 }

@@ -19,7 +19,7 @@ const FINISH_MAX: Duration = Duration::from_secs(1);
 pub(super) async fn drain(socket: &Socket, activity: &Activity) {
     match tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await {
         // It was idle: nothing unread makes the kernel drop its last replies.
-        Ok(()) if activity.makes_room() => {}
+        Ok(()) if activity.makes_room() && !socket.has_unread_bytes() => {}
         Ok(()) => socket.finish(FINISH_MAX).await,
         // The peer has to learn of the end, to repeat its calls over another connection.
         Err(_) => socket.end(),

@@ -201,6 +201,91 @@ async fn connection_with_unread_bytes_is_not_evicted() {
     assert!(!places.iter().any(|place| Arc::ptr_eq(&place.activity, &second)));
 }
 
+/// A connection that waits for limits of exports, with a call in its socket.
+async fn held_back(
+    connections: &Arc<Connections>,
+    listener: &tokio::net::TcpListener,
+) -> (Place, (std::net::TcpStream, Arc<Socket>)) {
+    let (client, socket) = connected(listener).await;
+    let address = client.local_addr().unwrap();
+    let place = connections.enter(address, || false).await.unwrap();
+    let transport = Arc::downgrade(&socket);
+    let link = Arc::new(Link::new(address, transport));
+    place.activity.begins(&link);
+    place.activity.note_call();
+    place.activity.set_held_back(true);
+    (&client).write_all(b"call").unwrap();
+    while link.unread_bytes() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    (place, (client, socket))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_a_call_makes_room_before_those_with_a_call_that_waits() {
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let connections = connections(3);
+    let (mut places, mut sockets) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let (place, connected) = held_back(&connections, &listener).await;
+        places.push(place);
+        sockets.push(connected);
+    }
+    let waiting = [0, 1].map(|at: usize| Arc::clone(&places[at].activity));
+    tokio::time::sleep(2 * IDLE_MIN).await;
+    assert!(enter(&connections, &mut places, address(2), false).await);
+    let stays = |places: &[Place], activity: &Arc<Activity>| {
+        places.iter().any(|place| Arc::ptr_eq(&place.activity, activity))
+    };
+    let idle = Arc::clone(&places[2].activity);
+    idle.note_call();
+    tokio::time::sleep(2 * IDLE_MIN).await;
+    assert!(enter(&connections, &mut places, address(3), false).await);
+    assert!(!stays(&places, &idle));
+    assert!(waiting.iter().all(|activity| stays(&places, activity)));
+    // No other one is idle, and the one that waits longest has a call at work.
+    places[2].activity.peer_wait.end();
+    let calls = waiting[0].slots.acquire_many(2).await.unwrap();
+    assert!(enter(&connections, &mut places, address(4), false).await);
+    assert!(stays(&places, &waiting[0]) && !stays(&places, &waiting[1]));
+    places.iter().for_each(|place| {
+        if !Arc::ptr_eq(&place.activity, &waiting[0]) {
+            place.activity.peer_wait.end();
+        }
+    });
+    tokio::time::sleep(2 * IDLE_MIN).await;
+    let evictions = || connections.counters.value(Counter::ConnectionsEvicted);
+    assert!(matches!(connections.try_enter(address(5), || false), Entry::Full));
+    assert_eq!(evictions(), 2);
+    drop(calls);
+    assert!(matches!(connections.try_enter(address(5), || false), Entry::Full));
+    assert_eq!(evictions(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_with_calls_that_wait_do_not_hide_an_idle_one() {
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let connections = connections(2 * SOCKETS_EXAMINED_MAX + 1);
+    let (mut places, mut sockets) = (Vec::new(), Vec::new());
+    // As many as one client may have.
+    for _ in 0..connections.limits.peer {
+        let (place, connected) = held_back(&connections, &listener).await;
+        places.push(place);
+        sockets.push(connected);
+    }
+    let waiting: Vec<_> = places.iter().map(|place| Arc::clone(&place.activity)).collect();
+    assert!(waiting.len() > SOCKETS_EXAMINED_MAX);
+    while places.len() < connections.max() {
+        assert!(enter(&connections, &mut places, address(2), false).await);
+        places.last().unwrap().activity.note_call();
+    }
+    tokio::time::sleep(2 * IDLE_MIN).await;
+    assert!(enter(&connections, &mut places, address(3), false).await);
+    assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
+    let stays = |activity| places.iter().any(|place| Arc::ptr_eq(&place.activity, activity));
+    assert!(waiting.iter().all(stays));
+}
+
 #[tokio::test(start_paused = true)]
 async fn connection_just_accepted_is_not_evicted() {
     let connections = connections(1);

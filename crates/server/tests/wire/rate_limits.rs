@@ -5,10 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proto::nfs3::{self, *};
+use rustix::net::sockopt::set_socket_linger;
 use spillway_server::counters::Counter;
 
 use crate::client::{Client, encoded};
 use crate::fixture::Fixture;
+use crate::local_file::eventually;
 
 const MIB: u32 = 1 << 20;
 /// Permitted at once.
@@ -164,6 +166,36 @@ fn a_wait_for_a_limit_is_counted_once() {
 }
 
 #[test]
+fn a_connection_that_waits_for_a_limit_ends_with_its_peer() {
+    let (fixture, mut client, file) = used_up("");
+    let open = || fixture.figure("connections_open");
+    let ends_soon = |peer: Client| {
+        let before = open();
+        let start = Instant::now();
+        drop(peer);
+        assert!(eventually(|| open() < before));
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    };
+    let connect = |connections| {
+        let client = fixture.client();
+        assert!(eventually(|| open() == connections));
+        client
+    };
+    // It has sent nothing.
+    ends_soon(connect(2));
+    // It has sent a call, and resets the connection.
+    let mut peer = connect(2);
+    send_getattr(&mut peer, file);
+    set_socket_linger(&peer.stream, Some(Duration::ZERO)).unwrap();
+    ends_soon(peer);
+    // It ends its side alone, and has all its answers.
+    let start = Instant::now();
+    client.half_close();
+    assert!(client.is_closed_by_server());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_call_that_waits_for_a_limit_is_answered_though_its_peer_sends_no_more() {
     let fixture = Fixture::with(&with_limits("bytes_per_sec = \"64KiB\""));
     file(&fixture);
@@ -176,6 +208,29 @@ fn a_call_that_waits_for_a_limit_is_answered_though_its_peer_sends_no_more() {
     assert!(client.receive_record().is_some());
     assert!(start.elapsed() >= SOON, "{:?}", start.elapsed());
     assert!(client.is_closed_by_server());
+}
+
+#[test]
+fn connections_that_wait_for_a_limit_make_room() {
+    let (fixture, mut client, file) = used_up("max_connections = 3");
+    let start = Instant::now();
+    // One has no call in its socket.
+    let (mut second, mut third) = (fixture.client(), fixture.client());
+    send_getattr(&mut client, file);
+    send_getattr(&mut third, file);
+    assert!(eventually(|| fixture.figure("connections_open") == 3));
+    other_client(&fixture).null();
+    assert!(second.is_closed_by_server());
+    assert_eq!(fixture.counter(Counter::ConnectionsEvicted), 1);
+    assert!(eventually(|| fixture.figure("connections_open") == 2));
+    // All have one.
+    let mut second = fixture.client();
+    send_getattr(&mut second, file);
+    assert!(eventually(|| fixture.figure("connections_open") == 3));
+    other_client(&fixture).null();
+    assert_eq!(fixture.counter(Counter::ConnectionsEvicted), 2);
+    assert!(client.is_closed_by_server());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
 }
 
 #[test]
