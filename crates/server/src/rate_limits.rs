@@ -60,13 +60,15 @@ pub(crate) struct Charged {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slot([Tag; LIMITS]);
 
-/// A client, by whose calls a debt grows.
+/// Those whose calls share a debt: an IPv4 address, or an IPv6 network of 64 bits, of which a host may
+/// take any address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Flow(ClientId);
 
 impl Flow {
     fn of(client: ClientId) -> Self {
-        Self(client)
+        const IPV4_MAPPED: ClientId = 0xffff;
+        if client >> 32 == IPV4_MAPPED { Self(client) } else { Self(client >> 64 << 64) }
     }
 }
 

@@ -16,7 +16,7 @@ pub struct Rate {
 pub struct Limits {
     /// Of all clients together.
     pub all: Rate,
-    /// Of each client address.
+    /// Of each client: an IPv4 address, or an IPv6 network of 64 bits.
     pub client: Rate,
 }
 

@@ -1,3 +1,4 @@
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::{NonZeroU32, NonZeroU64};
 
 use super::*;
@@ -136,6 +137,19 @@ fn limits_that_are_not_set_are_not_charged() {
     assert!(table.delay((EXPORT, &limits), A, slot, now).is_zero());
     table.retain(|export| export != EXPORT);
     assert!(table.lock().is_empty());
+}
+
+#[test]
+fn a_host_has_one_share_whatever_its_address_in_its_network() {
+    let id = |address: &str| match address.parse().unwrap() {
+        IpAddr::V4(address) => Flow::of(Ipv4Addr::to_ipv6_mapped(&address).to_bits()),
+        IpAddr::V6(address) => Flow::of(Ipv6Addr::to_bits(address)),
+    };
+    assert_eq!(id("2001:db8:0:1::1"), id("2001:db8:0:1:ffff::2"));
+    assert_ne!(id("2001:db8:0:1::1"), id("2001:db8:0:2::1"));
+    assert_ne!(id("10.0.0.1"), id("10.0.0.2"));
+    assert_eq!(id("10.0.0.1"), id("::ffff:10.0.0.1"));
+    assert_ne!(id("::1"), id("10.0.0.1"));
 }
 
 #[test]
