@@ -124,12 +124,11 @@ impl Intake {
     /// was received.
     pub(super) async fn wait_for_limits(&self, has_more: bool) -> bool {
         let Self { service, activity, dues, socket, .. } = self;
-        let began = Moment::now();
+        let (began, mut holds_call) = (Moment::now(), false);
         let mut delay = dues.delay(service, activity.client());
         if delay.is_zero() {
             return true;
         }
-        service.counters.add(Counter::LimitWaits, 1);
         activity.set_held_back(true);
         while !delay.is_zero() {
             let left = WAIT_MAX.saturating_sub(began.elapsed());
@@ -138,9 +137,10 @@ impl Intake {
                 break;
             }
             tokio::time::sleep(delay.min(left).min(LOOK_INTERVAL)).await;
-            let holds_call = has_more || socket.has_unread_bytes();
-            if holds_call {
+            if (has_more || socket.has_unread_bytes()) && !std::mem::replace(&mut holds_call, true)
+            {
                 activity.note_held_call();
+                service.counters.add(Counter::LimitWaits, 1);
             }
             let is_owed = holds_call || activity.has_calls_at_work();
             if socket.has_hung_up() || socket.sends_no_more() && !is_owed {

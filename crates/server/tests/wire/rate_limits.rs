@@ -166,6 +166,18 @@ fn a_wait_for_a_limit_is_counted_once() {
 }
 
 #[test]
+fn a_wait_without_a_call_is_not_counted() {
+    let fixture = Fixture::with(&with_limits("calls_per_sec = 2"));
+    let (mut client, root) = fixture.mounted();
+    for calls in 0..3 {
+        client.getattr(root).unwrap();
+        // The connection waits already, and no call does.
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!(fixture.counter(Counter::LimitWaits), calls);
+    }
+}
+
+#[test]
 fn a_connection_that_waits_for_a_limit_ends_with_its_peer() {
     let (fixture, mut client, file) = used_up("");
     let open = || fixture.figure("connections_open");
