@@ -18,13 +18,13 @@ use crate::call_log::{self, Line};
 use crate::call_trace::{self, Traced};
 use crate::counters::{Counter, CounterSet, Operation as Counted, Tally};
 use crate::export;
-use crate::export::{Limits, claimed_export_id};
+use crate::export::{Export, Limits, claimed_export_id};
 use crate::memory_plan::REPLY_HEAD_BYTES;
 use crate::moment::Moment;
 use crate::nfs3::{self as nfs, Arguments, Executed};
 use crate::procedures::{Operation, Procedure, Programs, Thread};
 use crate::reply_cache::{Begin, Replay, Wait};
-use crate::request::{Fault, Handled, Origin, Refusal, Request};
+use crate::request::{Fault, Handled, Moved, Origin, Refusal, Request};
 use crate::service::Service;
 use crate::trace::{CallKey, Outcome};
 use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
@@ -116,27 +116,45 @@ pub(crate) fn claimed(
     address: SocketAddr,
 ) -> Claimed {
     let exports = service.exports.load();
-    let handle = match outline {
-        Some(outline) => outline.handle,
-        None => call.nfs3().and_then(|procedure| nfs::first_handle(procedure, call.arguments())),
+    let (handle, current) = match outline {
+        Some(outline) => (outline.handle, outline.current),
+        None => {
+            let first = |procedure| nfs::first_handle(procedure, call.arguments());
+            let handle = call.nfs3().and_then(first);
+            (handle, handle)
+        }
     };
-    let export = handle.and_then(claimed_export_id).and_then(|id| exports.table.by_id(id));
+    let export_of = |handle| exports.table.by_id(claimed_export_id(handle)?);
     let engine = &service.engine;
-    let Some(export) = export else {
-        return Claimed { device: engine.own_device().clone(), limited: None };
+    let device = match handle.and_then(export_of) {
+        Some(export) => exports.root(export).threads(engine).clone(),
+        None => engine.own_device().clone(),
     };
-    // The handle is not authenticated yet. A peer that the export does not admit must not use up its
-    // limits.
-    let is_limited = export.limits.are_set() && export.knows(address.ip());
-    let limited = || (export.id, export.limits);
-    let device = exports.root(export).threads(engine).clone();
-    Claimed { device, limited: is_limited.then(limited) }
+    let limited = |handle| {
+        let export = export_of(handle).filter(|export| export.limits.are_set())?;
+        // A call that will be refused must not use up the limits of others.
+        let is_admitted = is_admitted(service, export, handle, (call, address));
+        is_admitted.then_some((export.id, export.limits))
+    };
+    Claimed { device, limited: current.and_then(limited) }
+}
+
+/// Whether a handle is authentic and its export admits the call.
+fn is_admitted(
+    service: &Service,
+    export: &Export,
+    handle: &[u8],
+    (call, address): (&Call, SocketAddr),
+) -> bool {
+    let (Ok(row), Ok((flavor, _))) = (call.procedure, credential(call)) else { return false };
+    let peer = export::Peer { address, purpose: row.purpose };
+    service.handle_key.open(handle).is_some() && export.admit(&peer, flavor).is_ok()
 }
 
 /// What follows from the export that the handle in a call's arguments claims to be of.
 pub(crate) struct Claimed {
     pub(crate) device: Device,
-    /// The export's id and limits, if it has any.
+    /// The id and limits of the export that the work begins on, if it has any and admits the call.
     pub(crate) limited: Option<(u32, Limits)>,
 }
 
@@ -180,6 +198,8 @@ pub(crate) struct Ended {
     pub(crate) queue_ns: Option<u64>,
     /// The counters of the export that it was about, if it is timed.
     pub(crate) export: Option<Arc<CounterSet>>,
+    /// What its operations have moved, if it is a COMPOUND.
+    pub(crate) moved: Moved,
 }
 
 /// Answers a call. `ended.at` and `ended.queue_ns` are set.
@@ -296,7 +316,8 @@ async fn execute(
         }
         Operation::Nfs4(nfs4::Procedure::Compound) => {
             let request = request(service, origin, (row, call))?;
-            let done = compound::execute(&request, peer, call, payload, reply).await;
+            let done =
+                compound::execute(&request, peer, call, payload, (reply, &mut ended.moved)).await;
             note_end(request, &Line { service, peer, call }, ended);
             done
         }

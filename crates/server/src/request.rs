@@ -119,6 +119,25 @@ impl Fault {
     }
 }
 
+/// The bytes that operations of a COMPOUND have moved, for each export with limits.
+#[derive(Debug, Default)]
+pub(crate) struct Moved(Vec<(u32, u64)>);
+
+impl Moved {
+    /// Notes what an operation on an export has moved.
+    pub(crate) fn note(&mut self, export: u32, bytes: u64) {
+        match self.0.iter_mut().find(|(id, _)| *id == export) {
+            Some((_, sum)) => *sum += bytes,
+            None => self.0.push((export, bytes)),
+        }
+    }
+
+    /// The ids of the exports, and the bytes.
+    pub(crate) fn exports(&self) -> &[(u32, u64)] {
+        &self.0
+    }
+}
+
 /// Why a call is not answered with results.
 pub(crate) enum Refusal {
     /// Refused at the door.
@@ -172,5 +191,14 @@ mod tests {
         fault.note(Status::Io(rustix::io::Errno::IO));
         fault.note(Status::ServerFault);
         assert_eq!(fault.status(), Some(Status::Io(rustix::io::Errno::IO)));
+    }
+
+    #[test]
+    fn what_was_moved_is_summed_for_each_export() {
+        let mut moved = Moved::default();
+        for (export, bytes) in [(1, 10), (2, 5), (1, 7)] {
+            moved.note(export, bytes);
+        }
+        assert_eq!(moved.exports(), [(1, 17), (2, 5)]);
     }
 }

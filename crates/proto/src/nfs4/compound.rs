@@ -65,6 +65,8 @@ pub fn encode_success(w: &mut Writer, operation: OperationCode) {
 pub struct Outline<'a> {
     /// That of the first PUTFH.
     pub handle: Option<&'a [u8]>,
+    /// The current filehandle of the work, if a PUTFH has set it.
+    pub current: Option<&'a [u8]>,
     /// The first operation that is none of sessions and none of current filehandles.
     pub work: Option<OperationCode>,
     /// If that is READ: the bytes that it asks for.
@@ -85,20 +87,19 @@ impl<'a> Outline<'a> {
 
     fn find(&mut self, r: &mut Reader<'a>) -> Result<(), DecodeError> {
         let operations = CompoundHead::decode(r)?.operations.min(OUTLINE_OPERATIONS_MAX);
+        let mut saved = None;
         for _ in 0..operations {
             match next_operation(r)? {
                 Ok(OperationCode::Sequence) => r.skip(SEQUENCE_BYTES, "SEQUENCE4args")?,
                 Ok(OperationCode::Putfh) => {
                     let handle = r.opaque(FILE_HANDLE_BYTES_MAX, "nfs_fh4")?;
                     self.handle.get_or_insert(handle);
+                    self.current = Some(handle);
                 }
-                Ok(
-                    OperationCode::Putrootfh
-                    | OperationCode::Putpubfh
-                    | OperationCode::Savefh
-                    | OperationCode::Restorefh
-                    | OperationCode::Getfh,
-                ) => {}
+                Ok(OperationCode::Putrootfh | OperationCode::Putpubfh) => self.current = None,
+                Ok(OperationCode::Savefh) => saved = self.current,
+                Ok(OperationCode::Restorefh) => self.current = saved,
+                Ok(OperationCode::Getfh) => {}
                 Ok(OperationCode::Read) => {
                     self.work = Some(OperationCode::Read);
                     let args = ReadArgs::decode(r)?;

@@ -1,7 +1,7 @@
 //! The limits of exports at a connection: what its calls take, and when it may read the next one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use io::ClientId;
@@ -12,6 +12,7 @@ use crate::export::{Exports, Limits};
 use crate::moment::Moment;
 use crate::procedures::Programs;
 use crate::rate_limits::{Charged, Slot, Use, WAIT_MAX};
+use crate::request::Moved;
 use crate::service::Service;
 
 /// A connection looks at least so often whether its calls are paid for: a reload may have changed the
@@ -27,11 +28,13 @@ pub(super) struct Dues {
     slots: Mutex<Vec<(u32, Slot)>>,
 }
 
-/// What a call was charged when it was accepted.
+/// What a call has to pay to the limits of exports.
 pub(super) struct Charge {
+    dues: Arc<Dues>,
     client: ClientId,
-    export: u32,
-    charged: Charged,
+    call_bytes: u64,
+    /// The export that was charged when the call was accepted, and what.
+    charged: Option<(u32, Charged)>,
 }
 
 impl Dues {
@@ -87,29 +90,54 @@ impl Dues {
 }
 
 impl Charge {
-    /// Charges a call of `call_bytes` and the data that it asks for.
+    /// Of a call of `call_bytes`. If the export that its work begins on is known and has limits, it is
+    /// charged for the call and the data that that asks for.
     pub(super) fn new(
         intake: &Intake,
-        (export, limits): (u32, Limits),
+        limited: Option<(u32, Limits)>,
         (call_bytes, transfer): (u64, Transfer),
         now: Moment,
     ) -> Self {
         let Intake { service, activity, dues, .. } = intake;
-        let read_bytes = transfer.read_bytes(service.memory.transfer_bytes_max);
-        let taken = Use { calls: 1, bytes: call_bytes + read_bytes };
         let client = activity.client();
-        let (slot, charged) = service.rate_limits.charge((export, &limits), client, taken, now);
-        dues.add(export, slot);
-        Self { client, export, charged }
+        let charged = limited.map(|(export, limits)| {
+            let read_bytes = transfer.read_bytes(service.memory.transfer_bytes_max);
+            let taken = Use { calls: 1, bytes: call_bytes + read_bytes };
+            let (slot, charged) = service.rate_limits.charge((export, &limits), client, taken, now);
+            dues.add(export, slot);
+            (export, charged)
+        });
+        Self { dues: Arc::clone(dues), client, call_bytes, charged }
     }
 
-    /// Settles the difference to what the call and its reply have used.
-    pub(super) fn settle(self, service: &Service, used_bytes: u64) {
-        let exports = service.exports.load();
-        let Some(limits) = limits(&exports, self.export) else { return };
-        let used = Use { calls: 1, bytes: used_bytes };
-        let (limited, difference) = ((self.export, limits), (self.charged, used));
-        service.rate_limits.settle(limited, self.client, difference, Moment::now());
+    /// Charges what the call has used, or gives back what it was charged beyond. `moved` is that of a
+    /// COMPOUND: each export that it has worked on is charged for a call.
+    pub(super) fn settle(self, service: &Service, moved: &Moved, reply_bytes: u64) {
+        for (export, bytes) in moved.exports() {
+            self.settle_with(service, *export, Use { calls: 1, bytes: *bytes });
+        }
+        let Some((export, _)) = self.charged else { return };
+        if moved.exports().is_empty() {
+            let bytes = self.call_bytes + reply_bytes;
+            self.settle_with(service, export, Use { calls: 1, bytes });
+        } else if moved.exports().iter().all(|(other, _)| *other != export) {
+            self.settle_with(service, export, Use::default());
+        }
+    }
+
+    /// Settles what was used of an export. One that was not charged is charged now, and the call has its
+    /// place there from now on.
+    fn settle_with(&self, service: &Service, export: u32, used: Use) {
+        let (exports, now) = (service.exports.load(), Moment::now());
+        let Some(limits) = limits(&exports, export) else { return };
+        let (limited, rate_limits) = ((export, limits), &service.rate_limits);
+        match self.charged.filter(|(charged, _)| *charged == export) {
+            Some((_, charged)) => rate_limits.settle(limited, self.client, (charged, used), now),
+            None => {
+                let (slot, _) = rate_limits.charge(limited, self.client, used, now);
+                self.dues.add(export, slot);
+            }
+        }
     }
 }
 

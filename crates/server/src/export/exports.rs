@@ -157,8 +157,9 @@ impl Admitted<'_> {
     }
 
     fn below(&self, handle: KernelHandle) -> Object {
-        let Export { sync, policy, .. } = *self.export;
-        Object { root: Arc::clone(self.root), handle, sync, policy }
+        let Export { sync, policy, limits, .. } = *self.export;
+        let is_limited = limits.are_set();
+        Object { root: Arc::clone(self.root), handle, sync, policy, is_limited }
     }
 }
 
@@ -171,6 +172,8 @@ pub(crate) struct Object {
     pub(crate) sync: bool,
     /// How READs and WRITEs treat the page cache.
     pub(crate) policy: IoPolicy,
+    /// The export has limits of calls or bytes.
+    pub(crate) is_limited: bool,
 }
 
 impl Object {

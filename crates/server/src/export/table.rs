@@ -189,12 +189,6 @@ impl Export {
         })
     }
 
-    /// Whether a rule names the address.
-    #[must_use]
-    pub fn knows(&self, address: IpAddr) -> bool {
-        self.rule_of(address.to_canonical()).is_some()
-    }
-
     /// The rule that decides on an address, and its place.
     fn rule_of(&self, address: IpAddr) -> Option<(&Rule, RulePlace)> {
         let first = self.metadata_servers.iter().map(|rule| (rule, RulePlace::MetadataServers));

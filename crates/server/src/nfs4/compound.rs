@@ -17,7 +17,7 @@ use crate::counters::Operation;
 use crate::inode_cache::Attributes;
 use crate::moment::Moment;
 use crate::procedures::Programs;
-use crate::request::{Handled, Peer, Refusal, Request};
+use crate::request::{Handled, Moved, Peer, Refusal, Request};
 use crate::state::Running;
 
 /// A COMPOUND at work.
@@ -35,6 +35,9 @@ pub(super) struct Compound<'a> {
     /// The attributes that the operation before, a WRITE, has left behind.
     pub(super) written: Option<Attributes>,
     pub(super) results: Results<'a>,
+    moved: &'a mut Moved,
+    /// The bytes of call and reply that [`Self::moved`] is right for.
+    noted_bytes: u64,
     /// The data of the first WRITE, which was received apart.
     payload: Option<WriteData>,
 }
@@ -59,7 +62,8 @@ enum End {
     Duplicate,
 }
 
-/// Runs the operations of a COMPOUND until one fails, and appends their results to `reply`.
+/// Runs the operations of a COMPOUND until one fails, and appends their results to `reply`. Notes in
+/// `moved` what they have moved.
 ///
 /// # Errors
 /// What stands in front of the operations cannot be decoded.
@@ -68,7 +72,7 @@ pub(crate) async fn execute(
     peer: Peer,
     call: &Call,
     payload: Option<WriteData>,
-    reply: &mut Writer,
+    (reply, moved): (&mut Writer, &mut Moved),
 ) -> Result<Handled, Refusal> {
     let mut reader = Reader::new(call.arguments());
     let CompoundHead { tag, minor_version, operations } = Decode::decode(&mut reader)?;
@@ -90,6 +94,8 @@ pub(crate) async fn execute(
         saved: None,
         written: None,
         results,
+        moved,
+        noted_bytes: 0,
         payload,
     };
     let count_at = 8 + tag.len().next_multiple_of(4);
@@ -127,10 +133,14 @@ impl<'a> Compound<'a> {
                         // The device of the current object need not be the one that the call began
                         // with, and no device waits for another.
                         let service = self.request.service;
-                        match self.located().and_then(|file| service.elsewhere(&file.object)) {
+                        let elsewhere =
+                            self.located().and_then(|file| service.elsewhere(&file.object));
+                        let outcome = match elsewhere {
                             None => self.perform(operation, reader).await,
                             Some(its) => Box::pin(its.run(self.perform(operation, reader))).await,
-                        }
+                        };
+                        self.note_moved(reader);
+                        outcome
                     }
                 },
                 Err(refused) => Err(self.refuse(operation, refused)),
@@ -155,6 +165,19 @@ impl<'a> Compound<'a> {
         match self.place() {
             Ok(Place::Object(located)) => Some(located),
             Ok(Place::Pseudo(_)) | Err(_) => None,
+        }
+    }
+
+    /// Notes on the export that the current filehandle is of what the operation that has ended has
+    /// moved, with those before it that have worked on none.
+    fn note_moved(&mut self, reader: &Reader<'_>) {
+        let Some(Located { object, .. }) = self.located() else { return };
+        let (export, is_limited) = (object.root().id, object.is_limited);
+        let unread = reader.remaining() + self.payload.as_ref().map_or(0, WriteData::len);
+        let bytes = self.call.bytes.saturating_sub(unread as u64) + self.results.len() as u64;
+        let before = std::mem::replace(&mut self.noted_bytes, bytes);
+        if is_limited {
+            self.moved.note(export, bytes.saturating_sub(before));
         }
     }
 

@@ -211,7 +211,8 @@ impl<'a> Results<'a> {
         (self.payload, self.tail.into_vec(), self.charge)
     }
 
-    fn len(&self) -> usize {
+    /// The bytes of the reply so far.
+    pub(super) fn len(&self) -> usize {
         let payload = self.payload.as_ref().map_or(0, |payload| payload.len().next_multiple_of(4));
         self.head.len() + payload + self.tail.len()
     }

@@ -253,3 +253,23 @@ fn the_server_stops_while_connections_wait_for_a_limit() {
     fixture.stop();
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
+
+#[test]
+fn calls_that_an_export_refuses_use_up_no_limit() {
+    let fixture = Fixture::with(&with_limits("calls_per_sec = 2"));
+    let (mut client, root) = fixture.mounted();
+    let mut forged = root.as_bytes().to_vec();
+    *forged.last_mut().unwrap() ^= 1;
+    let forged = FileHandle::new(&forged).unwrap();
+    let start = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(client.getattr(forged), Err(Status::Badhandle));
+    }
+    // The port of the client is not a privileged one.
+    fixture.reload(&with_limits("calls_per_sec = 2\nsecure_ports = true"));
+    for _ in 0..20 {
+        assert_eq!(client.getattr(root), Err(Status::Acces));
+    }
+    assert_eq!(fixture.counter(Counter::LimitWaits), 0);
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+}

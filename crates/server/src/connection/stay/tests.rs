@@ -84,7 +84,7 @@ impl Rig {
             replies: Arc::new(replies),
             activity,
             thread_calls: Arc::default(),
-            dues: super::super::Dues::default(),
+            dues: Arc::default(),
             waits: Mutex::default(),
         };
         let intake = Arc::new(intake);

@@ -9,6 +9,7 @@ mod hostile;
 mod locks;
 mod opens;
 mod pseudo_root;
+mod rate_limits;
 mod restart;
 mod sequences;
 mod sessions;
