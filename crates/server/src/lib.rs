@@ -21,6 +21,7 @@ mod dispatch;
 pub mod export;
 mod fs;
 mod held_files;
+mod idle;
 mod inode_cache;
 mod leases;
 mod listener;

@@ -414,7 +414,7 @@ async fn keep_time(
         service.counters.timing.tick();
         for idle in service.vfs.tick() {
             let service = Arc::clone(&service);
-            tasks.spawn(async move { service.vfs.close_idle(idle).await });
+            tasks.spawn(async move { service.close_idle(idle).await });
         }
         for unused in service.vfs.unused() {
             let service = Arc::clone(&service);

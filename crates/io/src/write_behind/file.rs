@@ -126,9 +126,8 @@ impl WriteBehindFile {
     /// Enrolls `written`, which went through the page cache in place of a direct write: that would have
     /// left no page there, so none stays. All else as [`WriteIntent::enroll`].
     ///
-    /// Exceeds the bound of the window, by one write for each thread that calls this at a time. Room
-    /// cannot be waited for: those who have it may wait for this thread, and the pages are dirty
-    /// already.
+    /// Exceeds the bound of the window while such writes follow each other. Room cannot be waited for:
+    /// those who have it may wait for this thread, and the pages are dirty already.
     pub fn enroll_undirected(self: &Arc<Self>, fd: &Arc<OwnedFd>, written: ByteRange) {
         let (file, room) = (Arc::clone(self), self.shared.no_room());
         let intent = WriteIntent { file, range: written, room, is_announced: false, cut: None };

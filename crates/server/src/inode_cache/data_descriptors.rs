@@ -30,6 +30,9 @@ pub(crate) struct DataDescriptors {
     pub(crate) quiet: Option<Arc<OwnedFd>>,
     direct_read: Option<Arc<OwnedFd>>,
     direct_write: Option<Arc<OwnedFd>>,
+    /// Not given out any more, and closed when nothing uses them: three, and as many as READs in
+    /// progress use.
+    given_up: Vec<Arc<OwnedFd>>,
     /// The alignment of direct I/O, `Some(None)` where there is none, and `None` before it was
     /// read.
     align: Option<Option<DioAlign>>,
@@ -74,11 +77,30 @@ impl DataDescriptors {
         Arc::clone(kept.get_or_insert_with(|| Arc::new(fd)))
     }
 
+    /// Gives up those that are open for writing, and the one for reading: a flush through that would
+    /// report an error of the disk again which a flush through one for writing has reported.
+    pub(super) fn give_up_writers(&mut self) {
+        let open = [self.write.take(), self.direct_write.take(), self.read.take()];
+        self.given_up.extend(open.into_iter().flatten());
+    }
+
+    /// Whether some that were given up are still open.
+    pub(super) fn has_given_up(&self) -> bool {
+        !self.given_up.is_empty()
+    }
+
+    /// Takes out those given up that nothing uses.
+    pub(super) fn take_unused(&mut self) -> Vec<Arc<OwnedFd>> {
+        // None is given out any more.
+        self.given_up.extract_if(.., |fd| Arc::strong_count(fd) == 1).collect()
+    }
+
     /// How many they are, without the object's first descriptor, which may be one of them. At most
-    /// four.
+    /// four, and those that were given up.
     pub(super) fn number_beside(&self, base: &Arc<OwnedFd>) -> usize {
         let all = [&self.read, &self.write, &self.quiet, &self.direct_read, &self.direct_write];
-        all.into_iter().flatten().filter(|fd| !Arc::ptr_eq(fd, base)).count()
+        let given_up = self.given_up.iter();
+        all.into_iter().flatten().chain(given_up).filter(|fd| !Arc::ptr_eq(fd, base)).count()
     }
 
     /// The kernel refused a request that fits the alignment `used`, and now reports `align`. If that is

@@ -37,6 +37,8 @@ pub(crate) struct FileState {
     written_through: Mutex<Vec<Weak<OwnedFd>>>,
     /// Writers that take turns in it have drifted further apart than the window reaches.
     outreaches_window: AtomicBool,
+    /// An export has closed it for writing because it was not written.
+    was_closed: AtomicBool,
 }
 
 /// Where it was written last.
@@ -66,6 +68,8 @@ pub(super) struct File {
     /// The user and group that were permitted to write last.
     last_writer: AtomicU64,
     descriptors: Mutex<DataDescriptors>,
+    /// Ticks since the descriptor for writing was last given out.
+    writer_idle_ticks: AtomicU64,
 }
 
 impl Default for FileState {
@@ -83,6 +87,7 @@ impl Default for FileState {
             writers: Mutex::default(),
             written_through: Mutex::default(),
             outreaches_window: AtomicBool::new(false),
+            was_closed: AtomicBool::new(false),
         }
     }
 }
@@ -122,6 +127,12 @@ impl FileState {
         if !writers.iter().any(|writer| std::ptr::eq(writer.as_ptr(), Arc::as_ptr(fd))) {
             writers.push(Arc::downgrade(fd));
         }
+    }
+
+    /// Forgets one through which all that was written has been flushed.
+    fn forget_writer(&self, fd: &Arc<OwnedFd>) {
+        let mut writers = self.written_through.lock().unwrap_or_else(PoisonError::into_inner);
+        writers.retain(|writer| !std::ptr::eq(writer.as_ptr(), Arc::as_ptr(fd)));
     }
 
     /// The descriptor that has been open for writing for longest, in any export: to it the kernel
@@ -177,12 +188,55 @@ impl File {
             writes: Arc::default(),
             last_writer: AtomicU64::new(NO_WRITER),
             descriptors: Mutex::default(),
+            writer_idle_ticks: AtomicU64::new(0),
         }
     }
 
     /// The descriptors for its data.
     pub(super) fn descriptors(&self) -> MutexGuard<'_, DataDescriptors> {
         self.descriptors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a descriptor is open for writing.
+    pub(super) fn is_writable(&self) -> bool {
+        self.descriptors().write.is_some()
+    }
+
+    /// Notes that the descriptor for writing is given out.
+    pub(super) fn note_write(&self) {
+        self.writer_idle_ticks.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts a tick of the descriptor for writing, and returns how many there were since it was last
+    /// given out; 0 without one.
+    pub(super) fn tick(&self) -> u64 {
+        if !self.is_writable() {
+            return 0;
+        }
+        self.writer_idle_ticks.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Ticks since the descriptor for writing was last given out; 0 without one.
+    pub(super) fn writer_idle_ticks(&self) -> u64 {
+        if self.is_writable() { self.writer_idle_ticks.load(Ordering::Relaxed) } else { 0 }
+    }
+
+    /// Gives up the descriptors for writing, which were not used. To be called under the inode lock, with
+    /// nothing unflushed.
+    pub(super) fn give_up_writers(&self) {
+        self.state.was_closed.store(true, Ordering::Relaxed);
+        let mut descriptors = self.descriptors();
+        // While a READ or the window uses it, no flush is to report through it what one opened later
+        // would report again.
+        if let Some(writer) = &descriptors.write {
+            self.state.forget_writer(writer);
+        }
+        descriptors.give_up_writers();
+    }
+
+    /// Whether it is closed for writing only because it was not written.
+    pub(super) fn is_closed_for_writing(&self) -> bool {
+        self.state.was_closed.load(Ordering::Relaxed) && !self.is_writable()
     }
 
     /// Notes whether this caller is permitted to write.

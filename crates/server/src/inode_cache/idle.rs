@@ -1,4 +1,5 @@
-//! Giving up objects that were not used for a while.
+//! Giving up objects that were not used for a while, and the descriptors for writing of files that
+//! were not written for a while.
 //!
 //! The tick advances the clock and lists what is idle. It calls nothing that can wait for a disk, so
 //! no disk stops it. Flushes and closes run in tasks of their own, one per device at a time: a slow
@@ -12,19 +13,30 @@ use std::time::Instant;
 use io::Engine;
 
 use super::busy_devices::{Claim, Device};
+use super::permitted::WRITER_FLAGS;
 use super::table::lock;
 use super::{Inode, InodeCache, InodeKey};
 
-/// Ticks after which an unused object that can be written is given up. A tick is a second.
+/// Ticks after which an unused object that can be written is given up, and after which one that is
+/// used otherwise is closed for writing. A tick is a second.
 const WRITABLE_IDLE_TICKS: u64 = 5;
 /// Ticks after which any unused object is given up.
 const IDLE_TICKS: u64 = 30;
 
 /// Idle objects of one device. There is one per device at a time.
 pub(crate) struct IdleInodes {
-    /// At most as many as the table has objects.
-    keys: Vec<InodeKey>,
+    listed: Listed,
     claim: Claim,
+}
+
+/// At most as many as the table has objects.
+#[derive(Default)]
+struct Listed {
+    /// What no call uses.
+    unused: Vec<InodeKey>,
+    /// Files that are used, and open for writing without being written, or were closed for writing and
+    /// have descriptors of that time.
+    unwritten: Vec<InodeKey>,
 }
 
 impl InodeCache {
@@ -35,37 +47,58 @@ impl InodeCache {
     pub(crate) fn tick(&self) -> Vec<IdleInodes> {
         let now = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
         self.is_closing_ahead.store(false, Ordering::SeqCst);
-        let mut idle: HashMap<Device, Vec<InodeKey>> = HashMap::new();
+        let mut idle: HashMap<Device, Listed> = HashMap::new();
         for shard in &self.shards {
             for file in lock(shard).files.values() {
+                let mut is_unwritten = false;
                 if let Ok(data) = file.file() {
                     data.state.read_ahead.trim(Instant::now());
                     data.state.prefetch.trim(Instant::now());
+                    is_unwritten =
+                        data.tick() > WRITABLE_IDLE_TICKS || data.descriptors().has_given_up();
                 }
                 if is_idle(file, now) {
-                    idle.entry(file.root.device()).or_default().push(file.key());
+                    idle.entry(file.root.device()).or_default().unused.push(file.key());
+                } else if is_unwritten {
+                    idle.entry(file.root.device()).or_default().unwritten.push(file.key());
                 }
             }
         }
-        let claimed = |(device, keys)| Some(IdleInodes { keys, claim: self.busy.claim(device)? });
+        let claimed =
+            |(device, listed)| Some(IdleInodes { listed, claim: self.busy.claim(device)? });
         idle.into_iter().filter_map(claimed).collect()
     }
 
-    /// Flushes and closes what [`Self::tick`] found idle, unless it was used since. Waits for the
-    /// disk.
-    pub(crate) async fn give_up(&self, idle: IdleInodes, engine: &Engine) {
-        self.close_idle(&idle.keys, engine).await;
-        for key in &idle.keys {
+    /// Flushes and closes what [`Self::tick`] found idle, unless it was used since. Files that
+    /// `is_held_for_writing` names stay open for writing. Waits for the disk.
+    pub(crate) async fn give_up(
+        &self,
+        idle: IdleInodes,
+        engine: &Engine,
+        is_held_for_writing: impl Fn(&Inode) -> bool + Clone + Send + 'static,
+    ) {
+        let IdleInodes { listed: Listed { unused, unwritten }, claim } = idle;
+        self.close_idle(&unused, engine).await;
+        for key in &unused {
             let file = self.shard(key).files.get(key).cloned();
             if let Some(file) = file.filter(|file| file.is_dirty())
                 && !file.flush_before_leaving(engine).await
             {
                 // Not again in the next second: with each failure clients send their data again.
                 self.note_use(&file);
+                file.put_off_closing();
             }
         }
-        self.close_idle(&idle.keys, engine).await;
-        drop(idle.claim);
+        self.close_idle(&unused, engine).await;
+        for key in &unwritten {
+            let file = self.shard(key).files.get(key).cloned();
+            let Some(file) = file else { continue };
+            if !is_held_for_writing(&file) {
+                file.give_up_writers(engine, is_held_for_writing.clone()).await;
+            }
+            file.close_given_up(engine).await;
+        }
+        drop(claim);
     }
 
     /// Closes those of the objects that are idle still and have nothing to be flushed. The last close
@@ -85,6 +118,74 @@ impl InodeCache {
     }
 }
 
+impl Inode {
+    /// Whether a descriptor for writing is open that was not used for long.
+    fn is_unwritten(&self) -> bool {
+        self.file().is_ok_and(|file| file.writer_idle_ticks() > WRITABLE_IDLE_TICKS)
+    }
+
+    /// Flushes a file and gives up its descriptors for writing, unless it is written meanwhile: a file
+    /// that is open for writing can be neither executed nor leased by local programs, nor delegated.
+    /// What fails is tried again as if the file had been written just now. Waits for the disk.
+    async fn give_up_writers(
+        self: &Arc<Self>,
+        engine: &Engine,
+        is_held_for_writing: impl Fn(&Inode) -> bool + Send + 'static,
+    ) {
+        // A change at work uses the descriptor.
+        let is_unchanging = self.lock.try_alone().is_some();
+        if !is_unchanging || !self.is_unwritten() {
+            return;
+        }
+        let is_flushed = !self.is_dirty() || self.flush_before_leaving(engine).await;
+        let file = Arc::clone(self);
+        let give_up = move || file.give_up_clean_writers(is_held_for_writing);
+        let is_done = is_flushed && engine.data(give_up).await;
+        if !is_done {
+            self.put_off_closing();
+        }
+    }
+
+    /// Has it stay open for writing as if it had been written just now.
+    fn put_off_closing(&self) {
+        if let Ok(file) = self.file() {
+            file.note_write();
+        }
+    }
+
+    /// Gives up the descriptors for writing if nothing is to be flushed; whether it did. As the server's
+    /// user; may wait for the disk.
+    fn give_up_clean_writers(&self, is_held_for_writing: impl Fn(&Inode) -> bool) -> bool {
+        let Ok(data) = self.file() else { return false };
+        // A WRITE, from taking the descriptor to counting its change, is within a change of the object.
+        // So what was written through the descriptor is counted, and was flushed with its errors
+        // reported: one opened later need not get them from the kernel.
+        let Some(alone) = self.lock.try_alone() else { return false };
+        if self.is_dirty() || !self.is_unwritten() || is_held_for_writing(self) {
+            return false;
+        }
+        // Without privileges the server may have lost the permission, as by a chmod of a client that
+        // goes on writing. No answer of the kernel is certain but that of opening it, under the lock,
+        // for a SETATTR that takes the permission away expects a descriptor that is open to stay so.
+        let Ok(another) = self.reopen(WRITER_FLAGS) else { return false };
+        data.give_up_writers();
+        self.close_window();
+        drop(alone);
+        drop(another);
+        true
+    }
+
+    /// Closes descriptors that were given up, unless READs or the window use them still: the threads of
+    /// READs must not close them, for the last close of a file may wait for the disk.
+    async fn close_given_up(&self, engine: &Engine) {
+        let Ok(data) = self.file() else { return };
+        let unused = data.descriptors().take_unused();
+        if !unused.is_empty() {
+            engine.data(move || drop(unused)).await;
+        }
+    }
+}
+
 /// Whether it was not used for long. Under the shard's lock no new reference can be taken, so an
 /// unused one stays unused.
 fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
@@ -99,6 +200,8 @@ fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::super::two_devices::{TestExport, block_data_thread, engine};
     use super::*;
 
@@ -117,11 +220,11 @@ mod tests {
             for idle in files.tick() {
                 if idle.claim.device == slow.device() {
                     let (files, engine) = (Arc::clone(&files), Arc::clone(&stuck_engine));
-                    let give_up = async move { files.give_up(idle, &engine).await };
+                    let give_up = async move { files.give_up(idle, &engine, |_| false).await };
                     flushes.push(tokio::spawn(give_up));
                     tokio::task::yield_now().await;
                 } else {
-                    files.give_up(idle, &engine).await;
+                    files.give_up(idle, &engine, |_| false).await;
                 }
             }
         }
@@ -148,7 +251,7 @@ mod tests {
         state.note_change();
         for _ in 0..2 * (WRITABLE_IDLE_TICKS + 1) {
             for idle in files.tick() {
-                files.give_up(idle, &engine).await;
+                files.give_up(idle, &engine, |_| false).await;
             }
         }
         assert_eq!(state.failures(), 2);
@@ -177,9 +280,110 @@ mod tests {
         assert_eq!(idle.len(), 1);
         assert!(files.find(&export.file).is_some());
         for idle in idle {
-            files.give_up(idle, &engine).await;
+            files.give_up(idle, &engine, |_| false).await;
         }
         assert!(files.find(&export.file).is_some());
         assert!(files.find(&export.directory).is_none());
+    }
+
+    #[tokio::test]
+    async fn descriptor_for_writing_is_closed_once_it_is_idle_and_nothing_is_unflushed() {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let file = files.find(&export.file).unwrap();
+        let data = file.file().unwrap();
+        file.open_for_writing().unwrap();
+        let second = async |is_held_for_writing: bool| {
+            files.find(&export.file).unwrap();
+            for idle in files.tick() {
+                files.give_up(idle, &engine, move |_| is_held_for_writing).await;
+            }
+            file.is_writable()
+        };
+        for _ in 0..WRITABLE_IDLE_TICKS {
+            assert!(second(false).await);
+        }
+        file.note_change();
+        assert!(second(true).await, "a client holds it");
+        assert!(file.is_dirty());
+        let written = file.lock.try_alone().unwrap();
+        assert!(second(false).await, "a WRITE is at work");
+        file.note_change();
+        drop(written);
+        data.note_write();
+        assert!(second(false).await, "it was just written");
+        assert!(file.is_dirty());
+        for _ in 0..WRITABLE_IDLE_TICKS {
+            second(false).await;
+        }
+        assert!(!file.is_writable());
+        assert!(!file.is_dirty());
+        assert!(data.state.oldest_writer().is_none());
+    }
+
+    #[tokio::test]
+    async fn descriptor_for_writing_is_not_closed_by_the_last_read_that_uses_it() {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let file = files.find(&export.file).unwrap();
+        file.open_for_writing().unwrap();
+        let reader = file.file().unwrap().any_reader().unwrap();
+        let seconds = async |count: u64| {
+            for _ in 0..count {
+                files.find(&export.file).unwrap();
+                for idle in files.tick() {
+                    files.give_up(idle, &engine, |_| false).await;
+                }
+            }
+        };
+        seconds(WRITABLE_IDLE_TICKS + 2).await;
+        assert!(!file.is_writable());
+        assert_eq!(Arc::strong_count(&reader), 2, "the READ closes it");
+        let next = file.open_for_writing().unwrap();
+        let flushed_through = file.descriptor_for_flush().unwrap();
+        assert!(Arc::ptr_eq(&flushed_through, &next), "not the one that was given up");
+        let given_up = Arc::downgrade(&reader);
+        drop(reader);
+        assert_eq!(given_up.strong_count(), 1);
+        seconds(1).await;
+        assert_eq!(given_up.strong_count(), 0);
+    }
+
+    #[tokio::test]
+    async fn file_whose_flush_fails_stays_open_for_writing_and_is_not_flushed_each_second() {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let file = files.find(&export.file).unwrap();
+        let _writer = file.fail_flushes();
+        file.note_change();
+        for _ in 0..2 * (WRITABLE_IDLE_TICKS + 1) {
+            files.find(&export.file).unwrap();
+            for idle in files.tick() {
+                files.give_up(idle, &engine, |_| false).await;
+            }
+        }
+        assert_eq!(file.failures(), 2);
+        assert!(file.is_writable() && file.is_dirty());
+    }
+
+    #[tokio::test]
+    async fn file_that_is_opened_for_writing_during_its_flush_stays_so() {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let file = files.find(&export.file).unwrap();
+        file.open_for_writing().unwrap();
+        file.note_change();
+        let is_opened = Arc::new(AtomicBool::new(false));
+        for _ in 0..=WRITABLE_IDLE_TICKS {
+            files.find(&export.file).unwrap();
+            for idle in files.tick() {
+                // The second time that is asked is under the lock.
+                let is_opened = Arc::clone(&is_opened);
+                let is_held = move |_: &Inode| is_opened.swap(true, Ordering::SeqCst);
+                files.give_up(idle, &engine, is_held).await;
+            }
+        }
+        assert!(is_opened.load(Ordering::SeqCst) && !file.is_dirty());
+        assert!(file.is_writable());
     }
 }

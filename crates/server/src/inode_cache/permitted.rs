@@ -29,6 +29,9 @@ use crate::fs::{Caller, LiveAttributes, Status, proc_path};
 /// The extended attribute that holds a POSIX access control list.
 const ACCESS_LIST: &std::ffi::CStr = c"system.posix_acl_access";
 
+/// How the descriptor for writing is opened.
+pub(super) const WRITER_FLAGS: OFlags = OFlags::RDWR.union(OFlags::NONBLOCK);
+
 /// A use of data: reading or writing.
 pub(crate) trait DataUse: Send + 'static {
     /// The same as a value.
@@ -186,22 +189,21 @@ impl Permitted<Reading> {
 }
 
 impl Permitted<Writing> {
-    /// The descriptor for writing, if one is open.
+    /// The descriptor for writing, if one is open. To be called within a change of the object: under
+    /// its lock none is closed.
     pub(crate) fn writer(&self) -> Option<Arc<OwnedFd>> {
+        self.regular().note_write();
         self.descriptors().write.clone()
     }
 
-    /// Opens the object for reading and writing. To be called with the server's own identity, where
-    /// blocking is allowed.
+    /// Opens the object for reading and writing. To be called as [`Self::writer`], with the server's own
+    /// identity, where blocking is allowed.
     ///
     /// # Errors
-    /// As [`Permitted::open_reader`], and `ReadOnly` of the file system.
+    /// As [`Permitted::open_reader`], and `ReadOnly` of the file system; `Delay` while a local program
+    /// is executed from a file that was closed for writing because it was not written.
     pub(crate) fn open_writer(&self) -> Result<Arc<OwnedFd>, Status> {
-        let fd = Arc::new(self.reopen(OFlags::RDWR | OFlags::NONBLOCK)?);
-        let kept = self.descriptors().write.get_or_insert(fd).clone();
-        self.data().note_writer(&kept);
-        self.file.count_descriptors();
-        Ok(kept)
+        self.open_for_writing()
     }
 }
 
@@ -315,9 +317,39 @@ impl Inode {
         self.is_dirty() && can_be_opened && self.any_reader().is_none()
     }
 
+    /// Whether a regular file is closed for writing only because it was not written for a while.
+    pub(crate) fn is_closed_for_writing(&self) -> bool {
+        self.file().is_ok_and(File::is_closed_for_writing)
+    }
+
+    /// Opens a regular file for writing for [`Permitted::writer`] to give out. To be called within a
+    /// change of the object, with the server's own identity, where blocking is allowed.
+    ///
+    /// # Errors
+    /// As [`Permitted::open_writer`].
+    pub(crate) fn keep_writer(&self) -> Result<(), Status> {
+        self.open_for_writing().map(drop)
+    }
+
+    pub(super) fn open_for_writing(&self) -> Result<Arc<OwnedFd>, Status> {
+        let file = self.file()?;
+        let opened = self.reopen_raw(WRITER_FLAGS);
+        // A program could be executed from it only after the server had closed it, and after any other
+        // error a client drops what it was to write.
+        if matches!(opened, Err(Errno::TXTBSY)) && file.is_closed_for_writing() {
+            return Err(Status::Delay);
+        }
+        let fd = Arc::new(opened?);
+        let kept = file.descriptors().write.get_or_insert(fd).clone();
+        file.note_write();
+        file.state.note_writer(&kept);
+        self.count_descriptors();
+        Ok(kept)
+    }
+
     /// Whether a descriptor is open for writing.
     pub(super) fn is_writable(&self) -> bool {
-        self.file().is_ok_and(|file| file.descriptors().write.is_some())
+        self.file().is_ok_and(File::is_writable)
     }
 
     fn any_reader(&self) -> Option<Arc<OwnedFd>> {

@@ -107,6 +107,14 @@ impl InodeState {
         }
     }
 
+    /// Lets the window close its descriptor soon, when it is not written for a while: a program that is
+    /// open for writing cannot be executed.
+    pub(super) fn close_window(&self) {
+        if let Some(window) = self.window() {
+            window.close();
+        }
+    }
+
     /// The error of a write-back that the window has waited for, once.
     pub(super) fn take_window_error(&self) -> Option<std::io::Error> {
         self.window().and_then(|window| window.take_error())
@@ -201,10 +209,7 @@ impl InodeState {
 
 impl Drop for InodeState {
     fn drop(&mut self) {
-        // Closed to local programs too: one that is executed may not be open for writing.
-        if let Some(window) = self.window() {
-            window.close();
-        }
+        self.close_window();
         self.states.forget(&StateKey::new(&self.file_system, self.handle));
     }
 }

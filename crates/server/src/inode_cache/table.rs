@@ -104,18 +104,22 @@ impl InodeCache {
         self.insert(Inode::new(&self.states, root, handle, file_type, (base, room)))
     }
 
-    /// Adds a regular file known by the descriptor that created it, open for reading and writing.
+    /// As [`Self::add`], for a regular file with the descriptor that created it, open for reading and
+    /// writing. That is another one, for it may be closed before the object.
     pub(crate) fn add_created(
         &self,
         root: Arc<ExportRoot>,
         handle: KernelHandle,
-        (fd, room): (OwnedFd, Counted),
+        base: (OwnedFd, Counted),
+        writer: OwnedFd,
     ) -> Arc<Inode> {
-        let file = Inode::new(&self.states, root, handle, FileType::RegularFile, (fd, room));
+        let file = Inode::new(&self.states, root, handle, FileType::RegularFile, base);
         if let Ok(data) = file.file() {
-            data.descriptors().write = Some(Arc::clone(&file.base));
-            data.state.note_writer(&file.base);
+            let writer = Arc::new(writer);
+            data.state.note_writer(&writer);
+            data.descriptors().write = Some(writer);
         }
+        file.count_descriptors();
         self.insert(file)
     }
 

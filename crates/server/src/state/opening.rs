@@ -226,6 +226,11 @@ impl State {
         table.is_peer_full(client, table.files.names_bytes(), peer_max, Files::names_bytes_of)
     }
 
+    /// Whether a client has a file open for writing.
+    pub(crate) fn has_writer(&self, file: FileId) -> bool {
+        self.lock().files.has_writer(file)
+    }
+
     /// OPEN_DOWNGRADE, RFC 8881 §18.18.
     ///
     /// # Errors

@@ -58,6 +58,12 @@ pub(crate) struct Applied {
 }
 
 impl AttributeChange {
+    /// Whether a server without privileges may not open its own file for writing afterwards.
+    fn forbids_opening(&self) -> bool {
+        let is_forbidding = |mode| mode & OWNER_READS_AND_WRITES != OWNER_READS_AND_WRITES;
+        self.mode.is_some_and(is_forbidding)
+    }
+
     /// Refuses what no object can have. Two times and one id mean something else to the kernel
     /// ("now", "leave it as it is"), so they must not get there.
     ///
@@ -100,7 +106,10 @@ impl Vfs {
         change: AttributeChange,
         guard: Option<Timestamp>,
     ) -> Answer<(Wcc, Applied), ()> {
+        let forbids_opening = !io::can_assume_users() && change.forbids_opening();
         let (what, lengths) = match change.size {
+            // It may be opened for writing first.
+            None if forbids_opening => (Changing::Data, Lengths::KEPT),
             None => (Changing::Attributes, Lengths::KEPT),
             Some(size) => (Changing::Data, Lengths::set_to(size)),
         };
@@ -124,6 +133,9 @@ impl Vfs {
             let now = self.live_attributes(&file).await;
             let wcc = begun.end_by(file.fd(), 0, || now);
             return Answer { attributes: (wcc, Applied::default()), result: Err(status) };
+        }
+        if forbids_opening {
+            self.keep_writable(&file).await;
         }
         let changed = Arc::clone(&file);
         let cut = Applied { size: change.size.is_some(), ..Applied::default() };
@@ -165,7 +177,10 @@ impl Vfs {
         let calls = change.system_calls();
         self.in_metadata_lane(caller.identity.clone(), move || {
             calls.note();
-            rustix::fs::ftruncate(&*writer, size)?;
+            let result = rustix::fs::ftruncate(&*writer, size);
+            // Before another change may begin: the end of the last page is written.
+            cut.note_change();
+            result?;
             cut.note_truncated(size);
             drop(pages);
             Ok(())
@@ -236,4 +251,6 @@ fn timespec(time: SetTime) -> Timespec {
     }
 }
 
+/// The mode bits that a server without privileges needs to open its own file for writing.
+const OWNER_READS_AND_WRITES: u32 = 0o600;
 const NANOSECONDS_MAX: u32 = 999_999_999;

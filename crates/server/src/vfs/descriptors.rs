@@ -46,6 +46,21 @@ impl Vfs {
         }
     }
 
+    /// Opens a file for writing again that was not written for a while, before a change of its mode may
+    /// forbid that to a server without privileges: clients that have it open go on writing. To be
+    /// called within that change, which is one of [`Changing::Data`](crate::inode_cache::Changing::Data).
+    pub(super) async fn keep_writable(&self, file: &Arc<Inode>) {
+        if !file.is_closed_for_writing() {
+            return;
+        }
+        let (kept, device) = (Arc::clone(file), file.root().device());
+        let _room = self.room(&file.key(), device).await;
+        let open = move || kept.keep_writer();
+        if let Err(status) = self.open_in_metadata_lane(device, &Identity::Server, open).await {
+            tracing::debug!(?status, "cannot open a file for WRITEs after a change of its mode");
+        }
+    }
+
     /// The descriptor that passes by the page cache, if there can be one.
     pub(super) async fn direct<U: DataUse>(
         &self,

@@ -233,9 +233,14 @@ impl Vfs {
         self.inode_cache.tick()
     }
 
-    /// Flushes and closes idle objects of one device. Waits for the disk.
-    pub(crate) async fn close_idle(&self, idle: IdleInodes) {
-        self.inode_cache.give_up(idle, &self.engine).await;
+    /// Flushes and closes idle objects of one device; those that `is_held_for_writing` names stay open
+    /// for writing while they are used. Waits for the disk.
+    pub(crate) async fn close_idle(
+        &self,
+        idle: IdleInodes,
+        is_held_for_writing: impl Fn(&Inode) -> bool + Clone + Send + 'static,
+    ) {
+        self.inode_cache.give_up(idle, &self.engine, is_held_for_writing).await;
     }
 
     /// Objects that no call uses: a list for each device, for [`Self::close_unlinked`]. To be called

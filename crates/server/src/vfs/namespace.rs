@@ -370,7 +370,9 @@ impl Vfs {
         let (handle, file_type) = (found.handle, found.attributes.file_type);
         match fd {
             Opened::PathOnly(fd) => self.inode_cache.add(root, handle, file_type, (fd, room)),
-            Opened::Writable(fd) => self.inode_cache.add_created(root, handle, (fd, room)),
+            Opened::Writable { base, writer } => {
+                self.inode_cache.add_created(root, handle, (base, room), writer)
+            }
         }
     }
 }
@@ -379,8 +381,8 @@ impl Vfs {
 enum Opened {
     /// Good for attributes and as the start of a path.
     PathOnly(OwnedFd),
-    /// Opened for reading and writing, by creating the file.
-    Writable(OwnedFd),
+    /// The same, and one for reading and writing, by which the file was created.
+    Writable { base: OwnedFd, writer: OwnedFd },
 }
 
 /// A name that is to be made: `.` and `..` exist already.

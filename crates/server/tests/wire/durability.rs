@@ -1,12 +1,15 @@
 //! The promises of a successful WRITE or COMMIT, and the replies when the disk fails.
 
 use std::path::Path;
+use std::time::Duration;
 
 use proto::nfs3::*;
 
 use crate::client::{Client, mode, ok, refusal};
 use crate::fixture::{Fixture, Mounted, is_root, run, set_mode};
 use crate::limits::in_own_process;
+use crate::local_file::eventually;
+use crate::programs::{PROGRAM, can_be_executed, is_open_for_writing};
 
 const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
 
@@ -65,6 +68,30 @@ fn object_that_cannot_be_opened_is_flushed_and_the_verifier_stays() {
     client.create(directory, "in-d");
     assert_eq!(ok(client.commit(witness)).verifier, verifier);
     ok(client.setattr(directory, mode(0o700)));
+}
+
+/// A client checks the mode when it opens a file. Without privileges the server cannot open the file
+/// after the chmod; this test runs as a user too.
+#[test]
+fn file_that_was_not_written_for_long_is_written_after_a_change_of_its_mode() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let (file, path) = (client.create(root, "f"), fixture.exported("f"));
+    ok(client.setattr(file, mode(0o700)));
+    ok(client.write(file, 0, PROGRAM));
+    let is_closed = eventually(|| {
+        client.getattr(file).unwrap();
+        can_be_executed(&path)
+    });
+    assert!(is_closed, "it is open for writing");
+    ok(client.setattr(file, mode(0o500)));
+    ok(client.write(file, PROGRAM.len() as u64, b"true\n"));
+    for _ in 0..80 {
+        client.getattr(file).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ok(client.write(file, PROGRAM.len() as u64, b"exit\n"));
+    assert_eq!(std::fs::read(path).unwrap(), [PROGRAM, b"exit\n"].concat());
 }
 
 #[test]
@@ -222,6 +249,54 @@ fn a_commit_through_another_export_hides_no_failed_flush() {
                 Ok(done) => assert_ne!(done.verifier, verifier),
             }
         }
+    });
+}
+
+#[test]
+fn a_file_closed_for_writing_hides_no_failed_flush() {
+    on_lying_disk("a_file_closed_for_writing", |fixture, mut client, file| {
+        let verifier = write_much(&mut client, file);
+        ok(client.setattr(file, mode(0o700)));
+        // The kernel reports the error to the descriptors that are open now, and to no later one.
+        let path = fixture.exported("f");
+        let local = std::fs::File::open(&path).unwrap();
+        assert!(local.sync_all().is_err(), "the disk is full");
+        assert!(is_open_for_writing(&path));
+        let is_closed = eventually(|| {
+            client.getattr(file).unwrap();
+            !is_open_for_writing(&path)
+        });
+        assert!(is_closed);
+        match client.commit(file) {
+            Err(failure) => assert!(matches!(failure.status, Status::Io | Status::Nospc)),
+            Ok(done) => assert_ne!(done.verifier, verifier),
+        }
+        assert_ne!(ok(client.commit(file)).verifier, verifier);
+    });
+}
+
+#[test]
+fn an_error_reported_by_a_file_closed_for_writing_is_not_reported_again() {
+    on_lying_disk("an_error_of_a_file_closed_for_writing", |fixture, mut client, _| {
+        let path = fixture.exported("read");
+        std::fs::write(&path, "data").unwrap();
+        set_mode(&path, 0o700);
+        std::fs::File::open(&path).unwrap().sync_all().unwrap();
+        let root = client.mnt("/export");
+        let file = client.find(root, "read");
+        // Opened before the error, and not by the descriptor for writing.
+        assert_eq!(client.read(file, 0, 4).unwrap().data, b"data");
+        write_much(&mut client, file);
+        let status = refusal(client.commit(file));
+        assert!(matches!(status, Status::Io | Status::Nospc), "{status:?}");
+        let verifier = ok(client.commit(file)).verifier;
+        let is_closed = eventually(|| {
+            client.getattr(file).unwrap();
+            !is_open_for_writing(&path)
+        });
+        assert!(is_closed);
+        ok(client.setattr(file, mode(0o600)));
+        assert_eq!(ok(client.commit(file)).verifier, verifier);
     });
 }
 

@@ -27,6 +27,7 @@ mod namespace;
 mod nfs4;
 mod page_cache;
 mod prefetch;
+mod programs;
 mod rate_limits;
 mod read_ahead;
 mod readdir;

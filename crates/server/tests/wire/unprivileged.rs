@@ -7,8 +7,15 @@ use std::process::Command;
 use crate::fixture::is_root;
 
 /// The subjects that do not need other users, other hosts or mounts.
-const SUBJECTS: [&str; 6] =
-    ["durability::", "exports::", "handles::", "namespace::", "retransmission::", "wcc::"];
+const SUBJECTS: [&str; 7] = [
+    "durability::",
+    "exports::",
+    "handles::",
+    "namespace::",
+    "nfs4::delegations::closed_for_writing::a_file_is_written_after",
+    "retransmission::",
+    "wcc::",
+];
 
 /// Runs the tests of these subjects again, as a user.
 #[track_caller]

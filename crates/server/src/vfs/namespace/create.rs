@@ -236,14 +236,17 @@ fn adopt_new_file(
     let finish = || {
         let made = attributes_of(&writer)?;
         let rest = left_to_set(change, &made);
+        // It stays when the one for writing is closed.
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let base = openat(CWD, proc_path(writer.as_fd()), flags, Mode::empty())?;
         let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
         let changed_since = set_rest(writer.as_fd(), &rest)?;
         let attributes = if changed_since { attributes_of(&writer)? } else { made };
-        Ok((Found::new(directory, handle, attributes), changed_since))
+        Ok((Found::new(directory, handle, attributes), base, changed_since))
     };
     match finish() {
-        Ok((found, changed_since)) => {
-            Ok(New { found, fd: Opened::Writable(writer), changed_since })
+        Ok((found, base, changed_since)) => {
+            Ok(New { found, fd: Opened::Writable { base, writer }, changed_since })
         }
         Err(status) => {
             remove_new(directory, name, Some(writer.as_fd()), AtFlags::empty());

@@ -1,6 +1,7 @@
 //! Read delegations: grants, conflicts with clients of both versions and with local programs, recalls,
 //! and what becomes of those that are not returned.
 
+mod closed_for_writing;
 mod sequences;
 
 use std::fs::{self, OpenOptions};
@@ -183,6 +184,14 @@ fn open(
     Ok((results.handle(), opened))
 }
 
+/// SETATTR of the mode.
+fn chmod(file: FileHandle, mode: u32) -> Operations {
+    let (bitmap, mode) = (Bitmap::of(&[attribute::MODE]), mode.to_be_bytes());
+    let attributes = RawAttributes { bitmap, values: &mode };
+    let args = SetattrArgs { stateid: Stateid::ANONYMOUS, attributes };
+    Operations::new().at(file).op(OperationCode::Setattr, &args)
+}
+
 /// Repeats a call while its status is `delay`.
 fn patiently<T, E: PartialEq>(delay: &E, mut call: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let began = Instant::now();
@@ -354,11 +363,7 @@ fn a_holder_changes_attributes_and_names_beside_its_delegation() {
     let fixture = fixture();
     let mut holder = Holder::new(&fixture, b"holder");
     let (file, delegation) = holder.delegated(b"a");
-    let mode = 0o600_u32.to_be_bytes();
-    let attributes = RawAttributes { bitmap: Bitmap::of(&[attribute::MODE]), values: &mode };
-    let args = SetattrArgs { stateid: Stateid::ANONYMOUS, attributes };
-    let call = Operations::new().at(file).op(OperationCode::Setattr, &args);
-    assert_eq!(holder.session.call(&call).status, Ok(()));
+    assert_eq!(holder.session.call(&chmod(file, 0o600)).status, Ok(()));
     let call = Operations::new().at(holder.export);
     let call = call.op(OperationCode::Remove, &NameArgs { name: b"a" });
     assert_eq!(holder.session.call(&call).status, Ok(()));
@@ -368,7 +373,7 @@ fn a_holder_changes_attributes_and_names_beside_its_delegation() {
     let mut second = Holder::new(&fixture, b"second");
     let (file, delegation) = holder.delegated(b"b");
     let (_, other) = second.delegated(b"b");
-    let call = Operations::new().at(file).op(OperationCode::Setattr, &args);
+    let call = chmod(file, 0o600);
     assert_eq!(holder.session.call(&call).status, Err(Status::Delay));
     holder.obey(file, delegation);
     second.obey(file, other);
