@@ -1,10 +1,10 @@
 //! The limits of exports, in calls and bytes per second.
 //!
-//! Each call is charged to its client when it is accepted, with the data that it asks for. It has its
-//! place among the calls of its client then: a connection reads its next call when those up to there
-//! are paid for, and a new connection when its client has paid for all. What waits stays in the socket,
-//! and a call is never refused. The reply settles the difference, for the calls to come. So limits
-//! hold on average.
+//! Each call is charged to its client when it is accepted, with the data that it asks for. It has
+//! its place among the calls of its client then: a connection reads its next call when those up to
+//! there are paid for, and a new connection when its client has paid for all. What waits stays in
+//! the socket, and a call is never refused. The reply settles the difference, for the calls to
+//! come. So limits hold on average.
 
 mod clock;
 
@@ -20,12 +20,13 @@ use crate::export::Limits;
 use crate::moment::Moment;
 use clock::{Clock, Pace, Tag};
 
-/// What a limit that was not used permits at once, as the time in which it permits that otherwise. The
-/// timers of connections have milliseconds.
+/// What a limit that was not used permits at once, as the time in which it permits that otherwise.
+/// The timers of connections have milliseconds.
 const BURST: Duration = Duration::from_millis(50);
-/// The longest wait of a connection, and the longest debt of a client, at the pace at which it pays:
-/// beyond that the limit is exceeded. A client of version 4 renews its lease after two thirds of it at
-/// the latest: a wait, or one of the old and one of the new connection, has to end within the rest.
+/// The longest wait of a connection, and the longest debt of a client, at the pace at which it
+/// pays: beyond that the limit is exceeded. A client of version 4 renews its lease after two thirds
+/// of it at the latest: a wait, or one of the old and one of the new connection, has to end within
+/// the rest.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(14);
 /// The limits of an export: of calls and of bytes, each for all clients and for each.
 const LIMITS: usize = 4;
@@ -52,16 +53,16 @@ pub(crate) struct Use {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Charged {
     taken: Use,
-    /// What it owes more since then: less than was taken where its debt became the longest.
-    added: [u64; LIMITS],
+    /// When each limit was charged, by its clock.
+    at: [u64; LIMITS],
 }
 
 /// The place of a call among those of its client at an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slot([Tag; LIMITS]);
 
-/// Those whose calls share a debt: an IPv4 address, or an IPv6 network of 64 bits, of which a host may
-/// take any address.
+/// Those whose calls share a debt: an IPv4 address, or an IPv6 network of 64 bits, of which a host
+/// may take any address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Flow(ClientId);
 
@@ -87,7 +88,7 @@ impl Slot {
 
 impl RateLimits {
     /// Charges a client. Returns the place behind all that it has taken, also for nothing, and what
-    /// [`settle`](Self::settle) needs.
+    /// [`settle`](Self::settle) needs: each call that has taken something is settled.
     pub(crate) fn charge(
         &self,
         (export, limits): (u32, &Limits),
@@ -102,17 +103,17 @@ impl RateLimits {
             Some(clock) => clock.charge(flow, counts[at], now),
             None => (0, 0),
         });
-        let added = charges.map(|(_, added)| added);
-        (Slot(charges.map(|(tag, _)| tag)), Charged { taken, added })
+        let at = charges.map(|(_, at)| at);
+        (Slot(charges.map(|(tag, _)| tag)), Charged { taken, at })
     }
 
-    /// Charges a client what it has used beyond what it was charged, or gives back what the charge has
-    /// added beyond that. Its calls keep their places.
+    /// Charges a client what a call has used beyond what it was charged for it, or gives back the
+    /// rest, as far as no other call has used that. Its calls keep their places.
     pub(crate) fn settle(
         &self,
         (export, limits): (u32, &Limits),
         client: ClientId,
-        (Charged { taken, added }, used): (Charged, Use),
+        (Charged { taken, at: charged_at }, used): (Charged, Use),
         now: Moment,
     ) {
         let (taken, used) = (taken.counts(), used.counts());
@@ -121,16 +122,12 @@ impl RateLimits {
         let clocks = exports.entry(export).or_default().clocks(limits, now);
         for (at, clock) in clocks.iter_mut().enumerate() {
             let Some(clock) = clock else { continue };
-            if used[at] > taken[at] {
-                clock.charge(flow, used[at] - taken[at], now);
-            } else {
-                clock.give_back(flow, added[at].saturating_sub(used[at]), now);
-            }
+            clock.settle(flow, (taken[at], charged_at[at]), used[at], now);
         }
     }
 
-    /// How long the call behind a place has to wait, as far as is known now: longer if other clients
-    /// come.
+    /// How long the call behind a place has to wait, as far as is known now: longer if other
+    /// clients come.
     pub(crate) fn delay(
         &self,
         (export, limits): (u32, &Limits),

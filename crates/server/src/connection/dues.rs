@@ -134,7 +134,8 @@ impl Charge {
         match self.charged.filter(|(charged, _)| *charged == export) {
             Some((_, charged)) => rate_limits.settle(limited, self.client, (charged, used), now),
             None => {
-                let (slot, _) = rate_limits.charge(limited, self.client, used, now);
+                let (slot, charged) = rate_limits.charge(limited, self.client, used, now);
+                rate_limits.settle(limited, self.client, (charged, used), now);
                 self.dues.add(export, slot);
             }
         }

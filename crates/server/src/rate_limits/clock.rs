@@ -1,10 +1,10 @@
 //! The virtual clock of one limit (fair queueing with finish tags).
 //!
-//! Clients that owe something to a limit pay at one pace: an equal share of its rate, or each at the
-//! whole rate. The clock shows what a client has paid that has owed since its beginning. A call gets a
-//! finish tag: the later of the clock and its client's last tag, and its cost behind that. It is paid
-//! for when the clock shows its tag. The pace changes when a client begins or ceases to owe, and with
-//! the rate; the clock has gone at the former pace until then, and no tag changes.
+//! Clients that owe something to a limit pay at one pace: an equal share of its rate, or each at
+//! the whole rate. The clock shows what a client has paid that has owed since its beginning. A call
+//! gets a finish tag: the later of the clock and its client's last tag, and its cost behind that.
+//! It is paid for when the clock shows its tag. The pace changes when a client begins or ceases to
+//! owe, and with the rate; the clock has gone at the former pace until then, and no tag changes.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,10 +12,11 @@ use rustc_hash::FxBuildHasher;
 
 use super::{Flow, WAIT_MAX};
 
-/// Clients that owe something to a limit. Beyond that, the one that would have paid first owes nothing.
+/// Clients that owe something to a limit. Beyond that, the one that would have paid first owes
+/// nothing.
 pub(super) const DEBTORS_MAX: usize = 1024;
-/// A call or byte is so many units per nanosecond of a second, so that the slowest clock moves in each
-/// nanosecond: 1 per second, divided by [`DEBTORS_MAX`].
+/// A call or byte is so many units per nanosecond of a second, so that the slowest clock moves in
+/// each nanosecond: 1 per second, divided by [`DEBTORS_MAX`].
 const UNITS_PER_SEC: u128 = 1 << 10;
 const SEC_NS: u128 = 1_000_000_000;
 
@@ -37,10 +38,24 @@ pub(super) struct Clock {
     reading: Tag,
     /// When it was read last, in nanoseconds.
     read_at: u64,
-    /// The last tag of each client that owes something: none is behind the clock.
-    finishes: HashMap<Flow, Tag, FxBuildHasher>,
-    /// The same, in the order in which the clients will have paid.
+    /// The clients that owe something: the last tag of none is behind the clock.
+    debtors: HashMap<Flow, Debtor, FxBuildHasher>,
+    /// Their last tags, in the order in which they will have paid.
     order: BTreeSet<(Tag, Flow)>,
+}
+
+/// What a client owes.
+#[derive(Debug, Clone, Copy)]
+struct Debtor {
+    /// Its last tag.
+    finish: Tag,
+    /// Since when it owes something, in nanoseconds.
+    since: u64,
+    /// What it was charged since then for calls that are not settled: so much may be given back.
+    at_work: Tag,
+    /// What the longest debt has cut, as far as calls at work may give it back: they give that back
+    /// first, because the other calls have used what is owed, or may do so.
+    cut: Tag,
 }
 
 impl Pace {
@@ -68,8 +83,8 @@ impl Pace {
 
 impl Clock {
     pub(super) fn new(pace: Pace, now: u64) -> Self {
-        let (finishes, order) = (HashMap::default(), BTreeSet::new());
-        Self { pace, reading: 0, read_at: now, finishes, order }
+        let (debtors, order) = (HashMap::default(), BTreeSet::new());
+        Self { pace, reading: 0, read_at: now, debtors, order }
     }
 
     /// Changes the pace, from now on.
@@ -81,46 +96,51 @@ impl Clock {
         self.pace = pace;
         // What is a second at one rate may be a day at another.
         let latest = self.latest();
-        let beyond = self.finishes.extract_if(|_, finish| *finish > latest);
-        let flows: Vec<_> = beyond.map(|(flow, _)| flow).collect();
-        self.order = self.finishes.iter().map(|(flow, finish)| (*finish, *flow)).collect();
-        flows.into_iter().for_each(|flow| self.set(flow, latest));
+        let beyond = self.order.iter().filter(|(finish, _)| *finish > latest);
+        let flows: Vec<_> = beyond.map(|(_, flow)| *flow).collect();
+        for flow in flows {
+            if let Some(debtor) = self.debtors.get(&flow).copied() {
+                self.set(flow, debtor.cut_to(latest));
+            }
+        }
     }
 
-    /// Has a client owe so many calls or bytes more, up to the longest debt. Returns its last tag, and
-    /// how many more it owes.
+    /// Has a client owe so many calls or bytes more for a call, until that is settled. Returns its
+    /// last tag, and when it was charged, which [`settle`](Self::settle) needs.
     pub(super) fn charge(&mut self, flow: Flow, count: u64, now: u64) -> (Tag, u64) {
         self.advance(now);
-        let former = self.finishes.get(&flow).copied();
-        let begin = former.unwrap_or(self.reading);
-        if count == 0 {
-            return (begin, 0);
-        }
-        if former.is_none() && self.finishes.len() >= DEBTORS_MAX {
-            self.forget_first();
-        }
-        let finish = begin + units(count);
-        self.set(flow, finish);
-        let finish = finish.min(self.latest());
-        self.set(flow, finish);
-        let added = finish.saturating_sub(begin) / units(1);
-        (finish, u64::try_from(added).unwrap_or(count))
+        (self.owe(flow, count, units(count)), self.read_at)
     }
 
-    /// Has a client owe so many calls or bytes less, of those that a charge has added. Its earlier tags stay, but none is behind its last.
-    pub(super) fn give_back(&mut self, flow: Flow, count: u64, now: u64) {
+    /// Has a client owe what a call has used in place of what it was charged, and when. What it was
+    /// charged before its client last owed nothing is not given back. Earlier tags stay, but none
+    /// is behind the last one of the client.
+    pub(super) fn settle(
+        &mut self,
+        flow: Flow,
+        (taken, charged_at): (u64, u64),
+        used: u64,
+        now: u64,
+    ) {
         self.advance(now);
-        if let Some(finish) = self.finishes.get(&flow) {
-            self.set(flow, finish.saturating_sub(units(count)));
+        let debtor = self.debtors.get(&flow).copied();
+        if let Some(mut debtor) = debtor.filter(|debtor| debtor.since <= charged_at) {
+            let unused = units(taken.saturating_sub(used));
+            let of_cut = unused.min(debtor.cut);
+            debtor.at_work = debtor.at_work.saturating_sub(units(taken));
+            debtor.cut = (debtor.cut - of_cut).min(debtor.at_work);
+            debtor.finish = debtor.finish.saturating_sub(unused - of_cut);
+            self.set(flow, debtor);
         }
+        self.owe(flow, used.saturating_sub(taken), 0);
     }
 
-    /// The nanoseconds until the clock shows a tag of a client, if no client begins to owe something
-    /// until then; 0 for a client that owes nothing.
+    /// The nanoseconds until the clock shows a tag of a client, if no client begins to owe
+    /// something until then; 0 for a client that owes nothing.
     pub(super) fn delay(&mut self, flow: Flow, tag: Tag, now: u64) -> u64 {
         self.advance(now);
-        let Some(finish) = self.finishes.get(&flow) else { return 0 };
-        let (tag, mut reading) = (tag.min(*finish), self.reading);
+        let Some(debtor) = self.debtors.get(&flow) else { return 0 };
+        let (tag, mut reading) = (tag.min(debtor.finish), self.reading);
         if matches!(self.pace, Pace::Each(_)) {
             return self.pace.nanoseconds(tag.saturating_sub(reading), 1);
         }
@@ -150,26 +170,56 @@ impl Clock {
         }
     }
 
+    /// Has a client owe so many calls or bytes more, up to the longest debt, and so much of it for
+    /// a call at work. Returns its last tag.
+    fn owe(&mut self, flow: Flow, count: u64, at_work: Tag) -> Tag {
+        let former = self.debtors.get(&flow).copied();
+        if count == 0 {
+            return former.map_or(self.reading, |debtor| debtor.finish);
+        }
+        if former.is_none() && self.debtors.len() >= DEBTORS_MAX {
+            self.forget_first();
+        }
+        let (finish, since) = (self.reading, self.read_at);
+        let mut debtor = former.unwrap_or(Debtor { finish, since, at_work: 0, cut: 0 });
+        debtor.finish += units(count);
+        debtor.at_work = debtor.at_work.saturating_add(at_work);
+        // It is one of those that share the rate from now on.
+        self.set(flow, debtor);
+        let debtor = debtor.cut_to(self.latest());
+        self.set(flow, debtor);
+        debtor.finish
+    }
+
     /// The last tag that a call may have.
     fn latest(&self) -> Tag {
         let wait_max = u64::try_from(WAIT_MAX.as_nanos()).unwrap_or(u64::MAX);
         self.reading + self.pace.progress(wait_max, self.order.len())
     }
 
-    /// Sets the last tag of a client.
-    fn set(&mut self, flow: Flow, finish: Tag) {
-        let former = self.finishes.remove(&flow);
-        former.inspect(|former| _ = self.order.remove(&(*former, flow)));
-        if finish > self.reading {
-            self.finishes.insert(flow, finish);
-            self.order.insert((finish, flow));
+    /// Sets what a client owes.
+    fn set(&mut self, flow: Flow, debtor: Debtor) {
+        let former = self.debtors.remove(&flow);
+        former.inspect(|former| _ = self.order.remove(&(former.finish, flow)));
+        if debtor.finish > self.reading {
+            self.debtors.insert(flow, debtor);
+            self.order.insert((debtor.finish, flow));
         }
     }
 
     fn forget_first(&mut self) {
         if let Some((_, flow)) = self.order.pop_first() {
-            self.finishes.remove(&flow);
+            self.debtors.remove(&flow);
         }
+    }
+}
+
+impl Debtor {
+    /// With the longest debt.
+    fn cut_to(self, latest: Tag) -> Self {
+        let cut = self.finish.saturating_sub(latest);
+        let kept = self.cut.saturating_add(cut).min(self.at_work);
+        Self { finish: self.finish - cut, cut: kept, ..self }
     }
 }
 

@@ -18,8 +18,8 @@ fn rate(calls_per_sec: u32, bytes_per_sec: u64) -> Rate {
     }
 }
 
-/// The calls of one second over a connection for each of `clients`, each call as soon as those before
-/// it are paid for.
+/// The calls of one second over a connection for each of `clients`, each call as soon as those
+/// before it are paid for.
 fn calls_in_a_second(limits: Limits, clients: &[ClientId], bytes: u64) -> u64 {
     let (table, limited, start) = (RateLimits::default(), (EXPORT, &limits), SEC_NS);
     let mut slots: Vec<Option<Slot>> = vec![None; clients.len()];
@@ -123,6 +123,40 @@ fn a_reply_gives_back_no_debt_that_the_longest_one_has_cut() {
     assert_eq!(owed(), WAIT_MAX);
     table.settle(limited, A, (first, Use { bytes: 1 << 19, ..read }), now);
     assert_eq!(owed(), Duration::from_secs(8));
+}
+
+/// The calls of two connections, of which one has read nothing, in both orders of charging and of
+/// settling.
+#[test]
+fn a_reply_gives_back_no_debt_that_another_call_has_used() {
+    let limits = Limits { all: rate(0, 64 << 10), ..Limits::default() };
+    let (limited, now) = ((EXPORT, &limits), Moment::at_nanoseconds(SEC_NS));
+    // 16 s each.
+    let read = Use { calls: 1, bytes: 1 << 20 };
+    for (unused, settled) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let table = RateLimits::default();
+        let charged = [0, 1].map(|_| table.charge(limited, A, read, now).1);
+        for at in [settled, 1 - settled] {
+            let bytes = if at == unused { 0 } else { read.bytes };
+            table.settle(limited, A, (charged[at], Use { bytes, ..read }), now);
+            let (all, _) = table.charge(limited, A, Use::default(), now);
+            assert_eq!(table.delay(limited, A, all, now) + BURST, WAIT_MAX);
+        }
+    }
+}
+
+/// A reload removes the limit of a call at work, and sets it again.
+#[test]
+fn a_reply_gives_back_nothing_of_a_limit_that_was_set_after_its_call() {
+    let limits = Limits { all: rate(0, 64 << 10), ..Limits::default() };
+    let (table, limited) = (RateLimits::default(), (EXPORT, &limits));
+    let second = |seconds| Moment::at_nanoseconds(seconds * SEC_NS);
+    let read = Use { calls: 1, bytes: 1 << 19 };
+    let (_, early) = table.charge(limited, A, read, second(1));
+    table.charge((EXPORT, &Limits::default()), A, Use::default(), second(2));
+    let (slot, _) = table.charge(limited, A, read, second(3));
+    table.settle(limited, A, (early, Use::default()), second(3));
+    assert_eq!(table.delay(limited, A, slot, second(3)) + BURST, Duration::from_secs(8));
 }
 
 #[test]

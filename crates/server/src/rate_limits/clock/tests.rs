@@ -23,7 +23,7 @@ fn delay_millis(clock: &mut Clock, flow: Flow, tag: Tag, now: u64) -> u64 {
 
 fn owes(clock: &mut Clock, flow: Flow, now: u64) -> bool {
     clock.advance(now);
-    clock.finishes.contains_key(&flow)
+    clock.debtors.contains_key(&flow)
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn calls_of_a_client_come_one_after_another() {
             assert_eq!(delay_millis(&mut clock, A, *tag, at(elapsed)), expected, "{ahead}");
         }
     }
-    assert!(clock.order.is_empty() && clock.finishes.is_empty());
+    assert!(clock.order.is_empty() && clock.debtors.is_empty());
 }
 
 #[test]
@@ -90,15 +90,15 @@ fn what_was_not_used_is_given_back_and_places_stay() {
     let mut clock = shared(10);
     let (first, _) = clock.charge(A, 10, START);
     let (second, _) = clock.charge(A, 10, START);
-    clock.give_back(A, 8, START);
+    clock.settle(A, (10, START), 2, START);
     assert_eq!(delay_millis(&mut clock, A, first, START), 1000);
     assert_eq!(delay_millis(&mut clock, A, second, START), 1200);
     // What was used beyond is for the calls to come.
     clock.charge(A, 50, START);
     assert_eq!(delay_millis(&mut clock, A, first, START), 1000);
     assert_eq!(delay_millis(&mut clock, A, second, START), 2000);
-    clock.give_back(A, 1000, START);
-    clock.give_back(B, 1000, START);
+    clock.settle(A, (1000, START), 0, START);
+    clock.settle(B, (1000, START), 0, START);
     assert!(!owes(&mut clock, A, START) && !owes(&mut clock, B, START));
     assert_eq!(clock.delay(A, second, START), 0);
 }
@@ -106,12 +106,67 @@ fn what_was_not_used_is_given_back_and_places_stay() {
 #[test]
 fn a_charge_adds_no_more_than_the_longest_debt() {
     let mut clock = shared(1000);
-    assert_eq!(clock.charge(A, 14_000, START), (units(14_000), 14_000));
-    assert_eq!(clock.charge(A, 16_000, START), (units(14_000), 0));
-    clock.give_back(A, 0, START);
+    assert_eq!(clock.charge(A, 14_000, START), (units(14_000), START));
+    assert_eq!(clock.charge(A, 16_000, START), (units(14_000), START));
+    clock.settle(A, (16_000, START), 16_000, START);
     assert_eq!(delay_millis(&mut clock, A, Tag::MAX, START), 14_000);
-    assert_eq!(clock.charge(A, 3000, at(1000)), (units(15_000), 1000));
-    assert_eq!(clock.charge(A, 0, at(1000)), (units(15_000), 0));
+    assert_eq!(clock.charge(A, 3000, at(1000)), (units(15_000), at(1000)));
+    assert_eq!(clock.charge(A, 0, at(1000)), (units(15_000), at(1000)));
+}
+
+/// Two calls of 16 s: what one does not use was charged for the other one too.
+#[test]
+fn what_the_longest_debt_has_cut_is_given_back_first() {
+    // What the first one that is settled has used, what is owed then, the second one, and then, in
+    // seconds.
+    for (one, owed_by_both, other, owed) in [
+        (0, 14, 16, 14),
+        (0, 14, 0, 0),
+        (0, 14, 3, 3),
+        (16, 14, 0, 14),
+        (8, 14, 0, 8),
+        (8, 14, 2, 10),
+        (20, 14, 0, 14),
+        (1, 14, 20, 14),
+    ] {
+        let mut clock = shared(1000);
+        let call = (16_000, clock.charge(A, 16_000, START).1);
+        clock.charge(A, 16_000, START);
+        clock.settle(A, call, one * 1000, START);
+        let delay = delay_millis(&mut clock, A, Tag::MAX, START);
+        assert_eq!(delay, owed_by_both * 1000, "{one}, {other}");
+        clock.settle(A, call, other * 1000, START);
+        let delay = delay_millis(&mut clock, A, Tag::MAX, START);
+        assert_eq!(delay, owed * 1000, "{one}, {other}");
+    }
+}
+
+#[test]
+fn a_call_gives_back_nothing_of_a_debt_that_began_after_it() {
+    let mut clock = Clock::new(Pace::Each(1000), START);
+    let (_, early) = clock.charge(A, 16_000, START);
+    // It has paid.
+    let now = at(14_000);
+    let (_, late) = clock.charge(A, 10_000, now);
+    clock.settle(A, (16_000, early), 0, now);
+    assert_eq!(delay_millis(&mut clock, A, Tag::MAX, now), 10_000);
+    // One too many owes something.
+    (10..10 + DEBTORS_MAX as u128).for_each(|flow| _ = clock.charge(Flow(flow), 11_000, now));
+    assert!(!owes(&mut clock, A, now));
+    clock.charge(A, 5000, at(14_001));
+    clock.settle(A, (10_000, late), 0, at(14_001));
+    assert_eq!(delay_millis(&mut clock, A, Tag::MAX, at(14_001)), 5000);
+}
+
+#[test]
+fn what_another_rate_has_cut_is_given_back_first() {
+    let mut clock = shared(1000);
+    let first = (8000, clock.charge(A, 8000, START).1);
+    clock.charge(A, 4000, START);
+    clock.set_pace(Pace::Shared(500), START);
+    assert_eq!(delay_millis(&mut clock, A, Tag::MAX, START), 14_000);
+    clock.settle(A, first, 0, START);
+    assert_eq!(delay_millis(&mut clock, A, Tag::MAX, START), 8000);
 }
 
 #[test]
@@ -153,17 +208,17 @@ fn of_too_many_debtors_the_one_that_has_paid_first_is_forgotten() {
     let count = |flow: u128| 2 + u64::try_from(flow).unwrap() % 1000;
     for flow in 0..10_000 {
         clock.charge(Flow(flow), count(flow), START);
-        assert!(clock.finishes.len() <= DEBTORS_MAX && clock.order.len() == clock.finishes.len());
+        assert!(clock.debtors.len() <= DEBTORS_MAX && clock.order.len() == clock.debtors.len());
     }
-    let owing = |flow: &u128| clock.finishes.contains_key(&Flow(*flow));
+    let owing = |flow: &u128| clock.debtors.contains_key(&Flow(*flow));
     assert!((0..10_000).filter(|flow| count(*flow) > 950).all(|flow| owing(&flow)));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Connections of some clients with calls of some sizes, each call as soon as the one before it on
-    /// its connection is paid for. Together they have the rate, and each client its share.
+    /// Connections of some clients with calls of some sizes, each call as soon as the one before it
+    /// on its connection is paid for. Together they have the rate, and each client its share.
     #[test]
     fn clients_have_equal_shares_of_a_rate(
         connections in prop::collection::vec((0_u128..4, 1_u64..200), 1..12),
@@ -198,28 +253,36 @@ proptest! {
         }
     }
 
-    /// Calls give back a part of what they have added, later and in the order in which they came. No
-    /// other debt goes with it.
+    /// Calls end in any order, and have used less or more than they were charged. The debt is the
+    /// longest one, or what the calls at work were charged and the others have used.
     #[test]
-    fn the_debt_of_other_calls_is_not_given_back(
-        calls in prop::collection::vec((0_u64..20_000, 0_u64..20_000, any::<bool>()), 1..40),
+    fn debts_are_what_calls_have_used(
+        calls in prop::collection::vec((0_u64..20_000, 0_u64..20_000, 0_usize..80), 1..40),
     ) {
-        let (mut clock, mut owed) = (Clock::new(Pace::Each(1000), START), 0);
-        let mut at_work = std::collections::VecDeque::new();
-        for (count, used, one_ends) in calls {
-            let (_, added) = clock.charge(A, count, START);
-            owed += added;
-            at_work.push_back(added.saturating_sub(used));
-            if one_ends && let Some(unused) = at_work.pop_front() {
-                clock.give_back(A, unused, START);
-                owed -= unused;
+        let (mut clock, mut used_by_all) = (Clock::new(Pace::Each(1000), START), 0);
+        let mut at_work: Vec<(u64, u64, u64)> = Vec::new();
+        for (count, used, ending) in calls {
+            let (_, charged_at) = clock.charge(A, count, START);
+            at_work.push((count, used, charged_at));
+            if ending < at_work.len() {
+                let (count, used, charged_at) = at_work.swap_remove(ending);
+                clock.settle(A, (count, charged_at), used, START);
+                used_by_all += used;
             }
-            prop_assert_eq!(clock.charge(A, 0, START).0, units(owed));
+            let charged: u64 = at_work.iter().map(|(count, ..)| count).sum();
+            let owed = (used_by_all + charged).min(14_000);
+            prop_assert_eq!(delay_millis(&mut clock, A, Tag::MAX, START), owed);
         }
+        for (count, used, charged_at) in at_work {
+            clock.settle(A, (count, charged_at), used, START);
+            used_by_all += used;
+        }
+        let owed = used_by_all.min(14_000);
+        prop_assert_eq!(delay_millis(&mut clock, A, Tag::MAX, START), owed);
     }
 
-    /// Whatever happens, tags of a client ascend, a delay that was promised holds if no one comes, and
-    /// the tables agree.
+    /// Whatever happens, tags of a client ascend, a delay that was promised holds if no one comes,
+    /// and the tables agree.
     #[test]
     fn the_clock_keeps_its_promises(
         steps in prop::collection::vec((0_u128..6, 0_u64..3000, 0_u64..2000, 0_u8..5), 1..60),
@@ -230,15 +293,15 @@ proptest! {
         for (flow, count, millis, kind) in steps {
             let flow = Flow(flow);
             match kind {
-                0 => clock.give_back(flow, count, now),
+                0 => clock.settle(flow, (count, now), count / 3, now),
                 1 => clock.set_pace(pace(1 + count), now),
                 _ => {
                     let (before, _) = clock.charge(flow, 0, now);
                     let latest = clock.latest();
-                    let (after, added) = clock.charge(flow, count, now);
+                    let (after, charged_at) = clock.charge(flow, count, now);
                     prop_assert!(after >= before.min(latest) || is_shared);
                     if kind == 2 {
-                        clock.give_back(flow, added, now);
+                        clock.settle(flow, (count, charged_at), 0, now);
                         let (left, _) = clock.charge(flow, 0, now);
                         prop_assert!(left >= before.min(after));
                     }
@@ -250,7 +313,7 @@ proptest! {
             if delay > 0 {
                 let (mut later, mut paid) = (now + delay - 1, false);
                 while !paid && later <= now + delay + 100 {
-                    let mut same = Clock { finishes: clock.finishes.clone(),
+                    let mut same = Clock { debtors: clock.debtors.clone(),
                         order: clock.order.clone(), ..clock };
                     paid = same.delay(flow, tag, later) == 0;
                     prop_assert!(!paid || later + 100 >= now + delay);
@@ -258,7 +321,7 @@ proptest! {
                 }
                 prop_assert!(paid);
             }
-            prop_assert_eq!(clock.order.len(), clock.finishes.len());
+            prop_assert_eq!(clock.order.len(), clock.debtors.len());
             now += millis * 1_000_000;
         }
     }
