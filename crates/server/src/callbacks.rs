@@ -21,8 +21,10 @@ use tokio::sync::oneshot;
 
 use crate::state::{Callback, CallbackEnd, ConnectionId, Message, Session};
 
-/// How long a client may take to answer. Then the connection is a backchannel no longer. An answer
-/// may lie for [`WAIT_MAX`](crate::rate_limits::WAIT_MAX) behind calls that wait for a limit.
+/// How long a client may take to answer. Then the connection is a backchannel no longer. Where a
+/// limit holds calls back, an answer lies behind those that were sent before it, and each of them
+/// may wait for [`WAIT_MAX`](crate::rate_limits::WAIT_MAX): the time is enough for one such wait,
+/// not for several.
 pub(crate) const CALLBACK_ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// The connections that callbacks can be sent over.

@@ -194,6 +194,6 @@ fn leases_outlast_waits() {
 }
 
 #[test]
-fn callbacks_outlast_waits() {
+fn callbacks_outlast_one_wait() {
     assert!(WAIT_MAX < CALLBACK_ANSWER_MAX);
 }
