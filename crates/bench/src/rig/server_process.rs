@@ -172,7 +172,8 @@ impl ServerProcess {
             .spawn()
             .map_err(|error| program::not_run("sh", &error))?;
         let mut begin = child.stdin.take().expect("it is piped");
-        let begun = undo.tell(&child.id().to_string()).and_then(|()| begin.write_all(b"\n"));
+        let noted = undo.tell(&child.id().to_string());
+        let begun = if noted.is_ok() { begin.write_all(b"\n") } else { Ok(()) };
         let printed = Arc::new(Printed::default());
         Printed::listen(&printed, child.stdout.take().expect("it is piped"));
         Printed::listen(&printed, child.stderr.take().expect("it is piped"));
@@ -183,7 +184,9 @@ impl ServerProcess {
         };
         let address = SocketAddr::new(options.address, 0);
         let mut server = Self { child, undo, words: printed, address, watched };
-        begun.map_err(Error::machine("the shell of the server"))?;
+        noted.map_err(Error::machine("the shell that stops the server"))?;
+        // It can be killed before it is the server.
+        begun.map_err(|_| server.failed("did not start"))?;
         server.address = server.announced_address()?;
         Ok(server)
     }
