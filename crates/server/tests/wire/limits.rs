@@ -109,7 +109,7 @@ fn strangers_cannot_take_the_memory() {
 /// of the other tests. Shows why it was skipped.
 #[track_caller]
 pub(crate) fn in_own_process(test: &str) {
-    let output = Command::new(std::env::current_exe().unwrap())
+    let output = Command::new("/proc/self/exe")
         .args(["--exact", test, "--ignored", "--nocapture"])
         .output()
         .unwrap();

@@ -20,12 +20,10 @@ const SUBJECTS: [&str; 7] = [
 /// Runs the tests of these subjects again, as a user.
 #[track_caller]
 fn run_as(id: u32) {
-    let mut tests = Command::new(std::env::current_exe().unwrap());
+    // Not by its path: the user may not be allowed into the directory that it was built in.
+    let mut tests = Command::new("/proc/self/exe");
     // The groups of root are given up with its id.
-    let output = match tests.args(SUBJECTS).uid(id).gid(id).output() {
-        Ok(output) => output,
-        Err(error) => return eprintln!("skipped: user {id} cannot run this program: {error}"),
-    };
+    let output = tests.args(SUBJECTS).uid(id).gid(id).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "as user {id}: {text}");
 }
