@@ -15,6 +15,9 @@ mod privileges;
 mod replace_file;
 mod serve;
 mod service_manager;
+#[cfg(test)]
+#[path = "../tests/skip/mod.rs"]
+mod skip;
 mod stdout;
 
 use std::env;

@@ -61,6 +61,7 @@ mod tests {
     use rustix::thread::no_new_privs;
 
     use super::*;
+    use crate::skip::skip;
 
     #[test]
     fn a_thread_keeps_what_a_server_needs() {
@@ -77,7 +78,7 @@ mod tests {
             if before.effective.contains(CapabilitySet::SETPCAP) {
                 assert!(!bounding(CapabilitySet::SYS_ADMIN) && !bounding(CapabilitySet::SETPCAP));
             } else {
-                println!("skipped: CAP_SETPCAP is missing, so the bounding set stays");
+                skip("CAP_SETPCAP is missing, so the bounding set stays");
             }
             drop_unneeded().expect("a second time changes nothing");
             assert_eq!(capabilities(None).unwrap(), after);

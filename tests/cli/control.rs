@@ -15,6 +15,7 @@ use crate::client::{Client, make_file};
 use crate::fixture::{
     ONE_EXPORT, PATIENCE, Place, Running, assert_exit, run, serve_config, serve_directory, spillway,
 };
+use crate::skip::skip;
 
 /// Runs a command for the server of a place.
 fn operate(place: &Place, words: &[&str]) -> Output {
@@ -349,8 +350,7 @@ fn without_a_server_the_sentence_is_clear() {
 #[test]
 fn other_users_are_refused() {
     if !geteuid().is_root() {
-        eprintln!("other_users_are_refused skipped: only root can act as another user");
-        return;
+        return skip("only root can act as another user");
     }
     let place = Place::new();
     let running = Running::start(serve_directory(&place), 1);

@@ -21,6 +21,7 @@ use server::trace::handle_hash;
 
 use crate::client::Client;
 use crate::fixture::{Place, Running, serve_config, serve_directory, without_environment};
+use crate::skip::skip;
 
 const FILE: INodeNo = INodeNo(2);
 
@@ -48,7 +49,7 @@ impl Disk {
         match spawn_mount(Files { failing: Arc::clone(&failing) }, at, &config) {
             Ok(session) => Some(Self { failing, _session: session }),
             Err(error) => {
-                eprintln!("skipped: FUSE cannot be mounted here: {error}");
+                skip(format_args!("FUSE cannot be mounted here: {error}"));
                 None
             }
         }
@@ -232,7 +233,7 @@ fn a_remembered_path_survives_a_disk_error() {
     let place = Place::new();
     let Some(disk) = Disk::mount(&place.path("a")) else { return };
     if Command::new("setpriv").arg("--version").output().is_err() {
-        return eprintln!("skipped: no setpriv");
+        return skip("no setpriv");
     }
     let config = place.configure(
         "listen = \"127.0.0.1:0\"\nstate_dir = \"$DIR/state\"\n\

@@ -14,4 +14,6 @@ mod observing;
 mod service;
 mod serving;
 mod session;
+#[path = "../skip/mod.rs"]
+mod skip;
 mod tracing;

@@ -39,6 +39,8 @@ mod random;
 #[expect(dead_code, reason = "each server here has settings of its own")]
 #[path = "../torture/server.rs"]
 mod server;
+#[path = "../skip/mod.rs"]
+mod skip;
 
 mod file;
 mod local;

@@ -14,6 +14,7 @@ use crate::file::{File, Kind, part};
 use crate::place::Place;
 use crate::random::Random;
 use crate::server::{Server, program};
+use crate::skip::skip;
 use crate::versions::{CELLS, size as item_bytes};
 use crate::workload::{Workload, count};
 
@@ -39,7 +40,7 @@ impl Mount {
     /// `None`, with the reason printed, where FUSE cannot be had.
     pub(crate) fn new(url: &str, options: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-            eprintln!("the mounts are skipped: they need root and /dev/fuse");
+            skip("the mounts need root and /dev/fuse");
             return None;
         }
         let at = TempDir::new().unwrap();

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::fixture::{Server, coreutils, run, text};
+use crate::skip::skip;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -257,8 +258,7 @@ fn chmod() {
 #[test]
 fn chown() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root gives files away");
-        return;
+        return skip("only root gives files away");
     }
     for command in [
         "chown 4711 @file",

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use crate::fixture::{Server, assert_exit, run, spillway, succeeded, text};
+use crate::skip::skip;
 
 /// A user who is not the one of this process.
 const OTHER: u32 = 4711;
@@ -25,7 +26,7 @@ fn set_mode(path: &Path, mode: u32) {
 fn of_others() -> Option<Server> {
     let server = Server::start();
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: files of others need root");
+        skip("files of others need root");
         return None;
     }
     fs::create_dir_all(server.path("dir/roots")).unwrap();

@@ -14,6 +14,7 @@ use crate::fixture::{
     Server, assert_exit, assert_same_data, bytes_path, feed, pattern, run, spillway, succeeded,
     text,
 };
+use crate::skip::{skip, skip_in_ci_too};
 
 /// A tree of many kinds of files below `root`.
 fn furnish(root: &Path) {
@@ -144,8 +145,7 @@ fn holes_stay_holes() {
     }
     let used = fs::metadata(&here).unwrap().blocks() * 512;
     if used > 10 << 20 {
-        println!("skipped: the file system of temporary files has no holes");
-        return;
+        return skip_in_ci_too("the file system of temporary files has no holes");
     }
     succeeded(run(["cp", here.to_str().unwrap(), &server.url("up")]));
     succeeded(run(["cp", &server.url("up"), back.to_str().unwrap()]));
@@ -260,8 +260,7 @@ fn holes_reach_pipes_as_zeros() {
         file.write_all_at(b"data", offset).unwrap();
     }
     if fs::metadata(&sparse).unwrap().blocks() * 512 >= 1 << 20 {
-        println!("skipped: the file system of temporary files has no holes");
-        return;
+        return skip_in_ci_too("the file system of temporary files has no holes");
     }
     let data = fs::read(&sparse).unwrap();
     let output = run(["cp", &server.url("sparse"), "/dev/stdout"]);
@@ -288,8 +287,7 @@ fn a_file_that_is_shorter_than_its_size_is_not_filled_up() {
     // sysfs gives each file the size of a page and no blocks.
     let here = Path::new("/sys/class/net/lo/mtu");
     let Ok(metadata) = fs::metadata(here) else {
-        println!("skipped: sysfs is not mounted");
-        return;
+        return skip("sysfs is not mounted");
     };
     assert_eq!((metadata.size(), metadata.blocks()), (4096, 0));
     succeeded(run(["cp", here.to_str().unwrap(), &server.url("up")]));
@@ -330,8 +328,7 @@ fn a_failure_does_not_end_the_copy_of_the_others() {
 fn an_owner_that_cannot_be_kept_is_left_out() {
     let server = Server::start();
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: files of others need root");
-        return;
+        return skip("files of others need root");
     }
     fs::set_permissions(server.path(""), fs::Permissions::from_mode(0o777)).unwrap();
     let here = server.beside("here");
@@ -348,8 +345,7 @@ fn an_owner_that_cannot_be_kept_is_left_out() {
 #[test]
 fn an_owner_that_root_cannot_keep_is_reported() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root gives files away");
-        return;
+        return skip("only root gives files away");
     }
     let server = Server::squashing("root");
     fs::set_permissions(server.path(""), fs::Permissions::from_mode(0o777)).unwrap();
@@ -387,7 +383,7 @@ impl SmallDisk {
         match mount.output() {
             Ok(output) if output.status.success() => Some(Self { dir }),
             _ => {
-                println!("skipped: a small file system needs the right to mount");
+                skip("a small file system needs the right to mount");
                 None
             }
         }

@@ -11,6 +11,7 @@ use crate::fixture::{
     Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, text, wait_for,
 };
 use crate::gate::Gate;
+use crate::skip::skip;
 
 const MIB: u64 = 1 << 20;
 /// What `cp` commits at once.
@@ -199,8 +200,7 @@ fn a_soft_copy_fails_if_the_server_stays_down() {
 #[test]
 fn a_resumed_copy_that_replaces_its_target_begins_at_the_beginning() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: to run as another user needs root");
-        return;
+        return skip("to run as another user needs root");
     }
     let server = Server::start();
     server.put("there", pattern(48 << 20));
@@ -227,8 +227,7 @@ fn a_resumed_copy_that_replaces_its_target_begins_at_the_beginning() {
 #[test]
 fn a_read_only_part_on_a_server_is_resumed_and_a_longer_file_kept() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: files of others need root");
-        return;
+        return skip("files of others need root");
     }
     let server = Server::start();
     let (here, there) = (server.beside("here"), server.path("there"));

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use crate::fixture::{Server, assert_exit, bytes_path, coreutils, run, spillway, succeeded, text};
+use crate::skip::skip;
 
 /// A directory with what listings are about: types, sizes, times, links, hidden names.
 fn furnished() -> Server {
@@ -204,8 +205,7 @@ fn a_terminal_gets_columns_and_quotes() {
     let command = format!("{} ls {}", env!("CARGO_BIN_EXE_spillway"), server.url(""));
     let script = Command::new("script").args(["-qec", &command, "/dev/null"]).output();
     let Ok(script) = script else {
-        println!("skipped: there is no script(1) to make a terminal with");
-        return;
+        return skip("there is no script(1) to make a terminal with");
     };
     assert_eq!(text(&script.stdout), " plain  'with space'\r\n");
 }

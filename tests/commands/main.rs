@@ -12,4 +12,6 @@ mod hostile;
 mod interrupted;
 mod listing;
 mod output;
+#[path = "../skip/mod.rs"]
+mod skip;
 mod targets;

@@ -10,6 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use crate::fixture::{
     Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, text, wait_for,
 };
+use crate::skip::skip;
 
 /// More than a job writes at once.
 const BIG_BYTES: usize = 6 << 20;
@@ -168,8 +169,7 @@ fn links_of_the_same_copy_are_not_written_through_behind_others() {
 fn read_only_file_of_the_user_on_a_server_is_kept_without_f() {
     let server = Server::start();
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: files of others need root");
-        return;
+        return skip("files of others need root");
     }
     fs::set_permissions(server.path(""), fs::Permissions::from_mode(0o777)).unwrap();
     let here = server.beside("here");
@@ -190,8 +190,7 @@ fn read_only_file_of_the_user_on_a_server_is_kept_without_f() {
 fn target_of_a_source_that_cannot_be_read_is_kept() {
     let server = Server::start();
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: files of others need root");
-        return;
+        return skip("files of others need root");
     }
     server.put("private", "new");
     fs::set_permissions(server.path("private"), fs::Permissions::from_mode(0o600)).unwrap();

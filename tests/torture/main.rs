@@ -25,6 +25,8 @@ mod race;
 mod random;
 #[expect(dead_code, reason = "`close_to_open` uses what is not used here")]
 mod server;
+#[path = "../skip/mod.rs"]
+mod skip;
 mod workload;
 
 use std::sync::{Mutex, MutexGuard};

@@ -8,6 +8,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::skip::skip;
+
 const IMAGE_BYTES: u64 = 1 << 30;
 
 /// A directory to serve, removed in the end.
@@ -41,7 +43,7 @@ impl Place {
                 })
             }
             Err(error) => {
-                eprintln!("a test in memory skipped: /dev/shm: {error}");
+                skip(format_args!("/dev/shm: {error}"));
                 None
             }
         }
@@ -60,11 +62,8 @@ impl Place {
     }
 
     /// A new file system of `kind`; `None`, with the reason printed, where that cannot be had.
-    ///
-    /// # Panics
-    /// If its mkfs is missing although `CI` means that all programs are installed.
     pub(crate) fn on(kind: &str, mkfs_options: &[&str]) -> Option<Self> {
-        let skipped = |why: &str| eprintln!("a test on {kind} skipped: {why}");
+        let skipped = |why: &str| skip(format_args!("{kind}: {why}"));
         if !rustix::process::geteuid().is_root() {
             skipped("a loop mount needs root");
             return None;
@@ -80,8 +79,6 @@ impl Place {
         let mkfs = format!("mkfs.{kind}");
         let image = image.to_str().unwrap();
         if let Err(why) = run(&mkfs, &[&["-q", force], mkfs_options, &[image]].concat()) {
-            let in_ci = env::var("CI").is_ok_and(|ci| ci == "true");
-            assert!(!in_ci, "{why}, and CI=true");
             skipped(&why);
             return None;
         }

@@ -20,6 +20,9 @@ pub mod results;
 pub mod rig;
 #[cfg(test)]
 mod samples;
+#[cfg(test)]
+#[path = "../../../tests/skip/mod.rs"]
+mod skip;
 mod stage;
 pub mod statistics;
 pub mod stop;

@@ -176,6 +176,7 @@ mod tests {
     use rustix::fs::{FallocateFlags, Mode, OFlags};
 
     use super::*;
+    use crate::skip::skip_in_ci_too;
 
     fn file() -> File {
         let file = tempfile::tempfile().unwrap();
@@ -217,7 +218,7 @@ mod tests {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = OFlags::WRONLY | OFlags::DIRECT;
         let Ok(direct) = rustix::fs::open(path, flags, Mode::empty()) else {
-            return eprintln!("skipped: no direct I/O in the temporary directory");
+            return skip_in_ci_too("no direct I/O in the temporary directory");
         };
         let watch = watches.watch(file.as_fd()).unwrap();
         let pool = crate::BufferPool::new(1 << 20);

@@ -61,6 +61,9 @@ mod read_ahead;
 mod read_history;
 mod read_order;
 mod residency;
+#[cfg(test)]
+#[path = "../../../tests/skip/mod.rs"]
+mod skip;
 mod slab;
 mod socket;
 mod streams;

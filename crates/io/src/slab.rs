@@ -165,6 +165,7 @@ unsafe impl Sync for Slab {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skip::skip_in_ci_too;
 
     const KIB: usize = 1024;
 
@@ -220,7 +221,7 @@ mod tests {
     fn large_slots_lie_in_huge_pages_where_there_are_any() {
         let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
         if !enabled.is_ok_and(|modes| modes.contains("[madvise]") || modes.contains("[always]")) {
-            return eprintln!("skipped: no transparent huge pages by madvise");
+            return skip_in_ci_too("no transparent huge pages by madvise");
         }
         let slab = Slab::map(1032 * KIB, 7, true).unwrap();
         let mut slots: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
@@ -229,7 +230,7 @@ mod tests {
         }
         // A machine whose memory is in pieces has none at the moment.
         if huge_kib(&slots[0]) == 0 {
-            return eprintln!("skipped: this machine has no huge page now");
+            return skip_in_ci_too("this machine has no huge page now");
         }
         // 7,224 KiB are three of them.
         assert!(

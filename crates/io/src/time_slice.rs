@@ -84,6 +84,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::skip::skip_in_ci_too;
 
     /// The slice of a thread that `change` was called in; `None` where it cannot be set.
     fn slice_after(change: impl FnOnce() + Send) -> Option<u64> {
@@ -104,7 +105,7 @@ mod tests {
     #[test]
     fn threads_have_the_slices_that_they_take() {
         let Some(usual_ns) = slice_after(take_usual_slices) else {
-            return eprintln!("skipped: a kernel, policy or sandbox without slices of threads");
+            return skip_in_ci_too("a kernel, policy or sandbox without slices of threads");
         };
         assert!(usual_ns > SHORT_NS);
         assert_eq!(slice_after(take_short_slices), Some(SHORT_NS));
@@ -132,7 +133,7 @@ mod tests {
         });
         match changed {
             Some(slice_ns) => assert_eq!(slice_ns, 5_000_000),
-            None => eprintln!("skipped: a kernel, policy or sandbox without slices of threads"),
+            None => skip_in_ci_too("a kernel, policy or sandbox without slices of threads"),
         }
     }
 }

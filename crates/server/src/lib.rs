@@ -43,6 +43,9 @@ mod request;
 mod server;
 mod service;
 mod settlement;
+#[cfg(test)]
+#[path = "../../../tests/skip/mod.rs"]
+mod skip;
 mod state;
 mod state_dir;
 mod stays;

@@ -464,6 +464,7 @@ mod tests {
     use crate::fs::Caller;
     use crate::moment::Moment;
     use crate::rate_limits::Use;
+    use crate::skip::skip_in_ci_too;
 
     fn config(dir: &Path, settings: &str, modes: &str) -> Config {
         let text = format!(
@@ -482,8 +483,7 @@ mod tests {
     #[test]
     fn the_wildcards_of_both_families_share_a_port() {
         let Ok(free) = TcpListener::bind("[::1]:0") else {
-            eprintln!("the_wildcards_of_both_families_share_a_port skipped: no IPv6");
-            return;
+            return skip_in_ci_too("no IPv6");
         };
         let port = free.local_addr().unwrap().port();
         drop(free);

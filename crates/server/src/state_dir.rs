@@ -189,6 +189,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::skip::skip;
 
     fn open(path: &Path) -> Result<StateDir, String> {
         StateDir::open(path).map_err(|error| error.to_string())
@@ -239,8 +240,7 @@ mod tests {
     #[test]
     fn a_directory_of_another_user_is_refused() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("a_directory_of_another_user_is_refused skipped: only root can make one");
-            return;
+            return skip("only root can make one");
         }
         let dir = directory(0o700);
         chown(dir.path(), Some(1234), None).unwrap();

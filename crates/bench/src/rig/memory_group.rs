@@ -243,6 +243,7 @@ mod tests {
     use std::process::Stdio;
 
     use super::*;
+    use crate::skip::skip_in_ci_too;
 
     const MOUNTS_V1: &str = "30 24 0:25 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
         31 30 0:26 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
@@ -279,7 +280,7 @@ mod tests {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let group = match MemoryGroup::create("test", Some(32 * MIB)) {
             Ok(group) => group,
-            Err(error) => return println!("skipped: {error}"),
+            Err(error) => return skip_in_ci_too(error),
         };
         // It continues only after it was measured, or when its stdin is closed.
         let script = "dd if=/dev/zero of=\"$0/file\" bs=1M count=64 2>/dev/null; read -r word";

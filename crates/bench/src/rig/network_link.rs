@@ -161,6 +161,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::skip::{skip, skip_in_ci_too};
 
     fn limits(delay: &str, rate: &str) -> NetworkLimits {
         NetworkLimits { delay: delay.parse().ok(), rate: rate.parse().ok() }
@@ -169,13 +170,18 @@ mod tests {
     /// `None`, with the reason printed, if it is not available.
     fn link(limits: &NetworkLimits) -> Option<NetworkLink> {
         if !rustix::process::geteuid().is_root() {
-            println!("skipped: only root makes network name spaces");
+            skip("only root makes network name spaces");
             return None;
         }
         match NetworkLink::create(limits) {
             Ok(link) => Some(link),
+            // Without netem.
+            Err(error @ Error::Machine { .. }) => {
+                skip_in_ci_too(error);
+                None
+            }
             Err(error) => {
-                println!("skipped: {error}");
+                skip(error);
                 None
             }
         }

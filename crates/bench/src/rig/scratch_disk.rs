@@ -240,6 +240,7 @@ mod tests {
     use super::super::memory_group::MemoryGroup;
     use super::super::throttle::Throttle;
     use super::*;
+    use crate::skip::{skip, skip_in_ci_too};
     use std::time::Instant;
 
     const MIB: u64 = 1 << 20;
@@ -258,8 +259,13 @@ mod tests {
     fn disk(kind: &str, limits: &DeviceLimits) -> Option<ScratchDisk> {
         match ScratchDisk::create(&kind.parse().unwrap(), Path::new("/var/tmp"), limits) {
             Ok(disk) => Some(disk),
+            // Without dm-delay.
+            Err(error) if limits.delay.is_some() => {
+                skip_in_ci_too(error);
+                None
+            }
             Err(error) => {
-                println!("skipped: {error}");
+                skip(error);
                 None
             }
         }
@@ -301,7 +307,7 @@ mod tests {
                 let number = format!("{} ", disk.device().number);
                 assert!(!limits.lines().any(|line| line.starts_with(&number)), "{limits}");
             }
-            Err(error) => println!("skipped: {error}"),
+            Err(error) => skip_in_ci_too(error),
         }
         drop(disk);
         assert!(!base.exists());
@@ -322,7 +328,7 @@ mod tests {
         });
         let (group, throttle) = match group {
             Ok(both) => both,
-            Err(error) => return println!("skipped: {error}"),
+            Err(error) => return skip_in_ci_too(error),
         };
         let output = format!("of={}", disk.directory().join("file").display());
         let start = Instant::now();

@@ -16,6 +16,7 @@ use spillway_client::nfs3::{Flavor, Name};
 use spillway_client::{Error, Identity, Nfs3};
 
 use crate::fixture::{Fixture, options, root_user};
+use crate::skip::skip;
 
 async fn mounted(fixture: &Fixture) -> (Nfs3, FileHandle) {
     let Mounted { nfs, root } =
@@ -194,8 +195,7 @@ async fn a_call_is_made_for_its_user() {
     let (nfs, root) = mounted(&fixture).await;
     let file = create(&nfs, root, "file", 0o040).await;
     if !rustix::process::geteuid().is_root() {
-        eprintln!("a_call_is_made_for_its_user skipped: only root can act as other users");
-        return;
+        return skip("only root can act as other users");
     }
     let set = SetAttributes { uid: Some(11), gid: Some(22), ..SetAttributes::default() };
     nfs.setattr(file, set, None).await.unwrap();

@@ -4,6 +4,8 @@
 
 mod fixture;
 mod peer;
+#[path = "../../../../tests/skip/mod.rs"]
+mod skip;
 
 mod answers;
 mod calls;

@@ -15,6 +15,7 @@ use tokio::net::TcpSocket;
 use crate::peer::{
     Connected, Peer, Received, answered, ask, ask_with, failed, hard, reply, soft, within,
 };
+use crate::skip::skip;
 
 const SOON: Duration = Duration::from_millis(300);
 /// Long against the pauses before a new connection and the delays of a busy machine.
@@ -52,8 +53,7 @@ async fn a_call_is_resent_from_the_same_port_after_a_reset() {
 #[tokio::test]
 async fn calls_come_from_a_reserved_port_and_from_it_again() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("calls_come_from_a_reserved_port_and_from_it_again skipped: only root has them");
-        return;
+        return skip("only root has them");
     }
     let options = RpcOptions { reserved_port: true, ..hard() };
     let (peer, rpc, first) = Peer::connected(&options).await;

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{Advice, MemfdFlags, SealFlags, fadvise, fcntl_add_seals, memfd_create};
 
 use super::*;
+use crate::skip::skip_in_ci_too;
 use crate::{ByteRange, Residency, drop_clean, resident_ranges};
 
 const MAX: u64 = i64::MAX as u64;
@@ -119,8 +120,7 @@ fn a_resident_range_is_read_without_waiting() {
     let (file, content) = file_of(10_000);
     let mut buf = vec![0; 4096];
     if try_read_at_nowait(file.as_fd(), &mut buf, 0, 10_000).unwrap() == NowaitRead::Unsupported {
-        println!("skipped: the file system does not know RWF_NOWAIT");
-        return;
+        return skip_in_ci_too("the file system does not know RWF_NOWAIT");
     }
     for (offset, size_hint, expected) in [
         (0, 10_000, NowaitRead::Done(4096)),
@@ -155,8 +155,9 @@ fn a_range_on_disk_would_block() {
     let (absent, _) = evicted_file_of(1 << 20);
     let read = try_read_at_nowait(absent.as_fd(), &mut buf, 0, 1 << 20).unwrap();
     if read != NowaitRead::Partly(0) {
-        println!("skipped: the file is in memory whatever is advised ({read:?})");
-        return;
+        return skip_in_ci_too(format_args!(
+            "the file is in memory whatever is advised ({read:?})"
+        ));
     }
 
     // Without read-ahead the first pages come in and the rest stays out: partly resident is not
@@ -206,7 +207,7 @@ fn dontcache_is_like_plain_where_it_is_known() {
     let mut buf = vec![0; 60_000];
     let Some(read) = read_dontcache(file.as_fd(), &mut buf, 50_001).unwrap() else {
         assert!(write_dontcache(file.as_fd(), &[b"x"], 0).unwrap().is_none());
-        return println!("skipped: the file system does not know RWF_DONTCACHE");
+        return skip_in_ci_too("the file system does not know RWF_DONTCACHE");
     };
     assert_eq!(buf[..read], content[50_001..]);
     assert_eq!(read_dontcache(file.as_fd(), &mut buf, 100_000).unwrap(), Some(0));

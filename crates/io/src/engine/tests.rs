@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
 use super::*;
+use crate::skip::skip;
 
 fn engine(threads: usize, queue_max: usize) -> Engine {
     Engine::new(EngineConfig { data_threads: threads, metadata_threads: threads, queue_max })
@@ -219,8 +220,7 @@ async fn an_identity_that_cannot_be_assumed_keeps_the_job_from_running() {
 #[tokio::test]
 async fn both_lanes_act_as_the_requested_user() {
     if !crate::can_assume_users() {
-        println!("skipped: acting as other users takes root with CAP_SETUID and CAP_SETGID");
-        return;
+        return skip("acting as other users takes root with CAP_SETUID and CAP_SETGID");
     }
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();

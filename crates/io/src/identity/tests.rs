@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, statat};
 
 use super::*;
+use crate::skip::skip;
 
 /// Runs on a thread of its own, so that no test leaves its identity to another.
 fn on_own_thread<R: Send>(body: impl FnOnce() -> R + Send) -> R {
@@ -16,7 +17,7 @@ fn as_root(body: impl FnOnce() + Send) {
     if can_assume_users() {
         on_own_thread(body);
     } else {
-        println!("skipped: acting as other users takes root with CAP_SETUID and CAP_SETGID");
+        skip("acting as other users takes root with CAP_SETUID and CAP_SETGID");
     }
 }
 

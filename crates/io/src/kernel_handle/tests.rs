@@ -10,6 +10,7 @@ use rustix::fs::FileType;
 
 use super::*;
 use crate::Identity;
+use crate::skip::{skip, skip_in_ci_too};
 
 struct Fixture {
     directory: tempfile::TempDir,
@@ -44,7 +45,7 @@ impl Fixture {
         if can_open_by_handle(fixture.fd.as_fd()) {
             body(&fixture, fixture.directory.path());
         } else {
-            println!("skipped: no CAP_DAC_READ_SEARCH, or no handles on this file system");
+            skip_in_ci_too("no CAP_DAC_READ_SEARCH, or no handles on this file system");
         }
     }
 }
@@ -184,8 +185,7 @@ fn directories_and_links_have_handles_of_their_own() {
 #[test]
 fn a_thread_acting_as_a_user_opens_handles_too() {
     if !crate::can_assume_users() {
-        println!("skipped: cannot act as other users");
-        return;
+        return skip("cannot act as other users");
     }
     Fixture::with(|fixture, path| {
         fs::write(path.join("file"), "content").unwrap();

@@ -9,6 +9,7 @@ use crate::byte_range::OFFSET_MAX;
 use crate::file_system_magic::TMPFS;
 use crate::identity::{self, Identity, can_assume_users};
 use crate::read_at;
+use crate::skip::{skip, skip_in_ci_too};
 
 const PAGES: u64 = 64;
 
@@ -25,7 +26,7 @@ fn pages(first: u64, count: u64) -> ByteRange {
 fn uncached_file(beyond: u64) -> Option<File> {
     let mut file = tempfile::tempfile().unwrap();
     if fstatfs(&file).unwrap().f_type == TMPFS {
-        println!("skipped: temporary files are in memory here and cannot be dropped from there");
+        skip_in_ci_too("temporary files are in memory here and cannot be dropped from there");
         return None;
     }
     let len = usize::try_from(PAGES * page_bytes() + beyond).unwrap();
@@ -101,7 +102,7 @@ fn answers_are_in_whole_pages_and_end_with_the_file() {
 fn only_whole_pages_are_dropped() {
     let Some(file) = uncached_file(100) else { return };
     if holds_more_than_asked(&file) {
-        return println!("skipped: this file system keeps more than pages");
+        return skip_in_ci_too("this file system keeps more than pages");
     }
     let all = pages(0, PAGES + 1);
     let one = page_bytes();
@@ -127,7 +128,7 @@ fn dirty_pages_are_counted_and_stay() {
     let Some(file) = uncached_file(0) else { return };
     let state = |range| cache_state(file.as_fd(), range).unwrap();
     let Some(nothing) = state(pages(0, PAGES)) else {
-        return println!("skipped: cachestat is not known here");
+        return skip_in_ci_too("cachestat is not known here");
     };
     assert_eq!((nothing.pages, nothing.cached, nothing.dirty), (PAGES, 0, 0));
     // Whole pages, so that none has to be read first.
@@ -159,7 +160,7 @@ fn pages_count_if_the_range_has_a_byte_of_them() {
     ] {
         let range = ByteRange::between(start, end);
         let Some(state) = cache_state(file.as_fd(), range).unwrap() else {
-            return println!("skipped: cachestat is not known here");
+            return skip_in_ci_too("cachestat is not known here");
         };
         assert_eq!((state.pages, state.cached), (count, 0), "{start}..{end}");
     }
@@ -182,7 +183,7 @@ fn asked_by_another<T: Send>(ask: impl FnOnce() -> io::Result<T> + Send) -> io::
 #[test]
 fn pages_that_others_have_read_are_not_reported() {
     if !can_assume_users() {
-        return println!("skipped: cannot act as other users");
+        return skip("cannot act as other users");
     }
     let Some(file) = uncached_file(0) else { return };
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());

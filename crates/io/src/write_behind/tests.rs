@@ -12,6 +12,7 @@ use crate::byte_range::ByteRange;
 use crate::data_file::write_at;
 use crate::engine::DeviceNumber;
 use crate::residency::{cache_state, resident_ranges};
+use crate::skip::skip;
 
 const MIB: u64 = 1 << 20;
 
@@ -602,7 +603,7 @@ fn run(program: &str, arguments: &[&str]) -> Option<()> {
 
 #[test]
 fn an_error_of_write_back_is_kept_until_it_is_asked_for() {
-    let Some(disk) = LyingDisk::new() else { return eprintln!("skipped: no lying disk here") };
+    let Some(disk) = LyingDisk::new() else { return skip("no lying disk here") };
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::of(&window, disk.create());
     for index in 0..6 {
@@ -622,7 +623,7 @@ fn an_error_of_write_back_is_kept_until_it_is_asked_for() {
 #[test]
 fn no_error_slips_between_the_window_and_a_flush() {
     for round in 0..8 {
-        let Some(disk) = LyingDisk::new() else { return eprintln!("skipped: no lying disk here") };
+        let Some(disk) = LyingDisk::new() else { return skip("no lying disk here") };
         let config = WriteBehindConfig { run_bytes: MIB, ..WriteBehindConfig::default() };
         let window = WriteBehind::new(config);
         let written = Written::of(&window, disk.create());

@@ -235,6 +235,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::skip::skip;
 
     fn handle(len: usize) -> FileHandle {
         let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i).unwrap()).collect();
@@ -321,8 +322,7 @@ mod tests {
     #[test]
     fn a_key_of_another_user_is_refused() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("a_key_of_another_user_is_refused skipped: only root can give a file away");
-            return;
+            return skip("only root can give a file away");
         }
         let dir = tempfile::tempdir().unwrap();
         HandleKey::load_or_create(dir.path()).unwrap();

@@ -12,6 +12,7 @@ use super::busy_devices::Device;
 use super::{InodeCache, InodeKey};
 use crate::export::{ExportRoot, FileSystems};
 use crate::fs::{PATH_ONLY, attributes_of};
+use crate::skip::skip;
 
 /// An export with a file and a directory, both open and not used.
 pub(super) struct TestExport {
@@ -26,7 +27,7 @@ impl TestExport {
     pub(super) fn on_two_devices(cache: &InodeCache) -> Option<[Self; 2]> {
         let memory = Path::new("/dev/shm");
         if !memory.exists() {
-            eprintln!("skipped: no /dev/shm");
+            skip("no /dev/shm");
             return None;
         }
         let exports = [
@@ -34,7 +35,7 @@ impl TestExport {
             Self::in_directory(cache, 2, memory),
         ];
         if exports[0].device() == exports[1].device() {
-            eprintln!("skipped: /dev/shm is no device of its own");
+            skip("/dev/shm is no device of its own");
             return None;
         }
         Some(exports)

@@ -153,6 +153,7 @@ mod tests {
     use super::*;
     use crate::export::{ExportRoot, FileSystems};
     use crate::fs::{PATH_ONLY, attributes_of};
+    use crate::skip::skip;
 
     fn open(cache: &InodeCache, root: &Arc<ExportRoot>, path: &Path) -> InodeKey {
         let fd = openat(CWD, path, PATH_ONLY, Mode::empty()).unwrap();
@@ -176,7 +177,7 @@ mod tests {
         fn new() -> Option<Self> {
             let memory = Path::new("/dev/shm");
             if !memory.exists() {
-                eprintln!("skipped: no /dev/shm");
+                skip("no /dev/shm");
                 return None;
             }
             let dir = tempfile::tempdir_in(memory).unwrap();

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::held_files::tests::{ALL, Bed, locally, new};
+use crate::skip::skip;
 
 /// A file on a disk that hangs, and one on another.
 struct Disks {
@@ -28,13 +29,13 @@ impl Disks {
     fn new() -> Option<Self> {
         let (bed, memory) = (Bed::new(), Path::new("/dev/shm"));
         if !memory.exists() {
-            eprintln!("skipped: no /dev/shm");
+            skip("no /dev/shm");
             return None;
         }
         let slow_dir = tempfile::tempdir_in(memory).unwrap();
         let slow = bed.elsewhere(slow_dir.path());
         if slow.root().device() == bed.inode.root().device() {
-            eprintln!("skipped: /dev/shm is no device of its own");
+            skip("/dev/shm is no device of its own");
             return None;
         }
         let config = EngineConfig { data_threads: 1, metadata_threads: 1, queue_max: 16 };

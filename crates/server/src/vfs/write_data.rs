@@ -413,6 +413,7 @@ mod tests {
     use io::{WriteBehind, WriteBehindConfig, cache_state};
 
     use super::*;
+    use crate::skip::skip_in_ci_too;
 
     #[tokio::test]
     async fn what_is_refused_past_the_page_cache_does_not_stay_in_it() {
@@ -421,7 +422,7 @@ mod tests {
         let writer = Arc::new(OwnedFd::from(File::create_new(&path).unwrap()));
         let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
         let direct = OpenOptions::new().write(true).custom_flags(flags).open(&path);
-        let Ok(fd) = direct else { return eprintln!("skipped: no direct I/O here") };
+        let Ok(fd) = direct else { return skip_in_ci_too("no direct I/O here") };
         // The kernel refuses a file that is believed to take every byte anywhere.
         let align = DioAlign::new(1, 1, 1).unwrap();
         let direct = DirectFile { fd: Arc::new(fd.into()), align };
@@ -443,10 +444,10 @@ mod tests {
         drop(held);
         let (written, state) = done.expect("it does not wait for room").unwrap();
         if written.refused.is_none() {
-            return eprintln!("skipped: direct I/O takes every byte here");
+            return skip_in_ci_too("direct I/O takes every byte here");
         }
         assert_eq!(written.result.unwrap(), 50_000);
-        let Some(state) = state.unwrap() else { return eprintln!("skipped: no cachestat here") };
+        let Some(state) = state.unwrap() else { return skip_in_ci_too("no cachestat here") };
         assert_eq!(state.cached, 0);
         assert_eq!(std::fs::read(&path).unwrap()[100..], [7; 50_000]);
     }

@@ -14,6 +14,7 @@ use spillway_server::counters::Counter;
 use crate::client::{Client, encoded, in_fragments, mode, ok, refusal};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root};
 use crate::limits::in_own_process;
+use crate::skip::skip;
 
 /// Admits every loopback address but 127.0.0.66.
 const NETWORK: &str = r#"
@@ -122,17 +123,16 @@ fn idle_connections_of_one_peer_lock_out_no_client() {
 
 #[test]
 fn a_closed_connection_counts_until_its_calls_end() {
-    let test = "a_closed_connection_counts_until_its_calls_end";
-    if !is_root(test) {
+    if !is_root() {
         return;
     }
     let mut disk = None;
     let fixture = Fixture::prepared(NETWORK, |dir| disk = Mounted::ext4_export(dir));
-    let Some(_disk) = disk else { return eprintln!("{test} skipped: no loop device here") };
+    let Some(_disk) = disk else { return skip("no loop device here") };
     let (mut first, root) = fixture.mounted();
     let file = first.create(root, "f");
     let Some(frozen) = Frozen::at(&fixture.path("export")) else {
-        return eprintln!("{test} skipped: fsfreeze");
+        return skip("fsfreeze");
     };
     for _ in 0..3 {
         let mut client = fixture.client();

@@ -70,7 +70,7 @@ impl Bed {
 
 #[test]
 fn clients_use_the_ids_that_the_metadata_server_has_given_out() {
-    if !is_root("clients_use_the_ids_that_the_metadata_server_has_given_out") {
+    if !is_root() {
         return;
     }
     let mut bed = Bed::new("");
@@ -94,7 +94,7 @@ fn clients_use_the_ids_that_the_metadata_server_has_given_out() {
 /// A client that could change the mode of its file would undo a fence before it comes.
 #[test]
 fn clients_reach_no_names_and_change_no_attributes() {
-    if !is_root("clients_reach_no_names_and_change_no_attributes") {
+    if !is_root() {
         return;
     }
     let mut bed = Bed::new("");
@@ -119,7 +119,7 @@ fn clients_reach_no_names_and_change_no_attributes() {
 
 #[test]
 fn a_fence_refuses_what_begins_after_its_reply_and_waits_for_what_began_before() {
-    if !is_root("a_fence_refuses_what_begins_after_its_reply_and_waits_for_what_began_before") {
+    if !is_root() {
         return;
     }
     for io_mode in MODES {

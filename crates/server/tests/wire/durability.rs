@@ -10,6 +10,7 @@ use crate::fixture::{Fixture, Mounted, is_root, run, set_mode};
 use crate::limits::in_own_process;
 use crate::local_file::eventually;
 use crate::programs::{PROGRAM, can_be_executed, is_open_for_writing};
+use crate::skip::skip;
 
 const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
 
@@ -109,7 +110,7 @@ fn commit_takes_any_range() {
 
 #[test]
 fn a_full_disk_shortens_a_write_and_then_refuses() {
-    if !is_root("a_full_disk_shortens_a_write_and_then_refuses") {
+    if !is_root() {
         return;
     }
     let mut mount = None;
@@ -117,7 +118,7 @@ fn a_full_disk_shortens_a_write_and_then_refuses() {
         "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"",
         |dir| mount = Mounted::tmpfs(&dir.join("export"), 512),
     );
-    let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+    let Some(_mount) = mount else { return skip("nothing can be mounted here") };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     let data: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect();
@@ -150,8 +151,8 @@ pub(crate) fn lying_disk(dir: &Path) -> Option<(Mounted, Mounted)> {
     Some((mounted, tmpfs))
 }
 
-fn on_lying_disk(test: &str, body: impl FnOnce(&Fixture, Client, FileHandle)) {
-    if !is_root(test) {
+fn on_lying_disk(body: impl FnOnce(&Fixture, Client, FileHandle)) {
+    if !is_root() {
         return;
     }
     let mut mounts = None;
@@ -161,7 +162,7 @@ fn on_lying_disk(test: &str, body: impl FnOnce(&Fixture, Client, FileHandle)) {
         )
     });
     let fixture = Fixture::prepared(&exports.concat(), |dir| mounts = lying_disk(dir));
-    let Some(_mounts) = mounts else { return eprintln!("{test} skipped: no loop device here") };
+    let Some(_mounts) = mounts else { return skip("no loop device here") };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     body(&fixture, client, file);
@@ -178,7 +179,7 @@ fn write_much(client: &mut Client, file: FileHandle) -> WriteVerifier {
 
 #[test]
 fn a_failed_commit_is_reported_once_and_changes_the_verifier() {
-    on_lying_disk("a_failed_commit", |_, mut client, file| {
+    on_lying_disk(|_, mut client, file| {
         let verifier = write_much(&mut client, file);
         let status = refusal(client.commit(file));
         assert!(matches!(status, Status::Io | Status::Nospc), "{status:?}");
@@ -189,7 +190,7 @@ fn a_failed_commit_is_reported_once_and_changes_the_verifier() {
 
 #[test]
 fn a_failed_stable_write_is_an_error_and_changes_the_verifier() {
-    on_lying_disk("a_failed_stable_write", |_, mut client, file| {
+    on_lying_disk(|_, mut client, file| {
         let verifier = write_much(&mut client, file);
         let reply = client.write_stable(file, 4 << 20, &[1; 1 << 20], StableHow::FileSync);
         let status = refusal(reply);
@@ -200,7 +201,7 @@ fn a_failed_stable_write_is_an_error_and_changes_the_verifier() {
 
 #[test]
 fn a_flush_that_failed_for_one_stable_write_fails_for_all_that_it_covered() {
-    on_lying_disk("a_flush_that_failed_for_one_stable_write", |fixture, mut client, file| {
+    on_lying_disk(|fixture, mut client, file| {
         write_much(&mut client, file);
         let together = std::sync::Barrier::new(8);
         std::thread::scope(|scope| {
@@ -220,7 +221,7 @@ fn a_flush_that_failed_for_one_stable_write_fails_for_all_that_it_covered() {
 
 #[test]
 fn a_flush_that_fails_on_its_own_changes_the_verifier() {
-    on_lying_disk("a_flush_that_fails_on_its_own", |fixture, mut client, file| {
+    on_lying_disk(|fixture, mut client, file| {
         let verifier = write_much(&mut client, file);
         // Write-back by someone else meets the error first; the server's COMMIT must still fail or
         // show another verifier.
@@ -236,7 +237,7 @@ fn a_flush_that_fails_on_its_own_changes_the_verifier() {
 
 #[test]
 fn a_commit_through_another_export_hides_no_failed_flush() {
-    on_lying_disk("a_commit_through_another_export", |fixture, mut client, file| {
+    on_lying_disk(|fixture, mut client, file| {
         let verifier = write_much(&mut client, file);
         let local = std::fs::File::open(fixture.exported("f")).unwrap();
         assert!(local.sync_all().is_err(), "the disk is full");
@@ -254,7 +255,7 @@ fn a_commit_through_another_export_hides_no_failed_flush() {
 
 #[test]
 fn a_file_closed_for_writing_hides_no_failed_flush() {
-    on_lying_disk("a_file_closed_for_writing", |fixture, mut client, file| {
+    on_lying_disk(|fixture, mut client, file| {
         let verifier = write_much(&mut client, file);
         ok(client.setattr(file, mode(0o700)));
         // The kernel reports the error to the descriptors that are open now, and to no later one.
@@ -277,7 +278,7 @@ fn a_file_closed_for_writing_hides_no_failed_flush() {
 
 #[test]
 fn an_error_reported_by_a_file_closed_for_writing_is_not_reported_again() {
-    on_lying_disk("an_error_of_a_file_closed_for_writing", |fixture, mut client, _| {
+    on_lying_disk(|fixture, mut client, _| {
         let path = fixture.exported("read");
         std::fs::write(&path, "data").unwrap();
         set_mode(&path, 0o700);
@@ -318,14 +319,13 @@ fn space_of_a_removed_file_is_free_at_once() {
 #[test]
 #[ignore = "run by space_of_a_removed_file_is_free_at_once"]
 fn xfs_file_removed_by_a_client() {
-    let test = "space_of_a_removed_file_is_free_at_once";
-    if !is_root(test) {
+    if !is_root() {
         return;
     }
     for (mode, replaces) in [("dontcache", false), ("direct", true), ("auto", false)] {
         let mut mount = None;
         let fixture = Fixture::prepared(&trusting(mode), |dir| mount = nearly_full_xfs(dir));
-        let Some(_mount) = mount else { return eprintln!("{test} skipped: no XFS here") };
+        let Some(_mount) = mount else { return skip("no XFS here") };
         let (mut client, root) = fixture.mounted();
         let data = vec![7; 1 << 20];
         for round in 0..5 {
@@ -356,14 +356,13 @@ fn space_of_a_file_that_a_local_program_removes_is_free_at_once() {
 #[test]
 #[ignore = "run by space_of_a_file_that_a_local_program_removes_is_free_at_once"]
 fn xfs_file_removed_by_a_local_program() {
-    let test = "space_of_a_file_that_a_local_program_removes_is_free_at_once";
-    if !is_root(test) {
+    if !is_root() {
         return;
     }
     for mode in ["dontcache", "direct", "auto"] {
         let mut mount = None;
         let fixture = Fixture::prepared(&trusting(mode), |dir| mount = nearly_full_xfs(dir));
-        let Some(_mount) = mount else { return eprintln!("{test} skipped: no XFS here") };
+        let Some(_mount) = mount else { return skip("no XFS here") };
         let (mut client, root) = fixture.mounted();
         let data = vec![7; 1 << 20];
         for round in 0..5 {
@@ -394,7 +393,7 @@ fn tmpfs_inode_removed_by_a_local_program() {
     let fixture = Fixture::prepared(&trusting("auto"), |dir| {
         mount = Mounted::tmpfs_of_inodes(&dir.join("export"), 8);
     });
-    let Some(_mount) = mount else { return eprintln!("skipped: no tmpfs can be mounted here") };
+    let Some(_mount) = mount else { return skip("no tmpfs can be mounted here") };
     let (mut client, root) = fixture.mounted();
     let create = |number: usize| std::fs::write(fixture.exported(&format!("f{number}")), b"data");
     let count = (0..8).take_while(|&number| create(number).is_ok()).count();

@@ -8,6 +8,7 @@ use crate::client::{Client, Ids, mode, ok, refusal};
 use crate::fixture::{Fixture, Mounted, is_root, run};
 use crate::handles::all_refuse;
 use crate::local_file::{eventually, is_open_below};
+use crate::skip::skip;
 
 const TWO: &str = r#"
     [[export]]
@@ -155,7 +156,7 @@ fn export_lists_names_and_hosts() {
 
 #[test]
 fn mount_leads_nowhere_that_the_caller_may_not_go() {
-    if !is_root("mount_leads_nowhere_that_the_caller_may_not_go") {
+    if !is_root() {
         return;
     }
     let fixture =
@@ -290,7 +291,7 @@ fn a_reload_is_refused_when_a_path_is_gone() {
 
 #[test]
 fn a_reload_notices_what_was_mounted_and_unmounted_over_an_export() {
-    if !is_root("a_reload_notices_what_was_mounted_and_unmounted_over_an_export") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::with(A);
@@ -298,7 +299,7 @@ fn a_reload_notices_what_was_mounted_and_unmounted_over_an_export() {
     let below = client.mnt("/a");
     let file_below = client.create(below, "below");
     let Some(mount) = Mounted::tmpfs(&fixture.exported(""), 64) else {
-        return eprintln!("skipped: nothing can be mounted here");
+        return skip("nothing can be mounted here");
     };
     ok(client.write(file_below, 0, b"until the reload"));
     assert_eq!(fixture.reload(A), "another directory behind /a");
@@ -320,7 +321,7 @@ fn a_reload_notices_what_was_mounted_and_unmounted_over_an_export() {
 
 #[test]
 fn a_handle_of_one_file_system_opens_nothing_on_the_next() {
-    if !is_root("a_handle_of_one_file_system_opens_nothing_on_the_next") {
+    if !is_root() {
         return;
     }
     // To the kernel the roots of all ext4 file systems have the same handle.
@@ -333,7 +334,7 @@ fn a_handle_of_one_file_system_opens_nothing_on_the_next() {
     });
     let mount = |image| Mounted::image(&fixture.path(image), &fixture.exported(""));
     let Some(_first) = mount("first") else {
-        return eprintln!("skipped: no image can be made or mounted here");
+        return skip("no image can be made or mounted here");
     };
     fixture.reload(A);
     let mut client = fixture.client();

@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::client::Client;
+use crate::skip::skip;
 
 /// An export that trusts its clients, so that tests see files as they made them, and that does not
 /// wait for the disk at each change of a name.
@@ -216,10 +217,10 @@ pub(crate) fn set_mode(path: &Path, mode: u32) {
 }
 
 /// Whether the server can act as other users here; prints why a test is skipped.
-pub(crate) fn is_root(test: &str) -> bool {
+pub(crate) fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("{test} skipped: only root can act as other users");
+        skip("only root can act as other users");
     }
     root
 }

@@ -8,6 +8,7 @@ use proto::nfs3::*;
 use crate::client::{Client, ok, refusal};
 use crate::fixture::{Fixture, Mounted, TRUSTING, is_root, run, set_mode};
 use crate::local_file::{eventually, is_open_below};
+use crate::skip::skip;
 
 #[test]
 fn handles_survive_rename_link_and_restart() {
@@ -136,12 +137,12 @@ fn mount_without_identities(fixture: &Fixture) -> Option<(Mounted, Mounted)> {
 
 #[test]
 fn a_handle_without_kernel_handle_and_birth_time_opens_no_other_file() {
-    if !is_root("a_handle_without_kernel_handle_and_birth_time_opens_no_other_file") {
+    if !is_root() {
         return;
     }
     let mut fixture = Fixture::with(TRUSTING);
     let Some(_mounts) = mount_without_identities(&fixture) else {
-        return eprintln!("skipped: no such file system can be mounted here");
+        return skip("no such file system can be mounted here");
     };
     fixture.reload(TRUSTING);
     let (mut client, root) = fixture.mounted();
@@ -207,7 +208,7 @@ fn a_directory_moved_out_of_the_export_is_stale() {
 
 #[test]
 fn a_directory_moved_out_of_an_export_that_is_a_bind_mount_is_stale() {
-    if !is_root("a_directory_moved_out_of_an_export_that_is_a_bind_mount_is_stale") {
+    if !is_root() {
         return;
     }
     let mut mounted = None;
@@ -254,7 +255,7 @@ fn symbolic_links_lead_nowhere_on_the_server() {
 
 #[test]
 fn a_file_system_mounted_below_an_export_is_not_entered() {
-    if !is_root("a_file_system_mounted_below_an_export_is_not_entered") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -262,7 +263,7 @@ fn a_file_system_mounted_below_an_export_is_not_entered() {
     let dir = client.mkdir(root, "d");
     client.create(dir, "below");
     let Some(_mount) = Mounted::tmpfs(&fixture.exported("d"), 64) else {
-        return eprintln!("skipped: nothing can be mounted here");
+        return skip("nothing can be mounted here");
     };
     std::fs::write(fixture.exported("d/inside"), "other file system").unwrap();
     assert_eq!(refusal(client.lookup(root, b"d")), Status::Acces);
@@ -281,7 +282,7 @@ fn a_file_system_mounted_below_an_export_is_not_entered() {
 fn blocks_of_a_file_deleted_by_a_local_process_are_freed_at_once() {
     let memory = Path::new("/dev/shm");
     if !memory.exists() {
-        return eprintln!("skipped: no /dev/shm");
+        return skip("no /dev/shm");
     }
     let dir = tempfile::tempdir_in(memory).unwrap();
     set_mode(dir.path(), 0o777);

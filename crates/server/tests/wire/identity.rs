@@ -11,6 +11,7 @@ use rustix::fs::{XattrFlags, setxattr};
 use crate::client::{Client, Ids, mode, ok, refusal, size};
 use crate::fixture::{Fixture, access_list, is_root, run, set_access_list, set_mode};
 use crate::handles::all_refuse;
+use crate::skip::skip_in_ci_too;
 
 /// A client with the credential of this user, and the root of `/export`.
 fn user(fixture: &Fixture, id: u32) -> (Client, FileHandle) {
@@ -21,7 +22,7 @@ fn user(fixture: &Fixture, id: u32) -> (Client, FileHandle) {
 
 #[test]
 fn new_objects_belong_to_the_caller() {
-    if !is_root("new_objects_belong_to_the_caller") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -72,7 +73,7 @@ fn owners_of_new(client: &mut Client, dir: FileHandle, set: SetAttributes) -> Ve
 
 #[test]
 fn creation_ignores_an_owner_and_group_that_the_caller_may_not_give() {
-    if !is_root("creation_ignores_an_owner_and_group_that_the_caller_may_not_give") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -103,7 +104,7 @@ fn creation_ignores_an_owner_and_group_that_the_caller_may_not_give() {
 
 #[test]
 fn names_are_the_kernels_to_guard() {
-    if !is_root("names_are_the_kernels_to_guard") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -135,7 +136,7 @@ fn names_are_the_kernels_to_guard() {
 
 #[test]
 fn unchecked_create_of_an_existing_file_needs_no_permission_on_the_directory() {
-    if !is_root("unchecked_create_of_an_existing_file") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -158,7 +159,7 @@ fn unchecked_create_of_an_existing_file_needs_no_permission_on_the_directory() {
 
 #[test]
 fn a_writer_may_set_times_to_now_and_only_the_owner_to_others() {
-    if !is_root("a_writer_may_set_times_to_now_and_only_the_owner_to_others") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -190,7 +191,7 @@ fn a_writer_may_set_times_to_now_and_only_the_owner_to_others() {
 
 #[test]
 fn data_is_guarded_by_the_mode_as_it_is_now() {
-    if !is_root("data_is_guarded_by_the_mode_as_it_is_now") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -233,7 +234,7 @@ fn data_is_guarded_by_the_mode_as_it_is_now() {
 
 #[test]
 fn a_refused_write_leaves_a_program_executable() {
-    if !is_root("a_refused_write_leaves_a_program_executable") {
+    if !is_root() {
         return;
     }
     for write_mode in ["buffered", "direct"] {
@@ -262,7 +263,7 @@ fn a_refused_write_leaves_a_program_executable() {
 
 #[test]
 fn the_owner_writes_on_after_a_chmod() {
-    if !is_root("the_owner_writes_on_after_a_chmod") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -283,7 +284,7 @@ fn the_owner_writes_on_after_a_chmod() {
 
 #[test]
 fn access_control_lists_count() {
-    if !is_root("access_control_lists_count") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -293,7 +294,7 @@ fn access_control_lists_count() {
     let path = fixture.exported("f");
     set_mode(&path, 0o600);
     if !set_access_list(&path, 0o600, &[(1002, 4), (1003, 6)]) {
-        return eprintln!("access_control_lists_count skipped: the file system has none");
+        return skip_in_ci_too("the file system has none");
     }
     let (mut reader, _) = user(&fixture, 1002);
     let (mut writer, _) = user(&fixture, 1003);
@@ -328,7 +329,7 @@ fn access_control_lists_count() {
 
 #[test]
 fn root_is_squashed_by_default_and_everyone_on_demand() {
-    if !is_root("root_is_squashed_by_default_and_everyone_on_demand") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::with(
@@ -381,7 +382,7 @@ fn root_is_squashed_by_default_and_everyone_on_demand() {
 
 #[test]
 fn create_keeps_the_special_bits_that_its_own_steps_clear() {
-    if !is_root("create_keeps_the_special_bits_that_its_own_steps_clear") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -399,7 +400,7 @@ fn create_keeps_the_special_bits_that_its_own_steps_clear() {
 
 #[test]
 fn a_write_of_another_clears_set_user_id() {
-    if !is_root("a_write_of_another_clears_set_user_id") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();

@@ -6,6 +6,7 @@ use spillway_server::counters::Counter::{self, *};
 use crate::client::{Client, ok, refusal};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root};
 use crate::local_file::{LocalFile, content};
+use crate::skip::skip;
 
 /// All counters of a route. (How long a READ took decides which thread served it, which is none.)
 const WAYS: [Counter; 19] = [
@@ -54,7 +55,7 @@ fn serving(settings: &str) -> (Fixture, LocalFile, Client, FileHandle) {
 fn reads_are_counted_by_path() {
     let settings = "read_ahead = false\nsplice = false";
     let (fixture, local, mut client, file) = serving(settings);
-    if !local.is_on_disk("reads_are_counted_by_path") {
+    if !local.is_on_disk() {
         return;
     }
     let (cold, hot) = (false, true);
@@ -118,7 +119,7 @@ fn spliced_reads_are_also_counted_by_path() {
 #[test]
 fn writes_are_counted_by_path() {
     let (fixture, local, mut client, file) = serving("");
-    if !local.is_on_disk("writes_are_counted_by_path") {
+    if !local.is_on_disk() {
         return;
     }
     let cases: [(&str, u64, usize, &[Counter]); 12] = [
@@ -157,7 +158,7 @@ fn writes_are_counted_by_path() {
 #[test]
 fn many_writers_that_take_turns_write_through_the_window() {
     let (fixture, local, mut client, file) = serving("");
-    if !local.is_on_disk("many_writers_that_take_turns_write_through_the_window") {
+    if !local.is_on_disk() {
         return;
     }
     let (writers, record) = (40, vec![1; 47_008]);
@@ -181,7 +182,7 @@ fn many_writers_that_take_turns_write_through_the_window() {
 #[test]
 fn streams_with_gaps_beyond_the_window_go_to_free_memory() {
     let (fixture, local, mut client, file) = serving("window = \"8MiB\"");
-    if !local.is_on_disk("streams_with_gaps_beyond_the_window_go_to_free_memory") {
+    if !local.is_on_disk() {
         return;
     }
     let record = vec![1; 128 << 10];
@@ -201,14 +202,14 @@ fn streams_with_gaps_beyond_the_window_go_to_free_memory() {
 
 #[test]
 fn impossible_direct_io_is_counted() {
-    if !is_root("impossible_direct_io_is_counted") {
+    if !is_root() {
         return;
     }
     let mut mount = None;
     let fixture = Fixture::prepared(&in_modes("", "direct", "direct"), |dir| {
         mount = Mounted::tmpfs(&dir.join("export"), 8 << 10);
     });
-    let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+    let Some(_mount) = mount else { return skip("nothing can be mounted here") };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     let data = content(1, 0, 600_007);
@@ -326,7 +327,7 @@ fn sum(fixture: &Fixture, counters: &[Counter]) -> u64 {
 
 #[test]
 fn bytes_are_counted_when_they_are_in_the_file() {
-    if !is_root("bytes_are_counted_when_they_are_in_the_file") {
+    if !is_root() {
         return;
     }
     const PATHS: [Counter; 3] = [WritePageCacheBytes, WriteWindowBytes, WriteDirectBytes];
@@ -335,7 +336,7 @@ fn bytes_are_counted_when_they_are_in_the_file() {
         let fixture = Fixture::prepared(&in_modes("", "auto", mode), |dir| {
             mount = Mounted::tmpfs(&dir.join("export"), 512);
         });
-        let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+        let Some(_mount) = mount else { return skip("nothing can be mounted here") };
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
         let data = vec![1; 1 << 20];

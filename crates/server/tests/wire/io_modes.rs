@@ -14,6 +14,7 @@ use spillway_server::counters::Counter;
 use crate::client::{Client, Ids, ok, refusal, size};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
 use crate::local_file::{LocalFile, MODES, assert_same, content, settle};
+use crate::skip::{skip, skip_in_ci_too};
 
 const MIB: u64 = 1 << 20;
 const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
@@ -351,7 +352,7 @@ fn a_reload_changes_the_mode_of_the_next_request_and_no_byte() {
     let fixture = Fixture::in_modes("", "buffered", "buffered");
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
-    let on_disk = LocalFile::open(&fixture.exported("f")).is_on_disk("counting by mode");
+    let on_disk = LocalFile::open(&fixture.exported("f")).is_on_disk();
     let len = 600_007;
     let counters = [
         ("buffered", Counter::WritesCachedByMode),
@@ -384,14 +385,14 @@ fn a_reload_changes_the_mode_of_the_next_request_and_no_byte() {
 
 #[test]
 fn a_full_disk_shortens_a_write_in_every_mode_and_then_refuses() {
-    if !is_root("a_full_disk_shortens_a_write_in_every_mode_and_then_refuses") {
+    if !is_root() {
         return;
     }
     for mode in MODES {
         let mut mount = None;
         let prepare = |dir: &Path| mount = small_disk(dir);
         let fixture = Fixture::prepared(&in_modes(LARGE_TRANSFERS, "auto", mode), prepare);
-        let Some(_mount) = mount else { return eprintln!("skipped: no loop device here") };
+        let Some(_mount) = mount else { return skip("no loop device here") };
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
         let (mut expected, len) = (Vec::new(), 1_500_001);
@@ -428,7 +429,7 @@ fn small_disk(dir: &Path) -> Option<Mounted> {
 
 #[test]
 fn each_write_that_shares_a_turn_is_permitted_by_itself() {
-    if !is_root("each_write_that_shares_a_turn_is_permitted_by_itself") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::in_modes("", "auto", "direct");
@@ -491,7 +492,7 @@ impl Drop for LargeSectors {
 
 #[test]
 fn a_disk_with_sectors_beyond_a_page_is_served_like_any_other() {
-    if !is_root("a_disk_with_sectors_beyond_a_page_is_served_like_any_other") {
+    if !is_root() {
         return;
     }
     let mut mount = None;
@@ -500,7 +501,7 @@ fn a_disk_with_sectors_beyond_a_page_is_served_like_any_other() {
         mount = LargeSectors::mount(dir);
         set_mode(&dir.join("export"), 0o777);
     });
-    let Some(_mount) = mount else { return eprintln!("skipped: no such file system here") };
+    let Some(_mount) = mount else { return skip_in_ci_too("no such file system here") };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     let transfer = 4 << 20;

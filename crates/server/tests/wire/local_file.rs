@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use io::{ByteRange, Residency};
 use rustix::fs::{Advice, fadvise, fsync};
 
+use crate::skip::skip_in_ci_too;
+
 /// How often it is tried to take a file out of the page cache.
 const FORGET_TIMES_MAX: u32 = 20;
 
@@ -97,10 +99,10 @@ impl LocalFile {
     }
 
     /// Whether the file supports direct I/O on a disk; prints why a test is skipped.
-    pub(crate) fn is_on_disk(&self, test: &str) -> bool {
+    pub(crate) fn is_on_disk(&self) -> bool {
         let on_disk = io::dio_align(self.0.as_fd()).unwrap().is_some();
         if !on_disk {
-            eprintln!("{test} skipped: temporary files are on no disk that does direct I/O");
+            skip_in_ci_too("temporary files are on no disk that does direct I/O");
         }
         on_disk
     }

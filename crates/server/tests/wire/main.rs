@@ -10,6 +10,8 @@ mod local_file;
 #[expect(dead_code, reason = "nothing is read through mappings here")]
 #[path = "../../../../tests/torture/mapping.rs"]
 mod mapping;
+#[path = "../../../../tests/skip/mod.rs"]
+mod skip;
 
 mod concurrency;
 mod connections;

@@ -15,6 +15,7 @@ use crate::client::{Client, ok};
 use crate::fixture::{Fixture, in_modes, is_root};
 use crate::limits::in_own_process;
 use crate::local_file::{LocalFile, assert_same, content, eventually, settle};
+use crate::skip::skip_in_ci_too;
 
 const MIB: usize = 1 << 20;
 const FILE_BYTES: usize = 16 * MIB;
@@ -130,7 +131,7 @@ fn check_reads() {
     for mode in ["dontcache", "direct"] {
         let fixture = Fixture::in_modes("", mode, "auto");
         let local = LocalFile::create(&fixture.exported("f"), old());
-        if !local.is_on_disk("reads_leave_the_page_cache_as_it_was") {
+        if !local.is_on_disk() {
             return;
         }
         let (mut client, root) = fixture.mounted();
@@ -162,7 +163,7 @@ fn writes_leave_nothing_behind() {
             let what = format!("{transfer} in {mode}");
             let file = client.create(root, &what);
             let local = LocalFile::open(&fixture.exported(&what));
-            if !local.is_on_disk("writes_leave_nothing_behind") {
+            if !local.is_on_disk() {
                 return;
             }
             write_through(&mut client, file, transfer);
@@ -182,7 +183,7 @@ fn writes_through_the_window_leave_what_was_there_before() {
 fn check_writes_over_cached() {
     let fixture = Fixture::in_modes("", "auto", "dontcache");
     let local = LocalFile::create(&fixture.exported("f"), old());
-    if !local.is_on_disk("writes_through_the_window_leave_what_was_there_before") {
+    if !local.is_on_disk() {
         return;
     }
     let (mut client, root) = fixture.mounted();
@@ -229,7 +230,7 @@ impl MemoryGroup {
                 return Some(group);
             }
         }
-        eprintln!("skipped: there is no memory control group to be had");
+        skip_in_ci_too("there is no memory control group to be had");
         None
     }
 }
@@ -245,7 +246,7 @@ impl Drop for MemoryGroup {
 
 #[test]
 fn with_little_memory_auto_leaves_the_page_cache_alone() {
-    if is_root("with_little_memory_auto_leaves_the_page_cache_alone") {
+    if is_root() {
         in_own_process("page_cache::scattered_reads_within_128_mib");
     }
 }
@@ -260,7 +261,7 @@ fn scattered_reads_within_128_mib() {
     let settings = "memory = \"32MiB\"\nwindow = \"8MiB\"\nread_ahead = false";
     let fixture = Fixture::in_modes(settings, "auto", "auto");
     let local = LocalFile::create(&fixture.exported("f"), expected);
-    if !local.is_on_disk("scattered_reads_within_128_mib") {
+    if !local.is_on_disk() {
         return;
     }
     // Far more than there is memory for, so that nothing of it "fits".

@@ -7,6 +7,7 @@ use spillway_server::counters::Counter;
 
 use crate::fixture::{Fixture, Mounted, in_modes, is_root};
 use crate::local_file::{LocalFile, assert_same, content, eventually};
+use crate::skip::{skip, skip_in_ci_too};
 
 const FILE_BYTES: usize = (8 << 20) + 1000;
 
@@ -19,8 +20,8 @@ struct Streamed {
 
 impl Streamed {
     /// `None` where the system does not permit that, which is printed.
-    fn on_device_with(read_ahead_kib: u32, test: &str) -> Option<Self> {
-        if !is_root(test) {
+    fn on_device_with(read_ahead_kib: u32) -> Option<Self> {
+        if !is_root() {
             return None;
         }
         let mut mount = None;
@@ -33,7 +34,7 @@ impl Streamed {
             });
         });
         let Some(mount) = mount else {
-            eprintln!("{test} skipped: no loop device whose read-ahead can be set");
+            skip("no loop device whose read-ahead can be set");
             return None;
         };
         Some(Self { fixture, content: content(1, 0, FILE_BYTES), _mount: mount })
@@ -60,7 +61,9 @@ impl Streamed {
         }
         let uncached = [Counter::ReadsDirect, Counter::ReadsDontcache, Counter::ReadsFromReadAhead];
         if uncached.iter().any(|&counter| self.fixture.counter(counter) > 0) {
-            eprintln!("skipped: there is not enough free memory to keep {FILE_BYTES} bytes");
+            skip_in_ci_too(format_args!(
+                "there is not enough free memory to keep {FILE_BYTES} bytes"
+            ));
             return None;
         }
         // A data thread may be at work still.
@@ -72,8 +75,7 @@ impl Streamed {
 
 #[test]
 fn a_stream_that_waits_for_the_disk_is_read_into_the_page_cache_ahead() {
-    let test = "a_stream_that_waits_for_the_disk_is_read_into_the_page_cache_ahead";
-    let Some(streamed) = Streamed::on_device_with(128, test) else { return };
+    let Some(streamed) = Streamed::on_device_with(128) else { return };
     for (settings, transfer) in [("", 300_007), ("splice = false", 300_007), ("", 47_008)] {
         let Some((cached, was_read_ahead)) = streamed.stream(settings, transfer, true) else {
             return;
@@ -86,11 +88,10 @@ fn a_stream_that_waits_for_the_disk_is_read_into_the_page_cache_ahead() {
 
 #[test]
 fn nothing_is_read_ahead_where_the_kernel_does_or_it_is_switched_off() {
-    let test = "nothing_is_read_ahead_where_the_kernel_does_or_it_is_switched_off";
     for (read_ahead_kib, settings, transfer) in
         [(1024, "", 300_007), (128, "read_ahead = false", 300_007), (128, "", 1 << 20)]
     {
-        let Some(streamed) = Streamed::on_device_with(read_ahead_kib, test) else { return };
+        let Some(streamed) = Streamed::on_device_with(read_ahead_kib) else { return };
         let Some((_, was_read_ahead)) = streamed.stream(settings, transfer, false) else { return };
         assert!(!was_read_ahead, "{transfer} with {settings:?} and {read_ahead_kib}");
     }

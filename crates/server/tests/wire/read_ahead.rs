@@ -15,6 +15,7 @@ use crate::client::{Client, ok, size};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
 use crate::local_file::{LocalFile, assert_same, content, settle};
 use crate::mapping::Mapping;
+use crate::skip::{skip, skip_in_ci_too};
 
 const MIB: u64 = 1 << 20;
 /// The modes that always read ahead by themselves.
@@ -42,7 +43,7 @@ fn a_stream_at_depth_one_is_answered_from_chunks() {
             local.forget();
             local
         });
-        if !files[0].is_on_disk("a_stream_at_depth_one_is_answered_from_chunks") {
+        if !files[0].is_on_disk() {
             return;
         }
         settle();
@@ -89,22 +90,21 @@ fn switched_off_nothing_is_read_ahead() {
         fixture.reload(&in_modes("", mode, "auto"));
         stream(&mut client, file, expected, MIB..3 * MIB);
         let ahead = fixture.counter(Counter::ReadsFromReadAhead);
-        assert_eq!(ahead > 0, local.is_on_disk("reading ahead"), "{mode}");
+        assert_eq!(ahead > 0, local.is_on_disk(), "{mode}");
     }
 }
 
 /// The kernel reports the page cache of a file to those alone who may write it.
 #[test]
 fn without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others() {
-    let test = "without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others";
-    if !is_root(test) {
+    if !is_root() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     set_mode(dir.path(), 0o755);
     for name in ["foreign", "own"] {
         let local = LocalFile::create(&dir.path().join(name), whole());
-        if !local.is_on_disk(test) {
+        if !local.is_on_disk() {
             return;
         }
         local.forget();
@@ -301,7 +301,7 @@ fn see_change(fixture: &Fixture, mode: &str, victim: &mut Victim, place: u64) {
     stream(&mut client, file, &victim.expected, 0..place - 100_000);
     // A chunk of dirty pages is kept only if a direct READ has written them.
     let is_kept = AHEAD.contains(&mode) && !matches!(victim.change, Change::StoreToDirty);
-    if is_kept && victim.local.is_on_disk("reading ahead") {
+    if is_kept && victim.local.is_on_disk() {
         let what = victim.change;
         assert!(fixture.counter(Counter::ReadsFromReadAhead) > ahead, "{what:?} in {mode}");
     }
@@ -409,8 +409,7 @@ impl Drop for SlowDisk {
 /// which a version could count as settled.
 #[test]
 fn a_finished_write_is_seen_regardless_of_its_duration() {
-    let test = "a_finished_write_is_seen_regardless_of_its_duration";
-    if !is_root(test) {
+    if !is_root() {
         return;
     }
     let (mut disk, mut files) = (None, Vec::new());
@@ -418,7 +417,7 @@ fn a_finished_write_is_seen_regardless_of_its_duration() {
         disk = SlowDisk::new(dir);
         files = make_files(&dir.join("export"));
     });
-    let Some(disk) = disk else { return eprintln!("{test} skipped: no slow disk can be made") };
+    let Some(disk) = disk else { return skip_in_ci_too("no slow disk can be made") };
     settle();
     rustix::fs::sync();
     // A MiB for each mode takes three seconds.
@@ -458,8 +457,7 @@ fn a_finished_write_is_seen_regardless_of_its_duration() {
 /// The kernel notes no change time for these stores.
 #[test]
 fn store_through_a_mapping_on_tmpfs_is_seen() {
-    let test = "store_through_a_mapping_on_tmpfs_is_seen";
-    if !is_root(test) {
+    if !is_root() {
         return;
     }
     let mut mount = None;
@@ -468,7 +466,7 @@ fn store_through_a_mapping_on_tmpfs_is_seen() {
         make_files(&dir.join("export"));
     });
     if mount.is_none() {
-        return eprintln!("{test} skipped: nothing can be mounted here");
+        return skip("nothing can be mounted here");
     }
     let place = 2 * MIB;
     let mut client = fixture.client();

@@ -103,7 +103,7 @@ fn another_call_with_the_same_number_is_done() {
 
 #[test]
 fn another_user_with_the_same_number_is_another_call() {
-    if !is_root("another_user_with_the_same_number_is_another_call") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();

@@ -138,7 +138,7 @@ fn mount_xfs(dir: &Path) -> Option<Mounted> {
 
 #[test]
 fn replies_during_writes_on_xfs_do_not_have_their_stamp() {
-    if !is_root("replies_during_writes_on_xfs_do_not_have_their_stamp") {
+    if !is_root() {
         return;
     }
     for (mode, writers) in [("auto", 1), ("direct", 2)] {

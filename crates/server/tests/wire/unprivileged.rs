@@ -22,15 +22,16 @@ const SUBJECTS: [&str; 7] = [
 fn run_as(id: u32) {
     // Not by its path: the user may not be allowed into the directory that it was built in.
     let mut tests = Command::new("/proc/self/exe");
-    // The groups of root are given up with its id.
-    let output = tests.args(SUBJECTS).uid(id).gid(id).output().unwrap();
+    // What takes root is skipped, even in CI. The groups of root are given up with its id.
+    tests.args(SUBJECTS).env_remove("CI").uid(id).gid(id);
+    let output = tests.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "as user {id}: {text}");
 }
 
 #[test]
 fn an_ordinary_user_can_serve() {
-    if is_root("an_ordinary_user_can_serve") {
+    if is_root() {
         run_as(12_345);
     }
 }
@@ -38,7 +39,7 @@ fn an_ordinary_user_can_serve() {
 /// The server acts as the anonymous user to detect whether it can change its identity.
 #[test]
 fn the_anonymous_user_can_serve() {
-    if is_root("the_anonymous_user_can_serve") {
+    if is_root() {
         run_as(65_534);
     }
 }

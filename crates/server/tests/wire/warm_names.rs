@@ -13,6 +13,7 @@ use spillway_server::report::TraceRequest;
 use crate::client::{Client, Ids, ok, refusal};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root, run, set_access_list, set_mode};
 use crate::limits::in_own_process;
+use crate::skip::{skip, skip_in_ci_too};
 
 const ALL_ACCESS: u32 = 0x3f;
 
@@ -113,7 +114,7 @@ fn attributes_of_a_warm_name_are_those_of_now() {
 
 #[test]
 fn a_change_of_the_right_to_search_counts_for_the_next_lookup() {
-    if !is_root("a_change_of_the_right_to_search_counts_for_the_next_lookup") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -124,7 +125,7 @@ fn a_change_of_the_right_to_search_counts_for_the_next_lookup() {
     std::fs::write(dir.join("f"), "").unwrap();
     let handle = client.find(root, "d");
     if !set_access_list(&dir, 0o755, &[(1003, 4)]) {
-        return eprintln!("skipped: the file system has no access control lists");
+        return skip_in_ci_too("the file system has no access control lists");
     }
     type Change<'a> = (&'a dyn Fn(), bool);
     let list = |permissions| {
@@ -172,7 +173,7 @@ fn a_change_of_the_right_to_search_counts_for_the_next_lookup() {
 
 #[test]
 fn a_change_of_rights_counts_for_the_next_access() {
-    if !is_root("a_change_of_rights_counts_for_the_next_access") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::new();
@@ -208,7 +209,7 @@ fn a_change_of_rights_counts_for_the_next_access() {
         has(execute, "by a list of the same mode");
         removexattr(&file, "system.posix_acl_access").unwrap();
     } else {
-        eprintln!("skipped in part: the file system has no access control lists");
+        skip_in_ci_too("the part with access control lists, which the file system lacks");
     }
     let mut others = [1003, 1004, 1005, 1006, 1007, 1001].map(|id| {
         let mut client = fixture.client().becoming(Ids::user(id));
@@ -233,7 +234,7 @@ fn a_mount_that_changes_counts_for_the_next_access() {
         mounted = Mounted::tmpfs(&dir.join("export"), 1024);
     });
     if mounted.is_none() {
-        return eprintln!("skipped: nothing can be mounted here");
+        return skip("nothing can be mounted here");
     }
     let (mut client, root) = fixture.mounted();
     let file = fixture.exported("f");
@@ -266,7 +267,7 @@ fn with_one_metadata_thread() -> Option<(Fixture, Mounted)> {
         mounted = Mounted::ext4_export(dir);
     });
     if mounted.is_none() {
-        eprintln!("skipped: nothing can be mounted here");
+        skip("nothing can be mounted here");
     }
     set_mode(&fixture.exported(""), 0o777);
     Some((fixture, mounted?))
@@ -275,7 +276,7 @@ fn with_one_metadata_thread() -> Option<(Fixture, Mounted)> {
 /// Calls `work` while the only metadata thread waits until the file system takes changes again.
 fn while_the_metadata_thread_waits(fixture: &Fixture, work: impl FnOnce()) {
     let Some(frozen) = Frozen::at(&fixture.exported("")) else {
-        return eprintln!("skipped: nothing can be frozen here");
+        return skip("nothing can be frozen here");
     };
     std::thread::scope(|scope| {
         let stuck = scope.spawn(|| {
@@ -379,7 +380,7 @@ fn bytes_read_on_network_threads() -> u64 {
 fn lookups_and_accesses_below_cold_lists() {
     const OWNER: u32 = 1001;
     if !Path::new("/proc/self/io").exists() {
-        return eprintln!("skipped: this kernel does not count what threads read");
+        return skip_in_ci_too("this kernel does not count what threads read");
     }
     let mut mounted = None;
     let names = ["public", "private", "owned"]
@@ -407,7 +408,7 @@ fn lookups_and_accesses_below_cold_lists() {
         mounted = Mounted::image(&dir.join("image"), &export);
     });
     if mounted.is_none() {
-        return eprintln!("skipped: nothing can be mounted here");
+        return skip("nothing can be mounted here");
     }
     let identities =
         [Ids { uid: OWNER, gid: OWNER, groups: vec![] }, Ids { uid: 1002, gid: 5, groups: vec![] }];

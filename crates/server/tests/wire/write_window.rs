@@ -11,6 +11,7 @@ use crate::client::{Client, Ids, encoded, in_fragments, mode, ok, refusal, size}
 use crate::durability::lying_disk;
 use crate::fixture::{Fixture, Frozen, Mounted, in_modes, is_root, run};
 use crate::local_file::{LocalFile, assert_same, content, eventually};
+use crate::skip::skip;
 
 const MIB: usize = 1 << 20;
 /// The smallest window, and transfers of which it holds four.
@@ -46,8 +47,8 @@ impl StoppableDisk {
     }
 }
 
-fn on_stoppable_disk(test: &str, body: impl Fn(&Fixture, &StoppableDisk)) {
-    if !is_root(test) {
+fn on_stoppable_disk(body: impl Fn(&Fixture, &StoppableDisk)) {
+    if !is_root() {
         return;
     }
     let mut disk = None;
@@ -55,13 +56,13 @@ fn on_stoppable_disk(test: &str, body: impl Fn(&Fixture, &StoppableDisk)) {
     let fixture = Fixture::prepared(&config, |dir| disk = StoppableDisk::mount(dir));
     match disk {
         Some(disk) => body(&fixture, &disk),
-        None => eprintln!("{test} skipped: no loop device here"),
+        None => skip("no loop device here"),
     }
 }
 
 #[test]
 fn at_the_bound_writers_wait_and_none_fails() {
-    on_stoppable_disk("at_the_bound_writers_wait_and_none_fails", |fixture, disk| {
+    on_stoppable_disk(|fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let files: Vec<_> = (0..4).map(|i| client.create(root, &format!("f{i}"))).collect();
         let other = client.create(root, "other");
@@ -69,7 +70,7 @@ fn at_the_bound_writers_wait_and_none_fails() {
         for file in files.iter().chain([&other]) {
             ok(client.write_stable(*file, 0, b"data", StableHow::FileSync));
         }
-        let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };
+        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
         let written = AtomicUsize::new(0);
         thread::scope(|scope| {
             for &file in &files {
@@ -102,8 +103,7 @@ fn at_the_bound_writers_wait_and_none_fails() {
 
 #[test]
 fn a_stalled_disk_does_not_delay_writes_to_another() {
-    let test = "a_stalled_disk_does_not_delay_writes_to_another";
-    if !is_root(test) {
+    if !is_root() {
         return;
     }
     let config = in_modes(TINY_WINDOW, "auto", "dontcache");
@@ -113,7 +113,7 @@ fn a_stalled_disk_does_not_delay_writes_to_another() {
         std::fs::create_dir(dir.join("other")).unwrap();
         disk = StoppableDisk::mount(dir);
     });
-    let Some(disk) = disk else { return eprintln!("{test} skipped: no loop device here") };
+    let Some(disk) = disk else { return skip("no loop device here") };
     let (mut client, root) = fixture.mounted();
     let other_root = client.mnt("/other");
     // One for each thread that the window has for a device.
@@ -122,7 +122,7 @@ fn a_stalled_disk_does_not_delay_writes_to_another() {
     for file in stuck.iter().chain([&other]) {
         ok(client.write_stable(*file, 0, b"data", StableHow::FileSync));
     }
-    let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };
+    let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
     thread::scope(|scope| {
         for &file in &stuck {
             let mut client = fixture.client();
@@ -146,12 +146,12 @@ fn a_stalled_disk_does_not_delay_writes_to_another() {
 
 #[test]
 fn a_write_that_is_refused_does_not_wait_for_others() {
-    on_stoppable_disk("a_write_that_is_refused_does_not_wait_for_others", |fixture, disk| {
+    on_stoppable_disk(|fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
         ok(client.write_stable(file, 0, b"data", StableHow::FileSync));
         ok(client.setattr(file, mode(0o600)));
-        let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };
+        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
         thread::scope(|scope| {
             let mut writer = fixture.client();
             scope.spawn(move || {
@@ -189,10 +189,10 @@ fn write_call(client: &mut Client, file: FileHandle, offset: u64, data: &[u8]) -
 
 #[test]
 fn a_connection_that_dies_while_its_write_waits_leaves_nothing() {
-    on_stoppable_disk("a_connection_that_dies_while_its_write_waits", |fixture, disk| {
+    on_stoppable_disk(|fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let files: Vec<_> = (0..6).map(|i| client.create(root, &format!("f{i}"))).collect();
-        let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };
+        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
         // Each sends more than the window holds, and goes away when all wait.
         let data = vec![1; MIB];
         let mut senders = Vec::new();
@@ -230,12 +230,12 @@ fn a_connection_that_dies_while_its_write_waits_leaves_nothing() {
 
 #[test]
 fn a_direct_write_of_whole_pages_does_not_wait_for_the_window() {
-    on_stoppable_disk("a_direct_write_of_whole_pages_does_not_wait", |fixture, disk| {
+    on_stoppable_disk(|fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let (file, other) = (client.create(root, "f"), client.create(root, "g"));
         ok(client.write(other, 0, &vec![1; MIB]));
         ok(client.commit(other));
-        let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };
+        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
         thread::scope(|scope| {
             let mut writer = fixture.client();
             scope.spawn(move || {
@@ -261,10 +261,10 @@ fn a_direct_write_of_whole_pages_does_not_wait_for_the_window() {
 
 #[test]
 fn truncated_data_leaves_the_window_at_once() {
-    on_stoppable_disk("truncated_data_leaves_the_window_at_once", |fixture, disk| {
+    on_stoppable_disk(|fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
-        let Some(stopped) = disk.stop() else { return eprintln!("skipped: fsfreeze") };
+        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
         // Less than a run, so that its write-back has not begun and the cut need not wait for it.
         ok(client.write(file, 0, &content(1, 0, 500_000)));
         assert!(fixture.figure("window_bytes") >= 500_000);
@@ -280,7 +280,7 @@ fn truncated_data_leaves_the_window_at_once() {
 
 #[test]
 fn errors_of_the_window_are_reported_once_and_change_the_verifier() {
-    if !is_root("errors_of_the_window_are_reported_once_and_change_the_verifier") {
+    if !is_root() {
         return;
     }
     for (mode, len, commits) in [
@@ -293,7 +293,7 @@ fn errors_of_the_window_are_reported_once_and_change_the_verifier() {
         let mut mounts = None;
         let config = in_modes("", "auto", mode);
         let fixture = Fixture::prepared(&config, |dir| mounts = lying_disk(dir));
-        let Some(_mounts) = mounts else { return eprintln!("skipped: no loop device here") };
+        let Some(_mounts) = mounts else { return skip("no loop device here") };
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
         let mut verifiers = Vec::new();

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::experiments::own_server::{OwnServer, options};
 use crate::experiments::servers::Experiment as _;
+use crate::skip::skip;
 
 /// `None`, and why, where the program is not there.
 fn measured(programs: &str) -> Option<Vec<Measurement>> {
@@ -19,7 +20,7 @@ fn measured(programs: &str) -> Option<Vec<Measurement>> {
     match done {
         Ok(()) => Some(all),
         Err(Error::Program(why)) => {
-            println!("skipped: {why}");
+            skip(why);
             None
         }
         Err(error) => panic!("{error}"),
@@ -83,8 +84,7 @@ fn fio_that_is_stopped_takes_its_jobs_along() {
     returned.store(true, Ordering::Relaxed);
     asking.join().unwrap();
     if let Err(Error::Program(why)) = done {
-        println!("skipped: {why}");
-        return;
+        return skip(why);
     }
     assert!(matches!(done, Err(Error::Interrupted)), "{done:?}");
     assert_eq!(processes(), 0, "jobs go on");

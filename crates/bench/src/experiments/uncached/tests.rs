@@ -6,6 +6,7 @@ use ::io::BufferPool;
 
 use super::*;
 use crate::experiments::own_server;
+use crate::skip::skip_in_ci_too;
 use pattern::{Pattern, Verified};
 
 fn options(directory: &Path, arguments: &str) -> Options {
@@ -119,7 +120,7 @@ fn the_modes_leave_different_page_caches() {
             .copied()
     };
     let Some(cached) = left(Mode::Cached) else {
-        return eprintln!("SKIPPED: the kernel does not report which pages are cached (cachestat)");
+        return skip_in_ci_too("the kernel does not report which pages are cached (cachestat)");
     };
     assert!((7.9..=8.1).contains(&cached), "{cached} MiB");
     let window = left(Mode::Window).unwrap();

@@ -82,6 +82,7 @@ mod tests {
     use super::*;
     use crate::export::FileSystems;
     use crate::fs::Timestamp;
+    use crate::skip::skip_in_ci_too;
 
     /// An export with a file `f` that is old enough to be remembered; `None` where handles are not
     /// kept, with the reason printed.
@@ -95,7 +96,7 @@ mod tests {
         )
         .unwrap();
         if !root.keeps_handles() || !root.opens_by_handle() {
-            eprintln!("skipped: no handles are kept on this file system, or for this user");
+            skip_in_ci_too("no handles are kept on this file system, or for this user");
             return None;
         }
         std::fs::write(dir.path().join("f"), "").unwrap();

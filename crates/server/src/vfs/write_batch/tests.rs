@@ -18,6 +18,7 @@ use super::*;
 use crate::config::{Config, Overrides};
 use crate::inode_cache::Alone;
 use crate::server::Server;
+use crate::skip::{skip, skip_in_ci_too};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const USER: u32 = 1000;
@@ -288,7 +289,7 @@ fn a_batch_that_is_long_enough_passes_by_the_page_cache() {
     assert_chain(&rig, before, done.iter().map(|ok| &ok.wcc));
     assert!(rig.content()[1_000..] == data.concat());
     if rig.counter(Counter::WritesWindowWithoutDirect) > 0 {
-        return eprintln!("skipped: the file system does no direct I/O");
+        return skip_in_ci_too("the file system does no direct I/O");
     }
     let counters = [Counter::WritesDirect, Counter::WritesSplit, Counter::DirectRefused];
     assert_eq!(counters.map(|counter| rig.counter(counter)), [16, 16, 0]);
@@ -334,7 +335,7 @@ fn each_write_of_a_batch_has_the_stability_that_it_asked_for() {
 #[test]
 fn each_write_of_a_batch_is_permitted_by_itself() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: only root can act as other users");
+        return skip("only root can act as other users");
     }
     let rig = Rig::new("auto");
     let owner = |uid| std::os::unix::fs::chown(&rig.path, Some(uid), None).unwrap();
@@ -375,7 +376,7 @@ fn writes_behind_one_that_fails_have_results_of_their_own() {
     for mode in ["buffered", "dontcache", "direct", "auto"] {
         let rig = Rig::new(mode);
         let Some(end) = file_bytes_max(&rig.path) else {
-            return eprintln!("skipped: the file system has no limit on the length of a file");
+            return skip_in_ci_too("the file system has no limit on the length of a file");
         };
         let start = end - 5_000;
         let data = vec![7; 3_000];

@@ -7,6 +7,7 @@ use proto::xdr::{Decode, Encode};
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
 use crate::fixture::{Fixture, Mounted, is_root, set_mode};
+use crate::skip::{skip, skip_in_ci_too};
 
 const BLOCK: usize = 64 << 10;
 
@@ -100,14 +101,14 @@ fn allocate_grows_a_file_and_deallocate_punches_a_hole() {
     bed.write("source", 0, &[1; 3 * BLOCK]);
     let end = 4 * BLOCK as u64;
     match bed.allocate(OperationCode::Allocate, 0, end) {
-        Err(Status::Notsupp) => return eprintln!("skipped: no fallocate on this file system"),
+        Err(Status::Notsupp) => return skip_in_ci_too("no fallocate on this file system"),
         result => result.unwrap(),
     }
     let metadata = std::fs::metadata(bed.fixture.exported("source")).unwrap();
     assert_eq!(metadata.len(), end);
     assert!(metadata.blocks() * 512 >= end);
     match bed.allocate(OperationCode::Deallocate, BLOCK as u64, BLOCK as u64) {
-        Err(Status::Notsupp) => return eprintln!("skipped: no holes on this file system"),
+        Err(Status::Notsupp) => return skip_in_ci_too("no holes on this file system"),
         result => result.unwrap(),
     }
     bed.allocate(OperationCode::Deallocate, end, end).unwrap();
@@ -123,7 +124,7 @@ fn operations_that_lack_space_get_that_of_deleted_files() {
     let fixture = Fixture::prepared(ALL_VERSIONS, |dir| {
         mount = Mounted::tmpfs(&dir.join("export"), 2 << 10);
     });
-    let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+    let Some(_mount) = mount else { return skip("nothing can be mounted here") };
     let mut bed = Bed::of(fixture);
     // More than half of the disk, so that there is room for it once.
     let length = 20 * BLOCK;
@@ -166,7 +167,7 @@ fn a_read_after_deallocate_has_zeros() {
     };
     assert_eq!(data(&mut bed), Ok(vec![1; 4096]));
     match bed.allocate(OperationCode::Deallocate, 0, 4 * BLOCK as u64) {
-        Err(Status::Notsupp) => return eprintln!("skipped: no holes on this file system"),
+        Err(Status::Notsupp) => return skip_in_ci_too("no holes on this file system"),
         result => result.unwrap(),
     }
     assert_eq!(data(&mut bed), Ok(vec![0; 4096]));
@@ -274,7 +275,7 @@ fn an_open_for_reading_is_no_destination() {
 
 #[test]
 fn a_copy_reads_with_the_rights_that_the_export_of_the_source_gives() {
-    if !is_root("a_copy_reads_with_the_rights_that_the_export_of_the_source_gives") {
+    if !is_root() {
         return;
     }
     let squashed = "[[export]]\npath = \"$DIR/squashed\"\nname = \"/squashed\"\nsync = false\n";

@@ -10,6 +10,7 @@ use spillway_server::counters::Counter;
 use super::client::{ALL_VERSIONS, Operations, Results, Session, compound, open_args};
 use crate::client::Ids;
 use crate::fixture::{Fixture, Mounted, is_root, set_mode};
+use crate::skip::skip;
 
 fn read_data(results: &mut Results) -> Reply<(bool, Vec<u8>)> {
     results.next_with(OperationCode::Read, |r| {
@@ -269,7 +270,7 @@ fn values(set: &Attributes<'_>) -> Vec<u8> {
 
 #[test]
 fn attrset_has_what_a_new_object_was_given() {
-    if !is_root("attrset_has_what_a_new_object_was_given") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::with(ALL_VERSIONS);
@@ -316,7 +317,7 @@ fn attrset_has_what_a_new_object_was_given() {
 /// RFC 8881 §18.30.3.
 #[test]
 fn attrsset_has_what_a_setattr_did_before_it_failed() {
-    if !is_root("attrsset_has_what_a_setattr_did_before_it_failed") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::with(ALL_VERSIONS);
@@ -470,7 +471,7 @@ fn space_of_a_removed_file_is_free_when_its_last_open_is_closed() {
     let fixture = Fixture::prepared(ALL_VERSIONS, |dir| {
         mount = Mounted::tmpfs(&dir.join("export"), 2 << 10);
     });
-    let Some(_mount) = mount else { return eprintln!("skipped: nothing can be mounted here") };
+    let Some(_mount) = mount else { return skip("nothing can be mounted here") };
     let mut session = Session::new(&fixture);
     let export = session.export();
     let (other, other_stateid) = session.open(export, b"other");

@@ -100,7 +100,7 @@ fn a_guarded_open_without_room_for_its_state_makes_no_file() {
 
 #[test]
 fn an_exclusive_open_of_a_file_of_another_user_needs_permission() {
-    if !is_root("an_exclusive_open_of_a_file_of_another_user_needs_permission") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::with(ALL_VERSIONS);
@@ -270,7 +270,7 @@ fn a_lock_whose_conflict_would_not_fit_in_the_reply_is_not_tried() {
 
 #[test]
 fn an_open_keeps_its_permission_until_the_export_forbids_it() {
-    if !is_root("an_open_keeps_its_permission_until_the_export_forbids_it") {
+    if !is_root() {
         return;
     }
     let fixture = Fixture::with(ALL_VERSIONS);
