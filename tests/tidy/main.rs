@@ -7,6 +7,7 @@ mod keys;
 mod lengths;
 mod metrics;
 mod modules;
+mod skips;
 mod table;
 mod words;
 
