@@ -13,6 +13,7 @@ mod read;
 mod read_ahead;
 mod read_data;
 mod readdir;
+mod retry;
 mod splice;
 mod switches;
 mod write;
@@ -24,7 +25,6 @@ mod xattr;
 use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use io::{
     BufferPool, ChangeWatches, DeviceNumber, Engine, Identity, KernelHandle, Lengths, Memory,
@@ -59,17 +59,6 @@ pub(crate) use xattr::{SetXattr, XattrNames};
 
 /// A window holds at least so many runs: a small one writes in smaller runs.
 const WINDOW_RUNS_MIN: u64 = 8;
-/// How often an operation that found no free descriptor is tried again, after making room.
-const DESCRIPTOR_RETRIES: usize = 3;
-/// How long a call waits for the return of a delegation, together 155 ms, before its client is asked
-/// to repeat it.
-const RETURN_PAUSES: [Duration; 5] = [
-    Duration::from_millis(5),
-    Duration::from_millis(10),
-    Duration::from_millis(20),
-    Duration::from_millis(40),
-    Duration::from_millis(80),
-];
 /// The longest file name of any Linux file system, in bytes (`NAME_MAX`, limits.h).
 const NAME_BYTES_MAX: usize = 255;
 
@@ -255,28 +244,6 @@ impl Vfs {
         self.inode_cache.give_up_unlinked(unused, &self.engine).await;
     }
 
-    /// After a call has failed for want of space: closes what has lost its last name on the device of
-    /// `root`. Returns whether the call may succeed now.
-    async fn free_space(&self, root: &ExportRoot) -> bool {
-        root.attributes_in_memory && self.inode_cache.free_space(root.device(), &self.engine).await
-    }
-
-    /// Attempts a change, and once more if it fails for want of space and there is some after all. An
-    /// attempt that fails so can be repeated.
-    async fn with_space<T, F>(
-        &self,
-        root: &ExportRoot,
-        attempt: impl Fn() -> F,
-    ) -> Result<T, Status>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        match attempt().await {
-            Err(Status::NoSpace) if self.free_space(root).await => attempt().await,
-            done => done,
-        }
-    }
-
     /// Flushes everything. No device waits for another.
     pub(crate) async fn flush_all(&self) {
         self.inode_cache.flush_all(&self.engine).await;
@@ -443,32 +410,6 @@ impl Vfs {
         Box::pin(self.with_descriptors(device, attempt)).await
     }
 
-    /// Attempts an operation that opens descriptors on a device. When the process or the system has
-    /// none left, cached ones are closed and it is tried again, so that clients do not see the
-    /// limit.
-    ///
-    /// # Errors
-    /// Those of the attempt; `NoDescriptor` if giving up what is cached does not help. An attempt
-    /// that ends so must have changed nothing.
-    pub(crate) async fn with_descriptors<T, F>(
-        &self,
-        device: DeviceNumber,
-        mut attempt: impl FnMut() -> F,
-    ) -> Result<T, Status>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        for _ in 0..DESCRIPTOR_RETRIES {
-            match attempt().await {
-                Err(Status::NoDescriptor) => {
-                    self.close_unused(device).await;
-                }
-                result => return result,
-            }
-        }
-        attempt().await
-    }
-
     /// The open object behind a handle, and a change of it for a caller that has it to itself and may
     /// give it `lengths`.
     ///
@@ -488,37 +429,6 @@ impl Vfs {
         file.may_change(caller.client, what)?;
         let change = self.begin_alone(&file, alone, lengths).await?;
         Ok((file, change))
-    }
-
-    /// Waits a moment for the return of delegations that a change of an object conflicts with. Most
-    /// clients return them at once, and the caller of version 3 would wait for 5 s.
-    ///
-    /// # Errors
-    /// `Delegated`.
-    async fn wait_for_return(
-        &self,
-        file: &Inode,
-        caller: &Caller,
-        what: Changing,
-    ) -> Result<(), Status> {
-        let mut result = file.may_change(caller.client, what);
-        for pause in RETURN_PAUSES {
-            if result != Err(Status::Delegated) {
-                break;
-            }
-            self.pause(pause).await;
-            result = file.may_change(caller.client, what);
-        }
-        result
-    }
-
-    /// Sleeps on any thread.
-    async fn pause(&self, duration: Duration) {
-        let sleep = {
-            let _entered = self.timers.enter();
-            Box::pin(tokio::time::sleep(duration))
-        };
-        sleep.await;
     }
 
     /// A change of an open object by its only holder, which may give it `lengths`.

@@ -17,9 +17,10 @@ use io::Lengths;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
+use super::retry::RETURN_PAUSES;
 use super::{
-    Answer, Attributes, Caller, Found, LiveAttributes, Object, RETURN_PAUSES, Status, Vfs, Wcc,
-    attributes_of, component,
+    Answer, Attributes, Caller, Found, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of,
+    component,
 };
 use crate::fs::{PATH_ONLY, proc_path};
 use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock, NameChange};
