@@ -111,6 +111,16 @@ impl<A: Default, T> Answer<A, T> {
     }
 }
 
+/// Of an operation with attributes and a result, or of one that was refused before it had any.
+impl<A: Default, T> From<Result<(A, Result<T, Status>), Status>> for Answer<A, T> {
+    fn from(done: Result<(A, Result<T, Status>), Status>) -> Self {
+        match done {
+            Ok((attributes, result)) => Self { attributes, result },
+            Err(status) => Self::refused(status),
+        }
+    }
+}
+
 /// An object found or made under a name.
 #[derive(Clone, Copy)]
 pub(crate) struct Found {

@@ -17,7 +17,6 @@ use io::Lengths;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-use super::retry::RETURN_PAUSES;
 use super::{
     Answer, Attributes, Caller, Found, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of,
     component,
@@ -100,10 +99,7 @@ impl Vfs {
             let target = rustix::fs::readlinkat(link.fd(), c"", Vec::new());
             Ok((attributes, target.map(CString::into_bytes).map_err(Status::from)))
         };
-        match self.in_metadata_lane(io::Identity::Server, job).await {
-            Ok((attributes, result)) => Answer { attributes, result },
-            Err(status) => Answer::refused(status),
-        }
+        self.in_metadata_lane(io::Identity::Server, job).await.into()
     }
 
     /// REMOVE (`is_directory` false) and RMDIR (true), RFC 1813 §3.3.12 and §3.3.13.
@@ -158,45 +154,20 @@ impl Vfs {
         from: (&Object, &[u8]),
         to: (&Object, &[u8]),
     ) -> Answer<(Wcc, Wcc), ()> {
-        let names = rename_component(from.1).and_then(|f| Ok((f, rename_component(to.1)?)));
-        let allowed = caller.may_change().and(if from.0.root().id == to.0.root().id {
-            Ok(())
-        } else {
-            Err(Status::CrossDevice)
-        });
         if from.0.root().device() != to.0.root().device() {
             // Neither device waits for the other: without attributes, which are on both.
             return Answer::refused(Status::CrossDevice);
         }
-        let opened = match (self.inode(from.0).await, self.inode(to.0).await) {
-            (Ok(from), Ok(to)) => Ok((from, to)),
-            (Err(status), _) | (_, Err(status)) => Err(status),
+        let names = Arc::new(names_to_rename(caller, from, to));
+        let (from_dir, to_dir) = match (self.inode(from.0).await, self.inode(to.0).await) {
+            (Ok(from_dir), Ok(to_dir)) => (from_dir, to_dir),
+            (Err(status), _) | (_, Err(status)) => return Answer::refused(status),
         };
-        let (from_dir, to_dir) = match opened {
-            Ok(opened) => opened,
-            Err(status) => return Answer::refused(status),
-        };
-        let names = Arc::new(allowed.and(names));
         let attempt = || {
             let (from, to) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
             self.rename_once(caller, from, to, Arc::clone(&names))
         };
-        let device = from_dir.root().device();
-        let mut done = self.with_descriptors(device, attempt).await;
-        for pause in RETURN_PAUSES {
-            if !matches!(done, Ok((_, Err(Status::Delegated)))) {
-                break;
-            }
-            self.pause(pause).await;
-            done = self.with_descriptors(device, attempt).await;
-        }
-        if matches!(done, Ok((_, Err(Status::NoSpace)))) && self.free_space(to.0.root()).await {
-            done = self.with_descriptors(device, attempt).await;
-        }
-        let (attributes, result) = match done {
-            Ok(done) => done,
-            Err(status) => return Answer::refused(status),
-        };
+        let Answer { attributes, result } = self.attempt_name_change(to.0.root(), attempt).await;
         let result = match result {
             Ok(replaced) => {
                 if let Some(replaced) = replaced {
@@ -290,9 +261,8 @@ impl Vfs {
     }
 
     /// Runs a change of one directory as the caller, between its attributes before and after, and
-    /// makes it durable where the export promises that. `job` is repeated as an attempt of
-    /// [`Self::with_descriptors`], for a moment while a delegation is in its way, and once if there is
-    /// space after all.
+    /// makes it durable where the export promises that. `job` is repeated as
+    /// [`Self::attempt_name_change`] demands.
     async fn change_directory<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -321,22 +291,7 @@ impl Vfs {
                 self.in_metadata_lane(caller.identity.clone(), job).await
             }
         };
-        let device = dir.root().device();
-        let mut done = self.with_descriptors(device, &attempt).await;
-        for pause in RETURN_PAUSES {
-            if !matches!(done, Ok((_, Err(Status::Delegated)))) {
-                break;
-            }
-            self.pause(pause).await;
-            done = self.with_descriptors(device, &attempt).await;
-        }
-        if matches!(done, Ok((_, Err(Status::NoSpace)))) && self.free_space(dir.root()).await {
-            done = self.with_descriptors(device, &attempt).await;
-        }
-        let (attributes, result) = match done {
-            Ok(done) => done,
-            Err(status) => return Answer::refused(status),
-        };
+        let Answer { attributes, result } = self.attempt_name_change(dir.root(), attempt).await;
         let result = match result {
             Ok(done) => match self.settle(&directory, dir.sync).await {
                 Ok(()) => Ok((directory, done)),
@@ -393,6 +348,19 @@ fn new_component(name: &[u8]) -> Result<CString, Status> {
 
 fn rename_component(name: &[u8]) -> Result<CString, Status> {
     if matches!(name, b"." | b"..") { Err(Status::Invalid) } else { component(name) }
+}
+
+/// The names that RENAME removes and makes, if the caller may change the directories.
+fn names_to_rename(
+    caller: &Caller,
+    (from, from_name): (&Object, &[u8]),
+    (to, to_name): (&Object, &[u8]),
+) -> Result<(CString, CString), Status> {
+    caller.may_change()?;
+    if from.root().id != to.root().id {
+        return Err(Status::CrossDevice);
+    }
+    Ok((rename_component(from_name)?, rename_component(to_name)?))
 }
 
 /// Locks two directories, which may be one, always in the same order.

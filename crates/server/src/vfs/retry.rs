@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use io::DeviceNumber;
 
-use super::{Caller, Status, Vfs};
+use super::{Answer, Caller, Status, Vfs};
 use crate::export::ExportRoot;
 use crate::inode_cache::{Changing, Inode};
 
@@ -12,7 +12,7 @@ use crate::inode_cache::{Changing, Inode};
 const DESCRIPTOR_RETRIES: usize = 3;
 /// How long a call waits for the return of a delegation, together 155 ms, before its client is asked
 /// to repeat it.
-pub(super) const RETURN_PAUSES: [Duration; 5] = [
+const RETURN_PAUSES: [Duration; 5] = [
     Duration::from_millis(5),
     Duration::from_millis(10),
     Duration::from_millis(20),
@@ -21,6 +21,20 @@ pub(super) const RETURN_PAUSES: [Duration; 5] = [
 ];
 
 impl Vfs {
+    /// Attempts a change of names on the file system of `root`: as [`Self::with_descriptors`], for a
+    /// moment while a delegation is in its way, and once more if there is space after all.
+    pub(super) async fn attempt_name_change<A: Default, T, F>(
+        &self,
+        root: &ExportRoot,
+        attempt: impl Fn() -> F,
+    ) -> Answer<A, T>
+    where
+        F: Future<Output = Result<(A, Result<T, Status>), Status>>,
+    {
+        let attempt = async || self.with_descriptors(root.device(), &attempt).await.into();
+        self.with_space(root, async || self.while_delegated(&attempt).await).await
+    }
+
     /// After a call has failed for want of space: closes what has lost its last name on the device of
     /// `root`. Returns whether the call may succeed now.
     pub(super) async fn free_space(&self, root: &ExportRoot) -> bool {
@@ -29,18 +43,16 @@ impl Vfs {
 
     /// Attempts a change, and once more if it fails for want of space and there is some after all. An
     /// attempt that fails so can be repeated.
-    pub(super) async fn with_space<T, F>(
+    pub(super) async fn with_space<F: Future<Output: Outcome>>(
         &self,
         root: &ExportRoot,
         attempt: impl Fn() -> F,
-    ) -> Result<T, Status>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        match attempt().await {
-            Err(Status::NoSpace) if self.free_space(root).await => attempt().await,
-            done => done,
+    ) -> F::Output {
+        let done = attempt().await;
+        if done.status() == Some(Status::NoSpace) && self.free_space(root).await {
+            return attempt().await;
         }
+        done
     }
 
     /// Attempts an operation that opens descriptors on a device. When the process or the system has
@@ -80,23 +92,49 @@ impl Vfs {
         caller: &Caller,
         what: Changing,
     ) -> Result<(), Status> {
-        let mut result = file.may_change(caller.client, what);
+        self.while_delegated(async || file.may_change(caller.client, what)).await
+    }
+
+    /// Attempts a change, and again for a moment while a delegation is in its way.
+    async fn while_delegated<F: Future<Output: Outcome>>(
+        &self,
+        attempt: impl Fn() -> F,
+    ) -> F::Output {
+        let mut done = attempt().await;
         for pause in RETURN_PAUSES {
-            if result != Err(Status::Delegated) {
+            if done.status() != Some(Status::Delegated) {
                 break;
             }
             self.pause(pause).await;
-            result = file.may_change(caller.client, what);
+            done = attempt().await;
         }
-        result
+        done
     }
 
     /// Sleeps on any thread.
-    pub(super) async fn pause(&self, duration: Duration) {
+    async fn pause(&self, duration: Duration) {
         let sleep = {
             let _entered = self.timers.enter();
             Box::pin(tokio::time::sleep(duration))
         };
         sleep.await;
+    }
+}
+
+/// What an attempt ends with.
+pub(super) trait Outcome {
+    /// Why it failed, if it did.
+    fn status(&self) -> Option<Status>;
+}
+
+impl<T> Outcome for Result<T, Status> {
+    fn status(&self) -> Option<Status> {
+        self.as_ref().err().copied()
+    }
+}
+
+impl<A, T> Outcome for Answer<A, T> {
+    fn status(&self) -> Option<Status> {
+        self.result.status()
     }
 }
