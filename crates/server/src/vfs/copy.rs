@@ -73,7 +73,7 @@ impl Vfs {
         offset: u64,
         sought: Sought,
     ) -> Result<(u64, bool), Status> {
-        let file = self.inode(object).await?;
+        let file = self.hold(object).await?;
         let size = self.live_attributes(&file).await?.size;
         let (_, reader) = self.source(caller, &file).await?;
         let position = match sought {
@@ -148,7 +148,7 @@ impl Vfs {
         destination: CopyEnd<'_>,
         range: CopyRange,
     ) -> Result<(), Status> {
-        let from = self.inode(source.object).await?;
+        let from = self.hold(source.object).await?;
         let CopyEnd { caller, object } = destination;
         let range = self.resolve(&from, range).await?;
         let what = (Changing::Data, Lengths::up_to(range.to + range.count));
@@ -189,7 +189,7 @@ impl Vfs {
         destination: CopyEnd<'_>,
         range: CopyRange,
     ) -> Result<CopyDone, Status> {
-        let from = self.inode(source.object).await?;
+        let from = self.hold(source.object).await?;
         let CopyEnd { caller, object } = destination;
         let range = self.resolve(&from, range).await?;
         let range = CopyRange { count: range.count.min(COPY_BYTES_MAX), ..range };

@@ -1,5 +1,5 @@
 //! File operations, free of any protocol version: objects and callers in, attributes and results
-//! out. NFSv3 sits on top of it; nothing below knows of NFS.
+//! out. `nfs3` and `nfs4` are built on it; nothing below knows of NFS.
 
 mod access;
 mod attr;
@@ -298,14 +298,6 @@ impl Vfs {
         ]
     }
 
-    /// The open object behind a handle.
-    ///
-    /// # Errors
-    /// `Stale` when it is gone.
-    async fn inode(&self, object: &Object) -> Result<Arc<Inode>, Status> {
-        self.hold(object).await
-    }
-
     /// The open object behind a handle, and its attributes if it was opened for this call.
     ///
     /// # Errors
@@ -431,7 +423,7 @@ impl Vfs {
         object: &Object,
         (what, lengths): (Changing, Lengths),
     ) -> Result<(Arc<Inode>, Change), Status> {
-        let file = self.inode(object).await?;
+        let file = self.hold(object).await?;
         self.wait_for_return(&file, caller, what).await?;
         file.close_write_batch();
         let alone = file.lock.alone().await;

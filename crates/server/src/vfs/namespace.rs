@@ -39,7 +39,7 @@ impl Vfs {
         dir: &Object,
         name: &[u8],
     ) -> Answer<Option<Attributes>, Found> {
-        let directory = match self.inode(dir).await {
+        let directory = match self.hold(dir).await {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
         };
@@ -86,7 +86,7 @@ impl Vfs {
 
     /// READLINK, RFC 1813 §3.3.5.
     pub(crate) async fn readlink(&self, object: &Object) -> Answer<Option<Attributes>, Vec<u8>> {
-        let link = match self.inode(object).await {
+        let link = match self.hold(object).await {
             Ok(link) => link,
             Err(status) => return Answer::refused(status),
         };
@@ -159,7 +159,7 @@ impl Vfs {
             return Answer::refused(Status::CrossDevice);
         }
         let names = Arc::new(names_to_rename(caller, from, to));
-        let (from_dir, to_dir) = match (self.inode(from.0).await, self.inode(to.0).await) {
+        let (from_dir, to_dir) = match (self.hold(from.0).await, self.hold(to.0).await) {
             (Ok(from_dir), Ok(to_dir)) => (from_dir, to_dir),
             (Err(status), _) | (_, Err(status)) => return Answer::refused(status),
         };
@@ -221,7 +221,7 @@ impl Vfs {
             // As in RENAME.
             return Answer::refused(Status::CrossDevice);
         }
-        let file = match self.inode(object).await {
+        let file = match self.hold(object).await {
             Ok(file) => file,
             Err(status) => return Answer::refused(status),
         };
@@ -269,7 +269,7 @@ impl Vfs {
         dir: &Object,
         job: impl Fn(&Inode) -> Result<T, Status> + Send + Sync + 'static,
     ) -> Answer<Wcc, (Arc<Inode>, T)> {
-        let directory = match self.inode(dir).await {
+        let directory = match self.hold(dir).await {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
         };

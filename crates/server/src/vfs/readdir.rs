@@ -70,7 +70,7 @@ impl Vfs {
         push: Push<P>,
     ) -> Answer<Option<Attributes>, Listing<P>> {
         count_listing(object, cookie);
-        let directory = match self.inode(object).await {
+        let directory = match self.hold(object).await {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
         };

@@ -48,7 +48,7 @@ impl Vfs {
         bytes_max: usize,
     ) -> Result<(Buffer, usize), Status> {
         let name = qualified(name)?;
-        let file = self.inode(object).await?;
+        let file = self.hold(object).await?;
         let job = move || {
             let room = bytes_max.min(buffer.capacity());
             let value = &mut buffer.as_mut_slice()[..room];
@@ -112,7 +112,7 @@ impl Vfs {
         cookie: u64,
         fits: impl FnMut(usize) -> bool + Send + 'static,
     ) -> Result<XattrNames, Status> {
-        let file = self.inode(object).await?;
+        let file = self.hold(object).await?;
         let job = move || {
             if !kernel_allows(&file, Access::READ_OK)? {
                 return Err(Status::Access);
@@ -124,7 +124,7 @@ impl Vfs {
 
     /// Whether the file system of an object has extended attributes, RFC 8276 §8.2.
     pub(crate) async fn supports_xattrs(&self, object: &Object) -> Result<bool, Status> {
-        let file = self.inode(object).await?;
+        let file = self.hold(object).await?;
         let job = move || {
             let found = getxattr_query(proc_path(file.fd()), c"user.spillway");
             Ok(found != Err(Errno::OPNOTSUPP))
