@@ -46,11 +46,7 @@ async fn perform_write(
     Ok(WriteOk {
         wcc,
         count: u32::try_from(done.count).expect("at most what was sent"),
-        committed: match done.committed {
-            Stability::Unstable => StableHow::Unstable,
-            Stability::DataSync => StableHow::DataSync,
-            Stability::FileSync => StableHow::FileSync,
-        },
+        committed: args.stable,
         verifier: WriteVerifier(done.verifier),
     })
 }

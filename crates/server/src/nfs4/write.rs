@@ -83,11 +83,7 @@ impl Compound<'_> {
         let done = answer.result?;
         Ok(WriteOk {
             count: u32::try_from(done.count).expect("as sent"),
-            committed: match done.committed {
-                Stability::Unstable => StableHow::Unstable,
-                Stability::DataSync => StableHow::DataSync,
-                Stability::FileSync => StableHow::FileSync,
-            },
+            committed: *stable,
             verifier: Verifier(done.verifier),
         })
     }

@@ -42,8 +42,6 @@ impl Stability {
 pub(crate) struct WriteDone {
     /// Bytes taken; fewer than sent when the disk filled up half-way.
     pub(crate) count: usize,
-    /// The stability reached.
-    pub(crate) committed: Stability,
     /// The verifier as it was before the data was written.
     pub(crate) verifier: [u8; 8],
 }
@@ -54,7 +52,8 @@ impl Vfs {
     /// A WRITE has the file to itself, so that the attributes before and after are its own; through
     /// the page cache the kernel would make WRITEs wait for each other all the same. Those that wait
     /// for it are performed together when it is free. Those past the page cache share the file. The
-    /// flush of a stable WRITE comes after, and is shared with others.
+    /// flush of a stable WRITE comes after, and is shared with others. A WRITE that succeeds has the
+    /// `stability` that it asked for.
     ///
     /// # Errors
     /// `Stale`, `Delegated`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`,
@@ -77,11 +76,9 @@ impl Vfs {
         };
         let WriteTurn { attributes, result, verifier, failures, flush } = turn;
         let result = match result {
-            Ok(count) => self.stabilize(file, flush, failures).await.map(|()| WriteDone {
-                count,
-                committed: stability,
-                verifier,
-            }),
+            Ok(count) => {
+                self.stabilize(file, flush, failures).await.map(|()| WriteDone { count, verifier })
+            }
             Err(status) => Err(status),
         };
         if let Ok(done) = &result {
