@@ -23,7 +23,7 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// Bytes read at once where payloads are large: most heads, and little beyond them.
 const AHEAD_OF_PAYLOAD_BYTES: usize = 192;
 /// Longest beginning of a record that is kept to be decoded.
-const HEAD_BYTES_MAX: usize = 8 * 1024;
+const KEPT_BYTES_MAX: usize = 8 * 1024;
 /// So much of a record becomes its head at a time: the rest may be payload.
 const HEAD_STEP_BYTES: usize = 256;
 /// The usual number of pieces of a record, head and payload: the clock is read before others.
@@ -81,7 +81,7 @@ impl RecordStream {
             end: 0,
             fragments: Fragments::new(0),
             marks: 0,
-            record_bytes_max: (payload_bytes_max + HEAD_BYTES_MAX) as u64,
+            record_bytes_max: (payload_bytes_max + KEPT_BYTES_MAX) as u64,
             head: Vec::with_capacity(HEAD_STEP_BYTES),
             head_used: 0,
             payload_bytes: payload_bytes_max,
@@ -267,7 +267,7 @@ impl RecordStream {
         if !self.has_received() {
             self.fill(1)?;
         }
-        let room = HEAD_STEP_BYTES.min(HEAD_BYTES_MAX - self.head.len());
+        let room = HEAD_STEP_BYTES.min(KEPT_BYTES_MAX - self.head.len());
         let len = room.min(self.end - self.start).min(there);
         self.head.extend_from_slice(&self.received[self.start..][..len]);
         self.start += len;
