@@ -24,10 +24,12 @@ pub(crate) use striped::{STRIPES, assign_stripe, next_stripes, own_stripe};
 pub(crate) use tally::Tally;
 pub(crate) use timing::{CallKind, Phase};
 
-/// Lists the counters once: the variant, its name for people and machines, what it counts, and, for
-/// one of several that a label distinguishes, the metric and the labels.
+/// Lists the counters once: the variant, its name for people and machines, what it counts, `of server`
+/// if it belongs to the server as a whole and not to an export, and, for one of several that a label
+/// distinguishes, the metric and the labels.
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $variant:ident => $name:literal
+    (@is_of_server server) => { true };
+    ($($(#[doc = $doc:literal])+ $variant:ident => $name:literal $(of $owner:ident)?
         $(in $metric:literal { $($label:literal: $value:literal),+ })?,)+) => {
         /// One of the counters.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,14 @@ macro_rules! counters {
                 match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)+ }
             }
 
+            /// Whether it belongs to the server as a whole, and not to an export.
+            pub fn is_of_server(self) -> bool {
+                match self {
+                    $($(Self::$variant => counters!(@is_of_server $owner),)?)+
+                    _ => false,
+                }
+            }
+
             /// The name of the metric that it is a part of, without prefix and suffix, and the labels
             /// that distinguish it there.
             pub fn metric(self) -> (&'static str, &'static [(&'static str, &'static str)]) {
@@ -63,27 +73,27 @@ macro_rules! counters {
 
 counters! {
     /// Calls taken from connections.
-    Calls => "calls",
+    Calls => "calls" of server,
     /// Calls answered from the reply cache, or from the slot of a session.
-    Replays => "replays",
+    Replays => "replays" of server,
     /// Retransmissions over the connection of a call that is still at work, which were dropped.
-    DroppedRetransmissions => "dropped_retransmissions",
+    DroppedRetransmissions => "dropped_retransmissions" of server,
     /// Retransmissions over another connection that waited for the first copy's end or delivery.
-    AwaitedRetransmissions => "awaited_retransmissions",
+    AwaitedRetransmissions => "awaited_retransmissions" of server,
     /// Calls whose arguments could not be decoded.
-    GarbageCalls => "garbage_calls",
+    GarbageCalls => "garbage_calls" of server,
     /// Calls refused by the export table.
-    DeniedCalls => "denied_calls",
+    DeniedCalls => "denied_calls" of server,
     /// Connections accepted.
-    Connections => "connections",
+    Connections => "connections" of server,
     /// Connections closed because the peer sent nonsense, or stopped within a call, or took nothing.
-    BrokenConnections => "broken_connections",
+    BrokenConnections => "broken_connections" of server,
     /// Times that a connection waited because a limit of an export was reached.
-    LimitWaits => "limit_waits",
+    LimitWaits => "limit_waits" of server,
     /// Idle connections closed to make room for others.
-    ConnectionsEvicted => "connections_evicted",
+    ConnectionsEvicted => "connections_evicted" of server,
     /// Connections refused because their peer, or all strangers, had too many at work.
-    ConnectionsRefused => "connections_refused",
+    ConnectionsRefused => "connections_refused" of server,
     /// Bytes returned by READ.
     ReadBytes => "read_bytes",
     /// Of these, bytes that went through the page cache, or were there.
@@ -176,15 +186,15 @@ counters! {
     /// Of these, WRITEs that were performed as one with their neighbours in the file.
     WritesVectored => "writes_vectored",
     /// WRITEs performed by a data thread that stayed with their connection.
-    WritesByStayingThread => "writes_by_staying_thread",
+    WritesByStayingThread => "writes_by_staying_thread" of server,
     /// READs performed by a data thread that stayed with their connection.
-    ReadsByStayingThread => "reads_by_staying_thread",
+    ReadsByStayingThread => "reads_by_staying_thread" of server,
     /// Calls about names and attributes performed by a thread that stayed with their connection.
-    MetadataCallsByStayingThread => "metadata_calls_by_staying_thread",
+    MetadataCallsByStayingThread => "metadata_calls_by_staying_thread" of server,
     /// Calls for which a staying thread polled, and that came before it slept.
-    CallsFoundByPolling => "calls_found_by_polling",
+    CallsFoundByPolling => "calls_found_by_polling" of server,
     /// WRITEs that reached the server behind their neighbour further on in the file.
-    WritesOutOfOrder => "writes_out_of_order",
+    WritesOutOfOrder => "writes_out_of_order" of server,
     /// Bytes that WRITE has put in files, also those whose flush failed then.
     WriteBytes => "write_bytes",
     /// Bytes of WRITEs that went to the page cache to stay there.
@@ -197,9 +207,9 @@ counters! {
     WriteDirectBytes => "write_direct_bytes"
         in "io_bytes" { "direction": "write", "mode": "direct" },
     /// Payload bytes of WRITE calls received.
-    PayloadBytes => "payload_bytes",
+    PayloadBytes => "payload_bytes" of server,
     /// Of these, the bytes that came along with a call's head and had to be moved to their buffer.
-    PayloadMovedBytes => "payload_moved_bytes",
+    PayloadMovedBytes => "payload_moved_bytes" of server,
     /// COMMIT calls.
     Commits => "commits",
     /// READDIR and READDIRPLUS calls.
@@ -208,33 +218,6 @@ counters! {
     ReaddirsFromStart => "readdirs_from_start",
     /// READDIR and READDIRPLUS calls whose reply ended early because it took too long.
     ReaddirsCutShort => "readdirs_cut_short",
-}
-
-impl Counter {
-    /// Whether it belongs to the server as a whole, and not to an export.
-    pub fn is_of_server(self) -> bool {
-        matches!(
-            self,
-            Self::Calls
-                | Self::Replays
-                | Self::DroppedRetransmissions
-                | Self::AwaitedRetransmissions
-                | Self::GarbageCalls
-                | Self::DeniedCalls
-                | Self::Connections
-                | Self::BrokenConnections
-                | Self::LimitWaits
-                | Self::ConnectionsEvicted
-                | Self::ConnectionsRefused
-                | Self::WritesByStayingThread
-                | Self::ReadsByStayingThread
-                | Self::CallsFoundByPolling
-                | Self::MetadataCallsByStayingThread
-                | Self::WritesOutOfOrder
-                | Self::PayloadBytes
-                | Self::PayloadMovedBytes
-        )
-    }
 }
 
 #[cfg(test)]
