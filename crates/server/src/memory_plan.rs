@@ -31,8 +31,10 @@ pub(crate) const REPLY_HEAD_BYTES: usize = 512;
 const REPLY_HEAD_BYTES_MAX: usize = 2048;
 /// Names of one `getdents64` call.
 pub(crate) const KERNEL_BUFFER_BYTES: usize = 32 * 1024;
-/// 163,840 inodes in the cache of handles.
-pub(crate) const HANDLE_CACHE_BYTES_MAX: usize = 7_864_320;
+/// Inodes in the cache of handles.
+pub(crate) const CACHED_HANDLES_MAX: usize = 160 * 1024;
+/// Memory of one of them.
+pub(crate) const CACHED_HANDLE_BYTES: usize = 48;
 
 /// What the configuration gives to a server.
 #[derive(Clone, Copy, Debug)]
@@ -99,8 +101,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) owners_bytes: usize,
     /// Delegations of version 4. Held by `State` and `HeldFiles`.
     pub(crate) delegations_bytes: usize,
-    /// Handles of 163,840 listed inodes. Held by the `HandleCache`, which allocates each 64th part when
-    /// it is first used.
+    /// Handles of listed inodes. Held by the `HandleCache`, which allocates each 64th part when it is
+    /// first used.
     pub(crate) handles_bytes: usize,
     /// Trace events that a command follows and has not taken yet. Held by its `Follower`.
     pub(crate) followers_bytes: usize,
@@ -146,7 +148,7 @@ impl MemoryPlan {
             slot_replies_bytes: state.map_or(0, |limits| limits.replies_bytes_max),
             owners_bytes: state.map_or(0, Limits::owners_bytes),
             delegations_bytes: state.map_or(0, Limits::delegations_bytes),
-            handles_bytes: HANDLE_CACHE_BYTES_MAX,
+            handles_bytes: CACHED_HANDLES_MAX * CACHED_HANDLE_BYTES,
             followers_bytes: FOLLOWERS_BYTES_MAX,
             client_counters_bytes: CLIENTS_BYTES_MAX,
             recorder_bytes: RECORDER_BYTES,

@@ -23,12 +23,12 @@ use io::KernelHandle;
 
 use crate::export::ExportRoot;
 use crate::fs::Timestamp;
-use crate::memory_plan::HANDLE_CACHE_BYTES_MAX;
+use crate::memory_plan::{CACHED_HANDLE_BYTES, CACHED_HANDLES_MAX};
 
 /// Locks that the table is spread over, each with memory of its own.
 const SHARDS: usize = 64;
 /// Sets of a shard.
-const SETS: usize = 320;
+const SETS: usize = CACHED_HANDLES_MAX / SHARDS / WAYS;
 /// Slots of a set.
 const WAYS: usize = 8;
 /// Inodes with neighbouring numbers that have neighbouring sets of one shard. File systems number
@@ -36,9 +36,10 @@ const WAYS: usize = 8;
 const RUN_INODES: u64 = 64;
 /// The longest handle remembered, that of btrfs. ext4 has 8 bytes, XFS 12.
 const SHORT_BYTES_MAX: usize = 20;
-/// Memory of a table that is in full use: 7.5 MiB for 163,840 inodes.
-const BYTES_MAX: usize = SHARDS * SETS * WAYS * size_of::<Option<Slot>>();
-const _: () = assert!(BYTES_MAX == HANDLE_CACHE_BYTES_MAX, "as planned");
+const _: () = assert!(
+    SHARDS * SETS * WAYS == CACHED_HANDLES_MAX && size_of::<Option<Slot>>() == CACHED_HANDLE_BYTES,
+    "a table in full use takes the memory that is planned"
+);
 
 /// An inode number of one export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,6 +268,7 @@ mod tests {
     #[test]
     fn memory_comes_with_the_first_inode_and_stays_within_its_bound() {
         let known = HandleCache::new();
+        let bytes_max = CACHED_HANDLES_MAX * CACHED_HANDLE_BYTES;
         let bytes = |known: &HandleCache| {
             let slots = known.shards.iter().map(|shard| shard.lock().unwrap().slots.capacity());
             slots.sum::<usize>() * size_of::<Option<Slot>>()
@@ -274,11 +276,11 @@ mod tests {
         known.forget(inode(1), &handle(1, 1, 8));
         assert_eq!((known.find(inode(1)), bytes(&known)), (None, 0));
         known.remember(inode(1), BIRTH, &handle(1, 1, 8));
-        assert_eq!(bytes(&known), BYTES_MAX / SHARDS);
+        assert_eq!(bytes(&known), bytes_max / SHARDS);
         for fileid in 0..500_000 {
             known.remember(inode(fileid), BIRTH, &handle(1, fileid, 8));
         }
-        assert_eq!(bytes(&known), BYTES_MAX);
+        assert_eq!(bytes(&known), bytes_max);
     }
 
     /// How many of these inodes a second listing finds.
