@@ -17,7 +17,7 @@ use crate::procedures::Programs;
 use crate::reply_cache::Replay;
 use crate::service::Service;
 use crate::state::ConnectionId;
-use crate::trace::{CallId, RecordId, handle_hash};
+use crate::trace::{CallId, Detail, Event, RecordId, handle_hash};
 
 /// The other end of a connection, and the programs that answer there.
 #[derive(Clone, Copy)]
@@ -55,6 +55,20 @@ impl Request<'_> {
         let handle = handle();
         let handle = handle.as_bytes();
         CallId { fh_hash: handle_hash(handle), export_id: claimed_export_id(handle), ..call }
+    }
+
+    /// Traces an event of an operation that begins somewhere and asks for so much.
+    pub(crate) fn trace(
+        &self,
+        event: Event,
+        call: impl FnOnce() -> CallId,
+        (offset, len): (u64, u32),
+        detail: Detail<'_>,
+    ) {
+        let tracer = &self.service.tracer;
+        if tracer.is_on(event) {
+            tracer.emit(event, call(), offset, len.into(), detail);
+        }
     }
 
     /// The subject of trace events of this call on no object.

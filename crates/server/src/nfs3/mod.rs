@@ -256,22 +256,19 @@ impl Request<'_> {
     }
 
     /// Traces that a call was decoded.
-    fn trace_start(&self, event: Event, handle: &FileHandle, offset: u64, len: u32) {
-        self.trace(event, handle, offset, len, format_args!("").into());
+    fn trace_start(&self, event: Event, handle: &FileHandle, range: (u64, u32)) {
+        self.trace(event, || self.call_id(|| *handle), range, format_args!("").into());
     }
 
-    /// Traces the answer: the status, and how much of `len` was done.
+    /// Traces the answer: the status, and how much of `range` was done.
     fn trace_done<O, F>(
         &self,
         event: Event,
         handle: &FileHandle,
-        (offset, len): (u64, u32),
+        range: (u64, u32),
         outcome: &Outcome<O, F>,
         count: impl FnOnce(&O) -> u32,
     ) {
-        if !self.service.tracer.is_on(event) {
-            return;
-        }
         let (status, name, count) = match outcome {
             Ok(ok) => (NFS3_OK, "NFS3_OK", count(ok)),
             Err(refused) => {
@@ -279,13 +276,7 @@ impl Request<'_> {
                 (status.code(), status.name(), 0)
             }
         };
-        self.trace(event, handle, offset, len, Detail::Done { status, name, count });
-    }
-
-    fn trace(&self, event: Event, handle: &FileHandle, offset: u64, len: u32, detail: Detail<'_>) {
-        let tracer = &self.service.tracer;
-        if tracer.is_on(event) {
-            tracer.emit(event, self.call_id(|| *handle), offset, len.into(), detail);
-        }
+        let detail = Detail::Done { status, name, count };
+        self.trace(event, || self.call_id(|| *handle), range, detail);
     }
 }

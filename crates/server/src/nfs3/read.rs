@@ -10,7 +10,7 @@ use crate::vfs::ReadDone;
 /// READ, RFC 1813 §3.3.6. The data is sent from the buffer that it was read into.
 pub(super) async fn read(results: Results<'_>, args: ReadArgs) -> Executed {
     let (ReadArgs { file, offset, count }, request) = (&args, results.request);
-    request.trace_start(Event::ReadStart, file, *offset, *count);
+    request.trace_start(Event::ReadStart, file, (*offset, *count));
     let outcome = perform(request, &args).await;
     let read = |done: &ReadDone| u32::try_from(done.count()).expect("at most what was asked for");
     request.trace_done(Event::ReadDone, file, (*offset, *count), &outcome, |(_, done)| read(done));

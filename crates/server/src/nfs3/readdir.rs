@@ -45,10 +45,9 @@ async fn list(
     limits: ListingLimits,
     kind: Kind,
 ) -> Executed {
-    let request = results.request;
-    request.trace_start(Event::ReaddirEnter, dir, cookie, limits.bytes);
+    let (request, range) = (results.request, (cookie, limits.bytes));
+    request.trace_start(Event::ReaddirEnter, dir, range);
     let outcome = perform(request, dir, cookie, limits, kind).await;
-    let range = (cookie, limits.bytes);
     request.trace_done(Event::ReaddirExit, dir, range, &outcome, |listed| listed.names);
     results.put_with(outcome, |listed, reply| {
         reply.u32(NFS3_OK);

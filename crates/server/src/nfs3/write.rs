@@ -16,7 +16,7 @@ pub(super) async fn write(
     payload: &mut Option<WriteData>,
 ) -> Outcome<WriteOk, WccData> {
     let WriteHead { file, offset, data_len, .. } = args;
-    request.trace_start(Event::WriteStart, file, *offset, *data_len);
+    request.trace_start(Event::WriteStart, file, (*offset, *data_len));
     let outcome = perform_write(request, args, payload).await;
     request.trace_done(Event::WriteDone, file, (*offset, *data_len), &outcome, |ok| ok.count);
     outcome
@@ -54,7 +54,7 @@ async fn perform_write(
 /// COMMIT, RFC 1813 §3.3.21.
 pub(super) async fn commit(request: &Request<'_>, args: CommitArgs) -> Outcome<CommitOk, WccData> {
     let CommitArgs { file, offset, count } = &args;
-    request.trace_start(Event::CommitStart, file, *offset, *count);
+    request.trace_start(Event::CommitStart, file, (*offset, *count));
     let outcome = perform_commit(request, &args).await;
     request.trace_done(Event::CommitDone, file, (*offset, *count), &outcome, |_| *count);
     outcome

@@ -110,7 +110,7 @@ impl Compound<'_> {
 
     /// Traces that an operation on the current filehandle was decoded.
     pub(super) fn trace_start(&self, event: Event, range: (u64, u32)) {
-        self.trace(event, range, format_args!("").into());
+        self.request.trace(event, || self.current_call_id(), range, format_args!("").into());
     }
 
     /// Traces the result of an operation on the current filehandle: its status, and how much of
@@ -120,13 +120,7 @@ impl Compound<'_> {
             Ok(count) => (NFS4_OK, "NFS4_OK", count),
             Err(status) => (status.code(), status.name(), 0),
         };
-        self.trace(event, range, Detail::Done { status, name, count });
-    }
-
-    fn trace(&self, event: Event, (offset, len): (u64, u32), detail: Detail<'_>) {
-        let tracer = &self.request.service.tracer;
-        if tracer.is_on(event) {
-            tracer.emit(event, self.current_call_id(), offset, len.into(), detail);
-        }
+        let detail = Detail::Done { status, name, count };
+        self.request.trace(event, || self.current_call_id(), range, detail);
     }
 }
