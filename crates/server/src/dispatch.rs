@@ -413,7 +413,7 @@ async fn execute_once(
         }
         match wait {
             Wait::End(ended) => drop(ended.await),
-            Wait::Delivery => request.service.sleep(DELIVERY_POLL).await,
+            Wait::Delivery => request.service.vfs.sleep(DELIVERY_POLL).await,
         }
     }
 }

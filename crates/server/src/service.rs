@@ -449,15 +449,6 @@ impl Service {
         }
     }
 
-    /// Sleeps on any thread.
-    pub(crate) async fn sleep(&self, duration: Duration) {
-        let sleep = {
-            let _entered = self.timers.enter();
-            tokio::time::sleep(duration)
-        };
-        sleep.await;
-    }
-
     /// Puts the settings that are not of an export in force, as far as a running server can change
     /// them, and returns the changed ones.
     pub(crate) fn switch(&self, config: &Config) -> Vec<String> {

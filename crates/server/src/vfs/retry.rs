@@ -105,14 +105,14 @@ impl Vfs {
             if done.status() != Some(Status::Delegated) {
                 break;
             }
-            self.pause(pause).await;
+            self.sleep(pause).await;
             done = attempt().await;
         }
         done
     }
 
     /// Sleeps on any thread.
-    async fn pause(&self, duration: Duration) {
+    pub(crate) async fn sleep(&self, duration: Duration) {
         let sleep = {
             let _entered = self.timers.enter();
             Box::pin(tokio::time::sleep(duration))
