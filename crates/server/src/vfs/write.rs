@@ -1,7 +1,6 @@
 //! WRITE and COMMIT.
 
 use std::os::fd::AsFd;
-use std::slice;
 use std::sync::Arc;
 
 use io::{ByteRange, IoMode, Lengths, WriteData};
@@ -9,9 +8,9 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::io_plan::SPLIT_BYTES_MIN;
-use super::write_data::{PermittedWrite, WriteJob, WriteTarget, Written, unperformed};
+use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs, Wcc};
-use crate::counters::{CallKind, Counter, Phase, PhaseTimer};
+use crate::counters::{CallKind, Counter, PhaseTimer};
 use crate::inode_cache::{Change, Changing, Flush, Inode, WriteRequest, WriteTurn, Writing};
 use crate::trace::{CallId, Event};
 
@@ -133,70 +132,51 @@ impl Vfs {
         request: Box<WriteRequest>,
     ) -> WriteTurn {
         self.engine.ask_for_data_thread().await;
-        let mut timer = self.timer(file.root(), CallKind::Write);
-        let mut turn = unperformed(file, &change, request.flush);
-        let prepared = self.permit_and_prepare(file, change.before(), request, &mut timer).await;
-        let (target, write, job) = match prepared {
-            Ok(prepared) => prepared,
-            Err(status) => return WriteTurn { result: Err(status), ..turn },
-        };
-        let identity = write.request.caller.identity.clone();
-        let job = move || {
-            let written = Written::by(job, write.data().as_slice(), &change.system_calls());
-            target.file.note_change();
-            if written.lacks_space() {
-                return Err(Box::new((target, change, write)));
-            }
-            let end = write.written_up_to(written.count());
-            let attributes = change.end_written(target.writer.as_fd(), end);
-            Ok((written, attributes))
-        };
-        // As the caller, so that quotas and reserved blocks count and the kernel clears
-        // set-user-id bits.
-        let performed = self.engine.data_as(identity, job).await;
-        timer.end(Phase::Io);
-        match performed {
-            Ok(Ok((written, attributes))) => {
-                if let Some(align) = written.refused {
-                    self.note_refused(file, align);
-                }
-                turn.attributes = attributes;
-                turn.result = written.bytes();
-                turn
-            }
-            Ok(Err(unfinished)) => Box::pin(self.repeat_with_space(file, *unfinished, turn)).await,
-            Err(error) => WriteTurn { result: Err(Status::no_identity(&error)), ..turn },
+        let turn = unperformed(file, &change, request.flush);
+        match self.perform_alone(file, change, request).await {
+            Ok((attributes, result)) => WriteTurn { attributes, result, ..turn },
+            Err(status) => WriteTurn { result: Err(status), ..turn },
         }
     }
 
-    /// Performs a WRITE once more that has failed for want of space, if there is some now.
-    async fn repeat_with_space(
+    /// Performs a WRITE and ends its change by the same job, so that the call is handed over once.
+    ///
+    /// # Errors
+    /// It was not performed.
+    async fn perform_alone(
         &self,
         file: &Arc<Inode>,
-        (target, change, write): (WriteTarget, Change, PermittedWrite),
-        turn: WriteTurn,
-    ) -> WriteTurn {
-        if self.free_space(file.root()).await {
-            return self.perform_permitted(target, change, vec![write], vec![turn]).await.remove(0);
-        }
-        let identity = write.request.caller.identity.clone();
-        let end = move || change.end_written(target.writer.as_fd(), 0);
-        let attributes = self.engine.data_as(identity, end).await.unwrap_or_default();
-        WriteTurn { attributes, result: Err(Status::NoSpace), ..turn }
-    }
-
-    /// Permits a WRITE by the attributes at the beginning of its change, and acquires what it needs.
-    async fn permit_and_prepare(
-        &self,
-        file: &Arc<Inode>,
-        before: &LiveAttributes,
+        change: Change,
         request: Box<WriteRequest>,
-        timer: &mut PhaseTimer<'_>,
-    ) -> Result<(WriteTarget, PermittedWrite, Option<WriteJob>), Status> {
-        let (target, range) = self.may_write(file, before, &request, timer).await?;
-        let write = PermittedWrite { place: 0, range, request };
-        let job = self.prepare_write(&target, slice::from_ref(&write)).await?;
-        Ok((target, write, job))
+    ) -> Result<(Wcc, Result<usize, Status>), Status> {
+        let mut timer = self.timer(file.root(), CallKind::Write);
+        let (target, range) = self.may_write(file, change.before(), &request, &mut timer).await?;
+        let write = [PermittedWrite { place: 0, range, request }];
+        let (calls, writer) = (change.system_calls(), Arc::clone(&target.writer));
+        let end = move |written: Written, write: [PermittedWrite; 1]| {
+            if written.lacks_space() {
+                return Err(Box::new((change, written, write)));
+            }
+            let end = write[0].written_up_to(written.count());
+            Ok((change.end_written(writer.as_fd(), end), written.bytes()))
+        };
+        match self.perform_as_one(&target, calls, write, timer, end).await? {
+            Ok(done) => Ok(done),
+            Err(lacking) => Box::pin(self.end_lacking(target, *lacking)).await,
+        }
+    }
+
+    /// Ends the change of a WRITE that has lacked space, after another attempt if there is some now.
+    async fn end_lacking(
+        &self,
+        target: WriteTarget,
+        (change, written, write): (Change, Written, [PermittedWrite; 1]),
+    ) -> Result<(Wcc, Result<usize, Status>), Status> {
+        let (written, [write]) = self.repeat_lacking(&target, &change, (written, write)).await?;
+        let end = write.written_up_to(written.count());
+        let identity = write.request.caller.identity.clone();
+        let attributes = self.end_written(target, change, identity, end).await;
+        Ok((attributes, written.bytes()))
     }
 
     /// A change of an open file that it shares with others.

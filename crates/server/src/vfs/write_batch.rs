@@ -1,7 +1,6 @@
 //! A batch of WRITEs that waited for one file: those that are adjacent become one write.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use io::Lengths;
@@ -10,7 +9,7 @@ use tokio::sync::oneshot;
 use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
 use super::write_vectors::{shares, vectors};
 use super::{Status, Vfs, Wcc};
-use crate::counters::{CallKind, Counter, Phase, PhaseTimer};
+use crate::counters::{CallKind, Counter, PhaseTimer};
 use crate::inode_cache::{BatchDuty, Change, Inode, WaitingWrite, Woken, WriteRequest, WriteTurn};
 
 /// The outcomes of the WRITEs of a turn.
@@ -101,21 +100,6 @@ impl Vfs {
         }
     }
 
-    /// Performs WRITEs that are permitted within one change, which it ends. `turns` are the outcomes
-    /// of those that are not performed, by their places.
-    pub(super) async fn perform_permitted(
-        &self,
-        target: WriteTarget,
-        change: Change,
-        writes: Vec<PermittedWrite>,
-        turns: Vec<WriteTurn>,
-    ) -> Vec<WriteTurn> {
-        let mut outcomes = Outcomes { turns, performed: Vec::with_capacity(writes.len()) };
-        let pair = self.perform_writes(&target, change, writes, &mut outcomes).await;
-        outcomes.divide(pair);
-        outcomes.turns
-    }
-
     /// Permits each WRITE to its own caller, by the attributes at the beginning of the change.
     async fn permit_writes(
         &self,
@@ -139,29 +123,22 @@ impl Vfs {
         (target, writes)
     }
 
-    /// Performs WRITEs, those that are adjacent together. Returns the attributes before and after all
-    /// of them.
-    async fn perform_writes(
+    /// Performs WRITEs that are permitted, those that are adjacent together, within one change, which it
+    /// ends. `turns` are the outcomes of those that are not performed, by their places.
+    async fn perform_permitted(
         &self,
-        target: &WriteTarget,
+        target: WriteTarget,
         change: Change,
         writes: Vec<PermittedWrite>,
-        outcomes: &mut Outcomes,
-    ) -> Wcc {
-        let mut waiting = in_vectors(writes);
-        let (mut last, mut may_repeat) = (None, true);
+        turns: Vec<WriteTurn>,
+    ) -> Vec<WriteTurn> {
+        let mut outcomes = Outcomes { turns, performed: Vec::with_capacity(writes.len()) };
+        let (mut waiting, mut last) = (in_vectors(writes), None);
         while let Some(vector) = waiting.pop_front() {
+            let places: Vec<_> = vector.iter().map(|write| write.place).collect();
             let identity = vector[0].request.caller.identity.clone();
-            match self.perform_vector(target, &change, vector).await {
+            match self.perform_vector(&target, &change, vector).await {
                 Ok((written, vector)) => {
-                    if may_repeat
-                        && written.lacks_space()
-                        && self.free_space(target.file.root()).await
-                    {
-                        may_repeat = false;
-                        waiting.push_front(vector);
-                        continue;
-                    }
                     // What lies behind a WRITE that failed is attempted by itself.
                     let rest = outcomes.share_out(written, vector);
                     if !rest.is_empty() {
@@ -169,59 +146,34 @@ impl Vfs {
                     }
                     last = Some(identity);
                 }
-                Err((status, places)) => {
+                Err(status) => {
                     for place in places {
                         outcomes.turns[place].result = Err(status);
                     }
                 }
             }
         }
-        let Some(identity) = last else { return Wcc::default() };
-        let writer = Arc::clone(&target.writer);
-        let end = outcomes.performed.iter().map(|&(_, end)| end).max().unwrap_or(0);
-        let end = move || change.end_written(writer.as_fd(), end);
-        let ended = self.engine.data_as(identity, end).await;
-        ended.unwrap_or_default()
+        if let Some(identity) = last {
+            let end = outcomes.performed.iter().map(|&(_, end)| end).max().unwrap_or(0);
+            outcomes.divide(self.end_written(target, change, identity, end).await);
+        }
+        outcomes.turns
     }
 
     /// Performs adjacent WRITEs of one identity and mode as one.
     ///
     /// # Errors
-    /// They were not performed. Comes with their places.
+    /// They were not performed.
     async fn perform_vector(
         &self,
         target: &WriteTarget,
         change: &Change,
         vector: Vec<PermittedWrite>,
-    ) -> Result<(Written, Vec<PermittedWrite>), (Status, Vec<usize>)> {
-        let places: Vec<_> = vector.iter().map(|write| write.place).collect();
-        let identity = vector[0].request.caller.identity.clone();
-        let mut timer = self.timer(target.file.root(), CallKind::Write);
-        let job = match self.prepare_write(target, &vector).await {
-            Ok(job) => job,
-            Err(status) => return Err((status, places)),
-        };
-        let written_to = Arc::clone(&target.file);
-        let calls = change.system_calls();
-        let job = move || {
-            let parts: Vec<_> = vector.iter().filter_map(PermittedWrite::data).collect();
-            let written = Written::by(job, &parts, &calls);
-            written_to.note_change();
-            (written, vector)
-        };
-        // As the caller, so that quotas and reserved blocks count and the kernel clears
-        // set-user-id bits.
-        let performed = self.engine.data_as(identity, job).await;
-        timer.end(Phase::Io);
-        match performed {
-            Ok((written, vector)) => {
-                if let Some(align) = written.refused {
-                    self.note_refused(&target.file, align);
-                }
-                Ok((written, vector))
-            }
-            Err(error) => Err((Status::no_identity(&error), places)),
-        }
+    ) -> Result<(Written, Vec<PermittedWrite>), Status> {
+        let timer = self.timer(target.file.root(), CallKind::Write);
+        let end = |written, vector| (written, vector);
+        let done = self.perform_as_one(target, change.system_calls(), vector, timer, end).await?;
+        self.repeat_lacking(target, change, done).await
     }
 }
 

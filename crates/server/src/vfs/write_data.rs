@@ -4,15 +4,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    BUFFER_ALIGN, ByteRange, DioAlign, DontCacheVerdict, IoMode, RangeGuard, RangeUse, Room, Route,
-    Segment, WriteBehindFile, WriteData, WriteSplit,
+    BUFFER_ALIGN, ByteRange, DioAlign, DontCacheVerdict, Identity, IoMode, RangeGuard, RangeUse,
+    Room, Route, Segment, WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
 
 use super::io_plan::{WindowWhy, WriteFacts, WritePlan};
-use super::{Status, Vfs};
-use crate::counters::{Counter, CounterSet};
+use super::{Status, Vfs, Wcc};
+use crate::counters::{CallKind, Counter, CounterSet, Phase, PhaseTimer};
 use crate::export::ExportRoot;
 use crate::inode_cache::{
     Change, DirectFile, Flush, Inode, Permitted, SystemCalls, WriteRequest, WriteTurn, Writing,
@@ -34,7 +34,7 @@ pub(super) struct WriteTarget {
 }
 
 /// Adjacent WRITEs that may go ahead, with their room in the window and their pages.
-pub(super) struct WriteJob {
+struct WriteJob {
     file: Arc<Inode>,
     writer: Arc<OwnedFd>,
     range: ByteRange,
@@ -58,15 +58,82 @@ pub(super) struct Written {
     /// Bytes in the file, from the start; all but some if the disk filled up half-way.
     pub(super) result: Result<usize, io::WriteError>,
     /// The alignment of direct I/O that the kernel refused; the data went through the page cache.
-    pub(super) refused: Option<DioAlign>,
+    refused: Option<DioAlign>,
     /// What was to go past the page cache and did not; known if all was written.
     cached_instead: Option<ByteRange>,
 }
 
 impl Vfs {
+    /// Performs adjacent WRITEs of one identity and mode as one. `end` follows on the same thread.
+    /// The next phase of `timer` is I/O.
+    ///
+    /// # Errors
+    /// They were not performed.
+    pub(super) async fn perform_as_one<W, R>(
+        &self,
+        target: &WriteTarget,
+        calls: SystemCalls,
+        writes: W,
+        mut timer: PhaseTimer<'_>,
+        end: impl FnOnce(Written, W) -> R + Send + 'static,
+    ) -> Result<R, Status>
+    where
+        W: AsRef<[PermittedWrite]> + Send + 'static,
+        R: Send + 'static,
+    {
+        let job = self.prepare_write(target, writes.as_ref()).await?;
+        let identity = writes.as_ref()[0].request.caller.identity.clone();
+        let file = Arc::clone(&target.file);
+        let job = move || {
+            let written = Written::by(job, writes.as_ref(), &calls);
+            file.note_change();
+            (written.refused, end(written, writes))
+        };
+        // As the caller, so that quotas and reserved blocks count and the kernel clears
+        // set-user-id bits.
+        let performed = self.engine.data_as(identity, job).await;
+        timer.end(Phase::Io);
+        let (refused, done) = performed.map_err(|error| Status::no_identity(&error))?;
+        if let Some(align) = refused {
+            self.note_refused(&target.file, align);
+        }
+        Ok(done)
+    }
+
+    /// Performs adjacent WRITEs once more if they have failed for want of space and there is some after
+    /// all.
+    ///
+    /// # Errors
+    /// As [`Self::perform_as_one`].
+    pub(super) async fn repeat_lacking<W: AsRef<[PermittedWrite]> + Send + 'static>(
+        &self,
+        target: &WriteTarget,
+        change: &Change,
+        (written, writes): (Written, W),
+    ) -> Result<(Written, W), Status> {
+        if !(written.lacks_space() && self.free_space(target.file.root()).await) {
+            return Ok((written, writes));
+        }
+        let timer = self.timer(target.file.root(), CallKind::Write);
+        let end = |written, writes| (written, writes);
+        self.perform_as_one(target, change.system_calls(), writes, timer, end).await
+    }
+
+    /// Ends the change of WRITEs up to the offset `end`, as the caller of the last one.
+    pub(super) async fn end_written(
+        &self,
+        target: WriteTarget,
+        change: Change,
+        identity: Identity,
+        end: u64,
+    ) -> Wcc {
+        let end = move || change.end_written(target.writer.as_fd(), end);
+        self.engine.data_as(identity, end).await.unwrap_or_default()
+    }
+
     /// Plans adjacent WRITEs of one identity and mode, and acquires what the plan asks for. `None` if
     /// they have no data.
-    pub(super) async fn prepare_write(
+    async fn prepare_write(
         &self,
         WriteTarget { file, writer }: &WriteTarget,
         writes: &[PermittedWrite],
@@ -226,8 +293,15 @@ impl Written {
 
     /// The outcome of a job of the change that makes `calls`, or of WRITEs without data, which have
     /// none.
-    pub(super) fn by(job: Option<WriteJob>, parts: &[&[u8]], calls: &SystemCalls) -> Self {
-        job.map_or(Self::cached(Ok(0)), |job| job.perform(parts, calls))
+    fn by(job: Option<WriteJob>, writes: &[PermittedWrite], calls: &SystemCalls) -> Self {
+        match (job, writes) {
+            (None, _) => Self::cached(Ok(0)),
+            (Some(job), [write]) => job.perform(write.data().as_slice(), calls),
+            (Some(job), writes) => {
+                let parts: Vec<_> = writes.iter().filter_map(PermittedWrite::data).collect();
+                job.perform(&parts, calls)
+            }
+        }
     }
 
     /// The outcome of a write that was to go through the page cache.
@@ -270,7 +344,7 @@ impl Written {
 
 impl PermittedWrite {
     /// The bytes to write, if there are any.
-    pub(super) fn data(&self) -> Option<&[u8]> {
+    fn data(&self) -> Option<&[u8]> {
         self.request.data.as_ref().map(WriteData::as_slice)
     }
 
