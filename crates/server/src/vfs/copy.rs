@@ -53,13 +53,6 @@ pub(crate) struct CopyEnd<'a> {
     pub(crate) object: &'a Object,
 }
 
-/// The ends of a copy that may begin.
-struct Ends {
-    source: Arc<OwnedFd>,
-    destination: Permitted<Writing>,
-    writer: Arc<OwnedFd>,
-}
-
 impl Vfs {
     /// SEEK, RFC 7862 §15.11. Returns where the next data or hole begins, and whether that is the end
     /// of the file.
@@ -118,10 +111,8 @@ impl Vfs {
             }
         };
         let (file, change) = self.begin_change(caller, object, (Changing::Data, lengths)).await?;
-        let timer = &mut self.timer(file.root(), CallKind::Other);
-        let permitted = self.permit::<Writing>(caller, &file, change.before(), timer).await?;
-        let writer = self.writer(&permitted).await?;
-        let pages = permitted.data().ranges.lock(range, RangeUse::Exclusive).await;
+        let (destination, writer) = self.destination(caller, &file, &change).await?;
+        let pages = destination.data().ranges.lock(range, RangeUse::Exclusive).await;
         let work =
             move |writer: &OwnedFd| Ok(fallocate(writer, flags, range.offset(), range.len())?);
         self.change_data(caller, object, (file, change), (writer, pages), work).await
@@ -153,15 +144,16 @@ impl Vfs {
         let range = self.resolve(&from, range).await?;
         let what = (Changing::Data, Lengths::up_to(range.to + range.count));
         let (file, change) = self.begin_change(caller, object, what).await?;
-        let ends = self.ends((source.caller, &from), (caller, &file, &change), range).await?;
-        let Ends { source, destination: permitted, writer } = ends;
-        let pages = lock_pages(&from, &permitted, range).await;
+        check_apart(&from, &file, range)?;
+        let (_, reader) = self.source(source.caller, &from).await?;
+        let (destination, writer) = self.destination(caller, &file, &change).await?;
+        let pages = lock_pages(&from, &destination, range).await;
         let work = move |writer: &OwnedFd| {
             let part = ByteRange::between(range.from, range.from + range.count);
             // No bytes would mean all to the kernel.
             match range.count {
                 0 => Ok(()),
-                _ => Ok(io::clone_range(source.as_fd(), part, writer.as_fd(), range.to)?),
+                _ => Ok(io::clone_range(reader.as_fd(), part, writer.as_fd(), range.to)?),
             }
         };
         self.change_data(caller, object, (file, change), (writer, pages), work).await
@@ -197,21 +189,22 @@ impl Vfs {
         let what = (Changing::Data, Lengths::up_to(target.end()));
         let (file, change) = self.begin_change(caller, object, what).await?;
         let verifier = file.root().file_system.verifier.current();
-        let ends = self.ends((source.caller, &from), (caller, &file, &change), range).await?;
+        check_apart(&from, &file, range)?;
+        let (_, reader) = self.source(source.caller, &from).await?;
+        let (destination, writer) = self.destination(caller, &file, &change).await?;
         let window = match object.policy.write {
             IoMode::Buffered => None,
             IoMode::DontCache | IoMode::Direct | IoMode::Auto => {
-                let window = ends.destination.data().window(&self.window, file.root().device());
+                let window = destination.data().window(&self.window, file.root().device());
                 let room = window.room(range.count).await;
                 Some((window, room))
             }
         };
-        let pages = lock_pages(&from, &ends.destination, range).await;
+        let pages = lock_pages(&from, &destination, range).await;
         let job = move || {
-            let Ends { source, writer, .. } = ends;
             let intent =
                 window.map(|(window, room)| window.before_write(writer.as_fd(), target, room));
-            let result = copy(&source, &writer, range, &change.system_calls());
+            let result = copy(&reader, &writer, range, &change.system_calls());
             if let (Some(intent), Ok(count)) = (intent, &result) {
                 intent.enroll(&writer, ByteRange::between(range.to, range.to + count));
             }
@@ -236,23 +229,6 @@ impl Vfs {
         Ok(CopyRange { count, ..range })
     }
 
-    async fn ends(
-        &self,
-        (reader, source): (&Caller, &Arc<Inode>),
-        (caller, file, change): (&Caller, &Arc<Inode>, &Change),
-        range: CopyRange,
-    ) -> Result<Ends, Status> {
-        let is_apart = range.from.abs_diff(range.to) >= range.count;
-        if source.lock.is(&file.lock) && !is_apart {
-            return Err(Status::Invalid);
-        }
-        let (_, source) = self.source(reader, source).await?;
-        let timer = &mut self.timer(file.root(), CallKind::Other);
-        let destination = self.permit::<Writing>(caller, file, change.before(), timer).await?;
-        let writer = self.writer(&destination).await?;
-        Ok(Ends { source, destination, writer })
-    }
-
     /// A file to read from.
     async fn source(
         &self,
@@ -264,6 +240,19 @@ impl Vfs {
         let permitted = self.permit::<Reading>(caller, file, &attributes, timer).await?;
         let reader = self.reader(&permitted).await?;
         Ok((permitted, reader))
+    }
+
+    /// A file to write to within a change.
+    async fn destination(
+        &self,
+        caller: &Caller,
+        file: &Arc<Inode>,
+        change: &Change,
+    ) -> Result<(Permitted<Writing>, Arc<OwnedFd>), Status> {
+        let timer = &mut self.timer(file.root(), CallKind::Other);
+        let permitted = self.permit::<Writing>(caller, file, change.before(), timer).await?;
+        let writer = self.writer(&permitted).await?;
+        Ok((permitted, writer))
     }
 
     /// Changes the data of a file by one system call, and flushes it if its export is `sync`.
@@ -298,6 +287,12 @@ impl Vfs {
         let done = self.engine.data_as(caller.identity.clone(), job).await;
         done.unwrap_or_else(|error| Err(Status::no_identity(&error)))
     }
+}
+
+/// Refuses ranges of one file that overlap.
+fn check_apart(source: &Inode, destination: &Inode, range: CopyRange) -> Result<(), Status> {
+    let is_apart = range.from.abs_diff(range.to) >= range.count;
+    if source.lock.is(&destination.lock) && !is_apart { Err(Status::Invalid) } else { Ok(()) }
 }
 
 /// The pages of both ranges. Of two files the one with the lower rank comes first, so that two copies
