@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use io::Engine;
+use io::{Engine, Share};
 
 use super::busy_devices::{Claim, Device};
 use super::permitted::WRITER_FLAGS;
@@ -70,14 +70,26 @@ impl InodeCache {
     }
 
     /// Flushes and closes what [`Self::tick`] found idle, unless it was used since. Files that
-    /// `is_held_for_writing` names stay open for writing. Waits for the disk.
+    /// `is_held_for_writing` names stay open for writing. Waits for the disk, on the device's threads.
     pub(crate) async fn give_up(
         &self,
         idle: IdleInodes,
         engine: &Engine,
         is_held_for_writing: impl Fn(&Inode) -> bool + Clone + Send + 'static,
     ) {
-        let IdleInodes { listed: Listed { unused, unwritten }, claim } = idle;
+        let IdleInodes { listed, claim } = idle;
+        let share = Share::new(&engine.device(claim.device), 0);
+        share.run(self.give_up_listed(listed, engine, is_held_for_writing)).await;
+        drop(claim);
+    }
+
+    async fn give_up_listed(
+        &self,
+        listed: Listed,
+        engine: &Engine,
+        is_held_for_writing: impl Fn(&Inode) -> bool + Clone + Send + 'static,
+    ) {
+        let Listed { unused, unwritten } = listed;
         self.close_idle(&unused, engine).await;
         for key in &unused {
             let file = self.shard(key).files.get(key).cloned();
@@ -98,7 +110,6 @@ impl InodeCache {
             }
             file.close_given_up(engine).await;
         }
-        drop(claim);
     }
 
     /// Closes those of the objects that are idle still and have nothing to be flushed. The last close
@@ -202,16 +213,16 @@ fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
 mod tests {
     use std::sync::atomic::AtomicBool;
 
-    use super::super::two_devices::{TestExport, block_data_thread, engine};
+    use super::super::two_devices::{TestExport, engine};
     use super::*;
 
     #[tokio::test]
     async fn slow_flush_does_not_stop_the_tick_the_place_check_or_another_device() {
         let files = Arc::new(InodeCache::new(1000));
         let Some([slow, quick]) = TestExport::on_two_devices(&files) else { return };
-        // The only data thread of this engine waits, as in a flush on a disk that does not answer.
-        let (stuck_engine, engine) = (engine(1), engine(1));
-        let release = block_data_thread(&stuck_engine);
+        // The only data thread of the device waits, as in a flush on a disk that does not answer.
+        let engine = engine(1);
+        let release = slow.block_data_thread(&engine);
         files.find(&slow.file).unwrap().note_change();
         let directory = files.find(&quick.directory).unwrap();
 
@@ -219,7 +230,7 @@ mod tests {
         for _ in 0..=2 * IDLE_TICKS {
             for idle in files.tick() {
                 if idle.claim.device == slow.device() {
-                    let (files, engine) = (Arc::clone(&files), Arc::clone(&stuck_engine));
+                    let (files, engine) = (Arc::clone(&files), Arc::clone(&engine));
                     let give_up = async move { files.give_up(idle, &engine, |_| false).await };
                     flushes.push(tokio::spawn(give_up));
                     tokio::task::yield_now().await;

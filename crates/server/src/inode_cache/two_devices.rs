@@ -72,15 +72,10 @@ impl TestExport {
     /// Occupies the only data thread of the device until the sender is dropped.
     pub(super) fn block_data_thread(&self, engine: &Engine) -> mpsc::Sender<()> {
         let _entered = Share::new(&engine.device(self.device()), 0).enter();
-        block_data_thread(engine)
+        let (release, blocked) = mpsc::channel::<()>();
+        assert!(engine.leave_to_data(move || assert!(blocked.recv().is_err())));
+        release
     }
-}
-
-/// Occupies the only data thread for work on no device until the sender is dropped.
-pub(super) fn block_data_thread(engine: &Engine) -> mpsc::Sender<()> {
-    let (release, blocked) = mpsc::channel::<()>();
-    assert!(engine.leave_to_data(move || assert!(blocked.recv().is_err())));
-    release
 }
 
 fn open(cache: &InodeCache, root: &Arc<ExportRoot>, path: &Path) -> InodeKey {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use io::{DeviceNumber, Engine};
+use io::{DeviceNumber, Engine, Share};
 use tokio::sync::OwnedMutexGuard;
 
 use super::sweeps::LastSweeps;
@@ -50,10 +50,12 @@ impl InodeCache {
     }
 
     /// Closes those of the objects that have lost their last name, unless a call uses them now. No
-    /// client can reach them, so what is not flushed of them is not flushed any more.
+    /// client can reach them, so what is not flushed of them is not flushed any more. Waits for the
+    /// disk, on the device's threads.
     pub(crate) async fn give_up_unlinked(&self, unused: UnusedInodes, engine: &Engine) {
         let UnusedInodes { device, inodes, mut sweep } = unused;
-        if self.close_unlinked(inodes, device, engine).await {
+        let share = Share::new(&engine.device(device), 0);
+        if share.run(self.close_unlinked(inodes, device, engine)).await {
             sweep.closed_at = Some(Instant::now());
         }
     }
