@@ -33,6 +33,7 @@ use io::{
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
+use self::prefetch::PrefetchRuns;
 use crate::counters::{CallKind, Counters, Figure, Phase, PhaseTimer};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{ExportRoot, Object};
@@ -86,6 +87,8 @@ pub(crate) struct Vfs {
     window: Arc<WriteBehind>,
     /// Room for chunks that are read ahead.
     read_ahead: ReadAheadBudget,
+    /// Read-ahead into the page cache that is at work.
+    prefetch_runs: Arc<PrefetchRuns>,
     /// Changes of files with such chunks.
     watches: ChangeWatches,
     /// Bytes that `auto` read from the disk: the clock of what is read again.
@@ -177,6 +180,7 @@ impl Vfs {
             memory: Memory::new(),
             window: Arc::new(window),
             read_ahead: ReadAheadBudget::new(plan.chunks_bytes),
+            prefetch_runs: Arc::default(),
             watches: ChangeWatches::default(),
             uncached_bytes: AtomicU64::new(0),
             transfer_bytes_max: plan.transfer_bytes_max,
