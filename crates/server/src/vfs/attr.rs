@@ -117,7 +117,7 @@ impl Vfs {
             Ok(begun) => begun,
             Err(status) => return Answer::refused(status),
         };
-        let before = *begun.before();
+        let (before, failures) = (*begun.before(), file.failures());
         let mut change = change;
         let mut checked = change.check().and_then(|()| check(caller, &before, guard));
         if checked.is_ok()
@@ -152,7 +152,7 @@ impl Vfs {
             }
         };
         // Also when a part failed: the others are done.
-        let settled = self.settle(&file, object.sync).await;
+        let settled = self.settle(&file, object.sync, failures).await;
         Answer { attributes, result: settled.and(result) }
     }
 

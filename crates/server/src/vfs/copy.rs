@@ -264,7 +264,7 @@ impl Vfs {
         (writer, pages): (Arc<OwnedFd>, impl Send + 'static),
         work: impl FnOnce(&OwnedFd) -> Result<(), Status> + Send + 'static,
     ) -> Result<(), Status> {
-        let changed = Arc::clone(&file);
+        let (changed, failures) = (Arc::clone(&file), file.failures());
         let job = move || {
             change.system_calls().note();
             let result = work(&writer);
@@ -274,7 +274,7 @@ impl Vfs {
             result
         };
         let result = self.in_data_lane(caller, job).await;
-        let settled = self.settle(&file, object.sync).await;
+        let settled = self.settle(&file, object.sync, failures).await;
         result.and(settled)
     }
 

@@ -30,6 +30,7 @@ use io::{
     BufferPool, ChangeWatches, DeviceNumber, Engine, Identity, KernelHandle, Lengths, Memory,
     PipePool, ReadAheadBudget, WriteBehind, WriteBehindConfig,
 };
+use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
@@ -448,10 +449,34 @@ impl Vfs {
         Ok(Change::begin(alone, before, lengths))
     }
 
-    /// Makes a change of `file` durable where the export promises that.
-    async fn settle(&self, file: &Arc<Inode>, sync: bool) -> Result<(), Status> {
+    /// Makes a change of `file` durable where the export promises that. `failures` as for
+    /// [`Self::make_durable`].
+    ///
+    /// # Errors
+    /// As [`Self::make_durable`].
+    async fn settle(&self, file: &Arc<Inode>, sync: bool, failures: u64) -> Result<(), Status> {
         file.note_change();
-        if sync { self.flush(file, Flush::All, CallKind::Other).await } else { Ok(()) }
+        if !sync {
+            return Ok(());
+        }
+        self.make_durable(file, Flush::All, failures, CallKind::Other).await
+    }
+
+    /// Makes a change of `file` durable by a flush. `failures` counts the file's failed flushes from
+    /// before the change.
+    ///
+    /// # Errors
+    /// As [`Inode::flush`]. `Io` also if a flush of another call has failed since: it may have lost the
+    /// change, which this flush does not report.
+    async fn make_durable(
+        &self,
+        file: &Arc<Inode>,
+        what: Flush,
+        failures: u64,
+        kind: CallKind,
+    ) -> Result<(), Status> {
+        self.flush(file, what, kind).await?;
+        if file.failures() == failures { Ok(()) } else { Err(Status::Io(Errno::IO)) }
     }
 
     /// Makes every change of `file` so far durable, for a call of this kind.

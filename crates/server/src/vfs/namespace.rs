@@ -167,14 +167,15 @@ impl Vfs {
             let (from, to) = (Arc::clone(&from_dir), Arc::clone(&to_dir));
             self.rename_once(caller, from, to, Arc::clone(&names))
         };
+        let failures = (from_dir.failures(), to_dir.failures());
         let Answer { attributes, result } = self.attempt_name_change(to.0.root(), attempt).await;
         let result = match result {
             Ok(replaced) => {
                 if let Some(replaced) = replaced {
                     self.let_go(&replaced).await;
                 }
-                let settled = self.settle(&from_dir, from.0.sync).await;
-                settled.and(self.settle(&to_dir, to.0.sync).await)
+                let settled = self.settle(&from_dir, from.0.sync, failures.0).await;
+                settled.and(self.settle(&to_dir, to.0.sync, failures.1).await)
             }
             Err(status) => Err(status),
         };
@@ -291,9 +292,10 @@ impl Vfs {
                 self.in_metadata_lane(caller.identity.clone(), job).await
             }
         };
+        let failures = directory.failures();
         let Answer { attributes, result } = self.attempt_name_change(dir.root(), attempt).await;
         let result = match result {
-            Ok(done) => match self.settle(&directory, dir.sync).await {
+            Ok(done) => match self.settle(&directory, dir.sync, failures).await {
                 Ok(()) => Ok((directory, done)),
                 Err(status) => Err(status),
             },

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use io::{ByteRange, IoMode, Lengths, WriteData};
 use rustix::fs::FileType;
-use rustix::io::Errno;
 
 use super::io_plan::SPLIT_BYTES_MIN;
 use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
@@ -74,12 +73,14 @@ impl Vfs {
             Err(status) => return Box::pin(self.refuse_change(object, status)).await,
         };
         let WriteTurn { attributes, result, verifier, failures, flush } = turn;
-        let result = match result {
-            Ok(count) => {
-                self.stabilize(file, flush, failures).await.map(|()| WriteDone { count, verifier })
+        let result = match (result, flush) {
+            (Ok(_), Some(flush)) => {
+                let flushed = self.make_durable(file, flush, failures, CallKind::Write);
+                Box::pin(flushed).await.and(result)
             }
-            Err(status) => Err(status),
+            _ => result,
         };
+        let result = result.map(|count| WriteDone { count, verifier });
         if let Ok(done) = &result {
             let count = done.count as u64;
             self.tracer.emit(Event::WriteIoDone, call, offset, count, format_args!(""));
@@ -235,20 +236,6 @@ impl Vfs {
         let range = range_of(request)?;
         let writer = self.writer(&file).await?;
         Ok((WriteTarget { file, writer }, range))
-    }
-
-    /// Makes the written data durable by `flush`, if there is one. `failures` counts the file's
-    /// failed flushes from before the data was written: one more may have lost it, also one of
-    /// another call, which this flush does not report.
-    async fn stabilize(
-        &self,
-        file: &Arc<Inode>,
-        flush: Option<Flush>,
-        failures: u64,
-    ) -> Result<(), Status> {
-        let Some(flush) = flush else { return Ok(()) };
-        Box::pin(self.flush(file, flush, CallKind::Write)).await?;
-        if file.failures() == failures { Ok(()) } else { Err(Status::Io(Errno::IO)) }
     }
 }
 

@@ -148,7 +148,7 @@ impl Vfs {
             Ok(begun) => begun,
             Err(status) => return Answer::refused(status),
         };
-        let changed = Arc::clone(&file);
+        let (changed, failures) = (Arc::clone(&file), file.failures());
         let job = move || {
             begun.system_calls().note();
             let result = change(changed.fd().as_fd(), &name).map_err(status);
@@ -159,7 +159,7 @@ impl Vfs {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };
-        let settled = self.settle(&file, object.sync).await;
+        let settled = self.settle(&file, object.sync, failures).await;
         Answer { attributes, result: result.and(settled) }
     }
 }

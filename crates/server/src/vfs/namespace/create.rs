@@ -129,7 +129,8 @@ impl Vfs {
     async fn keep_new(&self, directory: &Inode, new: New, sync: bool) -> Result<Found, Status> {
         let file = self.keep(directory, &new.found, new.fd).await;
         if new.changed_since {
-            self.settle(&file, sync).await?;
+            // No flush of it had failed when it was made.
+            self.settle(&file, sync, 0).await?;
         }
         Ok(new.found)
     }

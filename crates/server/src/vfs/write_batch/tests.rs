@@ -8,9 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use proto::nfs3::{self, StableHow, WccAttributes, WccData, WriteArgs, WriteReply};
+use proto::nfs3::{
+    self, SetAttributes, SetattrArgs, SetattrReply, StableHow, WccAttributes, WccData, WriteArgs,
+    WriteReply,
+};
 use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids};
-use proto::xdr::{Encode, Writer, decode_all};
+use proto::xdr::{Decode, Encode, Writer, decode_all};
 use rpc::record::{in_fragments, read_blocking};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -123,22 +126,27 @@ struct Client {
 
 impl Client {
     fn send(&mut self, offset: u64, data: &[u8], stable: StableHow) {
+        let count = u32::try_from(data.len()).unwrap();
+        let args = WriteArgs { file: self.file, offset, count, stable, data };
+        self.send_call(nfs3::Procedure::Write, &args);
+    }
+
+    fn send_call(&mut self, procedure: nfs3::Procedure, args: &impl Encode) {
         let gids = Gids::new(&[]).unwrap();
         let (uid, gid, machine_name) = (self.uid, self.uid, b"test");
         let credential = Credential::Sys(AuthSys { stamp: 0, machine_name, uid, gid, gids });
         let (program, version) = (nfs3::PROGRAM, nfs3::VERSION);
-        let procedure = nfs3::Procedure::Write.code();
+        let procedure = procedure.code();
         self.xid += 1;
         let xid = self.xid;
         let mut w = Writer::new();
         CallHeader { xid, program, version, procedure, credential, verifier_flavor: 0 }
             .encode(&mut w);
-        let count = u32::try_from(data.len()).unwrap();
-        WriteArgs { file: self.file, offset, count, stable, data }.encode(&mut w);
+        args.encode(&mut w);
         self.stream.write_all(&in_fragments(w.as_slice(), &[])).unwrap();
     }
 
-    fn receive(&mut self) -> WriteReply {
+    fn receive<R: for<'a> Decode<'a>>(&mut self) -> R {
         let reply = read_blocking(&mut self.stream, 1 << 20).unwrap().expect("a reply");
         decode_all(&reply[24..]).unwrap()
     }
@@ -394,5 +402,29 @@ fn writes_behind_one_that_fails_have_results_of_their_own() {
         let read = std::fs::File::open(&rig.path).unwrap().read_at(&mut written, start - 3_000);
         assert_eq!(read.unwrap(), 8_000, "{mode}");
         assert!(written[..8_000].iter().all(|byte| *byte == 7), "{mode}");
+    }
+}
+
+#[test]
+fn a_change_fails_if_a_flush_of_another_call_has_failed_since_it_began() {
+    let rig = Rig::new("buffered");
+    let (inode, mut client) = (rig.inode(), rig.client(0));
+    let new_attributes = SetAttributes { size: Some(4097), ..SetAttributes::default() };
+    let args = SetattrArgs { object: rig.file, new_attributes, guard: None };
+    for fails in [true, false] {
+        let flushes = rig.runtime.block_on(inode.flushed.lock());
+        let changes = inode.changes();
+        client.send_call(nfs3::Procedure::Setattr, &args);
+        let begun = Instant::now();
+        while inode.changes() == changes {
+            assert!(begun.elapsed() < PATIENCE, "the file is cut");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if fails {
+            inode.note_failure();
+        }
+        drop(flushes);
+        let status = client.receive::<SetattrReply>().map(drop).map_err(|failed| failed.status);
+        assert_eq!(status, if fails { Err(nfs3::Status::Io) } else { Ok(()) });
     }
 }
