@@ -383,7 +383,9 @@ fn names_are_made_moved_and_removed() {
     let fixture = Fixture::with(ALL_VERSIONS);
     let mut session = Session::new(&fixture);
     let export = session.export();
-    let attributes = RawAttributes { bitmap: Bitmap::EMPTY, values: &[] };
+    // An ordinary user needs the permission.
+    let mode = 0o700_u32.to_be_bytes();
+    let attributes = RawAttributes { bitmap: Bitmap::of(&[attribute::MODE]), values: &mode };
     let make = |kind, name| CreateArgs { kind, name, attributes };
     let at = || Operations::new().at(export);
     session.ok(&at().op(OperationCode::Create, &make(CreateKind::Directory, b"dir")).getfh());
