@@ -113,9 +113,9 @@ impl Accepted {
     /// The network thread will end it itself most likely: it waits for no disk and for no other thread.
     fn is_light(&self) -> bool {
         match self.thread {
-            Thread::Connection | Thread::ConnectionThenMetadata => true,
-            Thread::ConnectionFirst => matches!(self.transfer, Transfer::Read(_)),
-            _ => false,
+            Thread::Network | Thread::NetworkThenMetadata => true,
+            Thread::NetworkThenData => matches!(self.transfer, Transfer::Read(_)),
+            Thread::Data | Thread::Metadata => false,
         }
     }
 }
@@ -246,11 +246,9 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
 /// Begins the work on a call where it will have to wait, if anywhere.
 async fn begin(Accepted { thread, share, work, .. }: Accepted) {
     match thread {
-        Thread::Connection => poll_first(share.run(work)),
-        Thread::ConnectionFirst | Thread::ConnectionFirstIfSmall | Thread::ByOperations => {
-            share.begin_here(work).await;
-        }
-        Thread::ConnectionThenMetadata => share.begin_metadata_here(work).await,
+        Thread::Network => poll_first(share.run(work)),
+        Thread::NetworkThenData => share.begin_here(work).await,
+        Thread::NetworkThenMetadata => share.begin_metadata_here(work).await,
         Thread::Data => share.begin_data(work).await,
         Thread::Metadata => share.begin_metadata(work).await,
     }

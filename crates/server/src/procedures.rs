@@ -75,7 +75,7 @@ pub(crate) struct Procedure {
     pub(crate) purpose: Purpose,
     /// Where the work on a call begins. Each operation makes sure itself that it blocks only where
     /// it may, so a wrong choice costs time and nothing else.
-    pub(crate) thread: Thread,
+    pub(crate) thread: ThreadRule,
     /// Whether a second run gives the same result and does no harm (RFC 1813 §4.5). A procedure that
     /// is not idempotent goes through the reply cache.
     pub(crate) is_idempotent: bool,
@@ -98,21 +98,26 @@ pub(crate) enum Operation {
 /// The thread that begins the work on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Thread {
-    /// The connection's own: most likely the call never waits.
-    Connection,
-    /// The connection's own until the call has to wait, then one for file data.
-    ConnectionFirst,
-    /// The connection's own until the call has to wait, then one for names and attributes.
-    ConnectionThenMetadata,
-    /// As `ConnectionFirst` if the last argument, a count of bytes, is small or the connection has no
-    /// other call at work; else as `Data`.
-    ConnectionFirstIfSmall,
-    /// As the operations of a COMPOUND have it.
-    ByOperations,
+    /// The connection's network thread: most likely the call never waits.
+    Network,
+    /// The network thread until the call has to wait, then one for file data.
+    NetworkThenData,
+    /// The network thread until the call has to wait, then one for names and attributes.
+    NetworkThenMetadata,
     /// One for file data.
     Data,
     /// One for names and attributes.
     Metadata,
+}
+
+/// How the thread is chosen that begins the work on the calls of a procedure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ThreadRule {
+    Always(Thread),
+    /// READ: by the bytes that it asks for.
+    ByReadBytes,
+    /// COMPOUND: by its operations.
+    ByOperations,
 }
 
 /// Finds the payload of a call from the first bytes of its arguments.
@@ -166,38 +171,39 @@ static PORTMAPPER: [ProgramVersion; 3] = [
 ];
 
 static NFS3: [Procedure; 22] = {
+    use ThreadRule::{Always, ByReadBytes};
     use nfs3::Procedure as P;
     [
-        nfs3(P::Null, Purpose::Data, Thread::Connection),
-        nfs3(P::Getattr, Purpose::Data, Thread::ConnectionThenMetadata),
-        nfs3(P::Setattr, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Lookup, Purpose::Names, Thread::ConnectionThenMetadata),
-        nfs3(P::Access, Purpose::Data, Thread::ConnectionThenMetadata),
-        nfs3(P::Readlink, Purpose::Names, Thread::Metadata),
-        nfs3(P::Read, Purpose::Data, Thread::ConnectionFirstIfSmall),
+        nfs3(P::Null, Purpose::Data, Always(Thread::Network)),
+        nfs3(P::Getattr, Purpose::Data, Always(Thread::NetworkThenMetadata)),
+        nfs3(P::Setattr, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Lookup, Purpose::Names, Always(Thread::NetworkThenMetadata)),
+        nfs3(P::Access, Purpose::Data, Always(Thread::NetworkThenMetadata)),
+        nfs3(P::Readlink, Purpose::Names, Always(Thread::Metadata)),
+        nfs3(P::Read, Purpose::Data, ByReadBytes),
         // Whose turn is next is known there, and another WRITE may hold the file.
-        nfs3(P::Write, Purpose::Data, Thread::ConnectionFirst).with_payload(scan_nfs3),
-        nfs3(P::Create, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Mkdir, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Symlink, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Mknod, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Remove, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Rmdir, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Rename, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Link, Purpose::Names, Thread::Metadata).once(),
-        nfs3(P::Readdir, Purpose::Names, Thread::Metadata),
-        nfs3(P::Readdirplus, Purpose::Names, Thread::Metadata),
-        nfs3(P::Fsstat, Purpose::Data, Thread::ConnectionThenMetadata),
-        nfs3(P::Fsinfo, Purpose::Data, Thread::ConnectionThenMetadata),
-        nfs3(P::Pathconf, Purpose::Data, Thread::ConnectionThenMetadata),
-        nfs3(P::Commit, Purpose::Data, Thread::Data),
+        nfs3(P::Write, Purpose::Data, Always(Thread::NetworkThenData)).with_payload(scan_nfs3),
+        nfs3(P::Create, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Mkdir, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Symlink, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Mknod, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Remove, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Rmdir, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Rename, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Link, Purpose::Names, Always(Thread::Metadata)).once(),
+        nfs3(P::Readdir, Purpose::Names, Always(Thread::Metadata)),
+        nfs3(P::Readdirplus, Purpose::Names, Always(Thread::Metadata)),
+        nfs3(P::Fsstat, Purpose::Data, Always(Thread::NetworkThenMetadata)),
+        nfs3(P::Fsinfo, Purpose::Data, Always(Thread::NetworkThenMetadata)),
+        nfs3(P::Pathconf, Purpose::Data, Always(Thread::NetworkThenMetadata)),
+        nfs3(P::Commit, Purpose::Data, Always(Thread::Data)),
     ]
 };
 
 /// Retransmissions of COMPOUND are for the slots of sessions to detect, not for the reply cache.
 static NFS4: [Procedure; 2] = [
-    nfs4(nfs4::Procedure::Null, Thread::Connection),
-    nfs4(nfs4::Procedure::Compound, Thread::ByOperations).with_payload(scan_nfs4),
+    nfs4(nfs4::Procedure::Null, ThreadRule::Always(Thread::Network)),
+    nfs4(nfs4::Procedure::Compound, ThreadRule::ByOperations).with_payload(scan_nfs4),
 ];
 
 static MOUNT3: [Procedure; 6] = {
@@ -258,7 +264,7 @@ static RPCBIND4: [Procedure; 13] = {
     ]
 };
 
-const fn nfs3(procedure: nfs3::Procedure, purpose: Purpose, thread: Thread) -> Procedure {
+const fn nfs3(procedure: nfs3::Procedure, purpose: Purpose, thread: ThreadRule) -> Procedure {
     Procedure {
         program: nfs3::PROGRAM,
         version: nfs3::VERSION,
@@ -272,7 +278,7 @@ const fn nfs3(procedure: nfs3::Procedure, purpose: Purpose, thread: Thread) -> P
     }
 }
 
-const fn nfs4(procedure: nfs4::Procedure, thread: Thread) -> Procedure {
+const fn nfs4(procedure: nfs4::Procedure, thread: ThreadRule) -> Procedure {
     Procedure {
         program: nfs4::PROGRAM,
         version: nfs4::VERSION,
@@ -294,7 +300,7 @@ const fn mount3(procedure: mount3::Procedure) -> Procedure {
         name: procedure.name(),
         operation: Operation::Mount3(procedure),
         purpose: Purpose::Names,
-        thread: Thread::Connection,
+        thread: ThreadRule::Always(Thread::Network),
         is_idempotent: true,
         scan_payload: None,
     }
@@ -308,7 +314,7 @@ const fn portmap2(procedure: PortmapProcedure) -> Procedure {
         name: procedure.name(),
         operation: Operation::Portmap(procedure),
         purpose: Purpose::Names,
-        thread: Thread::Connection,
+        thread: ThreadRule::Always(Thread::Network),
         is_idempotent: true,
         scan_payload: None,
     }
@@ -322,7 +328,7 @@ const fn rpcbind(version: u32, procedure: RpcbindProcedure) -> Procedure {
         name: procedure.name(),
         operation: Operation::Rpcbind(procedure),
         purpose: Purpose::Names,
-        thread: Thread::Connection,
+        thread: ThreadRule::Always(Thread::Network),
         is_idempotent: true,
         scan_payload: None,
     }

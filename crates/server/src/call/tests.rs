@@ -100,11 +100,7 @@ fn versions_that_are_not_served_are_never_taken_for_served_ones() {
             let call = call(version, code, &GetattrArgs { object: FileHandle::new(&[1]).unwrap() });
             let call = received(call);
             assert!(call.procedure.is_err() && call.nfs3().is_none(), "{version:?} {code}");
-            assert_eq!(
-                dispatch::thread(&call, None, true),
-                Thread::Connection,
-                "{version:?} {code}"
-            );
+            assert_eq!(dispatch::thread(&call, None, true), Thread::Network, "{version:?} {code}");
         }
         let (call, _) = write_call(version);
         assert_eq!(Incoming::new(FILES).layout(&call), Layout::Head, "{version:?}");
@@ -146,9 +142,9 @@ fn a_read_begins_by_its_length() {
         received(call(NFS, P::Read.code(), &nfs3::ReadArgs { file, offset: 0, count }))
     };
     let small = 64 * 1024;
-    assert_eq!(dispatch::thread(&read(small), None, false), Thread::ConnectionFirst);
+    assert_eq!(dispatch::thread(&read(small), None, false), Thread::NetworkThenData);
     assert_eq!(dispatch::thread(&read(small + 1), None, false), Thread::Data);
-    assert_eq!(dispatch::thread(&read(small + 1), None, true), Thread::ConnectionFirst);
+    assert_eq!(dispatch::thread(&read(small + 1), None, true), Thread::NetworkThenData);
 }
 
 proptest! {

@@ -97,8 +97,8 @@ fn purpose(call: &Accepted) -> Option<Purpose> {
         (_, Transfer::Read(bytes) | Transfer::Write(bytes)) if bytes > DATA_BYTES_MAX => {
             return None;
         }
-        (Thread::ConnectionFirst, Transfer::Read(_) | Transfer::Write(_)) => LaneKind::Data,
-        (Thread::ConnectionThenMetadata | Thread::Metadata, _) => LaneKind::Metadata,
+        (Thread::NetworkThenData, Transfer::Read(_) | Transfer::Write(_)) => LaneKind::Data,
+        (Thread::NetworkThenMetadata | Thread::Metadata, _) => LaneKind::Metadata,
         _ => return None,
     };
     Some(Purpose { lane, is_light: call.is_light() })

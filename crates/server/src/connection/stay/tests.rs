@@ -98,7 +98,7 @@ impl Rig {
     fn call(&self, lane: LaneKind, work: impl Future<Output = ()> + Send + 'static) -> Accepted {
         Accepted {
             thread: match lane {
-                LaneKind::Data => Thread::ConnectionFirst,
+                LaneKind::Data => Thread::NetworkThenData,
                 LaneKind::Metadata => Thread::Metadata,
             },
             share: Share::new(self.intake.service.engine.own_device(), 1),
@@ -212,7 +212,7 @@ async fn the_purpose_of_a_stay_is_that_of_all_calls_of_its_streak() {
     let (data, metadata) = (of(LaneKind::Data), of(LaneKind::Metadata));
     let light = |purpose| Some(Purpose { is_light: true, ..purpose });
     let getattr = || Accepted {
-        thread: Thread::ConnectionThenMetadata,
+        thread: Thread::NetworkThenMetadata,
         ..rig.call(LaneKind::Metadata, async {})
     };
     let read = |bytes| Accepted { transfer: Transfer::Read(bytes), ..rig.write(async {}) };
