@@ -22,76 +22,105 @@ const FREE_PART: u64 = 32;
 /// `2026-11-28-cold-reads-in-file-order.md`.
 const KERNEL_READ_AHEAD_BYTES_MIN: u64 = 512 * 1024;
 
-/// The facts that decide how a READ is done.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReadFacts {
+/// The facts that decide how a READ is done. All but the mode are functions, called only where the
+/// plan depends on them: some take a lock or read a clock.
+pub(super) struct ReadFacts<DropsBehind, MemoryRoom, IsAhead> {
     pub(super) mode: IoMode,
+    /// The file system drops behind (`RWF_DONTCACHE`), as far as is known.
+    pub(super) drops_behind: DropsBehind,
+    pub(super) room: MemoryRoom,
     /// A part of the range was read ahead.
-    pub(super) is_ahead: bool,
+    pub(super) is_ahead: IsAhead,
+}
+
+/// The memory that a file which is read would go into.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
     /// Bytes of the file that are not known to be cached.
     pub(super) uncached_bytes: u64,
-    /// The file system drops behind (`RWF_DONTCACHE`), as far as is known.
-    pub(super) drops_behind: bool,
     pub(super) free_bytes: u64,
     pub(super) total_bytes: u64,
 }
 
 /// How a READ is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ReadPlan {
-    /// What is in the page cache is taken from there, whatever `from` is.
-    pub(super) looks_in_cache: bool,
-    /// For what the page cache did not have.
-    pub(super) from: ReadFrom,
+pub(super) enum ReadPlan {
+    Settled(ReadFrom),
+    /// In `auto` with memory short: from the page cache if all of it is there, else as
+    /// [`ReadFrom::of_absent`] has it.
+    CacheIfReread {
+        /// The page cache is looked at. What was read ahead comes first.
+        looks_in_cache: bool,
+    },
 }
 
 /// Where the data of a READ comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadFrom {
+    /// Through the page cache, which is left to the kernel: the mode is `buffered`.
+    Buffered,
     /// Through the page cache, where it stays.
     Cache(CachedWhy),
-    /// As `Cache(ReadAgain)` if the range was read not long ago, otherwise as `Direct`.
-    CacheIfReread,
     /// Through the page cache, which is left as it was.
     DropBehind,
     /// Past the page cache. As `DropBehind` if the file does no direct I/O.
-    Direct,
+    Direct {
+        /// What is read ahead is taken from the page cache if all of it is there.
+        unless_resident: bool,
+    },
 }
 
-/// Why a READ goes through the page cache to stay there.
+/// Why `auto` reads through the page cache to stay there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CachedWhy {
-    /// The mode is `buffered`.
-    Mode,
     /// Memory is free.
     FreeMemory,
     /// It is read again, so caching it pays.
     ReadAgain,
 }
 
-impl ReadFacts {
+impl<DropsBehind, MemoryRoom, IsAhead> ReadFacts<DropsBehind, MemoryRoom, IsAhead>
+where
+    DropsBehind: Fn() -> bool,
+    MemoryRoom: Fn() -> Room,
+    IsAhead: Fn() -> bool,
+{
     pub(super) fn plan(&self) -> ReadPlan {
-        let has_room = fits(self.uncached_bytes, self.free_bytes, self.total_bytes);
-        let from = match self.mode {
-            IoMode::Buffered => ReadFrom::Cache(CachedWhy::Mode),
-            IoMode::DontCache if self.drops_behind => ReadFrom::DropBehind,
-            IoMode::DontCache | IoMode::Direct => ReadFrom::Direct,
-            IoMode::Auto if has_room => ReadFrom::Cache(CachedWhy::FreeMemory),
-            IoMode::Auto => ReadFrom::CacheIfReread,
-        };
-        let looks_in_cache = match from {
-            ReadFrom::Cache(_) => true,
-            ReadFrom::CacheIfReread => !self.is_ahead,
-            ReadFrom::DropBehind | ReadFrom::Direct => false,
-        };
-        ReadPlan { looks_in_cache, from }
+        use ReadPlan::{CacheIfReread, Settled};
+        match self.mode {
+            IoMode::Buffered => Settled(ReadFrom::Buffered),
+            IoMode::DontCache if (self.drops_behind)() => Settled(ReadFrom::DropBehind),
+            IoMode::DontCache => Settled(ReadFrom::Direct { unless_resident: true }),
+            IoMode::Direct => Settled(ReadFrom::Direct { unless_resident: false }),
+            IoMode::Auto if (self.room)().suffices() => {
+                Settled(ReadFrom::Cache(CachedWhy::FreeMemory))
+            }
+            IoMode::Auto => CacheIfReread { looks_in_cache: !(self.is_ahead)() },
+        }
+    }
+}
+
+impl Room {
+    fn suffices(self) -> bool {
+        fits(self.uncached_bytes, self.free_bytes, self.total_bytes)
+    }
+}
+
+impl ReadFrom {
+    /// For a READ under [`ReadPlan::CacheIfReread`] that the page cache did not have, or was not looked
+    /// at for. `is_reread`: the range was read not long ago.
+    pub(super) fn of_absent(looks_in_cache: bool, is_reread: bool) -> Self {
+        if looks_in_cache && is_reread {
+            Self::Cache(CachedWhy::ReadAgain)
+        } else {
+            Self::Direct { unless_resident: true }
+        }
     }
 }
 
 impl CachedWhy {
     pub(super) fn counter(self) -> Counter {
         match self {
-            Self::Mode => Counter::ReadsCachedByMode,
             Self::FreeMemory => Counter::ReadsCachedInFreeMemory,
             Self::ReadAgain => Counter::ReadsCachedAsReread,
         }
@@ -204,6 +233,8 @@ fn fits(bytes: u64, free_bytes: u64, total_bytes: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -211,15 +242,36 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
 
-    fn read(mode: IoMode) -> ReadFacts {
-        ReadFacts {
-            mode,
-            is_ahead: false,
-            uncached_bytes: GIB,
-            drops_behind: true,
-            free_bytes: 0,
-            total_bytes: 8 * GIB,
+    /// All facts of a READ, by their values.
+    #[derive(Clone, Copy, Debug)]
+    struct Read {
+        mode: IoMode,
+        is_ahead: bool,
+        drops_behind: bool,
+        room: Room,
+    }
+
+    impl Read {
+        fn plan(self) -> ReadPlan {
+            let Self { mode, is_ahead, drops_behind, room } = self;
+            let (drops_behind, room, is_ahead) = (|| drops_behind, || room, || is_ahead);
+            ReadFacts { mode, drops_behind, room, is_ahead }.plan()
         }
+
+        /// As [`Self::plan`], in the end.
+        fn from(self, is_reread: bool) -> ReadFrom {
+            match self.plan() {
+                ReadPlan::Settled(from) => from,
+                ReadPlan::CacheIfReread { looks_in_cache } => {
+                    ReadFrom::of_absent(looks_in_cache, is_reread)
+                }
+            }
+        }
+    }
+
+    fn read(mode: IoMode) -> Read {
+        let room = Room { uncached_bytes: GIB, free_bytes: 0, total_bytes: 8 * GIB };
+        Read { mode, is_ahead: false, drops_behind: true, room }
     }
 
     fn write(mode: IoMode) -> WriteFacts {
@@ -235,27 +287,75 @@ mod tests {
 
     #[test]
     fn plans_of_reads() {
-        use ReadFrom::{Cache, CacheIfReread, Direct, DropBehind};
+        use ReadFrom::{Buffered, Cache, Direct, DropBehind};
+        use ReadPlan::{CacheIfReread, Settled};
         let (dontcache, auto) = (read(IoMode::DontCache), read(IoMode::Auto));
-        let free = Cache(CachedWhy::FreeMemory);
+        let with = |free_bytes| Read { room: Room { free_bytes, ..auto.room }, ..auto };
+        let free = Settled(Cache(CachedWhy::FreeMemory));
+        let half = Room { uncached_bytes: GIB / 2, ..with(GIB).room };
         let table = [
-            (read(IoMode::Buffered), true, Cache(CachedWhy::Mode)),
-            (dontcache, false, DropBehind),
-            (ReadFacts { drops_behind: false, ..dontcache }, false, Direct),
-            (read(IoMode::Direct), false, Direct),
-            (auto, true, CacheIfReread),
-            (ReadFacts { is_ahead: true, ..auto }, false, CacheIfReread),
-            (ReadFacts { free_bytes: 2 * GIB, ..auto }, true, free),
+            (read(IoMode::Buffered), Settled(Buffered)),
+            (dontcache, Settled(DropBehind)),
+            (Read { drops_behind: false, ..dontcache }, Settled(Direct { unless_resident: true })),
+            (read(IoMode::Direct), Settled(Direct { unless_resident: false })),
+            (auto, CacheIfReread { looks_in_cache: true }),
+            (Read { is_ahead: true, ..auto }, CacheIfReread { looks_in_cache: false }),
+            (with(2 * GIB), free),
             // Chunks are left alone where data stays in free memory.
-            (ReadFacts { free_bytes: 2 * GIB, is_ahead: true, ..auto }, true, free),
+            (Read { is_ahead: true, ..with(2 * GIB) }, free),
             // Nothing to spare.
-            (ReadFacts { free_bytes: GIB, ..auto }, true, CacheIfReread),
+            (with(GIB), CacheIfReread { looks_in_cache: true }),
             // The rest of a file that is cached in part still fits.
-            (ReadFacts { free_bytes: GIB, uncached_bytes: GIB / 2, ..auto }, true, free),
+            (Read { room: half, ..auto }, free),
         ];
-        for (facts, looks_in_cache, from) in table {
-            assert_eq!(facts.plan(), ReadPlan { looks_in_cache, from }, "{facts:?}");
+        for (facts, plan) in table {
+            assert_eq!(facts.plan(), plan, "{facts:?}");
         }
+    }
+
+    #[test]
+    fn reads_of_absent_data_are_cached_if_it_was_looked_for_and_read_before() {
+        let direct = ReadFrom::Direct { unless_resident: true };
+        let table = [
+            (true, true, ReadFrom::Cache(CachedWhy::ReadAgain)),
+            (true, false, direct),
+            (false, true, direct),
+            (false, false, direct),
+        ];
+        for (looks_in_cache, is_reread, from) in table {
+            let found = ReadFrom::of_absent(looks_in_cache, is_reread);
+            assert_eq!(found, from, "{looks_in_cache} {is_reread}");
+        }
+    }
+
+    #[test]
+    fn facts_are_found_out_only_where_the_plan_depends_on_them() {
+        let asked = |mode, free_bytes| {
+            let asked = RefCell::new(Vec::new());
+            let note = |fact| asked.borrow_mut().push(fact);
+            let facts = ReadFacts {
+                mode,
+                drops_behind: || {
+                    note("drops_behind");
+                    true
+                },
+                room: || {
+                    note("room");
+                    Room { free_bytes, ..read(mode).room }
+                },
+                is_ahead: || {
+                    note("is_ahead");
+                    true
+                },
+            };
+            facts.plan();
+            asked.into_inner()
+        };
+        assert!(asked(IoMode::Buffered, 0).is_empty());
+        assert!(asked(IoMode::Direct, 0).is_empty());
+        assert_eq!(asked(IoMode::DontCache, 0), ["drops_behind"]);
+        assert_eq!(asked(IoMode::Auto, 2 * GIB), ["room"]);
+        assert_eq!(asked(IoMode::Auto, 0), ["room", "is_ahead"]);
     }
 
     #[test]
@@ -300,15 +400,9 @@ mod tests {
             uncached_bytes: u64,
             free_bytes: u64,
             total_bytes: u64,
-        ) -> ReadFacts {
-            ReadFacts {
-                mode,
-                is_ahead,
-                uncached_bytes,
-                drops_behind,
-                free_bytes,
-                total_bytes,
-            }
+        ) -> Read {
+            let room = Room { uncached_bytes, free_bytes, total_bytes };
+            Read { mode, is_ahead, drops_behind, room }
         }
     }
 
@@ -326,15 +420,25 @@ mod tests {
     }
 
     proptest! {
-        /// Only `auto` depends on memory, and it never fills memory that is in use.
+        /// Only `auto` depends on memory, and it never fills memory that is in use, except with what
+        /// is read again.
         #[test]
-        fn reads_stay_in_the_cache_by_mode_or_in_free_memory(facts in any_read()) {
-            let stays = matches!(facts.plan().from, ReadFrom::Cache(_));
-            match facts.mode {
-                IoMode::Buffered => prop_assert!(stays),
-                IoMode::DontCache | IoMode::Direct => prop_assert!(!stays),
-                IoMode::Auto => {
-                    prop_assert!(!stays || facts.uncached_bytes <= facts.free_bytes);
+        fn reads_stay_in_the_cache_by_mode_or_in_free_memory(facts in any_read(), is_reread: bool) {
+            let Room { uncached_bytes, free_bytes, .. } = facts.room;
+            match facts.from(is_reread) {
+                ReadFrom::Buffered => prop_assert!(facts.mode == IoMode::Buffered),
+                ReadFrom::Cache(CachedWhy::FreeMemory) => {
+                    prop_assert!(facts.mode == IoMode::Auto && uncached_bytes <= free_bytes);
+                }
+                ReadFrom::Cache(CachedWhy::ReadAgain) => {
+                    prop_assert!(facts.mode == IoMode::Auto && is_reread && !facts.is_ahead);
+                }
+                ReadFrom::DropBehind => {
+                    prop_assert!(facts.mode == IoMode::DontCache && facts.drops_behind);
+                }
+                ReadFrom::Direct { unless_resident } => {
+                    prop_assert!(facts.mode != IoMode::Buffered);
+                    prop_assert_eq!(unless_resident, facts.mode != IoMode::Direct);
                 }
             }
         }
@@ -342,24 +446,25 @@ mod tests {
         /// A smaller rest of the file, or more free memory, never ends caching it.
         #[test]
         fn more_room_keeps_reads_in_the_cache(facts in any_read(), less: u64, more: u64) {
-            let roomier = ReadFacts {
-                uncached_bytes: facts.uncached_bytes.saturating_sub(less),
-                free_bytes: facts.free_bytes.saturating_add(more),
-                ..facts
+            let room = Room {
+                uncached_bytes: facts.room.uncached_bytes.saturating_sub(less),
+                free_bytes: facts.room.free_bytes.saturating_add(more),
+                ..facts.room
             };
-            if let ReadFrom::Cache(why) = facts.plan().from {
-                prop_assert_eq!(roomier.plan().from, ReadFrom::Cache(why));
+            let plan = facts.plan();
+            if matches!(plan, ReadPlan::Settled(ReadFrom::Buffered | ReadFrom::Cache(_))) {
+                prop_assert_eq!(Read { room, ..facts }.plan(), plan);
             }
         }
 
-        /// The page cache is looked at before the disk only where READs may stay in it.
+        /// The page cache is looked at before the disk only where READs may stay in it, and only if
+        /// there are no chunks.
         #[test]
         fn the_modes_that_pass_by_the_cache_do_not_look_at_it(facts in any_read()) {
-            let plan = facts.plan();
-            let looks = plan.looks_in_cache;
-            prop_assert!(!looks || matches!(facts.mode, IoMode::Buffered | IoMode::Auto));
-            let chunks_come_first = plan.from == ReadFrom::CacheIfReread && facts.is_ahead;
-            prop_assert!(!looks || !chunks_come_first);
+            if let ReadPlan::CacheIfReread { looks_in_cache } = facts.plan() {
+                prop_assert!(facts.mode == IoMode::Auto);
+                prop_assert_eq!(looks_in_cache, !facts.is_ahead);
+            }
         }
 
         /// Data past the page cache only in `direct`; data left in it only in `buffered` and `auto`.

@@ -2,21 +2,21 @@
 //!
 //! [`Vfs::read`] answers from the page cache where the plan of the export's mode is that data stays
 //! there; otherwise from the first of these that has the range: chunks that were read ahead, the page
-//! cache (without waiting), the disk. The steps: facts (`read_facts`), plan (`io_plan`), acquire what
-//! the plan needs, perform (`read_data`).
+//! cache (without waiting), the disk. The steps: facts and plan (`io_plan`), acquire what the plan
+//! needs, perform (`read_data`).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, ReadPlan};
+use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, ReadPlan, Room};
 use super::read_data::{Fetched, Partly, Read, Source};
 use super::splice::Spliced;
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::{CallKind, Counter, Phase};
 use crate::inode_cache::Inode;
 use crate::trace::{CallId, Event};
-use io::{ByteRange, FileVersion, IoMode, IoPolicy, NowaitRead, Payload};
+use io::{ByteRange, FileVersion, IoPolicy, NowaitRead, Payload};
 
 /// The result of a READ.
 pub(crate) struct ReadDone {
@@ -147,34 +147,50 @@ impl Vfs {
 
     /// The data, and the counter of the bytes that came the same way.
     async fn fetch(&self, read: &Read<'_>) -> Result<(Fetched, Counter), Status> {
-        let mode = read.policy.read;
-        // The plan of `buffered` depends on no other fact, so none is gathered.
-        if mode == IoMode::Buffered {
-            return Ok((self.fetch_buffered(read).await?, Counter::ReadPageCacheBytes));
-        }
-        let ReadPlan { looks_in_cache, mut from } = self.read_facts(read, mode).plan();
-        if from == ReadFrom::CacheIfReread {
-            if looks_in_cache && let Some(done) = self.fetch_resident(read).await? {
-                read.file.root().counters.add(Counter::ReadsResident, 1);
-                return Ok((done, Counter::ReadPageCacheBytes));
+        let from = match self.read_plan(read) {
+            ReadPlan::Settled(from) => from,
+            ReadPlan::CacheIfReread { looks_in_cache } => {
+                if looks_in_cache && let Some(done) = self.fetch_resident(read).await? {
+                    read.file.root().counters.add(Counter::ReadsResident, 1);
+                    return Ok((done, Counter::ReadPageCacheBytes));
+                }
+                // Also of what is not looked for: it counts when it is read again.
+                let is_reread = self.note_and_check_reread(read);
+                ReadFrom::of_absent(looks_in_cache, is_reread)
             }
-            if self.is_reread(read) && looks_in_cache {
-                from = ReadFrom::Cache(CachedWhy::ReadAgain);
+        };
+        let (source, unless_resident) = match from {
+            ReadFrom::Buffered => {
+                return Ok((self.fetch_buffered(read).await?, Counter::ReadPageCacheBytes));
             }
-        }
-        let source = match from {
             ReadFrom::Cache(why) => {
                 return Ok((self.fetch_and_keep(read, why).await?, Counter::ReadPageCacheBytes));
             }
-            ReadFrom::DropBehind => Source::DropBehind,
-            ReadFrom::CacheIfReread | ReadFrom::Direct => self.direct_source(read).await?,
+            ReadFrom::DropBehind => (Source::DropBehind, true),
+            ReadFrom::Direct { unless_resident } => {
+                (self.direct_source(read).await?, unless_resident)
+            }
         };
-        let unless_resident = mode != IoMode::Direct;
         if let Some(done) = self.fetch_ahead(read, &source, unless_resident).await {
             return Ok((done, Counter::ReadFromReadAheadBytes));
         }
         read.file.root().counters.add(source.counter(), 1);
         self.fetch_uncached(read, source).await
+    }
+
+    fn read_plan(&self, read: &Read<'_>) -> ReadPlan {
+        let (root, data) = (read.file.root(), read.file.data());
+        let facts = ReadFacts {
+            mode: read.policy.read,
+            drops_behind: || root.io_support.drops_behind(),
+            room: || Room {
+                uncached_bytes: read.attributes.size.saturating_sub(data.kept_bytes()),
+                free_bytes: self.memory.free_bytes(),
+                total_bytes: self.memory.total_bytes(),
+            },
+            is_ahead: || !data.read_ahead.find(read.range, read.version).is_empty(),
+        };
+        facts.plan()
     }
 
     /// From the page cache, if all of it is there, in `auto` with memory short.
@@ -191,7 +207,7 @@ impl Vfs {
 
     /// From the page cache, without a copy where that pays.
     async fn fetch_buffered(&self, read: &Read<'_>) -> Result<Fetched, Status> {
-        read.file.root().counters.add(CachedWhy::Mode.counter(), 1);
+        read.file.root().counters.add(Counter::ReadsCachedByMode, 1);
         Ok(self.fetch_through_cache(read).await?.0)
     }
 
@@ -220,17 +236,6 @@ impl Vfs {
         })
     }
 
-    fn read_facts(&self, read: &Read<'_>, mode: IoMode) -> ReadFacts {
-        ReadFacts {
-            mode,
-            is_ahead: !read.file.data().read_ahead.find(read.range, read.version).is_empty(),
-            uncached_bytes: read.attributes.size.saturating_sub(read.file.data().kept_bytes()),
-            drops_behind: read.file.root().io_support.drops_behind(),
-            free_bytes: self.memory.free_bytes(),
-            total_bytes: self.memory.total_bytes(),
-        }
-    }
-
     /// Past the page cache, or through it where the file does no direct I/O. Waits while a direct
     /// descriptor is opened.
     async fn direct_source(&self, read: &Read<'_>) -> Result<Source, Status> {
@@ -241,8 +246,9 @@ impl Vfs {
         Ok(Source::DropBehind)
     }
 
-    /// Whether the range was read while the disk has delivered no more than half of the memory since.
-    fn is_reread(&self, read: &Read<'_>) -> bool {
+    /// Notes that the range is read, and returns whether it was read before while the disk has delivered
+    /// no more than half of the memory since.
+    fn note_and_check_reread(&self, read: &Read<'_>) -> bool {
         let horizon = self.memory.total_bytes() / 2;
         let clock = self.uncached_bytes.fetch_add(read.range.len(), Ordering::Relaxed);
         read.file.data().read_history.note(read.range, read.attributes.size, clock, horizon)
