@@ -262,6 +262,9 @@ impl<'a> Arguments<'a> {
             P::Readdir | P::Readdirplus => {
                 let cookie = r.u64("cookie")?;
                 r.u64("cookie verifier")?;
+                if procedure == P::Readdirplus {
+                    r.u32("dircount")?;
+                }
                 range = Some((cookie, r.u32("count")?));
             }
             P::Null
@@ -330,7 +333,7 @@ mod tests {
         let verifier = nfs3::CookieVerifier([0; 8]);
         let (dir_count, max_count) = (512, 8192);
         let readdir = ReaddirplusArgs { dir, cookie: 7, verifier, dir_count, max_count };
-        let expected = Subject { range: Some((7, 512)), ..of(&dir) };
+        let expected = Subject { range: Some((7, 8192)), ..of(&dir) };
         assert_shown(Procedure::Readdirplus, &readdir, &expected);
     }
 }
