@@ -1,6 +1,8 @@
 //! A call from its first bytes to its arguments. Its header is decoded once, on the thread of the
 //! connection, and travels with the call from there on.
 
+mod outline;
+
 use io::WriteData;
 use proto::oncrpc::{
     self, AcceptStat, CREDENTIAL_AT, CallError, CallHeader, Gids, call_header_len, call_target,
@@ -11,6 +13,7 @@ use proto::{nfs3, nfs4};
 use rpc::server::{Layout, Record};
 
 use crate::procedures::{Operation, PayloadScan, Procedure, Programs};
+pub(crate) use outline::Outline;
 
 /// Where in the head the host name of an AUTH_SYS credential is: behind its stamp and its length.
 const MACHINE_NAME_AT: usize = CREDENTIAL_AT + 8;
@@ -85,11 +88,6 @@ impl Call {
             | Operation::Portmap(_)
             | Operation::Rpcbind(_) => None,
         }
-    }
-
-    /// What the call is about, if it is a COMPOUND.
-    pub(crate) fn outline(&self) -> Option<nfs4::Outline<'_>> {
-        self.is_compound().then(|| nfs4::Outline::of(self.arguments()))
     }
 
     /// Whether the procedure is COMPOUND.

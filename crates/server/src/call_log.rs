@@ -89,7 +89,6 @@ pub(crate) struct Line<'a> {
 }
 
 /// What lines show of a call's arguments.
-#[derive(Debug, Default, PartialEq, Eq)]
 struct Subject<'a> {
     /// The name of the export that the first handle belongs to.
     export: Option<String>,
@@ -140,46 +139,31 @@ impl<'a> Line<'a> {
     }
 
     fn subject(&self) -> Subject<'a> {
-        let arguments = self.call.arguments();
-        let subject = if self.is_mnt() {
-            let path = Reader::new(arguments).opaque(mount3::PATH_BYTES_MAX, "path");
-            let path = path.ok().map(|path| Shown(path).to_string());
-            Subject { path, ..Subject::default() }
-        } else if self.call.is_compound() {
-            let outline = nfs4::Outline::of(arguments);
-            let operation = outline.work.map(|work| work.name());
-            let fh_hash = outline.handle.map(Hex::hash_of);
-            Subject { fh_hash, operation, ..Subject::default() }
-        } else {
-            let decode = |procedure| Arguments::decode(procedure, arguments).ok();
-            self.call
-                .nfs3()
-                .and_then(decode)
-                .map(|arguments| arguments.subject())
-                .unwrap_or_default()
-        };
-        Subject { export: self.export(), ..subject }
-    }
-
-    fn first_handle(&self) -> Option<FileHandle> {
-        if self.call.is_compound() {
-            return FileHandle::new(nfs4::Outline::of(self.call.arguments()).handle?);
+        let (outline, arguments) = (self.call.outline(), self.call.arguments());
+        let names = self.call.nfs3().and_then(|procedure| names(procedure, arguments).ok());
+        let [name, to] = names.unwrap_or_default().map(|name| name.map(Shown));
+        let path = || Reader::new(arguments).opaque(mount3::PATH_BYTES_MAX, "path").ok();
+        Subject {
+            export: self.export(),
+            fh_hash: outline.handle.map(Hex::hash_of),
+            operation: outline.work.map(nfs4::OperationCode::name),
+            name,
+            to,
+            path: self.is_mnt().then(path).flatten().map(|path| Shown(path).to_string()),
+            range: outline.range,
         }
-        let arguments = Arguments::decode(self.call.nfs3()?, self.call.arguments());
-        arguments.ok().map(|arguments| arguments.handle)
     }
 
     /// The name of the export that the first handle belongs to.
     fn export(&self) -> Option<String> {
-        let handle = self.first_handle()?;
-        let handle = self.service.handle_key.open(handle.as_bytes())?;
+        let handle = self.service.handle_key.open(self.call.outline().handle?)?;
         let exports = self.service.exports.load();
         exports.table.by_id(handle.export_id).map(|export| export.name.clone())
     }
 
     /// Where the object of the first handle is, if it is open.
     fn path(&self) -> Option<String> {
-        let path = self.service.path_of(self.first_handle()?.as_bytes())?;
+        let path = self.service.path_of(self.call.outline().handle?)?;
         Some(path.replace(' ', "\\x20"))
     }
 
@@ -215,125 +199,59 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The parts of a procedure's arguments that lines of the log show.
-struct Arguments<'a> {
-    handle: FileHandle,
-    names: [Option<&'a [u8]>; 2],
-    /// Offset or cookie, and count.
-    range: Option<(u64, u32)>,
-}
-
-impl<'a> Arguments<'a> {
-    fn decode(procedure: Procedure, args: &'a [u8]) -> Result<Self, DecodeError> {
-        use Procedure as P;
-        let mut r = Reader::new(args);
-        let (mut names, mut range) = ([None; 2], None);
-        let handle = match procedure {
-            P::Lookup
-            | P::Create
-            | P::Mkdir
-            | P::Symlink
-            | P::Mknod
-            | P::Remove
-            | P::Rmdir
-            | P::Rename => {
-                let DirOp { dir, name } = DirOp::decode(&mut r)?;
-                names[0] = Some(name);
-                dir
-            }
-            P::Null
-            | P::Getattr
-            | P::Setattr
-            | P::Access
-            | P::Readlink
-            | P::Read
-            | P::Write
-            | P::Link
-            | P::Readdir
-            | P::Readdirplus
-            | P::Fsstat
-            | P::Fsinfo
-            | P::Pathconf
-            | P::Commit => FileHandle::decode(&mut r)?,
-        };
-        match procedure {
-            P::Rename | P::Link => names[1] = Some(DirOp::decode(&mut r)?.name),
-            P::Read | P::Write | P::Commit => range = Some((r.u64("offset")?, r.u32("count")?)),
-            P::Readdir | P::Readdirplus => {
-                let cookie = r.u64("cookie")?;
-                r.u64("cookie verifier")?;
-                if procedure == P::Readdirplus {
-                    r.u32("dircount")?;
-                }
-                range = Some((cookie, r.u32("count")?));
-            }
-            P::Null
-            | P::Getattr
-            | P::Setattr
-            | P::Lookup
-            | P::Access
-            | P::Readlink
-            | P::Create
-            | P::Mkdir
-            | P::Symlink
-            | P::Mknod
-            | P::Remove
-            | P::Rmdir
-            | P::Fsstat
-            | P::Fsinfo
-            | P::Pathconf => {}
+/// The names in the arguments of a procedure: one in a directory, and the new one of RENAME and LINK.
+fn names(procedure: Procedure, arguments: &[u8]) -> Result<[Option<&[u8]>; 2], DecodeError> {
+    use Procedure as P;
+    let mut r = Reader::new(arguments);
+    Ok(match procedure {
+        P::Lookup | P::Create | P::Mkdir | P::Symlink | P::Mknod | P::Remove | P::Rmdir => {
+            [Some(DirOp::decode(&mut r)?.name), None]
         }
-        Ok(Self { handle, names, range })
-    }
-
-    fn subject(&self) -> Subject<'a> {
-        let [name, to] = self.names.map(|name| name.map(Shown));
-        let fh_hash = Some(Hex::hash_of(self.handle.as_bytes()));
-        Subject { fh_hash, name, to, range: self.range, ..Subject::default() }
-    }
+        P::Rename => [Some(DirOp::decode(&mut r)?.name), Some(DirOp::decode(&mut r)?.name)],
+        P::Link => {
+            FileHandle::decode(&mut r)?;
+            [None, Some(DirOp::decode(&mut r)?.name)]
+        }
+        P::Null
+        | P::Getattr
+        | P::Setattr
+        | P::Access
+        | P::Readlink
+        | P::Read
+        | P::Write
+        | P::Readdir
+        | P::Readdirplus
+        | P::Fsstat
+        | P::Fsinfo
+        | P::Pathconf
+        | P::Commit => [None, None],
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use proto::nfs3::{LinkArgs, LookupArgs, ReadArgs, ReaddirplusArgs, RenameArgs};
+    use proto::nfs3::{LinkArgs, LookupArgs, ReadArgs, RenameArgs};
     use proto::xdr::{Encode, Writer};
 
     use super::*;
 
-    /// Encodes arguments and checks what lines show of them.
+    /// Encodes arguments and checks the names that lines show of them.
     #[track_caller]
-    fn assert_shown(procedure: Procedure, args: &impl Encode, expected: &Subject<'_>) {
+    fn assert_names(procedure: Procedure, args: &impl Encode, expected: [Option<&[u8]>; 2]) {
         let mut w = Writer::new();
         args.encode(&mut w);
-        assert_eq!(Arguments::decode(procedure, w.as_slice()).unwrap().subject(), *expected);
+        assert_eq!(names(procedure, w.as_slice()), Ok(expected));
     }
 
     #[test]
-    fn arguments_are_shown_by_object_names_and_range() {
+    fn names_are_found_in_arguments() {
         let dir = FileHandle::new(b"directory").unwrap();
         let file = FileHandle::new(b"file").unwrap();
-        let of = |handle: &FileHandle| Subject {
-            fh_hash: Some(Hex(handle_hash(handle.as_bytes()))),
-            ..Subject::default()
-        };
-        let read = ReadArgs { file, offset: 4096, count: 10 };
-        let expected = Subject { range: Some((4096, 10)), ..of(&file) };
-        assert_shown(Procedure::Read, &read, &expected);
-        let what = DirOp { dir, name: b"a b\xff" };
-        let lookup = LookupArgs { what };
-        let named = Subject { name: Some(Shown(b"a b\xff")), ..of(&dir) };
-        assert_shown(Procedure::Lookup, &lookup, &named);
-        let to = DirOp { dir, name: b"new" };
-        let rename = RenameArgs { from: what, to };
-        let expected = Subject { to: Some(Shown(b"new")), ..named };
-        assert_shown(Procedure::Rename, &rename, &expected);
-        let link = LinkArgs { file, link: to };
-        let expected = Subject { to: Some(Shown(b"new")), ..of(&file) };
-        assert_shown(Procedure::Link, &link, &expected);
-        let verifier = nfs3::CookieVerifier([0; 8]);
-        let (dir_count, max_count) = (512, 8192);
-        let readdir = ReaddirplusArgs { dir, cookie: 7, verifier, dir_count, max_count };
-        let expected = Subject { range: Some((7, 8192)), ..of(&dir) };
-        assert_shown(Procedure::Readdirplus, &readdir, &expected);
+        let (what, to) = (DirOp { dir, name: b"a b\xff" }, DirOp { dir, name: b"new" });
+        assert_names(Procedure::Read, &ReadArgs { file, offset: 4096, count: 10 }, [None, None]);
+        assert_names(Procedure::Lookup, &LookupArgs { what }, [Some(what.name), None]);
+        let both = [Some(what.name), Some(to.name)];
+        assert_names(Procedure::Rename, &RenameArgs { from: what, to }, both);
+        assert_names(Procedure::Link, &LinkArgs { file, link: to }, [None, Some(to.name)]);
     }
 }

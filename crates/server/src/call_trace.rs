@@ -4,70 +4,18 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use proto::nfs4;
-
-use crate::call::Call;
-use crate::counters::{CallKind, Operation as Counted};
+use crate::call::{Call, Outline};
+use crate::counters::Operation as Counted;
 use crate::export::claimed_export_id;
 use crate::moment::Moment;
-use crate::nfs3 as nfs;
-use crate::procedures::Operation;
 use crate::service::Service;
 use crate::trace::{Begun, CallEnd, CallId, Detail, Event, Outcome, RecordId, handle_hash};
 
-/// The operation that a call is counted as: of a COMPOUND, the first that works on files.
-pub(crate) fn operation(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> Option<Counted> {
-    match call.procedure.map(|row| row.operation) {
-        Ok(Operation::Nfs3(procedure)) => Some(Counted::nfs3(procedure)),
-        Ok(Operation::Mount3(procedure)) => Some(Counted::mount3(procedure)),
-        Ok(Operation::Nfs4(_)) => outline.and_then(|outline| outline.work).map(Counted::nfs4),
-        Ok(Operation::Portmap(_) | Operation::Rpcbind(_)) | Err(_) => None,
-    }
-}
-
-/// The kind of call whose phases are counted together with those of this one.
-pub(crate) fn kind(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> CallKind {
-    operation(call, outline).map_or(CallKind::Other, CallKind::of)
-}
-
-/// What a call asks for, as far as the recorder and the trace events of whole calls show it.
-struct Asked<'a> {
-    /// `None` for what is not counted by procedure.
-    operation: Option<Counted>,
-    /// The first one.
-    handle: Option<&'a [u8]>,
-    /// Bytes of the file, or the cookie of a listing.
-    offset: u64,
-    len: u32,
-}
-
-/// What a call asks for, from its arguments.
-fn asked<'a>(call: &'a Call, outline: Option<&nfs4::Outline<'a>>) -> Asked<'a> {
-    let (handle, (offset, len)) = match (call.nfs3(), outline) {
-        (Some(procedure), _) => {
-            let handle = nfs::first_handle(procedure, call.arguments());
-            (handle, nfs::range(procedure, call.arguments()))
-        }
-        (None, Some(outline)) => {
-            let of_write = call.compound_payload.map(|data| (data.offset, data.len));
-            let of_read = (outline.read_offset, outline.read_count);
-            (outline.handle, of_write.unwrap_or(of_read))
-        }
-        (None, None) => (None, (0, 0)),
-    };
-    Asked { operation: operation(call, outline), handle, offset, len }
-}
-
 /// Records the arrival of a call.
-pub(crate) fn record(
-    service: &Service,
-    call: &Call,
-    outline: Option<&nfs4::Outline<'_>>,
-    client: SocketAddr,
-    received: Moment,
-) -> RecordId {
-    let Asked { operation, handle, offset, len } = asked(call, outline);
-    let (xid, handle) = (call.xid, handle.unwrap_or_default());
+pub(crate) fn record(traced: Traced<'_>, outline: &Outline<'_>) -> RecordId {
+    let Traced { service, call, client, received } = traced;
+    let (operation, handle) = (outline.operation, outline.handle.unwrap_or_default());
+    let (xid, (offset, len)) = (call.xid, outline.range.unwrap_or_default());
     service.tracer.recorder.begin(&Begun { received, client, xid, operation, handle, offset, len })
 }
 
@@ -120,18 +68,17 @@ pub(crate) fn denied(service: &Service, xid: u32, client: SocketAddr, received: 
 #[cold]
 fn report(traced: Traced<'_>, event: Event, end: Option<(u32, u64)>) {
     let Traced { service, call, client, received } = traced;
-    let outline = call.outline();
-    let asked = asked(call, outline.as_ref());
+    let Outline { operation, handle, range, .. } = call.outline();
+    let (offset, len) = range.unwrap_or_default();
     let id = CallId {
         xid: call.xid,
-        fh_hash: asked.handle.map_or(0, handle_hash),
-        export_id: asked.handle.and_then(claimed_export_id),
+        fh_hash: handle.map_or(0, handle_hash),
+        export_id: handle.and_then(claimed_export_id),
         client: client.ip().to_canonical(),
         received,
         // The recorder has the whole call without them.
         record: RecordId::NONE,
     };
-    let operation = asked.operation;
     let row = call.procedure.ok();
     let procedure = operation.map(|operation| operation.name()).or(row.map(|row| row.name));
     let detail = Detail::Call {
@@ -143,7 +90,7 @@ fn report(traced: Traced<'_>, event: Event, end: Option<(u32, u64)>) {
             queue_us: queue_ns / 1000,
         }),
     };
-    service.tracer.emit(event, id, asked.offset, asked.len.into(), detail);
+    service.tracer.emit(event, id, offset, len.into(), detail);
 }
 
 fn status_name(operation: Option<Counted>, status: u32) -> &'static str {

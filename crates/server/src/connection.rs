@@ -346,22 +346,20 @@ impl Intake {
             }
         };
         let outline = call.outline();
-        let transfer = Transfer::new(written_bytes, dispatch::read_bytes(&call, outline.as_ref()));
-        let address = peer.address;
-        let Claimed { device, limited } =
-            dispatch::claimed(service, &call, outline.as_ref(), address);
+        let transfer = Transfer::new(written_bytes, outline.read_bytes);
+        let Claimed { device, limited } = dispatch::claimed(service, &call, &outline, peer.address);
         let is_limited = limited.is_some();
         // Operations of a COMPOUND may work on exports that are not known yet.
-        let charge = (is_limited || outline.is_some())
+        let charge = (is_limited || call.is_compound())
             .then(|| Charge::new(self, limited, (record_bytes, transfer), received));
         let has_one_call = activity.has_one_call();
-        let thread = dispatch::thread(&call, outline.as_ref(), has_one_call);
+        let thread = dispatch::thread(&call, &outline, has_one_call);
         let share = Share::new(&device, activity.client());
         let is_alone = !is_limited && has_one_call && !has_more;
-        let kind =
-            service.counters.timing.is_on().then(|| call_trace::kind(&call, outline.as_ref()));
-        let record = call_trace::record(service, &call, outline.as_ref(), peer.address, received);
-        call_trace::start(Traced { service, call: &call, client: address, received });
+        let kind = service.counters.timing.is_on().then(|| outline.kind());
+        let traced = Traced { service, call: &call, client: peer.address, received };
+        let record = call_trace::record(traced, &outline);
+        call_trace::start(traced);
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         let at_work = self.thread_calls.begin();
         // On the heap at once: it is large, and each move of it would be a copy.

@@ -13,7 +13,7 @@ use proto::{nfs3, nfs4};
 use rpc::record::MARK_ROOM;
 use rpc::server::{Link, Reply};
 
-use crate::call::{Call, Credential};
+use crate::call::{Call, Credential, Outline};
 use crate::call_log::{self, Line};
 use crate::call_trace::{self, Traced};
 use crate::counters::{Counter, CounterSet, Operation as Counted, Tally};
@@ -63,45 +63,31 @@ const READ_HERE_BYTES_MAX: u32 = 64 * 1024;
 /// `alone`: the connection has no other call in progress. A long READ is then tried on its thread
 /// too, for no other call waits there: 1 MiB at a time from the page cache, one client, 2,209 to
 /// 2,742 MiB/s instead of 1,930 to 2,244. With more READs at work the copies are better spread.
-pub(crate) fn thread(call: &Call, outline: Option<&nfs4::Outline<'_>>, alone: bool) -> Thread {
+pub(crate) fn thread(call: &Call, outline: &Outline<'_>, alone: bool) -> Thread {
     let Ok(row) = call.procedure else { return Thread::Network };
     match row.thread {
         ThreadRule::Always(thread) => thread,
-        ThreadRule::ByReadBytes => read_thread(read_bytes(call, outline), alone),
-        ThreadRule::ByOperations => {
-            outline.map_or(Thread::Network, |outline| compound_thread(outline, alone))
-        }
+        ThreadRule::ByReadBytes => read_thread(outline, alone),
+        ThreadRule::ByOperations => compound_thread(outline, alone),
     }
 }
 
-/// That of a READ of so many bytes.
-fn read_thread(bytes: Option<u32>, alone: bool) -> Thread {
-    match bytes {
+/// That of a READ, by the bytes that it asks for.
+fn read_thread(outline: &Outline<'_>, alone: bool) -> Thread {
+    match outline.read_bytes {
         Some(bytes) if alone || bytes <= READ_HERE_BYTES_MAX => Thread::NetworkThenData,
         _ => Thread::Data,
     }
 }
 
-/// The bytes that a READ asks for, also one that is the work of a COMPOUND. `None` for other calls, and
-/// if the arguments are too short.
-pub(crate) fn read_bytes(call: &Call, outline: Option<&nfs4::Outline<'_>>) -> Option<u32> {
-    if let Some(outline) = outline {
-        let is_read = outline.work == Some(nfs4::OperationCode::Read);
-        return is_read.then_some(outline.read_count);
-    }
-    let is_read = call.procedure.is_ok_and(|row| row.thread == ThreadRule::ByReadBytes);
-    let count = call.arguments().last_chunk().filter(|_| is_read)?;
-    Some(u32::from_be_bytes(*count))
-}
-
 /// That of a COMPOUND, by its first operation that works on files.
-fn compound_thread(outline: &nfs4::Outline<'_>, alone: bool) -> Thread {
+fn compound_thread(outline: &Outline<'_>, alone: bool) -> Thread {
     use nfs4::OperationCode as Op;
     match outline.work {
         None => Thread::Network,
         Some(Op::Getattr | Op::Lookup | Op::Access) => Thread::NetworkThenMetadata,
         Some(Op::Write) => Thread::NetworkThenData,
-        Some(Op::Read) => read_thread(Some(outline.read_count), alone),
+        Some(Op::Read) => read_thread(outline, alone),
         Some(Op::Commit) => Thread::Data,
         Some(_) => Thread::Metadata,
     }
@@ -113,21 +99,13 @@ fn compound_thread(outline: &nfs4::Outline<'_>, alone: bool) -> Thread {
 pub(crate) fn claimed(
     service: &Service,
     call: &Call,
-    outline: Option<&nfs4::Outline<'_>>,
+    outline: &Outline<'_>,
     address: SocketAddr,
 ) -> Claimed {
     let exports = service.exports.load();
-    let (handle, current) = match outline {
-        Some(outline) => (outline.handle, outline.current),
-        None => {
-            let first = |procedure| nfs::first_handle(procedure, call.arguments());
-            let handle = call.nfs3().and_then(first);
-            (handle, handle)
-        }
-    };
     let export_of = |handle| exports.table.by_id(claimed_export_id(handle)?);
     let engine = &service.engine;
-    let device = match handle.and_then(export_of) {
+    let device = match outline.handle.and_then(export_of) {
         Some(export) => exports.root(export).threads(engine).clone(),
         None => engine.own_device().clone(),
     };
@@ -137,7 +115,7 @@ pub(crate) fn claimed(
         let is_admitted = is_admitted(service, export, handle, (call, address));
         is_admitted.then_some((export.id, export.limits))
     };
-    Claimed { device, limited: current.and_then(limited) }
+    Claimed { device, limited: outline.current.and_then(limited) }
 }
 
 /// Whether a handle is authentic and its export admits the call.

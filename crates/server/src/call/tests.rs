@@ -6,6 +6,7 @@ use proto::{mount3, portmap};
 
 use super::*;
 use crate::config::NfsVersions;
+use crate::counters::Operation as Counted;
 use crate::dispatch;
 use crate::procedures::Thread;
 
@@ -100,7 +101,11 @@ fn versions_that_are_not_served_are_never_taken_for_served_ones() {
             let call = call(version, code, &GetattrArgs { object: FileHandle::new(&[1]).unwrap() });
             let call = received(call);
             assert!(call.procedure.is_err() && call.nfs3().is_none(), "{version:?} {code}");
-            assert_eq!(dispatch::thread(&call, None, true), Thread::Network, "{version:?} {code}");
+            assert_eq!(
+                dispatch::thread(&call, &call.outline(), true),
+                Thread::Network,
+                "{version:?} {code}"
+            );
         }
         let (call, _) = write_call(version);
         assert_eq!(Incoming::new(FILES).layout(&call), Layout::Head, "{version:?}");
@@ -123,28 +128,67 @@ fn the_header_is_kept_with_the_call() {
 #[test]
 fn a_handle_is_found_in_whole_arguments_only() {
     let handle = [9; 33];
-    let mut w = Writer::new();
-    GetattrArgs { object: FileHandle::new(&handle).unwrap() }.encode(&mut w);
-    let arguments = w.into_vec();
-    let found = |arguments| crate::nfs3::first_handle(P::Getattr, arguments);
-    assert_eq!(found(&arguments), Some(&handle[..]));
-    for len in 0..arguments.len() - 3 {
-        assert_eq!(found(&arguments[..len]), None, "{len} bytes");
+    let whole =
+        call(NFS, P::Getattr.code(), &GetattrArgs { object: FileHandle::new(&handle).unwrap() });
+    let arguments_at = whole.len() - 40;
+    let found = |bytes: &[u8]| received(bytes.to_vec()).outline().handle.map(<[u8]>::to_vec);
+    assert_eq!(found(&whole), Some(handle.to_vec()));
+    for len in arguments_at..whole.len() {
+        assert_eq!(found(&whole[..len]), None, "{len} bytes");
     }
-    assert_eq!(crate::nfs3::first_handle(P::Null, &arguments), None);
-    assert_eq!(found(&[0xff; 40]), None);
+    let too_long = [&whole[..arguments_at], &[0xff; 40]].concat();
+    assert_eq!(found(&too_long), None);
+    let null =
+        call(NFS, P::Null.code(), &GetattrArgs { object: FileHandle::new(&handle).unwrap() });
+    assert_eq!(found(&null), None);
+}
+
+/// Checks what the outline of a call has: the handle, the range, and the bytes of a READ.
+#[track_caller]
+fn assert_outline(
+    procedure: P,
+    args: &impl Encode,
+    handle: &FileHandle,
+    (range, read_bytes): (Option<(u64, u32)>, Option<u32>),
+) {
+    let call = received(call(NFS, procedure.code(), args));
+    let (operation, handle) = (Some(Counted::nfs3(procedure)), Some(handle.as_bytes()));
+    let expected = Outline { operation, work: None, handle, current: handle, range, read_bytes };
+    assert_eq!(call.outline(), expected);
+}
+
+#[test]
+fn an_outline_has_handle_and_range() {
+    let dir = FileHandle::new(b"directory").unwrap();
+    let file = FileHandle::new(b"file").unwrap();
+    let read = nfs3::ReadArgs { file, offset: 4096, count: 10 };
+    assert_outline(P::Read, &read, &file, (Some((4096, 10)), Some(10)));
+    let commit = nfs3::CommitArgs { file, offset: 4096, count: 10 };
+    assert_outline(P::Commit, &commit, &file, (Some((4096, 10)), None));
+    let (stable, data) = (StableHow::Unstable, &[7; 13][..]);
+    let write = WriteArgs { file, offset: 5, count: 13, stable, data };
+    assert_outline(P::Write, &write, &file, (Some((5, 13)), None));
+    let lookup = nfs3::LookupArgs { what: nfs3::DirOp { dir, name: b"name" } };
+    assert_outline(P::Lookup, &lookup, &dir, (None, None));
+    let verifier = nfs3::CookieVerifier([0; 8]);
+    let readdir = nfs3::ReaddirArgs { dir, cookie: 7, verifier, count: 512 };
+    assert_outline(P::Readdir, &readdir, &dir, (Some((7, 512)), None));
+    let (dir_count, max_count) = (512, 8192);
+    let readdir = nfs3::ReaddirplusArgs { dir, cookie: 7, verifier, dir_count, max_count };
+    assert_outline(P::Readdirplus, &readdir, &dir, (Some((7, 8192)), None));
 }
 
 #[test]
 fn a_read_begins_by_its_length() {
-    let read = |count| {
+    let thread = |count, alone| {
         let file = FileHandle::new(&[1]).unwrap();
-        received(call(NFS, P::Read.code(), &nfs3::ReadArgs { file, offset: 0, count }))
+        let call = received(call(NFS, P::Read.code(), &nfs3::ReadArgs { file, offset: 0, count }));
+        dispatch::thread(&call, &call.outline(), alone)
     };
     let small = 64 * 1024;
-    assert_eq!(dispatch::thread(&read(small), None, false), Thread::NetworkThenData);
-    assert_eq!(dispatch::thread(&read(small + 1), None, false), Thread::Data);
-    assert_eq!(dispatch::thread(&read(small + 1), None, true), Thread::NetworkThenData);
+    assert_eq!(thread(small, false), Thread::NetworkThenData);
+    assert_eq!(thread(small + 1, false), Thread::Data);
+    assert_eq!(thread(small + 1, true), Thread::NetworkThenData);
 }
 
 proptest! {

@@ -217,33 +217,6 @@ fn check_write<'a>(
     }
 }
 
-/// The handle that each procedure but NULL has first in its arguments, as it was received.
-pub(crate) fn first_handle(procedure: Procedure, arguments: &[u8]) -> Option<&[u8]> {
-    if procedure == Procedure::Null {
-        return None;
-    }
-    let (len, rest) = arguments.split_first_chunk()?;
-    rest.get(..usize::try_from(u32::from_be_bytes(*len)).ok()?)
-}
-
-/// The range that is asked for by a procedure with one: offset or cookie, and bytes.
-pub(crate) fn range(procedure: Procedure, arguments: &[u8]) -> (u64, u32) {
-    let count_behind = match procedure {
-        Procedure::Read | Procedure::Write | Procedure::Commit => 0,
-        Procedure::Readdir => 8,
-        Procedure::Readdirplus => 12,
-        _ => return (0, 0),
-    };
-    let range = || {
-        let (len, rest) = arguments.split_first_chunk()?;
-        let handle = usize::try_from(u32::from_be_bytes(*len)).ok()?.checked_next_multiple_of(4)?;
-        let (offset, rest) = rest.get(handle..)?.split_first_chunk()?;
-        let count = rest.get(count_behind..)?.first_chunk()?;
-        Some((u64::from_be_bytes(*offset), u32::from_be_bytes(*count)))
-    };
-    range().unwrap_or_default()
-}
-
 impl Request<'_> {
     /// The object behind a handle, and the caller as its export sees them.
     fn resolve(&self, handle: &FileHandle) -> Result<(Caller, Object), NotAdmitted> {
