@@ -3,6 +3,7 @@
 mod dues;
 mod end;
 mod stay;
+mod timing;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -12,14 +13,14 @@ use std::task::{Context, Waker};
 
 use io::{Share, WriteData};
 use proto::oncrpc::CallError;
-use rpc::server::{ReceiveError, Receiver, Record, ReplyQueue, SendObserver, Socket, SocketReader};
+use rpc::server::{ReceiveError, Receiver, Record, ReplyQueue, Socket, SocketReader};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::busy_poll::{ThreadCalls, Waits};
 use crate::call::Incoming;
 use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, Place};
-use crate::counters::{CallKind, ClientCounters, Counter, CounterSet, Counters, Phase};
+use crate::counters::{ClientCounters, Counter, Counters};
 use crate::dispatch::{self, Claimed, Ended, Verdict};
 use crate::moment::Moment;
 use crate::procedures::{Programs, Thread};
@@ -30,6 +31,7 @@ use crate::turns::Seat;
 use dues::{Charge, Dues};
 use end::{Open, drain};
 use stay::{Stayed, Streak};
+use timing::Timed;
 
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
 /// receiver, and a stranger who sends slowly must not keep memory from the others until then. Longer
@@ -38,8 +40,6 @@ use stay::{Stayed, Streak};
 const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
 /// The number of the next connection.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
-/// The kinds of calls, of which tokens name one.
-const KINDS: u64 = CallKind::ALL.len() as u64;
 
 /// What the calls of a connection have in common.
 struct Intake {
@@ -404,65 +404,6 @@ fn count(counters: &Counters, record: &Record) {
         counters.add(Counter::PayloadBytes, payload.len() as u64);
         counters.add(Counter::PayloadMovedBytes, record.moved_bytes as u64);
     }
-}
-
-/// A call that is timed, when it was executed.
-struct Timed {
-    kind: CallKind,
-    received: Moment,
-    ended: Ended,
-}
-
-impl Timed {
-    /// Notes the call's times so far, and has the time noted that its reply takes to send.
-    fn note(self, service: &Service, client: &Arc<ClientCounters>, verdict: Verdict) -> Verdict {
-        let Self { kind, received, ended } = self;
-        let times = ended.export.unwrap_or_else(|| Arc::clone(service.counters.general()));
-        if let Some(nanoseconds) = ended.queue_ns {
-            times.note_phase(kind, Phase::Queue, nanoseconds);
-            client.note_phase(Phase::Queue, nanoseconds);
-        }
-        let Verdict::Reply(reply) = verdict else { return verdict };
-        let Some(ended) = ended.at else { return Verdict::Reply(reply) };
-        client.note_time(ended.nanoseconds_since(received));
-        let token = send_token(kind, ended);
-        if !service.counters.timing.is_watched() {
-            return Verdict::Reply(reply.observed(times, token));
-        }
-        let sent = Sent { times, client: Arc::clone(client) };
-        Verdict::Reply(reply.observed(Arc::new(sent), token))
-    }
-}
-
-/// The kind of a call, in the lowest bits, and when its reply was ready to be sent.
-fn send_token(kind: CallKind, ready: Moment) -> u64 {
-    ready.nanoseconds() * KINDS + kind as u64
-}
-
-/// Where the time is counted that a reply takes to send.
-struct Sent {
-    times: Arc<CounterSet>,
-    client: Arc<ClientCounters>,
-}
-
-impl SendObserver for Sent {
-    fn reply_is_gone(&self, token: u64) {
-        let (kind, nanoseconds) = time_to_send(token);
-        self.times.note_phase(kind, Phase::Send, nanoseconds);
-        self.client.note_phase(Phase::Send, nanoseconds);
-    }
-}
-
-impl SendObserver for CounterSet {
-    fn reply_is_gone(&self, token: u64) {
-        let (kind, nanoseconds) = time_to_send(token);
-        self.note_phase(kind, Phase::Send, nanoseconds);
-    }
-}
-
-fn time_to_send(token: u64) -> (CallKind, u64) {
-    let kind = CallKind::ALL[usize::from((token % KINDS) as u8)];
-    (kind, Moment::now().nanoseconds().saturating_sub(token / KINDS))
 }
 
 /// Sends what there is to send to a call that holds `slot`.
