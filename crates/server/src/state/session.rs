@@ -9,7 +9,7 @@ use super::ConnectionId;
 use super::backchannel::{Backchannel, Callback, CallbackEnd, CallbackParameters, Message};
 use super::lease::{Lease, Path};
 use super::replies::ReplyBudget;
-use super::slots::{Sequence, Slots, Step};
+use super::slots::{Decision, Sequence, Slots};
 
 /// `channel_attrs4` without header padding and RDMA, RFC 8881 §18.36.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,18 +120,18 @@ impl Session {
         }
         let reply_bytes = usize::try_from(self.fore.cached_bytes_max).unwrap_or(usize::MAX);
         let room = || self.replies.take(reply_bytes);
-        let step = state.slots.begin(call, digest, connection, room);
-        if matches!(step, Ok(Step::Run)) {
+        let decision = state.slots.begin(call, digest, connection, room);
+        if matches!(decision, Ok(Decision::Run)) {
             let sequenced = self.sequenced(&mut state, call.highest_slot);
             let (session, slot) = (Arc::clone(self), call.slot);
             let is_cached = call.cache_this;
             return Ok(Begin::Run(Running { session, slot, is_cached, sequenced, is_done: false }));
         }
         self.lease.end_call();
-        match step? {
-            Step::Run => unreachable!("returned above"),
-            Step::Replay(body) => Ok(Begin::Replay(body)),
-            Step::Duplicate => Ok(Begin::Duplicate),
+        match decision? {
+            Decision::Run => unreachable!("returned above"),
+            Decision::Replay(body) => Ok(Begin::Replay(body)),
+            Decision::Duplicate => Ok(Begin::Duplicate),
         }
     }
 

@@ -20,7 +20,7 @@ pub(crate) struct Sequence {
 
 /// The decision on a call.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum Decision {
     /// It is new: run it, and [complete](Slots::complete) the slot.
     Run,
     /// It ran before: send this reply again.
@@ -85,7 +85,7 @@ impl Slots {
         digest: u64,
         connection: ConnectionId,
         room: impl FnOnce() -> Option<ReplyRoom>,
-    ) -> Result<Step, Status> {
+    ) -> Result<Decision, Status> {
         if call.slot.0 >= self.slots_max {
             return Err(Status::Badslot);
         }
@@ -101,7 +101,7 @@ impl Slots {
             Content::Busy { digest: own, connection: first } if call.sequence == last => {
                 match (own == digest, first == connection) {
                     (false, _) => Err(Status::SeqFalseRetry),
-                    (true, true) => Ok(Step::Duplicate),
+                    (true, true) => Ok(Decision::Duplicate),
                     (true, false) => Err(Status::Delay),
                 }
             }
@@ -109,7 +109,7 @@ impl Slots {
                 if own != digest {
                     return Err(Status::SeqFalseRetry);
                 }
-                reply.map(Step::Replay).ok_or(Status::RetryUncachedRep)
+                reply.map(Decision::Replay).ok_or(Status::RetryUncachedRep)
             }
             Content::Unused | Content::Done { .. } if call.sequence == last.next() => {
                 let has_room = index == 0 || self.slots.get(index).is_some_and(Slot::has_room);
@@ -121,7 +121,7 @@ impl Slots {
                 slot.sequence = call.sequence;
                 slot.content = Content::Busy { digest, connection };
                 slot.room = room.or(slot.room.take());
-                Ok(Step::Run)
+                Ok(Decision::Run)
             }
             Content::Unused | Content::Busy { .. } | Content::Done { .. } => {
                 Err(Status::SeqMisordered)

@@ -36,19 +36,19 @@ fn any_action() -> impl Strategy<Value = Action> {
 fn expected(
     model: &[Model],
     (slot, far, digest, on, high): (u32, u32, u64, u64, u32),
-) -> Result<Step, Status> {
+) -> Result<Decision, Status> {
     let Some(model) = model.get(slot as usize) else { return Err(Status::Badslot) };
     if high >= SLOTS {
         return Err(Status::BadHighSlot);
     }
     match far {
-        1 if model.busy_on.is_none() => Ok(Step::Run),
+        1 if model.busy_on.is_none() => Ok(Decision::Run),
         0 if model.calls.is_empty() => Err(Status::SeqMisordered),
         0 if model.calls.last() != Some(&digest) => Err(Status::SeqFalseRetry),
         0 => match (model.busy_on, &model.reply) {
-            (Some(first), _) if first == ConnectionId(on) => Ok(Step::Duplicate),
+            (Some(first), _) if first == ConnectionId(on) => Ok(Decision::Duplicate),
             (Some(_), _) => Err(Status::Delay),
-            (None, Some(reply)) => Ok(Step::Replay(Arc::clone(reply))),
+            (None, Some(reply)) => Ok(Decision::Replay(Arc::clone(reply))),
             (None, None) => Err(Status::RetryUncachedRep),
         },
         _ => Err(Status::SeqMisordered),
@@ -76,7 +76,7 @@ fn check(actions: Vec<Action>, start: u32) -> Result<(), TestCaseError> {
                 let before = format!("{slots:?}");
                 let step = slots.begin(&call, digest, ConnectionId(on), || budget.take(1));
                 prop_assert_eq!(&step, &expected(&model, (slot, far, digest, on, high)));
-                if step == Ok(Step::Run) {
+                if step == Ok(Decision::Run) {
                     let slot = &mut model[slot as usize];
                     slot.calls.push(digest);
                     slot.busy_on = Some(ConnectionId(on));
@@ -123,5 +123,5 @@ fn the_first_number_of_a_slot_is_one() {
     };
     assert_eq!(begin(0), Err(Status::SeqMisordered));
     assert_eq!(begin(2), Err(Status::SeqMisordered));
-    assert_eq!(begin(1), Ok(Step::Run));
+    assert_eq!(begin(1), Ok(Decision::Run));
 }
