@@ -7,18 +7,19 @@ use proto::nfs4::Stateid;
 
 use crate::inode_cache::Inode;
 use crate::service::Service;
-use crate::state::{Delegate, Effects, FileId, NotDelegated};
+use crate::state::{Delegate, FileId, NotDelegated};
 
 /// Recalls the delegations of files that something conflicts with, until it is aborted.
 pub(crate) async fn attend(service: Arc<Service>) {
     let requests = Arc::clone(service.vfs.recall_requests());
     loop {
-        let mut effects = Effects::new();
-        for (file, is_local) in requests.next().await {
-            let file = FileId(u64::try_from(file).expect("an address has at most 64 bits"));
-            service.state.recall(file, is_local, service.now(), &mut effects);
-        }
-        service.settle_later(effects);
+        let conflicts = requests.next().await;
+        service.change_state_settle_later(|state, step| {
+            for (file, is_local) in conflicts {
+                let file = FileId(u64::try_from(file).expect("an address has at most 64 bits"));
+                state.recall(file, is_local, step);
+            }
+        });
     }
 }
 

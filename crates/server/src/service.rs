@@ -35,8 +35,8 @@ use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
 use crate::settlement::Settlement;
 use crate::state::{
-    Callback, ChannelAttributes, Effect, Effects, Limits, LockGrant, LockId, Message, Piece,
-    Session, State,
+    Callback, ChannelAttributes, Effect, Limits, LockGrant, LockId, Message, Piece, Session, State,
+    Step,
 };
 use crate::stays::Stays;
 use crate::trace::Tracer;
@@ -331,9 +331,7 @@ impl Service {
     /// at once.
     pub(crate) async fn drop_client(&self, address: IpAddr) -> Dropped {
         let connections = self.connections.evict_peer(address);
-        let mut effects = Vec::new();
-        let nfs4_clients = self.state.forget_peer(address, self.now(), &mut effects);
-        self.settle(effects).await;
+        let nfs4_clients = self.change_state(|state, step| state.forget_peer(address, step)).await;
         Dropped { connections, nfs4_clients }
     }
 
@@ -355,16 +353,30 @@ impl Service {
         mac.fold(String::from("spillway-"), |id, byte| format!("{id}{byte:02x}"))
     }
 
-    /// Performs the effects of a change of [`Self::state`], before the reply.
-    pub(crate) async fn settle(&self, effects: Effects) {
-        let (callbacks, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_callback);
-        self.settlement.settle(effects).await;
-        callbacks.into_iter().for_each(|callback| self.notify(callback));
+    /// Changes [`Self::state`], and performs the effects of that before it returns.
+    pub(crate) async fn change_state<'a, T>(
+        &'a self,
+        change: impl FnOnce(&'a State, &mut Step) -> T,
+    ) -> T {
+        let mut step = Step::new(self.now());
+        let changed = change(&self.state, &mut step);
+        let effects = step.into_effects();
+        // Nearly all READs and WRITEs have none.
+        if !effects.is_empty() {
+            let (callbacks, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_callback);
+            self.settlement.settle(effects).await;
+            callbacks.into_iter().for_each(|callback| self.notify(callback));
+        }
+        changed
     }
 
-    /// The same after what no call waits for.
-    pub(crate) fn settle_later(&self, effects: Effects) {
-        let (callbacks, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_callback);
+    /// As [`Self::change_state`], for what no call waits for: the threads of the devices perform the
+    /// effects.
+    pub(crate) fn change_state_settle_later(&self, change: impl FnOnce(&State, &mut Step)) {
+        let mut step = Step::new(self.now());
+        change(&self.state, &mut step);
+        let effects = step.into_effects().into_iter();
+        let (callbacks, effects): (Vec<_>, Vec<_>) = effects.partition(is_callback);
         self.settlement.settle_later(effects);
         callbacks.into_iter().for_each(|callback| self.notify(callback));
     }
@@ -439,10 +451,10 @@ impl Service {
     /// Ends the leases that have run out, and the state of files whose exports are not served any more.
     /// To be called once a second. Waits for nothing.
     pub(crate) fn expire(&self) {
-        let mut effects = Effects::new();
-        self.state.expire(self.now(), &mut effects);
-        self.state.release_files(&self.held_files.retired(), self.now(), &mut effects);
-        self.settle_later(effects);
+        self.change_state_settle_later(|state, step| {
+            state.expire(step);
+            state.release_files(&self.held_files.retired(), step);
+        });
         let is_in_grace = self.state.counts().is_in_grace;
         if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {
             tracing::info!("the grace period of version 4 is over");

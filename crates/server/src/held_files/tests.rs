@@ -18,8 +18,8 @@ use crate::export::{ExportRoot, FileSystems};
 use crate::fs::{PATH_ONLY, attributes_of};
 use crate::inode_cache::InodeCache;
 use crate::state::{
-    ChannelAttributes, ConnectionId, CreateSession, Effects, ExchangeId, Limits, Lock, LockFailure,
-    LockTarget, OpenFile, Principal,
+    ChannelAttributes, ConnectionId, CreateSession, ExchangeId, Limits, Lock, LockFailure,
+    LockTarget, OpenFile, Principal, Step,
 };
 
 const NOW: Duration = Duration::ZERO;
@@ -65,15 +65,15 @@ impl Bed {
     }
 
     pub(crate) fn client(&self, owner: &[u8]) -> ClientId {
-        let mut effects = Effects::new();
-        let client = self.boot(owner, 0, &mut effects);
-        self.state.reclaim_complete(client, false, NOW, &mut effects).unwrap();
+        let mut step = Step::new(NOW);
+        let client = self.boot(owner, 0, &mut step);
+        self.state.reclaim_complete(client, false, &mut step).unwrap();
         client
     }
 
     /// A client that has begun with this verifier: what it held before has ended.
-    pub(crate) fn boot(&self, owner: &[u8], verifier: u8, effects: &mut Effects) -> ClientId {
-        boot(&self.state, owner, verifier, Principal::None, effects).0
+    pub(crate) fn boot(&self, owner: &[u8], verifier: u8, step: &mut Step) -> ClientId {
+        boot(&self.state, owner, verifier, Principal::None, step).0
     }
 
     fn open(&self, client: ClientId, access: ShareAccess) -> Stateid {
@@ -100,15 +100,16 @@ impl Bed {
             is_reclaim,
             user: 0,
         };
-        let opened = self.state.open(&call, NOW, &mut Effects::new()).unwrap();
+        let opened = self.state.open(&call, &mut Step::new(NOW)).unwrap();
         if opened.is_new {
             pin.keep();
         }
         opened.stateid
     }
 
-    fn perform(&self, effects: Effects) {
-        effects.iter().for_each(|effect| drop(self.held.perform(&self.state, effect)));
+    fn perform(&self, step: Step) {
+        let perform = |effect: &Effect| drop(self.held.perform(&self.state, effect));
+        step.into_effects().iter().for_each(perform);
     }
 
     /// The stateid, or the lock of a local program.
@@ -130,38 +131,37 @@ impl Bed {
         kind: LockType,
         range: LockRange,
     ) -> Result<Stateid, Piece> {
-        let (file, mut effects) = (file_id(inode), Effects::new());
+        let (file, mut step) = (file_id(inode), Step::new(NOW));
         let object = FileHandle::new(b"file").unwrap();
         let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
-        let grant = match self.state.lock_range(&call, NOW, &mut effects) {
+        let grant = match self.state.lock_range(&call, &mut step) {
             Ok(grant) => grant,
             Err(LockFailure::Denied(conflict)) => return Err(conflict.piece),
             Err(LockFailure::Status(status)) => panic!("{status:?}"),
         };
         let result = match self.held.mirror(&self.state, &grant).unwrap() {
-            None => Ok(self.state.confirm_lock(grant, NOW, &mut effects).unwrap()),
+            None => Ok(self.state.confirm_lock(grant, &mut step).unwrap()),
             Some(conflict) => {
-                self.state.undo_lock(grant, NOW, &mut effects);
+                self.state.undo_lock(grant, &mut step);
                 Err(conflict)
             }
         };
-        self.perform(effects);
+        self.perform(step);
         result
     }
 
     fn unlock(&self, client: ClientId, stateid: &Stateid, range: LockRange) -> Stateid {
-        let (file, mut effects) = (file_id(&self.inode), Effects::new());
-        let unlocked =
-            self.state.unlock_range(client, stateid, file, range, NOW, &mut effects).unwrap();
-        self.perform(effects);
+        let (file, mut step) = (file_id(&self.inode), Step::new(NOW));
+        let unlocked = self.state.unlock_range(client, stateid, file, range, &mut step).unwrap();
+        self.perform(step);
         unlocked
     }
 
     fn close(&self, client: ClientId, stateid: &Stateid) {
-        let mut effects = Effects::new();
+        let mut step = Step::new(NOW);
         let file = file_id(&self.inode);
-        self.state.close(client, stateid, file, NOW, &mut effects).unwrap();
-        self.perform(effects);
+        self.state.close(client, stateid, file, &mut step).unwrap();
+        self.perform(step);
     }
 
     pub(crate) fn local_file(&self) -> File {
@@ -175,12 +175,12 @@ pub(crate) fn boot(
     owner: &[u8],
     verifier: u8,
     principal: Principal,
-    effects: &mut Effects,
+    step: &mut Step,
 ) -> (ClientId, SessionId) {
     let (verifier, is_update) = (Verifier([verifier; 8]), false);
     let peer = Ipv4Addr::LOCALHOST.into();
     let call = ExchangeId { owner, verifier, is_update, principal, peer };
-    let client = state.exchange_id(&call, NOW, effects).unwrap().client;
+    let client = state.exchange_id(&call, step).unwrap().client;
     let channel = ChannelAttributes {
         request_bytes_max: 4096,
         response_bytes_max: 4096,
@@ -198,7 +198,7 @@ pub(crate) fn boot(
         principal,
         connection: ConnectionId(1),
     };
-    (client, state.create_session(&call, NOW, effects).unwrap().session)
+    (client, state.create_session(&call, step).unwrap().session)
 }
 
 /// The file `file` in an export of a directory.
@@ -259,10 +259,9 @@ fn clients_see_the_locks_of_local_programs() {
     assert_eq!(foreign(None), in_the_way.err());
     assert!(locally(&local, (5, 9), OfdLock::Unlock));
     bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
-    let (file, mut effects) = (file_id(&bed.inode), Effects::new());
+    let (file, mut step) = (file_id(&bed.inode), Step::new(NOW));
     let owner = (client, export_id(&bed.inode), b"l".as_slice());
-    let (_, lock) =
-        bed.state.test_lock(owner, file, ALL, LockType::Read, NOW, &mut effects).unwrap();
+    let (_, lock) = bed.state.test_lock(owner, file, ALL, LockType::Read, &mut step).unwrap();
     assert_eq!(foreign(lock), None, "its own lock is not in the way");
 }
 
@@ -333,18 +332,18 @@ fn a_client_that_is_forgotten_leaves_no_lock_in_the_kernel() {
     let bed = Bed::new();
     let client = bed.client(b"c");
     let open = bed.open(client, ShareAccess::Both);
-    let (file, mut effects) = (file_id(&bed.inode), Effects::new());
+    let (file, mut step) = (file_id(&bed.inode), Step::new(NOW));
     let (target, kind) = (new(&open), LockType::Write);
     let object = FileHandle::new(b"file").unwrap();
     let call = Lock { client, target, file, object, range: ALL, kind, is_reclaim: false };
-    let grant = bed.state.lock_range(&call, NOW, &mut effects).unwrap();
+    let grant = bed.state.lock_range(&call, &mut step).unwrap();
     // It is forgotten before its lock is mirrored, while another client has the file open.
     let other = bed.client(b"other");
     bed.open(other, ShareAccess::Both);
     bed.close(client, &open);
     bed.held.mirror(&bed.state, &grant).unwrap();
-    bed.state.confirm_lock(grant, NOW, &mut effects).unwrap_err();
-    bed.perform(effects);
+    bed.state.confirm_lock(grant, &mut step).unwrap_err();
+    bed.perform(step);
     assert!(locally(&bed.local_file(), (0, u64::MAX), OfdLock::Write));
 }
 
@@ -374,9 +373,9 @@ fn locks_of_a_retired_export_end_while_another_has_the_file_open() {
     let (open, kept) = (bed.open(a, ShareAccess::Both), bed.open_in(b, &other, ShareAccess::Both));
     bed.lock(a, new(&open), LockType::Write, ALL).unwrap();
     bed.inode.root().retire();
-    let mut effects = Effects::new();
-    bed.state.release_files(&bed.held.retired(), NOW, &mut effects);
-    bed.perform(effects);
+    let mut step = Step::new(NOW);
+    bed.state.release_files(&bed.held.retired(), &mut step);
+    bed.perform(step);
     let low = LockRange { offset: 0, length: 10 };
     bed.lock(b, new(&kept), LockType::Write, low).expect("it is released");
     assert!(locally(&bed.local_file(), (10, u64::MAX), OfdLock::Write), "in the kernel too");
@@ -397,8 +396,8 @@ fn a_lock_that_has_ended_denies_nothing_while_it_waits_to_be_released() {
     let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
     let (ended, open) = (bed.open(a, ShareAccess::Both), bed.open(b, ShareAccess::Both));
     bed.lock(a, new(&ended), LockType::Write, ALL).unwrap();
-    let (file, mut later) = (file_id(&bed.inode), Effects::new());
-    bed.state.close(a, &ended, file, NOW, &mut later).unwrap();
+    let (file, mut later) = (file_id(&bed.inode), Step::new(NOW));
+    bed.state.close(a, &ended, file, &mut later).unwrap();
     let held = bed.lock(b, new(&open), LockType::Write, ALL).expect("it has ended");
     bed.perform(later);
     assert!(!locally(&bed.local_file(), (0, 0), OfdLock::Read), "the new lock stays");
@@ -410,22 +409,22 @@ fn a_lock_that_has_ended_denies_nothing_while_it_waits_to_be_released() {
 fn locks_that_wait_to_be_released_count_until_then() {
     let bed = Bed::new();
     let local = bed.local_file();
-    let mut later = Effects::new();
+    let mut later = Step::new(NOW);
     for owner in 0..u8::try_from(OWNERS_MAX).unwrap() {
         let client = bed.client(&[owner]);
         let open = bed.open(client, ShareAccess::Both);
         let at = LockRange { offset: owner.into(), length: 1 };
         bed.lock(client, new(&open), LockType::Write, at).unwrap();
-        bed.state.close(client, &open, file_id(&bed.inode), NOW, &mut later).unwrap();
+        bed.state.close(client, &open, file_id(&bed.inode), &mut later).unwrap();
     }
     let client = bed.client(b"late");
     let open = bed.open(client, ShareAccess::Both);
     let (file, object) = (file_id(&bed.inode), FileHandle::new(b"file").unwrap());
     let (target, range, kind) = (new(&open), LockRange { offset: 99, length: 1 }, LockType::Write);
     let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
-    let grant = bed.state.lock_range(&call, NOW, &mut later).unwrap();
+    let grant = bed.state.lock_range(&call, &mut later).unwrap();
     assert_eq!(bed.held.mirror(&bed.state, &grant), Err(Status::Delay));
-    bed.state.undo_lock(grant, NOW, &mut later);
+    bed.state.undo_lock(grant, &mut later);
     bed.perform(later);
     bed.lock(client, new(&open), LockType::Write, range).expect("there is room");
     assert!(locally(&local, (0, 98), OfdLock::Write));
@@ -447,9 +446,9 @@ fn a_range_that_was_unlocked_denies_nothing_while_the_kernel_is_to_be_asked() {
     let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
     let (of_a, of_b) = (bed.open(a, ShareAccess::Both), bed.open(b, ShareAccess::Both));
     let held = bed.lock(a, new(&of_a), LockType::Write, ALL).unwrap();
-    let (file, mut later) = (file_id(&bed.inode), Effects::new());
+    let (file, mut later) = (file_id(&bed.inode), Step::new(NOW));
     let low = LockRange { offset: 0, length: 10 };
-    bed.state.unlock_range(a, &held, file, low, NOW, &mut later).unwrap();
+    bed.state.unlock_range(a, &held, file, low, &mut later).unwrap();
     let wanted = piece(0, 9, LockKind::Write);
     assert_eq!(bed.held.foreign_lock(&bed.state, &bed.inode, None, wanted), Ok(None));
     bed.lock(b, new(&of_b), LockType::WriteBlocking, low).expect("it is free");
@@ -465,8 +464,8 @@ fn unlocking_leaves_what_the_owner_has_locked_again() {
     let client = bed.client(b"c");
     let open = bed.open(client, ShareAccess::Both);
     let held = bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
-    let (file, mut later) = (file_id(&bed.inode), Effects::new());
-    let held = bed.state.unlock_range(client, &held, file, ALL, NOW, &mut later).unwrap();
+    let (file, mut later) = (file_id(&bed.inode), Step::new(NOW));
+    let held = bed.state.unlock_range(client, &held, file, ALL, &mut later).unwrap();
     let low = LockRange { offset: 0, length: 10 };
     bed.lock(client, LockTarget::Known(&held), LockType::Write, low).unwrap();
     bed.perform(later);
@@ -482,15 +481,16 @@ fn a_shared_lock_waits_until_the_kernel_has_made_the_exclusive_one_shared() {
     let (of_a, of_b) = (bed.open(a, ShareAccess::Both), bed.open(b, ShareAccess::Both));
     let held = bed.lock(a, new(&of_a), LockType::Write, ALL).unwrap();
     let shared = call(&bed, (a, LockTarget::Known(&held)), LockType::Read, ALL);
-    let mut effects = Effects::new();
-    let grant = bed.state.lock_range(&shared, NOW, &mut effects).unwrap();
+    let mut step = Step::new(NOW);
+    let grant = bed.state.lock_range(&shared, &mut step).unwrap();
     let low = LockRange { offset: 0, length: 10 };
     let denied = bed.lock(b, new(&of_b), LockType::ReadBlocking, low);
     assert_eq!(denied, Err(piece(0, u64::MAX, LockKind::Write)));
     assert_eq!(bed.held.mirror(&bed.state, &grant), Ok(None));
-    bed.state.confirm_lock(grant, NOW, &mut effects).unwrap();
+    bed.state.confirm_lock(grant, &mut step).unwrap();
     let is_notified =
         |effect: &Effect| matches!(effect, Effect::NotifyLock { client, .. } if *client == b);
+    let effects = step.into_effects();
     assert!(effects.iter().any(is_notified), "{effects:?}");
     bed.lock(b, new(&of_b), LockType::ReadBlocking, low).expect("it is shared");
 }
@@ -508,20 +508,20 @@ fn unlocking_a_range_that_is_being_locked_leaves_no_lock() {
         let held = bed.lock(client, new(&open), LockType::Read, ALL).unwrap();
         let range = if is_denied { ALL } else { LockRange { offset: 0, length: 10 } };
         let exclusive = call(&bed, (client, LockTarget::Known(&held)), LockType::Write, range);
-        let (file, mut effects) = (file_id(&bed.inode), Effects::new());
-        let grant = bed.state.lock_range(&exclusive, NOW, &mut effects).unwrap();
-        bed.state.unlock_range(client, &held, file, ALL, NOW, &mut effects).unwrap();
+        let (file, mut step) = (file_id(&bed.inode), Step::new(NOW));
+        let grant = bed.state.lock_range(&exclusive, &mut step).unwrap();
+        bed.state.unlock_range(client, &held, file, ALL, &mut step).unwrap();
         if is_performed_first {
-            bed.perform(std::mem::take(&mut effects));
+            bed.perform(std::mem::replace(&mut step, Step::new(NOW)));
         }
         let found = bed.held.mirror(&bed.state, &grant).unwrap();
         assert_eq!(found.is_some(), is_denied);
         if is_denied {
-            bed.state.undo_lock(grant, NOW, &mut effects);
+            bed.state.undo_lock(grant, &mut step);
         } else {
-            bed.state.confirm_lock(grant, NOW, &mut effects).unwrap();
+            bed.state.confirm_lock(grant, &mut step).unwrap();
         }
-        bed.perform(effects);
+        bed.perform(step);
         assert_eq!(bed.state.counts().locks, 1, "the lock state without a range");
         assert!(locally(&local, (0, u64::MAX), OfdLock::Write), "the kernel has none either");
     }
@@ -534,13 +534,13 @@ fn a_lock_waits_for_another_of_its_owner_that_overlaps_it() {
     let open = bed.open(client, ShareAccess::Both);
     let at = |offset| LockRange { offset, length: 10 };
     let first = call(&bed, (client, new(&open)), LockType::Write, at(0));
-    let mut effects = Effects::new();
-    let grant = bed.state.lock_range(&first, NOW, &mut effects).unwrap();
+    let mut step = Step::new(NOW);
+    let grant = bed.state.lock_range(&first, &mut step).unwrap();
     let second = call(&bed, (client, new(&open)), LockType::Read, at(9));
-    let delayed = bed.state.lock_range(&second, NOW, &mut effects).map(drop);
+    let delayed = bed.state.lock_range(&second, &mut step).map(drop);
     assert_eq!(delayed, Err(LockFailure::Status(proto::nfs4::Status::Delay)));
     bed.lock(client, new(&open), LockType::Read, at(10)).expect("it does not overlap");
-    bed.state.undo_lock(grant, NOW, &mut effects);
-    bed.perform(effects);
+    bed.state.undo_lock(grant, &mut step);
+    bed.perform(step);
     bed.lock(client, new(&open), LockType::Read, at(9)).unwrap();
 }

@@ -13,7 +13,7 @@ use super::compound::Compound;
 use super::location::{Located, Place};
 use crate::held_files::{export_id, file_id};
 use crate::inode_cache::Inode;
-use crate::state::{Delegate, Effects, FileId, NotDelegated, Running};
+use crate::state::{Delegate, FileId, NotDelegated, Running, State, Step};
 
 impl Compound<'_> {
     /// Checks the delegation that an OPEN names.
@@ -105,9 +105,9 @@ impl Compound<'_> {
         let located = self.object_or(Status::BadStateid)?;
         let (inode, file) = self.hold(&located).await?;
         let (service, client) = (self.request.service, self.client()?);
-        let (now, mut effects) = (service.now(), Effects::new());
-        let returned = service.state.return_delegation(client, &stateid, file, now, &mut effects);
-        service.settle(effects).await;
+        let give_back =
+            |state: &State, step: &mut Step| state.return_delegation(client, &stateid, file, step);
+        let returned = service.change_state(give_back).await;
         self.let_go(inode).await;
         Ok(returned?)
     }

@@ -13,7 +13,7 @@ use super::state::share;
 use super::{Outcome, Refused, convert};
 use crate::fs;
 use crate::inode_cache::{AccessRights, Attributes};
-use crate::state::{Effects, OpenFile, OpenRoom, Running};
+use crate::state::{OpenFile, OpenRoom, Running, State, Step};
 use crate::vfs::{AttributeChange, CreateMode};
 
 /// A name can come and go between the looks that UNCHECKED4 takes.
@@ -64,22 +64,25 @@ impl<'a> Compound<'a> {
         let (owner, user) = (args.owner.owner, target.located.caller.uid);
         let cuts = target.cuts;
         let call = OpenFile { client, owner, file, export, access, deny, cuts, is_reclaim, user };
-        let mut effects = Effects::new();
-        let opened = match target.room.take() {
-            Some(room) => room.open(&call, service.now(), &mut effects),
-            None => service.state.open(&call, service.now(), &mut effects),
+        let room = target.room.take();
+        let open = |state: &State, step: &mut Step| {
+            let opened = match room {
+                Some(room) => room.open(&call, step),
+                None => state.open(&call, step),
+            };
+            if opened.as_ref().is_ok_and(|opened| opened.is_new) {
+                pin.keep();
+            } else {
+                drop(pin);
+            }
+            opened
         };
-        if opened.as_ref().is_ok_and(|opened| opened.is_new) {
-            pin.keep();
-        } else {
-            drop(pin);
-        }
-        service.settle(effects).await;
-        let opened = opened?;
+        let opened = service.change_state(open).await?;
         if let Err(refused) = self.cut(&target).await {
-            let mut effects = Effects::new();
-            service.state.undo_open(client, &opened, file, service.now(), &mut effects);
-            service.settle(effects).await;
+            let undo = |state: &State, step: &mut Step| {
+                state.undo_open(client, &opened, file, step);
+            };
+            service.change_state(undo).await;
             return Err(refused);
         }
         let delegation = Box::pin(self.delegation(&args, &target.located, &inode)).await;
@@ -156,10 +159,8 @@ impl<'a> Compound<'a> {
     /// Takes room for an open by an owner.
     async fn take_room(&self, owner: &[u8]) -> Outcome<OpenRoom<'a>> {
         let (service, client) = (self.request.service, self.client()?);
-        let mut effects = Effects::new();
-        let room = service.state.take_open_room(client, owner.len(), service.now(), &mut effects);
-        service.settle(effects).await;
-        Ok(room?)
+        let bytes = owner.len();
+        Ok(service.change_state(|state, step| state.take_open_room(client, bytes, step)).await?)
     }
 
     async fn existing(&self, directory: &Located, name: &[u8]) -> Outcome<Target<'a>> {

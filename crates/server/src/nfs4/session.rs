@@ -16,6 +16,7 @@ use super::{Outcome, Refused};
 use crate::export::Flavor;
 use crate::state::{
     self, Begin, CallbackParameters, CreateSession, ExchangeId, ExchangedId, Principal, Sequence,
+    State, Step,
 };
 
 impl Compound<'_> {
@@ -81,10 +82,8 @@ impl Compound<'_> {
             principal: self.principal(),
             peer: self.peer.address.ip().to_canonical(),
         };
-        let (service, mut effects) = (self.request.service, Vec::new());
-        let exchanged = service.state.exchange_id(&call, service.now(), &mut effects);
-        service.settle(effects).await;
-        Ok(exchanged?)
+        let service = self.request.service;
+        Ok(service.change_state(|state, step| state.exchange_id(&call, step)).await?)
     }
 
     /// Appends the result of EXCHANGE_ID.
@@ -128,10 +127,8 @@ impl Compound<'_> {
             principal: self.principal(),
             connection: self.peer.connection,
         };
-        let (service, mut effects) = (self.request.service, Vec::new());
-        let created = service.state.create_session(&call, service.now(), &mut effects);
-        service.settle(effects).await;
-        let created = created?;
+        let service = self.request.service;
+        let created = service.change_state(|state, step| state.create_session(&call, step)).await?;
         Ok(CreateSessionOk {
             session: created.session,
             sequence: created.sequence,
@@ -147,19 +144,16 @@ impl Compound<'_> {
         if is_own && !self.is_last() {
             return Err(Status::NotOnlyOp.into());
         }
-        let (service, mut effects) = (self.request.service, Vec::new());
-        let destroyed = service.state.destroy_session(args.session, &mut effects);
-        service.settle(effects).await;
-        Ok(destroyed?)
+        let service = self.request.service;
+        Ok(service.change_state(|state, step| state.destroy_session(args.session, step)).await?)
     }
 
     /// DESTROY_CLIENTID, RFC 8881 §18.50.
     pub(super) async fn destroy_clientid(&mut self, args: DestroyClientidArgs) -> Outcome<()> {
-        let (service, mut effects) = (self.request.service, Vec::new());
-        let (principal, now) = (self.principal(), service.now());
-        let destroyed = service.state.destroy_clientid(args.client, principal, now, &mut effects);
-        service.settle(effects).await;
-        Ok(destroyed?)
+        let (service, principal) = (self.request.service, self.principal());
+        let destroy =
+            |state: &State, step: &mut Step| state.destroy_clientid(args.client, principal, step);
+        Ok(service.change_state(destroy).await?)
     }
 
     /// BIND_CONN_TO_SESSION, RFC 8881 §18.34. Every connection carries calls of every session.
@@ -217,11 +211,9 @@ impl Compound<'_> {
             self.place()?;
         }
         let (service, client) = (self.request.service, self.client()?);
-        let mut effects = Vec::new();
-        let (now, one_fs) = (service.now(), args.one_fs);
-        let completed = service.state.reclaim_complete(client, one_fs, now, &mut effects);
-        service.settle(effects).await;
-        Ok(completed?)
+        let complete =
+            |state: &State, step: &mut Step| state.reclaim_complete(client, args.one_fs, step);
+        Ok(service.change_state(complete).await?)
     }
 }
 

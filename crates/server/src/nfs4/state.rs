@@ -17,7 +17,7 @@ use super::{Outcome, Refused};
 use crate::fs::{Caller, OpenedFor};
 use crate::held_files::{export_id, file_id};
 use crate::inode_cache::Inode;
-use crate::state::{Conflict, Effects, FileId, IoState, Lock, LockFailure, LockTarget, Piece};
+use crate::state::{Conflict, FileId, IoState, Lock, LockFailure, LockTarget, Piece, State, Step};
 
 /// Room for the result of a LOCK or LOCKT that is denied: it names the owner of the other lock.
 const DENIED_BYTES_MAX: usize = RESULT_BYTES_MAX + OPAQUE_BYTES_MAX;
@@ -58,14 +58,10 @@ impl Compound<'_> {
         let stateid = self.known_stateid(stateid)?;
         let (inode, file) = self.hold(located).await?;
         let (service, client) = (self.request.service, self.client()?);
-        let mut effects = Effects::new();
-        let now = service.now();
         let wanted = (access, caller.uid);
-        let checked = service.state.check_io(client, &stateid, file, wanted, now, &mut effects);
-        if !effects.is_empty() {
-            service.settle(effects).await;
-        }
-        let was_permitted = checked? == IoState::Opened;
+        let check =
+            |state: &State, step: &mut Step| state.check_io(client, &stateid, file, wanted, step);
+        let was_permitted = service.change_state(check).await? == IoState::Opened;
         caller.opened = OpenedFor {
             reading: was_permitted && access.reads(),
             writing: was_permitted && access.writes(),
@@ -79,9 +75,8 @@ impl Compound<'_> {
         let located = self.object_or(Status::BadStateid)?;
         let (inode, file) = self.hold(&located).await?;
         let (service, client) = (self.request.service, self.client()?);
-        let mut effects = Effects::new();
-        let closed = service.state.close(client, &stateid, file, service.now(), &mut effects);
-        service.settle(effects).await;
+        let close = |state: &State, step: &mut Step| state.close(client, &stateid, file, step);
+        let closed = service.change_state(close).await;
         self.let_go(inode).await;
         let stateid = closed?;
         self.set_stateid(stateid);
@@ -116,10 +111,8 @@ impl Compound<'_> {
     pub(super) async fn free_stateid(&mut self, args: OneStateid) -> Outcome<()> {
         let stateid = self.known_stateid(&args.stateid)?;
         let (service, client) = (self.request.service, self.client()?);
-        let mut effects = Effects::new();
-        let freed = service.state.free_stateid(client, &stateid, service.now(), &mut effects);
-        service.settle(effects).await;
-        Ok(freed?)
+        let free = |state: &State, step: &mut Step| state.free_stateid(client, &stateid, step);
+        Ok(service.change_state(free).await?)
     }
 
     /// TEST_STATEID, RFC 8881 §18.48.
@@ -196,17 +189,12 @@ impl Compound<'_> {
         let (range, kind, is_reclaim) = (args.range, args.kind, args.reclaim);
         let object = self.place().map(|place| self.handle_of(place))?;
         let call = Lock { client, target, file, object, range, kind, is_reclaim };
-        let mut effects = Effects::new();
-        let granted = service.state.lock_range(&call, service.now(), &mut effects);
-        service.settle(std::mem::take(&mut effects)).await;
-        let (grant, mirrored) = service.mirror(granted?).await;
-        let stateid = match mirrored {
-            Ok(None) => {
-                let confirmed = service.state.confirm_lock(grant, service.now(), &mut effects);
-                confirmed.map_err(Unlocked::from)
-            }
+        let grant = service.change_state(|state, step| state.lock_range(&call, step)).await?;
+        let (grant, mirrored) = service.mirror(grant).await;
+        let finish = |state: &State, step: &mut Step| match mirrored {
+            Ok(None) => state.confirm_lock(grant, step).map_err(Unlocked::from),
             Ok(Some(foreign)) => {
-                service.state.undo_lock(grant, service.now(), &mut effects);
+                state.undo_lock(grant, step);
                 // A local program was quicker than the client after the restart.
                 Err(if is_reclaim {
                     Status::ReclaimConflict.into()
@@ -215,13 +203,13 @@ impl Compound<'_> {
                 })
             }
             Err(status) => {
-                service.state.undo_lock(grant, service.now(), &mut effects);
+                state.undo_lock(grant, step);
                 Err(Refused::from(status).into())
             }
         };
-        service.settle(effects).await;
+        let finished = service.change_state(finish).await;
         drop(inode);
-        let stateid = stateid?;
+        let stateid = finished?;
         self.set_stateid(stateid);
         Ok(OneStateid { stateid })
     }
@@ -230,11 +218,12 @@ impl Compound<'_> {
         let located = self.object_or(Status::Isdir)?;
         let (inode, file) = self.hold(&located).await?;
         let (service, client) = (self.request.service, self.client()?);
-        let mut effects = Effects::new();
-        let (owner, now) = ((client, export_id(&inode), args.owner.owner), service.now());
-        let tested = service.state.test_lock(owner, file, args.range, args.kind, now, &mut effects);
-        service.settle(effects).await;
-        match service.foreign_lock(inode, tested?).await.map_err(Refused::from)? {
+        let owner = (client, export_id(&inode), args.owner.owner);
+        let test = |state: &State, step: &mut Step| {
+            state.test_lock(owner, file, args.range, args.kind, step)
+        };
+        let tested = service.change_state(test).await?;
+        match service.foreign_lock(inode, tested).await.map_err(Refused::from)? {
             Some(foreign) => Err(Unlocked::Denied(local_conflict(foreign))),
             None => Ok(()),
         }
@@ -246,11 +235,10 @@ impl Compound<'_> {
         let located = self.object_or(Status::BadStateid)?;
         let (_inode, file) = self.hold(&located).await?;
         let (service, client) = (self.request.service, self.client()?);
-        let mut effects = Effects::new();
-        let (range, now) = (args.range, service.now());
-        let unlocked = service.state.unlock_range(client, &stateid, file, range, now, &mut effects);
-        service.settle(effects).await;
-        let stateid = unlocked?;
+        let unlock = |state: &State, step: &mut Step| {
+            state.unlock_range(client, &stateid, file, args.range, step)
+        };
+        let stateid = service.change_state(unlock).await?;
         self.set_stateid(stateid);
         Ok(OneStateid { stateid })
     }

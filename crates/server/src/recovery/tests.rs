@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::held_files::tests::boot;
-use crate::state::{Effects, Limits};
+use crate::state::{Limits, Step};
 
 const NOW: Duration = Duration::ZERO;
 
@@ -22,16 +22,16 @@ fn owner(number: u32) -> [u8; 4] {
 
 /// EXCHANGE_ID, CREATE_SESSION and RECLAIM_COMPLETE.
 fn add_client(state: &State, owner: &[u8], uid: u32) -> (ClientId, SessionId) {
-    let mut effects = Effects::new();
-    let (client, session) = boot(state, owner, 0, Principal::User(uid), &mut effects);
-    state.reclaim_complete(client, false, NOW, &mut effects).unwrap();
+    let mut step = Step::new(Duration::ZERO);
+    let (client, session) = boot(state, owner, 0, Principal::User(uid), &mut step);
+    state.reclaim_complete(client, false, &mut step).unwrap();
     (client, session)
 }
 
 fn remove_client(state: &State, (client, session): (ClientId, SessionId), uid: u32) {
-    let mut effects = Effects::new();
-    state.destroy_session(session, &mut effects).unwrap();
-    state.destroy_clientid(client, Principal::User(uid), NOW, &mut effects).unwrap();
+    let mut step = Step::new(Duration::ZERO);
+    state.destroy_session(session, &mut step).unwrap();
+    state.destroy_clientid(client, Principal::User(uid), &mut step).unwrap();
 }
 
 fn recover(dir: &TempDir) -> Recovered {

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::held_files::tests::{ALL, Bed, locally, new};
 use crate::skip::skip;
+use crate::state::Step;
 
 /// A file on a disk that hangs, and one on another.
 struct Disks {
@@ -95,27 +96,27 @@ async fn a_hanging_disk_delays_no_cleanup_on_another() {
     let Some(mut disks) = Disks::new() else { return };
     disks.holder();
     // Its lease has run out, and its courtesy.
-    let mut effects = Effects::new();
-    disks.bed.state.expire(Duration::from_secs(100_000), &mut effects);
-    disks.settlement.settle_later(effects);
+    let mut step = Step::new(Duration::from_secs(100_000));
+    disks.bed.state.expire(&mut step);
+    disks.settlement.settle_later(step.into_effects());
     let (quick, slow) = (disks.bed.local_file(), disks.slow_file());
     eventually(|| is_free(&quick)).await;
     assert!(!is_free(&slow), "its thread hangs");
     // Others get state, with records, and expire; nothing more waits on threads.
     for number in 0..3_u8 {
-        let mut effects = Effects::new();
-        let client = disks.bed.boot(&[number], 0, &mut effects);
-        let done = disks.bed.state.reclaim_complete(client, false, Duration::ZERO, &mut effects);
+        let mut step = Step::new(Duration::ZERO);
+        let client = disks.bed.boot(&[number], 0, &mut step);
+        let done = disks.bed.state.reclaim_complete(client, false, &mut step);
         done.unwrap();
-        let settled = disks.settlement.settle(effects);
+        let settled = disks.settlement.settle(step.into_effects());
         tokio::time::timeout(Duration::from_secs(20), settled).await.expect("it does not hang");
         assert_eq!(disks.records(), 1);
         let open = disks.bed.open_in(client, &disks.bed.inode, ShareAccess::Both);
         let locked = disks.bed.lock_in(client, &disks.bed.inode, new(&open), LockType::Write, ALL);
         locked.expect("it is free");
-        let mut effects = Effects::new();
-        disks.bed.state.expire(Duration::from_secs(100_000), &mut effects);
-        disks.settlement.settle_later(effects);
+        let mut step = Step::new(Duration::from_secs(100_000));
+        disks.bed.state.expire(&mut step);
+        disks.settlement.settle_later(step.into_effects());
         eventually(|| is_free(&quick) && disks.records() == 0).await;
     }
     disks.hang = None;
@@ -127,12 +128,13 @@ async fn a_hanging_disk_delays_no_cleanup_on_another() {
 async fn a_call_waits_for_files_of_its_own_device_only() {
     let Some(disks) = Disks::new() else { return };
     disks.holder();
-    let mut effects = Effects::new();
-    disks.bed.boot(b"holder", 1, &mut effects);
+    let mut step = Step::new(Duration::ZERO);
+    disks.bed.boot(b"holder", 1, &mut step);
     let quick = disks.bed.local_file();
     let settlement = Arc::clone(&disks.settlement);
     let device = settlement.engine.device(disks.bed.inode.root().device());
-    let call = Share::new(&device, 7).run(async move { settlement.settle(effects).await });
+    let call =
+        Share::new(&device, 7).run(async move { settlement.settle(step.into_effects()).await });
     tokio::time::timeout(Duration::from_secs(20), call).await.expect("it does not hang");
     assert!(is_free(&quick), "it was waited for");
     assert!(!is_free(&disks.slow_file()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proto::nfs4::ClientId;
 
-use super::Effects;
+use super::Step;
 use super::registry::State;
 
 /// A client of version 4.
@@ -48,11 +48,11 @@ impl State {
 
     /// Forgets the clients of an address with all they have; returns how many there were. The clients
     /// notice it by `BADSESSION`, and cannot reclaim anything.
-    pub(crate) fn forget_peer(&self, peer: IpAddr, now: Duration, effects: &mut Effects) -> usize {
+    pub(crate) fn forget_peer(&self, peer: IpAddr, step: &mut Step) -> usize {
         let mut table = self.lock();
         let clients: Vec<_> = table.clients.of_peer(peer.to_canonical()).collect();
         for id in &clients {
-            self.forget(&mut table, *id, now, effects);
+            self.forget(&mut table, *id, step);
         }
         clients.len()
     }

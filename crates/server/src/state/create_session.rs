@@ -2,7 +2,6 @@
 
 use std::hash::Hasher;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use proto::nfs4::{ClientId, SEQ4_STATUS_RESTART_RECLAIM_NEEDED, SequenceId, SessionId, Status};
 use siphasher::sip::SipHasher24;
@@ -13,7 +12,7 @@ use super::registry::{State, Table};
 use super::replies::ReplyBudget;
 use super::session::{ChannelAttributes, Session, SessionState};
 use super::slots::Slots;
-use super::{ConnectionId, CreatedSession, Effects, Principal};
+use super::{ConnectionId, CreatedSession, Principal, Step};
 
 /// CREATE_SESSION's arguments.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +39,7 @@ impl State {
     pub(crate) fn create_session(
         &self,
         call: &CreateSession,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<CreatedSession, Status> {
         let mut table = self.lock();
         let client = table.clients.get(call.client).ok_or(Status::StaleClientid)?;
@@ -51,7 +49,7 @@ impl State {
         if let Some(result) = client.replay(call.sequence)? {
             return result;
         }
-        let result = self.add_session(&mut table, call, now, effects);
+        let result = self.add_session(&mut table, call, step);
         // Linux repeats a delayed call with the same number.
         if result != Err(Status::Delay) {
             table.clients.get_mut(call.client).expect("it was found above").keep(result);
@@ -63,8 +61,7 @@ impl State {
         &self,
         table: &mut Table,
         call: &CreateSession,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<CreatedSession, Status> {
         let fore = self.negotiate(call.fore)?;
         let client = table.clients.get(call.client).expect("the caller has looked it up");
@@ -77,19 +74,19 @@ impl State {
         }
         if self.session_count() >= self.limits.sessions_max {
             // It has just called, so it is not among those that leave.
-            client.lease.renew(now);
-            self.forget_all_expired(table, now, effects);
+            client.lease.renew(step.now);
+            self.forget_all_expired(table, step);
             if self.session_count() >= self.limits.sessions_max {
                 return Err(Status::Delay);
             }
         }
         if !is_confirmed {
-            self.confirm(table, call.client, now, effects);
+            self.confirm(table, call.client, step);
         }
         let id = self.session_id(table, call.client);
         table.clients.add_session(call.client, id);
         let client = table.clients.get(call.client).expect("it was found above");
-        client.lease.renew(now);
+        client.lease.renew(step.now);
         let lease = Arc::clone(&client.lease);
         let replies = table.clients.replies_of(call.client);
         replies.begin_session();
@@ -114,9 +111,9 @@ impl State {
     }
 
     /// Confirms a client; the incarnation before it has ended.
-    fn confirm(&self, table: &mut Table, id: ClientId, now: Duration, effects: &mut Effects) {
+    fn confirm(&self, table: &mut Table, id: ClientId, step: &mut Step) {
         if let Some(old) = table.clients.predecessor(id) {
-            self.forget(table, old, now, effects);
+            self.forget(table, old, step);
         }
         table.clients.confirm(id);
         let client = table.clients.get_mut(id).expect("the caller has looked it up");

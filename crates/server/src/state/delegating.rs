@@ -7,7 +7,7 @@ use proto::nfs4::{ClientId, SEQ4_STATUS_RECALLABLE_STATE_REVOKED, Stateid, Statu
 
 use super::delegations::{Delegate, Delegation, DelegationTotals, NotDelegated, Phase};
 use super::registry::{State, Table};
-use super::{DelegationId, Effect, Effects, FileId};
+use super::{DelegationId, Effect, FileId, Step};
 
 impl State {
     /// Gives a client a read delegation of a file that it has opened for reading. The caller keeps all
@@ -62,17 +62,16 @@ impl State {
         client: ClientId,
         stateid: &Stateid,
         file: FileId,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let mut table = self.lock();
         let id = self.delegation(&table, client, stateid).ok_or(Status::BadStateid)??;
         if table.delegations.get(id).is_none_or(|found| found.file != file) {
             return Err(Status::BadStateid);
         }
-        table.delegations.remove(id, effects);
+        table.delegations.remove(id, step);
         self.forget_recall(&table, client, id);
-        table.delegations.note_returned(file, now);
+        table.delegations.note_returned(file, step.now);
         Ok(())
     }
 
@@ -94,16 +93,10 @@ impl State {
 
     /// Recalls all delegations of a file, because something conflicts with them; `is_local` is a local
     /// program's open, for which the kernel waits less long. Those of expired clients end at once.
-    pub(crate) fn recall(
-        &self,
-        file: FileId,
-        is_local: bool,
-        now: Duration,
-        effects: &mut Effects,
-    ) {
+    pub(crate) fn recall(&self, file: FileId, is_local: bool, step: &mut Step) {
         let mut table = self.lock();
         let within = if is_local { self.limits.local_recall } else { self.limits.recall };
-        self.recall_where(&mut table, file, within, |_| true, (now, effects));
+        self.recall_where(&mut table, file, within, |_| true, step);
     }
 
     /// Recalls the delegations of a file for which `conflicts` holds of their clients. Returns whether
@@ -114,56 +107,50 @@ impl State {
         file: FileId,
         within: Duration,
         conflicts: impl Fn(ClientId) -> bool,
-        (now, effects): (Duration, &mut Effects),
+        step: &mut Step,
     ) -> bool {
         let found = |table: &Table| -> Vec<_> {
             let of_file = table.delegations.of_file(file).map(|(id, found)| (id, found.client));
             of_file.filter(|(_, client)| conflicts(*client)).collect()
         };
         let holders: BTreeSet<_> = found(table).into_iter().map(|(_, client)| client).collect();
-        self.forget_expired(table, holders, now, effects);
+        self.forget_expired(table, holders, step);
         let left = found(table);
         for (id, _) in &left {
-            table.delegations.recall(*id, now, within);
-            self.send_recall(table, *id, now, effects);
+            table.delegations.recall(*id, step.now, within);
+            self.send_recall(table, *id, step);
         }
         !left.is_empty()
     }
 
     /// Sends the recalls that are due, and revokes what was not returned in time. To be called about
     /// once a second.
-    pub(super) fn attend_recalls(&self, table: &mut Table, now: Duration, effects: &mut Effects) {
+    pub(super) fn attend_recalls(&self, table: &mut Table, step: &mut Step) {
         for id in table.delegations.recalled() {
             // An expired client that was forgotten in this loop has none left.
             let Some(delegation) = table.delegations.get(id) else { continue };
             let is_late =
-                matches!(delegation.phase, Phase::Recalled { ends_at, .. } if ends_at <= now);
+                matches!(delegation.phase, Phase::Recalled { ends_at, .. } if ends_at <= step.now);
             let client = delegation.client;
             if !is_late {
-                self.send_recall(table, id, now, effects);
-            } else if !self.forget_expired(table, [client], now, effects) {
-                table.delegations.revoke(id, effects);
+                self.send_recall(table, id, step);
+            } else if !self.forget_expired(table, [client], step) {
+                table.delegations.revoke(id, step);
                 self.forget_recall(table, client, id);
                 Self::show_revoked_delegations(table, client);
             }
         }
-        table.delegations.end_hold_offs(now);
+        table.delegations.end_hold_offs(step.now);
     }
 
     pub(super) fn delegation_stateid(&self, id: DelegationId) -> Stateid {
         self.stateid(id.0, SEQID)
     }
 
-    fn send_recall(
-        &self,
-        table: &mut Table,
-        id: DelegationId,
-        now: Duration,
-        effects: &mut Effects,
-    ) {
+    fn send_recall(&self, table: &mut Table, id: DelegationId, step: &mut Step) {
         let stateid = self.delegation_stateid(id);
-        if let Some((client, recall)) = table.delegations.due_recall(id, stateid, now) {
-            effects.push(Effect::Recall { client, recall });
+        if let Some((client, recall)) = table.delegations.due_recall(id, stateid, step.now) {
+            step.effects.push(Effect::Recall { client, recall });
         }
     }
 
@@ -177,12 +164,13 @@ impl State {
         table: &mut Table,
         client: ClientId,
         stateid: &Stateid,
+        step: &mut Step,
     ) -> Option<Result<(), Status>> {
         Some(match self.delegation(table, client, stateid)? {
             Ok(_) => Err(Status::LocksHeld),
             Err(Status::DelegRevoked) => {
                 let id = DelegationId(self.number(stateid).ok()?);
-                table.delegations.remove(id, &mut Effects::new());
+                table.delegations.remove(id, step);
                 Self::show_revoked_delegations(table, client);
                 Ok(())
             }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, FileHandle, Stateid};
 
 use super::backchannel::Recall;
-use super::{DelegationId, Effect, Effects, ExportId, FileId};
+use super::{DelegationId, Effect, ExportId, FileId, Step};
 
 /// A delegation to be given.
 #[derive(Clone, Copy, Debug)]
@@ -164,7 +164,7 @@ impl Delegations {
     }
 
     /// Ends a delegation that is not revoked: nothing conflicts with it any more.
-    fn end(&mut self, id: DelegationId, effects: &mut Effects) {
+    fn end(&mut self, id: DelegationId, step: &mut Step) {
         let file = self.by_id[&id].file;
         self.recalled.remove(&id);
         let of_file = self.by_file.get_mut(&file).expect("the file has this one");
@@ -172,21 +172,21 @@ impl Delegations {
         if of_file.is_empty() {
             self.by_file.remove(&file);
         }
-        effects.push(Effect::EndDelegation { file, delegation: id });
+        step.effects.push(Effect::EndDelegation { file, delegation: id });
     }
 
     /// Takes a delegation away that was not returned in time. Its client learns of it by SEQUENCE.
-    pub(super) fn revoke(&mut self, id: DelegationId, effects: &mut Effects) {
-        self.end(id, effects);
+    pub(super) fn revoke(&mut self, id: DelegationId, step: &mut Step) {
+        self.end(id, step);
         self.by_id.get_mut(&id).expect("it has ended, and is still known").phase = Phase::Revoked;
         self.totals.revoked += 1;
     }
 
     /// Removes a delegation.
-    pub(super) fn remove(&mut self, id: DelegationId, effects: &mut Effects) {
+    pub(super) fn remove(&mut self, id: DelegationId, step: &mut Step) {
         let Delegation { client, phase, .. } = self.by_id[&id];
         if phase != Phase::Revoked {
-            self.end(id, effects);
+            self.end(id, step);
         }
         self.by_id.remove(&id);
         let of_client = self.by_client.get_mut(&client).expect("the client has this one");
@@ -197,9 +197,9 @@ impl Delegations {
     }
 
     /// Removes all that a client holds.
-    pub(super) fn remove_client(&mut self, client: ClientId, effects: &mut Effects) {
+    pub(super) fn remove_client(&mut self, client: ClientId, step: &mut Step) {
         let ids = self.by_client.get(&client).cloned().unwrap_or_default();
-        ids.into_iter().for_each(|id| self.remove(id, effects));
+        ids.into_iter().for_each(|id| self.remove(id, step));
     }
 
     /// Removes all of a file in an export. Returns them, with their clients.
@@ -207,11 +207,11 @@ impl Delegations {
         &mut self,
         file: FileId,
         export: ExportId,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Vec<(ClientId, DelegationId)> {
         let of_file = self.of_file(file).filter(|(_, found)| found.export == export);
         let removed: Vec<_> = of_file.map(|(id, found)| (found.client, id)).collect();
-        removed.iter().for_each(|(_, id)| self.remove(*id, effects));
+        removed.iter().for_each(|(_, id)| self.remove(*id, step));
         removed
     }
 

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
 use proto::nfs4::{ClientId, FileHandle};
 use rustc_hash::FxHashMap;
@@ -12,7 +11,7 @@ use super::open_rooms::OpenRooms;
 use super::ranges::{Piece, Range, Ranges};
 use super::shares::{Modes, Share, ShareCounts};
 use super::waiting::{Counted, Waiting};
-use super::{Effect, Effects, ExportId, FileId, LockId};
+use super::{Effect, ExportId, FileId, LockId, Step};
 
 /// All opens and locks. The numbers are of this server's making, so a hash without a key is enough.
 #[derive(Debug, Default)]
@@ -290,16 +289,16 @@ impl Files {
     }
 
     /// Closes an open, with the locks that belong to it.
-    pub(super) fn remove_open(&mut self, number: u64, now: Duration, effects: &mut Effects) {
+    pub(super) fn remove_open(&mut self, number: u64, step: &mut Step) {
         let file = self.open(number).file;
-        self.end_open(number, effects);
-        self.wake(file, Some(Range::ALL), now, effects);
+        self.end_open(number, step);
+        self.wake(file, Some(Range::ALL), step);
     }
 
     /// Closes an open; the caller wakes those that wait for it.
-    fn end_open(&mut self, number: u64, effects: &mut Effects) {
+    fn end_open(&mut self, number: u64, step: &mut Step) {
         let locks = std::mem::take(&mut self.opens.get_mut(&number).expect("known").locks);
-        locks.into_iter().for_each(|id| self.end_lock(id, effects));
+        locks.into_iter().for_each(|id| self.end_lock(id, step));
         let open = self.opens.remove(&number).expect("known");
         let state = self.files.get_mut(&open.file).expect("an open file has state");
         state.shares.remove(open.modes.share());
@@ -313,7 +312,7 @@ impl Files {
         held.opens.remove(&number);
         held.names_bytes -= open.owner.name.len();
         self.names_bytes -= open.owner.name.len();
-        effects.push(Effect::Unpin { file: open.file, export: open.owner.export });
+        step.effects.push(Effect::Unpin { file: open.file, export: open.owner.export });
         self.tidy(open.file, open.owner.client);
     }
 
@@ -336,14 +335,14 @@ impl Files {
     }
 
     /// Removes a lock state and unlocks its ranges.
-    pub(super) fn remove_lock(&mut self, id: LockId, now: Duration, effects: &mut Effects) {
+    pub(super) fn remove_lock(&mut self, id: LockId, step: &mut Step) {
         let file = self.lock(id).file;
-        self.end_lock(id, effects);
-        self.wake(file, Some(Range::ALL), now, effects);
+        self.end_lock(id, step);
+        self.wake(file, Some(Range::ALL), step);
     }
 
     /// Removes a lock state; the caller wakes those that wait for it.
-    fn end_lock(&mut self, id: LockId, effects: &mut Effects) {
+    fn end_lock(&mut self, id: LockId, step: &mut Step) {
         self.change_locks(id, |locks| locks.end(id));
         let lock = self.locks.remove(&id).expect("the caller has looked it up");
         if let Some(open) = self.opens.get_mut(&lock.open) {
@@ -355,7 +354,7 @@ impl Files {
         held.locks -= 1;
         held.names_bytes -= lock.owner.name.len();
         self.names_bytes -= lock.owner.name.len();
-        effects.push(Effect::Release { file: lock.file, lock: id });
+        step.effects.push(Effect::Release { file: lock.file, lock: id });
         self.tidy(lock.file, lock.owner.client);
     }
 
@@ -403,16 +402,15 @@ impl Files {
         (owner, object): (Owner, FileHandle),
         wanted: Piece,
         (all_max, own_max): (usize, usize),
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) {
         let Some(held) = self.clients.get(&owner.client) else { return };
         let Some(state) = self.files.get_mut(&file) else { return };
         let (all, own) = (&self.waiting, &held.waiting);
         let may_wait = Waiting::count(all) < all_max && Waiting::count(own) < own_max;
         let counted = may_wait.then(|| Counted::new(all, own));
-        if state.locks.wait((owner, object), wanted, counted, now) {
-            self.wake(file, None, now, effects);
+        if state.locks.wait((owner, object), wanted, counted, step.now) {
+            self.wake(file, None, step);
         }
     }
 
@@ -423,45 +421,40 @@ impl Files {
 
     /// Forgets the requests that their clients have not repeated, and notifies those that have waited
     /// for others whose clients did not come.
-    pub(super) fn expire_waiters(&mut self, now: Duration, effects: &mut Effects) {
+    pub(super) fn expire_waiters(&mut self, step: &mut Step) {
         if self.waiting() == 0 {
             return;
         }
         let files = self.files.iter_mut();
-        let ended = files.filter_map(|(id, file)| file.locks.end_reservations(now).then_some(*id));
+        let ended =
+            files.filter_map(|(id, file)| file.locks.end_reservations(step.now).then_some(*id));
         for file in ended.collect::<Vec<_>>() {
-            self.wake(file, None, now, effects);
+            self.wake(file, None, step);
         }
     }
 
     /// Notifies the requests that can be granted now because a range was freed, or without one because
     /// reservations have ended.
-    pub(super) fn wake(
-        &mut self,
-        file: FileId,
-        freed: Option<Range>,
-        now: Duration,
-        effects: &mut Effects,
-    ) {
+    pub(super) fn wake(&mut self, file: FileId, freed: Option<Range>, step: &mut Step) {
         let Some(state) = self.files.get_mut(&file) else { return };
         let FileState { lock_owners, locks, .. } = state;
-        let woken = locks.wake(freed, now, |owner| lock_owners.get(owner).copied());
+        let woken = locks.wake(freed, step.now, |owner| lock_owners.get(owner).copied());
         let notify = |(client, notice)| Effect::NotifyLock { client, notice };
-        effects.extend(woken.into_iter().map(notify));
+        step.effects.extend(woken.into_iter().map(notify));
     }
 
     /// Removes all that a client holds.
-    pub(super) fn remove_client(&mut self, client: ClientId, now: Duration, effects: &mut Effects) {
+    pub(super) fn remove_client(&mut self, client: ClientId, step: &mut Step) {
         let Some(held) = self.clients.get(&client) else { return };
         let opens: Vec<_> = held.opens.iter().copied().collect();
         let files: BTreeSet<_> = opens.iter().map(|number| self.open(*number).file).collect();
-        opens.into_iter().for_each(|number| self.end_open(number, effects));
+        opens.into_iter().for_each(|number| self.end_open(number, step));
         assert!(!self.clients.contains_key(&client), "all its state hangs on its opens");
         // Each file once: a search for requests that can be granted looks at all its locks.
         for file in files {
             if let Some(state) = self.files.get_mut(&file) {
                 state.locks.stop_waiting_client(client);
-                self.wake(file, Some(Range::ALL), now, effects);
+                self.wake(file, Some(Range::ALL), step);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! LOCK, LOCKT and LOCKU, RFC 8881 §18.10 to §18.12.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use proto::nfs4::{ClientId, FileHandle, LockRange, LockType, ShareAccess, Stateid, Status};
 
@@ -10,7 +9,7 @@ use super::files::{Files, StateKey};
 use super::ranges::{LockKind, Piece, Range};
 use super::registry::{State, Table};
 use super::shares::Share;
-use super::{Effect, Effects, ExportId, FileId, Limits, LockId};
+use super::{Effect, ExportId, FileId, Limits, LockId, Step};
 
 /// LOCK's arguments.
 #[derive(Clone, Copy, Debug)]
@@ -78,8 +77,7 @@ impl State {
     pub(crate) fn lock_range(
         &self,
         call: &Lock<'_>,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<LockGrant, LockFailure> {
         let mut table = self.lock();
         table.check_claim(call.client, call.is_reclaim)?;
@@ -91,8 +89,8 @@ impl State {
             return Err(Status::Openmode.into());
         }
         let is_blocking = call.kind.is_blocking();
-        let found = self.conflict(&mut table, call.file, &owner, piece, now, effects);
-        let reserved = || table.files.locks(call.file)?.reservation(&owner, piece, now);
+        let found = self.conflict(&mut table, call.file, &owner, piece, step);
+        let reserved = || table.files.locks(call.file)?.reservation(&owner, piece, step.now);
         let reserved = || reserved().map(|(owner, piece)| Conflict::new(owner, piece));
         if let Some(conflict) = found.or_else(|| if is_blocking { reserved() } else { None }) {
             if call.is_reclaim {
@@ -105,16 +103,16 @@ impl State {
                 let own_max = if is_full { 0 } else { self.limits.client_waiters_max };
                 let bounds = (waiters_max, own_max);
                 let waiter = (owner, call.object);
-                table.files.wait(call.file, waiter, piece, bounds, now, effects);
+                table.files.wait(call.file, waiter, piece, bounds, step);
             }
             return Err(LockFailure::Denied(conflict));
         }
         if table.files.is_unconfirmed(call.file, &owner, piece.range) {
             return Err(Status::Delay.into());
         }
-        self.make_room_for_lock(&mut table, call.client, now, effects)?;
+        self.make_room_for_lock(&mut table, call.client, step)?;
         if table.files.lock_of(call.file, &owner).is_none() {
-            self.make_room_for_lock_owner(&mut table, call, owner.name.len(), now, effects)?;
+            self.make_room_for_lock_owner(&mut table, call, owner.name.len(), step)?;
         }
         let lock = table.files.add_lock(open, owner.clone());
         let mut has_ended = false;
@@ -124,7 +122,7 @@ impl State {
         });
         if has_ended {
             // Those that have waited for this request may not conflict with what was granted.
-            table.files.wake(call.file, None, now, effects);
+            table.files.wake(call.file, None, step);
         }
         Ok(LockGrant { file: call.file, lock, piece, is_writable: share.writes() })
     }
@@ -136,13 +134,12 @@ impl State {
     pub(crate) fn confirm_lock(
         &self,
         grant: LockGrant,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<Stateid, Status> {
         let mut table = self.lock();
         if table.files.key(grant.lock.0).is_none() {
             // The effect that released it came before the kernel's lock.
-            effects.push(Effect::Release { file: grant.file, lock: grant.lock });
+            step.effects.push(Effect::Release { file: grant.file, lock: grant.lock });
             return Err(Status::BadStateid);
         }
         let LockGrant { file, lock, piece, .. } = grant;
@@ -154,33 +151,33 @@ impl State {
         });
         if !table.files.ranges(lock).is_some_and(|ranges| ranges.holds(piece)) {
             // A LOCKU came between, and its effect perhaps before the kernel's lock.
-            effects.push(Effect::Unlock { file, lock, range });
+            step.effects.push(Effect::Unlock { file, lock, range });
         }
         let seqid = table.files.advance_lock(lock);
-        table.settle_records(effects);
+        table.settle_records(step);
         if has_shared && piece.kind == LockKind::Read {
-            table.files.wake(file, Some(range), now, effects);
+            table.files.wake(file, Some(range), step);
         }
         Ok(self.stateid(lock.0, seqid))
     }
 
     /// Takes back a lock that the kernel has denied.
-    pub(crate) fn undo_lock(&self, grant: LockGrant, now: Duration, effects: &mut Effects) {
+    pub(crate) fn undo_lock(&self, grant: LockGrant, step: &mut Step) {
         let mut table = self.lock();
         if table.files.key(grant.lock.0).is_none() {
             // The effect that released it came before the kernel was asked.
-            effects.push(Effect::Release { file: grant.file, lock: grant.lock });
+            step.effects.push(Effect::Release { file: grant.file, lock: grant.lock });
             return;
         }
         let LockGrant { file, lock, piece: Piece { range, .. }, .. } = grant;
         table.files.change_locks(lock, |locks| locks.undo(lock, range));
         let is_unused = table.files.ranges(lock).is_none();
         if is_unused && table.files.lock(lock).seqid == 0 {
-            table.files.remove_lock(lock, now, effects);
+            table.files.remove_lock(lock, step);
         } else {
             // An earlier LOCKU left to the kernel what this grant had taken over.
-            effects.push(Effect::Unlock { file, lock, range });
-            table.files.wake(file, Some(range), now, effects);
+            step.effects.push(Effect::Unlock { file, lock, range });
+            table.files.wake(file, Some(range), step);
         }
     }
 
@@ -214,14 +211,13 @@ impl State {
         file: FileId,
         range: LockRange,
         kind: LockType,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(Piece, Option<LockId>), LockFailure> {
         let mut table = self.lock();
         table.check_claim(client, false)?;
         let piece = Piece { range: Range::new(range)?, kind: kind.into() };
         let owner = Owner { client, export, name: owner.into() };
-        match self.conflict(&mut table, file, &owner, piece, now, effects) {
+        match self.conflict(&mut table, file, &owner, piece, step) {
             Some(conflict) => Err(LockFailure::Denied(conflict)),
             None => Ok((piece, table.files.lock_of(file, &owner))),
         }
@@ -237,8 +233,7 @@ impl State {
         stateid: &Stateid,
         file: FileId,
         range: LockRange,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<Stateid, Status> {
         let mut table = self.lock();
         let range = Range::new(range)?;
@@ -246,15 +241,15 @@ impl State {
             return Err(Status::BadStateid);
         };
         if table.files.ranges(lock).is_some_and(|ranges| ranges.is_split_by(range)) {
-            self.make_room_for_lock(&mut table, client, now, effects)?;
+            self.make_room_for_lock(&mut table, client, step)?;
         }
         let held = table.files.ranges(lock);
         let was_held = held.is_some_and(|ranges| ranges.overlapping(range).next().is_some());
         table.files.change_locks(lock, |locks| locks.unlock(lock, range));
         // The descriptor stays with the lock state: the owner may be locking again already.
-        effects.push(Effect::Unlock { file, lock, range });
+        step.effects.push(Effect::Unlock { file, lock, range });
         if was_held {
-            table.files.wake(file, Some(range), now, effects);
+            table.files.wake(file, Some(range), step);
         }
         let seqid = table.files.advance_lock(lock);
         Ok(self.stateid(lock.0, seqid))
@@ -287,15 +282,14 @@ impl State {
         file: FileId,
         owner: &Owner,
         wanted: Piece,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Option<Conflict> {
         loop {
             let own = table.files.lock_of(file, owner);
             let (id, piece) = table.files.locks(file)?.conflict(own, wanted)?;
             let holder = table.files.lock(id).owner.clone();
             let is_other = holder.client != owner.client;
-            if !is_other || !self.forget_expired(table, [holder.client], now, effects) {
+            if !is_other || !self.forget_expired(table, [holder.client], step) {
                 return Some(Conflict::new(&holder, piece));
             }
         }
@@ -305,8 +299,7 @@ impl State {
         &self,
         table: &mut Table,
         client: ClientId,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let grown = |table: &Table| table.files.locks_and_ranges() + LOCK_GROWTH_MAX;
         let own = |files: &Files, client| files.locks_and_ranges_of(client);
@@ -317,7 +310,7 @@ impl State {
         }
         let is_full = |table: &Table| grown(table) > self.limits.locks_max;
         if is_full(table) {
-            self.forget_all_expired(table, now, effects);
+            self.forget_all_expired(table, step);
             table.check_known(client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
@@ -328,8 +321,7 @@ impl State {
         table: &mut Table,
         call: &Lock<'_>,
         name_bytes: usize,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let all = table.files.lock_states();
         let own = Files::lock_states_of;
@@ -346,7 +338,7 @@ impl State {
                 || self.is_full_of_names(table, name_bytes)
         };
         if is_full(table) {
-            self.forget_all_expired(table, now, effects);
+            self.forget_all_expired(table, step);
             table.check_known(call.client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }

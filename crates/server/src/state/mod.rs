@@ -1,10 +1,9 @@
 //! The state of NFS version 4: clients, sessions, opens, locks, and the grace period, RFC 8881 §2.10,
 //! §8 and §9.
 //!
-//! Nothing here performs I/O or reads a clock: `now` is the time since the server's start, and what
-//! remains to be done comes back as [`Effects`]. The caller performs them in order, without a lock of
-//! this module, and before anything else: before a granted lock is mirrored to the kernel, and before
-//! the reply.
+//! Nothing here performs I/O or reads a clock: a [`Step`] brings the time, and takes back the effects
+//! that remain to be performed. The caller performs them in order, without a lock of this module, and
+//! before anything else: before a granted lock is mirrored to the kernel, and before the reply.
 //!
 //! A client whose lease ran out keeps its state until another client needs it, as a courtesy. Then it
 //! is forgotten as a whole, never in part. A stateid is revoked by itself when its export is not served
@@ -41,6 +40,7 @@ mod tests;
 mod waiting;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::nfs4::{ClientId, SequenceId, SessionId};
 
@@ -139,3 +139,23 @@ pub(crate) enum Effect {
 
 /// Effects in the order in which they are to be performed.
 pub(crate) type Effects = Vec<Effect>;
+
+/// One change of the state, or several at the same time.
+#[derive(Debug)]
+#[must_use = "its effects have to be performed"]
+pub(crate) struct Step {
+    /// The time since the server's start.
+    now: Duration,
+    effects: Effects,
+}
+
+impl Step {
+    pub(crate) fn new(now: Duration) -> Self {
+        Self { now, effects: Effects::new() }
+    }
+
+    /// What remains to be done.
+    pub(crate) fn into_effects(self) -> Effects {
+        self.effects
+    }
+}

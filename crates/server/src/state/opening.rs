@@ -1,7 +1,5 @@
 //! OPEN, OPEN_DOWNGRADE, CLOSE, and the check of stateids by operations on data.
 
-use std::time::Duration;
-
 use proto::nfs4::{ClientId, ShareAccess, ShareDeny, Stateid, Status};
 
 use super::file_locks::Owner;
@@ -9,7 +7,7 @@ use super::files::{Files, OpenBefore, StateKey};
 use super::open_rooms::RoomSize;
 use super::registry::{State, Table};
 use super::shares::Share;
-use super::{Effects, ExportId, FileId};
+use super::{ExportId, FileId, Step};
 
 /// OPEN's arguments on an existing file.
 #[derive(Clone, Copy, Debug)]
@@ -80,13 +78,12 @@ impl State {
         &self,
         client: ClientId,
         name_bytes: usize,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<OpenRoom<'_>, Status> {
         let mut table = self.lock();
         table.check_known(client)?;
-        let made = self.make_room_for_open(&mut table, (client, name_bytes), None, now, effects);
-        table.settle_records(effects);
+        let made = self.make_room_for_open(&mut table, (client, name_bytes), None, step);
+        table.settle_records(step);
         made?;
         let size = RoomSize { opens: 1, names_bytes: name_bytes };
         table.files.rooms.take(client, size);
@@ -98,13 +95,8 @@ impl State {
     /// # Errors
     /// As [`Self::check_claim`]; `ShareDenied`, or `ReclaimConflict` for a reclaim; `Delay` for too
     /// many opens, and until delegations are returned that it conflicts with.
-    pub(crate) fn open(
-        &self,
-        call: &OpenFile<'_>,
-        now: Duration,
-        effects: &mut Effects,
-    ) -> Result<Opened, Status> {
-        self.open_in(&mut self.lock(), call, now, effects)
+    pub(crate) fn open(&self, call: &OpenFile<'_>, step: &mut Step) -> Result<Opened, Status> {
+        self.open_in(&mut self.lock(), call, step)
     }
 
     /// As [`Self::open`], in the table that the caller has locked.
@@ -112,8 +104,7 @@ impl State {
         &self,
         table: &mut Table,
         call: &OpenFile<'_>,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<Opened, Status> {
         table.check_claim(call.client, call.is_reclaim)?;
         let share = Share::new(call.access, call.deny);
@@ -121,7 +112,7 @@ impl State {
         let owner = Owner { client, export, name: call.owner.into() };
         let own = table.files.open_of(call.file, &owner);
         let used = if call.cuts { share.with_writing() } else { share };
-        if !self.is_admitted(table, call, used, own, now, effects) {
+        if !self.is_admitted(table, call, used, own, step) {
             let denied =
                 if call.is_reclaim { Status::ReclaimConflict } else { Status::ShareDenied };
             return Err(denied);
@@ -130,17 +121,17 @@ impl State {
         let conflicts =
             |holder: ClientId| share.writes() || (share.denies_reading() && holder != call.client);
         let within = self.limits.recall;
-        if self.recall_where(table, call.file, within, conflicts, (now, effects)) {
+        if self.recall_where(table, call.file, within, conflicts, step) {
             return Err(Status::Delay);
         }
         if own.is_none() {
             let owner = (client, call.owner.len());
-            self.make_room_for_open(table, owner, Some(call.file), now, effects)?;
+            self.make_room_for_open(table, owner, Some(call.file), step)?;
         }
         let before = own.map(|number| table.files.before_open(number));
         let (number, is_new) = table.files.add_open(call.file, owner, share, call.user);
         let stateid = self.stateid(number, table.files.open(number).seqid);
-        table.settle_records(effects);
+        table.settle_records(step);
         Ok(Opened { stateid, is_new, before })
     }
 
@@ -151,14 +142,13 @@ impl State {
         client: ClientId,
         opened: &Opened,
         file: FileId,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) {
         let mut table = self.lock();
         let Ok(number) = self.open_number(&table, client, &opened.stateid, file) else { return };
         match opened.before {
             Some(before) => table.files.restore_open(number, before),
-            None => table.files.remove_open(number, now, effects),
+            None => table.files.remove_open(number, step),
         }
     }
 
@@ -169,14 +159,13 @@ impl State {
         call: &OpenFile<'_>,
         share: Share,
         own: Option<u64>,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> bool {
         let is_denied = |table: &Table| table.files.is_denied(call.file, share, own);
         if is_denied(table) {
             let mut deniers = table.files.deniers(call.file, share, own);
             deniers.retain(|client| *client != call.client);
-            self.forget_expired(table, deniers, now, effects);
+            self.forget_expired(table, deniers, step);
         }
         !is_denied(table)
     }
@@ -186,8 +175,7 @@ impl State {
         table: &mut Table,
         (client, name_bytes): (ClientId, usize),
         file: Option<FileId>,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let all = table.files.opens();
         // The address's own bound costs no other client its courtesy.
@@ -204,7 +192,7 @@ impl State {
                 || self.is_full_of_names(table, name_bytes)
         };
         if is_full(table) {
-            self.forget_all_expired(table, now, effects);
+            self.forget_all_expired(table, step);
             table.check_known(client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
@@ -260,36 +248,30 @@ impl State {
         client: ClientId,
         stateid: &Stateid,
         file: FileId,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<Stateid, Status> {
         let mut table = self.lock();
         let number = self.open_number(&table, client, stateid, file)?;
-        table.files.remove_open(number, now, effects);
+        table.files.remove_open(number, step);
         Ok(Stateid::INVALID)
     }
 
     /// Revokes the opens of files in exports that are not served any more, with the locks below them,
     /// and their delegations. Their clients find the filehandles stale, and SEQUENCE reports it.
-    pub(crate) fn release_files(
-        &self,
-        files: &[(FileId, ExportId)],
-        now: Duration,
-        effects: &mut Effects,
-    ) {
+    pub(crate) fn release_files(&self, files: &[(FileId, ExportId)], step: &mut Step) {
         let mut table = self.lock();
         let opens = files.iter().flat_map(|(file, export)| table.files.opens_in(*file, *export));
         for number in opens.collect::<Vec<_>>() {
             let client = table.files.open(number).owner.client;
             let states = table.files.states_below(number);
-            table.files.remove_open(number, now, effects);
-            states.into_iter().for_each(|state| table.revoked.add(client, state, now));
+            table.files.remove_open(number, step);
+            states.into_iter().for_each(|state| table.revoked.add(client, state, step.now));
             table.show_revoked(client);
         }
         for (file, export) in files {
-            for (client, id) in table.delegations.remove_file(*file, *export, effects) {
+            for (client, id) in table.delegations.remove_file(*file, *export, step) {
                 self.forget_recall(&table, client, id);
-                table.revoked.add(client, id.0, now);
+                table.revoked.add(client, id.0, step.now);
                 table.show_revoked(client);
             }
         }
@@ -321,8 +303,7 @@ impl State {
         stateid: &Stateid,
         file: FileId,
         (access, user): (ShareAccess, u32),
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<IoState, Status> {
         let mut table = self.lock();
         let wanted = Share::of_access(access);
@@ -330,7 +311,7 @@ impl State {
             return Ok(IoState::Unchecked);
         }
         if *stateid == Stateid::ANONYMOUS || *stateid == Stateid::READ_BYPASS {
-            self.check_anonymous(&mut table, file, wanted, now, effects)?;
+            self.check_anonymous(&mut table, file, wanted, step)?;
             return Ok(IoState::Unchecked);
         }
         let writes = access.writes();
@@ -356,15 +337,14 @@ impl State {
         table: &mut Table,
         file: FileId,
         wanted: Share,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         if table.grace.is_active() {
             return Err(Status::Grace);
         }
         if table.files.is_denied(file, wanted, None) {
             let deniers = table.files.deniers(file, wanted, None);
-            self.forget_expired(table, deniers, now, effects);
+            self.forget_expired(table, deniers, step);
         }
         if table.files.is_denied(file, wanted, None) { Err(Status::Locked) } else { Ok(()) }
     }
@@ -399,18 +379,13 @@ impl OpenRoom<'_> {
     ///
     /// # Errors
     /// As [`State::open`].
-    pub(crate) fn open(
-        self,
-        call: &OpenFile<'_>,
-        now: Duration,
-        effects: &mut Effects,
-    ) -> Result<Opened, Status> {
+    pub(crate) fn open(self, call: &OpenFile<'_>, step: &mut Step) -> Result<Opened, Status> {
         let Self { state, client, size } = self;
         std::mem::forget(self);
         // Under one lock, so that no other takes the room meanwhile.
         let mut table = state.lock();
         table.files.rooms.give_back(client, size);
-        state.open_in(&mut table, call, now, effects)
+        state.open_in(&mut table, call, step)
     }
 }
 

@@ -18,7 +18,7 @@ use super::grace::Grace;
 use super::replies::ReplyBudget;
 use super::revoked::Revoked;
 use super::session::Session;
-use super::{ClientRecord, ConnectionId, Effect, Effects, Limits, Principal, RecordChange};
+use super::{ClientRecord, ConnectionId, Effect, Limits, Principal, RecordChange, Step};
 
 /// The state of NFS version 4.
 #[derive(Debug)]
@@ -100,25 +100,24 @@ impl State {
     pub(crate) fn exchange_id(
         &self,
         call: &ExchangeId<'_>,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<ExchangedId, Status> {
         let mut table = self.lock();
         if table.grace.is_reserved(call.owner, call.principal) {
             return Err(Status::ClidInuse);
         }
         let case = table.clients.case(call, |client, id| {
-            let is_expired = client.lease.expired_for(now, self.limits.lease).is_some();
+            let is_expired = client.lease.expired_for(step.now, self.limits.lease).is_some();
             !is_expired && (!client.sessions.is_empty() || table.has_state(id))
         })?;
         let id = match case {
             Case::Known(id) => id,
             Case::New { replaces } => {
                 for id in replaces.into_iter().flatten() {
-                    self.forget(&mut table, id, now, effects);
+                    self.forget(&mut table, id, step);
                 }
-                self.make_room_for_client(&mut table, call.peer, now, effects)?;
-                table.clients.add(call, now)
+                self.make_room_for_client(&mut table, call.peer, step)?;
+                table.clients.add(call, step.now)
             }
         };
         Ok(table.clients.exchanged(id))
@@ -138,15 +137,11 @@ impl State {
     ///
     /// # Errors
     /// `Badsession`.
-    pub(crate) fn destroy_session(
-        &self,
-        id: SessionId,
-        effects: &mut Effects,
-    ) -> Result<(), Status> {
+    pub(crate) fn destroy_session(&self, id: SessionId, step: &mut Step) -> Result<(), Status> {
         let mut table = self.lock();
         let session = self.session(id)?;
         table.clients.remove_session(session.client(), id);
-        self.end_session(id, effects);
+        self.end_session(id, step);
         Ok(())
     }
 
@@ -159,8 +154,7 @@ impl State {
         &self,
         id: ClientId,
         principal: Principal,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let mut table = self.lock();
         let client = table.clients.get(id).ok_or(Status::StaleClientid)?;
@@ -170,7 +164,7 @@ impl State {
         if !client.sessions.is_empty() || table.has_state(id) {
             return Err(Status::ClientidBusy);
         }
-        self.forget(&mut table, id, now, effects);
+        self.forget(&mut table, id, step);
         Ok(())
     }
 
@@ -202,8 +196,7 @@ impl State {
         &self,
         id: ClientId,
         is_one_fs: bool,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let mut table = self.lock();
         let Table { clients, grace, records, .. } = &mut *table;
@@ -219,8 +212,8 @@ impl State {
             records.push_back(RecordChange::Write(client.record()));
         }
         grace.finish(&client.owner);
-        table.end_grace(now);
-        table.settle_records(effects);
+        table.end_grace(step.now);
+        table.settle_records(step);
         Ok(())
     }
 
@@ -237,13 +230,13 @@ impl State {
 
     /// Forgets what is due, and ends the grace period when its time is over. To be called about once a
     /// second.
-    pub(crate) fn expire(&self, now: Duration, effects: &mut Effects) {
+    pub(crate) fn expire(&self, step: &mut Step) {
         let mut table = self.lock();
         let mut expired: Vec<_> = table
             .clients
             .iter()
             .filter_map(|(id, client)| {
-                Some((client.lease.expired_for(now, self.limits.lease)?, id))
+                Some((client.lease.expired_for(step.now, self.limits.lease)?, id))
             })
             .collect();
         // The latest first: the others have had their courtesy.
@@ -256,16 +249,16 @@ impl State {
             if is_courteous {
                 courteous += 1;
             } else {
-                self.forget_if_expired(&mut table, id, now, effects);
+                self.forget_if_expired(&mut table, id, step);
             }
         }
-        table.files.expire_waiters(now, effects);
-        for id in table.revoked.expire(now) {
+        table.files.expire_waiters(step);
+        for id in table.revoked.expire(step.now) {
             table.show_revoked(id);
         }
-        self.attend_recalls(&mut table, now, effects);
-        table.end_grace(now);
-        table.settle_records(effects);
+        self.attend_recalls(&mut table, step);
+        table.end_grace(step.now);
+        table.settle_records(step);
     }
 
     pub(crate) fn counts(&self) -> StateCounts {
@@ -296,12 +289,11 @@ impl State {
         &self,
         table: &mut Table,
         clients: impl IntoIterator<Item = ClientId>,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> bool {
         let mut has_forgotten = false;
         for id in clients {
-            has_forgotten |= self.forget_if_expired(table, id, now, effects);
+            has_forgotten |= self.forget_if_expired(table, id, step);
         }
         has_forgotten
     }
@@ -309,52 +301,35 @@ impl State {
     /// Forgets all clients that have expired, because others need the room. Looks at every client, so
     /// it does nothing within [`SEARCH_PERIOD`] of the last time: a bound that is reached costs all
     /// calls the same, however many fail at it.
-    pub(super) fn forget_all_expired(
-        &self,
-        table: &mut Table,
-        now: Duration,
-        effects: &mut Effects,
-    ) {
-        if now < table.next_search {
+    pub(super) fn forget_all_expired(&self, table: &mut Table, step: &mut Step) {
+        if step.now < table.next_search {
             return;
         }
-        table.next_search = now + SEARCH_PERIOD;
+        table.next_search = step.now + SEARCH_PERIOD;
         let all: Vec<_> = table.clients.iter().map(|(id, _)| id).collect();
-        self.forget_expired(table, all, now, effects);
+        self.forget_expired(table, all, step);
     }
 
-    fn forget_if_expired(
-        &self,
-        table: &mut Table,
-        id: ClientId,
-        now: Duration,
-        effects: &mut Effects,
-    ) -> bool {
+    fn forget_if_expired(&self, table: &mut Table, id: ClientId, step: &mut Step) -> bool {
         let Some(client) = table.clients.get(id) else { return false };
-        let is_due = client.lease.revoke_if_expired(now, self.limits.lease);
+        let is_due = client.lease.revoke_if_expired(step.now, self.limits.lease);
         if is_due {
-            self.forget(table, id, now, effects);
+            self.forget(table, id, step);
         }
         is_due
     }
 
     /// Forgets a client with all it has.
-    pub(super) fn forget(
-        &self,
-        table: &mut Table,
-        id: ClientId,
-        now: Duration,
-        effects: &mut Effects,
-    ) {
+    pub(super) fn forget(&self, table: &mut Table, id: ClientId, step: &mut Step) {
         let Some(client) = table.clients.remove(id) else { return };
-        client.sessions.into_iter().for_each(|session| self.end_session(session, effects));
-        table.files.remove_client(id, now, effects);
+        client.sessions.into_iter().for_each(|session| self.end_session(session, step));
+        table.files.remove_client(id, step);
         table.revoked.forget_client(id);
-        table.delegations.remove_client(id, effects);
+        table.delegations.remove_client(id, step);
         if client.is_recorded {
             table.grace.finish(&client.owner);
             table.records.push_back(RecordChange::Remove(client.owner));
-            table.settle_records(effects);
+            table.settle_records(step);
         }
     }
 
@@ -366,30 +341,29 @@ impl State {
         &self,
         table: &mut Table,
         peer: IpAddr,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         if table.clients.count_of_peer(peer) >= self.limits.peer_clients_max {
             let oldest = table.clients.oldest_unconfirmed_of(peer).ok_or(Status::Delay)?;
-            self.forget(table, oldest, now, effects);
+            self.forget(table, oldest, step);
         }
         let is_full = |table: &Table| table.clients.len() >= self.limits.clients_max;
         if is_full(table)
             && let Some(oldest) = table.clients.oldest_unconfirmed()
         {
-            self.forget(table, oldest, now, effects);
+            self.forget(table, oldest, step);
         }
         if is_full(table) {
-            self.forget_all_expired(table, now, effects);
+            self.forget_all_expired(table, step);
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
     }
 
-    fn end_session(&self, id: SessionId, effects: &mut Effects) {
+    fn end_session(&self, id: SessionId, step: &mut Step) {
         if let Some(session) = self.change_sessions(|sessions| sessions.remove(&id)) {
             session.destroy();
             session.replies.end_session();
-            effects.push(Effect::EndSession(id));
+            step.effects.push(Effect::EndSession(id));
         }
     }
 
@@ -441,9 +415,9 @@ impl Table {
 
     /// To be called with every grant: the state may have belonged to a client whose record is still on
     /// the disk.
-    pub(super) fn settle_records(&self, effects: &mut Effects) {
+    pub(super) fn settle_records(&self, step: &mut Step) {
         if !self.records.is_empty() {
-            effects.push(Effect::Records);
+            step.effects.push(Effect::Records);
         }
     }
 }

@@ -1,13 +1,12 @@
 //! Stateids: their form, their check, TEST_STATEID and FREE_STATEID, RFC 8881 §8.2.
 
 use std::cmp::Ordering;
-use std::time::Duration;
 
 use proto::nfs4::{ClientId, Stateid, Status};
 
 use super::files::StateKey;
 use super::registry::{State, Table};
-use super::{Effects, FileId, LockId};
+use super::{FileId, LockId, Step};
 
 impl State {
     /// TEST_STATEID for one stateid, RFC 8881 §18.48.
@@ -31,20 +30,19 @@ impl State {
         &self,
         client: ClientId,
         stateid: &Stateid,
-        now: Duration,
-        effects: &mut Effects,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let mut table = self.lock();
         if self.number(stateid).is_ok_and(|number| table.revoked.free(client, number)) {
             table.show_revoked(client);
             return Ok(());
         }
-        if let Some(freed) = self.free_delegation(&mut table, client, stateid) {
+        if let Some(freed) = self.free_delegation(&mut table, client, stateid, step) {
             return freed;
         }
         match self.key(&table, client, stateid)? {
             StateKey::Lock(id) if table.files.ranges(id).is_none() => {
-                table.files.remove_lock(id, now, effects);
+                table.files.remove_lock(id, step);
                 Ok(())
             }
             StateKey::Lock(_) | StateKey::Open(_) => Err(Status::LocksHeld),

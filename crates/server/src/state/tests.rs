@@ -47,7 +47,7 @@ pub(super) fn exchange(
 ) -> Result<ExchangedId, Status> {
     let peer = peer_of(owner);
     let call = ExchangeId { owner, verifier: Verifier([verifier; 8]), is_update, principal, peer };
-    state.exchange_id(&call, now, &mut Effects::new())
+    state.exchange_id(&call, &mut Step::new(now))
 }
 
 /// The address of a client: those whose owners begin alike have the same.
@@ -79,11 +79,10 @@ pub(super) fn call_of(client: ClientId) -> CreateSession {
     }
 }
 
-/// A state, its time, and the effects so far.
+/// A state, with its time and the effects so far.
 struct Bed {
     state: State,
-    now: Duration,
-    effects: Effects,
+    step: Step,
 }
 
 const FILE: FileId = FileId(1);
@@ -93,14 +92,14 @@ const ALL: LockRange = LockRange { offset: 0, length: u64::MAX };
 impl Bed {
     fn new(limits: Limits, recorded: Vec<ClientRecord>) -> Self {
         let state = state_with(limits, recorded);
-        Self { state, now: Duration::ZERO, effects: Effects::new() }
+        Self { state, step: Step::new(Duration::ZERO) }
     }
 
     /// A confirmed client with a session.
     fn begin_client(&mut self, owner: &[u8]) -> (ClientId, Arc<Session>) {
         let user = Principal::User(0);
-        let client = exchange(&self.state, (owner, 1, user), false, self.now).unwrap().client;
-        let made = self.state.create_session(&call_of(client), self.now, &mut self.effects);
+        let client = exchange(&self.state, (owner, 1, user), false, self.step.now).unwrap().client;
+        let made = self.state.create_session(&call_of(client), &mut self.step);
         (client, self.state.session(made.unwrap().session).unwrap())
     }
 
@@ -118,7 +117,7 @@ impl Bed {
     }
 
     fn reclaim_complete(&mut self, client: ClientId) -> Result<(), Status> {
-        self.state.reclaim_complete(client, false, self.now, &mut self.effects)
+        self.state.reclaim_complete(client, false, &mut self.step)
     }
 
     fn open_as(
@@ -139,7 +138,7 @@ impl Bed {
             is_reclaim,
             user: 0,
         };
-        self.state.open(&call, self.now, &mut self.effects)
+        self.state.open(&call, &mut self.step)
     }
 
     fn open(&mut self, client: ClientId, access: ShareAccess, deny: ShareDeny) -> Opened {
@@ -156,8 +155,8 @@ impl Bed {
         let target = LockTarget::New { open, owner: b"l" };
         let call =
             Lock { client, target, file: FILE, object: object(), range, kind, is_reclaim: false };
-        let grant = self.state.lock_range(&call, self.now, &mut self.effects)?;
-        Ok(self.state.confirm_lock(grant, self.now, &mut self.effects)?)
+        let grant = self.state.lock_range(&call, &mut self.step)?;
+        Ok(self.state.confirm_lock(grant, &mut self.step)?)
     }
 
     fn check_io(
@@ -166,11 +165,11 @@ impl Bed {
         stateid: &Stateid,
         access: ShareAccess,
     ) -> Result<IoState, Status> {
-        self.state.check_io(client, stateid, FILE, (access, 0), self.now, &mut self.effects)
+        self.state.check_io(client, stateid, FILE, (access, 0), &mut self.step)
     }
 
     fn close(&mut self, client: ClientId, stateid: &Stateid) -> Result<Stateid, Status> {
-        self.state.close(client, stateid, FILE, self.now, &mut self.effects)
+        self.state.close(client, stateid, FILE, &mut self.step)
     }
 
     /// The clients that are to be notified since the last call.
@@ -184,7 +183,7 @@ impl Bed {
 
     /// The effects since the last call.
     fn taken(&mut self) -> Effects {
-        std::mem::take(&mut self.effects)
+        std::mem::take(&mut self.step.effects)
     }
 }
 
@@ -240,16 +239,16 @@ fn a_stateid_is_of_no_use_to_another_client_or_for_another_file() {
         assert_eq!(bed.check_io(other, &stateid, ShareAccess::Read), bad.clone());
         assert_eq!(bed.close(other, &stateid).map(drop), Err(Status::BadStateid));
         assert_eq!(bed.state.test_stateid(other, &stateid), Err(Status::BadStateid));
-        let (now, effects) = (bed.now, &mut bed.effects);
-        let unlocked = bed.state.unlock_range(other, &stateid, FILE, ALL, now, effects);
+        let step = &mut bed.step;
+        let unlocked = bed.state.unlock_range(other, &stateid, FILE, ALL, step);
         assert_eq!(unlocked, Err(Status::BadStateid));
-        let freed = bed.state.free_stateid(other, &stateid, now, effects);
+        let freed = bed.state.free_stateid(other, &stateid, step);
         assert_eq!(freed, Err(Status::BadStateid));
         let elsewhere =
-            bed.state.check_io(owner, &stateid, FileId(2), (ShareAccess::Read, 0), now, effects);
+            bed.state.check_io(owner, &stateid, FileId(2), (ShareAccess::Read, 0), step);
         assert_eq!(elsewhere, bad);
     }
-    let later = State::new(Limits::default(), 8, (1, 2), Vec::new(), bed.now);
+    let later = State::new(Limits::default(), 8, (1, 2), Vec::new(), bed.step.now);
     assert_eq!(later.test_stateid(owner, &open), Err(Status::BadStateid), "another epoch");
 }
 
@@ -267,7 +266,7 @@ fn special_stateids_respect_denials_except_the_bypass() {
     for invalid in [Stateid::CURRENT, Stateid::INVALID] {
         assert_eq!(bed.check_io(other, &invalid, read), Err(Status::BadStateid));
     }
-    bed.now = LEASE * 2;
+    bed.step.now = LEASE * 2;
     assert_eq!(bed.check_io(other, &anonymous, write), Ok(IoState::Unchecked), "it expired");
 }
 
@@ -307,16 +306,15 @@ fn free_stateid_ends_lock_states_without_locks() {
     let client = bed.client(b"c");
     let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
     let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
-    let mut free = |stateid| bed.state.free_stateid(client, stateid, bed.now, &mut bed.effects);
+    let mut free = |stateid| bed.state.free_stateid(client, stateid, &mut bed.step);
     assert_eq!(free(&open), Err(Status::LocksHeld));
     assert_eq!(free(&lock), Err(Status::LocksHeld));
-    let now = bed.now;
-    let unlocked = bed.state.unlock_range(client, &lock, FILE, ALL, now, &mut bed.effects);
+    let unlocked = bed.state.unlock_range(client, &lock, FILE, ALL, &mut bed.step);
     let unlocked = unlocked.unwrap();
     assert_eq!(unlocked.seqid, lock.seqid + 1);
     assert_eq!(bed.state.test_stateid(client, &unlocked), Ok(()));
     assert_eq!(bed.state.test_stateid(client, &lock), Err(Status::OldStateid));
-    bed.state.free_stateid(client, &unlocked, now, &mut bed.effects).unwrap();
+    bed.state.free_stateid(client, &unlocked, &mut bed.step).unwrap();
     assert_eq!(bed.state.test_stateid(client, &unlocked), Err(Status::BadStateid));
     assert_eq!(bed.state.counts().locks, 0);
 }
@@ -329,22 +327,22 @@ fn a_lock_that_the_kernel_denies_leaves_what_was_there() {
     let target = LockTarget::New { open: &open, owner: b"l" };
     let (file, kind) = (FILE, LockType::Write);
     let call = Lock { client, target, file, object: object(), range: ALL, kind, is_reclaim: false };
-    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
-    bed.state.undo_lock(grant, bed.now, &mut bed.effects);
+    let grant = bed.state.lock_range(&call, &mut bed.step).unwrap();
+    bed.state.undo_lock(grant, &mut bed.step);
     assert_eq!(bed.state.counts().locks, 0, "the new lock state is gone too");
     assert!(matches!(bed.taken()[..], [.., Effect::Release { .. }]));
 
     let low = LockRange { offset: 0, length: 10 };
     let held = bed.lock(client, &open, LockType::Read, low).unwrap();
-    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
-    bed.state.undo_lock(grant, bed.now, &mut bed.effects);
+    let grant = bed.state.lock_range(&call, &mut bed.step).unwrap();
+    bed.state.undo_lock(grant, &mut bed.step);
     assert_eq!(bed.state.test_stateid(client, &held), Ok(()), "its seqid did not change");
     assert_eq!(bed.state.counts().locks, 2, "a lock state and a range");
 
-    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
+    let grant = bed.state.lock_range(&call, &mut bed.step).unwrap();
     bed.close(client, &open).unwrap();
     bed.taken();
-    let confirmed = bed.state.confirm_lock(grant, bed.now, &mut bed.effects);
+    let confirmed = bed.state.confirm_lock(grant, &mut bed.step);
     assert_eq!(confirmed, Err(Status::BadStateid));
     assert!(matches!(bed.taken()[..], [Effect::Release { .. }]), "the kernel's lock goes too");
 }
@@ -359,7 +357,7 @@ fn a_blocking_lock_is_notified_and_served_before_newcomers() {
     let (blocking, trying) = (LockType::WriteBlocking, LockType::Write);
     assert!(matches!(bed.lock(b, &open_b, blocking, ALL), Err(LockFailure::Denied(_))));
     bed.taken();
-    bed.state.unlock_range(a, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    bed.state.unlock_range(a, &held, FILE, ALL, &mut bed.step).unwrap();
     let effect = Effect::NotifyLock { client: b, notice: notice() };
     assert_eq!(bed.taken().last(), Some(&effect));
     let Err(LockFailure::Denied(conflict)) = bed.lock(c, &open_c, blocking, ALL) else {
@@ -382,8 +380,8 @@ fn an_expired_client_keeps_its_state_until_another_needs_it() {
     bed.reclaim_complete(late).unwrap();
     let open = bed.open(late, ShareAccess::Both, ShareDeny::Write).stateid;
     let idle = bed.client(b"idle");
-    bed.now = LEASE + Duration::from_secs(1);
-    bed.state.expire(bed.now, &mut bed.effects);
+    bed.step.now = LEASE + Duration::from_secs(1);
+    bed.state.expire(&mut bed.step);
     assert_eq!(bed.check_io(late, &open, ShareAccess::Read), Ok(IoState::Opened));
     assert_eq!(bed.state.test_stateid(idle, &open), Err(Status::BadStateid));
     assert_eq!(bed.state.counts().clients, 1, "a client without state is forgotten");
@@ -407,7 +405,7 @@ fn an_expired_client_keeps_its_state_until_another_needs_it() {
         highest_slot: SlotId(0),
         cache_this: true,
     };
-    let begun = session.begin(&call, 1, ConnectionId(1), bed.now);
+    let begun = session.begin(&call, 1, ConnectionId(1), bed.step.now);
     assert_eq!(begun.unwrap_err(), Status::Badsession);
 }
 
@@ -418,22 +416,22 @@ fn a_call_renews_the_lease_even_after_it_ran_out() {
     bed.reclaim_complete(late).unwrap();
     bed.open(late, ShareAccess::Read, ShareDeny::Write);
     let other = bed.client(b"other");
-    bed.now = LEASE * 2;
+    bed.step.now = LEASE * 2;
     let call = Sequence {
         slot: SlotId(0),
         sequence: SequenceId(1),
         highest_slot: SlotId(0),
         cache_this: true,
     };
-    let Ok(Begin::Run(running)) = session.begin(&call, 1, ConnectionId(1), bed.now) else {
+    let Ok(Begin::Run(running)) = session.begin(&call, 1, ConnectionId(1), bed.step.now) else {
         panic!("a new call");
     };
     let write = (ShareAccess::Write, ShareDeny::None);
-    bed.now = LEASE * 4;
+    bed.step.now = LEASE * 4;
     assert_eq!(bed.open_as(other, write, false).map(drop), Err(Status::ShareDenied), "at work");
-    running.complete(b"reply", bed.now);
+    running.complete(b"reply", bed.step.now);
     assert_eq!(bed.open_as(other, write, false).map(drop), Err(Status::ShareDenied));
-    bed.now += LEASE;
+    bed.step.now += LEASE;
     bed.open(other, ShareAccess::Write, ShareDeny::None);
 }
 
@@ -442,18 +440,18 @@ fn courtesy_is_bounded_in_time_and_number() {
     let limits = Limits { courteous_max: 2, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
     for (at, owner) in [b"a", b"b", b"c"].iter().enumerate() {
-        bed.now = Duration::from_secs(at as u64);
+        bed.step.now = Duration::from_secs(at as u64);
         let client = bed.client(*owner);
         bed.open(client, ShareAccess::Read, ShareDeny::None);
     }
-    bed.now = LEASE * 2;
-    bed.state.expire(bed.now, &mut bed.effects);
+    bed.step.now = LEASE * 2;
+    bed.state.expire(&mut bed.step);
     assert_eq!(bed.state.counts().clients, 2);
-    bed.now = LEASE + limits.courtesy + Duration::from_secs(2);
-    bed.state.expire(bed.now, &mut bed.effects);
+    bed.step.now = LEASE + limits.courtesy + Duration::from_secs(2);
+    bed.state.expire(&mut bed.step);
     assert_eq!(bed.state.counts().clients, 1);
-    bed.now += Duration::from_secs(1);
-    bed.state.expire(bed.now, &mut bed.effects);
+    bed.step.now += Duration::from_secs(1);
+    bed.state.expire(&mut bed.step);
     assert_eq!(bed.state.counts(), StateCounts::default());
 }
 
@@ -473,7 +471,7 @@ fn sessions_share_the_slots_and_replies_of_others_are_forgotten() {
         highest_slot: SlotId(highest),
         cache_this: true,
     };
-    let now = bed.now;
+    let now = bed.step.now;
     let run = |call: Sequence| {
         let begun = session.begin(&call, 1, ConnectionId(1), now);
         let Ok(Begin::Run(running)) = begun else { panic!("{begun:?}") };
@@ -488,7 +486,7 @@ fn sessions_share_the_slots_and_replies_of_others_are_forgotten() {
     assert_eq!(taken(), reply_bytes as usize);
     // Another client of the same address.
     let client = exchange(&bed.state, (b"a2", 1, Principal::User(0)), false, now).unwrap().client;
-    let made = bed.state.create_session(&call_of(client), now, &mut Effects::new()).unwrap();
+    let made = bed.state.create_session(&call_of(client), &mut Step::new(now)).unwrap();
     assert_eq!(made.fore.slots_max, 1 + 3);
     assert_eq!(run(call(0, 2, 6)), SlotId(3));
     let replay = |call| session.begin(&call, 1, ConnectionId(2), now);
@@ -521,8 +519,8 @@ fn a_call_whose_reply_has_no_room_is_not_begun() {
     assert!(runs(begin(&second, 1, false)), "a reply that is not kept needs no room");
     assert!(runs(begin(&second, 0, true)), "the first slot always has some");
     assert!(runs(begin(&other, 1, true)), "another address has its own part");
-    let mut effects = Effects::new();
-    bed.state.destroy_session(first.id(), &mut effects).unwrap();
+    let mut step = Step::new(Duration::ZERO);
+    bed.state.destroy_session(first.id(), &mut step).unwrap();
     drop(first);
     let (slot, highest_slot) = (SlotId(1), SlotId(1));
     let call = Sequence { slot, sequence: SequenceId(2), highest_slot, cache_this: true };
@@ -547,19 +545,19 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
             is_reclaim: false,
             user: 0,
         };
-        state.open(&call, Duration::ZERO, &mut Effects::new()).unwrap().stateid
+        state.open(&call, &mut Step::new(Duration::ZERO)).unwrap().stateid
     };
     let lock = |state: &State, client, file, kind, now| {
         let stateid = open(state, client, file);
         let target = LockTarget::New { open: &stateid, owner: b"l" };
         let call =
             Lock { client, target, file, object: object(), range: ALL, kind, is_reclaim: false };
-        state.lock_range(&call, now, &mut Effects::new())
+        state.lock_range(&call, &mut Step::new(now))
     };
     let files = [FileId(1), FileId(2), FileId(3)];
     for file in files {
-        let grant = lock(&bed.state, holder, file, LockType::Write, bed.now).unwrap();
-        bed.state.confirm_lock(grant, bed.now, &mut Effects::new()).unwrap();
+        let grant = lock(&bed.state, holder, file, LockType::Write, bed.step.now).unwrap();
+        bed.state.confirm_lock(grant, &mut Step::new(bed.step.now)).unwrap();
     }
     let [a, b] = [b"a", b"b"].map(|owner| bed.client(owner));
     let wait = |client, now| {
@@ -569,14 +567,14 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
         }
         bed.state.counts().waiting
     };
-    assert_eq!(wait(a, bed.now), 2, "two for a client");
-    assert_eq!(wait(b, bed.now), 3, "three for all");
-    assert_eq!(wait(a, bed.now), 3, "a repeated request counts once");
+    assert_eq!(wait(a, bed.step.now), 2, "two for a client");
+    assert_eq!(wait(b, bed.step.now), 3, "three for all");
+    assert_eq!(wait(a, bed.step.now), 3, "a repeated request counts once");
     let late = Duration::from_secs(61);
     for client in [holder, a, b] {
         bed.state.lock().clients.get(client).unwrap().lease.renew(late);
     }
-    bed.state.expire(late, &mut Effects::new());
+    bed.state.expire(&mut Step::new(late));
     assert_eq!(bed.state.counts().waiting, 0, "lost requests of all files are forgotten");
     assert_eq!(wait(b, late), 2);
 }
@@ -598,7 +596,7 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
     let other = bed.client(b"other");
     let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
     let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
-    let (access, deny, now) = (ShareAccess::Both, ShareDeny::None, bed.now);
+    let (access, deny, now) = (ShareAccess::Both, ShareDeny::None, bed.step.now);
     let (export, is_reclaim, user) = (ExportId(7), false, 0);
     let call = OpenFile {
         client,
@@ -611,10 +609,10 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
         is_reclaim,
         user,
     };
-    let kept = bed.state.open(&call, now, &mut bed.effects).unwrap();
+    let kept = bed.state.open(&call, &mut bed.step).unwrap();
     assert!(kept.is_new, "an owner has an open in each export");
     bed.taken();
-    bed.state.release_files(&[(FILE, EXPORT)], now, &mut bed.effects);
+    bed.state.release_files(&[(FILE, EXPORT)], &mut bed.step);
     let effects = bed.taken();
     let unpin = Effect::Unpin { file: FILE, export: EXPORT };
     assert!(matches!(&effects[..], [Effect::Release { .. }, last] if *last == unpin));
@@ -624,7 +622,7 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
         assert_eq!(bed.state.test_stateid(client, &stateid), revoked);
         assert_eq!(bed.check_io(client, &stateid, access).map(drop), revoked);
         assert_eq!(bed.state.test_stateid(other, &stateid), Err(Status::BadStateid));
-        let freed = |client| bed.state.free_stateid(client, &stateid, now, &mut Effects::new());
+        let freed = |client| bed.state.free_stateid(client, &stateid, &mut Step::new(now));
         assert_eq!(freed(other), Err(Status::BadStateid));
         assert_eq!(freed(client), Ok(()));
         assert_eq!(freed(client), Err(Status::BadStateid));
@@ -633,11 +631,12 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
     assert_eq!(status_flags(&session, 2, now), 0);
     assert_eq!(bed.state.test_stateid(client, &kept.stateid), Ok(()));
     // What is not freed is forgotten after a while, and with its client.
-    bed.state.release_files(&[(FILE, export)], now, &mut bed.effects);
+    bed.state.release_files(&[(FILE, export)], &mut bed.step);
     assert_eq!(status_flags(&session, 3, now), SEQ4_STATUS_ADMIN_STATE_REVOKED);
     let late = Duration::from_secs(181);
     assert!(session.lease.renew(late));
-    bed.state.expire(late, &mut bed.effects);
+    bed.step.now = late;
+    bed.state.expire(&mut bed.step);
     assert_eq!(status_flags(&session, 4, late), 0);
     assert_eq!(bed.state.test_stateid(client, &kept.stateid), Err(Status::BadStateid));
 }
@@ -646,9 +645,9 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
 fn a_lost_backchannel_is_reported_until_another_is_bound() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
     let user = Principal::User(0);
-    let client = exchange(&bed.state, (b"c", 1, user), false, bed.now).unwrap().client;
+    let client = exchange(&bed.state, (b"c", 1, user), false, bed.step.now).unwrap().client;
     let call = CreateSession { wants_backchannel: true, ..call_of(client) };
-    let made = bed.state.create_session(&call, bed.now, &mut bed.effects).unwrap();
+    let made = bed.state.create_session(&call, &mut bed.step).unwrap();
     let session = bed.state.session(made.session).unwrap();
     let mut sequence = SequenceId(0);
     let mut flags = || {
@@ -666,9 +665,9 @@ fn a_lost_backchannel_is_reported_until_another_is_bound() {
     // Another session of the client has a path.
     let (sequence, connection) = (SequenceId(2), ConnectionId(3));
     let call = CreateSession { sequence, connection, ..call };
-    let second = bed.state.create_session(&call, bed.now, &mut bed.effects).unwrap().session;
+    let second = bed.state.create_session(&call, &mut bed.step).unwrap().session;
     assert_eq!(flags(), SEQ4_STATUS_CB_PATH_DOWN_SESSION);
-    bed.state.destroy_session(second, &mut bed.effects).unwrap();
+    bed.state.destroy_session(second, &mut bed.step).unwrap();
     assert_eq!(flags(), SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION);
     bed.state.bind_backchannel(made.session, ConnectionId(2)).unwrap();
     assert_eq!(flags(), 0);
@@ -709,7 +708,7 @@ fn opens_and_locks_of_a_client_are_bounded() {
             is_reclaim: false,
             user: 0,
         };
-        bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
+        bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
     };
     open(FileId(2)).unwrap();
     open(FileId(1)).unwrap();
@@ -735,14 +734,14 @@ fn unlocking_holes_is_bounded_too() {
     let mut refused = None;
     for at in 0..20 {
         let hole = LockRange { offset: 10 * at + 5, length: 1 };
-        match bed.state.unlock_range(client, &lock, FILE, hole, bed.now, &mut bed.effects) {
+        match bed.state.unlock_range(client, &lock, FILE, hole, &mut bed.step) {
             Ok(stateid) => lock = stateid,
             Err(status) => refused = refused.or(Some(status)),
         }
     }
     assert_eq!(refused, Some(Status::Delay));
     assert!(bed.state.counts().locks <= 8);
-    bed.state.unlock_range(client, &lock, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    bed.state.unlock_range(client, &lock, FILE, ALL, &mut bed.step).unwrap();
 }
 
 #[test]
@@ -757,25 +756,20 @@ fn room_that_was_taken_for_an_open_goes_to_no_other() {
     };
     let state = &bed.state;
     let open = |owner, file| {
-        let opened = state.open(&call(owner, file), Duration::ZERO, &mut Effects::new());
+        let opened = state.open(&call(owner, file), &mut Step::new(Duration::ZERO));
         opened.map(drop)
     };
     let take =
-        |name_bytes| state.take_open_room(client, name_bytes, Duration::ZERO, &mut Effects::new());
+        |name_bytes| state.take_open_room(client, name_bytes, &mut Step::new(Duration::ZERO));
     open(b"o", FileId(1)).unwrap();
     let room = take(4).unwrap();
     assert_eq!(open(b"o", FileId(2)), Err(Status::Delay), "the opens");
     assert_eq!(take(1).unwrap_err(), Status::Delay);
-    let opened = room.open(&call(b"name", FileId(2)), Duration::ZERO, &mut Effects::new());
+    let opened = room.open(&call(b"name", FileId(2)), &mut Step::new(Duration::ZERO));
     assert!(opened.unwrap().is_new);
     assert_eq!(take(1).unwrap_err(), Status::Delay, "it is used");
-    let closed = state.close(
-        client,
-        &opened.unwrap().stateid,
-        FileId(2),
-        Duration::ZERO,
-        &mut Effects::new(),
-    );
+    let closed =
+        state.close(client, &opened.unwrap().stateid, FileId(2), &mut Step::new(Duration::ZERO));
     closed.unwrap();
     let room = take(8).unwrap();
     assert_eq!(open(b"oo", FileId(3)), Err(Status::Delay), "the names");
@@ -802,7 +796,7 @@ fn owners_of_a_file_are_bounded() {
             is_reclaim: false,
             user: 0,
         };
-        bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
+        bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
     };
     open(FILE, b"a").unwrap();
     let stateid = open(FILE, b"b").unwrap();
@@ -813,9 +807,9 @@ fn owners_of_a_file_are_bounded() {
         let (kind, range) = (LockType::Write, LockRange { offset, length: 1 });
         let call =
             Lock { client, target, file: FILE, object: object(), range, kind, is_reclaim: false };
-        let effects = &mut Effects::new();
-        let grant = bed.state.lock_range(&call, Duration::ZERO, effects)?;
-        Ok(bed.state.confirm_lock(grant, Duration::ZERO, effects).map(drop)?)
+        let step = &mut Step::new(Duration::ZERO);
+        let grant = bed.state.lock_range(&call, step)?;
+        Ok(bed.state.confirm_lock(grant, step).map(drop)?)
     };
     lock(b"a", 0).unwrap();
     lock(b"b", 1).unwrap();
@@ -829,7 +823,7 @@ fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
     let mut bed = Bed::new(limits, Vec::new());
     let late = bed.client(b"late");
     let stateid = bed.open(late, ShareAccess::Read, ShareDeny::None).stateid;
-    bed.now = LEASE * 2;
+    bed.step.now = LEASE * 2;
     let client = bed.client(b"c");
     bed.open(client, ShareAccess::Read, ShareDeny::None);
     let (access, deny) = (ShareAccess::Read, ShareDeny::None);
@@ -844,7 +838,7 @@ fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
         is_reclaim: false,
         user: 0,
     };
-    let refused = bed.state.open(&call, bed.now, &mut bed.effects);
+    let refused = bed.state.open(&call, &mut bed.step);
     assert_eq!(refused, Err(Status::Delay));
     assert_eq!(bed.check_io(late, &stateid, ShareAccess::Read), Ok(IoState::Opened));
     bed.begin_client(b"third");
@@ -859,15 +853,15 @@ fn a_denied_lock_of_a_closed_file_is_released() {
     let target = LockTarget::New { open: &open, owner: b"l" };
     let (file, kind) = (FILE, LockType::Write);
     let call = Lock { client, target, file, object: object(), range: ALL, kind, is_reclaim: false };
-    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
+    let grant = bed.state.lock_range(&call, &mut bed.step).unwrap();
     bed.close(client, &open).unwrap();
     bed.taken();
-    bed.state.undo_lock(grant, bed.now, &mut bed.effects);
+    bed.state.undo_lock(grant, &mut bed.step);
     assert!(matches!(bed.taken()[..], [Effect::Release { .. }]));
     let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
     let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
     bed.taken();
-    bed.state.unlock_range(client, &lock, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    bed.state.unlock_range(client, &lock, FILE, ALL, &mut bed.step).unwrap();
     assert!(matches!(bed.taken()[..], [Effect::Unlock { .. }]), "the lock state lives on");
 }
 
@@ -882,7 +876,7 @@ fn names_of_owners_are_bounded_for_each_address_and_in_total() {
         let (file, is_reclaim, user) = (FileId(file), false, 0);
         let call =
             OpenFile { client, owner, file, export, access, deny, cuts: false, is_reclaim, user };
-        bed.state.open(&call, Duration::ZERO, &mut Effects::new()).map(|opened| opened.stateid)
+        bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
     };
     let stateid = open(a, &name, 1).unwrap();
     open(a2, &name, 1).unwrap();
@@ -897,12 +891,12 @@ fn names_of_owners_are_bounded_for_each_address_and_in_total() {
         let target = LockTarget::New { open, owner: b"l" };
         let (file, kind, range) = (FileId(file), LockType::Read, ALL);
         let call = Lock { client, target, file, object: object(), range, kind, is_reclaim: false };
-        bed.state.lock_range(&call, Duration::ZERO, &mut Effects::new())
+        bed.state.lock_range(&call, &mut Step::new(Duration::ZERO))
     };
     assert_eq!(lock(c, &last, 2).map(drop), Err(LockFailure::Status(Status::Delay)));
-    bed.state.close(a, &stateid, FILE, Duration::ZERO, &mut Effects::new()).unwrap_err();
+    bed.state.close(a, &stateid, FILE, &mut Step::new(Duration::ZERO)).unwrap_err();
     let stateid = Stateid { seqid: 0, ..stateid };
-    bed.state.close(a, &stateid, FILE, Duration::ZERO, &mut Effects::new()).unwrap();
+    bed.state.close(a, &stateid, FILE, &mut Step::new(Duration::ZERO)).unwrap();
     drop(lock(c, &last, 2).expect("there is room again"));
 }
 
@@ -918,10 +912,10 @@ fn a_notice_that_is_not_taken_counts_as_the_request_that_it_is_for() {
         let held = bed.lock(holder, &open, LockType::Write, ALL).unwrap();
         bed.lock(waiting, &own, LockType::WriteBlocking, ALL).unwrap_err();
         bed.taken();
-        bed.state.unlock_range(holder, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+        bed.state.unlock_range(holder, &held, FILE, ALL, &mut bed.step).unwrap();
         let effects = bed.taken();
         notices.extend(effects.into_iter().filter(|e| matches!(e, Effect::NotifyLock { .. })));
-        bed.now += Duration::from_secs(2);
+        bed.step.now += Duration::from_secs(2);
     }
     assert!(notices.len() <= 2, "{notices:?}");
     assert!(bed.state.counts().waiting <= 2);
@@ -939,17 +933,17 @@ fn a_waiter_that_does_not_take_its_turn_lets_the_next_pass() {
     bed.lock(gone, &of_gone, blocking, ALL).unwrap_err();
     bed.lock(next, &of_next, blocking, ALL).unwrap_err();
     bed.taken();
-    bed.state.unlock_range(holder, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    bed.state.unlock_range(holder, &held, FILE, ALL, &mut bed.step).unwrap();
     assert_eq!(bed.notified(), [gone]);
     let mut notified = Vec::new();
     for _ in 0..5 {
-        bed.now += Duration::from_secs(1);
-        bed.state.expire(bed.now, &mut bed.effects);
+        bed.step.now += Duration::from_secs(1);
+        bed.state.expire(&mut bed.step);
         notified.extend(bed.notified());
     }
     assert_eq!(notified, [next], "once, after the reservation of the first");
     let held = bed.lock(next, &of_next, blocking, ALL).unwrap();
-    bed.state.unlock_range(next, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    bed.state.unlock_range(next, &held, FILE, ALL, &mut bed.step).unwrap();
     assert_eq!(bed.notified(), [gone], "it may have missed the notice");
 }
 
@@ -963,7 +957,7 @@ fn a_waiter_that_is_denied_again_lets_those_pass_that_waited_for_it() {
     let held = bed.lock(holder, &of_holder, LockType::Write, ALL).unwrap();
     bed.lock(first, &of_first, blocking, ALL).unwrap_err();
     bed.taken();
-    bed.state.unlock_range(holder, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    bed.state.unlock_range(holder, &held, FILE, ALL, &mut bed.step).unwrap();
     assert_eq!(bed.notified(), [first]);
     bed.lock(second, &of_second, blocking, end).unwrap_err();
     bed.lock(other, &of_other, LockType::Write, begin).unwrap();
@@ -984,6 +978,6 @@ fn requests_of_a_client_end_with_its_last_open_of_the_file() {
     bed.close(gone, &of_gone).unwrap();
     assert_eq!(bed.state.counts().waiting, 1);
     bed.taken();
-    bed.state.unlock_range(holder, &held, FILE, ALL, bed.now, &mut bed.effects).unwrap();
+    bed.state.unlock_range(holder, &held, FILE, ALL, &mut bed.step).unwrap();
     assert_eq!(bed.notified(), [next]);
 }

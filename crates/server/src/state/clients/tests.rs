@@ -7,7 +7,7 @@ use super::super::tests::{CHANNEL, LEASE, call_of, config, exchange, state_with}
 use proto::nfs4::{ShareAccess, ShareDeny};
 
 use super::super::{
-    ChannelAttributes, CreateSession, Effects, ExportId, FileId, Limits, OpenFile, State,
+    ChannelAttributes, CreateSession, ExportId, FileId, Limits, OpenFile, State, Step,
 };
 use super::*;
 
@@ -175,7 +175,7 @@ impl Pair {
             principal: Principal::User(principal),
             ..call_of(client)
         };
-        let result = self.state.create_session(&call, now, &mut Effects::new());
+        let result = self.state.create_session(&call, &mut Step::new(now));
         let Some(at) = found else {
             prop_assert_eq!(result, Err(Status::StaleClientid));
             return Ok(());
@@ -202,7 +202,7 @@ impl Pair {
 
     fn destroy_client(&mut self, client: ClientId, principal: u32) -> Result<(), TestCaseError> {
         let (now, user) = (Duration::from_secs(self.now), Principal::User(principal));
-        let result = self.state.destroy_clientid(client, user, now, &mut Effects::new());
+        let result = self.state.destroy_clientid(client, user, &mut Step::new(now));
         let record = self.records.iter().find(|record| record.id == client);
         let expected = match record {
             None => Err(Status::StaleClientid),
@@ -230,7 +230,7 @@ impl Pair {
             Action::DestroySession { session } => {
                 let mut sessions = self.records.iter_mut().flat_map(|record| &mut record.sessions);
                 if let Some(id) = sessions.nth(session).map(|id| *id) {
-                    let destroy = || self.state.destroy_session(id, &mut Effects::new());
+                    let destroy = || self.state.destroy_session(id, &mut Step::new(Duration::ZERO));
                     prop_assert_eq!(destroy(), Ok(()));
                     prop_assert_eq!(destroy(), Err(Status::Badsession));
                     self.records.iter_mut().for_each(|r| r.sessions.retain(|other| *other != id));
@@ -243,7 +243,7 @@ impl Pair {
             }
             Action::Sleep { secs } => self.now += secs,
             Action::Expire => {
-                self.state.expire(Duration::from_secs(self.now), &mut Effects::new());
+                self.state.expire(&mut Step::new(Duration::from_secs(self.now)));
                 let records = std::mem::take(&mut self.records);
                 self.records = records.into_iter().filter(|r| !self.is_expired(r)).collect();
             }
@@ -273,14 +273,14 @@ proptest! {
 fn a_rebooted_client_loses_its_old_state_when_the_new_incarnation_is_confirmed() {
     let state = state_with(Limits::default(), Vec::new());
     let (now, root) = (Duration::ZERO, Principal::User(0));
-    let mut effects = Effects::new();
+    let mut step = Step::new(Duration::ZERO);
     let old = exchange(&state, (b"c", 1, root), false, now).unwrap().client;
-    let session = state.create_session(&call_of(old), now, &mut effects).unwrap().session;
+    let session = state.create_session(&call_of(old), &mut step).unwrap().session;
     let new = exchange(&state, (b"c", 2, root), false, now).unwrap().client;
     assert!(state.session(session).is_ok(), "not before it is confirmed");
-    state.create_session(&call_of(new), now, &mut effects).unwrap();
+    state.create_session(&call_of(new), &mut step).unwrap();
     assert_eq!(state.session(session).unwrap_err(), Status::Badsession);
-    assert_eq!(state.create_session(&call_of(old), now, &mut effects), Err(Status::StaleClientid));
+    assert_eq!(state.create_session(&call_of(old), &mut step), Err(Status::StaleClientid));
 }
 
 #[test]
@@ -296,12 +296,12 @@ fn small_channels_are_refused_and_the_refusal_is_replayed() {
     ] {
         for _ in 0..2 {
             let small = CreateSession { fore: small, ..call };
-            let result = state.create_session(&small, now, &mut Effects::new());
+            let result = state.create_session(&small, &mut Step::new(now));
             assert_eq!(result, Err(Status::Toosmall));
         }
         call.sequence = call.sequence.next();
     }
-    let made = state.create_session(&call, now, &mut Effects::new()).unwrap();
+    let made = state.create_session(&call, &mut Step::new(now)).unwrap();
     assert_eq!(made.fore.slots_max, Limits::default().fore.slots_max);
 }
 
@@ -313,14 +313,14 @@ fn sessions_are_bounded_for_each_client_and_in_total() {
     let [a, b] = [b"a", b"b"].map(|o| exchange(&state, (o, 1, root), false, now).unwrap().client);
     let create = |client, sequence| {
         let call = CreateSession { sequence: SequenceId(sequence), ..call_of(client) };
-        state.create_session(&call, now, &mut Effects::new()).map(|made| made.session)
+        state.create_session(&call, &mut Step::new(now)).map(|made| made.session)
     };
     let first = create(a, 1).unwrap();
     create(a, 2).unwrap();
     assert_eq!(create(a, 3), Err(Status::Nospc));
     create(b, 1).unwrap();
     assert_eq!(create(b, 2), Err(Status::Delay));
-    state.destroy_session(first, &mut Effects::new()).unwrap();
+    state.destroy_session(first, &mut Step::new(Duration::ZERO)).unwrap();
     create(b, 2).unwrap();
 }
 
@@ -330,7 +330,7 @@ fn unconfirmed_clients_make_room_for_others() {
     let state = state_with(limits, Vec::new());
     let (now, root) = (Duration::ZERO, Principal::User(0));
     let make = |owner: &[u8]| exchange(&state, (owner, 1, root), false, now).map(|c| c.client);
-    let confirm = |id| state.create_session(&call_of(id), now, &mut Effects::new());
+    let confirm = |id| state.create_session(&call_of(id), &mut Step::new(now));
     let first = make(b"1").unwrap();
     let second = make(b"2").unwrap();
     let third = make(b"3").unwrap();
@@ -350,11 +350,11 @@ fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state(
     let state = state_with(limits, Vec::new());
     let root = Principal::User(0);
     let make = |owner: &[u8], now| exchange(&state, (owner, 1, root), false, now).map(|c| c.client);
-    let confirm = |id, now| state.create_session(&call_of(id), now, &mut Effects::new());
+    let confirm = |id, now| state.create_session(&call_of(id), &mut Step::new(now));
     let late = make(b"late", Duration::ZERO).unwrap();
     confirm(late, Duration::ZERO).unwrap();
-    let mut effects = Effects::new();
-    state.reclaim_complete(late, false, Duration::ZERO, &mut effects).unwrap();
+    let mut step = Step::new(Duration::ZERO);
+    state.reclaim_complete(late, false, &mut step).unwrap();
     let (access, deny) = (ShareAccess::Read, ShareDeny::None);
     let (file, export) = (FileId(1), ExportId(0));
     let call = OpenFile {
@@ -368,7 +368,7 @@ fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state(
         is_reclaim: false,
         user: 0,
     };
-    state.open(&call, Duration::ZERO, &mut effects).unwrap();
+    state.open(&call, &mut step).unwrap();
     // It is late now, and stays as a courtesy.
     let now = LEASE * 2;
     let waiting = make(b"waiting", now).unwrap();
@@ -390,7 +390,7 @@ fn calls_at_a_bound_search_all_clients_once_a_second() {
     let state = state_with(limits, Vec::new());
     let root = Principal::User(0);
     let make = |owner: &[u8], now| exchange(&state, (owner, 1, root), false, now).map(|c| c.client);
-    let confirm = |id, now| state.create_session(&call_of(id), now, &mut Effects::new()).unwrap();
+    let confirm = |id, now| state.create_session(&call_of(id), &mut Step::new(now)).unwrap();
     let ms = Duration::from_millis;
     confirm(make(b"a", ms(0)).unwrap(), ms(0));
     confirm(make(b"b", ms(0)).unwrap(), ms(0));

@@ -17,7 +17,7 @@ impl Bed {
     fn delegate(&mut self, client: ClientId) -> Result<Stateid, NotDelegated> {
         let (file, object) = (FILE, object());
         let call = Delegate { client, file, export: EXPORT, object, user: 0, is_reclaim: false };
-        self.state.delegate(&call, self.now).map(|(_, stateid)| stateid)
+        self.state.delegate(&call, self.step.now).map(|(_, stateid)| stateid)
     }
 
     fn try_open(&mut self, client: ClientId, access: ShareAccess) -> Result<Opened, Status> {
@@ -25,13 +25,13 @@ impl Bed {
     }
 
     fn give_back(&mut self, client: ClientId, stateid: &Stateid) -> Result<(), Status> {
-        self.state.return_delegation(client, stateid, FILE, self.now, &mut self.effects)
+        self.state.return_delegation(client, stateid, FILE, &mut self.step)
     }
 
     fn pass(&mut self, secs: u64) {
         for _ in 0..secs {
-            self.now += Duration::from_secs(1);
-            self.state.expire(self.now, &mut self.effects);
+            self.step.now += Duration::from_secs(1);
+            self.state.expire(&mut self.step);
         }
     }
 
@@ -91,7 +91,7 @@ fn a_recall_is_repeated_until_the_delegation_is_revoked() {
     for _ in 0..8 {
         bed.pass(10);
         assert_eq!(bed.recalls(), 5);
-        assert!(session.lease.renew(bed.now), "it is there, and does not answer");
+        assert!(session.lease.renew(bed.step.now), "it is there, and does not answer");
     }
     assert_eq!(status(&session), 0);
     bed.pass(10);
@@ -108,7 +108,7 @@ fn a_recall_is_repeated_until_the_delegation_is_revoked() {
     let other = bed.client(b"other");
     bed.try_open(other, ShareAccess::Write).expect("it does not wait any longer");
     assert_eq!(bed.state.counts().delegations, 1);
-    assert_eq!(bed.state.free_stateid(holder, &held, bed.now, &mut bed.effects), Ok(()));
+    assert_eq!(bed.state.free_stateid(holder, &held, &mut bed.step), Ok(()));
     assert_eq!(status(&session) & SEQ4_STATUS_RECALLABLE_STATE_REVOKED, 0);
     assert_eq!(bed.state.test_stateid(holder, &held), Err(Status::BadStateid));
     assert_eq!(bed.state.counts().delegations, 0);
@@ -118,15 +118,15 @@ fn a_recall_is_repeated_until_the_delegation_is_revoked() {
 fn a_local_program_waits_less_long_than_a_client() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
     let (holder, session, held) = bed.delegated(b"holder");
-    bed.state.recall(FILE, false, bed.now, &mut bed.effects);
+    bed.state.recall(FILE, false, &mut bed.step);
     bed.pass(10);
-    bed.state.recall(FILE, true, bed.now, &mut bed.effects);
+    bed.state.recall(FILE, true, &mut bed.step);
     bed.pass(29);
     assert_eq!(bed.state.test_stateid(holder, &held), Ok(()));
     // A client that comes in now does not put the end off.
-    bed.state.recall(FILE, false, bed.now, &mut bed.effects);
+    bed.state.recall(FILE, false, &mut bed.step);
     bed.pass(1);
-    assert!(session.lease.renew(bed.now));
+    assert!(session.lease.renew(bed.step.now));
     assert_eq!(bed.state.test_stateid(holder, &held), Err(Status::DelegRevoked));
 }
 
@@ -134,12 +134,12 @@ fn a_local_program_waits_less_long_than_a_client() {
 fn an_expired_client_loses_its_delegation_to_the_first_conflict() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
     let (holder, session, held) = bed.delegated(b"holder");
-    bed.now += LEASE + Duration::from_secs(1);
-    bed.state.expire(bed.now, &mut bed.effects);
+    bed.step.now += LEASE + Duration::from_secs(1);
+    bed.state.expire(&mut bed.step);
     let other = bed.client(b"other");
     assert_eq!(bed.state.test_stateid(holder, &held), Ok(()), "a courtesy");
     bed.try_open(other, ShareAccess::Write).expect("without waiting");
-    assert!(!session.lease.renew(bed.now));
+    assert!(!session.lease.renew(bed.step.now));
     assert!(bed.taken().iter().any(|effect| matches!(effect, Effect::EndDelegation { .. })));
 }
 
@@ -148,7 +148,7 @@ fn a_file_is_not_delegated_again_soon_after_a_recall() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
     let (holder, _, held) = bed.delegated(b"holder");
     assert_eq!(bed.delegate(holder), Err(NotDelegated::Contention), "it has one");
-    bed.state.recall(FILE, false, bed.now, &mut bed.effects);
+    bed.state.recall(FILE, false, &mut bed.step);
     bed.pass(3);
     bed.give_back(holder, &held).unwrap();
     assert_eq!(bed.delegate(holder), Err(NotDelegated::Contention));
@@ -181,19 +181,19 @@ fn delegations_end_with_their_client_and_with_their_export() {
     let (client, _, held) = bed.delegated(b"a");
     let (other, _, _) = bed.delegated(b"b");
     let user = Principal::User(0);
-    let destroyed = bed.state.destroy_clientid(other, user, bed.now, &mut bed.effects);
+    let destroyed = bed.state.destroy_clientid(other, user, &mut bed.step);
     assert_eq!(destroyed, Err(Status::ClientidBusy));
     bed.taken();
-    bed.state.release_files(&[(FILE, EXPORT)], bed.now, &mut bed.effects);
+    bed.state.release_files(&[(FILE, EXPORT)], &mut bed.step);
     let ends = |effects: &Effects| {
         effects.iter().filter(|effect| matches!(effect, Effect::EndDelegation { .. })).count()
     };
     assert_eq!(ends(&bed.taken()), 2);
     assert_eq!(bed.state.test_stateid(client, &held), Err(Status::AdminRevoked));
-    assert_eq!(bed.state.free_stateid(client, &held, bed.now, &mut bed.effects), Ok(()));
+    assert_eq!(bed.state.free_stateid(client, &held, &mut bed.step), Ok(()));
     bed.delegate(client).unwrap();
-    let booted = exchange(&bed.state, (b"a", 2, user), false, bed.now).unwrap().client;
-    bed.state.create_session(&call_of(booted), bed.now, &mut bed.effects).unwrap();
+    let booted = exchange(&bed.state, (b"a", 2, user), false, bed.step.now).unwrap().client;
+    bed.state.create_session(&call_of(booted), &mut bed.step).unwrap();
     assert_eq!(ends(&bed.taken()), 1);
     assert_eq!(bed.state.counts().delegations, 0);
 }
@@ -207,7 +207,7 @@ fn only_reclaims_are_granted_in_the_grace_period() {
     assert_eq!(bed.delegate(client), Err(NotDelegated::Contention));
     let (file, object, user) = (FILE, object(), 0);
     let call = Delegate { client, file, export: EXPORT, object, user, is_reclaim: true };
-    bed.state.delegate(&call, bed.now).unwrap();
+    bed.state.delegate(&call, bed.step.now).unwrap();
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn a_client_is_recorded_before_its_first_state() {
     assert_eq!(bed.taken(), [], "the record is on the disk");
     bed.close(client, &stateid).unwrap();
     let user = Principal::User(0);
-    let busy = bed.state.destroy_clientid(client, user, bed.now, &mut bed.effects);
+    let busy = bed.state.destroy_clientid(client, user, &mut bed.step);
     assert_eq!(busy, Err(Status::ClientidBusy));
 }
 
@@ -44,7 +44,7 @@ fn only_recorded_clients_reclaim_and_all_others_wait_for_them() {
     assert_eq!(bed.open_as(newcomer, READ, true).map(drop), Err(Status::ReclaimBad));
     let anonymous = Stateid::ANONYMOUS;
     assert_eq!(bed.check_io(stranger, &anonymous, ShareAccess::Read), Err(Status::Grace));
-    let imposter = exchange(&bed.state, (b"a", 1, Principal::User(5)), false, bed.now);
+    let imposter = exchange(&bed.state, (b"a", 1, Principal::User(5)), false, bed.step.now);
     assert_eq!(imposter, Err(Status::ClidInuse));
 
     let [(a, _), (b, _)] = [b"a", b"b"].map(|owner| bed.begin_client(owner));
@@ -54,8 +54,8 @@ fn only_recorded_clients_reclaim_and_all_others_wait_for_them() {
     let (file, kind) = (FILE, LockType::Write);
     let call =
         Lock { client: a, target, file, object: object(), range: ALL, kind, is_reclaim: true };
-    let grant = bed.state.lock_range(&call, bed.now, &mut bed.effects).unwrap();
-    bed.state.confirm_lock(grant, bed.now, &mut bed.effects).unwrap();
+    let grant = bed.state.lock_range(&call, &mut bed.step).unwrap();
+    bed.state.confirm_lock(grant, &mut bed.step).unwrap();
 
     settled(&mut bed);
     bed.reclaim_complete(a).unwrap();
@@ -76,12 +76,12 @@ fn clients_that_do_not_reclaim_lose_their_records_before_others_get_state() {
     let (slow, _) = bed.begin_client(b"slow");
     bed.open_as(slow, READ, true).unwrap();
     bed.taken();
-    bed.now = Limits::default().grace - Duration::from_secs(1);
-    bed.state.expire(bed.now, &mut bed.effects);
+    bed.step.now = Limits::default().grace - Duration::from_secs(1);
+    bed.state.expire(&mut bed.step);
     assert!(bed.state.counts().is_in_grace);
-    bed.now += Duration::from_secs(1);
+    bed.step.now += Duration::from_secs(1);
     let (still_here, _) = (other, ());
-    bed.state.expire(bed.now, &mut bed.effects);
+    bed.state.expire(&mut bed.step);
     assert!(bed.taken().contains(&Effect::Records));
     let mut removed = bed.state.record_changes();
     let owner = |change: &RecordChange| format!("{change:?}");
@@ -111,8 +111,8 @@ fn a_client_that_reboots_has_nothing_to_reclaim() {
     let (old, _) = bed.begin_client(b"c");
     bed.open_as(old, READ, true).unwrap();
     let user = Principal::User(0);
-    let new = exchange(&bed.state, (b"c", 2, user), false, bed.now).unwrap().client;
-    bed.state.create_session(&call_of(new), bed.now, &mut bed.effects).unwrap();
+    let new = exchange(&bed.state, (b"c", 2, user), false, bed.step.now).unwrap().client;
+    bed.state.create_session(&call_of(new), &mut bed.step).unwrap();
     assert_eq!(settled(&mut bed), [RecordChange::Remove(b"c".as_slice().into())]);
     assert_eq!(bed.open_as(new, READ, true).map(drop), Err(Status::ReclaimBad));
     bed.reclaim_complete(new).unwrap();
@@ -124,7 +124,7 @@ fn a_client_that_reboots_has_nothing_to_reclaim() {
 fn reclaim_complete_of_one_file_system_changes_nothing() {
     let mut bed = Bed::new(Limits::default(), vec![record(b"c")]);
     let (client, _) = bed.begin_client(b"c");
-    bed.state.reclaim_complete(client, true, bed.now, &mut bed.effects).unwrap();
+    bed.state.reclaim_complete(client, true, &mut bed.step).unwrap();
     assert!(bed.state.counts().is_in_grace);
     bed.reclaim_complete(client).unwrap();
 }
@@ -134,10 +134,10 @@ fn a_client_that_has_to_reclaim_sees_it_until_it_has() {
     let mut bed = Bed::new(Limits::default(), vec![record(b"a")]);
     let ((client, session), (_, newcomer)) = (bed.begin_client(b"a"), bed.begin_client(b"b"));
     let needed = SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
-    assert_eq!(status_flags(&session, 1, bed.now), needed);
-    assert_eq!(status_flags(&newcomer, 1, bed.now), 0);
+    assert_eq!(status_flags(&session, 1, bed.step.now), needed);
+    assert_eq!(status_flags(&newcomer, 1, bed.step.now), 0);
     bed.open_as(client, READ, true).unwrap();
-    assert_eq!(status_flags(&session, 2, bed.now), needed);
+    assert_eq!(status_flags(&session, 2, bed.step.now), needed);
     bed.reclaim_complete(client).unwrap();
-    assert_eq!(status_flags(&session, 3, bed.now), 0);
+    assert_eq!(status_flags(&session, 3, bed.step.now), 0);
 }

@@ -208,20 +208,20 @@ impl Model {
     /// EXCHANGE_ID with a new verifier, CREATE_SESSION and RECLAIM_COMPLETE.
     fn boot(&mut self, at: usize) -> (ClientId, Arc<Session>) {
         self.boots[at] += 1;
-        self.renewed_at[at] = self.bed.now.as_secs();
+        self.renewed_at[at] = self.bed.step.now.as_secs();
         let (owner, user) = ([u8::try_from(at).unwrap()], Principal::User(0));
         let exchanged =
-            exchange(&self.bed.state, (&owner, self.boots[at], user), false, self.bed.now);
+            exchange(&self.bed.state, (&owner, self.boots[at], user), false, self.bed.step.now);
         let client = exchanged.unwrap().client;
-        let Bed { state, now, effects } = &mut self.bed;
-        let made = state.create_session(&call_of(client), *now, effects).unwrap();
-        state.reclaim_complete(client, false, *now, effects).unwrap();
+        let Bed { state, step } = &mut self.bed;
+        let made = state.create_session(&call_of(client), step).unwrap();
+        state.reclaim_complete(client, false, step).unwrap();
         let session = state.session(made.session).unwrap();
         (client, session)
     }
 
     fn is_expired(&self, client: usize) -> bool {
-        self.bed.now.as_secs() - self.renewed_at[client] >= LEASE.as_secs()
+        self.bed.step.now.as_secs() - self.renewed_at[client] >= LEASE.as_secs()
     }
 
     fn forget(&mut self, client: usize) {
@@ -233,8 +233,8 @@ impl Model {
 
     /// The client renews its lease, or boots if the server has forgotten it.
     fn wake_client(&mut self, at: usize) {
-        if self.clients[at].1.lease.renew(self.bed.now) {
-            self.renewed_at[at] = self.bed.now.as_secs();
+        if self.clients[at].1.lease.renew(self.bed.step.now) {
+            self.renewed_at[at] = self.bed.step.now.as_secs();
             return;
         }
         self.clients[at] = self.boot(at);
@@ -281,7 +281,7 @@ impl Model {
     }
 
     fn now(&self) -> u64 {
-        self.bed.now.as_secs()
+        self.bed.step.now.as_secs()
     }
 
     fn open(
@@ -301,7 +301,7 @@ impl Model {
             is_reclaim: false,
             user: 0,
         };
-        let result = self.bed.state.open(&call, self.bed.now, &mut self.bed.effects);
+        let result = self.bed.state.open(&call, &mut self.bed.step);
         self.note_forgotten()?;
         let key = (client, file, owner);
         let (access, deny) = (access.code(), deny.code());
@@ -389,7 +389,7 @@ impl Model {
         let (client, file) = (self.clients[key.0].0, FileId(key.1));
         let (object, range) = (object(), range_of(bytes));
         let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
-        let result = self.bed.state.lock_range(&call, self.bed.now, &mut self.bed.effects);
+        let result = self.bed.state.lock_range(&call, &mut self.bed.step);
         self.note_forgotten()?;
         let has_conflict = self.has_conflict(key, bytes, kind.into());
         match result {
@@ -401,15 +401,14 @@ impl Model {
                 prop_assert!(!has_conflict);
                 self.perform_effects()?;
                 self.mirrored.insert(grant.lock);
-                let confirmed =
-                    self.bed.state.confirm_lock(grant, self.bed.now, &mut self.bed.effects);
+                let confirmed = self.bed.state.confirm_lock(grant, &mut self.bed.step);
                 let stateid = confirmed.map_err(|status| TestCaseError::fail(status.name()))?;
                 let new = ModelLocks { bytes: [None; BYTES], stateid, open_owner };
                 let locks = self.locks.entry(key).or_insert(new);
                 locks.bytes[bytes.0..=bytes.1].fill(Some(kind.into()));
                 locks.stateid = stateid;
             }
-            Ok(grant) => self.bed.state.undo_lock(grant, self.bed.now, &mut self.bed.effects),
+            Ok(grant) => self.bed.state.undo_lock(grant, &mut self.bed.step),
             // A blocking request may have to let an earlier one pass.
             Err(LockFailure::Denied(_)) => prop_assert!(has_conflict || kind.is_blocking()),
             Err(LockFailure::Status(Status::Openmode)) => {
@@ -428,8 +427,8 @@ impl Model {
     ) -> Result<(), TestCaseError> {
         let name = [key.2];
         let owner = (self.clients[key.0].0, EXPORT, name.as_slice());
-        let Bed { state, now, effects } = &mut self.bed;
-        let result = state.test_lock(owner, FileId(key.1), range_of(bytes), kind, *now, effects);
+        let Bed { state, step } = &mut self.bed;
+        let result = state.test_lock(owner, FileId(key.1), range_of(bytes), kind, step);
         self.note_forgotten()?;
         prop_assert_eq!(result.is_err(), self.has_conflict(key, bytes, kind.into()));
         Ok(())
@@ -438,9 +437,9 @@ impl Model {
     fn unlock(&mut self, key: Key, bytes: (usize, usize)) -> Result<(), TestCaseError> {
         let Some(locks) = self.locks.get_mut(&key) else { return Ok(()) };
         let (client, file) = (self.clients[key.0].0, FileId(key.1));
-        let Bed { state, now, effects } = &mut self.bed;
+        let Bed { state, step } = &mut self.bed;
         let range = range_of(bytes);
-        match state.unlock_range(client, &locks.stateid, file, range, *now, effects) {
+        match state.unlock_range(client, &locks.stateid, file, range, step) {
             Ok(stateid) => {
                 locks.bytes[bytes.0..=bytes.1].fill(None);
                 locks.stateid = stateid;
@@ -455,8 +454,8 @@ impl Model {
     fn free(&mut self, key: Key) -> Result<(), TestCaseError> {
         let Some(locks) = self.locks.get(&key) else { return Ok(()) };
         let client = self.clients[key.0].0;
-        let Bed { state, now, effects } = &mut self.bed;
-        let result = state.free_stateid(client, &locks.stateid, *now, effects);
+        let Bed { state, step } = &mut self.bed;
+        let result = state.free_stateid(client, &locks.stateid, step);
         let is_held = locks.bytes.iter().any(Option::is_some);
         prop_assert_eq!(result, if is_held { Err(Status::LocksHeld) } else { Ok(()) });
         if !is_held {
@@ -468,8 +467,8 @@ impl Model {
     fn close(&mut self, key: Key) -> Result<(), TestCaseError> {
         let Some(open) = self.opens.remove(&key) else { return Ok(()) };
         let client = self.clients[key.0].0;
-        let Bed { state, now, effects } = &mut self.bed;
-        let result = state.close(client, &open.stateid, FileId(key.1), *now, effects);
+        let Bed { state, step } = &mut self.bed;
+        let result = state.close(client, &open.stateid, FileId(key.1), step);
         prop_assert_eq!(result, Ok(Stateid::INVALID));
         let hangs_on_it =
             |(client, file, _): Key, locks: &ModelLocks| (client, file, locks.open_owner) == key;
@@ -480,27 +479,26 @@ impl Model {
     fn read(&mut self, client: usize, file: u64) -> Result<(), TestCaseError> {
         let id = self.clients[client].0;
         let (read, anonymous) = (ShareAccess::Read, Stateid::ANONYMOUS);
-        let Bed { state, now, effects } = &mut self.bed;
-        let result = state.check_io(id, &anonymous, FileId(file), (read, 0), *now, effects);
+        let Bed { state, step } = &mut self.bed;
+        let result = state.check_io(id, &anonymous, FileId(file), (read, 0), step);
         self.note_forgotten()?;
         let denies = |(key, open): (&Key, &ModelOpen)| {
             key.1 == file && open.share().1 & 1 != 0 && !self.is_expired(key.0)
         };
         prop_assert_eq!(result.is_err(), self.opens.iter().any(denies));
         for (key, open) in self.opens.iter().filter(|(key, _)| key.0 == client) {
-            let Bed { state, now, effects } = &mut self.bed;
+            let Bed { state, step } = &mut self.bed;
             let file = FileId(key.1);
-            let state = state.check_io(id, &open.stateid, file, (read, 0), *now, effects);
+            let state = state.check_io(id, &open.stateid, file, (read, 0), step);
             let is_reader = open.share().0 & 1 != 0;
             let expected = if is_reader { IoState::Opened } else { IoState::Unchecked };
             prop_assert_eq!(state, Ok(expected));
         }
         for ((at, of), held) in &self.delegations {
-            let Bed { state, now, effects } = &mut self.bed;
+            let Bed { state, step } = &mut self.bed;
             let file = FileId(*of);
             let (read, write) = (ShareAccess::Read, ShareAccess::Write);
-            let mut check =
-                |access| state.check_io(id, &held.stateid, file, (access, 0), *now, effects);
+            let mut check = |access| state.check_io(id, &held.stateid, file, (access, 0), step);
             let is_own = *at == client;
             let (reads, writes) = if is_own {
                 (Ok(IoState::Opened), Err(Status::Openmode))
@@ -537,9 +535,9 @@ impl Model {
                 self.forget(at);
                 self.clients[at] = self.boot(at);
             }
-            Action::Sleep { secs } => self.bed.now += Duration::from_secs(secs),
+            Action::Sleep { secs } => self.bed.step.now += Duration::from_secs(secs),
             Action::Expire => {
-                self.bed.state.expire(self.bed.now, &mut self.bed.effects);
+                self.bed.state.expire(&mut self.bed.step);
                 self.note_forgotten()?;
                 self.note_revoked();
             }
@@ -583,8 +581,8 @@ proptest! {
         for (client, file, action) in steps {
             model.perform(client, file, action)?;
         }
-        model.bed.now += LEASE + model.bed.state.limits.courtesy + Duration::from_secs(1);
-        model.bed.state.expire(model.bed.now, &mut model.bed.effects);
+        model.bed.step.now += LEASE + model.bed.state.limits.courtesy + Duration::from_secs(1);
+        model.bed.state.expire(&mut model.bed.step);
         model.perform_effects()?;
         prop_assert_eq!(model.bed.state.counts(), StateCounts::default());
         prop_assert!(model.pins.values().all(|pins| *pins == 0));

@@ -10,7 +10,7 @@ impl Model {
         let (client, user) = (self.clients[at].0, 0);
         let (file_id, object, is_reclaim) = (FileId(file), object(), false);
         let call = Delegate { client, file: file_id, export: EXPORT, object, user, is_reclaim };
-        let result = self.bed.state.delegate(&call, self.bed.now);
+        let result = self.bed.state.delegate(&call, self.bed.step.now);
         let writes = |(key, open): (&Key, &ModelOpen)| key.1 == file && open.share().0 & 2 != 0;
         let is_in_the_way = |((holder, of), held): (&(usize, u64), &ModelDelegation)| {
             *of == file && (*holder == at || held.ends_at.is_some())
@@ -37,10 +37,10 @@ impl Model {
     pub(super) fn give_back(&mut self, at: usize, file: u64) -> Result<(), TestCaseError> {
         let Some(held) = self.delegations.remove(&(at, file)) else { return Ok(()) };
         let client = self.clients[at].0;
-        let Bed { state, now, effects } = &mut self.bed;
-        let result = state.return_delegation(client, &held.stateid, FileId(file), *now, effects);
+        let Bed { state, step } = &mut self.bed;
+        let result = state.return_delegation(client, &held.stateid, FileId(file), step);
         prop_assert_eq!(result, Ok(()));
-        let again = state.return_delegation(client, &held.stateid, FileId(file), *now, effects);
+        let again = state.return_delegation(client, &held.stateid, FileId(file), step);
         prop_assert_eq!(again, Err(Status::BadStateid));
         let until = self.now() + HOLD_OFF;
         self.held_off.entry(file).and_modify(|at| *at = until.min(*at));
@@ -63,8 +63,8 @@ impl Model {
     }
 
     pub(super) fn recall(&mut self, file: u64, is_local: bool) -> Result<(), TestCaseError> {
-        let Bed { state, now, effects } = &mut self.bed;
-        state.recall(FileId(file), is_local, *now, effects);
+        let Bed { state, step } = &mut self.bed;
+        state.recall(FileId(file), is_local, step);
         let limits = state.limits;
         self.note_forgotten()?;
         let within = if is_local { limits.local_recall } else { limits.recall };
@@ -84,14 +84,14 @@ impl Model {
 
     pub(super) fn free_delegations(&mut self, at: usize) -> Result<(), TestCaseError> {
         let client = self.clients[at].0;
-        let Bed { state, now, effects } = &mut self.bed;
+        let Bed { state, step } = &mut self.bed;
         for (_, stateid) in self.revoked.iter().filter(|(holder, _)| *holder == at) {
             prop_assert_eq!(state.test_stateid(client, stateid), Err(Status::DelegRevoked));
-            prop_assert_eq!(state.free_stateid(client, stateid, *now, effects), Ok(()));
+            prop_assert_eq!(state.free_stateid(client, stateid, step), Ok(()));
             prop_assert_eq!(state.test_stateid(client, stateid), Err(Status::BadStateid));
         }
         for (_, held) in self.delegations.iter().filter(|((holder, _), _)| *holder == at) {
-            let freed = state.free_stateid(client, &held.stateid, *now, effects);
+            let freed = state.free_stateid(client, &held.stateid, step);
             prop_assert_eq!(freed, Err(Status::LocksHeld));
         }
         self.revoked.retain(|(holder, _)| *holder != at);

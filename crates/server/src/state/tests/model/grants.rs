@@ -43,16 +43,16 @@ impl Model {
         let asked = self.unconfirmed.remove(0);
         let is_alive = self.is_alive(&asked);
         let ModelGrant { key, before, bytes, grant, .. } = asked;
-        let Bed { state, now, effects } = &mut self.bed;
+        let Bed { state, step } = &mut self.bed;
         let locks = self.locks.get_mut(&key).filter(|_| is_alive);
         if !kernel_grants {
-            state.undo_lock(grant, *now, effects);
+            state.undo_lock(grant, step);
             if let Some(locks) = locks {
                 locks.bytes[bytes.0..=bytes.1].copy_from_slice(&before[bytes.0..=bytes.1]);
             }
             return Ok(());
         }
-        let confirmed = state.confirm_lock(grant, *now, effects);
+        let confirmed = state.confirm_lock(grant, step);
         prop_assert_eq!(confirmed.is_ok(), is_alive);
         if let (Some(locks), Ok(stateid)) = (locks, confirmed) {
             locks.stateid = stateid;
