@@ -18,7 +18,7 @@ use crate::network_threads::NetworkThreads;
 use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::Programs;
 use crate::recovery::{self, Recovery};
-use crate::report::{Monitor, MonitorFacts};
+use crate::report::{Monitor, MonitorFacts, figures};
 use crate::service::Service;
 use crate::state_dir::{StateDir, StateDirError};
 use crate::{delegations, listener, portmap};
@@ -232,7 +232,7 @@ impl Server {
     pub fn figures(&self) -> Vec<(&'static str, u64)> {
         let counters =
             Counter::ALL.iter().map(|counter| (counter.name(), self.counters().value(*counter)));
-        let figures = self.service.figures().into_iter();
+        let figures = figures(&self.service).into_iter();
         counters.chain(figures.map(|(figure, value)| (figure.name(), value))).collect()
     }
 

@@ -17,7 +17,7 @@ use crate::busy_poll::BusyPolls;
 use crate::callbacks::Callbacks;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::counters::{Counter, Counters, Figure};
+use crate::counters::{Counter, Counters};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{
     self, Access, Admitted, Credential, Denied, Export, ExportRoot, Exports, FileHandle, Flavor,
@@ -293,38 +293,6 @@ impl Service {
     /// The time since the start.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
-    }
-
-    /// All figures, in the order of their table.
-    pub(crate) fn figures(&self) -> Vec<(Figure, u64)> {
-        let (state, connections) = (self.state.counts(), &self.connections);
-        let delegations = self.state.delegation_totals();
-        let mut figures = self.vfs.figures().to_vec();
-        figures.extend([
-            (Figure::WindowBytesMax, self.memory.window_bytes as u64),
-            (Figure::Nfs4Clients, state.clients as u64),
-            (Figure::Nfs4Sessions, state.sessions as u64),
-            (Figure::Nfs4Opens, state.opens as u64),
-            (Figure::Nfs4Locks, state.locks as u64),
-            (Figure::Nfs4Delegations, state.delegations as u64),
-            (Figure::Nfs4DelegationsGranted, delegations.granted),
-            (Figure::Nfs4DelegationsRecalled, delegations.recalled),
-            (Figure::Nfs4DelegationsReturned, delegations.returned),
-            (Figure::Nfs4DelegationsRevoked, delegations.revoked),
-            (Figure::Nfs4WaitingLocks, state.waiting as u64),
-            (Figure::Nfs4RepliesBytes, state.replies_bytes as u64),
-            (Figure::Nfs4InGrace, u64::from(state.is_in_grace)),
-            (Figure::ConnectionsOpen, connections.open() as u64),
-            (Figure::ConnectionsMax, connections.max() as u64),
-            (Figure::CallsInFlight, connections.calls_in_flight() as u64),
-            (Figure::BuffersInUseBytes, self.buffers.bytes_in_use() as u64),
-            (Figure::BuffersMappedBytes, self.buffers.bytes_mapped() as u64),
-            (Figure::BuffersMaxBytes, self.memory.pool_bytes as u64),
-            (Figure::BufferWaiters, self.buffers.waiters() as u64),
-            (Figure::UptimeSeconds, self.now().as_secs()),
-        ]);
-        figures.sort_unstable();
-        figures
     }
 
     /// Ends the connections of a client address, and all its state of version 4. It may connect again

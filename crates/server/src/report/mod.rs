@@ -3,6 +3,7 @@
 //! The types are those that the control socket carries. They can be read back, so that a command sees
 //! what the server has sent.
 
+mod figures;
 mod follow;
 mod prometheus;
 mod requests;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use figures::figures;
 pub use follow::{TraceFeed, TraceLine, TraceRequest, trace_events};
 pub use prometheus::metric_names;
 pub use requests::RequestRecord;

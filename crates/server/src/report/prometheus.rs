@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::figures;
 use crate::counters::{
     BOUNDS_US, CallKind, ClientCounters, Counter, Figure, FigureKind, HistogramValue, Operation,
     OperationValue, Phase,
@@ -64,7 +65,7 @@ pub(super) fn text(service: &Service) -> String {
     text.begin("build_info", "gauge", help_of("build_info"));
     text.sample("", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     counters(service, &names, &mut text);
-    for (figure, value) in service.figures() {
+    for (figure, value) in figures(service) {
         let (kind, name) = match figure.kind() {
             FigureKind::Counter => ("counter", format!("{}_total", figure.name())),
             FigureKind::Gauge => ("gauge", figure.name().to_owned()),

@@ -130,7 +130,7 @@ pub(super) fn of(service: &Service) -> Sample {
     let counters = &service.counters;
     let named = |counter: &Counter| (counter.name().to_owned(), counters.value(*counter));
     let mut figures: BTreeMap<_, _> = Counter::ALL.iter().map(named).collect();
-    let others = service.figures().into_iter();
+    let others = super::figures(service).into_iter();
     figures.extend(others.map(|(figure, value)| (figure.name().to_owned(), value)));
     Sample {
         uptime_us: u64::try_from(service.now().as_micros()).unwrap_or(u64::MAX),

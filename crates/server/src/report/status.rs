@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::MonitorFacts;
+use super::{MonitorFacts, figures};
 use crate::counters::{Counter, Figure};
 use crate::export::Export;
 use crate::service::Service;
@@ -140,7 +140,7 @@ pub(super) fn of(service: &Service, facts: &MonitorFacts) -> Status {
     let exports = service.exports.load();
     let switches = service.vfs.switches();
     let versions = facts.versions.to_string();
-    let figures: Figures = service.figures().into_iter().collect();
+    let figures: Figures = figures(service).into_iter().collect();
     Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
