@@ -21,7 +21,7 @@ use crate::recovery::{self, Recovery};
 use crate::report::{Monitor, MonitorFacts, figures};
 use crate::service::Service;
 use crate::state_dir::{StateDir, StateDirError};
-use crate::{delegations, listener, portmap};
+use crate::{listener, portmap};
 
 /// How long connections may take to finish what they are at when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(15);
@@ -172,8 +172,8 @@ impl Server {
         let time = keep_time(Arc::clone(&server.service), ticked, ended);
         server.clock = Some((end, server.threads.next().spawn(time)));
         if server.service.leases.is_some() {
-            let attending = delegations::attend(Arc::clone(&server.service));
-            server.tasks.push(server.threads.next().spawn(attending));
+            let recalls = Arc::clone(&server.service).recall_delegations();
+            server.tasks.push(server.threads.next().spawn(recalls));
         }
         Ok(server)
     }

@@ -2,10 +2,11 @@
 //! caches.
 
 mod gate;
+mod nfs4;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -20,28 +21,20 @@ use crate::connections::Connections;
 use crate::counters::Counters;
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{Exports, HandleKey, Object};
-use crate::fs::Status;
 use crate::held_files::HeldFiles;
-use crate::inode_cache::Inode;
 use crate::leases::{self, LocalConflicts};
 use crate::memory_plan::{Budget, MemoryPlan};
 use crate::mount_list::MountList;
-use crate::random::random_u64;
 use crate::rate_limits::RateLimits;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
 use crate::settlement::Settlement;
-use crate::state::{
-    Callback, ChannelAttributes, Effect, Limits, LockGrant, LockId, Message, Piece, Session, State,
-    Step,
-};
+use crate::state::State;
 use crate::stays::Stays;
 use crate::trace::Tracer;
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
 
-/// What a COMPOUND has besides the data of a READ or WRITE, in both directions.
-const COMPOUND_BYTES_MAX: u32 = 8 * 1024;
 /// Jobs that may wait for a thread of a lane before callers wait for a place in the queue.
 const QUEUE_MAX: usize = 1024;
 /// Descriptors that the kernel's table has room for from the start: 1 MiB. As many as the
@@ -131,65 +124,11 @@ fn can_assume_users() -> bool {
     can_assume
 }
 
-/// The bounds of the state of version 4.
-fn state_limits(
-    config: &Config,
-    descriptors: &DescriptorPlan,
-    local_recall: Option<Duration>,
-) -> Limits {
-    let set = config.state_limits();
-    let limits = Limits::default().with_clients(set.clients_max, set.sessions_max).with_files(
-        set.opens_max.min(descriptors.opens),
-        set.opens_max.min(descriptors.lock_owners),
-        set.locks_max,
-    );
-    let limits = limits.with_delegations(set.delegations_max.min(descriptors.delegations));
-    let bytes_max = config.max_transfer_bytes() + COMPOUND_BYTES_MAX;
-    let fore = ChannelAttributes {
-        request_bytes_max: bytes_max,
-        response_bytes_max: bytes_max,
-        ..limits.fore
-    };
-    let local_recall = local_recall.unwrap_or(limits.local_recall);
-    Limits { fore, local_recall, ..limits }
-}
-
 /// What a client has lost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dropped {
     pub(crate) connections: usize,
     pub(crate) nfs4_clients: usize,
-}
-
-/// How long clients have to return a delegation that a local program waits for; `None` if there are to
-/// be none.
-fn probe_leases(config: &Config) -> Option<Duration> {
-    if !config.delegations() {
-        return None;
-    }
-    let log = |error: &std::io::Error| {
-        tracing::info!(%error, "delegations are off: local programs would not wait for their return");
-    };
-    leases::probe(config.state_dir()).inspect_err(log).ok()
-}
-
-/// Whether a client is to be called back.
-fn is_callback(effect: &Effect) -> bool {
-    matches!(effect, Effect::NotifyLock { .. } | Effect::Recall { .. })
-}
-
-/// The state of version 4 with what an earlier server has left.
-fn new_state(recovered: Recovered, limits: Limits) -> std::io::Result<State> {
-    let Recovered { epoch, clients } = recovered;
-    if !clients.is_empty() {
-        let (clients, seconds) = (clients.len(), limits.grace.as_secs());
-        tracing::info!(
-            "the grace period of version 4 begins: {clients} clients may reclaim state for {seconds} \
-             seconds"
-        );
-    }
-    let session_key = (random_u64()?, random_u64()?);
-    Ok(State::new(limits, epoch, session_key, clients, Duration::ZERO))
 }
 
 impl Service {
@@ -211,8 +150,8 @@ impl Service {
         let (memory_bytes, window_bytes) = config.memory_of(io::Memory::new().total_bytes());
         let transfer_bytes_max = config.max_transfer_bytes();
         let budget = Budget { memory_bytes, window_bytes, transfer_bytes_max };
-        let local_recall = recovery.as_ref().and_then(|_| probe_leases(config));
-        let limits = state_limits(config, &descriptors, local_recall);
+        let local_recall = recovery.as_ref().and_then(|_| nfs4::probe_leases(config));
+        let limits = nfs4::state_limits(config, &descriptors, local_recall);
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
         tracing::debug!(?memory, outside_bytes = memory.outside_bytes(), ?descriptors, "bounds");
         let processors = available_parallelism().map_or(1, usize::from);
@@ -225,7 +164,7 @@ impl Service {
         let calls_max = memory.connection_calls_max;
         let tracer = Arc::new(Tracer::default());
         let (recovery, recovered) = recovery.unzip();
-        let state = Arc::new(new_state(recovered.unwrap_or_default(), limits)?);
+        let state = Arc::new(nfs4::new_state(recovered.unwrap_or_default(), limits)?);
         let held_files = Arc::new(HeldFiles::new(limits.lock_owners_max));
         let timers = Handle::current();
         let settlement = Settlement::new(&state, &held_files, recovery, &engine, timers.clone());
@@ -298,132 +237,6 @@ impl Service {
         let connections = self.connections.evict_peer(address);
         let nfs4_clients = self.change_state(|state, step| state.forget_peer(address, step)).await;
         Dropped { connections, nfs4_clients }
-    }
-
-    /// Whether version 4 is served.
-    pub(crate) fn serves_v4(&self) -> bool {
-        self.settlement.has_records()
-    }
-
-    /// How long state of version 4 lasts without a call of its client.
-    pub(crate) fn lease(&self) -> Duration {
-        Limits::default().lease
-    }
-
-    /// The name of this server in EXCHANGE_ID, which lasts as long as its state directory.
-    pub(crate) fn server_id(&self) -> String {
-        let pseudo_root = self.exports.load().pseudo_root.node(0).handle();
-        let sealed = self.handle_key.seal(&pseudo_root);
-        let mac = sealed.as_bytes().iter().rev().take(8);
-        mac.fold(String::from("spillway-"), |id, byte| format!("{id}{byte:02x}"))
-    }
-
-    /// Changes [`Self::state`], and performs the effects of that before it returns.
-    pub(crate) async fn change_state<'a, T>(
-        &'a self,
-        change: impl FnOnce(&'a State, &mut Step) -> T,
-    ) -> T {
-        let mut step = Step::new(self.now());
-        let changed = change(&self.state, &mut step);
-        let effects = step.into_effects();
-        // Nearly all READs and WRITEs have none.
-        if !effects.is_empty() {
-            let (callbacks, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_callback);
-            self.settlement.settle(effects).await;
-            callbacks.into_iter().for_each(|callback| self.notify(callback));
-        }
-        changed
-    }
-
-    /// As [`Self::change_state`], for what no call waits for: the threads of the devices perform the
-    /// effects.
-    pub(crate) fn change_state_settle_later(&self, change: impl FnOnce(&State, &mut Step)) {
-        let mut step = Step::new(self.now());
-        change(&self.state, &mut step);
-        let effects = step.into_effects().into_iter();
-        let (callbacks, effects): (Vec<_>, Vec<_>) = effects.partition(is_callback);
-        self.settlement.settle_later(effects);
-        callbacks.into_iter().for_each(|callback| self.notify(callback));
-    }
-
-    /// Calls a client back. Waits for nothing.
-    fn notify(&self, effect: Effect) {
-        let (client, message) = match effect {
-            Effect::NotifyLock { client, notice } => (client, Message::NotifyLock(notice)),
-            Effect::Recall { client, recall } => (client, Message::Recall(recall)),
-            _ => return,
-        };
-        if let Some((session, first)) = self.state.notify(client, message) {
-            self.send(session, first);
-        }
-    }
-
-    /// Probes the backchannel of a session by a call.
-    pub(crate) fn probe(&self, session: &Arc<Session>) {
-        if let Some(first) = session.notify(Message::Probe) {
-            self.send(Arc::clone(session), first);
-        }
-    }
-
-    fn send(&self, session: Arc<Session>, first: Callback) {
-        let callbacks = Arc::clone(&self.callbacks);
-        drop(self.timers.spawn(async move { callbacks.send(&session, first).await }));
-    }
-
-    /// Takes a lock that [`Self::state`] has granted for local programs too.
-    ///
-    /// # Errors
-    /// As [`HeldFiles::mirror`]. The grant comes back in any case.
-    pub(crate) async fn mirror(
-        &self,
-        grant: LockGrant,
-    ) -> (LockGrant, Result<Option<Piece>, Status>) {
-        let device = self.held_files.device(grant.file);
-        let (grant, mirrored) = self.mirror_once(grant).await;
-        let Some(device) = device.filter(|_| mirrored == Err(Status::NoDescriptor)) else {
-            return (grant, mirrored);
-        };
-        self.vfs.close_unused(device).await;
-        self.mirror_once(grant).await
-    }
-
-    async fn mirror_once(&self, grant: LockGrant) -> (LockGrant, Result<Option<Piece>, Status>) {
-        let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
-        let job = move || {
-            let mirrored = held.mirror(&state, &grant);
-            (grant, mirrored)
-        };
-        self.engine.data(job).await
-    }
-
-    /// The lock of a local program in the way of one that [`Self::state`] would grant.
-    ///
-    /// # Errors
-    /// As [`HeldFiles::foreign_lock`].
-    pub(crate) async fn foreign_lock(
-        &self,
-        inode: Arc<Inode>,
-        (wanted, lock): (Piece, Option<LockId>),
-    ) -> Result<Option<Piece>, Status> {
-        let attempt = || {
-            let (held, inode) = (Arc::clone(&self.held_files), Arc::clone(&inode));
-            let state = Arc::clone(&self.state);
-            self.engine.data(move || held.foreign_lock(&state, &inode, lock, wanted))
-        };
-        self.vfs.with_descriptors(inode.root().device(), attempt).await
-    }
-
-    /// Ends the leases that have run out, and the state of files whose exports are not served any more.
-    /// To be called once a second. Waits for nothing.
-    pub(crate) fn expire(&self) {
-        self.change_state_settle_later(|state, step| {
-            state.expire(step);
-            state.release_files(&self.held_files.retired(), step);
-        });
-        let is_in_grace = self.state.counts().is_in_grace;
-        if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {
-            tracing::info!("the grace period of version 4 is over");
-        }
     }
 
     /// Puts the settings that are not of an export in force, as far as a running server can change
