@@ -22,7 +22,7 @@ use crate::counters::Counters;
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{Exports, HandleKey, Object};
 use crate::held_files::HeldFiles;
-use crate::leases::{self, LocalConflicts};
+use crate::local_conflicts::{self, LocalConflicts};
 use crate::memory_plan::{Budget, MemoryPlan};
 use crate::mount_list::MountList;
 use crate::rate_limits::RateLimits;
@@ -84,7 +84,7 @@ pub(crate) struct Service {
     /// What remains to be done after changes of `state`.
     pub(crate) settlement: Arc<Settlement>,
     /// What local programs break delegations by, if any are given.
-    pub(crate) leases: Option<Arc<LocalConflicts>>,
+    pub(crate) local_conflicts: Option<Arc<LocalConflicts>>,
     /// Whether clients could reclaim state of version 4 a second ago.
     was_in_grace: AtomicBool,
     /// The clock of `state`.
@@ -179,7 +179,9 @@ impl Service {
             Switches::new(config.read_ahead(), config.splice()),
         );
         Ok(Self {
-            leases: local_recall.map(|_| leases::start(vfs.recall_requests())).transpose()?,
+            local_conflicts: local_recall
+                .map(|_| local_conflicts::start(vfs.recall_requests()))
+                .transpose()?,
             vfs,
             engine,
             buffers,

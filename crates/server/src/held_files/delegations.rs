@@ -10,7 +10,7 @@ use proto::nfs4::{ClientId, Stateid};
 
 use super::{Held, HeldFiles, Pin};
 use crate::inode_cache::{Alone, Holder, Holders, Inode};
-use crate::leases::{LocalConflicts, LocalHold};
+use crate::local_conflicts::{LocalConflicts, LocalHold};
 use crate::state::{Delegate, DelegationId, ExportId, FileId, NotDelegated, State};
 
 /// The delegations of a file.
@@ -55,7 +55,7 @@ impl HeldFiles {
     /// and while its names change; `Resource` where there is no lease to be had.
     pub(crate) fn delegate(
         &self,
-        (state, leases): (&State, &LocalConflicts),
+        (state, local_conflicts): (&State, &LocalConflicts),
         inode: &Arc<Inode>,
         _alone: Alone,
         call: &Delegate,
@@ -67,13 +67,13 @@ impl HeldFiles {
         if inode.has_name_changes() {
             return Err(NotDelegated::Contention);
         }
-        granting.take_lease(leases, inode)?;
+        granting.take_lease(local_conflicts, inode)?;
         let (id, stateid) = state.delegate(call, now)?;
         granting.keep(id);
         if let Some(lease) =
             self.lock().files.get(&call.file).and_then(|held| held.delegations.lease.as_ref())
         {
-            leases.recall_if_changed(lease, inode.address());
+            local_conflicts.recall_if_changed(lease, inode.address());
         }
         if !state.has_delegation(id) {
             // The effect that ended it may have come before. The caller has the inode too.
@@ -126,7 +126,11 @@ impl<'a> Granting<'a> {
         granting
     }
 
-    fn take_lease(&self, leases: &LocalConflicts, inode: &Inode) -> Result<(), NotDelegated> {
+    fn take_lease(
+        &self,
+        local_conflicts: &LocalConflicts,
+        inode: &Inode,
+    ) -> Result<(), NotDelegated> {
         let has_lease = self.change(|held| held.delegations.lease.is_some());
         if has_lease {
             return Ok(());
@@ -137,7 +141,7 @@ impl<'a> Granting<'a> {
         };
         let fd = inode.open_for_lease();
         let fd = fd.map_err(|status| refused(&format_args!("{status:?}")))?;
-        let lease = leases.hold(fd, inode.address()).map_err(|error| refused(&error))?;
+        let lease = local_conflicts.hold(fd, inode.address()).map_err(|error| refused(&error))?;
         let lease = lease.ok_or(NotDelegated::Contention)?;
         self.change(|held| held.delegations.lease = Some(lease));
         Ok(())

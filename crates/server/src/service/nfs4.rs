@@ -1,4 +1,4 @@
-//! Version 4: changes of its state with their effects, callbacks, and what its clients hold of files.
+//! Version 4: changes of its state with their effects, callbacks, and what clients hold of files.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::descriptor_plan::DescriptorPlan;
 use crate::fs::Status;
 use crate::held_files::file_id;
 use crate::inode_cache::{IdleInodes, Inode};
-use crate::leases;
+use crate::local_conflicts;
 use crate::random::random_u64;
 use crate::recovery::Recovered;
 use crate::state::{
@@ -55,7 +55,7 @@ pub(super) fn probe_leases(config: &Config) -> Option<Duration> {
     let log = |error: &std::io::Error| {
         tracing::info!(%error, "delegations are off: local programs would not wait for their return");
     };
-    leases::probe(config.state_dir()).inspect_err(log).ok()
+    local_conflicts::probe(config.state_dir()).inspect_err(log).ok()
 }
 
 /// The state of version 4 with what an earlier server has left.
@@ -209,12 +209,12 @@ impl Service {
         inode: &Arc<Inode>,
         call: Delegate,
     ) -> Result<Stateid, NotDelegated> {
-        let leases = self.leases.clone().ok_or(NotDelegated::Resource)?;
+        let local_conflicts = self.local_conflicts.clone().ok_or(NotDelegated::Resource)?;
         let alone = inode.lock.try_alone().ok_or(NotDelegated::Contention)?;
         let (state, held, now) =
             (Arc::clone(&self.state), Arc::clone(&self.held_files), self.now());
         let inode = Arc::clone(inode);
-        let job = move || held.delegate((&state, &leases), &inode, alone, &call, now);
+        let job = move || held.delegate((&state, &local_conflicts), &inode, alone, &call, now);
         self.engine.data(job).await
     }
 

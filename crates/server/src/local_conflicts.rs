@@ -1,6 +1,5 @@
-//! Leases of local files, by which programs on this machine wait for clients with delegations, and
-//! watches, by which their changes of names and attributes are detected: whether the machine has them,
-//! and their start.
+//! The conflicts of local programs with delegations. Programs that open a file wait for the client
+//! behind a lease of the kernel's, and changes of names and attributes are detected by watches.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
