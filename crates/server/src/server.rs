@@ -171,7 +171,7 @@ impl Server {
         let (end, ended) = oneshot::channel();
         let time = keep_time(Arc::clone(&server.service), ticked, ended);
         server.clock = Some((end, server.threads.next().spawn(time)));
-        if server.service.local_conflicts.is_some() {
+        if server.service.gives_delegations() {
             let recalls = Arc::clone(&server.service).recall_delegations();
             server.tasks.push(server.threads.next().spawn(recalls));
         }

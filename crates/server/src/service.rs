@@ -84,7 +84,7 @@ pub(crate) struct Service {
     /// What remains to be done after changes of `state`.
     pub(crate) settlement: Arc<Settlement>,
     /// What local programs break delegations by, if any are given.
-    pub(crate) local_conflicts: Option<Arc<LocalConflicts>>,
+    local_conflicts: Option<Arc<LocalConflicts>>,
     /// Whether clients could reclaim state of version 4 a second ago.
     was_in_grace: AtomicBool,
     /// The clock of `state`.

@@ -77,10 +77,10 @@ impl Compound<'_> {
         let session = self.running.as_ref().map(Running::session);
         let session = session.ok_or(WhyNoDelegation::Resource)?;
         let is_proved = session.is_callback_path_proved();
-        if service.local_conflicts.is_some() && !is_proved && session.has_callback_path() {
+        if service.gives_delegations() && !is_proved && session.has_callback_path() {
             service.probe(session);
         }
-        if service.local_conflicts.is_none() || (!is_proved && !is_reclaim) {
+        if !service.gives_delegations() || (!is_proved && !is_reclaim) {
             return Err(WhyNoDelegation::Resource);
         }
         let call = Delegate {

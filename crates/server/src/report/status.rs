@@ -214,6 +214,6 @@ fn nfs4(service: &Service, figures: &Figures) -> Nfs4Status {
         opens: figures[&Figure::Nfs4Opens],
         locks: figures[&Figure::Nfs4Locks],
         waiting_locks: figures[&Figure::Nfs4WaitingLocks],
-        delegations: service.local_conflicts.is_some().then(|| figures[&Figure::Nfs4Delegations]),
+        delegations: service.gives_delegations().then(|| figures[&Figure::Nfs4Delegations]),
     }
 }

@@ -199,6 +199,11 @@ impl Service {
         }
     }
 
+    /// Whether clients are given delegations.
+    pub(crate) fn gives_delegations(&self) -> bool {
+        self.local_conflicts.is_some()
+    }
+
     /// Gives a client a delegation of a file that it has opened.
     ///
     /// # Errors
