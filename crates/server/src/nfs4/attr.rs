@@ -13,7 +13,7 @@ use proto::xdr::{Decode, Encode, Reader, Writer};
 
 use super::compound::Compound;
 use super::convert::SUPPORTED;
-use super::location::{Located, Place, Pseudo};
+use super::filehandle::{Located, Place, Pseudo};
 use super::operation::decoded;
 use super::{Outcome, convert};
 use crate::inode_cache::{self, AccessRights};

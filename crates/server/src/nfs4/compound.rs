@@ -9,7 +9,7 @@ use proto::nfs4::{
 use proto::xdr::{Decode, Encode, Reader, Writer};
 use rustc_hash::FxHasher;
 
-use super::location::{Current, Located, Place};
+use super::filehandle::{Current, Located, Place};
 use super::results::{RESULT_BYTES_MAX, RESULT_BYTES_USUAL, Results};
 use super::{Outcome, Refused};
 use crate::call::{Call, Credential};

@@ -7,7 +7,7 @@ use proto::nfs4::{
 
 use super::Outcome;
 use super::compound::Compound;
-use super::location::Located;
+use super::filehandle::Located;
 use crate::vfs::{Allocation, CopyRange, Sought};
 
 impl Compound<'_> {

@@ -9,7 +9,6 @@ mod convert;
 mod delegations;
 mod extension;
 mod filehandle;
-mod location;
 mod namespace;
 mod opening;
 mod operation;

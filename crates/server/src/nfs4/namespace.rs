@@ -8,7 +8,7 @@ use proto::nfs4::{
 use proto::xdr::Array;
 
 use super::compound::Compound;
-use super::location::{Located, Place, Pseudo};
+use super::filehandle::{Located, Place, Pseudo};
 use super::{Outcome, convert};
 use crate::fs;
 use crate::vfs::NodeKind;

@@ -7,7 +7,7 @@ use proto::nfs4::{
 };
 
 use super::compound::Compound;
-use super::location::{Located, Place};
+use super::filehandle::{Located, Place};
 use super::namespace::check_name;
 use super::state::share;
 use super::{Outcome, Refused, convert};

@@ -15,7 +15,7 @@ use proto::xdr::{Encode, Reader, Writer};
 use super::Outcome;
 use super::attr::{Described, Description, WRITE_ONLY};
 use super::compound::Compound;
-use super::location::{Located, Place, Pseudo};
+use super::filehandle::{Located, Place, Pseudo};
 use super::operation::decoded;
 use super::results::Results;
 use crate::export::Object;

@@ -10,7 +10,7 @@ use proto::nfs4::{
 use proto::xdr::{Array, Encode, Reader};
 
 use super::compound::Compound;
-use super::location::Located;
+use super::filehandle::Located;
 use super::operation::decoded;
 use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};

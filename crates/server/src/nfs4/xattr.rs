@@ -8,7 +8,7 @@ use proto::nfs4::{
 use proto::xdr::{Array, Encode, Reader};
 
 use super::compound::Compound;
-use super::location::{Located, Place};
+use super::filehandle::{Located, Place};
 use super::operation::decoded;
 use super::{Outcome, convert};
 use crate::vfs::{SetXattr, XattrNames};
