@@ -6,11 +6,11 @@
 mod attr;
 mod compound;
 mod convert;
-mod delegations;
+mod delegation;
 mod extension;
 mod filehandle;
 mod namespace;
-mod opening;
+mod open;
 mod operation;
 mod read;
 mod readdir;

@@ -11,7 +11,7 @@ use proto::nfs4::{
 
 use proptest::test_runner::Config as ProptestConfig;
 
-use super::opening::{IoState, Opened};
+use super::open::{IoState, Opened};
 use super::registry::StateCounts;
 use super::session::Session;
 use super::*;
