@@ -9,6 +9,7 @@ mod convert;
 mod delegation;
 mod extension;
 mod filehandle;
+mod lock;
 mod namespace;
 mod open;
 mod operation;
@@ -16,7 +17,7 @@ mod read;
 mod readdir;
 mod results;
 mod session;
-mod state;
+mod stateid;
 mod write;
 mod xattr;
 

@@ -1,18 +1,20 @@
-//! OPEN.
+//! OPEN, OPEN_DOWNGRADE and CLOSE.
+
+use std::sync::Arc;
 
 use proto::nfs4::{
-    Bitmap, ChangeInfo, OPEN_RESULT_LOCKTYPE_POSIX, OPEN_RESULT_MAY_NOTIFY_LOCK, OpenArgs,
-    OpenClaim, OpenHow, OpenOk, RawAttributes, SHARE_ACCESS_MASK, SHARE_WANT_MASK, SHARE_WHEN_MASK,
-    ShareAccess, Status, Verifier, attribute,
+    Bitmap, ChangeInfo, CloseArgs, OPEN_RESULT_LOCKTYPE_POSIX, OPEN_RESULT_MAY_NOTIFY_LOCK,
+    OneStateid, OpenArgs, OpenClaim, OpenDowngradeArgs, OpenHow, OpenOk, RawAttributes,
+    SHARE_ACCESS_MASK, SHARE_WANT_MASK, SHARE_WHEN_MASK, ShareAccess, ShareDeny, Status, Verifier,
+    attribute,
 };
 
 use super::compound::Compound;
 use super::filehandle::{Located, Place};
 use super::namespace::check_name;
-use super::state::share;
 use super::{Outcome, Refused, convert};
 use crate::fs;
-use crate::inode_cache::{AccessRights, Attributes};
+use crate::inode_cache::{AccessRights, Attributes, Inode};
 use crate::state::{OpenFile, OpenRoom, Running, State, Step};
 use crate::vfs::{AttributeChange, CreateMode};
 
@@ -263,6 +265,56 @@ impl<'a> Compound<'a> {
         let may = (!access.reads() || read || execute) && (!access.writes() || write);
         if may { Ok(()) } else { Err(fs::Status::Access.into()) }
     }
+}
+
+impl Compound<'_> {
+    /// CLOSE, RFC 8881 §18.2.
+    pub(super) async fn close(&mut self, args: CloseArgs) -> Outcome<OneStateid> {
+        let stateid = self.known_stateid(&args.stateid)?;
+        let located = self.object_or(Status::BadStateid)?;
+        let (inode, file) = self.hold(&located).await?;
+        let (service, client) = (self.request.service, self.client()?);
+        let close = |state: &State, step: &mut Step| state.close(client, &stateid, file, step);
+        let closed = service.change_state(close).await;
+        self.let_go(inode).await;
+        let stateid = closed?;
+        self.set_stateid(stateid);
+        Ok(OneStateid { stateid })
+    }
+
+    /// OPEN_DOWNGRADE, RFC 8881 §18.18.
+    pub(super) async fn open_downgrade(&mut self, args: OpenDowngradeArgs) -> Outcome<OneStateid> {
+        let stateid = self.known_stateid(&args.stateid)?;
+        let (access, deny) = share(args.share_access, args.share_deny)?;
+        let located = self.object_or(Status::BadStateid)?;
+        let (_inode, file) = self.hold(&located).await?;
+        let (state, client) = (&self.request.service.state, self.client()?);
+        let stateid = state.open_downgrade(client, &stateid, file, access, deny)?;
+        self.set_stateid(stateid);
+        Ok(OneStateid { stateid })
+    }
+
+    /// After a hold of a file may have ended: the blocks of a removed file are free before the reply, as
+    /// with REMOVE.
+    pub(super) async fn let_go(&self, inode: Arc<Inode>) {
+        let service = self.request.service;
+        let gone = inode.is_over().then(|| inode.key());
+        // The cache has another reference, or else the last one is closed by the device's threads.
+        service.settlement.close(inode);
+        if let Some(gone) = gone {
+            service.vfs.let_go(&gone).await;
+        }
+    }
+}
+
+/// The access and the deny mode of an open, without the wants.
+///
+/// # Errors
+/// `Inval`.
+fn share(access: u32, deny: u32) -> Outcome<(ShareAccess, ShareDeny)> {
+    let access = ShareAccess::from_code(access & SHARE_ACCESS_MASK).ok_or(Status::Inval)?;
+    let deny = ShareDeny::from_code(deny).ok_or(Status::Inval)?;
+    Ok((access, deny))
 }
 
 /// A file that no name led to, or that was there.
