@@ -17,8 +17,7 @@ mod backchannel;
 mod callbacks;
 mod clients;
 mod create_session;
-mod delegating;
-mod delegations;
+mod delegation;
 mod file_locks;
 mod files;
 mod grace;
@@ -48,8 +47,8 @@ pub(crate) use backchannel::{Callback, CallbackEnd, CallbackParameters, Message,
 pub(crate) use clients::{ExchangeId, ExchangedId};
 pub(crate) use create_session::CreateSession;
 #[cfg(test)]
-pub(crate) use delegations::DelegationTotals;
-pub(crate) use delegations::{Delegate, NotDelegated};
+pub(crate) use delegation::DelegationTotals;
+pub(crate) use delegation::{Delegate, NotDelegated};
 pub(crate) use limits::Limits;
 pub(crate) use lock::{Conflict, Lock, LockFailure, LockGrant, LockTarget};
 pub(crate) use open::{IoState, OpenFile, OpenRoom};
