@@ -26,21 +26,21 @@ pub(crate) struct Settlement {
     recovery: Option<Arc<Recovery>>,
     engine: Arc<Engine>,
     tasks: Handle,
-    /// What no call waits for. A place has an entry while a task is at work on it.
+    /// What no call waits for. A queue has an entry while a task is at work on it.
     ///
     /// Bounded by what had ended before: opens and locks, whose descriptors count until they are closed.
-    queues: Mutex<HashMap<Place, Work>>,
+    queues: Mutex<HashMap<EffectQueue, Work>>,
 }
 
 /// Where effects wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
+enum EffectQueue {
     /// The disk with the state directory.
     Records,
     Device(DeviceNumber),
 }
 
-/// What is to be done in a place, in order.
+/// The content of a queue, to be done in order.
 #[derive(Default)]
 struct Work {
     effects: Effects,
@@ -74,21 +74,21 @@ impl Settlement {
     /// Performs effects of a call before its reply: the records, and those on files of the device that
     /// the call works on. The others are left to the threads of their devices.
     pub(crate) async fn settle(self: &Arc<Self>, effects: Effects) {
-        for (place, effects) in self.sorted(effects) {
-            let device = self.device(place);
-            if place == Place::Records || Share::is_of(&device) {
+        for (queue, effects) in self.sorted(effects) {
+            let device = self.device(queue);
+            if queue == EffectQueue::Records || Share::is_of(&device) {
                 let share = Share::new(&device, Share::current_client());
                 self.perform(share, Work { effects, inodes: Vec::new() }).await;
             } else {
-                self.queue(place, Work { effects, inodes: Vec::new() });
+                self.enqueue(queue, Work { effects, inodes: Vec::new() });
             }
         }
     }
 
     /// Leaves effects to the threads of their devices.
     pub(crate) fn settle_later(self: &Arc<Self>, effects: Effects) {
-        for (place, effects) in self.sorted(effects) {
-            self.queue(place, Work { effects, inodes: Vec::new() });
+        for (queue, effects) in self.sorted(effects) {
+            self.enqueue(queue, Work { effects, inodes: Vec::new() });
         }
     }
 
@@ -96,32 +96,32 @@ impl Settlement {
     /// that was removed, which is left to the threads of its device.
     pub(crate) fn close(self: &Arc<Self>, inode: Arc<Inode>) {
         if let Some(inode) = Arc::into_inner(inode) {
-            let place = Place::Device(inode.root().device());
-            self.queue(place, Work { effects: Vec::new(), inodes: vec![Arc::new(inode)] });
+            let queue = EffectQueue::Device(inode.root().device());
+            self.enqueue(queue, Work { effects: Vec::new(), inodes: vec![Arc::new(inode)] });
         }
     }
 
-    /// The effects that may wait, by their places. The others are performed at once.
-    fn sorted(self: &Arc<Self>, effects: Effects) -> Vec<(Place, Effects)> {
-        let mut places: Vec<(Place, Effects)> = Vec::new();
+    /// The effects that may wait, by their queues. The others are performed at once.
+    fn sorted(self: &Arc<Self>, effects: Effects) -> Vec<(EffectQueue, Effects)> {
+        let mut sorted: Vec<(EffectQueue, Effects)> = Vec::new();
         for effect in effects {
-            let place = match effect {
-                Effect::Records => Some(Place::Records),
+            let queue = match effect {
+                Effect::Records => Some(EffectQueue::Records),
                 Effect::Unpin { file, .. }
                 | Effect::Unlock { file, .. }
                 | Effect::Release { file, .. }
                 | Effect::EndDelegation { file, .. } => {
-                    self.held_files.device(file).map(Place::Device)
+                    self.held_files.device(file).map(EffectQueue::Device)
                 }
                 Effect::NotifyLock { .. } | Effect::Recall { .. } | Effect::EndSession(_) => None,
             };
-            let Some(place) = place else { continue };
-            match places.iter_mut().find(|(known, _)| *known == place) {
+            let Some(queue) = queue else { continue };
+            match sorted.iter_mut().find(|(known, _)| *known == queue) {
                 Some((_, effects)) => effects.push(effect),
-                None => places.push((place, vec![effect])),
+                None => sorted.push((queue, vec![effect])),
             }
         }
-        places.retain(|(_, effects)| {
+        sorted.retain(|(_, effects)| {
             let waits = !effects.iter().all(|effect| matches!(effect, Effect::Unpin { .. }));
             if !waits {
                 let left =
@@ -130,43 +130,43 @@ impl Settlement {
             }
             waits
         });
-        places
+        sorted
     }
 
-    fn device(&self, place: Place) -> Device {
-        match place {
-            Place::Records => self.engine.own_device().clone(),
-            Place::Device(number) => self.engine.device(number),
+    fn device(&self, queue: EffectQueue) -> Device {
+        match queue {
+            EffectQueue::Records => self.engine.own_device().clone(),
+            EffectQueue::Device(number) => self.engine.device(number),
         }
     }
 
-    /// Adds to the queue of a place, and begins to work on it.
-    fn queue(self: &Arc<Self>, place: Place, work: Work) {
+    /// Adds to a queue, and begins to work on it.
+    fn enqueue(self: &Arc<Self>, queue: EffectQueue, work: Work) {
         let mut queues = self.lock();
-        match queues.entry(place) {
-            Entry::Occupied(mut queue) => queue.get_mut().add(work),
-            Entry::Vacant(queue) => {
-                queue.insert(work);
+        match queues.entry(queue) {
+            Entry::Occupied(mut entry) => entry.get_mut().add(work),
+            Entry::Vacant(entry) => {
+                entry.insert(work);
                 let settlement = Arc::clone(self);
-                self.tasks.spawn(async move { settlement.drain(place).await });
+                self.tasks.spawn(async move { settlement.drain(queue).await });
             }
         }
     }
 
-    /// Works on the queue of a place until it is empty.
-    async fn drain(self: Arc<Self>, place: Place) {
-        let device = self.device(place);
-        while let Some(work) = self.next(place) {
+    /// Works on a queue until it is empty.
+    async fn drain(self: Arc<Self>, queue: EffectQueue) {
+        let device = self.device(queue);
+        while let Some(work) = self.next(queue) {
             self.perform(Share::new(&device, 0), work).await;
         }
     }
 
-    /// All that waits in a place; ends the queue when nothing does.
-    fn next(&self, place: Place) -> Option<Work> {
+    /// All that waits in a queue; ends it when nothing does.
+    fn next(&self, queue: EffectQueue) -> Option<Work> {
         let mut queues = self.lock();
-        let work = mem::take(queues.get_mut(&place)?);
+        let work = mem::take(queues.get_mut(&queue)?);
         if work.is_empty() {
-            queues.remove(&place);
+            queues.remove(&queue);
             return None;
         }
         Some(work)
@@ -189,7 +189,7 @@ impl Settlement {
         share.run(self.engine.data(job)).await;
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Work>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<EffectQueue, Work>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
