@@ -57,9 +57,9 @@ pub(crate) struct Charged {
     at: [u64; LIMITS],
 }
 
-/// The place of a call among those of its client at an export.
+/// The tags of a call by the clocks of an export: its place among the calls of its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slot([Tag; LIMITS]);
+pub(crate) struct Tags([Tag; LIMITS]);
 
 /// Those whose calls share a debt: an IPv4 address, or an IPv6 network of 64 bits, of which a host
 /// may take any address.
@@ -79,7 +79,7 @@ impl Use {
     }
 }
 
-impl Slot {
+impl Tags {
     /// The later one of two of an export.
     pub(crate) fn later(self, other: Self) -> Self {
         Self(from_fn(|at| self.0[at].max(other.0[at])))
@@ -87,7 +87,7 @@ impl Slot {
 }
 
 impl RateLimits {
-    /// Charges a client. Returns the place behind all that it has taken, also for nothing, and what
+    /// Charges a client. Returns the tags behind all that it has taken, also for nothing, and what
     /// [`settle`](Self::settle) needs: each call that has taken something is settled.
     pub(crate) fn charge(
         &self,
@@ -95,7 +95,7 @@ impl RateLimits {
         client: ClientId,
         taken: Use,
         now: Moment,
-    ) -> (Slot, Charged) {
+    ) -> (Tags, Charged) {
         let (counts, flow, now) = (taken.counts(), Flow::of(client), now.nanoseconds());
         let mut exports = self.lock();
         let clocks = exports.entry(export).or_default().clocks(limits, now);
@@ -104,7 +104,7 @@ impl RateLimits {
             None => (0, 0),
         });
         let at = charges.map(|(_, at)| at);
-        (Slot(charges.map(|(tag, _)| tag)), Charged { taken, at })
+        (Tags(charges.map(|(tag, _)| tag)), Charged { taken, at })
     }
 
     /// Charges a client what a call has used beyond what it was charged for it, or gives back the
@@ -126,13 +126,13 @@ impl RateLimits {
         }
     }
 
-    /// How long the call behind a place has to wait, as far as is known now: longer if other
+    /// How long the call behind these tags has to wait, as far as is known now: longer if other
     /// clients come.
     pub(crate) fn delay(
         &self,
         (export, limits): (u32, &Limits),
         client: ClientId,
-        Slot(tags): Slot,
+        Tags(tags): Tags,
         now: Moment,
     ) -> Duration {
         let (flow, now) = (Flow::of(client), now.nanoseconds());

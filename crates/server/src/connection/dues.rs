@@ -11,7 +11,7 @@ use crate::counters::Counter;
 use crate::export::{Exports, Limits};
 use crate::moment::Moment;
 use crate::procedures::Programs;
-use crate::rate_limits::{Charged, Slot, Use, WAIT_MAX};
+use crate::rate_limits::{Charged, Tags, Use, WAIT_MAX};
 use crate::request::Moved;
 use crate::service::Service;
 
@@ -24,8 +24,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Dues {
     are_set: AtomicBool,
-    /// The latest place of a call, for each export that has limits.
-    slots: Mutex<Vec<(u32, Slot)>>,
+    /// The latest tags of a call, for each export that has limits.
+    latest: Mutex<Vec<(u32, Tags)>>,
 }
 
 /// What a call has to pay to the limits of exports.
@@ -47,8 +47,8 @@ impl Dues {
         }
         for export in exports.table.iter().filter(|export| export.limits.are_set()) {
             let limited = (export.id, &export.limits);
-            let (slot, _) = service.rate_limits.charge(limited, client, Use::default(), now);
-            dues.add(export.id, slot);
+            let (tags, _) = service.rate_limits.charge(limited, client, Use::default(), now);
+            dues.add(export.id, tags);
         }
         dues
     }
@@ -58,11 +58,11 @@ impl Dues {
         self.are_set.load(Ordering::Relaxed)
     }
 
-    fn add(&self, export: u32, slot: Slot) {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        match slots.iter_mut().find(|(former, _)| *former == export) {
-            Some((_, former)) => *former = former.later(slot),
-            None => slots.push((export, slot)),
+    fn add(&self, export: u32, tags: Tags) {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        match latest.iter_mut().find(|(former, _)| *former == export) {
+            Some((_, former)) => *former = former.later(tags),
+            None => latest.push((export, tags)),
         }
         self.are_set.store(true, Ordering::Relaxed);
     }
@@ -70,21 +70,21 @@ impl Dues {
     /// How long the next call has to wait, by the limits that are in force now. What is paid for is
     /// forgotten.
     fn delay(&self, service: &Service, client: ClientId) -> Duration {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let (exports, now, mut longest) = (service.exports.load(), Moment::now(), Duration::ZERO);
-        slots.retain(|(export, slot)| {
+        latest.retain(|(export, tags)| {
             let Some(limits) = limits(&exports, *export) else { return false };
-            let delay = service.rate_limits.delay((*export, limits), client, *slot, now);
+            let delay = service.rate_limits.delay((*export, limits), client, *tags, now);
             longest = longest.max(delay);
             !delay.is_zero()
         });
-        self.are_set.store(!slots.is_empty(), Ordering::Relaxed);
+        self.are_set.store(!latest.is_empty(), Ordering::Relaxed);
         longest
     }
 
     /// Gives up to wait for what is left.
     fn clear(&self) {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.are_set.store(false, Ordering::Relaxed);
     }
 }
@@ -103,8 +103,8 @@ impl Charge {
         let charged = limited.map(|(export, limits)| {
             let read_bytes = transfer.read_bytes(service.memory.transfer_bytes_max);
             let taken = Use { calls: 1, bytes: call_bytes + read_bytes };
-            let (slot, charged) = service.rate_limits.charge((export, &limits), client, taken, now);
-            dues.add(export, slot);
+            let (tags, charged) = service.rate_limits.charge((export, &limits), client, taken, now);
+            dues.add(export, tags);
             (export, charged)
         });
         Self { dues: Arc::clone(dues), client, call_bytes, charged }
@@ -134,9 +134,9 @@ impl Charge {
         match self.charged.filter(|(charged, _)| *charged == export) {
             Some((_, charged)) => rate_limits.settle(limited, self.client, (charged, used), now),
             None => {
-                let (slot, charged) = rate_limits.charge(limited, self.client, used, now);
+                let (tags, charged) = rate_limits.charge(limited, self.client, used, now);
                 rate_limits.settle(limited, self.client, (charged, used), now);
-                self.dues.add(export, slot);
+                self.dues.add(export, tags);
             }
         }
     }

@@ -22,19 +22,19 @@ fn rate(calls_per_sec: u32, bytes_per_sec: u64) -> Rate {
 /// before it are paid for.
 fn calls_in_a_second(limits: Limits, clients: &[ClientId], bytes: u64) -> u64 {
     let (table, limited, start) = (RateLimits::default(), (EXPORT, &limits), SEC_NS);
-    let mut slots: Vec<Option<Slot>> = vec![None; clients.len()];
+    let mut latest: Vec<Option<Tags>> = vec![None; clients.len()];
     let (mut calls, mut now) = (0, start);
     while now < start + SEC_NS {
         let mut wait = Duration::from_secs(1);
-        for (client, slot) in clients.iter().zip(&mut slots) {
+        for (client, tags) in clients.iter().zip(&mut latest) {
             let at = Moment::at_nanoseconds(now);
-            let delay = |slot: Slot| table.delay(limited, *client, slot, at);
-            if slot.is_none_or(|slot| delay(slot).is_zero()) {
+            let delay = |tags: Tags| table.delay(limited, *client, tags, at);
+            if tags.is_none_or(|tags| delay(tags).is_zero()) {
                 let taken = Use { calls: 1, bytes };
-                *slot = Some(table.charge(limited, *client, taken, at).0);
+                *tags = Some(table.charge(limited, *client, taken, at).0);
                 calls += 1;
             }
-            wait = wait.min(delay(slot.expect("it was set")));
+            wait = wait.min(delay(tags.expect("it was set")));
         }
         // Timers have milliseconds, and wait too long.
         now += u64::try_from(wait.as_nanos()).unwrap().next_multiple_of(1_000_000).max(10_000);
@@ -72,17 +72,17 @@ fn the_limit_that_takes_longer_is_waited_for() {
     let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
     let limits = Limits { all: rate(1, 0), client: rate(0, 1 << 20) };
     let limited = (EXPORT, &limits);
-    let (slot, _) = table.charge(limited, A, Use { calls: 1, bytes: 4 << 20 }, now);
-    assert_eq!(table.delay(limited, A, slot, now), Duration::from_millis(3950));
+    let (tags, _) = table.charge(limited, A, Use { calls: 1, bytes: 4 << 20 }, now);
+    assert_eq!(table.delay(limited, A, tags, now), Duration::from_millis(3950));
     let (later, _) = table.charge(limited, A, Use { calls: 8, bytes: 0 }, now);
     assert_eq!(table.delay(limited, A, later, now), Duration::from_millis(8950));
-    assert_eq!(slot.later(later), later);
-    assert_eq!(later.later(slot), later);
+    assert_eq!(tags.later(later), later);
+    assert_eq!(later.later(tags), later);
     assert_eq!(table.charge(limited, A, Use::default(), now).0, later);
     for (export, client) in [(EXPORT, B), (EXPORT + 1, A)] {
         let limited = (export, &limits);
-        let (slot, _) = table.charge(limited, client, Use::default(), now);
-        assert!(table.delay(limited, client, slot, now).is_zero());
+        let (tags, _) = table.charge(limited, client, Use::default(), now);
+        assert!(table.delay(limited, client, tags, now).is_zero());
     }
 }
 
@@ -96,9 +96,9 @@ fn a_reply_settles_what_its_call_was_charged() {
         let (all, _) = table.charge(limited, A, Use::default(), now);
         table.delay(limited, A, all, now) + BURST
     };
-    let (slot, charged) = table.charge(limited, A, taken, now);
+    let (tags, charged) = table.charge(limited, A, taken, now);
     table.settle(limited, A, (charged, Use { bytes: 3 << 20, ..taken }), now);
-    assert_eq!(table.delay(limited, A, slot, now) + BURST, Duration::from_secs(1));
+    assert_eq!(table.delay(limited, A, tags, now) + BURST, Duration::from_secs(1));
     assert_eq!(owed(), Duration::from_secs(3));
     table.settle(limited, A, (charged, Use { bytes: 1 << 19, ..taken }), now);
     assert_eq!(owed(), Duration::from_millis(2500));
@@ -154,21 +154,21 @@ fn a_reply_gives_back_nothing_of_a_limit_that_was_set_after_its_call() {
     let read = Use { calls: 1, bytes: 1 << 19 };
     let (_, early) = table.charge(limited, A, read, second(1));
     table.charge((EXPORT, &Limits::default()), A, Use::default(), second(2));
-    let (slot, _) = table.charge(limited, A, read, second(3));
+    let (tags, _) = table.charge(limited, A, read, second(3));
     table.settle(limited, A, (early, Use::default()), second(3));
-    assert_eq!(table.delay(limited, A, slot, second(3)) + BURST, Duration::from_secs(8));
+    assert_eq!(table.delay(limited, A, tags, second(3)) + BURST, Duration::from_secs(8));
 }
 
 #[test]
 fn limits_that_are_not_set_are_not_charged() {
     let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
     let (free, limits) = (Limits::default(), Limits { all: rate(1, 0), ..Limits::default() });
-    let (slot, _) = table.charge((EXPORT, &free), A, Use { calls: 1, bytes: 1 << 30 }, now);
-    assert!(table.delay((EXPORT, &free), A, slot, now).is_zero());
-    let (slot, _) = table.charge((EXPORT, &limits), A, Use { calls: 8, bytes: 0 }, now);
+    let (tags, _) = table.charge((EXPORT, &free), A, Use { calls: 1, bytes: 1 << 30 }, now);
+    assert!(table.delay((EXPORT, &free), A, tags, now).is_zero());
+    let (tags, _) = table.charge((EXPORT, &limits), A, Use { calls: 8, bytes: 0 }, now);
     // A reload removes the limit, and another one sets it again.
-    assert!(table.delay((EXPORT, &free), A, slot, now).is_zero());
-    assert!(table.delay((EXPORT, &limits), A, slot, now).is_zero());
+    assert!(table.delay((EXPORT, &free), A, tags, now).is_zero());
+    assert!(table.delay((EXPORT, &limits), A, tags, now).is_zero());
     table.retain(|export| export != EXPORT);
     assert!(table.lock().is_empty());
 }
