@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use crate::busy_poll::{ThreadCalls, Waits};
 use crate::call::Incoming;
 use crate::call_trace::{self, Traced};
-use crate::connections::{Activity, Place};
+use crate::connections::{Activity, ConnectionPermit};
 use crate::counters::{ClientCounters, Counter, Counters};
 use crate::dispatch::{self, Claimed, Ended, Verdict};
 use crate::moment::Moment;
@@ -126,7 +126,7 @@ pub(crate) async fn serve(
     service: Arc<Service>,
     programs: Programs,
     stream: std::net::TcpStream,
-    (place, seat): (Place, Seat),
+    (permit, seat): (ConnectionPermit, Seat),
     mut stop: watch::Receiver<bool>,
 ) {
     let Ok(address) = stream.peer_addr() else { return };
@@ -138,7 +138,7 @@ pub(crate) async fn serve(
     let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
     let peer = Peer { address, connection, programs };
     service.callbacks.add(connection, &replies);
-    let activity = &place.activity;
+    let activity = &permit.activity;
     activity.begins(replies.link());
     let receiver = Receiver::new(
         socket.reader(),

@@ -121,8 +121,8 @@ pub(crate) struct Activity {
     makes_room: AtomicBool,
 }
 
-/// The place of an open connection; dropping it makes room for another.
-pub(crate) struct Place {
+/// The permit of an open connection; dropping it makes room for another.
+pub(crate) struct ConnectionPermit {
     connections: Arc<Connections>,
     pub(crate) activity: Arc<Activity>,
 }
@@ -305,19 +305,19 @@ impl Connections {
         self.calls_max.saturating_sub(share)
     }
 
-    /// A place for a new connection, made by evicting an idle one where a limit is reached. Waits
-    /// while all places are taken and none is idle. `None` refuses the connection. `is_stranger` is asked
+    /// A permit for a new connection, made by evicting an idle one where a limit is reached. Waits
+    /// while all permits are taken and none is idle. `None` refuses the connection. `is_stranger` is asked
     /// with the connections locked, so that [`Self::find_strangers`] misses none.
     pub(crate) async fn enter(
         self: &Arc<Self>,
         address: SocketAddr,
         is_stranger: impl Fn() -> bool,
-    ) -> Option<Place> {
+    ) -> Option<ConnectionPermit> {
         loop {
             let ended = self.ended.notified();
             match self.try_enter(address, &is_stranger) {
                 Entry::Admitted(activity) => {
-                    return Some(Place { connections: Arc::clone(self), activity });
+                    return Some(ConnectionPermit { connections: Arc::clone(self), activity });
                 }
                 Entry::Refused(limit) => {
                     self.counters.add(Counter::ConnectionsRefused, 1);
@@ -499,7 +499,7 @@ impl State {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let connections = &self.connections;
         {

@@ -92,18 +92,18 @@ pub(crate) async fn accept(
                 continue;
             }
         };
-        let place = tokio::select! {
-            place = service.connections.enter(address, || !service.knows_address(address)) => place,
+        let permit = tokio::select! {
+            permit = service.connections.enter(address, || !service.knows_address(address)) => permit,
             _ = stop.wait_for(|stop| *stop) => return,
         };
         // It came in on this thread and lives on another.
-        let (Some(place), Ok(stream)) = (place, stream.into_std()) else { continue };
+        let (Some(permit), Ok(stream)) = (permit, stream.into_std()) else { continue };
         if let Some(Err(error)) = congestion.as_ref().map(|control| control.set(&stream, address)) {
             tracing::debug!(client = %address, %error, "cannot set the congestion control");
         }
         let service = Arc::clone(&service);
-        let (thread, seat) = threads.seat(place.activity.client());
-        thread.spawn(connection::serve(service, programs, stream, (place, seat), stop.clone()));
+        let (thread, seat) = threads.seat(permit.activity.client());
+        thread.spawn(connection::serve(service, programs, stream, (permit, seat), stop.clone()));
     }
 }
 

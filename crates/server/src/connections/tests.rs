@@ -19,31 +19,31 @@ fn address(last: u8) -> SocketAddr {
 /// Enters and ends what is evicted for it at once, as the tasks of connections do.
 async fn enter(
     connections: &Arc<Connections>,
-    places: &mut Vec<Place>,
+    permits: &mut Vec<ConnectionPermit>,
     address: SocketAddr,
     is_stranger: bool,
 ) -> bool {
     let entering = connections.enter(address, || is_stranger);
     let mut entering = std::pin::pin!(entering);
     let began = Instant::now();
-    let place = loop {
+    let permit = loop {
         let step = Duration::from_millis(5);
-        if let Ok(place) = tokio::time::timeout(step, entering.as_mut()).await {
-            break place;
+        if let Ok(permit) = tokio::time::timeout(step, entering.as_mut()).await {
+            break permit;
         }
         assert!(
             began.elapsed() < Duration::from_secs(5),
-            "nothing is evicted, all places are taken"
+            "nothing is evicted, all permits are taken"
         );
         let state = connections.lock();
         let kept: Vec<_> = state.peers.values().flatten().cloned().collect();
         drop(state);
-        places.retain(|place| kept.iter().any(|other| Arc::ptr_eq(other, &place.activity)));
+        permits.retain(|permit| kept.iter().any(|other| Arc::ptr_eq(other, &permit.activity)));
     };
-    let entered = place.is_some();
-    if let Some(place) = place {
-        place.activity.begins(&link());
-        places.push(place);
+    let entered = permit.is_some();
+    if let Some(permit) = permit {
+        permit.activity.begins(&link());
+        permits.push(permit);
     }
     entered
 }
@@ -51,13 +51,13 @@ async fn enter(
 /// Enters so many connections of a client, each with a call at work.
 async fn enter_busy(
     connections: &Arc<Connections>,
-    places: &mut Vec<Place>,
+    permits: &mut Vec<ConnectionPermit>,
     address: SocketAddr,
     count: usize,
 ) {
     for _ in 0..count {
-        assert!(enter(connections, places, address, false).await);
-        places.last().unwrap().activity.peer_wait.end();
+        assert!(enter(connections, permits, address, false).await);
+        permits.last().unwrap().activity.peer_wait.end();
     }
 }
 
@@ -87,14 +87,14 @@ fn limits_are_parts_of_all_connections() {
 #[tokio::test(start_paused = true)]
 async fn longest_idle_connection_of_the_same_peer_makes_room() {
     let connections = connections(1024);
-    let mut places = Vec::new();
+    let mut permits = Vec::new();
     for _ in 0..256 {
-        assert!(enter(&connections, &mut places, address(1), false).await);
+        assert!(enter(&connections, &mut permits, address(1), false).await);
         tokio::time::sleep(Duration::from_micros(10)).await;
     }
-    assert!(enter(&connections, &mut places, address(2), false).await);
-    let first = Arc::clone(&places[0].activity);
-    assert!(enter(&connections, &mut places, address(1), false).await);
+    assert!(enter(&connections, &mut permits, address(2), false).await);
+    let first = Arc::clone(&permits[0].activity);
+    assert!(enter(&connections, &mut permits, address(1), false).await);
     tokio::time::timeout(Duration::from_secs(5), first.evicted()).await.unwrap();
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
 }
@@ -102,66 +102,66 @@ async fn longest_idle_connection_of_the_same_peer_makes_room() {
 #[tokio::test(start_paused = true)]
 async fn busy_connections_are_not_evicted() {
     let connections = connections(2);
-    let mut places = Vec::new();
+    let mut permits = Vec::new();
     for peer in 1..=2 {
-        assert!(enter(&connections, &mut places, address(peer), false).await);
+        assert!(enter(&connections, &mut permits, address(peer), false).await);
     }
-    let slots = Arc::clone(&places[0].activity.slots);
+    let slots = Arc::clone(&permits[0].activity.slots);
     // One for the call at work, one for the call to be received next.
     let calls = slots.acquire_many(2).await.unwrap();
-    places[1].activity.peer_wait.end();
-    assert!(!enter(&connections, &mut places, address(3), true).await, "a stranger does not wait");
+    permits[1].activity.peer_wait.end();
+    assert!(!enter(&connections, &mut permits, address(3), true).await, "a stranger does not wait");
     let waiting = connections.enter(address(3), || false);
     assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
     drop(calls);
-    let place = tokio::time::timeout(Duration::from_secs(5), async {
-        let evicted = places[0].activity.clone();
-        let (place, ()) = tokio::join!(connections.enter(address(3), || false), async {
+    let permit = tokio::time::timeout(Duration::from_secs(5), async {
+        let evicted = permits[0].activity.clone();
+        let (permit, ()) = tokio::join!(connections.enter(address(3), || false), async {
             evicted.evicted().await;
-            places.remove(0);
+            permits.remove(0);
         });
-        place
+        permit
     });
-    assert!(place.await.unwrap().is_some());
+    assert!(permit.await.unwrap().is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn strangers_make_room_first_and_then_the_peer_with_most_connections() {
     let connections = connections(20);
-    let mut places = Vec::new();
+    let mut permits = Vec::new();
     for _ in 0..12 {
-        assert!(enter(&connections, &mut places, address(1), false).await);
+        assert!(enter(&connections, &mut permits, address(1), false).await);
     }
     for peer in 2..=7 {
-        assert!(enter(&connections, &mut places, address(peer), false).await);
+        assert!(enter(&connections, &mut permits, address(peer), false).await);
     }
     for peer in 8..=9 {
-        assert!(enter(&connections, &mut places, address(peer), true).await);
+        assert!(enter(&connections, &mut permits, address(peer), true).await);
     }
-    let count = |places: &[Place], peer| {
+    let count = |permits: &[ConnectionPermit], peer| {
         let ip = address(peer).ip();
-        places.iter().filter(|place| place.activity.peer == ip).count()
+        permits.iter().filter(|permit| permit.activity.peer == ip).count()
     };
     for _ in 0..2 {
-        assert!(enter(&connections, &mut places, address(10), false).await);
+        assert!(enter(&connections, &mut permits, address(10), false).await);
     }
-    assert_eq!(count(&places, 8) + count(&places, 9), 0);
+    assert_eq!(count(&permits, 8) + count(&permits, 9), 0);
     for _ in 0..3 {
-        assert!(enter(&connections, &mut places, address(11), false).await);
+        assert!(enter(&connections, &mut permits, address(11), false).await);
     }
-    assert_eq!(count(&places, 1), 9);
-    assert_eq!(places.len(), 20);
+    assert_eq!(count(&permits, 1), 9);
+    assert_eq!(permits.len(), 20);
 }
 
 #[tokio::test(start_paused = true)]
 async fn all_strangers_share_one_limit() {
     let connections = connections(1024);
-    let mut places = Vec::new();
+    let mut permits = Vec::new();
     for peer in 0..200 {
-        assert!(enter(&connections, &mut places, address(peer), true).await);
+        assert!(enter(&connections, &mut permits, address(peer), true).await);
     }
     assert_eq!(connections.lock().strangers, 64);
-    places.clear();
+    permits.clear();
     assert_eq!(connections.open(), 0);
     connections.all_ended().await;
 }
@@ -180,77 +180,77 @@ fn many_connections_share_the_calls() {
 async fn connection_with_unread_bytes_is_not_evicted() {
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let connections = connections(2);
-    let mut places = Vec::new();
+    let mut permits = Vec::new();
     let mut sockets = Vec::new();
     for _ in 0..2 {
         let (client, writer) = connected(&listener).await;
-        let place = connections.enter(client.local_addr().unwrap(), || false).await.unwrap();
+        let permit = connections.enter(client.local_addr().unwrap(), || false).await.unwrap();
         let transport = Arc::downgrade(&writer);
-        place.activity.begins(&Arc::new(Link::new(client.local_addr().unwrap(), transport)));
-        places.push(place);
+        permit.activity.begins(&Arc::new(Link::new(client.local_addr().unwrap(), transport)));
+        permits.push(permit);
         sockets.push((client, writer));
     }
-    let [first, second] = [0, 1].map(|i| Arc::clone(&places[i].activity));
+    let [first, second] = [0, 1].map(|i| Arc::clone(&permits[i].activity));
     (&sockets[0].0).write_all(b"call").unwrap();
     let link = first.link.get().unwrap();
     while link.unread_bytes() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert!(enter(&connections, &mut places, address(3), false).await);
-    assert!(places.iter().any(|place| Arc::ptr_eq(&place.activity, &first)));
-    assert!(!places.iter().any(|place| Arc::ptr_eq(&place.activity, &second)));
+    assert!(enter(&connections, &mut permits, address(3), false).await);
+    assert!(permits.iter().any(|permit| Arc::ptr_eq(&permit.activity, &first)));
+    assert!(!permits.iter().any(|permit| Arc::ptr_eq(&permit.activity, &second)));
 }
 
 /// A connection that waits for limits of exports, with a call in its socket.
 async fn held_back(
     connections: &Arc<Connections>,
     listener: &tokio::net::TcpListener,
-) -> (Place, (std::net::TcpStream, Arc<Socket>)) {
+) -> (ConnectionPermit, (std::net::TcpStream, Arc<Socket>)) {
     let (client, socket) = connected(listener).await;
     let address = client.local_addr().unwrap();
-    let place = connections.enter(address, || false).await.unwrap();
+    let permit = connections.enter(address, || false).await.unwrap();
     let transport = Arc::downgrade(&socket);
     let link = Arc::new(Link::new(address, transport));
-    place.activity.begins(&link);
-    place.activity.note_call();
-    place.activity.set_held_back(true);
+    permit.activity.begins(&link);
+    permit.activity.note_call();
+    permit.activity.set_held_back(true);
     (&client).write_all(b"call").unwrap();
     while link.unread_bytes() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    (place, (client, socket))
+    (permit, (client, socket))
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_without_a_call_makes_room_before_those_with_a_call_that_waits() {
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let connections = connections(3);
-    let (mut places, mut sockets) = (Vec::new(), Vec::new());
+    let (mut permits, mut sockets) = (Vec::new(), Vec::new());
     for _ in 0..2 {
-        let (place, connected) = held_back(&connections, &listener).await;
-        places.push(place);
+        let (permit, connected) = held_back(&connections, &listener).await;
+        permits.push(permit);
         sockets.push(connected);
     }
-    let waiting = [0, 1].map(|at: usize| Arc::clone(&places[at].activity));
+    let waiting = [0, 1].map(|at: usize| Arc::clone(&permits[at].activity));
     tokio::time::sleep(2 * IDLE_MIN).await;
-    assert!(enter(&connections, &mut places, address(2), false).await);
-    let stays = |places: &[Place], activity: &Arc<Activity>| {
-        places.iter().any(|place| Arc::ptr_eq(&place.activity, activity))
+    assert!(enter(&connections, &mut permits, address(2), false).await);
+    let stays = |permits: &[ConnectionPermit], activity: &Arc<Activity>| {
+        permits.iter().any(|permit| Arc::ptr_eq(&permit.activity, activity))
     };
-    let idle = Arc::clone(&places[2].activity);
+    let idle = Arc::clone(&permits[2].activity);
     idle.note_call();
     tokio::time::sleep(2 * IDLE_MIN).await;
-    assert!(enter(&connections, &mut places, address(3), false).await);
-    assert!(!stays(&places, &idle));
-    assert!(waiting.iter().all(|activity| stays(&places, activity)));
+    assert!(enter(&connections, &mut permits, address(3), false).await);
+    assert!(!stays(&permits, &idle));
+    assert!(waiting.iter().all(|activity| stays(&permits, activity)));
     // No other one is idle, and the one that waits longest has a call at work.
-    places[2].activity.peer_wait.end();
+    permits[2].activity.peer_wait.end();
     let calls = waiting[0].slots.acquire_many(2).await.unwrap();
-    assert!(enter(&connections, &mut places, address(4), false).await);
-    assert!(stays(&places, &waiting[0]) && !stays(&places, &waiting[1]));
-    places.iter().for_each(|place| {
-        if !Arc::ptr_eq(&place.activity, &waiting[0]) {
-            place.activity.peer_wait.end();
+    assert!(enter(&connections, &mut permits, address(4), false).await);
+    assert!(stays(&permits, &waiting[0]) && !stays(&permits, &waiting[1]));
+    permits.iter().for_each(|permit| {
+        if !Arc::ptr_eq(&permit.activity, &waiting[0]) {
+            permit.activity.peer_wait.end();
         }
     });
     tokio::time::sleep(2 * IDLE_MIN).await;
@@ -266,31 +266,31 @@ async fn a_connection_without_a_call_makes_room_before_those_with_a_call_that_wa
 async fn connections_with_calls_that_wait_do_not_hide_an_idle_one() {
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let connections = connections(2 * SOCKETS_EXAMINED_MAX + 1);
-    let (mut places, mut sockets) = (Vec::new(), Vec::new());
+    let (mut permits, mut sockets) = (Vec::new(), Vec::new());
     // As many as one client may have.
     for _ in 0..connections.limits.peer {
-        let (place, connected) = held_back(&connections, &listener).await;
-        places.push(place);
+        let (permit, connected) = held_back(&connections, &listener).await;
+        permits.push(permit);
         sockets.push(connected);
     }
-    let waiting: Vec<_> = places.iter().map(|place| Arc::clone(&place.activity)).collect();
+    let waiting: Vec<_> = permits.iter().map(|permit| Arc::clone(&permit.activity)).collect();
     assert!(waiting.len() > SOCKETS_EXAMINED_MAX);
-    while places.len() < connections.max() {
-        assert!(enter(&connections, &mut places, address(2), false).await);
-        places.last().unwrap().activity.note_call();
+    while permits.len() < connections.max() {
+        assert!(enter(&connections, &mut permits, address(2), false).await);
+        permits.last().unwrap().activity.note_call();
     }
     tokio::time::sleep(2 * IDLE_MIN).await;
-    assert!(enter(&connections, &mut places, address(3), false).await);
+    assert!(enter(&connections, &mut permits, address(3), false).await);
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 1);
-    let stays = |activity| places.iter().any(|place| Arc::ptr_eq(&place.activity, activity));
+    let stays = |activity| permits.iter().any(|permit| Arc::ptr_eq(&permit.activity, activity));
     assert!(waiting.iter().all(stays));
 }
 
 #[tokio::test(start_paused = true)]
 async fn connection_just_accepted_is_not_evicted() {
     let connections = connections(1);
-    let place = connections.enter(address(1), || false).await.unwrap();
-    place.activity.begins(&link());
+    let permit = connections.enter(address(1), || false).await.unwrap();
+    permit.activity.begins(&link());
     assert!(matches!(connections.try_enter(address(2), || false), Entry::Full));
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
     tokio::time::sleep(2 * IDLE_MIN).await;
@@ -301,76 +301,76 @@ async fn connection_just_accepted_is_not_evicted() {
 #[tokio::test(start_paused = true)]
 async fn peer_whose_limit_is_that_of_all_waits_for_a_place() {
     let connections = connections(2);
-    let mut places = Vec::new();
-    enter_busy(&connections, &mut places, address(1), 2).await;
+    let mut permits = Vec::new();
+    enter_busy(&connections, &mut permits, address(1), 2).await;
     assert!(matches!(connections.try_enter(address(1), || false), Entry::Full));
-    places.pop();
-    assert!(enter(&connections, &mut places, address(1), false).await);
+    permits.pop();
+    assert!(enter(&connections, &mut permits, address(1), false).await);
     assert_eq!(connections.counters.value(Counter::ConnectionsRefused), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn peer_with_hanging_calls_on_few_connections_leaves_places_to_others() {
     let connections = connections(16);
-    let mut places = Vec::new();
-    enter_busy(&connections, &mut places, address(1), 12).await;
-    assert!(!enter(&connections, &mut places, address(1), false).await, "none of its own is idle");
+    let mut permits = Vec::new();
+    enter_busy(&connections, &mut permits, address(1), 12).await;
+    assert!(!enter(&connections, &mut permits, address(1), false).await, "none of its own is idle");
     for _ in 0..4 {
-        assert!(enter(&connections, &mut places, address(2), false).await);
+        assert!(enter(&connections, &mut permits, address(2), false).await);
     }
-    assert_eq!(places.len(), 16);
+    assert_eq!(permits.len(), 16);
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn connections_accepted_at_once_displace_no_other_client() {
     let connections = connections(4);
-    let mut places = Vec::new();
-    assert!(enter(&connections, &mut places, address(1), false).await);
-    let client = Arc::clone(&places[0].activity);
+    let mut permits = Vec::new();
+    assert!(enter(&connections, &mut permits, address(1), false).await);
+    let client = Arc::clone(&permits[0].activity);
     client.note_call();
     tokio::time::sleep(2 * IDLE_MIN).await;
     for _ in 0..2 {
-        assert!(enter(&connections, &mut places, address(2), false).await);
+        assert!(enter(&connections, &mut permits, address(2), false).await);
     }
     let not_begun = connections.enter(address(2), || false).await.unwrap();
     assert!(matches!(connections.try_enter(address(3), || false), Entry::Full), "just accepted");
-    places[1..].iter().for_each(|place| {
-        place.activity.note_call();
-        place.activity.peer_wait.end();
+    permits[1..].iter().for_each(|permit| {
+        permit.activity.note_call();
+        permit.activity.peer_wait.end();
     });
     tokio::time::sleep(2 * IDLE_MIN).await;
     assert!(matches!(connections.try_enter(address(3), || false), Entry::Full), "not begun");
     assert_eq!(connections.counters.value(Counter::ConnectionsEvicted), 0);
     not_begun.activity.begins(&link());
-    places.push(not_begun);
-    assert!(enter(&connections, &mut places, address(3), false).await);
-    assert_eq!(places.len(), 4);
-    assert!(places.iter().any(|place| Arc::ptr_eq(&place.activity, &client)));
+    permits.push(not_begun);
+    assert!(enter(&connections, &mut permits, address(3), false).await);
+    assert_eq!(permits.len(), 4);
+    assert!(permits.iter().any(|permit| Arc::ptr_eq(&permit.activity, &client)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn new_connection_takes_the_place_as_soon_as_it_is_free() {
     let connections = connections(1);
-    let mut places = Vec::new();
-    assert!(enter(&connections, &mut places, address(1), false).await);
+    let mut permits = Vec::new();
+    assert!(enter(&connections, &mut permits, address(1), false).await);
     tokio::time::sleep(2 * IDLE_MIN).await;
-    let evicted = Arc::clone(&places[0].activity);
+    let evicted = Arc::clone(&permits[0].activity);
     let began = Instant::now();
-    let (place, ()) = tokio::join!(connections.enter(address(2), || false), async {
+    let (permit, ()) = tokio::join!(connections.enter(address(2), || false), async {
         evicted.evicted().await;
-        places.clear();
+        permits.clear();
     });
-    assert!(place.is_some());
+    assert!(permit.is_some());
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_evicted_connection_makes_room_even_if_it_ends_slowly() {
     let connections = connections(2);
-    let mut places = Vec::new();
+    let mut permits = Vec::new();
     for peer in 1..=2 {
-        assert!(enter(&connections, &mut places, address(peer), false).await);
+        assert!(enter(&connections, &mut permits, address(peer), false).await);
     }
     let evictions = || connections.counters.value(Counter::ConnectionsEvicted);
     let entering = connections.enter(address(3), || false);
@@ -387,21 +387,21 @@ async fn one_evicted_connection_makes_room_even_if_it_ends_slowly() {
 #[tokio::test(start_paused = true)]
 async fn strangers_are_those_that_the_exports_of_now_do_not_admit() {
     let connections = connections(1024);
-    let mut places = Vec::new();
+    let mut permits = Vec::new();
     for last in 1..=6 {
-        assert!(enter(&connections, &mut places, address(last), last > 2).await);
+        assert!(enter(&connections, &mut permits, address(last), last > 2).await);
     }
     let strangers = || {
-        let of_all = places.iter().filter(|place| place.activity.is_stranger()).count();
+        let of_all = permits.iter().filter(|permit| permit.activity.is_stranger()).count();
         assert_eq!(connections.lock().strangers, of_all);
         of_all
     };
     assert_eq!(strangers(), 4);
     connections.find_strangers(|peer| peer == address(1));
     assert_eq!(strangers(), 1);
-    assert!(places[0].activity.is_stranger());
+    assert!(permits[0].activity.is_stranger());
     connections.find_strangers(|_| true);
     assert_eq!(strangers(), 6);
-    drop(places);
+    drop(permits);
     assert_eq!(connections.lock().strangers, 0);
 }

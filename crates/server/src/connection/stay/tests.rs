@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::config::{Config, Overrides};
-use crate::connections::Place;
+use crate::connections::ConnectionPermit;
 use crate::procedures::Programs;
 use crate::request::Peer;
 use crate::server::Server;
@@ -43,7 +43,7 @@ fn null() -> Vec<u8> {
 struct Rig {
     intake: Arc<Intake>,
     client: TcpStream,
-    _place: Place,
+    _permit: ConnectionPermit,
     _server: Server,
     _dir: TempDir,
 }
@@ -64,11 +64,11 @@ impl Rig {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         let (accepted, address) = listener.accept().unwrap();
-        let place = service.connections.enter(address, || false).await.unwrap();
+        let permit = service.connections.enter(address, || false).await.unwrap();
         let socket = Socket::new(accepted).unwrap();
         let buffers = Arc::clone(&service.buffers);
         let replies = ReplyQueue::new(address, Arc::clone(&socket) as _, Arc::clone(&buffers));
-        let activity = Arc::clone(&place.activity);
+        let activity = Arc::clone(&permit.activity);
         activity.begins(replies.link());
         let programs = Programs::Files(crate::config::NfsVersions::V3);
         let peer = Peer { address, connection: ConnectionId(1), programs };
@@ -88,7 +88,7 @@ impl Rig {
             waits: Mutex::default(),
         };
         let intake = Arc::new(intake);
-        (Self { intake, client, _place: place, _server: server, _dir: dir }, receiver)
+        (Self { intake, client, _permit: permit, _server: server, _dir: dir }, receiver)
     }
 
     fn write(&self, work: impl Future<Output = ()> + Send + 'static) -> Accepted {
