@@ -13,7 +13,7 @@ use proto::xdr::{Decode, Encode, Reader, Writer};
 
 use super::compound::Compound;
 use super::convert::SUPPORTED;
-use super::filehandle::{Located, Place, Pseudo};
+use super::filehandle::{Located, Pseudo, ResolvedHandle};
 use super::operation::decoded;
 use super::{Outcome, convert};
 use crate::inode_cache::{self, AccessRights};
@@ -83,7 +83,7 @@ pub(super) struct Described<'a> {
     pub(super) supports_xattrs: Option<bool>,
 }
 
-/// What the attributes of a place are made from.
+/// What the attributes of a filehandle are made from.
 #[expect(
     clippy::large_enum_variant,
     reason = "the large one is the usual one, and would be allocated for each GETATTR"
@@ -127,22 +127,22 @@ impl<'a> Compound<'a> {
         if !wanted.intersection(WRITE_ONLY).is_empty() {
             return Err(Status::Inval.into());
         }
-        self.describe(self.place()?, wanted.intersection(self.supported()), known).await
+        self.describe(self.current_handle()?, wanted.intersection(self.supported()), known).await
     }
 
-    /// The attributes of a place that are wanted, all of which the minor version has; `known` are
+    /// The attributes of a filehandle that are wanted, all of which the minor version has; `known` are
     /// those that need not be read.
     pub(super) async fn describe(
         &self,
-        place: &Place,
+        handle: &ResolvedHandle,
         wanted: Bitmap,
         known: Option<inode_cache::Attributes>,
     ) -> Outcome<Description<'a>> {
-        let located = match place {
-            Place::Pseudo(pseudo) => {
+        let located = match handle {
+            ResolvedHandle::Pseudo(pseudo) => {
                 return Ok(Description::Pseudo(Box::new(self.describe_pseudo(pseudo, wanted))));
             }
-            Place::Object(located) => located,
+            ResolvedHandle::Object(located) => located,
         };
         let (service, object) = (self.request.service, &located.object);
         let vfs = &service.vfs;
@@ -170,7 +170,7 @@ impl<'a> Compound<'a> {
             attributes,
             export_id: object.root().id,
             mounted_on: self.mounted_on(located, wanted),
-            handle: handle.then(|| self.handle_of(&Place::Object(located.clone()))),
+            handle: handle.then(|| self.handle_of(&ResolvedHandle::Object(located.clone()))),
             space,
             limits,
             supports_xattrs,
@@ -202,7 +202,7 @@ impl<'a> Compound<'a> {
             change: Some(made_ns),
             size: Some(4096),
             fsid: Some(Fsid { major: 0, minor: 1 }),
-            filehandle: Some(self.handle_of(&Place::Pseudo(pseudo.clone()))),
+            filehandle: Some(self.handle_of(&ResolvedHandle::Pseudo(pseudo.clone()))),
             fileid: Some(node.id),
             files_avail: Some(0),
             files_free: Some(0),
@@ -286,9 +286,11 @@ impl<'a> Compound<'a> {
 
     /// ACCESS, RFC 8881 §18.1.
     pub(super) async fn access(&mut self, args: AccessArgs) -> Outcome<AccessOk> {
-        let (is_directory, rights) = match self.place()? {
-            Place::Pseudo(_) => (true, AccessRights { read: true, write: false, execute: true }),
-            Place::Object(Located { caller, object }) => {
+        let (is_directory, rights) = match self.current_handle()? {
+            ResolvedHandle::Pseudo(_) => {
+                (true, AccessRights { read: true, write: false, execute: true })
+            }
+            ResolvedHandle::Object(Located { caller, object }) => {
                 let (attributes, rights) = self.request.service.vfs.access(caller, object).await?;
                 (attributes.is_directory(), rights)
             }

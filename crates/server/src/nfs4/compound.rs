@@ -9,7 +9,7 @@ use proto::nfs4::{
 use proto::xdr::{Decode, Encode, Reader, Writer};
 use rustc_hash::FxHasher;
 
-use super::filehandle::{Current, Located, Place};
+use super::filehandle::{Current, Located, ResolvedHandle};
 use super::results::{RESULT_BYTES_MAX, RESULT_BYTES_USUAL, Results};
 use super::{Outcome, Refused};
 use crate::call::{Call, Credential};
@@ -162,9 +162,9 @@ impl<'a> Compound<'a> {
 
     /// The object that the current filehandle names, if it is one of an export.
     fn located(&self) -> Option<&Located> {
-        match self.place() {
-            Ok(Place::Object(located)) => Some(located),
-            Ok(Place::Pseudo(_)) | Err(_) => None,
+        match self.current_handle() {
+            Ok(ResolvedHandle::Object(located)) => Some(located),
+            Ok(ResolvedHandle::Pseudo(_)) | Err(_) => None,
         }
     }
 
@@ -183,9 +183,9 @@ impl<'a> Compound<'a> {
 
     /// Counts an operation on the export that the current filehandle is of.
     fn count(&self, operation: OperationCode, status: u32, time_ns: Option<u64>) {
-        let set = match self.current.as_ref().map(|current| &current.place) {
-            Some(Place::Object(located)) => Some(&located.object.root().counters),
-            Some(Place::Pseudo(_)) | None => None,
+        let set = match self.current.as_ref().map(|current| &current.handle) {
+            Some(ResolvedHandle::Object(located)) => Some(&located.object.root().counters),
+            Some(ResolvedHandle::Pseudo(_)) | None => None,
         };
         let tally = &self.request.tally;
         if let (Some(set), Some(_)) = (set, time_ns) {

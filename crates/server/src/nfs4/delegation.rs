@@ -10,7 +10,7 @@ use proto::nfs4::{
 
 use super::Outcome;
 use super::compound::Compound;
-use super::filehandle::{Located, Place};
+use super::filehandle::{Located, ResolvedHandle};
 use crate::held_files::{export_id, file_id};
 use crate::inode_cache::Inode;
 use crate::state::{Delegate, FileId, NotDelegated, Running, State, Step};
@@ -87,7 +87,7 @@ impl Compound<'_> {
             client: session.client(),
             file: file_id(inode),
             export: export_id(inode),
-            object: self.handle_of(&Place::Object(located.clone())),
+            object: self.handle_of(&ResolvedHandle::Object(located.clone())),
             user: located.caller.uid,
             is_reclaim,
         };

@@ -14,9 +14,9 @@ use crate::fs::{self, Caller, Shown};
 use crate::trace::CallId;
 use crate::vfs::{CopyEnd, Found};
 
-/// A filehandle, taken apart.
+/// What a filehandle stands for.
 #[derive(Clone)]
-pub(super) enum Place {
+pub(super) enum ResolvedHandle {
     /// A directory above the exports.
     Pseudo(Pseudo),
     /// An object of an export.
@@ -68,23 +68,23 @@ impl Located {
 /// A filehandle with the stateid that belongs to it (RFC 8881 §16.2.3.1.2).
 #[derive(Clone)]
 pub(super) struct Current {
-    pub(super) place: Place,
+    pub(super) handle: ResolvedHandle,
     pub(super) stateid: Option<Stateid>,
 }
 
 impl Compound<'_> {
     /// Replaces the current filehandle.
-    pub(super) fn go(&mut self, place: Place) {
-        self.current = Some(Current { place, stateid: None });
+    pub(super) fn go(&mut self, handle: ResolvedHandle) {
+        self.current = Some(Current { handle, stateid: None });
     }
 
     /// The current filehandle.
     ///
     /// # Errors
     /// `Nofilehandle`.
-    pub(super) fn place(&self) -> Outcome<&Place> {
+    pub(super) fn current_handle(&self) -> Outcome<&ResolvedHandle> {
         let current = self.current.as_ref().ok_or(Status::Nofilehandle)?;
-        Ok(&current.place)
+        Ok(&current.handle)
     }
 
     /// The current object of an export, to be changed or read.
@@ -92,9 +92,9 @@ impl Compound<'_> {
     /// # Errors
     /// `Nofilehandle`; `otherwise` for a directory above the exports.
     pub(super) fn object_or(&self, otherwise: Status) -> Outcome<Located> {
-        match self.place()? {
-            Place::Object(located) => Ok(located.clone()),
-            Place::Pseudo(_) => Err(otherwise.into()),
+        match self.current_handle()? {
+            ResolvedHandle::Object(located) => Ok(located.clone()),
+            ResolvedHandle::Pseudo(_) => Err(otherwise.into()),
         }
     }
 
@@ -103,16 +103,16 @@ impl Compound<'_> {
     /// # Errors
     /// As [`Self::object_or`].
     pub(super) fn saved_object_or(&self, otherwise: Status) -> Outcome<Located> {
-        match &self.saved.as_ref().ok_or(Status::Nofilehandle)?.place {
-            Place::Object(located) => Ok(located.clone()),
-            Place::Pseudo(_) => Err(otherwise.into()),
+        match &self.saved.as_ref().ok_or(Status::Nofilehandle)?.handle {
+            ResolvedHandle::Object(located) => Ok(located.clone()),
+            ResolvedHandle::Pseudo(_) => Err(otherwise.into()),
         }
     }
 
     /// PUTFH, RFC 8881 §18.19.
     pub(super) fn put_handle(&mut self, handle: &FileHandle) -> Outcome<()> {
         let (request, service) = (self.request, self.request.service);
-        let place = match service.handle_key.open(handle.as_bytes()) {
+        let handle = match service.handle_key.open(handle.as_bytes()) {
             Some(opened) if pseudo_id(&opened).is_some() => {
                 let exports = service.exports.load_full();
                 let place = exports.pseudo_root.place_of(&opened).ok_or(Status::Stale)?;
@@ -122,19 +122,19 @@ impl Compound<'_> {
                 let (xid, peer, flavor) = (request.xid, &request.peer, request.flavor);
                 let found = service.resolve_opened(xid, &opened, peer, flavor, request.credential);
                 let (caller, object) = found?;
-                Place::Object(Located { caller: self.named(caller), object })
+                ResolvedHandle::Object(Located { caller: self.named(caller), object })
             }
             None => return Err(Status::Badhandle.into()),
         };
-        self.go(place);
+        self.go(handle);
         Ok(())
     }
 
     /// PUTROOTFH and PUTPUBFH, RFC 8881 §18.20 and §18.21.
     pub(super) fn put_root(&mut self) -> Outcome<()> {
         let exports = self.request.service.exports.load_full();
-        let place = self.enter(Pseudo { exports, place: 0 })?;
-        self.go(place);
+        let handle = self.enter(Pseudo { exports, place: 0 })?;
+        self.go(handle);
         Ok(())
     }
 
@@ -142,9 +142,9 @@ impl Compound<'_> {
     ///
     /// # Errors
     /// `Access` for an export that does not admit the peer, unless one below does.
-    pub(super) fn enter(&self, pseudo: Pseudo) -> Outcome<Place> {
-        let place = self.place_at(&pseudo);
-        place.inspect_err(|refused| {
+    pub(super) fn enter(&self, pseudo: Pseudo) -> Outcome<ResolvedHandle> {
+        let handle = self.handle_at(&pseudo);
+        handle.inspect_err(|refused| {
             self.request.service.counters.add(Counter::DeniedCalls, 1);
             self.log_refused(&pseudo, refused.status);
         })
@@ -152,11 +152,13 @@ impl Compound<'_> {
 
     /// As [`Self::enter`], for a listing, which neither counts nor logs a refusal: the client did not ask
     /// for the export.
-    pub(super) fn place_at(&self, pseudo: &Pseudo) -> Outcome<Place> {
-        let Some(id) = pseudo.node().export else { return Ok(Place::Pseudo(pseudo.clone())) };
+    pub(super) fn handle_at(&self, pseudo: &Pseudo) -> Outcome<ResolvedHandle> {
+        let Some(id) = pseudo.node().export else {
+            return Ok(ResolvedHandle::Pseudo(pseudo.clone()));
+        };
         match self.root_of(&pseudo.exports, id) {
-            Ok(root) => Ok(Place::Object(root)),
-            Err(_) if self.is_visible(pseudo) => Ok(Place::Pseudo(pseudo.clone())),
+            Ok(root) => Ok(ResolvedHandle::Object(root)),
+            Err(_) if self.is_visible(pseudo) => Ok(ResolvedHandle::Pseudo(pseudo.clone())),
             Err(refused) => Err(refused),
         }
     }
@@ -206,14 +208,14 @@ impl Compound<'_> {
     }
 
     /// GETFH, RFC 8881 §18.8.
-    pub(super) fn handle_of(&self, place: &Place) -> FileHandle {
+    pub(super) fn handle_of(&self, handle: &ResolvedHandle) -> FileHandle {
         let service = self.request.service;
-        match place {
-            Place::Object(Located { object, .. }) => {
+        match handle {
+            ResolvedHandle::Object(Located { object, .. }) => {
                 let sealed = service.seal(object.root(), *object.handle());
                 FileHandle::new(sealed.as_bytes()).expect("version 4 has longer handles")
             }
-            Place::Pseudo(pseudo) => {
+            ResolvedHandle::Pseudo(pseudo) => {
                 let sealed = service.handle_key.seal(&pseudo.node().handle());
                 FileHandle::new(sealed.as_bytes()).expect("version 4 has longer handles")
             }
@@ -229,9 +231,9 @@ impl Compound<'_> {
     /// The subject of trace events on the current filehandle, if there is one.
     pub(super) fn current_call_id(&self) -> CallId {
         let service = self.request.service;
-        match self.place() {
-            Ok(Place::Object(located)) => self.call_id(&located.object),
-            Ok(Place::Pseudo(pseudo)) => {
+        match self.current_handle() {
+            Ok(ResolvedHandle::Object(located)) => self.call_id(&located.object),
+            Ok(ResolvedHandle::Pseudo(pseudo)) => {
                 let sealed = service.handle_key.seal(&pseudo.node().handle());
                 let handle = nfs3::FileHandle::new(sealed.as_bytes());
                 let id = self.request.call_id(|| handle.expect("a sealed handle fits 64 bytes"));

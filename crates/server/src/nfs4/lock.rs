@@ -69,7 +69,7 @@ impl Compound<'_> {
             }
         };
         let (range, kind, is_reclaim) = (args.range, args.kind, args.reclaim);
-        let object = self.place().map(|place| self.handle_of(place))?;
+        let object = self.current_handle().map(|handle| self.handle_of(handle))?;
         let call = Lock { client, target, file, object, range, kind, is_reclaim };
         let grant = service.change_state(|state, step| state.lock_range(&call, step)).await?;
         let (grant, mirrored) = service.mirror(grant).await;

@@ -8,7 +8,7 @@ use proto::nfs4::{
 use proto::xdr::Array;
 
 use super::compound::Compound;
-use super::filehandle::{Located, Place, Pseudo};
+use super::filehandle::{Located, Pseudo, ResolvedHandle};
 use super::{Outcome, convert};
 use crate::fs;
 use crate::vfs::NodeKind;
@@ -29,11 +29,11 @@ impl Compound<'_> {
     }
 
     /// What has a name in the current directory.
-    async fn find(&self, name: &[u8]) -> Outcome<Place> {
+    async fn find(&self, name: &[u8]) -> Outcome<ResolvedHandle> {
         check_name(name)?;
-        match self.place()? {
-            Place::Pseudo(pseudo) => self.find_above(pseudo, name),
-            Place::Object(located) => {
+        match self.current_handle()? {
+            ResolvedHandle::Pseudo(pseudo) => self.find_above(pseudo, name),
+            ResolvedHandle::Object(located) => {
                 if located.is_root()
                     && let Some(pseudo) = self.pseudo_of(located)
                     && let Some(place) = pseudo.exports.pseudo_root.child(pseudo.place, name)
@@ -44,14 +44,14 @@ impl Compound<'_> {
                 let Located { caller, object } = located;
                 let answer = self.request.service.vfs.lookup(caller, object, name).await;
                 match answer.result {
-                    Ok(found) => Ok(Place::Object(located.found(&found))),
+                    Ok(found) => Ok(ResolvedHandle::Object(located.found(&found))),
                     Err(status) => Err(self.not_a_directory(located, status).await),
                 }
             }
         }
     }
 
-    fn find_above(&self, pseudo: &Pseudo, name: &[u8]) -> Outcome<Place> {
+    fn find_above(&self, pseudo: &Pseudo, name: &[u8]) -> Outcome<ResolvedHandle> {
         let child = pseudo.exports.pseudo_root.child(pseudo.place, name);
         let child = pseudo.at(child.ok_or(Status::Noent)?);
         if self.is_visible(&child) {
@@ -81,21 +81,21 @@ impl Compound<'_> {
         Ok(())
     }
 
-    async fn parent(&self) -> Outcome<Place> {
+    async fn parent(&self) -> Outcome<ResolvedHandle> {
         let above = |pseudo: &Pseudo| {
             let parent = pseudo.at(pseudo.node().parent);
             if pseudo.place == 0 { Err(Status::Noent.into()) } else { self.enter(parent) }
         };
-        match self.place()? {
-            Place::Pseudo(pseudo) => above(pseudo),
-            Place::Object(located) if located.is_root() => match self.pseudo_of(located) {
+        match self.current_handle()? {
+            ResolvedHandle::Pseudo(pseudo) => above(pseudo),
+            ResolvedHandle::Object(located) if located.is_root() => match self.pseudo_of(located) {
                 Some(pseudo) => above(&pseudo),
                 None => Err(Status::Noent.into()),
             },
-            Place::Object(located) => {
+            ResolvedHandle::Object(located) => {
                 let Located { caller, object } = located;
                 match self.request.service.vfs.lookup(caller, object, b"..").await.result {
-                    Ok(found) => Ok(Place::Object(located.found(&found))),
+                    Ok(found) => Ok(ResolvedHandle::Object(located.found(&found))),
                     Err(status) => Err(self.not_a_directory(located, status).await),
                 }
             }
@@ -157,7 +157,7 @@ impl Compound<'_> {
         let vfs = &self.request.service.vfs;
         let answer = vfs.make_node(caller, object, args.name, kind, change).await;
         let found = answer.result?;
-        self.go(Place::Object(located.found(&found)));
+        self.go(ResolvedHandle::Object(located.found(&found)));
         let requested = args.attributes.bitmap;
         let attributes_set = convert::set_at_creation(&change, requested, &found.attributes);
         Ok(CreateOk { change: convert::change_info(&answer.attributes), attributes_set })
@@ -214,7 +214,7 @@ impl Compound<'_> {
         args: SecinfoNoNameArgs,
     ) -> Outcome<SecinfoOk<'static>> {
         match args.style {
-            SecinfoStyle::CurrentFh => drop(self.place()?),
+            SecinfoStyle::CurrentFh => drop(self.current_handle()?),
             SecinfoStyle::Parent => drop(self.parent().await?),
         }
         self.current = None;

@@ -10,7 +10,7 @@ use proto::nfs4::{
 };
 
 use super::compound::Compound;
-use super::filehandle::{Located, Place};
+use super::filehandle::{Located, ResolvedHandle};
 use super::namespace::check_name;
 use super::{Outcome, Refused, convert};
 use crate::fs;
@@ -88,7 +88,7 @@ impl<'a> Compound<'a> {
             return Err(refused);
         }
         let delegation = Box::pin(self.delegation(&args, &target.located, &inode)).await;
-        self.go(Place::Object(target.located));
+        self.go(ResolvedHandle::Object(target.located));
         self.set_stateid(opened.stateid);
         Ok(OpenOk {
             stateid: opened.stateid,

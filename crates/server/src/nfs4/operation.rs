@@ -71,7 +71,8 @@ impl<'a> Compound<'a> {
                 self.put(operation, outcome)
             }
             Op::Getfh => {
-                let outcome = self.place().map(|place| Handle { object: self.handle_of(place) });
+                let outcome =
+                    self.current_handle().map(|handle| Handle { object: self.handle_of(handle) });
                 self.put(operation, outcome)
             }
             Op::Savefh => {
@@ -191,7 +192,7 @@ impl<'a> Compound<'a> {
     }
 
     fn save(&mut self) -> Outcome<()> {
-        self.place()?;
+        self.current_handle()?;
         self.saved = self.current.clone();
         Ok(())
     }

@@ -15,7 +15,7 @@ use proto::xdr::{Encode, Reader, Writer};
 use super::Outcome;
 use super::attr::{Described, Description, WRITE_ONLY};
 use super::compound::Compound;
-use super::filehandle::{Located, Place, Pseudo};
+use super::filehandle::{Located, Pseudo, ResolvedHandle};
 use super::operation::decoded;
 use super::results::Results;
 use crate::export::Object;
@@ -97,9 +97,9 @@ impl<'a> Compound<'a> {
             names: 0,
         };
         page.buffer.as_mut_slice()[..HEAD_BYTES].copy_from_slice(&VERIFIER.0);
-        let listed = match self.place()?.clone() {
-            Place::Pseudo(pseudo) => self.list_pseudo(&pseudo, args.cookie, page).await,
-            Place::Object(located) => {
+        let listed = match self.current_handle()?.clone() {
+            ResolvedHandle::Pseudo(pseudo) => self.list_pseudo(&pseudo, args.cookie, page).await,
+            ResolvedHandle::Object(located) => {
                 page.object = Some(located.object.clone());
                 page.mounts = self.mounts_in(&located, wanted).await?;
                 self.list_directory(&located, &args, page).await
@@ -180,8 +180,8 @@ impl<'a> Compound<'a> {
     /// Those of the root, if the client does not want them as an attribute (RFC 8881 §18.23.3).
     async fn describe_child(&self, child: &Pseudo, wanted: Bitmap) -> Outcome<Description<'a>> {
         let takes_errors = wanted.contains(attribute::RDATTR_ERROR);
-        let described = match self.place_at(child) {
-            Ok(Place::Object(root)) => {
+        let described = match self.handle_at(child) {
+            Ok(ResolvedHandle::Object(root)) => {
                 if wanted.difference(WITHOUT_ROOT).is_empty() {
                     return Ok(unread(child, NFS4_OK, wanted));
                 }
@@ -190,7 +190,7 @@ impl<'a> Compound<'a> {
                 }
                 self.describe_root(root, wanted).await
             }
-            Ok(place) => self.describe(&place, wanted, None).await,
+            Ok(handle) => self.describe(&handle, wanted, None).await,
             Err(refused) => Err(refused),
         };
         match described {
@@ -207,7 +207,7 @@ impl<'a> Compound<'a> {
     /// On the threads of the root's device, as between the operations of a COMPOUND.
     async fn describe_root(&self, root: Located, wanted: Bitmap) -> Outcome<Description<'a>> {
         let its = self.request.service.elsewhere(&root.object);
-        let root = Place::Object(root);
+        let root = ResolvedHandle::Object(root);
         match its {
             Some(its) => Box::pin(its.run(self.describe(&root, wanted, None))).await,
             None => Box::pin(self.describe(&root, wanted, None)).await,

@@ -208,7 +208,7 @@ impl Compound<'_> {
     /// RECLAIM_COMPLETE, RFC 8881 §18.51.
     pub(super) async fn reclaim_complete(&mut self, args: ReclaimCompleteArgs) -> Outcome<()> {
         if args.one_fs {
-            self.place()?;
+            self.current_handle()?;
         }
         let (service, client) = (self.request.service, self.client()?);
         let complete =

@@ -8,7 +8,7 @@ use proto::nfs4::{
 use proto::xdr::{Array, Encode, Reader};
 
 use super::compound::Compound;
-use super::filehandle::{Located, Place};
+use super::filehandle::{Located, ResolvedHandle};
 use super::operation::decoded;
 use super::{Outcome, convert};
 use crate::vfs::{SetXattr, XattrNames};
@@ -119,9 +119,9 @@ impl Compound<'_> {
         let mut left = bytes_max.checked_sub(LIST_BYTES_MIN).ok_or(Status::Toosmall)?;
         left = left.min(self.results.inline_room()?);
         self.charge(left)?;
-        match self.place()? {
-            Place::Pseudo(_) => Ok(XattrNames { names: Vec::new(), cookie, eof: true }),
-            Place::Object(Located { caller, object }) => {
+        match self.current_handle()? {
+            ResolvedHandle::Pseudo(_) => Ok(XattrNames { names: Vec::new(), cookie, eof: true }),
+            ResolvedHandle::Object(Located { caller, object }) => {
                 let fits = move |name_bytes: usize| {
                     let rest = left.checked_sub(4 + name_bytes.next_multiple_of(4));
                     left = rest.unwrap_or(left);
