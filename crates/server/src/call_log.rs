@@ -171,9 +171,9 @@ impl<'a> Line<'a> {
         match done {
             Err(Refusal::Denied(stat)) => format!("{stat:?}"),
             Err(Refusal::NotExecuted(stat)) => format!("{stat:?}"),
-            Ok(Handled::Duplicate) => "dropped, because the call is at work".to_owned(),
-            Ok(Handled::Repeated(_)) => "answered from the reply cache".to_owned(),
-            Ok(Handled::Replayed) => "answered from the slot of a session".to_owned(),
+            Ok(Handled::InProgress) => "dropped, because the call is at work".to_owned(),
+            Ok(Handled::FromReplyCache(_)) => "answered from the reply cache".to_owned(),
+            Ok(Handled::FromSlot) => "answered from the slot of a session".to_owned(),
             Ok(Handled::Executed { .. }) => self.result_status(results),
         }
     }

@@ -144,8 +144,8 @@ fn recorded_status(done: &Result<Handled, Refusal>, results: &[u8]) -> u32 {
         Ok(Handled::Executed { .. }) => {
             results.first_chunk().map_or(0, |status| u32::from_be_bytes(*status))
         }
-        Ok(Handled::Repeated(_) | Handled::Replayed) => Outcome::Replayed as u32,
-        Ok(Handled::Duplicate) => Outcome::Dropped as u32,
+        Ok(Handled::FromReplyCache(_) | Handled::FromSlot) => Outcome::Replayed as u32,
+        Ok(Handled::InProgress) => Outcome::Dropped as u32,
         Err(Refusal::Denied(_)) => Outcome::Denied as u32,
         Err(Refusal::NotExecuted(_)) => Outcome::NotExecuted as u32,
     }
@@ -214,15 +214,15 @@ pub(crate) async fn answer(
             let reply = Reply::with_tail(reply.into_vec(), payload, tail);
             Verdict::Reply(reply.charged(charge).with_receipt(receipt))
         }
-        Ok(Handled::Repeated(Replay { reply, receipt })) => {
+        Ok(Handled::FromReplyCache(Replay { reply, receipt })) => {
             service.counters.add(Counter::Replays, 1);
             Verdict::Reply(Reply::new(reply, None).with_receipt(Some(receipt)))
         }
-        Ok(Handled::Replayed) => {
+        Ok(Handled::FromSlot) => {
             service.counters.add(Counter::Replays, 1);
             Verdict::Reply(Reply::new(reply.into_vec(), None))
         }
-        Ok(Handled::Duplicate) => {
+        Ok(Handled::InProgress) => {
             service.counters.add(Counter::DroppedRetransmissions, 1);
             Verdict::Drop
         }
@@ -383,8 +383,8 @@ async fn execute_once(
                     }
                 });
             }
-            Begin::Replay(replay) => return Ok(Handled::Repeated(replay)),
-            Begin::Duplicate => return Ok(Handled::Duplicate),
+            Begin::Replay(replay) => return Ok(Handled::FromReplyCache(replay)),
+            Begin::Duplicate => return Ok(Handled::InProgress),
             Begin::Wait(wait) => wait,
         };
         if !std::mem::replace(&mut has_waited, true) {

@@ -171,12 +171,12 @@ pub(crate) enum Handled {
         receipt: Option<Arc<Receipt>>,
     },
     /// It repeats a call that was executed.
-    Repeated(Replay),
+    FromReplyCache(Replay),
     /// It repeats a COMPOUND that was executed. The results that its slot has kept stand in the
     /// reply's head.
-    Replayed,
+    FromSlot,
     /// It repeats a call of the same connection that is at work.
-    Duplicate,
+    InProgress,
 }
 
 impl Handled {

@@ -102,7 +102,7 @@ pub(crate) async fn execute(
     Ok(match compound.run(&mut reader, count_at).await {
         End::Results => compound.complete(),
         End::Replay(body) => compound.replay(&body),
-        End::Duplicate => Handled::Duplicate,
+        End::Duplicate => Handled::InProgress,
     })
 }
 
@@ -323,6 +323,6 @@ impl<'a> Compound<'a> {
 
     fn replay(mut self, body: &[u8]) -> Handled {
         self.results.replace(body);
-        Handled::Replayed
+        Handled::FromSlot
     }
 }
