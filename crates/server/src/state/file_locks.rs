@@ -139,13 +139,13 @@ impl FileLocks {
     }
 
     /// Notes a denied request, once however often it is repeated. `counted` is what a new one holds;
-    /// without it, and when too many wait for the file, the client has to poll. Returns whether a
+    /// without it, and when `waiters_max` wait for the file, the client has to poll. Returns whether a
     /// reservation has ended with that: others may have waited for it, and are to be woken.
     pub(super) fn wait(
         &mut self,
         (owner, object): (Owner, FileHandle),
         wanted: Piece,
-        counted: Option<Arc<Counted>>,
+        (counted, waiters_max): (Option<Arc<Counted>>, usize),
         now: Duration,
     ) -> bool {
         self.forget_lost_waiters(now);
@@ -156,7 +156,7 @@ impl FileLocks {
             known.counted = counted.unwrap_or_else(|| Arc::clone(&known.counted));
             return known.notified_at.take().is_some();
         }
-        if self.waiters.len() < WAITERS_MAX
+        if self.waiters.len() < waiters_max
             && let Some(counted) = counted
         {
             let (asked_at, notified_at, has_passed) = (now, None, false);
@@ -171,6 +171,11 @@ impl FileLocks {
             });
         }
         false
+    }
+
+    /// The clients of the requests that wait.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = ClientId> {
+        self.waiters.iter().map(|waiter| waiter.owner.client)
     }
 
     pub(super) fn has_waiters(&self) -> bool {
@@ -291,7 +296,9 @@ impl Waiter {
 }
 
 /// Requests that may wait for one file.
-const WAITERS_MAX: usize = 256;
+pub(super) const WAITERS_MAX: usize = 256;
+/// Those of one address.
+pub(super) const PEER_WAITERS_MAX: usize = WAITERS_MAX / 2;
 /// How long a request waits for its client to repeat it. Linux polls every 30 s at the latest.
 const WAITER_LIFETIME: Duration = Duration::from_secs(60);
 /// How long a notified client has to repeat its request before others are served. Its process may
@@ -314,7 +321,7 @@ mod tests {
 
     /// Asks for a lock of the file that each client has a handle of its own for.
     fn wait(locks: &mut FileLocks, client: u64, wanted: Piece, now: Duration) {
-        locks.wait((owner(client), object(client)), wanted, counted(), now);
+        locks.wait((owner(client), object(client)), wanted, (counted(), WAITERS_MAX), now);
     }
 
     fn object(client: u64) -> FileHandle {

@@ -20,6 +20,8 @@ pub(super) struct Files {
     opens: FxHashMap<u64, Open>,
     locks: FxHashMap<LockId, LockState>,
     clients: FxHashMap<ClientId, Holdings>,
+    /// What each client has of each file.
+    of_files: FxHashMap<(FileId, ClientId), FileCounts>,
     ranges: usize,
     /// The names of the owners of opens and lock states.
     names_bytes: usize,
@@ -67,6 +69,23 @@ pub(super) struct LockState {
     /// The open that it began from.
     pub(super) open: u64,
     pub(super) seqid: u32,
+}
+
+/// Opens and lock states of a file, of all clients or of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FileCounts {
+    pub(super) opens: usize,
+    pub(super) lock_states: usize,
+}
+
+/// How many requests may wait for locks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WaiterBounds {
+    pub(super) all: usize,
+    /// Of the client.
+    pub(super) client: usize,
+    /// Of all clients, for the file.
+    pub(super) file: usize,
 }
 
 /// What one client holds.
@@ -149,9 +168,17 @@ impl Files {
         opens.filter(move |(owner, _)| owner.export == export).map(|(_, number)| *number)
     }
 
-    /// Opens and lock states of a file.
-    pub(super) fn file_counts(&self, file: FileId) -> (usize, usize) {
-        self.files.get(&file).map_or((0, 0), |file| (file.opens.len(), file.lock_owners.len()))
+    pub(super) fn file_counts(&self, file: FileId) -> FileCounts {
+        let counts = |file: &FileState| FileCounts {
+            opens: file.opens.len(),
+            lock_states: file.lock_owners.len(),
+        };
+        self.files.get(&file).map(counts).unwrap_or_default()
+    }
+
+    /// The part of [`Self::file_counts`] that is this client's.
+    pub(super) fn file_counts_of(&self, file: FileId, client: ClientId) -> FileCounts {
+        self.of_files.get(&(file, client)).copied().unwrap_or_default()
     }
 
     /// Lock states of all clients.
@@ -205,7 +232,8 @@ impl Files {
         let has_states = !self.opens.is_empty() || !self.locks.is_empty();
         let has_room = self.rooms.all().opens > 0;
         let is_counted = self.ranges > 0 || self.names_bytes > 0 || has_room;
-        !has_states && self.files.is_empty() && self.clients.is_empty() && !is_counted
+        let is_indexed = !self.clients.is_empty() || !self.of_files.is_empty();
+        !has_states && self.files.is_empty() && !is_indexed && !is_counted
     }
 
     /// Whether an open other than `own` conflicts with `share`.
@@ -251,6 +279,7 @@ impl Files {
         state.opens.insert(owner.clone(), number);
         let held = self.clients.entry(owner.client).or_default();
         held.opens.insert(number);
+        self.of_files.entry((file, owner.client)).or_default().opens += 1;
         held.names_bytes += owner.name.len();
         self.names_bytes += owner.name.len();
         let (user, locks) = (Some(user), BTreeSet::new());
@@ -304,8 +333,11 @@ impl Files {
         state.shares.remove(open.modes.share());
         state.opens.remove(&open.owner);
         let Owner { client, export, .. } = open.owner;
+        let of_file = self.of_files.get_mut(&(open.file, client)).expect("it holds an open");
+        of_file.opens -= 1;
         let is_its = |owner: &Owner| (owner.client, owner.export) == (client, export);
-        if state.locks.has_waiters() && !state.opens.keys().any(is_its) {
+        let has_other = of_file.opens > 0 && state.opens.keys().any(is_its);
+        if state.locks.has_waiters() && !has_other {
             state.locks.stop_waiting_in(client, export);
         }
         let held = self.clients.get_mut(&open.owner.client).expect("it holds an open");
@@ -328,6 +360,7 @@ impl Files {
         state.lock_owners.insert(owner.clone(), id);
         let held = self.clients.get_mut(&owner.client).expect("it holds an open");
         held.locks += 1;
+        self.of_files.entry((file, owner.client)).or_default().lock_states += 1;
         held.names_bytes += owner.name.len();
         self.names_bytes += owner.name.len();
         self.locks.insert(id, LockState { owner, file, open, seqid: 0 });
@@ -352,6 +385,8 @@ impl Files {
         state.lock_owners.remove(&lock.owner);
         let held = self.clients.get_mut(&lock.owner.client).expect("it holds a lock");
         held.locks -= 1;
+        let of_file = (lock.file, lock.owner.client);
+        self.of_files.get_mut(&of_file).expect("it holds a lock").lock_states -= 1;
         held.names_bytes -= lock.owner.name.len();
         self.names_bytes -= lock.owner.name.len();
         step.effects.push(Effect::Release { file: lock.file, lock: id });
@@ -393,23 +428,22 @@ impl Files {
         lock.zip(self.locks(file)).is_some_and(|(lock, locks)| locks.is_unconfirmed(lock, range))
     }
 
-    /// Notes a denied request of an owner for a file that its client calls `object`, unless `all_max`
-    /// requests wait already, or `own_max` of the client. Notifies those that have waited for it, if
-    /// it was notified itself.
+    /// Notes a denied request of an owner for a file that its client calls `object`, unless as many as
+    /// `bounds` allow wait already. Notifies those that have waited for it, if it was notified itself.
     pub(super) fn wait(
         &mut self,
         file: FileId,
         (owner, object): (Owner, FileHandle),
         wanted: Piece,
-        (all_max, own_max): (usize, usize),
+        bounds: WaiterBounds,
         step: &mut Step,
     ) {
         let Some(held) = self.clients.get(&owner.client) else { return };
         let Some(state) = self.files.get_mut(&file) else { return };
         let (all, own) = (&self.waiting, &held.waiting);
-        let may_wait = Waiting::count(all) < all_max && Waiting::count(own) < own_max;
+        let may_wait = Waiting::count(all) < bounds.all && Waiting::count(own) < bounds.client;
         let counted = may_wait.then(|| Counted::new(all, own));
-        if state.locks.wait((owner, object), wanted, counted, step.now) {
+        if state.locks.wait((owner, object), wanted, (counted, bounds.file), step.now) {
             self.wake(file, None, step);
         }
     }
@@ -464,6 +498,9 @@ impl Files {
         let is_unused = |state: &FileState| state.opens.is_empty() && state.lock_owners.is_empty();
         if self.files.get(&file).is_some_and(is_unused) {
             self.files.remove(&file);
+        }
+        if self.file_counts_of(file, client) == FileCounts::default() {
+            self.of_files.remove(&(file, client));
         }
         if self.clients.get(&client).is_some_and(|held| held.opens.is_empty()) {
             self.clients.remove(&client);

@@ -40,8 +40,12 @@ pub(crate) struct Limits {
     pub(crate) peer_lock_owners_max: usize,
     /// Opens of one file.
     pub(crate) file_opens_max: usize,
+    /// Opens of one file by one address.
+    pub(crate) peer_file_opens_max: usize,
     /// Lock states of one file.
     pub(crate) file_lock_owners_max: usize,
+    /// Lock states of one file and one address.
+    pub(crate) peer_file_lock_owners_max: usize,
     /// Lock states and locked ranges of all clients.
     pub(crate) locks_max: usize,
     /// Lock states and locked ranges of one address.
@@ -97,8 +101,10 @@ impl Default for Limits {
             peer_opens_max: opens_max / 2,
             lock_owners_max: opens_max,
             peer_lock_owners_max: opens_max / 2,
-            file_opens_max: 1024,
-            file_lock_owners_max: 1024,
+            file_opens_max: 0,
+            peer_file_opens_max: 0,
+            file_lock_owners_max: FILE_LOCK_OWNERS_MAX,
+            peer_file_lock_owners_max: FILE_LOCK_OWNERS_MAX / 2,
             locks_max,
             peer_locks_max: locks_max / 2,
             names_bytes_max: NAMES_BYTES_MAX,
@@ -118,14 +124,18 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// So many clients and sessions, of which an address has a quarter.
+    /// So many clients and sessions, of which an address has a quarter. As many opens of one file, so
+    /// that all clients can run one program; of these an address has half.
     pub(crate) fn with_clients(self, clients_max: usize, sessions_max: usize) -> Self {
         let part = |all: usize| (all / PEER_PART).max(PEER_CLIENTS_MIN).min(all);
+        let file_opens_max = clients_max.max(FILE_OPENS_MIN);
         Self {
             clients_max,
             peer_clients_max: part(clients_max),
             sessions_max,
             peer_sessions_max: part(sessions_max),
+            file_opens_max,
+            peer_file_opens_max: file_opens_max.div_ceil(2),
             ..self
         }
     }
@@ -176,6 +186,9 @@ impl Limits {
 /// An address has this part of the clients and sessions, but not fewer than so many.
 const PEER_PART: usize = 4;
 const PEER_CLIENTS_MIN: usize = 64;
+/// One file may have so many opens at least: Linux has one for each of its users.
+const FILE_OPENS_MIN: usize = 1024;
+const FILE_LOCK_OWNERS_MAX: usize = 1024;
 /// A slot without its reply.
 const SLOT_BYTES: usize = 64;
 /// A session without its slots.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proto::nfs4::{ClientId, FileHandle, LockRange, LockType, ShareAccess, Stateid, Status};
 
-use super::file_locks::Owner;
-use super::files::{Files, StateKey};
+use super::file_locks::{FileLocks, Owner, PEER_WAITERS_MAX, WAITERS_MAX};
+use super::files::{Files, StateKey, WaiterBounds};
 use super::ranges::{LockKind, Piece, Range};
 use super::registry::{State, Table};
 use super::shares::Share;
@@ -97,13 +97,7 @@ impl State {
                 return Err(Status::ReclaimConflict.into());
             }
             if is_blocking {
-                let Limits { waiters_max, peer_waiters_max, .. } = self.limits;
-                let (all, own) = (table.files.waiting(), Files::waiting_of);
-                let is_full = table.is_peer_full(call.client, all, peer_waiters_max, own);
-                let own_max = if is_full { 0 } else { self.limits.client_waiters_max };
-                let bounds = (waiters_max, own_max);
-                let waiter = (owner, call.object);
-                table.files.wait(call.file, waiter, piece, bounds, step);
+                self.note_waiter(&mut table, call, owner, piece, step);
             }
             return Err(LockFailure::Denied(conflict));
         }
@@ -295,6 +289,25 @@ impl State {
         }
     }
 
+    /// Notes a denied blocking request, if its address and its client have room for it.
+    fn note_waiter(
+        &self,
+        table: &mut Table,
+        call: &Lock<'_>,
+        owner: Owner,
+        wanted: Piece,
+        step: &mut Step,
+    ) {
+        let Limits { waiters_max, peer_waiters_max, client_waiters_max, .. } = self.limits;
+        let (all, own) = (table.files.waiting(), Files::waiting_of);
+        let is_full = table.is_peer_full(call.client, all, peer_waiters_max, own);
+        let client = if is_full { 0 } else { client_waiters_max };
+        let is_full = table.peer_waiters_in(call.client, call.file) >= PEER_WAITERS_MAX;
+        let file = if is_full { 0 } else { WAITERS_MAX };
+        let bounds = WaiterBounds { all: waiters_max, client, file };
+        table.files.wait(call.file, (owner, call.object), wanted, bounds, step);
+    }
+
     fn make_room_for_lock(
         &self,
         table: &mut Table,
@@ -325,14 +338,19 @@ impl State {
     ) -> Result<(), Status> {
         let all = table.files.lock_states();
         let own = Files::lock_states_of;
+        let of_file = table.files.file_counts(call.file).lock_states;
+        let own_of_file =
+            |files: &Files, client| files.file_counts_of(call.file, client).lock_states;
+        let peer_file_max = self.limits.peer_file_lock_owners_max;
         if table.is_peer_full(call.client, all, self.limits.peer_lock_owners_max, own)
+            || table.is_peer_full(call.client, of_file, peer_file_max, own_of_file)
             || self.is_peer_full_of_names(table, call.client, name_bytes)
         {
             return Err(Status::Delay);
         }
         let is_full = |table: &Table| {
             let all = table.files.lock_states();
-            let (_, of_file) = table.files.file_counts(call.file);
+            let of_file = table.files.file_counts(call.file).lock_states;
             all >= self.limits.lock_owners_max
                 || of_file >= self.limits.file_lock_owners_max
                 || self.is_full_of_names(table, name_bytes)
@@ -342,6 +360,16 @@ impl State {
             table.check_known(call.client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+    }
+}
+
+impl Table {
+    /// Requests that wait for a file, of all clients at the address of this one.
+    fn peer_waiters_in(&self, client: ClientId, file: FileId) -> usize {
+        let peer = |id| self.clients.get(id).map(|client| client.peer);
+        let own = peer(client);
+        let waiting = self.files.locks(file).into_iter().flat_map(FileLocks::waiting);
+        waiting.filter(|client| peer(*client) == own).count()
     }
 }
 

@@ -178,15 +178,21 @@ impl State {
         step: &mut Step,
     ) -> Result<(), Status> {
         let all = table.files.opens();
+        let is_peer_full_in = |file| {
+            let all = table.files.file_counts(file).opens;
+            let own = |files: &Files, client| files.file_counts_of(file, client).opens;
+            table.is_peer_full(client, all, self.limits.peer_file_opens_max, own)
+        };
         // The address's own bound costs no other client its courtesy.
         if table.is_peer_full(client, all, self.limits.peer_opens_max, Files::opens_of)
+            || file.is_some_and(is_peer_full_in)
             || self.is_peer_full_of_names(table, client, name_bytes)
         {
             return Err(Status::Delay);
         }
         let is_full = |table: &Table| {
             let all = table.files.opens();
-            let of_file = file.map_or(0, |file| table.files.file_counts(file).0);
+            let of_file = file.map_or(0, |file| table.files.file_counts(file).opens);
             all >= self.limits.opens_max
                 || of_file >= self.limits.file_opens_max
                 || self.is_full_of_names(table, name_bytes)

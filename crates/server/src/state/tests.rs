@@ -11,6 +11,7 @@ use proto::nfs4::{
 
 use proptest::test_runner::Config as ProptestConfig;
 
+use super::file_locks::PEER_WAITERS_MAX;
 use super::open::{IoState, Opened};
 use super::registry::StateCounts;
 use super::session::Session;
@@ -815,6 +816,55 @@ fn owners_of_a_file_are_bounded() {
     lock(b"b", 1).unwrap();
     assert_eq!(lock(b"c", 2), Err(LockFailure::Status(Status::Delay)));
     lock(b"a", 2).expect("no owner is added");
+}
+
+#[test]
+fn one_address_leaves_opens_and_locks_of_a_file_to_others() {
+    let limits = Limits::default().with_clients(1 << 11, 1 << 12);
+    let (opens, lock_owners) = (limits.file_opens_max, limits.file_lock_owners_max);
+    assert!(opens >= limits.clients_max, "all clients can run one program");
+    let mut bed = Bed::new(limits, Vec::new());
+    let [greedy, other] = [b"g", b"o"].map(|owner| bed.client(owner));
+    let open = |bed: &mut Bed, owner: usize| {
+        let (access, deny, name) = (ShareAccess::Both, ShareDeny::None, owner.to_be_bytes());
+        let (client, file, export, is_reclaim) = (greedy, FILE, EXPORT, false);
+        let (owner, cuts, user) = (name.as_slice(), false, 0);
+        let call = OpenFile { client, owner, file, export, access, deny, cuts, is_reclaim, user };
+        bed.state.open(&call, &mut bed.step)
+    };
+    let first = open(&mut bed, 0).unwrap().stateid;
+    let opened = (1..opens).take_while(|owner| open(&mut bed, *owner).is_ok()).count();
+    assert_eq!(opened + 1, opens / 2);
+    let lock = |bed: &mut Bed, owner: usize| {
+        let (name, client, file) = (owner.to_be_bytes(), greedy, FILE);
+        let target = LockTarget::New { open: &first, owner: &name };
+        let range = LockRange { offset: owner as u64, length: 1 };
+        let (kind, is_reclaim) = (LockType::Write, false);
+        let call = Lock { client, target, file, object: object(), range, kind, is_reclaim };
+        let grant = bed.state.lock_range(&call, &mut bed.step)?;
+        Ok::<_, LockFailure>(bed.state.confirm_lock(grant, &mut bed.step)?)
+    };
+    let locked = (0..lock_owners).take_while(|owner| lock(&mut bed, *owner).is_ok()).count();
+    assert_eq!(locked, lock_owners / 2);
+    let own = bed.open(other, ShareAccess::Both, ShareDeny::None).stateid;
+    let beyond = LockRange { offset: 1 << 40, length: 1 };
+    bed.lock(other, &own, LockType::Write, beyond).unwrap();
+}
+
+#[test]
+fn one_address_leaves_room_to_wait_for_a_lock_to_others() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let [(holder, of_holder), (greedy, of_greedy), (other, of_other)] =
+        [b"h", b"g", b"o"].map(|owner| bed.client_with_open(owner));
+    bed.lock(holder, &of_holder, LockType::Write, ALL).unwrap();
+    for offset in 0..1000 {
+        let byte = LockRange { offset, length: 1 };
+        bed.lock(greedy, &of_greedy, LockType::WriteBlocking, byte).unwrap_err();
+    }
+    let before = bed.state.counts().waiting;
+    assert_eq!(before, PEER_WAITERS_MAX);
+    bed.lock(other, &of_other, LockType::WriteBlocking, ALL).unwrap_err();
+    assert_eq!(bed.state.counts().waiting, before + 1);
 }
 
 #[test]
