@@ -7,7 +7,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, FileHandle};
 
 use super::backchannel::Notice;
-use super::ranges::{Piece, Range, Ranges};
+use super::ranges::{LockKind, Piece, Range, Ranges};
 use super::waiting::Counted;
 use super::{ExportId, LockId};
 
@@ -19,6 +19,9 @@ pub(super) struct FileLocks {
     /// not overlap.
     unconfirmed: Vec<Unconfirmed>,
     waiters: VecDeque<Waiter>,
+    /// Owners and grants that were asked for conflicts.
+    #[cfg(test)]
+    pub(super) visits: std::cell::Cell<usize>,
 }
 
 /// An owner as its client names it. To a client the same file in two exports is two files, so that its
@@ -47,6 +50,8 @@ struct Waiter {
     /// The file as its client names it, which may have it from another export than others.
     object: FileHandle,
     wanted: Piece,
+    /// The owner of a lock in the way, when it was last searched for.
+    blocker: Option<LockId>,
     asked_at: Duration,
     /// The lock is reserved for a while from here on.
     notified_at: Option<Duration>,
@@ -54,6 +59,49 @@ struct Waiter {
     has_passed: bool,
     /// Shared with the notice that is under way, if there is one.
     counted: Arc<Counted>,
+}
+
+/// A blocking request that is denied.
+#[derive(Debug)]
+pub(super) struct Denied {
+    pub(super) owner: Owner,
+    /// The file as its client names it.
+    pub(super) object: FileHandle,
+    pub(super) wanted: Piece,
+    /// The owner of the lock in the way, unless it is a reservation.
+    pub(super) blocker: Option<LockId>,
+}
+
+/// What may let requests that wait be granted.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Freed {
+    /// Their kinds do not matter.
+    pub(super) ranges: Ranges,
+    pub(super) has_reservation_ended: bool,
+}
+
+impl Freed {
+    /// A reservation has ended, and nothing is unlocked.
+    pub(super) fn turn() -> Self {
+        Self { has_reservation_ended: true, ..Self::default() }
+    }
+
+    pub(super) fn range(range: Range) -> Self {
+        let mut ranges = Ranges::default();
+        ranges.lock(range, LockKind::Write);
+        ranges.into()
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.ranges.add(&other.ranges);
+        self.has_reservation_ended |= other.has_reservation_ended;
+    }
+}
+
+impl From<Ranges> for Freed {
+    fn from(ranges: Ranges) -> Self {
+        Self { ranges, has_reservation_ended: false }
+    }
 }
 
 impl FileLocks {
@@ -72,7 +120,22 @@ impl FileLocks {
         let held = self.owners.iter().map(|(other, ranges)| (*other, ranges));
         let before = self.unconfirmed.iter().map(|grant| (grant.owner, &grant.before));
         let mut others = held.chain(before).filter(|(other, _)| Some(*other) != owner);
-        others.find_map(|(other, ranges)| Some((other, ranges.conflict(wanted)?)))
+        others.find_map(|(other, ranges)| {
+            #[cfg(test)]
+            self.visits.set(self.visits.get() + 1);
+            Some((other, ranges.conflict(wanted)?))
+        })
+    }
+
+    /// Whether a lock of this owner is in the way of another's request.
+    fn is_blocker(&self, owner: LockId, wanted: Piece) -> bool {
+        let held = self.owners.get(&owner).into_iter();
+        let own = self.unconfirmed.iter().filter(|grant| grant.owner == owner);
+        held.chain(own.map(|grant| &grant.before)).any(|ranges| {
+            #[cfg(test)]
+            self.visits.set(self.visits.get() + 1);
+            ranges.conflict(wanted).is_some()
+        })
     }
 
     /// Whether the kernel is still asked for a grant of the owner in the range.
@@ -117,17 +180,21 @@ impl FileLocks {
         self.change(owner, |ranges| ranges.restore(range, &before));
     }
 
-    /// Unlocks a range of an owner, also for the time when its unconfirmed grants are undone.
-    pub(super) fn unlock(&mut self, owner: LockId, range: Range) {
+    /// Unlocks a range of an owner, also for the time when its unconfirmed grants are undone. Returns
+    /// what that frees, if any request waits. What was there before a grant is within the grant.
+    pub(super) fn unlock(&mut self, owner: LockId, range: Range) -> Freed {
+        let held = self.owners.get(&owner).filter(|_| self.has_waiters());
+        let freed = held.map(|ranges| ranges.within(range));
         self.change(owner, |ranges| ranges.unlock(range));
         let own = self.unconfirmed.iter_mut().filter(|grant| grant.owner == owner);
         own.for_each(|grant| grant.before.unlock(range));
+        freed.unwrap_or_default().into()
     }
 
-    /// Forgets an owner with its ranges and grants.
-    pub(super) fn end(&mut self, owner: LockId) {
-        self.owners.remove(&owner);
+    /// Forgets an owner with its ranges and grants. Returns what that frees.
+    pub(super) fn end(&mut self, owner: LockId) -> Freed {
         self.unconfirmed.retain(|grant| grant.owner != owner);
+        self.owners.remove(&owner).unwrap_or_default().into()
     }
 
     fn change(&mut self, owner: LockId, change: impl FnOnce(&mut Ranges)) {
@@ -143,8 +210,7 @@ impl FileLocks {
     /// reservation has ended with that: others may have waited for it, and are to be woken.
     pub(super) fn wait(
         &mut self,
-        (owner, object): (Owner, FileHandle),
-        wanted: Piece,
+        Denied { owner, object, wanted, blocker }: Denied,
         (counted, waiters_max): (Option<Arc<Counted>>, usize),
         now: Duration,
     ) -> bool {
@@ -152,6 +218,7 @@ impl FileLocks {
         let is_same = |waiter: &&mut Waiter| waiter.owner == owner && waiter.wanted == wanted;
         if let Some(known) = self.waiters.iter_mut().find(is_same) {
             (known.object, known.asked_at, known.has_passed) = (object, now, false);
+            known.blocker = blocker;
             // The next notice does not wait until the last one is answered.
             known.counted = counted.unwrap_or_else(|| Arc::clone(&known.counted));
             return known.notified_at.take().is_some();
@@ -164,6 +231,7 @@ impl FileLocks {
                 owner,
                 object,
                 wanted,
+                blocker,
                 asked_at,
                 notified_at,
                 has_passed,
@@ -234,29 +302,32 @@ impl FileLocks {
         has_ended
     }
 
-    /// Ends all waits of a client.
-    pub(super) fn stop_waiting_client(&mut self, client: ClientId) {
-        self.waiters.retain(|waiter| waiter.owner.client != client);
-    }
-
-    /// Ends all waits of a client in an export.
-    pub(super) fn stop_waiting_in(&mut self, client: ClientId, export: ExportId) {
+    /// Ends all waits of a client in an export. Returns whether a reservation has ended with that, as
+    /// in [`Self::wait`].
+    pub(super) fn stop_waiting_in(&mut self, client: ClientId, export: ExportId) -> bool {
         let is_of = |owner: &Owner| (owner.client, owner.export) == (client, export);
+        let mut ended = self.waiters.iter().filter(|waiter| is_of(&waiter.owner));
+        let has_ended = ended.any(|waiter| waiter.notified_at.is_some());
         self.waiters.retain(|waiter| !is_of(&waiter.owner));
+        has_ended
     }
 
-    /// Notices for the owners whose requests can be granted now because a range was freed, or without
-    /// one because reservations have ended, in the order in which they asked. `lock_of` is the lock
-    /// state of an owner.
+    /// Notices for the owners whose requests can be granted now because of what is freed, in the order
+    /// in which they asked. `lock_of` is the lock state of an owner.
+    ///
+    /// All locks are searched only for a request whose blocker has gone, and then once for all requests
+    /// that the owner found is in the way of. A client that locks and unlocks in turn could make each
+    /// request cost a search otherwise.
     pub(super) fn wake(
         &mut self,
-        freed: Option<Range>,
+        freed: &Freed,
         now: Duration,
         lock_of: impl Fn(&Owner) -> Option<LockId>,
     ) -> Vec<(ClientId, Notice)> {
-        let has_ended = self.end_reservations(now) || freed.is_none();
+        let has_ended = self.end_reservations(now) || freed.has_reservation_ended;
         let mut waiters = std::mem::take(&mut self.waiters);
         let (mut ahead, mut woken) = (Vec::<(Owner, Piece)>::new(), Vec::new());
+        let mut blockers = Vec::new();
         for waiter in &mut waiters {
             if waiter.holds_reservation(now) {
                 ahead.push((waiter.owner.clone(), waiter.wanted));
@@ -264,7 +335,7 @@ impl FileLocks {
             }
             // A client misses a notice at times: one that has let its turn pass gets another with what
             // is freed, and none when the turn of others has passed.
-            let may_be_granted = freed.is_some_and(|freed| waiter.wanted.range.overlaps(freed))
+            let may_be_granted = freed.ranges.overlapping(waiter.wanted.range).next().is_some()
                 || (has_ended && !waiter.has_passed);
             if !may_be_granted {
                 continue;
@@ -272,7 +343,7 @@ impl FileLocks {
             let is_behind = ahead
                 .iter()
                 .any(|(owner, wanted)| *owner != waiter.owner && wanted.conflicts(waiter.wanted));
-            if is_behind || self.conflict(lock_of(&waiter.owner), waiter.wanted).is_some() {
+            if is_behind || self.is_blocked(waiter, lock_of(&waiter.owner), &mut blockers) {
                 continue;
             }
             waiter.notified_at = Some(now);
@@ -286,6 +357,24 @@ impl FileLocks {
         }
         self.waiters = waiters;
         woken
+    }
+
+    /// Whether a lock is in the way of a request. `own` is the lock state of its owner, and `blockers`
+    /// are the owners of locks that were found in the way of others.
+    fn is_blocked(
+        &self,
+        waiter: &mut Waiter,
+        own: Option<LockId>,
+        blockers: &mut Vec<LockId>,
+    ) -> bool {
+        let is_blocker = |id: &LockId| Some(*id) != own && self.is_blocker(*id, waiter.wanted);
+        let known = waiter.blocker.into_iter().chain(blockers.iter().copied()).find(is_blocker);
+        waiter.blocker = known.or_else(|| {
+            let (found, _) = self.conflict(own, waiter.wanted)?;
+            blockers.push(found);
+            Some(found)
+        });
+        waiter.blocker.is_some()
     }
 }
 
@@ -307,7 +396,6 @@ const RESERVED_FOR: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use super::super::ranges::LockKind;
     use super::*;
 
     fn owner(client: u64) -> Owner {
@@ -321,7 +409,8 @@ mod tests {
 
     /// Asks for a lock of the file that each client has a handle of its own for.
     fn wait(locks: &mut FileLocks, client: u64, wanted: Piece, now: Duration) {
-        locks.wait((owner(client), object(client)), wanted, (counted(), WAITERS_MAX), now);
+        let (owner, object, blocker) = (owner(client), object(client), None);
+        locks.wait(Denied { owner, object, wanted, blocker }, (counted(), WAITERS_MAX), now);
     }
 
     fn object(client: u64) -> FileHandle {
@@ -377,10 +466,10 @@ mod tests {
         for (client, wanted) in [(2, read), (3, read), (4, write), (2, read)] {
             wait(&mut locks, client, wanted, at(1));
         }
-        let freed = Some(Range { first: 0, last: 9 });
+        let freed = &Freed::range(Range { first: 0, last: 9 });
         assert_eq!(locks.wake(freed, at(2), none), []);
         unlock(&mut locks, 1, Range { first: 0, last: 9 });
-        let beyond = Some(Range { first: 1, last: 9 });
+        let beyond = &Freed::range(Range { first: 1, last: 9 });
         assert_eq!(locks.wake(beyond, at(2), none), [], "none waits for this");
         assert_eq!(locks.wake(freed, at(2), none), [notice(2), notice(3)]);
         assert_eq!(locks.wake(freed, at(2), none), [], "each is notified once");
@@ -392,7 +481,7 @@ mod tests {
             locks.stop_waiting(&owner(client), read.range);
         }
         assert_eq!(locks.wake(freed, at(4), none), [notice(4)]);
-        locks.stop_waiting_client(ClientId(4));
+        assert!(locks.stop_waiting_in(ClientId(4), ExportId(0)), "its reservation ends");
         assert!(locks.is_unused());
     }
 

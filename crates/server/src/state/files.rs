@@ -1,14 +1,14 @@
 //! The state of files: their opens and locks, and the stateids that name them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use proto::nfs4::{ClientId, FileHandle};
+use proto::nfs4::ClientId;
 use rustc_hash::FxHashMap;
 
-use super::file_locks::{FileLocks, Owner};
+use super::file_locks::{Denied, FileLocks, Freed, Owner};
 use super::open_rooms::OpenRooms;
-use super::ranges::{Piece, Range, Ranges};
+use super::ranges::{Range, Ranges};
 use super::shares::{Modes, Share, ShareCounts};
 use super::waiting::{Counted, Waiting};
 use super::{Effect, ExportId, FileId, LockId, Step};
@@ -320,14 +320,21 @@ impl Files {
     /// Closes an open, with the locks that belong to it.
     pub(super) fn remove_open(&mut self, number: u64, step: &mut Step) {
         let file = self.open(number).file;
-        self.end_open(number, step);
-        self.wake(file, Some(Range::ALL), step);
+        let freed = self.end_open(number, step);
+        self.wake(file, &freed, step);
     }
 
-    /// Closes an open; the caller wakes those that wait for it.
-    fn end_open(&mut self, number: u64, step: &mut Step) {
+    /// Closes an open; the caller wakes those that wait for what that frees.
+    fn end_open(&mut self, number: u64, step: &mut Step) -> Freed {
         let locks = std::mem::take(&mut self.opens.get_mut(&number).expect("known").locks);
-        locks.into_iter().for_each(|id| self.end_lock(id, step));
+        let mut freed = Freed::default();
+        let has_waiters = self.locks(self.open(number).file).is_some_and(FileLocks::has_waiters);
+        for id in locks {
+            let ended = self.end_lock(id, step);
+            if has_waiters {
+                freed.add(&ended);
+            }
+        }
         let open = self.opens.remove(&number).expect("known");
         let state = self.files.get_mut(&open.file).expect("an open file has state");
         state.shares.remove(open.modes.share());
@@ -338,7 +345,7 @@ impl Files {
         let is_its = |owner: &Owner| (owner.client, owner.export) == (client, export);
         let has_other = of_file.opens > 0 && state.opens.keys().any(is_its);
         if state.locks.has_waiters() && !has_other {
-            state.locks.stop_waiting_in(client, export);
+            freed.has_reservation_ended = state.locks.stop_waiting_in(client, export);
         }
         let held = self.clients.get_mut(&open.owner.client).expect("it holds an open");
         held.opens.remove(&number);
@@ -346,6 +353,7 @@ impl Files {
         self.names_bytes -= open.owner.name.len();
         step.effects.push(Effect::Unpin { file: open.file, export: open.owner.export });
         self.tidy(open.file, open.owner.client);
+        freed
     }
 
     /// The lock state of an owner below an open, made if it is new.
@@ -370,13 +378,13 @@ impl Files {
     /// Removes a lock state and unlocks its ranges.
     pub(super) fn remove_lock(&mut self, id: LockId, step: &mut Step) {
         let file = self.lock(id).file;
-        self.end_lock(id, step);
-        self.wake(file, Some(Range::ALL), step);
+        let freed = self.end_lock(id, step);
+        self.wake(file, &freed, step);
     }
 
-    /// Removes a lock state; the caller wakes those that wait for it.
-    fn end_lock(&mut self, id: LockId, step: &mut Step) {
-        self.change_locks(id, |locks| locks.end(id));
+    /// Removes a lock state; the caller wakes those that wait for what that frees.
+    fn end_lock(&mut self, id: LockId, step: &mut Step) -> Freed {
+        let freed = self.change_locks(id, |locks| locks.end(id));
         let lock = self.locks.remove(&id).expect("the caller has looked it up");
         if let Some(open) = self.opens.get_mut(&lock.open) {
             open.locks.remove(&id);
@@ -391,6 +399,7 @@ impl Files {
         self.names_bytes -= lock.owner.name.len();
         step.effects.push(Effect::Release { file: lock.file, lock: id });
         self.tidy(lock.file, lock.owner.client);
+        freed
     }
 
     /// The ranges that a lock state holds.
@@ -399,15 +408,20 @@ impl Files {
     }
 
     /// Changes the locks of a lock state.
-    pub(super) fn change_locks(&mut self, id: LockId, change: impl FnOnce(&mut FileLocks)) {
+    pub(super) fn change_locks<T>(
+        &mut self,
+        id: LockId,
+        change: impl FnOnce(&mut FileLocks) -> T,
+    ) -> T {
         let lock = &self.locks[&id];
         let locks = &mut self.files.get_mut(&lock.file).expect("a locked file has state").locks;
         let before = locks.count_of(id);
-        change(locks);
+        let changed = change(locks);
         let grown = locks.count_of(id).cast_signed() - before.cast_signed();
         let held = self.clients.get_mut(&lock.owner.client).expect("it holds a lock");
         let add = |count: usize| count.checked_add_signed(grown).expect("ranges are counted");
         (held.ranges, self.ranges) = (add(held.ranges), add(self.ranges));
+        changed
     }
 
     /// Counts a change of a lock state; returns its stateid's new seqid.
@@ -428,23 +442,22 @@ impl Files {
         lock.zip(self.locks(file)).is_some_and(|(lock, locks)| locks.is_unconfirmed(lock, range))
     }
 
-    /// Notes a denied request of an owner for a file that its client calls `object`, unless as many as
-    /// `bounds` allow wait already. Notifies those that have waited for it, if it was notified itself.
+    /// Notes a denied request for a file, unless as many as `bounds` allow wait already. Notifies those
+    /// that have waited for it, if it was notified itself.
     pub(super) fn wait(
         &mut self,
         file: FileId,
-        (owner, object): (Owner, FileHandle),
-        wanted: Piece,
+        denied: Denied,
         bounds: WaiterBounds,
         step: &mut Step,
     ) {
-        let Some(held) = self.clients.get(&owner.client) else { return };
+        let Some(held) = self.clients.get(&denied.owner.client) else { return };
         let Some(state) = self.files.get_mut(&file) else { return };
         let (all, own) = (&self.waiting, &held.waiting);
         let may_wait = Waiting::count(all) < bounds.all && Waiting::count(own) < bounds.client;
         let counted = may_wait.then(|| Counted::new(all, own));
-        if state.locks.wait((owner, object), wanted, (counted, bounds.file), step.now) {
-            self.wake(file, None, step);
+        if state.locks.wait(denied, (counted, bounds.file), step.now) {
+            self.wake(file, &Freed::turn(), step);
         }
     }
 
@@ -463,13 +476,12 @@ impl Files {
         let ended =
             files.filter_map(|(id, file)| file.locks.end_reservations(step.now).then_some(*id));
         for file in ended.collect::<Vec<_>>() {
-            self.wake(file, None, step);
+            self.wake(file, &Freed::turn(), step);
         }
     }
 
-    /// Notifies the requests that can be granted now because a range was freed, or without one because
-    /// reservations have ended.
-    pub(super) fn wake(&mut self, file: FileId, freed: Option<Range>, step: &mut Step) {
+    /// Notifies the requests that can be granted now because of what is freed.
+    pub(super) fn wake(&mut self, file: FileId, freed: &Freed, step: &mut Step) {
         let Some(state) = self.files.get_mut(&file) else { return };
         let FileState { lock_owners, locks, .. } = state;
         let woken = locks.wake(freed, step.now, |owner| lock_owners.get(owner).copied());
@@ -481,16 +493,15 @@ impl Files {
     pub(super) fn remove_client(&mut self, client: ClientId, step: &mut Step) {
         let Some(held) = self.clients.get(&client) else { return };
         let opens: Vec<_> = held.opens.iter().copied().collect();
-        let files: BTreeSet<_> = opens.iter().map(|number| self.open(*number).file).collect();
-        opens.into_iter().for_each(|number| self.end_open(number, step));
-        assert!(!self.clients.contains_key(&client), "all its state hangs on its opens");
-        // Each file once: a search for requests that can be granted looks at all its locks.
-        for file in files {
-            if let Some(state) = self.files.get_mut(&file) {
-                state.locks.stop_waiting_client(client);
-                self.wake(file, Some(Range::ALL), step);
-            }
+        let mut files = BTreeMap::<_, Freed>::new();
+        for number in opens {
+            let file = self.open(number).file;
+            let freed = self.end_open(number, step);
+            files.entry(file).or_default().add(&freed);
         }
+        assert!(!self.clients.contains_key(&client), "all its state hangs on its opens");
+        // Each file once, when all is freed.
+        files.into_iter().for_each(|(file, freed)| self.wake(file, &freed, step));
     }
 
     /// Forgets a file and a client that hold nothing any more.

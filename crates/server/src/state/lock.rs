@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proto::nfs4::{ClientId, FileHandle, LockRange, LockType, ShareAccess, Stateid, Status};
 
-use super::file_locks::{FileLocks, Owner, PEER_WAITERS_MAX, WAITERS_MAX};
+use super::file_locks::{Denied, FileLocks, Freed, Owner, PEER_WAITERS_MAX, WAITERS_MAX};
 use super::files::{Files, StateKey, WaiterBounds};
 use super::ranges::{LockKind, Piece, Range};
 use super::registry::{State, Table};
@@ -92,12 +92,15 @@ impl State {
         let found = self.conflict(&mut table, call.file, &owner, piece, step);
         let reserved = || table.files.locks(call.file)?.reservation(&owner, piece, step.now);
         let reserved = || reserved().map(|(owner, piece)| Conflict::new(owner, piece));
+        let blocker = found.as_ref().map(|(id, _)| *id);
+        let found = found.map(|(_, conflict)| conflict);
         if let Some(conflict) = found.or_else(|| if is_blocking { reserved() } else { None }) {
             if call.is_reclaim {
                 return Err(Status::ReclaimConflict.into());
             }
             if is_blocking {
-                self.note_waiter(&mut table, call, owner, piece, step);
+                let denied = Denied { owner, object: call.object, wanted: piece, blocker };
+                self.note_waiter(&mut table, call.file, denied, step);
             }
             return Err(LockFailure::Denied(conflict));
         }
@@ -116,7 +119,7 @@ impl State {
         });
         if has_ended {
             // Those that have waited for this request may not conflict with what was granted.
-            table.files.wake(call.file, None, step);
+            table.files.wake(call.file, &Freed::turn(), step);
         }
         Ok(LockGrant { file: call.file, lock, piece, is_writable: share.writes() })
     }
@@ -138,11 +141,8 @@ impl State {
         }
         let LockGrant { file, lock, piece, .. } = grant;
         let range = piece.range;
-        let mut has_shared = false;
-        table.files.change_locks(lock, |locks| {
-            let before = locks.confirm(lock, range);
-            has_shared = before.iter().any(|before| before.kind != piece.kind);
-        });
+        let before = table.files.change_locks(lock, |locks| locks.confirm(lock, range));
+        let has_shared = before.iter().any(|before| before.kind != piece.kind);
         if !table.files.ranges(lock).is_some_and(|ranges| ranges.holds(piece)) {
             // A LOCKU came between, and its effect perhaps before the kernel's lock.
             step.effects.push(Effect::Unlock { file, lock, range });
@@ -150,7 +150,7 @@ impl State {
         let seqid = table.files.advance_lock(lock);
         table.settle_records(step);
         if has_shared && piece.kind == LockKind::Read {
-            table.files.wake(file, Some(range), step);
+            table.files.wake(file, &Freed::from(before), step);
         }
         Ok(self.stateid(lock.0, seqid))
     }
@@ -171,8 +171,8 @@ impl State {
         } else {
             // An earlier LOCKU left to the kernel what this grant had taken over.
             step.effects.push(Effect::Unlock { file, lock, range });
-            table.files.wake(file, Some(range), step);
         }
+        table.files.wake(file, &Freed::range(range), step);
     }
 
     /// What the owner of a lock held in the file before it was granted.
@@ -212,7 +212,7 @@ impl State {
         let piece = Piece { range: Range::new(range)?, kind: kind.into() };
         let owner = Owner { client, export, name: owner.into() };
         match self.conflict(&mut table, file, &owner, piece, step) {
-            Some(conflict) => Err(LockFailure::Denied(conflict)),
+            Some((_, conflict)) => Err(LockFailure::Denied(conflict)),
             None => Ok((piece, table.files.lock_of(file, &owner))),
         }
     }
@@ -237,14 +237,10 @@ impl State {
         if table.files.ranges(lock).is_some_and(|ranges| ranges.is_split_by(range)) {
             self.make_room_for_lock(&mut table, client, step)?;
         }
-        let held = table.files.ranges(lock);
-        let was_held = held.is_some_and(|ranges| ranges.overlapping(range).next().is_some());
-        table.files.change_locks(lock, |locks| locks.unlock(lock, range));
+        let freed = table.files.change_locks(lock, |locks| locks.unlock(lock, range));
         // The descriptor stays with the lock state: the owner may be locking again already.
         step.effects.push(Effect::Unlock { file, lock, range });
-        if was_held {
-            table.files.wake(file, Some(range), step);
-        }
+        table.files.wake(file, &freed, step);
         let seqid = table.files.advance_lock(lock);
         Ok(self.stateid(lock.0, seqid))
     }
@@ -269,7 +265,7 @@ impl State {
         }
     }
 
-    /// A lock of another owner in the way, after expired clients have made way.
+    /// A lock of another owner in the way, and its lock state, after expired clients have made way.
     fn conflict(
         &self,
         table: &mut Table,
@@ -277,35 +273,29 @@ impl State {
         owner: &Owner,
         wanted: Piece,
         step: &mut Step,
-    ) -> Option<Conflict> {
+    ) -> Option<(LockId, Conflict)> {
         loop {
             let own = table.files.lock_of(file, owner);
             let (id, piece) = table.files.locks(file)?.conflict(own, wanted)?;
             let holder = table.files.lock(id).owner.clone();
             let is_other = holder.client != owner.client;
             if !is_other || !self.forget_expired(table, [holder.client], step) {
-                return Some(Conflict::new(&holder, piece));
+                return Some((id, Conflict::new(&holder, piece)));
             }
         }
     }
 
     /// Notes a denied blocking request, if its address and its client have room for it.
-    fn note_waiter(
-        &self,
-        table: &mut Table,
-        call: &Lock<'_>,
-        owner: Owner,
-        wanted: Piece,
-        step: &mut Step,
-    ) {
+    fn note_waiter(&self, table: &mut Table, file: FileId, denied: Denied, step: &mut Step) {
+        let id = denied.owner.client;
         let Limits { waiters_max, peer_waiters_max, client_waiters_max, .. } = self.limits;
         let (all, own) = (table.files.waiting(), Files::waiting_of);
-        let is_full = table.is_peer_full(call.client, all, peer_waiters_max, own);
+        let is_full = table.is_peer_full(id, all, peer_waiters_max, own);
         let client = if is_full { 0 } else { client_waiters_max };
-        let is_full = table.peer_waiters_in(call.client, call.file) >= PEER_WAITERS_MAX;
-        let file = if is_full { 0 } else { WAITERS_MAX };
-        let bounds = WaiterBounds { all: waiters_max, client, file };
-        table.files.wait(call.file, (owner, call.object), wanted, bounds, step);
+        let is_full = table.peer_waiters_in(id, file) >= PEER_WAITERS_MAX;
+        let of_file = if is_full { 0 } else { WAITERS_MAX };
+        let bounds = WaiterBounds { all: waiters_max, client, file: of_file };
+        table.files.wait(file, denied, bounds, step);
     }
 
     fn make_room_for_lock(

@@ -211,10 +211,15 @@ impl Ranges {
         within
     }
 
+    /// Adds the bytes of other ranges. Where they overlap, the kind is that of `other`.
+    pub(super) fn add(&mut self, other: &Self) {
+        other.iter().for_each(|piece| self.lock(piece.range, piece.kind));
+    }
+
     /// Makes `range` what it was when [`Self::within`] returned `before`.
     pub(super) fn restore(&mut self, range: Range, before: &Self) {
         self.unlock(range);
-        before.iter().for_each(|piece| self.lock(piece.range, piece.kind));
+        self.add(before);
     }
 }
 

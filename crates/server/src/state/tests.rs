@@ -153,11 +153,32 @@ impl Bed {
         kind: LockType,
         range: LockRange,
     ) -> Result<Stateid, LockFailure> {
-        let target = LockTarget::New { open, owner: b"l" };
+        self.lock_as(b"l", client, open, kind, range)
+    }
+
+    fn lock_as(
+        &mut self,
+        owner: &[u8],
+        client: ClientId,
+        open: &Stateid,
+        kind: LockType,
+        range: LockRange,
+    ) -> Result<Stateid, LockFailure> {
+        let target = LockTarget::New { open, owner };
         let call =
             Lock { client, target, file: FILE, object: object(), range, kind, is_reclaim: false };
         let grant = self.state.lock_range(&call, &mut self.step)?;
         Ok(self.state.confirm_lock(grant, &mut self.step)?)
+    }
+
+    fn unlock(&mut self, client: ClientId, lock: &Stateid, range: LockRange) {
+        let latest = Stateid { seqid: 0, ..*lock };
+        self.state.unlock_range(client, &latest, FILE, range, &mut self.step).unwrap();
+    }
+
+    /// Lock owners that were asked for a conflict since the last call.
+    fn visits(&self) -> usize {
+        self.state.lock().files.locks(FILE).unwrap().visits.take()
     }
 
     fn check_io(
@@ -1014,6 +1035,42 @@ fn a_waiter_that_is_denied_again_lets_those_pass_that_waited_for_it() {
     assert_eq!(bed.notified(), [], "the first comes before the second");
     bed.lock(first, &of_first, blocking, ALL).unwrap_err();
     assert_eq!(bed.notified(), [second]);
+}
+
+#[test]
+fn an_unlock_searches_all_locks_once_however_many_requests_wait() {
+    const OWNERS: usize = 400;
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let [(readers, of_readers), (holder, of_holder), (waiting, of_waiting)] =
+        [b"r", b"h", b"w"].map(|owner| bed.client_with_open(owner));
+    let byte = |offset| LockRange { offset, length: 1 };
+    let beyond: Vec<_> = (0..OWNERS)
+        .map(|owner| {
+            let (name, at) = (owner.to_be_bytes(), byte(1000 + owner as u64));
+            bed.lock_as(&name, readers, &of_readers, LockType::Read, at).unwrap()
+        })
+        .collect();
+    let [first, second] = [b"1", b"2"]
+        .map(|owner| bed.lock_as(owner, holder, &of_holder, LockType::Read, byte(0)).unwrap());
+    for owner in 0..PEER_WAITERS_MAX {
+        let (name, kind) = (owner.to_be_bytes(), LockType::WriteBlocking);
+        bed.lock_as(&name, waiting, &of_waiting, kind, byte(0)).unwrap_err();
+    }
+    bed.visits();
+    bed.unlock(readers, &beyond[OWNERS - 1], ALL);
+    assert_eq!(bed.visits(), 0, "none waits for what it frees");
+    bed.unlock(holder, &first, byte(7));
+    assert_eq!(bed.visits(), 0, "it frees nothing");
+    for (owner, held) in [(b"1", first), (b"2", second)] {
+        bed.unlock(holder, &held, byte(0));
+        let visits = bed.visits();
+        assert!(visits <= OWNERS + 2 + 3 * PEER_WAITERS_MAX, "{visits}");
+        assert_eq!(bed.notified(), [], "another owner is in the way");
+        bed.lock_as(owner, holder, &of_holder, LockType::Read, byte(0)).unwrap();
+        bed.visits();
+    }
+    bed.close(holder, &of_holder).unwrap();
+    assert_eq!(bed.notified(), [waiting], "the first of those that wait");
 }
 
 #[test]
