@@ -328,6 +328,26 @@ fn owners_have_locks_of_their_own_which_end_with_their_open() {
 }
 
 #[test]
+fn a_local_program_gets_the_locks_of_a_client_after_a_short_courtesy() {
+    let bed = Bed::new();
+    let [locker, opener] = [b"l", b"o"].map(|owner| bed.client(owner));
+    let open = bed.open(locker, ShareAccess::Both);
+    bed.lock(locker, new(&open), LockType::Write, ALL).unwrap();
+    let kept = bed.open(opener, ShareAccess::Read);
+    let local = bed.local_file();
+    let Limits { lease, lock_courtesy, .. } = Limits::default();
+    let last = lease + lock_courtesy;
+    for (now, is_free) in [(last, false), (last + Duration::from_secs(1), true)] {
+        let mut step = Step::new(now);
+        bed.state.expire(&mut step);
+        bed.perform(step);
+        assert_eq!(locally(&local, (0, u64::MAX), OfdLock::Write), is_free, "{now:?}");
+    }
+    let known = bed.state.test_stateid(opener, &kept);
+    known.expect("a client without locks keeps its state");
+}
+
+#[test]
 fn a_client_that_is_forgotten_leaves_no_lock_in_the_kernel() {
     let bed = Bed::new();
     let client = bed.client(b"c");

@@ -151,6 +151,11 @@ impl Files {
         self.clients.contains_key(&client)
     }
 
+    /// Whether a client has bytes locked in a file.
+    pub(super) fn has_ranges(&self, client: ClientId) -> bool {
+        self.clients.get(&client).is_some_and(|held| held.ranges > 0)
+    }
+
     /// Opens of all clients, and those that there is room taken for.
     pub(super) fn opens(&self) -> usize {
         self.opens.len() + self.rooms.all().opens

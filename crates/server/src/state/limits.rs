@@ -18,6 +18,9 @@ pub(crate) struct Limits {
     pub(crate) grace: Duration,
     /// How long an expired client keeps its state if no other needs it.
     pub(crate) courtesy: Duration,
+    /// The same of a client that holds byte-range locks. A local program may wait for them in the kernel,
+    /// which the server cannot detect.
+    pub(crate) lock_courtesy: Duration,
     /// Expired clients with state.
     pub(crate) courteous_max: usize,
     /// Clients, confirmed or not.
@@ -91,6 +94,8 @@ impl Default for Limits {
             lease,
             grace: Duration::from_secs(90),
             courtesy: Duration::from_secs(24 * 60 * 60),
+            // Outlasts a restart of a switch and a short sleep of a laptop.
+            lock_courtesy: Duration::from_secs(10 * 60),
             courteous_max: 1024,
             clients_max: 0,
             peer_clients_max: 0,

@@ -243,9 +243,13 @@ impl State {
         expired.sort_unstable();
         let mut courteous = 0;
         for (since, id) in expired {
-            let is_courteous = table.has_state(id)
-                && since <= self.limits.courtesy
-                && courteous < self.limits.courteous_max;
+            let courtesy = if table.files.has_ranges(id) {
+                self.limits.lock_courtesy
+            } else {
+                self.limits.courtesy
+            };
+            let is_courteous =
+                table.has_state(id) && since <= courtesy && courteous < self.limits.courteous_max;
             if is_courteous {
                 courteous += 1;
             } else {
