@@ -238,11 +238,11 @@ impl Service {
     }
 
     /// Flushes and closes idle objects of one device. A file that a client of version 4 has open for
-    /// writing stays so: the client may write it whatever its mode is by then, and the server may not
-    /// open it again. Waits for the disk.
+    /// writing stays so until its lease expires: the client may write it whatever its mode is by then,
+    /// and the server may not open it again. Waits for the disk.
     pub(crate) async fn close_idle(&self, idle: IdleInodes) {
-        let state = Arc::clone(&self.state);
-        let is_held_for_writing = move |inode: &Inode| state.has_writer(file_id(inode));
+        let (state, now) = (Arc::clone(&self.state), self.now());
+        let is_held_for_writing = move |inode: &Inode| state.has_writer(file_id(inode), now);
         self.vfs.close_idle(idle, is_held_for_writing).await;
     }
 }

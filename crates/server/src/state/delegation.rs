@@ -97,6 +97,7 @@ impl State {
         now: Duration,
     ) -> Result<(DelegationId, Stateid), NotDelegated> {
         let mut table = self.lock();
+        let has_writer = self.has_writer_in(&table, call.file, now);
         let Table { clients, files, grace, delegations, .. } = &mut *table;
         if clients.get(call.client).is_none() {
             return Err(NotDelegated::Resource);
@@ -106,7 +107,7 @@ impl State {
             other.client == call.client || other.phase != Phase::Held
         };
         if delegations.of_file(call.file).any(is_in_the_way)
-            || files.has_writer(call.file)
+            || has_writer
             || (grace.is_active() && !call.is_reclaim)
             || delegations.is_held_off(call.file, now)
         {

@@ -316,8 +316,8 @@ impl FileLocks {
     /// in which they asked. `lock_of` is the lock state of an owner.
     ///
     /// All locks are searched only for a request whose blocker has gone, and then once for all requests
-    /// that the owner found is in the way of. A client that locks and unlocks in turn could make each
-    /// request cost a search otherwise.
+    /// that the next blocker is in the way of. Otherwise a client that locks and unlocks in turn could
+    /// make each request cost a search.
     pub(super) fn wake(
         &mut self,
         freed: &Freed,

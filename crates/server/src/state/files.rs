@@ -22,6 +22,7 @@ pub(super) struct Files {
     clients: FxHashMap<ClientId, Holdings>,
     /// What each client has of each file.
     of_files: FxHashMap<(FileId, ClientId), FileCounts>,
+    writers: Writers,
     ranges: usize,
     /// The names of the owners of opens and lock states.
     names_bytes: usize,
@@ -39,6 +40,28 @@ struct FileState {
     shares: ShareCounts,
     lock_owners: HashMap<Owner, LockId>,
     locks: FileLocks,
+}
+
+/// How often each client has a file open for writing.
+#[derive(Debug, Default)]
+struct Writers(BTreeMap<(FileId, ClientId), usize>);
+
+impl Writers {
+    fn add(&mut self, of: (FileId, ClientId), share: Share) {
+        if share.writes() {
+            *self.0.entry(of).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, of: (FileId, ClientId), share: Share) {
+        if share.writes() {
+            let opens = self.0.get_mut(&of).expect("it was added");
+            *opens -= 1;
+            if *opens == 0 {
+                self.0.remove(&of);
+            }
+        }
+    }
 }
 
 /// A file that an owner has open, however many times.
@@ -238,7 +261,8 @@ impl Files {
         let has_room = self.rooms.all().opens > 0;
         let is_counted = self.ranges > 0 || self.names_bytes > 0 || has_room;
         let is_indexed = !self.clients.is_empty() || !self.of_files.is_empty();
-        !has_states && self.files.is_empty() && !is_indexed && !is_counted
+        let is_written = !self.writers.0.is_empty();
+        !has_states && self.files.is_empty() && !is_indexed && !is_written && !is_counted
     }
 
     /// Whether an open other than `own` conflicts with `share`.
@@ -281,6 +305,7 @@ impl Files {
         modes.insert(share);
         let state = self.files.entry(file).or_default();
         state.shares.add(share);
+        self.writers.add((file, owner.client), share);
         state.opens.insert(owner.clone(), number);
         let held = self.clients.entry(owner.client).or_default();
         held.opens.insert(number);
@@ -297,8 +322,11 @@ impl Files {
     pub(super) fn set_modes(&mut self, number: u64, modes: Modes) {
         let open = self.opens.get_mut(&number).expect("the caller has looked it up");
         let shares = &mut self.files.get_mut(&open.file).expect("an open file has state").shares;
+        let of = (open.file, open.owner.client);
         shares.remove(open.modes.share());
+        self.writers.remove(of, open.modes.share());
         shares.add(modes.share());
+        self.writers.add(of, modes.share());
         open.modes = modes;
         open.seqid = next_seqid(open.seqid);
     }
@@ -341,15 +369,16 @@ impl Files {
             }
         }
         let open = self.opens.remove(&number).expect("known");
+        let Owner { client, export, .. } = open.owner;
         let state = self.files.get_mut(&open.file).expect("an open file has state");
         state.shares.remove(open.modes.share());
+        self.writers.remove((open.file, client), open.modes.share());
         state.opens.remove(&open.owner);
-        let Owner { client, export, .. } = open.owner;
         let of_file = self.of_files.get_mut(&(open.file, client)).expect("it holds an open");
         of_file.opens -= 1;
         let is_its = |owner: &Owner| (owner.client, owner.export) == (client, export);
-        let has_other = of_file.opens > 0 && state.opens.keys().any(is_its);
-        if state.locks.has_waiters() && !has_other {
+        let has_other = || of_file.opens > 0 && state.opens.keys().any(is_its);
+        if state.locks.has_waiters() && !has_other() {
             freed.has_reservation_ended = state.locks.stop_waiting_in(client, export);
         }
         let held = self.clients.get_mut(&open.owner.client).expect("it holds an open");
@@ -523,9 +552,10 @@ impl Files {
         }
     }
 
-    /// Whether a client has a file open for writing.
-    pub(super) fn has_writer(&self, file: FileId) -> bool {
-        self.files.get(&file).is_some_and(|file| file.shares.has_writer())
+    /// The clients that have a file open for writing.
+    pub(super) fn writers(&self, file: FileId) -> impl Iterator<Item = ClientId> {
+        let all = (file, ClientId(0))..=(file, ClientId(u64::MAX));
+        self.writers.0.range(all).map(|((_, client), _)| *client)
     }
 
     /// A number for a state, which no other has.

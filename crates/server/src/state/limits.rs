@@ -19,7 +19,7 @@ pub(crate) struct Limits {
     /// How long an expired client keeps its state if no other needs it.
     pub(crate) courtesy: Duration,
     /// The same of a client that holds byte-range locks. A local program may wait for them in the kernel,
-    /// which the server cannot detect.
+    /// of which the server is not notified.
     pub(crate) lock_courtesy: Duration,
     /// Expired clients with state.
     pub(crate) courteous_max: usize,
@@ -201,7 +201,7 @@ const SESSION_BYTES: usize = 512;
 /// A client, or a waiting request and its notice, without the name of its owner.
 const NAMED_BYTES: usize = 512;
 /// An open of a file that nothing else has open, without the name of its owner.
-const OPEN_BYTES: usize = 1024;
+const OPEN_BYTES: usize = 1408;
 /// A lock state without the name of its owner.
 const LOCK_STATE_BYTES: usize = 512;
 /// A state that was revoked.

@@ -72,8 +72,8 @@ impl State {
     ///
     /// # Errors
     /// `Denied`; `Inval` for the range; `BadStateid`, `OldStateid`, `Openmode`; those of
-    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks, and while the kernel is
-    /// asked for another lock of the owner that overlaps it.
+    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks, while the kernel is
+    /// asked for another lock of the owner that overlaps it, and while a delegation is recalled.
     pub(crate) fn lock_range(
         &self,
         call: &Lock<'_>,
@@ -87,6 +87,13 @@ impl State {
         let needed = if call.kind.is_write() { ShareAccess::Write } else { ShareAccess::Read };
         if !share.allows(Share::of_access(needed)) {
             return Err(Status::Openmode.into());
+        }
+        // Locks of a holder of a delegation, which it keeps to itself, exclude no open for writing of a
+        // client that was cut off when the delegation was given.
+        let is_other = |holder| holder != call.client;
+        let within = self.limits.recall;
+        if share.writes() && self.recall_where(&mut table, call.file, within, is_other, step) {
+            return Err(Status::Delay.into());
         }
         let is_blocking = call.kind.is_blocking();
         let found = self.conflict(&mut table, call.file, &owner, piece, step);

@@ -1,5 +1,7 @@
 //! OPEN, OPEN_DOWNGRADE, CLOSE, and the check of stateids by operations on data.
 
+use std::time::Duration;
+
 use proto::nfs4::{ClientId, ShareAccess, ShareDeny, Stateid, Status};
 
 use super::file_locks::Owner;
@@ -220,9 +222,18 @@ impl State {
         table.is_peer_full(client, table.files.names_bytes(), peer_max, Files::names_bytes_of)
     }
 
-    /// Whether a client has a file open for writing.
-    pub(crate) fn has_writer(&self, file: FileId) -> bool {
-        self.lock().files.has_writer(file)
+    /// Whether a client whose lease has not expired has a file open for writing.
+    pub(crate) fn has_writer(&self, file: FileId, now: Duration) -> bool {
+        self.has_writer_in(&self.lock(), file, now)
+    }
+
+    /// As [`Self::has_writer`], in the table that the caller has locked.
+    pub(super) fn has_writer_in(&self, table: &Table, file: FileId, now: Duration) -> bool {
+        let is_expired = |client| {
+            let lease = table.clients.get(client).map(|client| &client.lease);
+            lease.is_none_or(|lease| lease.expired_for(now, self.limits.lease).is_some())
+        };
+        table.files.writers(file).any(|client| !is_expired(client))
     }
 
     /// OPEN_DOWNGRADE, RFC 8881 §18.18.

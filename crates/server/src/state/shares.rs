@@ -103,10 +103,6 @@ impl ShareCounts {
         self.each(share, |count| *count -= 1);
     }
 
-    pub(super) fn has_writer(&self) -> bool {
-        self.writers > 0
-    }
-
     /// Whether `share` conflicts with an open other than the one that holds `own`.
     pub(super) fn conflicts(mut self, share: Share, own: Share) -> bool {
         self.remove(own);

@@ -458,6 +458,33 @@ fn a_call_renews_the_lease_even_after_it_ran_out() {
 }
 
 #[test]
+fn a_client_whose_lease_has_expired_does_not_count_as_a_writer() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let late = bed.client(b"late");
+    let open = bed.open(late, ShareAccess::Both, ShareDeny::None).stateid;
+    let before = LEASE - Duration::from_secs(1);
+    assert!(bed.state.has_writer(FILE, before));
+    assert!(!bed.state.has_writer(FILE, LEASE));
+    bed.step.now = LEASE;
+    let client = bed.client(b"other");
+    bed.open(client, ShareAccess::Read, ShareDeny::None);
+    let (object, user, is_reclaim) = (object(), 0, false);
+    let call = Delegate { client, file: FILE, export: EXPORT, object, user, is_reclaim };
+    bed.state.delegate(&call, bed.step.now).expect("the writer is expired");
+    let locked = bed.lock(late, &open, LockType::Write, LockRange { offset: 0, length: 1 });
+    assert_eq!(locked.unwrap_err(), LockFailure::Status(Status::Delay));
+    let is_recall = |effect: &Effect| matches!(effect, Effect::Recall { .. });
+    assert!(bed.step.effects.iter().any(is_recall), "{:?}", bed.step);
+    let write = bed.check_io(late, &open, ShareAccess::Write);
+    assert_eq!(write, Ok(IoState::Opened), "it keeps its open as a courtesy");
+    bed.open(client, ShareAccess::Read, ShareDeny::None);
+    let again = bed.open_as(late, (ShareAccess::Read, ShareDeny::None), false).unwrap().stateid;
+    let (read, none) = (ShareAccess::Read, ShareDeny::None);
+    bed.state.open_downgrade(late, &again, FILE, read, none).unwrap();
+    assert!(!bed.state.has_writer(FILE, Duration::ZERO), "it is not open for writing any more");
+}
+
+#[test]
 fn courtesy_is_bounded_in_time_and_number() {
     let limits = Limits { courteous_max: 2, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());

@@ -11,7 +11,9 @@ impl Model {
         let (file_id, object, is_reclaim) = (FileId(file), object(), false);
         let call = Delegate { client, file: file_id, export: EXPORT, object, user, is_reclaim };
         let result = self.bed.state.delegate(&call, self.bed.step.now);
-        let writes = |(key, open): (&Key, &ModelOpen)| key.1 == file && open.share().0 & 2 != 0;
+        let writes = |(key, open): (&Key, &ModelOpen)| {
+            key.1 == file && open.share().0 & 2 != 0 && !self.is_expired(key.0)
+        };
         let is_in_the_way = |((holder, of), held): (&(usize, u64), &ModelDelegation)| {
             *of == file && (*holder == at || held.ends_at.is_some())
         };
