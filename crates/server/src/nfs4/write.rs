@@ -9,6 +9,7 @@ use proto::xdr::Reader;
 
 use super::Outcome;
 use super::compound::Compound;
+use super::filehandle::Located;
 use super::operation::decoded;
 use crate::trace::{Detail, Event};
 use crate::vfs::Stability;
@@ -103,8 +104,13 @@ impl Compound<'_> {
     }
 
     async fn commit_data(&self) -> Outcome<CommitOk> {
-        let located = self.object_or(Status::Isdir)?;
-        let answer = self.request.service.vfs.commit(&located.caller, &located.object).await;
+        let mut located = self.object_or(Status::Isdir)?;
+        // COMMIT has no stateid, but what the open let the client write must reach the disk.
+        let (_inode, file) = self.hold(&located).await?;
+        let Located { caller, object } = &mut located;
+        let service = self.request.service;
+        caller.opened.writing = service.state.is_writer(self.client()?, file, caller.uid);
+        let answer = service.vfs.commit(caller, object).await;
         Ok(CommitOk { verifier: Verifier(answer.result?) })
     }
 

@@ -558,6 +558,17 @@ impl Files {
         self.writers.0.range(all).map(|((_, client), _)| *client)
     }
 
+    /// Whether a client has a file open for writing by a user. Looks at all opens of the file.
+    pub(super) fn is_writer(&self, client: ClientId, file: FileId, user: u32) -> bool {
+        if !self.writers.0.contains_key(&(file, client)) {
+            return false;
+        }
+        let Some(file) = self.files.get(&file) else { return false };
+        let own = file.opens.iter().filter(|(owner, _)| owner.client == client);
+        let mut opens = own.map(|(_, number)| self.open(*number));
+        opens.any(|open| open.user == Some(user) && open.modes.share().writes())
+    }
+
     /// A number for a state, which no other has.
     pub(super) fn next_number(&mut self) -> u64 {
         self.last += 1;

@@ -236,6 +236,12 @@ impl State {
         table.files.writers(file).any(|client| !is_expired(client))
     }
 
+    /// Whether this client has a file open for writing by this user: the right of an operation that
+    /// has no stateid to [check](Self::check_io).
+    pub(crate) fn is_writer(&self, client: ClientId, file: FileId, user: u32) -> bool {
+        self.lock().files.is_writer(client, file, user)
+    }
+
     /// OPEN_DOWNGRADE, RFC 8881 §18.18.
     ///
     /// # Errors

@@ -295,8 +295,16 @@ fn an_open_keeps_its_permission_until_the_export_forbids_it() {
         results.skip(&[OperationCode::Putfh]);
         results.next::<WriteOk>(OperationCode::Write).map(|done| done.count)
     };
+    let commit = |session: &mut Session| {
+        let args = CommitArgs { offset: 0, count: 0 };
+        let mut results =
+            session.call(&Operations::new().at(file).op(OperationCode::Commit, &args));
+        results.skip(&[OperationCode::Putfh]);
+        results.next::<CommitOk>(OperationCode::Commit).map(drop)
+    };
     assert_eq!(read(&mut session, stateid), Ok(()));
     assert_eq!(write(&mut session), Ok(4));
+    assert_eq!(commit(&mut session), Ok(()));
     assert_eq!(read(&mut session, Stateid::ANONYMOUS), Err(Status::Access), "nothing is open");
     let args = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
     assert_eq!(open(&mut session, export, &args).map(drop), Err(Status::Access), "a second open");
@@ -304,14 +312,22 @@ fn an_open_keeps_its_permission_until_the_export_forbids_it() {
     let client = session.client.becoming(Ids::user(1001));
     let mut session = Session { client, ..session };
     assert_eq!(read(&mut session, stateid), Err(Status::Access));
+    assert_eq!(commit(&mut session), Err(Status::Access));
     let client = session.client.becoming(Ids::user(1000));
     let mut session = Session { client, ..session };
     fixture.reload(&ALL_VERSIONS.replace("sync = false", "sync = false\nread_only = true"));
     assert_eq!(write(&mut session), Err(Status::Rofs));
+    assert_eq!(commit(&mut session), Err(Status::Rofs));
     assert_eq!(read(&mut session, stateid), Ok(()));
     fixture.reload(&ALL_VERSIONS.replace("squash = \"none\"", "squash = \"all\""));
     assert_eq!(read(&mut session, stateid), Err(Status::Access));
     assert_eq!(write(&mut session), Err(Status::Access));
+    assert_eq!(commit(&mut session), Err(Status::Access));
+    fixture.reload(ALL_VERSIONS);
+    assert_eq!(commit(&mut session), Ok(()));
+    let close = CloseArgs { seqid: 0, stateid };
+    session.ok(&Operations::new().at(file).op(OperationCode::Close, &close));
+    assert_eq!(commit(&mut session), Err(Status::Access), "nothing is open");
 }
 
 #[test]
