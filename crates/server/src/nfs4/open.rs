@@ -114,15 +114,11 @@ impl<'a> Compound<'a> {
                 check_name(name)?;
                 match how {
                     OpenHow::NoCreate => self.existing(&directory, name).await,
-                    OpenHow::Unchecked(raw) => self.make_unchecked(&directory, name, raw).await,
+                    OpenHow::Unchecked(raw) => {
+                        self.make_unchecked(&directory, name, raw, args.owner.owner).await
+                    }
                     OpenHow::Guarded(raw) => {
-                        let change = convert::new_attributes(raw)?;
-                        // A file that was made for an OPEN without room would be in the way of
-                        // its retry.
-                        let room = Some(self.take_room(args.owner.owner).await?);
-                        let mode = CreateMode::Guarded(change);
-                        let target = self.make(&directory, name, mode, raw.bitmap).await?;
-                        Ok(Target { room, ..target })
+                        self.make_guarded(&directory, name, raw, args.owner.owner).await
                     }
                     OpenHow::Exclusive { verifier, attributes } => {
                         let attributes = attributes.as_ref();
@@ -181,6 +177,7 @@ impl<'a> Compound<'a> {
         directory: &Located,
         name: &[u8],
         raw: &RawAttributes<'_>,
+        owner: &[u8],
     ) -> Outcome<Target<'a>> {
         let change = convert::new_attributes(raw)?;
         for _ in 0..ATTEMPTS {
@@ -193,12 +190,27 @@ impl<'a> Compound<'a> {
                 Err(Refused { status: Status::Noent, .. }) => {}
                 Err(refused) => return Err(refused),
             }
-            match self.make(directory, name, CreateMode::Guarded(change), raw.bitmap).await {
+            match self.make_guarded(directory, name, raw, owner).await {
                 Err(Refused { status: Status::Exist, .. }) => {}
                 made => return made,
             }
         }
         Err(Status::Delay.into())
+    }
+
+    /// GUARDED4, with room for an open by `owner`. A file that was made for an OPEN without room would
+    /// be in the way of its retry, by its name or by its mode.
+    async fn make_guarded(
+        &self,
+        directory: &Located,
+        name: &[u8],
+        raw: &RawAttributes<'_>,
+        owner: &[u8],
+    ) -> Outcome<Target<'a>> {
+        let mode = CreateMode::Guarded(convert::new_attributes(raw)?);
+        let room = Some(self.take_room(owner).await?);
+        let target = self.make(directory, name, mode, raw.bitmap).await?;
+        Ok(Target { room, ..target })
     }
 
     /// Cuts the file if UNCHECKED4 asks for that.

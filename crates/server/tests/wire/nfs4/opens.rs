@@ -99,6 +99,24 @@ fn a_guarded_open_without_room_for_its_state_makes_no_file() {
 }
 
 #[test]
+fn an_unchecked_open_without_room_for_its_state_makes_no_file() {
+    let fixture = Fixture::with(&format!("max_opens = 16\n{ALL_VERSIONS}"));
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    let none = RawAttributes { bitmap: Bitmap::EMPTY, values: &[] };
+    let mut unchecked = |name: &str| {
+        let how = OpenHow::Unchecked(none);
+        let args = open_args(ShareAccess::Both, how, OpenClaim::Null(name.as_bytes()));
+        open(&mut session, export, &args)
+    };
+    let mut names = (0..=16).map(|number| format!("file {number}"));
+    let (refused, name) = names.find_map(|name| Some((unchecked(&name).err()?, name))).unwrap();
+    assert_eq!(refused, Status::Delay);
+    assert!(!fixture.exported(&name).exists(), "the mode of {name} may forbid the retry");
+    assert!(unchecked("file 0").is_ok(), "the owner has it open");
+}
+
+#[test]
 fn an_exclusive_open_of_a_file_of_another_user_needs_permission() {
     if !is_root() {
         return;
