@@ -11,6 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use proto::nfs4::OPAQUE_BYTES_MAX;
 
@@ -42,6 +43,9 @@ struct Records {
     numbers: HashMap<Arc<[u8]>, u64>,
     /// The next file number.
     next: u64,
+    /// Changes that have failed, by their owners, and when they are tried again.
+    failed: HashMap<Arc<[u8]>, RecordChange>,
+    retry_at: Option<Instant>,
 }
 
 impl Recovery {
@@ -53,38 +57,79 @@ impl Recovery {
         let directory = state_dir.join(DIRECTORY);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         let epoch = next_epoch(&directory)?;
-        let mut records = Records { directory, numbers: HashMap::new(), next: 0 };
+        let mut records = Records {
+            directory,
+            numbers: HashMap::new(),
+            next: 0,
+            failed: HashMap::new(),
+            retry_at: None,
+        };
         let clients = records.load()?;
         Ok((Self { records: Mutex::new(records) }, Recovered { epoch, clients }))
     }
 
     /// Performs the changes that `state` asks for: the effect [`Records`](crate::state::Effect::Records).
-    /// Blocks for the disk. A record that cannot be removed would let its client reclaim what others
-    /// have got: its removal and the changes behind it stay in the queue.
+    /// Blocks for the disk. What fails keeps no other owner's change from the disk, and is tried again
+    /// after [`RETRY_PERIOD`].
     pub(crate) fn settle(&self, state: &State) {
+        self.settle_at(state, Instant::now());
+    }
+
+    fn settle_at(&self, state: &State, now: Instant) {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let changes = state.record_changes();
-        let mut settled = 0;
-        for change in &changes {
-            let (owner, result) = match change {
-                RecordChange::Write(client) => (&client.owner, records.write(client)),
-                RecordChange::Remove(owner) => (owner, records.remove(owner)),
-            };
-            if let Err(error) = result {
-                let owner = escaped(&owner[..owner.len().min(LOGGED_BYTES_MAX)]);
-                let path = records.directory.display();
-                tracing::error!(%path, %error, %owner, "cannot change the record of a client");
-                if matches!(change, RecordChange::Remove(_)) {
-                    break;
-                }
-            }
-            settled += 1;
+        let mut changes = state.record_changes();
+        let retries = records.retry_at.is_none_or(|at| at <= now);
+        changes.retain(|change| {
+            let is_due = retries || records.failed.get(change.owner()) != Some(change);
+            is_due && records.perform(change)
+        });
+        if retries {
+            records.retry_at = (!records.failed.is_empty()).then(|| now + RETRY_PERIOD);
         }
-        state.records_changed(settled);
+        state.records_changed(&changes);
     }
 }
 
 impl Records {
+    /// Performs a change; false if it is to be tried again. An old record that stays on the disk would
+    /// let its client reclaim what others have got, so its removal or replacement is not given up.
+    fn perform(&mut self, change: &RecordChange) -> bool {
+        let result = match change {
+            RecordChange::Write(client) => self.write(client),
+            RecordChange::Remove(owner) => self.remove(owner),
+        };
+        let owner = change.owner();
+        let Err(error) = result else {
+            self.failed.remove(owner);
+            return true;
+        };
+        if let RecordChange::Write(client) = change
+            && self.has_other_record(client)
+        {
+            // Without space, a record can be removed still.
+            let _ = self.remove(owner);
+        }
+        let is_final = !self.numbers.contains_key(owner);
+        let last = match is_final {
+            true => self.failed.remove(owner),
+            false => self.failed.insert(Arc::clone(owner), change.clone()),
+        };
+        if last.as_ref() != Some(change) {
+            let path = self.directory.display();
+            let owner = escaped(&owner[..owner.len().min(LOGGED_BYTES_MAX)]);
+            tracing::error!(%path, %error, %owner, "cannot change the record of a client");
+        }
+        is_final
+    }
+
+    /// Whether the owner has a record on the disk that is not this one.
+    fn has_other_record(&self, client: &ClientRecord) -> bool {
+        let number = self.numbers.get(&client.owner);
+        number.is_some_and(
+            |number| !matches!(read(&self.path(*number)), Ok(Some(record)) if record == *client),
+        )
+    }
+
     /// Reads all records, in the order of their numbers.
     fn load(&mut self) -> io::Result<Vec<ClientRecord>> {
         let mut numbers = Vec::new();
@@ -118,12 +163,16 @@ impl Records {
     }
 
     fn write(&mut self, client: &ClientRecord) -> io::Result<()> {
-        let number = self.numbers.get(&client.owner).copied().unwrap_or(self.next);
-        replace(&self.path(number), encode(client).as_bytes())?;
-        if self.numbers.insert(Arc::clone(&client.owner), number).is_none() {
+        let known = self.numbers.get(&client.owner).copied();
+        let number = known.unwrap_or(self.next);
+        let path = self.path(number);
+        let replaced = replace(&path, encode(client).as_bytes());
+        // It counts also if it is there and was not synced: it may be there after a crash.
+        if known.is_none() && (replaced.is_ok() || fs::symlink_metadata(&path).is_ok()) {
+            self.numbers.insert(Arc::clone(&client.owner), number);
             self.next += 1;
         }
-        Ok(())
+        replaced
     }
 
     fn remove(&mut self, owner: &[u8]) -> io::Result<()> {
@@ -226,6 +275,8 @@ const UNFINISHED: &str = ".new";
 const RECORD_BYTES_MAX: u64 = 2 * OPAQUE_BYTES_MAX as u64 + 32;
 /// Records that are read. A server makes fewer: it has no more clients.
 const RECORDS_MAX: usize = 1 << 16;
+/// After a failure. Each grant of a lock or an open settles what is left, which is not to try it again.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// Bytes of an owner that the log shows.
 const LOGGED_BYTES_MAX: usize = 64;
 

@@ -117,6 +117,8 @@ impl Settlement {
             };
             let Some(queue) = queue else { continue };
             match sorted.iter_mut().find(|(known, _)| *known == queue) {
+                // One performs the changes of all.
+                Some((EffectQueue::Records, _)) => (),
                 Some((_, effects)) => effects.push(effect),
                 None => sorted.push((queue, vec![effect])),
             }

@@ -82,11 +82,55 @@ fn a_record_that_cannot_be_removed_is_tried_again() {
     remove_client(&state, client, 0);
     add_client(&state, b"second", 0);
     recovery.settle(&state);
-    assert_eq!(state.record_changes().len(), 2, "the removal, and what is behind it");
+    assert_eq!(state.record_changes(), [RecordChange::Remove(b"first".as_slice().into())]);
+    assert_eq!(read(&file(&dir, "client-1")).unwrap().unwrap().owner[..], *b"second");
     fs::remove_dir(&record).unwrap();
     recovery.settle(&state);
+    assert_eq!(state.record_changes().len(), 1, "not at once");
+    recovery.settle_at(&state, Instant::now() + RETRY_PERIOD);
     assert!(state.record_changes().is_empty());
     assert_eq!(recover(&dir).clients.len(), 1);
+}
+
+#[test]
+fn boots_of_a_client_whose_record_cannot_be_removed_leave_one_change() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    let state = state_of(recovered);
+    let (mut client, mut uid) = (add_client(&state, b"first", 0), 0);
+    recovery.settle(&state);
+    let record = file(&dir, "client-0");
+    fs::remove_file(&record).unwrap();
+    fs::create_dir(&record).unwrap();
+    for _ in 0..1000 {
+        remove_client(&state, client, uid);
+        recovery.settle(&state);
+        (client, uid) = (add_client(&state, b"first", 1), 1);
+        assert_eq!(state.record_changes().len(), 1);
+    }
+    recovery.settle(&state);
+    assert_eq!(state.record_changes().len(), 1, "the old record is still to be replaced");
+    fs::remove_dir(&record).unwrap();
+    recovery.settle_at(&state, Instant::now() + RETRY_PERIOD);
+    assert!(state.record_changes().is_empty());
+    let owner = b"first".as_slice().into();
+    assert_eq!(recover(&dir).clients, [ClientRecord { owner, principal: Principal::User(1) }]);
+}
+
+#[test]
+fn a_record_of_another_principal_is_removed_if_it_cannot_be_replaced() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    let state = state_of(recovered);
+    let client = add_client(&state, b"first", 0);
+    recovery.settle(&state);
+    // As on a full disk: no new file can be made.
+    fs::create_dir(file(&dir, "client-0.new")).unwrap();
+    remove_client(&state, client, 0);
+    add_client(&state, b"first", 1);
+    recovery.settle(&state);
+    assert!(!file(&dir, "client-0").exists());
+    assert!(state.record_changes().is_empty());
 }
 
 #[test]

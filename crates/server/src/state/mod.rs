@@ -103,6 +103,15 @@ pub(crate) enum RecordChange {
     Remove(Arc<[u8]>),
 }
 
+impl RecordChange {
+    pub(crate) fn owner(&self) -> &Arc<[u8]> {
+        match self {
+            Self::Write(client) => &client.owner,
+            Self::Remove(owner) => owner,
+        }
+    }
+}
+
 /// CREATE_SESSION's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CreatedSession {

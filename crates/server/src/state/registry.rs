@@ -1,6 +1,6 @@
 //! [`State`]: the clients and their sessions from EXCHANGE_ID until they are forgotten.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -42,8 +42,10 @@ pub(super) struct Table {
     pub(super) revoked: Revoked,
     pub(super) delegations: Delegations,
     pub(super) grace: Grace,
-    /// Changes that are not on the disk yet, in order.
-    records: VecDeque<RecordChange>,
+    /// Changes that are not on the disk yet: the latest for each owner.
+    ///
+    /// Bounded by the clients, and the owners whose records cannot be removed from the disk.
+    records: BTreeMap<Arc<[u8]>, RecordChange>,
     pub(super) sessions_made: u64,
     /// When all clients may be searched for expired ones again.
     next_search: Duration,
@@ -84,7 +86,7 @@ impl State {
             revoked: Revoked::default(),
             delegations: Delegations::default(),
             grace: Grace::new(recorded, now, limits.grace),
-            records: VecDeque::new(),
+            records: BTreeMap::new(),
             sessions_made: 0,
             next_search: Duration::ZERO,
         };
@@ -199,7 +201,7 @@ impl State {
         step: &mut Step,
     ) -> Result<(), Status> {
         let mut table = self.lock();
-        let Table { clients, grace, records, .. } = &mut *table;
+        let Table { clients, grace, .. } = &mut *table;
         let client = clients.get_mut(id).ok_or(Status::Badsession)?;
         if is_one_fs {
             return Ok(());
@@ -208,24 +210,29 @@ impl State {
             return Err(Status::CompleteAlready);
         }
         client.lease.show(SEQ4_STATUS_RESTART_RECLAIM_NEEDED, false);
-        if !std::mem::replace(&mut client.is_recorded, true) {
-            records.push_back(RecordChange::Write(client.record()));
-        }
+        let is_new = !std::mem::replace(&mut client.is_recorded, true);
+        let write = is_new.then(|| RecordChange::Write(client.record()));
         grace.finish(&client.owner);
+        write.into_iter().for_each(|write| table.change_record(write));
         table.end_grace(step.now);
         table.settle_records(step);
         Ok(())
     }
 
-    /// The changes of records that are still to be performed, in order. One thread at a time performs
-    /// them and calls [`Self::records_changed`].
+    /// The changes of records that are still to be performed. One thread at a time performs them and
+    /// calls [`Self::records_changed`].
     pub(crate) fn record_changes(&self) -> Vec<RecordChange> {
-        self.lock().records.iter().cloned().collect()
+        self.lock().records.values().cloned().collect()
     }
 
-    /// The first `count` of the changes are on the disk.
-    pub(crate) fn records_changed(&self, count: usize) {
-        self.lock().records.drain(..count);
+    /// These changes are on the disk. One that another has replaced meanwhile is not the latest.
+    pub(crate) fn records_changed(&self, changes: &[RecordChange]) {
+        let records = &mut self.lock().records;
+        for change in changes {
+            if records.get(change.owner()) == Some(change) {
+                records.remove(change.owner());
+            }
+        }
     }
 
     /// Forgets what is due, and ends the grace period when its time is over. To be called about once a
@@ -332,7 +339,7 @@ impl State {
         table.delegations.remove_client(id, step);
         if client.is_recorded {
             table.grace.finish(&client.owner);
-            table.records.push_back(RecordChange::Remove(client.owner));
+            table.change_record(RecordChange::Remove(client.owner));
             table.settle_records(step);
         }
     }
@@ -392,8 +399,13 @@ impl Table {
     fn end_grace(&mut self, now: Duration) {
         for owner in self.grace.end(now).unwrap_or_default() {
             self.clients.forget_records(&owner);
-            self.records.push_back(RecordChange::Remove(owner));
+            self.change_record(RecordChange::Remove(owner));
         }
+    }
+
+    /// Has a record changed, whatever was to become of it before.
+    fn change_record(&mut self, change: RecordChange) {
+        self.records.insert(Arc::clone(change.owner()), change);
     }
 
     /// Reports whether a client has revoked state to free.

@@ -11,7 +11,7 @@ const READ: (ShareAccess, ShareDeny) = (ShareAccess::Read, ShareDeny::None);
 /// The changes of records so far, which are then on the disk.
 fn settled(bed: &mut Bed) -> Vec<RecordChange> {
     let changes = bed.state.record_changes();
-    bed.state.records_changed(changes.len());
+    bed.state.records_changed(&changes);
     changes
 }
 

@@ -261,7 +261,7 @@ impl Model {
                 Effect::Unlock { lock, .. } => prop_assert!(self.mirrored.contains(&lock)),
                 Effect::Records => {
                     let changes = self.bed.state.record_changes();
-                    self.bed.state.records_changed(changes.len());
+                    self.bed.state.records_changed(&changes);
                 }
                 Effect::EndDelegation { delegation, .. } => {
                     prop_assert!(self.granted.remove(&delegation), "it ends once");
