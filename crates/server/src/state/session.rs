@@ -122,7 +122,7 @@ impl Session {
         let room = || self.replies.take(reply_bytes);
         let decision = state.slots.begin(call, digest, connection, room);
         if matches!(decision, Ok(Decision::Run)) {
-            let sequenced = self.sequenced(&mut state, call.highest_slot);
+            let sequenced = self.sequenced(&mut state, call);
             let (session, slot) = (Arc::clone(self), call.slot);
             let is_cached = call.cache_this;
             return Ok(Begin::Run(Running { session, slot, is_cached, sequenced, is_done: false }));
@@ -135,12 +135,10 @@ impl Session {
         }
     }
 
-    fn sequenced(&self, state: &mut SessionState, highest_slot: SlotId) -> Sequenced {
+    fn sequenced(&self, state: &mut SessionState, call: &Sequence) -> Sequenced {
         let slots_max = state.slots.slots_max();
         let target = SlotId(slots_max.min(self.replies.slots_each()) - 1);
-        if target.0 + 1 < slots_max {
-            state.slots.forget_replies_behind(target.max(highest_slot));
-        }
+        state.slots.set_target(call, target);
         let is_path_down = state.wants_backchannel && !state.backchannel.has_path();
         let path_down = if is_path_down { SEQ4_STATUS_CB_PATH_DOWN_SESSION } else { 0 };
         Sequenced {

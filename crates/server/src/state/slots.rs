@@ -29,13 +29,17 @@ pub(super) enum Decision {
     Duplicate,
 }
 
-/// A slot table. An error leaves it as it was.
+/// A slot table. An error leaves it as it was, but for what is known of the last reply's arrival.
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Those used so far; a slot is made when a call first names it.
     slots: Vec<Slot>,
     /// The negotiated number of slots.
     slots_max: u32,
+    /// The highest slot that the client should use, as the last reply has it.
+    target: SlotId,
+    /// How often the target has sunk.
+    generation: u64,
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +49,8 @@ struct Slot {
     content: Content,
     /// Room for replies, taken by the first call whose reply is to be kept. The first slot needs none.
     room: Option<ReplyRoom>,
+    /// That of the target in the last reply; `None` if that did not reach the client.
+    generation: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -64,7 +70,8 @@ enum Content {
 impl Slots {
     /// `slots_max` slots, none used.
     pub(super) fn new(slots_max: u32) -> Self {
-        Self { slots: Vec::new(), slots_max }
+        let target = SlotId(slots_max.saturating_sub(1));
+        Self { slots: Vec::new(), slots_max, target, generation: 0 }
     }
 
     /// The negotiated number of slots.
@@ -109,6 +116,9 @@ impl Slots {
                 if own != digest {
                     return Err(Status::SeqFalseRetry);
                 }
+                if reply.is_none() {
+                    self.slots[index].generation = None;
+                }
                 reply.map(Decision::Replay).ok_or(Status::RetryUncachedRep)
             }
             Content::Unused | Content::Done { .. } if call.sequence == last.next() => {
@@ -139,9 +149,24 @@ impl Slots {
         *content = Content::Done { digest, reply };
     }
 
+    /// Sets the target that the reply to a call at work carries. Forgets replies behind it that the
+    /// client does not wait for.
+    pub(super) fn set_target(&mut self, call: &Sequence, target: SlotId) {
+        self.generation += u64::from(target < self.target);
+        self.target = target;
+        let slot = &mut self.slots[index(call.slot)];
+        let known = slot.generation.replace(self.generation);
+        // Calls are not begun in the order in which they were sent: one that was sent before its
+        // client knew of the target does not count the slots used since. The next call on a slot is
+        // sent when the reply to the last one is there, and within a generation the target only rises.
+        if known == Some(self.generation) && target.0 + 1 < self.slots_max {
+            self.forget_replies_behind(target.max(call.highest_slot));
+        }
+    }
+
     /// Forgets the replies of slots behind `last`, and gives their room back. Their sequence numbers
     /// stay, because the client goes on counting.
-    pub(super) fn forget_replies_behind(&mut self, last: SlotId) {
+    fn forget_replies_behind(&mut self, last: SlotId) {
         for slot in self.slots.iter_mut().skip(index(last) + 1) {
             if let Content::Done { reply, .. } = &mut slot.content {
                 *reply = None;

@@ -547,6 +547,42 @@ fn sessions_share_the_slots_and_replies_of_others_are_forgotten() {
 }
 
 #[test]
+fn a_call_sent_before_its_client_knew_of_fewer_slots_forgets_no_reply() {
+    let reply_bytes = 4 << 10;
+    let fore = ChannelAttributes { cached_bytes_max: reply_bytes, ..Limits::default().fore };
+    let replies_bytes_max = 4 * 12 * reply_bytes as usize;
+    let limits = Limits { replies_bytes_max, fore, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    let (_, session) = bed.begin_client(b"a");
+    let begin = |slot, sequence| {
+        let (sequence, highest_slot) = (SequenceId(sequence), SlotId(slot));
+        let call = Sequence { slot: SlotId(slot), sequence, highest_slot, cache_this: true };
+        session.begin(&call, 1, ConnectionId(1), Duration::ZERO)
+    };
+    let run = |slot, sequence| {
+        let Ok(Begin::Run(running)) = begin(slot, sequence) else { panic!("a new call") };
+        let sequenced = running.sequenced();
+        running.complete(b"reply", Duration::ZERO);
+        sequenced.target_highest_slot
+    };
+    assert_eq!(run(0, 1), SlotId(12));
+    let (_, second) = bed.begin_client(b"a2");
+    // Sent behind the next call of slot 0, which is slow.
+    assert_eq!(run(10, 1), SlotId(6));
+    assert_eq!(run(0, 2), SlotId(6));
+    assert!(matches!(begin(10, 1), Ok(Begin::Replay(_))));
+    assert_eq!(run(0, 3), SlotId(6));
+    assert_eq!(begin(10, 1).unwrap_err(), Status::RetryUncachedRep, "the client knew");
+    // What it knew is old when there were more slots since.
+    bed.state.destroy_session(second.id(), &mut bed.step).unwrap();
+    assert_eq!(run(1, 1), SlotId(12));
+    bed.begin_client(b"a3");
+    assert_eq!(run(10, 2), SlotId(6));
+    assert_eq!(run(0, 4), SlotId(6));
+    assert!(matches!(begin(10, 2), Ok(Begin::Replay(_))));
+}
+
+#[test]
 fn a_call_whose_reply_has_no_room_is_not_begun() {
     let cached_bytes_max = 2 << 10;
     let fore = ChannelAttributes { cached_bytes_max, ..Limits::default().fore };
