@@ -44,10 +44,11 @@ impl Lease {
         }
     }
 
-    /// Notes a call at work and renews the lease; false if the client is forgotten.
-    pub(super) fn begin_call(&self, now: Duration) -> bool {
+    /// Notes a call at work; false if the client is forgotten. Until the call [renews](Self::renew) the
+    /// lease it may still be revoked.
+    pub(super) fn begin_call(&self) -> bool {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        let is_known = self.renew(now);
+        let is_known = self.renewed_at_ms.load(Ordering::SeqCst) != REVOKED;
         if !is_known {
             self.end_call();
         }
@@ -74,8 +75,8 @@ impl Lease {
         now.checked_sub(Duration::from_millis(renewed_at))?.checked_sub(length)
     }
 
-    /// Revokes the lease if it ran out. A call that begins at the same time either renews it, and then
-    /// this is false, or finds the client forgotten.
+    /// Revokes the lease if it ran out. A call that renews it at the same time either does so first, and
+    /// then this is false, or finds the client forgotten.
     pub(super) fn revoke_if_expired(&self, now: Duration, length: Duration) -> bool {
         let renewed_at = self.renewed_at_ms.load(Ordering::SeqCst);
         if self.expired_for(now, length).is_none() {
@@ -138,12 +139,15 @@ mod tests {
         let lease = Lease::new(at(0));
         assert_eq!(lease.expired_for(at(89), LENGTH), None);
         assert_eq!(lease.expired_for(at(95), LENGTH), Some(at(5)));
-        assert!(lease.begin_call(at(95)));
+        assert!(lease.begin_call());
+        lease.end_call();
+        assert_eq!(lease.expired_for(at(95), LENGTH), Some(at(5)), "the call was refused");
+        assert!(lease.begin_call() && lease.renew(at(95)));
         assert_eq!(lease.expired_for(at(1000), LENGTH), None);
         assert!(!lease.revoke_if_expired(at(1000), LENGTH));
         lease.end_call();
         assert!(lease.revoke_if_expired(at(1000), LENGTH));
-        assert!(!lease.begin_call(at(1000)));
+        assert!(!lease.begin_call() && !lease.renew(at(1000)));
         assert_eq!(lease.calls.load(Ordering::SeqCst), 0);
         assert_eq!(lease.expired_for(at(2000), LENGTH), None, "forgotten, not late");
     }

@@ -99,9 +99,9 @@ impl Session {
         self.lock().backchannel.connection()
     }
 
-    /// SEQUENCE, RFC 8881 §18.46: decides on a call and renews the client's lease. `digest` is a
-    /// hash of the credential and the arguments without the data of WRITE: a slot's number with
-    /// another digest is another call.
+    /// SEQUENCE, RFC 8881 §18.46: decides on a call. One that runs or is replayed renews the client's
+    /// lease. `digest` is a hash of the credential and the arguments without the data of WRITE: a
+    /// slot's number with another digest is another call.
     ///
     /// # Errors
     /// `Badsession`, and those of slots: `Badslot`, `BadHighSlot`, `SeqMisordered`, `SeqFalseRetry`,
@@ -115,12 +115,18 @@ impl Session {
         now: Duration,
     ) -> Result<Begin, Status> {
         let mut state = self.lock();
-        if state.is_destroyed || !self.lease.begin_call(now) {
+        if state.is_destroyed || !self.lease.begin_call() {
             return Err(Status::Badsession);
         }
         let reply_bytes = usize::try_from(self.fore.cached_bytes_max).unwrap_or(usize::MAX);
         let room = || self.replies.take(reply_bytes);
         let decision = state.slots.begin(call, digest, connection, room);
+        let renews = matches!(decision, Ok(Decision::Run | Decision::Replay(_)));
+        if renews && !self.lease.renew(now) {
+            // Revoked meanwhile: the session goes with its client, so its slot may stay busy.
+            self.lease.end_call();
+            return Err(Status::Badsession);
+        }
         if matches!(decision, Ok(Decision::Run)) {
             let sequenced = self.sequenced(&mut state, call);
             let (session, slot) = (Arc::clone(self), call.slot);

@@ -485,6 +485,31 @@ fn a_client_whose_lease_has_expired_does_not_count_as_a_writer() {
 }
 
 #[test]
+fn a_call_that_is_refused_does_not_renew_the_lease() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (late, session) = bed.begin_client(b"late");
+    bed.reclaim_complete(late).unwrap();
+    bed.open(late, ShareAccess::Read, ShareDeny::Write);
+    let other = bed.client(b"other");
+    let begin = |sequence, now| {
+        let (slot, sequence) = (SlotId(0), SequenceId(sequence));
+        let call = Sequence { slot, sequence, highest_slot: slot, cache_this: true };
+        session.begin(&call, 1, ConnectionId(1), now)
+    };
+    let Ok(Begin::Run(running)) = begin(1, bed.step.now) else { panic!("a new call") };
+    running.complete(b"reply", bed.step.now);
+    let write = (ShareAccess::Write, ShareDeny::None);
+    let replayed_at = LEASE - Duration::from_secs(1);
+    assert!(matches!(begin(1, replayed_at), Ok(Begin::Replay(_))));
+    bed.step.now = LEASE * 2 - Duration::from_secs(2);
+    assert_eq!(bed.open_as(other, write, false).map(drop), Err(Status::ShareDenied), "a retry");
+    assert_eq!(begin(5, bed.step.now).unwrap_err(), Status::SeqMisordered);
+    bed.step.now = replayed_at + LEASE;
+    bed.open(other, ShareAccess::Write, ShareDeny::None);
+    assert_eq!(begin(5, bed.step.now).unwrap_err(), Status::Badsession);
+}
+
+#[test]
 fn courtesy_is_bounded_in_time_and_number() {
     let limits = Limits { courteous_max: 2, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
