@@ -161,8 +161,7 @@ impl Service {
             queue_max: QUEUE_MAX,
         }));
         let buffers = BufferPool::new(memory.pool_bytes);
-        let calls_max = memory.connection_calls_max;
-        let tracer = Arc::new(Tracer::default());
+        let (calls_max, tracer) = (memory.connection_calls_max, Arc::new(Tracer::default()));
         let (recovery, recovered) = recovery.unzip();
         let state = Arc::new(nfs4::new_state(recovered.unwrap_or_default(), limits)?);
         let held_files = Arc::new(HeldFiles::new(limits.lock_owners_max));
@@ -178,10 +177,9 @@ impl Service {
             Arc::clone(&tracer),
             Switches::new(config.read_ahead(), config.splice()),
         );
+        let requests = vfs.recall_requests();
         Ok(Self {
-            local_conflicts: local_recall
-                .map(|_| local_conflicts::start(vfs.recall_requests()))
-                .transpose()?,
+            local_conflicts: local_recall.map(|_| local_conflicts::start(requests)).transpose()?,
             vfs,
             engine,
             buffers,

@@ -13,8 +13,8 @@ use proto::xdr::{Decode, Encode, Reader, Writer};
 
 use super::compound::Compound;
 use super::convert::SUPPORTED;
-use super::filehandle::{Located, Pseudo, ResolvedHandle};
 use super::operation::decoded;
+use super::resolved_handle::{Located, Pseudo, ResolvedHandle};
 use super::{Outcome, convert};
 use crate::inode_cache::{self, AccessRights};
 use crate::service::Service;

@@ -9,7 +9,7 @@ use proto::nfs4::{
 use proto::xdr::{Decode, Encode, Reader, Writer};
 use rustc_hash::FxHasher;
 
-use super::filehandle::{Current, Located, ResolvedHandle};
+use super::resolved_handle::{Current, Located, ResolvedHandle};
 use super::results::{RESULT_BYTES_MAX, RESULT_BYTES_USUAL, Results};
 use super::{Outcome, Refused};
 use crate::call::{Call, Credential};

@@ -10,7 +10,7 @@ use proto::nfs4::{
 
 use super::Outcome;
 use super::compound::Compound;
-use super::filehandle::{Located, ResolvedHandle};
+use super::resolved_handle::{Located, ResolvedHandle};
 use crate::held_files::{export_id, file_id};
 use crate::inode_cache::Inode;
 use crate::state::{Delegate, FileId, NotDelegated, Running, State, Step};

@@ -7,7 +7,7 @@ use proto::nfs4::{
 
 use super::Outcome;
 use super::compound::Compound;
-use super::filehandle::Located;
+use super::resolved_handle::Located;
 use crate::vfs::{Allocation, CopyRange, Sought};
 
 impl Compound<'_> {

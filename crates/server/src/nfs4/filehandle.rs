@@ -1,76 +1,17 @@
-//! Filehandles: what they stand for, and the current and saved ones: PUTFH, PUTROOTFH, GETFH.
+//! Current and saved filehandles: PUTFH, PUTROOTFH, GETFH.
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
 
 use proto::nfs3;
-use proto::nfs4::{FileHandle, Stateid, Status};
+use proto::nfs4::{FileHandle, Status};
 
 use super::compound::Compound;
+use super::resolved_handle::{Current, Located, Pseudo, ResolvedHandle};
 use super::{Outcome, Refused};
 use crate::counters::Counter;
-use crate::export::{Exports, Object, PseudoNode, pseudo_id};
+use crate::export::{Exports, Object, pseudo_id};
 use crate::fs::{self, Caller, Shown};
 use crate::trace::CallId;
-use crate::vfs::{CopyEnd, Found};
-
-/// What a filehandle stands for.
-#[derive(Clone)]
-pub(super) enum ResolvedHandle {
-    /// A directory above the exports.
-    Pseudo(Pseudo),
-    /// An object of an export.
-    Object(Located),
-}
-
-/// A directory above the exports of one generation.
-#[derive(Clone)]
-pub(super) struct Pseudo {
-    pub(super) exports: Arc<Exports>,
-    pub(super) place: usize,
-}
-
-impl Pseudo {
-    pub(super) fn node(&self) -> &PseudoNode {
-        self.exports.pseudo_root.node(self.place)
-    }
-
-    /// Another directory of the same generation.
-    pub(super) fn at(&self, place: usize) -> Self {
-        Self { exports: Arc::clone(&self.exports), place }
-    }
-}
-
-/// An object, and the caller as its export sees them.
-#[derive(Clone)]
-pub(super) struct Located {
-    pub(super) caller: Caller,
-    pub(super) object: Object,
-}
-
-impl Located {
-    /// Another object of the same export.
-    pub(super) fn found(&self, found: &Found) -> Self {
-        Self { caller: self.caller.clone(), object: self.object.found(found.handle) }
-    }
-
-    /// It as one of the files of a copy.
-    pub(super) fn end(&self) -> CopyEnd<'_> {
-        CopyEnd { caller: &self.caller, object: &self.object }
-    }
-
-    /// Whether it is the directory that is exported.
-    pub(super) fn is_root(&self) -> bool {
-        *self.object.handle() == self.object.root().handle
-    }
-}
-
-/// A filehandle with the stateid that belongs to it (RFC 8881 §16.2.3.1.2).
-#[derive(Clone)]
-pub(super) struct Current {
-    pub(super) handle: ResolvedHandle,
-    pub(super) stateid: Option<Stateid>,
-}
 
 impl Compound<'_> {
     /// Replaces the current filehandle.

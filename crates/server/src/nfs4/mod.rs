@@ -15,6 +15,7 @@ mod open;
 mod operation;
 mod read;
 mod readdir;
+mod resolved_handle;
 mod results;
 mod session;
 mod stateid;

@@ -8,7 +8,7 @@ use proto::nfs4::{
 use proto::xdr::Array;
 
 use super::compound::Compound;
-use super::filehandle::{Located, Pseudo, ResolvedHandle};
+use super::resolved_handle::{Located, Pseudo, ResolvedHandle};
 use super::{Outcome, convert};
 use crate::fs;
 use crate::vfs::NodeKind;

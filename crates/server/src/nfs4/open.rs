@@ -10,8 +10,8 @@ use proto::nfs4::{
 };
 
 use super::compound::Compound;
-use super::filehandle::{Located, ResolvedHandle};
 use super::namespace::check_name;
+use super::resolved_handle::{Located, ResolvedHandle};
 use super::{Outcome, Refused, convert};
 use crate::fs;
 use crate::inode_cache::{AccessRights, Attributes, Inode};

@@ -10,8 +10,8 @@ use proto::xdr::{Array, Encode, Reader};
 
 use super::Outcome;
 use super::compound::Compound;
-use super::filehandle::Located;
 use super::operation::decoded;
+use super::resolved_handle::Located;
 use crate::fs::{Caller, OpenedFor};
 use crate::held_files::file_id;
 use crate::inode_cache::Inode;

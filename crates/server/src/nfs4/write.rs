@@ -9,8 +9,8 @@ use proto::xdr::Reader;
 
 use super::Outcome;
 use super::compound::Compound;
-use super::filehandle::Located;
 use super::operation::decoded;
+use super::resolved_handle::Located;
 use crate::trace::{Detail, Event};
 use crate::vfs::Stability;
 

@@ -8,8 +8,8 @@ use proto::nfs4::{
 use proto::xdr::{Array, Encode, Reader};
 
 use super::compound::Compound;
-use super::filehandle::{Located, ResolvedHandle};
 use super::operation::decoded;
+use super::resolved_handle::{Located, ResolvedHandle};
 use super::{Outcome, convert};
 use crate::vfs::{SetXattr, XattrNames};
 

@@ -18,6 +18,7 @@ mod callbacks;
 mod clients;
 mod create_session;
 mod delegation;
+mod delegation_table;
 mod file_locks;
 mod files;
 mod grace;
@@ -47,8 +48,8 @@ pub(crate) use backchannel::{Callback, CallbackEnd, CallbackParameters, Message,
 pub(crate) use clients::{ExchangeId, ExchangedId};
 pub(crate) use create_session::CreateSession;
 #[cfg(test)]
-pub(crate) use delegation::DelegationTotals;
-pub(crate) use delegation::{Delegate, NotDelegated};
+pub(crate) use delegation_table::DelegationTotals;
+pub(crate) use delegation_table::{Delegate, NotDelegated};
 pub(crate) use limits::Limits;
 pub(crate) use lock::{Conflict, Lock, LockFailure, LockGrant, LockTarget};
 pub(crate) use open::{IoState, OpenFile, OpenRoom};

@@ -12,7 +12,7 @@ use proto::nfs4::{
 use rustc_hash::FxHashMap;
 
 use super::clients::{Case, Clients, ExchangeId, ExchangedId};
-use super::delegation::Delegations;
+use super::delegation_table::Delegations;
 use super::files::Files;
 use super::grace::Grace;
 use super::replies::ReplyBudget;

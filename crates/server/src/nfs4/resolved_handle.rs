@@ -1,0 +1,67 @@
+//! What a filehandle stands for.
+
+use std::sync::Arc;
+
+use proto::nfs4::Stateid;
+
+use crate::export::{Exports, Object, PseudoNode};
+use crate::fs::Caller;
+use crate::vfs::{CopyEnd, Found};
+
+/// A filehandle, taken apart.
+#[derive(Clone)]
+pub(super) enum ResolvedHandle {
+    /// A directory above the exports.
+    Pseudo(Pseudo),
+    /// An object of an export.
+    Object(Located),
+}
+
+/// A directory above the exports of one generation.
+#[derive(Clone)]
+pub(super) struct Pseudo {
+    pub(super) exports: Arc<Exports>,
+    pub(super) place: usize,
+}
+
+impl Pseudo {
+    pub(super) fn node(&self) -> &PseudoNode {
+        self.exports.pseudo_root.node(self.place)
+    }
+
+    /// Another directory of the same generation.
+    pub(super) fn at(&self, place: usize) -> Self {
+        Self { exports: Arc::clone(&self.exports), place }
+    }
+}
+
+/// An object, and the caller as its export sees them.
+#[derive(Clone)]
+pub(super) struct Located {
+    pub(super) caller: Caller,
+    pub(super) object: Object,
+}
+
+impl Located {
+    /// Another object of the same export.
+    pub(super) fn found(&self, found: &Found) -> Self {
+        Self { caller: self.caller.clone(), object: self.object.found(found.handle) }
+    }
+
+    /// It as one of the files of a copy.
+    pub(super) fn end(&self) -> CopyEnd<'_> {
+        CopyEnd { caller: &self.caller, object: &self.object }
+    }
+
+    /// Whether it is the directory that is exported.
+    pub(super) fn is_root(&self) -> bool {
+        *self.object.handle() == self.object.root().handle
+    }
+}
+
+/// A filehandle with the stateid that belongs to it (RFC 8881 §16.2.3.1.2).
+#[derive(Clone)]
+pub(super) struct Current {
+    pub(super) handle: ResolvedHandle,
+    pub(super) stateid: Option<Stateid>,
+}

@@ -1,0 +1,259 @@
+//! Read delegations, RFC 8881 §10.2 to §10.4: while a client holds one, no other opens the file for
+//! writing or changes it before the client has returned it.
+//!
+//! A delegation is held, then recalled when something conflicts with it, and revoked when the client
+//! does not return it in time. A recall is repeated until then, so that it does not matter which
+//! connection loses it. What is revoked stays known until the client has freed it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use proto::nfs4::{ClientId, FileHandle, Stateid};
+
+use super::backchannel::Recall;
+use super::{DelegationId, Effect, ExportId, FileId, Step};
+
+/// A delegation to be given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Delegate {
+    pub(crate) client: ClientId,
+    /// Pinned by the caller, until the effect [`EndDelegation`](Effect::EndDelegation).
+    pub(crate) file: FileId,
+    /// The export that it was opened in.
+    pub(crate) export: ExportId,
+    /// The file as the client names it.
+    pub(crate) object: FileHandle,
+    /// The user whose permission was checked.
+    pub(crate) user: u32,
+    /// It is one of before a restart.
+    pub(crate) is_reclaim: bool,
+}
+
+/// Why a delegation is not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotDelegated {
+    /// Others use the file in a way that conflicts with it, or did lately.
+    Contention,
+    /// There are too many, or the server has no means to.
+    Resource,
+}
+
+/// The number of delegations, and what has become of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DelegationTotals {
+    pub(crate) granted: u64,
+    /// Each counted once, however often it was repeated.
+    pub(crate) recalled: u64,
+    /// By DELEGRETURN.
+    pub(crate) returned: u64,
+    pub(crate) revoked: u64,
+}
+
+/// All delegations.
+#[derive(Debug, Default)]
+pub(super) struct Delegations {
+    by_id: BTreeMap<DelegationId, Delegation>,
+    /// Those that are not revoked.
+    by_file: HashMap<FileId, BTreeSet<DelegationId>>,
+    by_client: HashMap<ClientId, BTreeSet<DelegationId>>,
+    /// The recalled ones.
+    recalled: BTreeSet<DelegationId>,
+    /// Until when a file is not delegated again, because it was recalled.
+    held_off: HashMap<FileId, Duration>,
+    totals: DelegationTotals,
+}
+
+#[derive(Debug)]
+pub(super) struct Delegation {
+    pub(super) client: ClientId,
+    pub(super) file: FileId,
+    export: ExportId,
+    object: FileHandle,
+    pub(super) user: u32,
+    pub(super) phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Held,
+    Recalled {
+        /// It is revoked then.
+        ends_at: Duration,
+        sent_at: Option<Duration>,
+    },
+    Revoked,
+}
+
+impl Delegations {
+    pub(super) fn get(&self, id: DelegationId) -> Option<&Delegation> {
+        self.by_id.get(&id)
+    }
+
+    /// The recalled ones.
+    pub(super) fn recalled(&self) -> Vec<DelegationId> {
+        self.recalled.iter().copied().collect()
+    }
+
+    /// Whether a file is not to be delegated again yet, because it was recalled.
+    pub(super) fn is_held_off(&self, file: FileId, now: Duration) -> bool {
+        self.held_off.get(&file).is_some_and(|until| now < *until)
+    }
+
+    /// Notes that a file was returned in time, if it was recalled.
+    pub(super) fn note_returned(&mut self, file: FileId, now: Duration) {
+        self.totals.returned += 1;
+        if let Some(until) = self.held_off.get_mut(&file) {
+            *until = (now + HOLD_OFF).min(*until);
+        }
+    }
+
+    /// Forgets what was recalled long ago.
+    pub(super) fn end_hold_offs(&mut self, now: Duration) {
+        self.held_off.retain(|_, until| now < *until);
+    }
+
+    /// All that the server keeps in mind, revoked ones too.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// The same of a client.
+    pub(super) fn of_client(&self, client: ClientId) -> usize {
+        self.by_client.get(&client).map_or(0, BTreeSet::len)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let is_unused = self.by_file.is_empty() && self.by_client.is_empty();
+        self.by_id.is_empty() && is_unused && self.recalled.is_empty()
+    }
+
+    pub(super) fn totals(&self) -> DelegationTotals {
+        self.totals
+    }
+
+    pub(super) fn of_file(
+        &self,
+        file: FileId,
+    ) -> impl Iterator<Item = (DelegationId, &Delegation)> {
+        let ids = self.by_file.get(&file).into_iter().flatten();
+        ids.map(|id| (*id, &self.by_id[id]))
+    }
+
+    /// Whether a client holds one that is not revoked.
+    pub(super) fn has_live(&self, client: ClientId) -> bool {
+        self.phases_of(client).any(|phase| phase != Phase::Revoked)
+    }
+
+    pub(super) fn has_revoked(&self, client: ClientId) -> bool {
+        self.phases_of(client).any(|phase| phase == Phase::Revoked)
+    }
+
+    fn phases_of(&self, client: ClientId) -> impl Iterator<Item = Phase> {
+        let own = self.by_client.get(&client).into_iter().flatten();
+        own.map(|id| self.by_id[id].phase)
+    }
+
+    pub(super) fn add(&mut self, id: DelegationId, call: &Delegate) {
+        let Delegate { client, file, export, object, user, .. } = *call;
+        let phase = Phase::Held;
+        self.by_id.insert(id, Delegation { client, file, export, object, user, phase });
+        self.by_file.entry(file).or_default().insert(id);
+        self.by_client.entry(client).or_default().insert(id);
+        self.totals.granted += 1;
+    }
+
+    /// Ends a delegation that is not revoked: nothing conflicts with it any more.
+    fn end(&mut self, id: DelegationId, step: &mut Step) {
+        let file = self.by_id[&id].file;
+        self.recalled.remove(&id);
+        let of_file = self.by_file.get_mut(&file).expect("the file has this one");
+        of_file.remove(&id);
+        if of_file.is_empty() {
+            self.by_file.remove(&file);
+        }
+        step.effects.push(Effect::EndDelegation { file, delegation: id });
+    }
+
+    /// Takes a delegation away that was not returned in time. Its client learns of it by SEQUENCE.
+    pub(super) fn revoke(&mut self, id: DelegationId, step: &mut Step) {
+        self.end(id, step);
+        self.by_id.get_mut(&id).expect("it has ended, and is still known").phase = Phase::Revoked;
+        self.totals.revoked += 1;
+    }
+
+    /// Removes a delegation.
+    pub(super) fn remove(&mut self, id: DelegationId, step: &mut Step) {
+        let Delegation { client, phase, .. } = self.by_id[&id];
+        if phase != Phase::Revoked {
+            self.end(id, step);
+        }
+        self.by_id.remove(&id);
+        let of_client = self.by_client.get_mut(&client).expect("the client has this one");
+        of_client.remove(&id);
+        if of_client.is_empty() {
+            self.by_client.remove(&client);
+        }
+    }
+
+    /// Removes all that a client holds.
+    pub(super) fn remove_client(&mut self, client: ClientId, step: &mut Step) {
+        let ids = self.by_client.get(&client).cloned().unwrap_or_default();
+        ids.into_iter().for_each(|id| self.remove(id, step));
+    }
+
+    /// Removes all of a file in an export. Returns them, with their clients.
+    pub(super) fn remove_file(
+        &mut self,
+        file: FileId,
+        export: ExportId,
+        step: &mut Step,
+    ) -> Vec<(ClientId, DelegationId)> {
+        let of_file = self.of_file(file).filter(|(_, found)| found.export == export);
+        let removed: Vec<_> = of_file.map(|(id, found)| (found.client, id)).collect();
+        removed.iter().for_each(|(_, id)| self.remove(*id, step));
+        removed
+    }
+
+    /// Recalls a delegation, to be returned within `within`.
+    pub(super) fn recall(&mut self, id: DelegationId, now: Duration, within: Duration) {
+        let delegation = self.by_id.get_mut(&id).expect("the caller has looked it up");
+        let ends_at = now + within;
+        match &mut delegation.phase {
+            Phase::Held => {
+                delegation.phase = Phase::Recalled { ends_at, sent_at: None };
+                self.recalled.insert(id);
+                self.totals.recalled += 1;
+            }
+            Phase::Recalled { ends_at: earlier, .. } => *earlier = ends_at.min(*earlier),
+            Phase::Revoked => {}
+        }
+        let file = delegation.file;
+        if self.held_off.len() < HELD_OFF_MAX || self.held_off.contains_key(&file) {
+            self.held_off.insert(file, ends_at + HOLD_OFF);
+        }
+    }
+
+    /// The client to be called, and the recall, if it is time to send it.
+    pub(super) fn due_recall(
+        &mut self,
+        id: DelegationId,
+        stateid: Stateid,
+        now: Duration,
+    ) -> Option<(ClientId, Recall)> {
+        let delegation = self.by_id.get_mut(&id)?;
+        let Phase::Recalled { sent_at, .. } = &mut delegation.phase else { return None };
+        if sent_at.is_some_and(|at| now < at + REPEAT_AFTER) {
+            return None;
+        }
+        *sent_at = Some(now);
+        Some((delegation.client, Recall { stateid, object: delegation.object }))
+    }
+}
+
+/// A recall is repeated as long as the client has not returned the delegation.
+const REPEAT_AFTER: Duration = Duration::from_secs(2);
+/// A file is not delegated again for so long after a recall: what conflicted is likely to come again.
+const HOLD_OFF: Duration = Duration::from_secs(30);
+/// Files that this is kept in mind for.
+const HELD_OFF_MAX: usize = 4096;
