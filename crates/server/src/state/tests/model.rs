@@ -391,6 +391,11 @@ impl Model {
         let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
         let result = self.bed.state.lock_range(&call, &mut self.bed.step);
         self.note_forgotten()?;
+        let needed = if kind.is_write() { 2 } else { 1 };
+        if access & 2 != 0 && access & needed != 0 && self.note_lock(key) {
+            prop_assert_eq!(result.unwrap_err(), LockFailure::Status(Status::Delay));
+            return Ok(());
+        }
         let has_conflict = self.has_conflict(key, bytes, kind.into());
         match result {
             Ok(grant) if kernel_grants.is_none() && known.is_some() => {
@@ -412,7 +417,7 @@ impl Model {
             // A blocking request may have to let an earlier one pass.
             Err(LockFailure::Denied(_)) => prop_assert!(has_conflict || kind.is_blocking()),
             Err(LockFailure::Status(Status::Openmode)) => {
-                prop_assert_eq!(access & if kind.is_write() { 2 } else { 1 }, 0);
+                prop_assert_eq!(access & needed, 0);
             }
             Err(LockFailure::Status(status)) => prop_assert_eq!(status, Status::Delay),
         }

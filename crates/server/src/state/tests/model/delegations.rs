@@ -64,6 +64,14 @@ impl Model {
         }
     }
 
+    /// Notes what a LOCK by an open for writing recalls. Returns whether another client has a delegation
+    /// still.
+    pub(super) fn note_lock(&mut self, (at, file, _): Key) -> bool {
+        let within = self.bed.state.limits.recall;
+        self.note_recall(file, within, |holder| holder != at);
+        self.delegations.keys().any(|(holder, of)| *of == file && *holder != at)
+    }
+
     pub(super) fn recall(&mut self, file: u64, is_local: bool) -> Result<(), TestCaseError> {
         let Bed { state, step } = &mut self.bed;
         state.recall(FileId(file), is_local, step);
