@@ -1,141 +1,20 @@
 //! Own calls whose replies are late, while another client changes the file.
 
-use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use proto::nfs3::{Procedure, SetAttributes};
-use rpc::record;
+use proto::nfs3::SetAttributes;
 use spillway_client::{File, FileSystem, Inode, MountOptions, OpenFlags};
-use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 
-use crate::fixture::{Fixture, options, root_user};
+use crate::fixture::{Fixture, options};
 use crate::peer::within;
+use crate::way::{Way, mount_on_a_way};
 
 const READ: OpenFlags =
     OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
 const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
-
-/// More than any message of these tests.
-const RECORD_BYTES_MAX: usize = 2 << 20;
-
-/// A way to a server on which replies to SETATTR, COMMIT and READ wait.
-#[derive(Default)]
-struct Way {
-    setattrs: Hold,
-    commits: Hold,
-    reads: Hold,
-}
-
-/// Replies that wait.
-#[derive(Default)]
-struct Hold {
-    is_holding: AtomicBool,
-    held: Notify,
-    released: Notify,
-    /// The replies have another write verifier than the server's, as after a restart.
-    is_restarted: AtomicBool,
-}
-
-impl Way {
-    /// Carries one connection. Returns its port.
-    async fn to(server: std::net::SocketAddr) -> (Arc<Self>, u16) {
-        let way = Arc::new(Self::default());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let carrying = Arc::clone(&way);
-        tokio::spawn(async move {
-            let (client, _) = listener.accept().await.unwrap();
-            let (calls, to_client) = client.into_split();
-            let (replies, to_server) = TcpStream::connect(server).await.unwrap().into_split();
-            let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
-            let (sent, calls_sent) = tokio::sync::mpsc::unbounded_channel();
-            tokio::spawn(carry_calls(calls, to_server, sent));
-            carrying.carry_replies(replies, to_client, calls_sent).await;
-        });
-        (way, port)
-    }
-
-    async fn carry_replies(
-        self: Arc<Self>,
-        mut replies: OwnedReadHalf,
-        to_client: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
-        mut calls: tokio::sync::mpsc::UnboundedReceiver<(u32, u32)>,
-    ) {
-        let mut procedures = HashMap::new();
-        while let Ok(reply) = record::read(&mut replies, RECORD_BYTES_MAX).await {
-            while let Ok((xid, procedure)) = calls.try_recv() {
-                procedures.insert(xid, procedure);
-            }
-            let procedure = procedures.remove(&word(&reply, 0));
-            let (way, to_client) = (Arc::clone(&self), Arc::clone(&to_client));
-            if !self.hold(procedure).is_some_and(|hold| hold.is_holding.load(Ordering::SeqCst)) {
-                let record = record::in_fragments(&reply, &[]);
-                if to_client.lock().await.write_all(&record).await.is_err() {
-                    return;
-                }
-                continue;
-            }
-            tokio::spawn(async move {
-                let hold = way.hold(procedure).unwrap();
-                let released = hold.released.notified();
-                hold.held.notify_one();
-                released.await;
-                let mut reply = reply.to_vec();
-                if hold.is_restarted.load(Ordering::SeqCst) {
-                    // The verifier comes last.
-                    *reply.last_mut().unwrap() ^= 1;
-                }
-                to_client.lock().await.write_all(&record::in_fragments(&reply, &[])).await
-            });
-        }
-    }
-
-    fn hold(&self, procedure: Option<u32>) -> Option<&Hold> {
-        let is = |other: Procedure| procedure == Some(other.code());
-        if is(Procedure::Setattr) {
-            return Some(&self.setattrs);
-        }
-        if is(Procedure::Commit) {
-            return Some(&self.commits);
-        }
-        is(Procedure::Read).then_some(&self.reads)
-    }
-}
-
-/// Carries calls, and reports the xid and the procedure of each before it is sent.
-async fn carry_calls(
-    mut calls: OwnedReadHalf,
-    mut to_server: OwnedWriteHalf,
-    sent: tokio::sync::mpsc::UnboundedSender<(u32, u32)>,
-) {
-    while let Ok(call) = record::read(&mut calls, RECORD_BYTES_MAX).await {
-        // xid, CALL, the version of RPC, program, version, procedure.
-        let _ = sent.send((word(&call, 0), word(&call, 5)));
-        if to_server.write_all(&record::in_fragments(&call, &[])).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// A word of a message.
-fn word(message: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(message[4 * at..4 * at + 4].try_into().unwrap())
-}
-
-async fn mount_on_a_way(fixture: &Fixture, options: &MountOptions) -> (Arc<Way>, FileSystem) {
-    let (way, port) = Way::to(fixture.address()).await;
-    let (host, own_port) = (fixture.address().ip(), fixture.address().port());
-    let url = format!("nfs://{host}/export?nfsport={port}&mountport={own_port}");
-    let url = url.parse().unwrap();
-    let mounted = FileSystem::mount(&url, &root_user(), options, Arc::default()).await;
-    (way, mounted.unwrap())
-}
 
 /// A file with own data, and a SETATTR of it that the server has executed and not answered yet,
 /// before another client wrote the file.

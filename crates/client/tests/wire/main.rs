@@ -6,6 +6,7 @@ mod fixture;
 mod peer;
 #[path = "../../../../tests/skip/mod.rs"]
 mod skip;
+mod way;
 
 mod answers;
 mod calls;
