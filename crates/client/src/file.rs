@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use proto::nfs3::{ACCESS_EXTEND, ACCESS_MODIFY, ACCESS_READ};
-use tokio::runtime::Handle;
 
 use crate::Result;
 use crate::cache::read_ahead::{Purpose, ReadAhead, ReadSource};
 use crate::cache::write_back::Writer;
-use crate::inode::{Inode, SillyRename, WriteCalls};
+use crate::inode::{Hold, Inode, WriteCalls};
 use crate::nfs3::{Nfs3, ReadData};
 use crate::trace::{Event, Tracer};
 
@@ -51,15 +50,18 @@ pub struct File {
     /// The epoch of the inode's data for which the read-ahead is valid.
     epoch: AtomicU64,
     keep_cache: bool,
-    is_closed: bool,
+    /// Until it is closed.
+    hold: Option<Hold>,
 }
 
 impl File {
-    /// Opens `inode` as the user of `nfs`.
+    /// Opens the file that `hold` has held since before the calls of this open, as the user of
+    /// `nfs`.
     ///
     /// # Errors
     /// `ISDIR` for a directory, `INVAL` for other types than a regular file.
-    pub(crate) fn new(nfs: &Nfs3, inode: Arc<Inode>, flags: OpenFlags) -> Result<Self> {
+    pub(crate) fn new(nfs: &Nfs3, hold: Hold, flags: OpenFlags) -> Result<Self> {
+        let inode = Arc::clone(hold.inode());
         let writer = inode.written()?.open(WriteCalls::new(nfs.clone(), &inode));
         let reads = ReadCalls { nfs: nfs.clone(), inode: Arc::clone(&inode) };
         let read_ahead = inode.superblock().read_ahead(reads);
@@ -67,7 +69,7 @@ impl File {
         let keep_cache = inode.opened();
         let detail = format_args!("kept={}", u8::from(keep_cache));
         tracer(&inode).emit(Event::OpenFile, inode.object(), 0, 0, detail);
-        Ok(Self { inode, flags, writer, read_ahead, epoch, keep_cache, is_closed: false })
+        Ok(Self { inode, flags, writer, read_ahead, epoch, keep_cache, hold: Some(hold) })
     }
 
     /// The inode.
@@ -209,28 +211,24 @@ impl File {
     /// Those of [`sync`](Self::sync). The file is closed in any case.
     pub async fn close(mut self) -> Result<()> {
         let synced = self.sync().await;
-        if let Some(silly_rename) = self.release() {
-            remove(Arc::clone(&self.inode), silly_rename).await;
+        if let Some(hold) = self.release() {
+            hold.end().await;
         }
         synced
     }
 
     /// Counts the close, once.
-    fn release(&mut self) -> Option<SillyRename> {
-        if std::mem::replace(&mut self.is_closed, true) {
-            return None;
-        }
+    fn release(&mut self) -> Option<Hold> {
+        let hold = self.hold.take()?;
         tracer(&self.inode).emit(Event::CloseFile, self.inode.object(), 0, 0, format_args!(""));
-        self.inode.closed()
+        self.inode.closed();
+        Some(hold)
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
-        let (Some(silly_rename), Ok(runtime)) = (self.release(), Handle::try_current()) else {
-            return;
-        };
-        runtime.spawn(remove(Arc::clone(&self.inode), silly_rename));
+        drop(self.release());
     }
 }
 
@@ -240,13 +238,6 @@ impl fmt::Debug for File {
             .field("inode", &self.inode)
             .field("flags", &self.flags)
             .finish_non_exhaustive()
-    }
-}
-
-/// Removes a silly rename, unless the file was opened again.
-async fn remove(inode: Arc<Inode>, silly_rename: SillyRename) {
-    if let Some(silly_rename) = inode.remove_when_closed(silly_rename) {
-        silly_rename.remove().await;
     }
 }
 

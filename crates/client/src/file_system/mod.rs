@@ -140,13 +140,14 @@ impl FileSystem {
     /// # Errors
     /// `ACCES`; `ISDIR` and `INVAL` for other types; those of the calls.
     pub async fn open(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<File> {
-        inode.written()?;
+        // From before ACCESS: a REMOVE sent meanwhile would leave the opened file without its data.
+        let hold = inode.hold()?;
         self.check_open(inode, flags).await?;
         if flags.truncate {
             let new = SetAttributes { size: Some(0), ..SetAttributes::default() };
             self.set_attributes(inode, new).await?;
         }
-        File::new(&self.nfs, Arc::clone(inode), flags)
+        File::new(&self.nfs, hold, flags)
     }
 
     /// Opens the file that [`create`](Self::create) has returned, whatever its mode is. Makes no
@@ -155,8 +156,7 @@ impl FileSystem {
     /// # Errors
     /// `ISDIR` and `INVAL` for other types than a regular file.
     pub fn open_created(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<File> {
-        inode.written()?;
-        File::new(&self.nfs, Arc::clone(inode), flags)
+        File::new(&self.nfs, inode.hold()?, flags)
     }
 
     /// ACCESS returns both the permissions and the current attributes.

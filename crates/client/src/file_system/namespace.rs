@@ -275,18 +275,17 @@ impl FileSystem {
         if !self.superblock().has_open_files() {
             return Ok(false);
         }
-        let inode = self.child(dir, name).await?;
-        if !inode.is_open() || self.has_other_names(&inode).await? {
+        let Some(hold) = self.child(dir, name).await?.hold_again() else { return Ok(false) };
+        let inode = hold.inode();
+        if self.has_other_names(inode).await? {
             return Ok(false);
         }
         let number = self.shared.silly_renames.fetch_add(1, Ordering::Relaxed);
         let silly_name = Bytes::from(silly_name(inode.fileid(), number));
         self.rename_only(dir, name, dir, &silly_name).await?;
-        let renamed = SillyRename::new(self.nfs.clone(), Arc::clone(dir), silly_name.clone());
-        if inode.remove_when_closed(renamed).is_some() {
-            // The file was closed meanwhile.
-            remove(&self.nfs, dir, &silly_name).await?;
-        }
+        hold.remove_at_end(SillyRename::new(self.nfs.clone(), Arc::clone(dir), silly_name));
+        // This removes it if the file was closed meanwhile.
+        hold.end().await;
         Ok(true)
     }
 

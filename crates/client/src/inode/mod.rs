@@ -24,7 +24,7 @@ use proto::nfs3::{Attributes, FileHandle, FileType, Status};
 use rustix::io::Errno;
 use tokio::sync::Notify;
 
-pub(crate) use silly_rename::{SillyRename, remove, silly_name};
+pub(crate) use silly_rename::{Hold, SillyRename, remove, silly_name};
 pub(crate) use superblock::Superblock;
 pub(crate) use table::InodeTable;
 pub(crate) use write_calls::WriteCalls;
@@ -84,12 +84,14 @@ struct FileContents {
 struct Opens {
     /// Open files.
     count: usize,
+    /// Those of open files, and of opens in progress.
+    holds: usize,
     /// Another client has changed the file since it was last opened.
     changed: bool,
     /// When that was last noticed.
     changed_at: Option<Instant>,
-    /// To be removed by the last close.
-    silly_rename: Option<SillyRename>,
+    /// To be removed at the end of the last hold.
+    silly_renames: Vec<SillyRename>,
 }
 
 /// When a call was sent, for the attributes in its reply.
@@ -493,38 +495,19 @@ impl Inode {
         changed_at.map(|at| at.elapsed())
     }
 
-    /// Whether the file is open.
-    pub(crate) fn is_open(&self) -> bool {
-        self.file().is_ok_and(|file| lock(&file.opens).count > 0)
-    }
-
-    /// Counts an open. Returns whether data cached since the last open is still valid.
+    /// Counts an open file. Returns whether data cached since the last open is still valid.
     pub(crate) fn opened(&self) -> bool {
         let Ok(file) = self.file() else { return false };
         let mut opens = lock(&file.opens);
         opens.count += 1;
-        self.superblock().file_opened();
         !std::mem::take(&mut opens.changed)
     }
 
-    /// Counts a close. The last one returns the silly rename that is to be removed.
-    pub(crate) fn closed(&self) -> Option<SillyRename> {
-        let file = self.file().ok()?;
-        let mut opens = lock(&file.opens);
-        opens.count -= 1;
-        self.superblock().file_closed();
-        if opens.count == 0 { opens.silly_rename.take() } else { None }
-    }
-
-    /// Leaves the removal of a silly rename to the last close. Returns it if the file is not open.
-    pub(crate) fn remove_when_closed(&self, silly_rename: SillyRename) -> Option<SillyRename> {
-        let Ok(file) = self.file() else { return Some(silly_rename) };
-        let mut opens = lock(&file.opens);
-        if opens.count == 0 {
-            return Some(silly_rename);
+    /// Counts a close.
+    pub(crate) fn closed(&self) {
+        if let Ok(file) = self.file() {
+            lock(&file.opens).count -= 1;
         }
-        opens.silly_rename = Some(silly_rename);
-        None
     }
 
     /// What the inodes of the mount share.

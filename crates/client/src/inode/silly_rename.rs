@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::runtime::Handle;
 
-use super::Inode;
+use super::{Inode, lock};
 use crate::Result;
 use crate::cache::change::Evidence;
 use crate::nfs3::Nfs3;
@@ -28,6 +29,93 @@ impl SillyRename {
         if let Err(error) = remove(&self.nfs, &self.dir, &self.name).await {
             tracing::warn!("cannot remove {}: {error}", self.name.escape_ascii());
         }
+    }
+}
+
+/// Keeps a file: while it is held, this client renames its last name instead of removing it. Held by
+/// each open file and, from before its first call, by each open in progress.
+pub(crate) struct Hold {
+    inode: Arc<Inode>,
+    is_ended: bool,
+}
+
+impl Hold {
+    /// The file.
+    pub(crate) fn inode(&self) -> &Arc<Inode> {
+        &self.inode
+    }
+
+    /// Leaves the removal of a silly rename to the last hold.
+    pub(crate) fn remove_at_end(&self, silly_rename: SillyRename) {
+        if let Ok(file) = self.inode.file() {
+            lock(&file.opens).silly_renames.push(silly_rename);
+        }
+    }
+
+    /// Ends the hold. The last one of a removed file removes its silly rename.
+    pub(crate) async fn end(mut self) {
+        if self.count_end() {
+            remove_unless_held(Arc::clone(&self.inode)).await;
+        }
+    }
+
+    /// Counts the end, once. Returns whether there is something to remove.
+    fn count_end(&mut self) -> bool {
+        if std::mem::replace(&mut self.is_ended, true) {
+            return false;
+        }
+        let Ok(file) = self.inode.file() else { return false };
+        let mut opens = lock(&file.opens);
+        opens.holds -= 1;
+        self.inode.superblock().file_closed();
+        opens.holds == 0 && !opens.silly_renames.is_empty()
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.count_end()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(remove_unless_held(Arc::clone(&self.inode)));
+        }
+    }
+}
+
+/// Removes the silly renames of a file, unless it was opened again.
+async fn remove_unless_held(inode: Arc<Inode>) {
+    let Ok(file) = inode.file() else { return };
+    let silly_renames = {
+        let mut opens = lock(&file.opens);
+        if opens.holds == 0 { std::mem::take(&mut opens.silly_renames) } else { Vec::new() }
+    };
+    for silly_rename in silly_renames {
+        silly_rename.remove().await;
+    }
+}
+
+impl Inode {
+    /// Holds a regular file.
+    ///
+    /// # Errors
+    /// `ISDIR` for a directory, `INVAL` for other types.
+    pub(crate) fn hold(self: &Arc<Self>) -> Result<Hold> {
+        lock(&self.file()?.opens).holds += 1;
+        self.superblock().file_opened();
+        Ok(Hold { inode: Arc::clone(self), is_ended: false })
+    }
+
+    /// Holds a file that is held already.
+    pub(crate) fn hold_again(self: &Arc<Self>) -> Option<Hold> {
+        {
+            let mut opens = lock(&self.file().ok()?.opens);
+            if opens.holds == 0 {
+                return None;
+            }
+            opens.holds += 1;
+        }
+        self.superblock().file_opened();
+        Some(Hold { inode: Arc::clone(self), is_ended: false })
     }
 }
 

@@ -105,7 +105,7 @@ impl Superblock {
         self.open_files.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether any file of the mount is open.
+    /// Whether any file of the mount is open or being opened.
     pub(crate) fn has_open_files(&self) -> bool {
         self.open_files.load(Ordering::Relaxed) > 0
     }

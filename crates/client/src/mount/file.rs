@@ -173,6 +173,7 @@ impl Operations {
 
 /// Opens `inode` for the caller, if the server permits it.
 async fn open_as(caller: &FileSystem, inode: &Arc<Inode>, flags: u32) -> Result<File> {
+    let _until_opened = inode.hold()?;
     let opened = caller.open(inode, open_flags(flags)).await;
     match opened {
         // A program need not be readable to be run, RFC 1813 §4.4.

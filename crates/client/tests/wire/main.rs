@@ -15,4 +15,5 @@ mod held_replies;
 mod listing;
 mod lost_replies;
 mod mounting;
+mod open_files;
 mod reconnect;

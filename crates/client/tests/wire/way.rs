@@ -17,10 +17,11 @@ use crate::fixture::{Fixture, root_user};
 /// More than any message of these tests.
 const RECORD_BYTES_MAX: usize = 2 << 20;
 
-/// A way to a server on which replies to SETATTR, COMMIT and READ wait.
+/// A way to a server on which replies to some procedures wait.
 #[derive(Default)]
 pub(crate) struct Way {
     pub(crate) setattrs: Hold,
+    pub(crate) accesses: Hold,
     pub(crate) commits: Hold,
     pub(crate) reads: Hold,
 }
@@ -33,6 +34,19 @@ pub(crate) struct Hold {
     pub(crate) released: Notify,
     /// The replies have another write verifier than the server's, as after a restart.
     pub(crate) is_restarted: AtomicBool,
+}
+
+impl Hold {
+    /// From now on, replies wait.
+    pub(crate) fn begin(&self) {
+        self.is_holding.store(true, Ordering::SeqCst);
+    }
+
+    /// Sends the replies that wait. Later ones do not wait.
+    pub(crate) fn end(&self) {
+        self.is_holding.store(false, Ordering::SeqCst);
+        self.released.notify_waiters();
+    }
 }
 
 impl Way {
@@ -90,14 +104,13 @@ impl Way {
     }
 
     fn hold(&self, procedure: Option<u32>) -> Option<&Hold> {
-        let is = |other: Procedure| procedure == Some(other.code());
-        if is(Procedure::Setattr) {
-            return Some(&self.setattrs);
-        }
-        if is(Procedure::Commit) {
-            return Some(&self.commits);
-        }
-        is(Procedure::Read).then_some(&self.reads)
+        let holds = [
+            (Procedure::Setattr, &self.setattrs),
+            (Procedure::Access, &self.accesses),
+            (Procedure::Commit, &self.commits),
+            (Procedure::Read, &self.reads),
+        ];
+        holds.into_iter().find(|(held, _)| procedure == Some(held.code())).map(|(_, hold)| hold)
     }
 }
 

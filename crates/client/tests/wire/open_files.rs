@@ -1,0 +1,99 @@
+//! Open files whose names this client removes or replaces.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spillway_client::{File, FileSystem, Inode, OpenFlags, Result};
+use tokio::task::JoinHandle;
+
+use crate::fixture::{Fixture, options};
+use crate::peer::within;
+use crate::way::{Way, mount_on_a_way};
+
+const READ: OpenFlags =
+    OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
+const TRUNCATE: OpenFlags = OpenFlags { write: true, truncate: true, ..READ };
+
+/// A mount over a way, with the closed files `a` and `b` of these names as data.
+async fn with_two_files(fixture: &Fixture) -> (Arc<Way>, FileSystem, [Arc<Inode>; 2]) {
+    for name in ["a", "b"] {
+        fs::write(fixture.exported(name), name).unwrap();
+    }
+    let (way, file_system) = mount_on_a_way(fixture, &options()).await;
+    let root = file_system.root();
+    let a = file_system.lookup(&root, b"a").await.unwrap();
+    let b = file_system.lookup(&root, b"b").await.unwrap();
+    (way, file_system, [a, b])
+}
+
+fn opening(fs: &FileSystem, inode: &Arc<Inode>, flags: OpenFlags) -> JoinHandle<Result<File>> {
+    let (fs, inode) = (fs.clone(), Arc::clone(inode));
+    tokio::spawn(async move { fs.open(&inode, flags).await })
+}
+
+/// The exported names, sorted, with `.nfs` for each silly name.
+fn names(fixture: &Fixture) -> Vec<String> {
+    let names = fs::read_dir(fixture.exported("")).unwrap().map(|entry| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name.starts_with(".nfs") { ".nfs".to_owned() } else { name }
+    });
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
+/// Waits until the exported names are `expected`.
+async fn names_become(fixture: &Fixture, expected: &[&str]) {
+    let become_so = async {
+        while names(fixture) != expected {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(options().timeout, become_so)
+        .await
+        .unwrap_or_else(|_| panic!("{:?} become {expected:?}", names(fixture)));
+}
+
+#[tokio::test]
+async fn a_file_removed_during_its_open_is_read_until_it_is_closed() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    way.accesses.begin();
+    let open = opening(&file_system, &a, READ);
+    within(way.accesses.held.notified()).await;
+    within(file_system.remove(&file_system.root(), b"a")).await.unwrap();
+    assert_eq!(names(&fixture), [".nfs", "b"]);
+    way.accesses.end();
+    let file = within(open).await.unwrap().unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"a"[..]);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["b"]);
+}
+
+#[tokio::test]
+async fn a_file_removed_while_its_open_truncates_it_can_be_written() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    way.setattrs.begin();
+    let open = opening(&file_system, &a, TRUNCATE);
+    within(way.setattrs.held.notified()).await;
+    within(file_system.remove(&file_system.root(), b"a")).await.unwrap();
+    way.setattrs.end();
+    let file = within(open).await.unwrap().unwrap();
+    file.write_at(0, b"new").await.unwrap();
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["b"]);
+}
+
+#[tokio::test]
+async fn a_file_removed_during_an_open_that_is_given_up_is_gone() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    way.accesses.begin();
+    let open = opening(&file_system, &a, READ);
+    within(way.accesses.held.notified()).await;
+    within(file_system.remove(&file_system.root(), b"a")).await.unwrap();
+    open.abort();
+    names_become(&fixture, &["b"]).await;
+}
