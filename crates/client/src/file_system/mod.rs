@@ -5,7 +5,9 @@
 
 mod attr;
 mod namespace;
+mod silly_rename;
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
@@ -34,7 +36,8 @@ struct MountedExport {
     inodes: Arc<InodeTable>,
     root: Arc<Inode>,
     info: FsinfoOk,
-    /// Silly renames so far, part of the next name.
+    /// Part of the next silly name. Begins at random, so that no two clients give a file the same
+    /// name: one client would remove that of the other.
     silly_renames: AtomicU32,
 }
 
@@ -68,7 +71,8 @@ impl FileSystem {
         let sent = Sent::now();
         let attributes = nfs.getattr(root).await?;
         let root = inodes.inode(root, &attributes, sent);
-        let shared = MountedExport { inodes, root, info, silly_renames: AtomicU32::new(0) };
+        let silly_renames = AtomicU32::new(any_number());
+        let shared = MountedExport { inodes, root, info, silly_renames };
         Ok(Self { nfs, shared: Arc::new(shared) })
     }
 
@@ -215,6 +219,11 @@ impl FileSystem {
     pub(crate) fn nfs(&self) -> &Nfs3 {
         &self.nfs
     }
+}
+
+fn any_number() -> u32 {
+    let [a, b, c, d, ..] = RandomState::new().hash_one(Instant::now()).to_be_bytes();
+    u32::from_be_bytes([a, b, c, d])
 }
 
 /// The server's sizes, limited by the options and to at least [`TRANSFER_BYTES_MIN`].

@@ -3,16 +3,16 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
 use proto::nfs3::{CreateHow, CreatedOk, MknodData, SetAttributes, SetTime, Status};
 
 use super::FileSystem;
+use super::silly_rename::Names;
 use crate::Result;
 use crate::cache::change::Evidence;
-use crate::inode::{Inode, Sent, SillyRename, remove, silly_name};
+use crate::inode::{Inode, Sent, remove};
 use crate::nfs3::Nfs3;
 use crate::trace::Event;
 
@@ -170,10 +170,10 @@ impl FileSystem {
     /// # Errors
     /// Those of the calls.
     pub async fn remove(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        if self.silly_rename(dir, name).await? {
-            return Ok(());
+        match self.hold_open(dir, name).await? {
+            Some(file) => self.remove_open(file, dir, name).await,
+            None => remove(&self.nfs, dir, name).await,
         }
-        remove(&self.nfs, dir, name).await
     }
 
     /// RMDIR, RFC 1813 §3.3.13.
@@ -187,8 +187,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// RENAME, RFC 1813 §3.3.14. An open file whose last name is replaced gets a silly rename
-    /// first, as in [`remove`](Self::remove).
+    /// RENAME, RFC 1813 §3.3.14. An open file whose last name is replaced keeps a silly name until
+    /// the last close, as in [`remove`](Self::remove).
     ///
     /// # Errors
     /// Those of the calls.
@@ -199,35 +199,24 @@ impl FileSystem {
         to_dir: &Arc<Inode>,
         to: &[u8],
     ) -> Result<()> {
-        if self.superblock().has_open_files() && !self.is_same(from_dir, from, to_dir, to).await? {
-            match self.silly_rename(to_dir, to).await {
-                Ok(_) => {}
-                // There is nothing to replace.
-                Err(error) if error.is(Status::Noent) => {}
-                Err(error) => return Err(error),
+        let target = match self.hold_open(to_dir, to).await {
+            Ok(target) => target,
+            // There is nothing to replace.
+            Err(error) if error.is(Status::Noent) => None,
+            Err(error) => return Err(error),
+        };
+        match target {
+            // If both names refer to one file, RENAME does nothing, and the file keeps its names.
+            Some(target) if !Arc::ptr_eq(target.inode(), &self.child(from_dir, from).await?) => {
+                let (from, to) = (Bytes::copy_from_slice(from), Bytes::copy_from_slice(to));
+                let (from_dir, to_dir) = (Arc::clone(from_dir), Arc::clone(to_dir));
+                self.replace_open(target, Names { from_dir, from, to_dir, to }).await
             }
-        }
-        self.rename_only(from_dir, from, to_dir, to).await
-    }
-
-    /// Whether both names refer to one file: RENAME does nothing then, and the file keeps its
-    /// names.
-    async fn is_same(
-        &self,
-        from_dir: &Arc<Inode>,
-        from: &[u8],
-        to_dir: &Arc<Inode>,
-        to: &[u8],
-    ) -> Result<bool> {
-        let from = self.child(from_dir, from).await?;
-        match self.child(to_dir, to).await {
-            Ok(to) => Ok(Arc::ptr_eq(&from, &to)),
-            Err(error) if error.is(Status::Noent) => Ok(false),
-            Err(error) => Err(error),
+            _ => self.rename_only(from_dir, from, to_dir, to).await,
         }
     }
 
-    async fn rename_only(
+    pub(super) async fn rename_only(
         &self,
         from_dir: &Arc<Inode>,
         from: &[u8],
@@ -262,44 +251,10 @@ impl FileSystem {
     }
 
     /// The object that `name` in `dir` was last known to refer to, otherwise by LOOKUP.
-    async fn child(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Arc<Inode>> {
+    pub(super) async fn child(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Arc<Inode>> {
         match dir.child(name).filter(|child| !child.is_stale()) {
             Some(child) => Ok(child),
             None => self.lookup(dir, name).await,
-        }
-    }
-
-    /// Renames the file under `name` to a silly name, if it is open and this is its last name.
-    /// Returns whether it did.
-    async fn silly_rename(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<bool> {
-        if !self.superblock().has_open_files() {
-            return Ok(false);
-        }
-        let Some(hold) = self.child(dir, name).await?.hold_again() else { return Ok(false) };
-        let inode = hold.inode();
-        if self.has_other_names(inode).await? {
-            return Ok(false);
-        }
-        let number = self.shared.silly_renames.fetch_add(1, Ordering::Relaxed);
-        let silly_name = Bytes::from(silly_name(inode.fileid(), number));
-        self.rename_only(dir, name, dir, &silly_name).await?;
-        hold.remove_at_end(SillyRename::new(self.nfs.clone(), Arc::clone(dir), silly_name));
-        // This removes it if the file was closed meanwhile.
-        hold.end().await;
-        Ok(true)
-    }
-
-    /// Whether a file has more than one name. GETATTR confirms it: the reply to the removal of another
-    /// name has no `nlink`, and another client can have removed one.
-    async fn has_other_names(&self, inode: &Arc<Inode>) -> Result<bool> {
-        if inode.attributes().nlink <= 1 {
-            return Ok(false);
-        }
-        match self.revalidate(inode).await {
-            Ok(attributes) => Ok(attributes.nlink > 1),
-            // It has no name, so the call with this name does not remove it.
-            Err(error) if error.is(Status::Stale) => Ok(true),
-            Err(error) => Err(error),
         }
     }
 

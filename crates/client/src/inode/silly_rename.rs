@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use proto::nfs3::Status;
 use tokio::runtime::Handle;
 
 use super::{Inode, lock};
@@ -26,7 +27,10 @@ impl SillyRename {
     /// REMOVE of the name. If that fails the name stays, until the server's own cleaning of such
     /// names removes it.
     pub(crate) async fn remove(self) {
-        if let Err(error) = remove(&self.nfs, &self.dir, &self.name).await {
+        if let Err(error) = remove(&self.nfs, &self.dir, &self.name).await
+            // The call that would have made the name was not executed.
+            && !error.is(Status::Noent)
+        {
             tracing::warn!("cannot remove {}: {error}", self.name.escape_ascii());
         }
     }

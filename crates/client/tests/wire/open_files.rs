@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use proto::nfs3::{Procedure, Status};
 use spillway_client::{File, FileSystem, Inode, OpenFlags, Result};
 use tokio::task::JoinHandle;
 
@@ -30,6 +31,11 @@ async fn with_two_files(fixture: &Fixture) -> (Arc<Way>, FileSystem, [Arc<Inode>
 fn opening(fs: &FileSystem, inode: &Arc<Inode>, flags: OpenFlags) -> JoinHandle<Result<File>> {
     let (fs, inode) = (fs.clone(), Arc::clone(inode));
     tokio::spawn(async move { fs.open(&inode, flags).await })
+}
+
+fn renaming(fs: &FileSystem, from: &'static [u8], to: &'static [u8]) -> JoinHandle<Result<()>> {
+    let (fs, root) = (fs.clone(), fs.root());
+    tokio::spawn(async move { fs.rename(&root, from, &root, to).await })
 }
 
 /// The exported names, sorted, with `.nfs` for each silly name.
@@ -96,4 +102,112 @@ async fn a_file_removed_during_an_open_that_is_given_up_is_gone() {
     within(file_system.remove(&file_system.root(), b"a")).await.unwrap();
     open.abort();
     names_become(&fixture, &["b"]).await;
+}
+
+/// The name to be renamed is removed by another client.
+#[tokio::test]
+async fn a_failed_rename_leaves_its_open_target() {
+    let fixture = Fixture::new().await;
+    let (_way, file_system, [_a, b]) = with_two_files(&fixture).await;
+    let file = file_system.open(&b, READ).await.unwrap();
+    fs::remove_file(fixture.exported("a")).unwrap();
+    let renamed = within(renaming(&file_system, b"a", b"b")).await.unwrap();
+    assert!(renamed.is_err_and(|error| error.is(Status::Noent)));
+    assert_eq!(names(&fixture), ["b"]);
+
+    fs::create_dir(fixture.exported("dir")).unwrap();
+    let renamed = within(renaming(&file_system, b"dir", b"b")).await.unwrap();
+    assert!(renamed.is_err(), "a directory does not replace a file");
+    assert_eq!(names(&fixture), ["b", "dir"]);
+    file.close().await.unwrap();
+    assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"b");
+}
+
+#[tokio::test]
+async fn an_open_target_has_its_name_until_it_is_replaced() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [_a, b]) = with_two_files(&fixture).await;
+    let file = file_system.open(&b, READ).await.unwrap();
+    way.links.begin();
+    let rename = renaming(&file_system, b"a", b"b");
+    within(way.links.held.notified()).await;
+    assert_eq!(names(&fixture), [".nfs", "a", "b"]);
+    way.links.end();
+    within(rename).await.unwrap().unwrap();
+    assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"a");
+    let again = file_system.open(&b, READ).await.unwrap();
+    assert!(again.keep_cache(), "LINK and RENAME are own changes");
+    again.close().await.unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"b"[..]);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["b"]);
+}
+
+#[tokio::test]
+async fn a_rename_goes_on_when_its_caller_is_killed() {
+    for holds_link in [true, false] {
+        let fixture = Fixture::new().await;
+        let (way, file_system, [_a, b]) = with_two_files(&fixture).await;
+        let file = file_system.open(&b, READ).await.unwrap();
+        let hold = if holds_link { &way.links } else { &way.renames };
+        hold.begin();
+        let rename = renaming(&file_system, b"a", b"b");
+        within(hold.held.notified()).await;
+        rename.abort();
+        assert!(within(rename).await.unwrap_err().is_cancelled());
+        hold.end();
+        names_become(&fixture, &[".nfs", "b"]).await;
+        assert_eq!(file.read_at(0, 9).await.unwrap(), b"b"[..]);
+        file.close().await.unwrap();
+        names_become(&fixture, &["b"]).await;
+        assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"a");
+    }
+}
+
+/// The reply to the first transmission of the RENAME is lost.
+#[tokio::test]
+async fn an_open_target_outlives_a_rename_whose_retransmission_finds_no_name() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [_a, b]) = with_two_files(&fixture).await;
+    let file = file_system.open(&b, READ).await.unwrap();
+    way.links.begin();
+    let rename = renaming(&file_system, b"a", b"b");
+    within(way.links.held.notified()).await;
+    fs::rename(fixture.exported("a"), fixture.exported("b")).unwrap();
+    way.refuse(Procedure::Rename, Status::Noent);
+    way.links.end();
+    assert!(within(rename).await.unwrap().is_err_and(|error| error.is(Status::Noent)));
+    assert_eq!(names(&fixture), [".nfs", "b"]);
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"b"[..]);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["b"]);
+    assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"a");
+}
+
+#[tokio::test]
+async fn an_open_target_is_replaced_on_a_server_without_links() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [_a, b]) = with_two_files(&fixture).await;
+    way.refuse(Procedure::Link, Status::Notsupp);
+    let file = file_system.open(&b, READ).await.unwrap();
+    within(renaming(&file_system, b"a", b"b")).await.unwrap().unwrap();
+    assert_eq!(names(&fixture), [".nfs", "b"]);
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"b"[..]);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["b"]);
+    assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"a");
+}
+
+#[tokio::test]
+async fn a_failed_rename_is_undone_on_a_server_without_links() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [_a, b]) = with_two_files(&fixture).await;
+    way.refuse(Procedure::Link, Status::Notsupp);
+    let file = file_system.open(&b, READ).await.unwrap();
+    fs::remove_file(fixture.exported("a")).unwrap();
+    let renamed = within(renaming(&file_system, b"a", b"b")).await.unwrap();
+    assert!(renamed.is_err_and(|error| error.is(Status::Noent)));
+    assert_eq!(names(&fixture), ["b"]);
+    file.close().await.unwrap();
+    assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"b");
 }

@@ -1,10 +1,10 @@
 //! A way to a server on which a test holds replies.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use proto::nfs3::Procedure;
+use proto::nfs3::{Procedure, Status};
 use rpc::record;
 use spillway_client::{FileSystem, MountOptions};
 use tokio::io::AsyncWriteExt;
@@ -13,17 +13,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
 use crate::fixture::{Fixture, root_user};
+use crate::peer::reply;
 
 /// More than any message of these tests.
 const RECORD_BYTES_MAX: usize = 2 << 20;
 
-/// A way to a server on which replies to some procedures wait.
+/// A way to a server on which replies to some procedures wait, and calls of some are refused.
 #[derive(Default)]
 pub(crate) struct Way {
     pub(crate) setattrs: Hold,
     pub(crate) accesses: Hold,
     pub(crate) commits: Hold,
     pub(crate) reads: Hold,
+    pub(crate) renames: Hold,
+    pub(crate) links: Hold,
+    /// Procedures whose calls do not reach the server, and the status in place of its reply.
+    refused: Mutex<HashMap<u32, Status>>,
 }
 
 /// Replies that wait.
@@ -62,7 +67,9 @@ impl Way {
             let (replies, to_server) = TcpStream::connect(server).await.unwrap().into_split();
             let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
             let (sent, calls_sent) = tokio::sync::mpsc::unbounded_channel();
-            tokio::spawn(carry_calls(calls, to_server, sent));
+            let to_server =
+                carrying.clone().carry_calls(calls, to_server, Arc::clone(&to_client), sent);
+            tokio::spawn(to_server);
             carrying.carry_replies(replies, to_client, calls_sent).await;
         });
         (way, port)
@@ -103,29 +110,49 @@ impl Way {
         }
     }
 
+    /// Answers LINKs or RENAMEs with `status` in place of the server.
+    pub(crate) fn refuse(&self, procedure: Procedure, status: Status) {
+        self.refused.lock().unwrap().insert(procedure.code(), status);
+    }
+
+    /// Carries calls, and reports the xid and the procedure of each before it is sent.
+    async fn carry_calls(
+        self: Arc<Self>,
+        mut calls: OwnedReadHalf,
+        mut to_server: OwnedWriteHalf,
+        to_client: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
+        sent: tokio::sync::mpsc::UnboundedSender<(u32, u32)>,
+    ) {
+        while let Ok(call) = record::read(&mut calls, RECORD_BYTES_MAX).await {
+            // xid, CALL, the version of RPC, program, version, procedure.
+            let (xid, procedure) = (word(&call, 0), word(&call, 5));
+            let refusal = self.refused.lock().unwrap().get(&procedure).copied();
+            let carried = if let Some(status) = refusal {
+                // The attributes behind the status are left out.
+                let absent = if procedure == Procedure::Link.code() { 3 } else { 4 };
+                let words = std::iter::once(status.code()).chain(std::iter::repeat_n(0, absent));
+                let results: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
+                to_client.lock().await.write_all(&reply(xid, &results)).await
+            } else {
+                let _ = sent.send((xid, procedure));
+                to_server.write_all(&record::in_fragments(&call, &[])).await
+            };
+            if carried.is_err() {
+                return;
+            }
+        }
+    }
+
     fn hold(&self, procedure: Option<u32>) -> Option<&Hold> {
         let holds = [
             (Procedure::Setattr, &self.setattrs),
             (Procedure::Access, &self.accesses),
             (Procedure::Commit, &self.commits),
             (Procedure::Read, &self.reads),
+            (Procedure::Rename, &self.renames),
+            (Procedure::Link, &self.links),
         ];
         holds.into_iter().find(|(held, _)| procedure == Some(held.code())).map(|(_, hold)| hold)
-    }
-}
-
-/// Carries calls, and reports the xid and the procedure of each before it is sent.
-async fn carry_calls(
-    mut calls: OwnedReadHalf,
-    mut to_server: OwnedWriteHalf,
-    sent: tokio::sync::mpsc::UnboundedSender<(u32, u32)>,
-) {
-    while let Ok(call) = record::read(&mut calls, RECORD_BYTES_MAX).await {
-        // xid, CALL, the version of RPC, program, version, procedure.
-        let _ = sent.send((word(&call, 0), word(&call, 5)));
-        if to_server.write_all(&record::in_fragments(&call, &[])).await.is_err() {
-            return;
-        }
     }
 }
 

@@ -1,0 +1,183 @@
+//! Silly renames: the last name of an open file is not removed but given a name of its own until
+//! the last close, so that reads and writes still work.
+//!
+//! RENAME runs as a task that goes on if the caller is killed: otherwise a name made by a call
+//! without a reply would never be removed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use proto::nfs3::Status;
+use rustix::io::Errno;
+
+use super::FileSystem;
+use crate::inode::{Hold, Inode, SillyRename, remove, silly_name};
+use crate::{Error, Result};
+
+/// The names of a RENAME.
+pub(super) struct Names {
+    pub(super) from_dir: Arc<Inode>,
+    pub(super) from: Bytes,
+    pub(super) to_dir: Arc<Inode>,
+    pub(super) to: Bytes,
+}
+
+impl FileSystem {
+    /// The file under `name`, if it is open.
+    pub(super) async fn hold_open(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Hold>> {
+        if !self.superblock().has_open_files() {
+            return Ok(None);
+        }
+        Ok(self.child(dir, name).await?.hold_again())
+    }
+
+    /// REMOVE of a name of the open file `file`, or its silly rename if it is the last name.
+    pub(super) async fn remove_open(
+        &self,
+        file: Hold,
+        dir: &Arc<Inode>,
+        name: &[u8],
+    ) -> Result<()> {
+        let removed = self.remove_held(&file, dir, name).await;
+        file.end().await;
+        removed
+    }
+
+    async fn remove_held(&self, file: &Hold, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        if self.has_other_names(file.inode()).await? {
+            return remove(&self.nfs, dir, name).await;
+        }
+        let silly_name = self.silly_name(file.inode());
+        let renamed = self.rename_only(dir, name, dir, &silly_name).await;
+        if renamed.is_ok() {
+            file.remove_at_end(self.silly_rename(dir, silly_name));
+        }
+        renamed
+    }
+
+    /// RENAME that replaces a name of the open file `target`.
+    pub(super) async fn replace_open(&self, target: Hold, names: Names) -> Result<()> {
+        let file_system = self.clone();
+        in_own_task(async move {
+            let replaced = file_system.replace_held(&target, &names).await;
+            target.end().await;
+            replaced
+        })
+        .await
+    }
+
+    /// LINK gives the target its silly name and leaves the old one, which RENAME replaces: other
+    /// processes always find one of the files, and a RENAME that fails changes nothing.
+    async fn replace_held(&self, target: &Hold, names: &Names) -> Result<()> {
+        let inode = target.inode();
+        if self.has_other_names(inode).await? {
+            return self.rename_names(names).await;
+        }
+        let silly_name = self.silly_name(inode);
+        let silly_rename = self.silly_rename(&names.to_dir, silly_name.clone());
+        match self.link(inode, &names.to_dir, &silly_name).await {
+            Ok(()) => {}
+            // An earlier transmission of this LINK has made it: the name is this client's alone.
+            Err(error) if error.is(Status::Exist) => {}
+            // The name does not refer to the target any more.
+            Err(error) if error.is(Status::Stale) || error.is(Status::Noent) => {
+                return self.rename_names(names).await;
+            }
+            Err(Error::Nfs { .. } | Error::Accept(_)) => {
+                return self.replace_in_two_steps(target, names, silly_name).await;
+            }
+            Err(error) => {
+                target.remove_at_end(silly_rename);
+                return Err(error);
+            }
+        }
+        let renamed = self.rename_names(names).await;
+        match &renamed {
+            // NFS3ERR_NOENT can be the answer to a retransmission, after which this is the last
+            // name.
+            Err(Error::Nfs { .. }) if self.has_other_names(inode).await.unwrap_or(false) => {
+                silly_rename.remove().await;
+            }
+            _ => target.remove_at_end(silly_rename),
+        }
+        renamed
+    }
+
+    /// For a server without LINK: silly rename, then RENAME. If the second fails, the first is undone.
+    async fn replace_in_two_steps(
+        &self,
+        target: &Hold,
+        names: &Names,
+        silly_name: Bytes,
+    ) -> Result<()> {
+        let Names { to_dir, to, .. } = names;
+        let silly_rename = self.silly_rename(to_dir, silly_name.clone());
+        match self.rename_only(to_dir, to, to_dir, &silly_name).await {
+            Ok(()) => {}
+            // There is nothing to replace, or a retransmission has found the name gone.
+            Err(error) if error.is(Status::Noent) => {}
+            Err(error) => {
+                if may_be_executed(&error) {
+                    target.remove_at_end(silly_rename);
+                }
+                return Err(error);
+            }
+        }
+        let renamed = self.rename_names(names).await;
+        if matches!(renamed, Err(Error::Nfs { .. })) && self.is_absent(to_dir, to).await {
+            // Without the reply to this it keeps the silly name, if not the old one.
+            if let Err(error) = self.rename_only(to_dir, &silly_name, to_dir, to).await {
+                tracing::warn!("cannot rename {} back: {error}", silly_name.escape_ascii());
+            }
+        } else {
+            target.remove_at_end(silly_rename);
+        }
+        renamed
+    }
+
+    async fn rename_names(&self, names: &Names) -> Result<()> {
+        let Names { from_dir, from, to_dir, to } = names;
+        self.rename_only(from_dir, from, to_dir, to).await
+    }
+
+    async fn is_absent(&self, dir: &Arc<Inode>, name: &[u8]) -> bool {
+        self.lookup(dir, name).await.is_err_and(|error| error.is(Status::Noent))
+    }
+
+    /// A name that no other client uses.
+    fn silly_name(&self, inode: &Inode) -> Bytes {
+        let number = self.shared.silly_renames.fetch_add(1, Ordering::Relaxed);
+        silly_name(inode.fileid(), number).into()
+    }
+
+    fn silly_rename(&self, dir: &Arc<Inode>, name: Bytes) -> SillyRename {
+        SillyRename::new(self.nfs.clone(), Arc::clone(dir), name)
+    }
+
+    /// Whether a file has more than one name. GETATTR confirms it: the reply to the removal of another
+    /// name has no `nlink`, and another client can have removed one.
+    async fn has_other_names(&self, inode: &Arc<Inode>) -> Result<bool> {
+        if inode.attributes().nlink <= 1 {
+            return Ok(false);
+        }
+        match self.revalidate(inode).await {
+            Ok(attributes) => Ok(attributes.nlink > 1),
+            // It has no name, so the call with this name does not remove it.
+            Err(error) if error.is(Status::Stale) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether the server may have executed a RENAME with this outcome. A retransmission finds the old
+/// name gone.
+fn may_be_executed(error: &Error) -> bool {
+    error.is(Status::Noent) || !matches!(error, Error::Nfs { .. } | Error::Accept(_))
+}
+
+/// Runs `calls` as a task, which goes on if the caller is dropped.
+async fn in_own_task(calls: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
+    // It panicked, which the hook has reported, or the runtime ends.
+    tokio::spawn(calls).await.unwrap_or(Err(Error::Refused(Errno::IO)))
+}
