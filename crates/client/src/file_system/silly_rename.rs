@@ -1,7 +1,7 @@
 //! Silly renames: the last name of an open file is not removed but given a name of its own until
 //! the last close, so that reads and writes still work.
 //!
-//! RENAME runs as a task that goes on if the caller is killed: otherwise a name made by a call
+//! The calls run as a task that goes on if the caller is killed: otherwise a name made by a call
 //! without a reply would never be removed.
 
 use std::sync::Arc;
@@ -39,9 +39,14 @@ impl FileSystem {
         dir: &Arc<Inode>,
         name: &[u8],
     ) -> Result<()> {
-        let removed = self.remove_held(&file, dir, name).await;
-        file.end().await;
-        removed
+        let file_system = self.clone();
+        let (dir, name) = (Arc::clone(dir), Bytes::copy_from_slice(name));
+        in_own_task(async move {
+            let removed = file_system.remove_held(&file, &dir, &name).await;
+            file.end().await;
+            removed
+        })
+        .await
     }
 
     async fn remove_held(&self, file: &Hold, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
@@ -50,7 +55,7 @@ impl FileSystem {
         }
         let silly_name = self.silly_name(file.inode());
         let renamed = self.rename_only(dir, name, dir, &silly_name).await;
-        if renamed.is_ok() {
+        if renamed.as_ref().err().is_none_or(may_be_executed) {
             file.remove_at_end(self.silly_rename(dir, silly_name));
         }
         renamed

@@ -211,3 +211,21 @@ async fn a_failed_rename_is_undone_on_a_server_without_links() {
     file.close().await.unwrap();
     assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"b");
 }
+
+#[tokio::test]
+async fn a_silly_name_whose_removal_was_killed_is_removed_at_close() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    let root = file_system.root();
+    let file = file_system.open(&a, READ).await.unwrap();
+    way.renames.begin();
+    let (removing, dir) = (file_system.clone(), Arc::clone(&root));
+    let remove = tokio::spawn(async move { removing.remove(&dir, b"a").await });
+    within(way.renames.held.notified()).await;
+    remove.abort();
+    assert!(within(remove).await.unwrap_err().is_cancelled());
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), [".nfs", "b"]);
+    way.renames.end();
+    names_become(&fixture, &["b"]).await;
+}
