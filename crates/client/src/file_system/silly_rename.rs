@@ -50,6 +50,7 @@ impl FileSystem {
     }
 
     async fn remove_held(&self, file: &Hold, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        let _turn = file.inode().removal_turn().await;
         if self.has_other_names(file.inode()).await? {
             return remove(&self.nfs, dir, name).await;
         }
@@ -76,6 +77,7 @@ impl FileSystem {
     /// processes always find one of the files, and a RENAME that fails changes nothing.
     async fn replace_held(&self, target: &Hold, names: &Names) -> Result<()> {
         let inode = target.inode();
+        let _turn = inode.removal_turn().await;
         if self.has_other_names(inode).await? {
             return self.rename_names(names).await;
         }

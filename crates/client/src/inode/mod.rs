@@ -76,6 +76,8 @@ struct DirectoryContents {
 struct FileContents {
     written: WriteBack<WriteCalls>,
     opens: Mutex<Opens>,
+    /// Held from the count of the names of an open file until the reply to the call that removes one.
+    removing: tokio::sync::Mutex<()>,
     /// Counts the changes that make data read before them outdated.
     data_epoch: AtomicU64,
 }
@@ -148,6 +150,7 @@ impl Inode {
             FileType::Regular => Contents::File(FileContents {
                 written: table.superblock().write_back(fileid, handle),
                 opens: Mutex::default(),
+                removing: tokio::sync::Mutex::default(),
                 data_epoch: AtomicU64::new(0),
             }),
             FileType::Directory => Contents::Directory(DirectoryContents {

@@ -109,6 +109,12 @@ impl Inode {
         Ok(Hold { inode: Arc::clone(self), is_ended: false })
     }
 
+    /// Waits until no other task removes a name of the file: each of two would leave the last name to
+    /// the other. `None` for other types than files.
+    pub(crate) async fn removal_turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        Some(self.file().ok()?.removing.lock().await)
+    }
+
     /// Holds a file that is held already.
     pub(crate) fn hold_again(self: &Arc<Self>) -> Option<Hold> {
         {

@@ -229,3 +229,18 @@ async fn a_silly_name_whose_removal_was_killed_is_removed_at_close() {
     way.renames.end();
     names_become(&fixture, &["b"]).await;
 }
+
+#[tokio::test]
+async fn an_open_file_outlives_two_names_removed_at_once() {
+    let fixture = Fixture::new().await;
+    let (_way, file_system, [a, _]) = with_two_files(&fixture).await;
+    let root = file_system.root();
+    file_system.link(&a, &root, b"c").await.unwrap();
+    let file = file_system.open(&a, READ).await.unwrap();
+    let (first, second) =
+        tokio::join!(file_system.remove(&root, b"a"), file_system.remove(&root, b"c"));
+    first.and(second).unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"a"[..]);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["b"]);
+}
