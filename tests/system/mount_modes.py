@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The modes of FIFOs and sockets on a mount for all users.
+"""The modes of files on a mount for all users, where the kernel asks for no open(2) of them.
 
-The kernel opens them without a call to FUSE. It checks their modes with `default_permissions` only.
+It opens FIFOs and sockets without a call to FUSE, and checks their modes with `default_permissions`
+only. A name that it takes for absent it creates.
 """
 
 import errno
@@ -59,6 +60,60 @@ def default_permissions_guards_pipes_and_sockets():
                 for what, call in calls.items():
                     found = as_user(call)
                     check(found == expected, f"{what} of mode {mode:o}: errno {found}")
+
+
+def find_absent(directory, *names):
+    """Makes the kernel remember that there are no such names."""
+    for name in names:
+        check(not (directory / name).exists(), f"{name} exists")
+
+
+@case
+def created_meanwhile_is_opened_by_its_mode():
+    """The kernel creates names that it takes for absent, and which another client has created."""
+    need_fuse()
+    with OpenServer(scratch_dir("export")) as server:
+        server.directory.chmod(0o777)
+        with server.mount() as directory:
+            opens = [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC]
+            private = [f"private {flags}" for flags in opens]
+            find_absent(directory, *private, "public", "link", "directory")
+            for name in [*private, "public"]:
+                (server.directory / name).write_bytes(b"data")
+                (server.directory / name).chmod(0o666 if name == "public" else 0o600)
+            (server.directory / "link").symlink_to("public")
+            (server.directory / "directory").mkdir()
+            for name, flags in zip(private, opens, strict=True):
+                found = as_user(lambda: os.open(directory / name, flags | os.O_CREAT))
+                check(found == errno.EACCES, f"{name}: errno {found}")
+                check((server.directory / name).read_bytes() == b"data", f"{name} was truncated")
+            for name, expected in (("public", 0), ("link", 0), ("directory", errno.EISDIR)):
+                found = as_user(lambda: os.open(directory / name, os.O_RDWR | os.O_CREAT))
+                check(found == expected, f"{name}: errno {found}")
+            exclusive = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            found = as_user(lambda: os.open(directory / "public", exclusive))
+            check(found == errno.EEXIST, f"O_EXCL: errno {found}")
+
+
+@case
+def truncation_of_a_file_created_meanwhile():
+    need_fuse()
+    with OpenServer(scratch_dir("export")) as server, server.mount() as directory:
+        find_absent(directory, "file")
+        (server.directory / "file").write_bytes(b"data")
+        (directory / "file").write_bytes(b"new")
+        check((server.directory / "file").read_bytes() == b"new", "it was not truncated")
+
+
+@case
+def new_file_may_be_written_by_its_creator():
+    need_fuse()
+    with OpenServer(scratch_dir("export")) as server, server.mount() as directory:
+        server.directory.chmod(0o777)
+        flags = os.O_WRONLY | os.O_CREAT
+        found = as_user(lambda: os.write(os.open(directory / "file", flags, 0o444), b"data"))
+        check(found == 0, f"errno {found}")
+        check((server.directory / "file").read_bytes() == b"data", "it was not written")
 
 
 if __name__ == "__main__":

@@ -87,10 +87,9 @@ impl FileSystem {
         }
         let how = CreateHow::Exclusive(create_verifier());
         let inode = match self.create_how(dir, name, how).await {
-            // Exclusive creation is optional (RFC 1813 §3.3.8). With GUARDED, a retransmission can
-            // fail with NFS3ERR_EXIST after a lost reply.
+            // Exclusive creation is optional (RFC 1813 §3.3.8).
             Err(error) if error.is(Status::Notsupp) => {
-                return self.create_how(dir, name, CreateHow::Guarded(attributes)).await;
+                return self.create_guarded(dir, name, mode).await;
             }
             created => created?,
         };
@@ -99,6 +98,21 @@ impl FileSystem {
         let new = SetAttributes { atime: now, mtime: now, ..attributes };
         self.set_attributes(&inode, new).await?;
         Ok(inode)
+    }
+
+    /// CREATE of a regular file whose name does not exist, at the cost of one call. After a lost
+    /// reply a retransmission can fail with [`Status::Exist`].
+    ///
+    /// # Errors
+    /// Those of the call, [`Status::Exist`] if the name exists.
+    pub async fn create_guarded(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Arc<Inode>> {
+        let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        self.create_how(dir, name, CreateHow::Guarded(attributes)).await
     }
 
     async fn create_how(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use proto::nfs3::{ACCESS_EXECUTE, SetAttributes};
+use proto::nfs3::{ACCESS_EXECUTE, Status};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
@@ -14,7 +14,7 @@ use super::reply::{
 };
 use super::request::{Head, Name, WRITE_CACHE, WRITE_KILL_SUIDGID};
 use super::short_write::ShortWrite;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::{File, OpenFlags};
 use crate::file_system::FileSystem;
 use crate::inode::Inode;
@@ -42,7 +42,7 @@ impl Operations {
         Ok(Answer::opened(self.files.insert(open), reply_flags))
     }
 
-    /// CREATE: creates and opens a file. Its mode does not restrict this open.
+    /// CREATE: creates a file that does not exist, and opens it. Its mode does not restrict this open.
     pub(super) async fn create(
         &self,
         head: &Head,
@@ -52,13 +52,12 @@ impl Operations {
     ) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
-        let exclusive = flags & O_EXCL != 0;
-        let inode = caller.create(&dir.inode, name, mode & MODE_BITS, exclusive).await?;
-        if flags & O_TRUNC != 0 && inode.attributes().size > 0 {
-            // Another client has created it since the kernel's LOOKUP.
-            let empty = SetAttributes { size: Some(0), ..SetAttributes::default() };
-            caller.set_attributes(&inode, empty).await?;
-        }
+        let mode = mode & MODE_BITS;
+        let inode = if flags & O_EXCL != 0 {
+            caller.create(&dir.inode, name, mode, true).await?
+        } else {
+            caller.create_guarded(&dir.inode, name, mode).await.map_err(created_meanwhile)?
+        };
         let file = caller.open_created(&inode, open_flags(flags))?;
         let entry = self.entry(&dir.inode, &inode);
         let node = self.node(entry.node)?;
@@ -169,6 +168,13 @@ impl Operations {
     fn file(&self, fh: u64) -> std::result::Result<Arc<OpenFile>, Refusal> {
         self.files.get(fh).ok_or(Refusal(Errno::BADF))
     }
+}
+
+/// The error of a CREATE without `O_EXCL`. Another client may have created the name since the
+/// kernel's LOOKUP. After ESTALE the kernel looks it up again and opens what it finds, with the
+/// caller's permissions.
+fn created_meanwhile(error: Error) -> Refusal {
+    if error.is(Status::Exist) { Refusal(Errno::STALE) } else { error.into() }
 }
 
 /// Opens `inode` for the caller, if the server permits it.
