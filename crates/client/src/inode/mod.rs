@@ -16,7 +16,7 @@ mod write_calls;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -69,8 +69,8 @@ enum Contents {
 struct DirectoryContents {
     listing: Arc<DirectoryCache>,
     /// Objects by the names under which they were found. A hint, which the server has not confirmed
-    /// since.
-    children: Mutex<HashMap<Bytes, Weak<Inode>>>,
+    /// since. Handles, because a weak reference would keep the memory of a dropped inode.
+    children: Mutex<HashMap<Bytes, FileHandle>>,
 }
 
 struct FileContents {
@@ -442,9 +442,11 @@ impl Inode {
         };
         let mut children = lock(children);
         if children.len() == children.capacity() {
-            children.retain(|_, child| child.strong_count() > 0);
+            children.retain(|_, child| self.table.contains(child));
+            let len = children.len();
+            children.shrink_to(2 * len);
         }
-        children.insert(Bytes::copy_from_slice(name), Arc::downgrade(child));
+        children.insert(Bytes::copy_from_slice(name), child.handle);
     }
 
     /// The object that `name` in the directory was last known to refer to, if it is referenced.
@@ -452,7 +454,8 @@ impl Inode {
         let Contents::Directory(DirectoryContents { children, .. }) = &self.contents else {
             return None;
         };
-        lock(children).get(name)?.upgrade()
+        let handle = *lock(children).get(name)?;
+        self.table.get(&handle)
     }
 
     /// The names in the directory that were looked up.

@@ -41,11 +41,20 @@ impl InodeTable {
         inode
     }
 
+    /// The inode of `handle`, if it is referenced.
+    pub(super) fn get(&self, handle: &FileHandle) -> Option<Arc<Inode>> {
+        self.lock().get(handle).and_then(Weak::upgrade)
+    }
+
+    /// Whether there is an inode of `handle`.
+    pub(super) fn contains(&self, handle: &FileHandle) -> bool {
+        self.lock().contains_key(handle)
+    }
+
     /// Whether the inode of `handle`, if there is one, [is stale](Inode::is_stale).
     pub(crate) fn is_stale(&self, handle: &FileHandle) -> bool {
         // Upgraded under the lock and dropped after it: the drop of the last reference locks again.
-        let inode = self.lock().get(handle).and_then(Weak::upgrade);
-        inode.is_some_and(|inode| inode.is_stale())
+        self.get(handle).is_some_and(|inode| inode.is_stale())
     }
 
     /// Removes a dropped inode, unless a new one for the same handle has taken its place.

@@ -470,3 +470,16 @@ async fn permissions_are_those_of_the_user() {
     assert!(theirs.create(&theirs.root(), b"new", 0o600, false).await.is_err());
     assert_eq!(theirs.attributes(&inode).await.unwrap().size, 4);
 }
+
+/// A weak reference from its directory would keep the memory of each inode that was dropped.
+#[tokio::test]
+async fn a_directory_does_not_keep_the_memory_of_its_files() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let root = file_system.root();
+    written(&file_system, "file", b"data").await;
+    let inode = file_system.lookup(&root, b"file").await.unwrap();
+    assert_eq!(Arc::weak_count(&inode), 1, "that of the table, which ends with the inode");
+    drop(inode);
+    assert_eq!(file_system.lookup(&root, b"file").await.unwrap().attributes().size, 4);
+}
