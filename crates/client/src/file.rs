@@ -209,16 +209,30 @@ impl File {
     ///
     /// # Errors
     /// Those of [`sync`](Self::sync). The file is closed in any case.
-    pub async fn close(mut self) -> Result<()> {
+    pub async fn close(self) -> Result<()> {
         let synced = self.sync().await;
-        if let Some(hold) = self.release() {
-            hold.end().await;
-        }
+        self.end().await;
         synced
     }
 
+    /// Like [`close`](Self::close), for a caller that cannot return an error: write errors are left
+    /// for the next open and for [`FileSystem::sync`](crate::FileSystem::sync).
+    pub async fn release(self) {
+        if let Ok(written) = self.inode.written() {
+            written.commit().await;
+        }
+        self.end().await;
+    }
+
+    /// Counts the close. The last one removes the names that were kept for open files.
+    async fn end(mut self) {
+        if let Some(hold) = self.count_close() {
+            hold.end().await;
+        }
+    }
+
     /// Counts the close, once.
-    fn release(&mut self) -> Option<Hold> {
+    fn count_close(&mut self) -> Option<Hold> {
         let hold = self.hold.take()?;
         tracer(&self.inode).emit(Event::CloseFile, self.inode.object(), 0, 0, format_args!(""));
         self.inode.closed();
@@ -228,7 +242,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        drop(self.release());
+        drop(self.count_close());
     }
 }
 

@@ -139,21 +139,25 @@ impl Operations {
         }
     }
 
-    /// RELEASE: the last descriptor and the last mapping are gone.
-    pub(super) async fn release(&self, fh: u64) -> Outcome {
-        if let Some(open) = self.files.remove(fh) {
-            close(open).await?;
+    /// RELEASE: the last descriptor and the last mapping are gone. The kernel ignores the result, so
+    /// write errors are left for the next open and for [`finish`](Self::finish).
+    pub(super) async fn release(&self, fh: u64) {
+        // The request of a killed caller can still hold the file, and closes it when it ends.
+        if let Some(open) = self.files.remove(fh).and_then(Arc::into_inner) {
+            open.file.release().await;
         }
-        Ok(Answer::done())
     }
 
-    /// Closes all open files. Returns the first error.
-    pub(super) async fn close_all(&self) -> Result<()> {
-        let mut outcome = Ok(());
+    /// Closes all open files, and sends and commits all written data. Returns the first error.
+    pub(super) async fn finish(&self) -> Result<()> {
+        let mut closed = Ok(());
         for open in self.files.take_all() {
-            outcome = outcome.and(close(open).await);
+            // As in `release`.
+            if let Some(open) = Arc::into_inner(open) {
+                closed = closed.and(open.file.close().await);
+            }
         }
-        outcome
+        self.file_system.sync().await.and(closed)
     }
 
     /// The kernel has refused the reply to an OPEN by which it would have dropped the file's pages.
@@ -191,14 +195,6 @@ async fn open_as(caller: &FileSystem, inode: &Arc<Inode>, flags: u32) -> Result<
             caller.open_created(inode, open_flags(flags))
         }
         opened => opened,
-    }
-}
-
-async fn close(open: Arc<OpenFile>) -> Result<()> {
-    match Arc::try_unwrap(open) {
-        Ok(open) => open.file.close().await,
-        // The request of a killed caller still holds the file, and closes it when it ends.
-        Err(_) => Ok(()),
     }
 }
 

@@ -120,8 +120,7 @@ impl Mount {
     /// # Errors
     /// Those of [`sync`](Self::sync).
     pub async fn finish(&self) -> Result<()> {
-        let closed = self.operations.close_all().await;
-        self.sync().await.and(closed)
+        self.operations.finish().await
     }
 
     /// Unmounts; where programs still use the file system it is detached. Blocks.
@@ -188,3 +187,6 @@ const BLOCK_BYTES_MIN: u32 = 4096;
 
 /// Maximum bytes of a name, if the server does not return it.
 const NAME_BYTES_USUAL: u32 = 255;
+
+#[cfg(test)]
+mod tests;

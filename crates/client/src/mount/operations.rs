@@ -194,7 +194,10 @@ impl Operations {
                 self.write(&head, fh, offset, write_flags, flags, data.bytes()).await
             }
             Operation::Flush { fh } | Operation::Fsync { fh } => self.sync(fh).await,
-            Operation::Release { fh } => self.release(fh).await,
+            Operation::Release { fh } => {
+                self.release(fh).await;
+                Ok(Answer::done())
+            }
             Operation::Opendir => self.opendir(&head).await,
             Operation::Readdir { fh, cookie, size, plus } => {
                 self.readdir(&head, fh, cookie, size, plus).await
@@ -234,11 +237,7 @@ impl Operations {
         }
         if let Some(fh) = granted.file {
             self.reconsider_pages(fh);
-        }
-        if let Some(fh) = granted.file
-            && let Err(Refusal(error)) = self.release(fh).await
-        {
-            debug!(%error, "cannot close a file whose opener has ended");
+            self.release(fh).await;
         }
     }
 

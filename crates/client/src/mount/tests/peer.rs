@@ -1,0 +1,230 @@
+//! An NFS server in memory with one file, whose replies a test holds or makes fail.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use proto::nfs3::{
+    AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, FileHandle, FileType,
+    FsinfoOk, FsinfoReply, GetattrArgs, GetattrOk, GetattrReply, LookupArgs, LookupOk, LookupReply,
+    Procedure, RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs,
+    SetattrOk, SetattrReply, StableHow, Status, Time, WccData, WriteArgs, WriteOk, WriteReply,
+    WriteVerifier,
+};
+use proto::oncrpc::{Credential, decode_call, encode_success};
+use proto::xdr::{Encode, Reader, Writer, decode_all};
+use rpc::record;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::super::operations::{Operations, Rules};
+use crate::fixture::file_attributes;
+use crate::mount_options::LookupCache;
+use crate::nfs3::{Flavor, Nfs3};
+use crate::{FileSystem, Identity, MountOptions};
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Peer {
+    state: Mutex<State>,
+    /// The procedure whose replies wait.
+    held: watch::Sender<Option<Procedure>>,
+    /// Notified of each call.
+    arrived: watch::Sender<()>,
+}
+
+#[derive(Default)]
+struct State {
+    calls: Vec<Received>,
+    size: u64,
+    refusal: Option<(Procedure, Status)>,
+}
+
+/// A call as the peer got it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    pub(super) procedure: Procedure,
+    pub(super) uid: u32,
+    /// Those of a SETATTR.
+    pub(super) new: Option<SetAttributes>,
+}
+
+/// The name of the file in the root directory.
+pub(super) const FILE: &[u8] = b"file";
+
+impl Peer {
+    /// A peer, and the operations of a mount of it.
+    pub(super) async fn mounted() -> (Arc<Self>, Arc<Operations>) {
+        let peer = Arc::<Self>::default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = Arc::clone(&peer);
+        tokio::spawn(async move { serving.serve(listener.accept().await.unwrap().0).await });
+        let options = MountOptions { reserved_port: false, ..MountOptions::default() };
+        let root = Arc::new(Identity { uid: 0, gid: 0, groups: Vec::new() });
+        let nfs = Nfs3::connect(address, Flavor::Sys, &root, &options).await.unwrap();
+        let mounted = FileSystem::over(nfs, handle(b"root"), &options, Arc::default()).await;
+        let rules = Rules {
+            ask_before_search: false,
+            lookup_cache: LookupCache::All,
+            block_bytes: 4096,
+            name_max: 255,
+        };
+        (peer, Arc::new(Operations::new(mounted.unwrap(), rules)))
+    }
+
+    /// Makes all calls of `procedure` fail from now on.
+    pub(super) fn refuse(&self, procedure: Procedure, status: Status) {
+        self.state().refusal = Some((procedure, status));
+    }
+
+    /// Holds the replies to `procedure` until [`release`](Self::release).
+    pub(super) fn hold(&self, procedure: Procedure) {
+        self.held.send_replace(Some(procedure));
+    }
+
+    pub(super) fn release(&self) {
+        self.held.send_replace(None);
+    }
+
+    /// The calls so far that are of one of `procedures`.
+    pub(super) fn calls(&self, procedures: &[Procedure]) -> Vec<Received> {
+        let calls = self.state().calls.clone();
+        calls.into_iter().filter(|call| procedures.contains(&call.procedure)).collect()
+    }
+
+    /// Waits for a call of `procedure`.
+    pub(super) async fn called(&self, procedure: Procedure) {
+        let mut arrived = self.arrived.subscribe();
+        while self.calls(&[procedure]).is_empty() {
+            arrived.changed().await.unwrap();
+        }
+    }
+
+    async fn serve(self: Arc<Self>, stream: TcpStream) {
+        let (mut calls, replies) = stream.into_split();
+        let replies = Arc::new(tokio::sync::Mutex::new(replies));
+        while let Ok(call) = record::read(&mut calls, CALL_BYTES_MAX).await {
+            let (procedure, reply) = self.reply(&call);
+            let (mut held, replies) = (self.held.subscribe(), Arc::clone(&replies));
+            let sent = async move {
+                held.wait_for(|held| *held != Some(procedure)).await.unwrap();
+                let record = record::in_fragments(&reply, &[]);
+                // The test may have ended.
+                let _ = replies.lock().await.write_all(&record).await;
+            };
+            if *self.held.borrow() == Some(procedure) {
+                tokio::spawn(sent);
+            } else {
+                sent.await;
+            }
+        }
+    }
+
+    fn reply(&self, call: &[u8]) -> (Procedure, Vec<u8>) {
+        let mut r = Reader::new(call);
+        let header = decode_call(&mut r).unwrap();
+        let arguments = &call[r.position()..];
+        let procedure = Procedure::from_code(header.procedure).unwrap();
+        let Credential::Sys(caller) = header.credential else { panic!("a call without a user") };
+        let mut state = self.state();
+        let new = (procedure == Procedure::Setattr)
+            .then(|| decode_all::<SetattrArgs>(arguments).unwrap().new_attributes);
+        state.calls.push(Received { procedure, uid: caller.uid, new });
+        let mut w = Writer::new();
+        encode_success(&mut w, header.xid);
+        match state.refusal {
+            // All failures of these tests are of procedures that return `wcc_data` with them.
+            Some((refused, status)) if refused == procedure => {
+                status.encode(&mut w);
+                WccData::default().encode(&mut w);
+            }
+            _ => state.results(procedure, arguments, &mut w),
+        }
+        drop(state);
+        self.arrived.send_replace(());
+        (procedure, w.as_slice().to_vec())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+}
+
+impl State {
+    fn results(&mut self, procedure: Procedure, arguments: &[u8], w: &mut Writer) {
+        let wcc = WccData::default();
+        match procedure {
+            Procedure::Fsinfo => FsinfoReply::Ok(fsinfo()).encode(w),
+            Procedure::Getattr => {
+                let GetattrArgs { object } = decode_all(arguments).unwrap();
+                GetattrReply::Ok(GetattrOk { attributes: self.attributes(object) }).encode(w);
+            }
+            Procedure::Access => {
+                let AccessArgs { object, access } = decode_all(arguments).unwrap();
+                let attributes = Some(self.attributes(object));
+                AccessReply::Ok(AccessOk { attributes, access }).encode(w);
+            }
+            Procedure::Lookup => {
+                let LookupArgs { what } = decode_all(arguments).unwrap();
+                let (object, dir_attributes) = (handle(what.name), None);
+                let object_attributes = Some(self.attributes(object));
+                let found = LookupOk { object, object_attributes, dir_attributes };
+                LookupReply::Ok(found).encode(w);
+            }
+            Procedure::Write => {
+                let WriteArgs { offset, count, .. } = decode_all(arguments).unwrap();
+                self.size = self.size.max(offset + u64::from(count));
+                let (committed, verifier) = (StableHow::Unstable, WriteVerifier::default());
+                WriteReply::Ok(WriteOk { wcc, count, committed, verifier }).encode(w);
+            }
+            Procedure::Commit => {
+                let verifier = WriteVerifier::default();
+                CommitReply::Ok(CommitOk { wcc, verifier }).encode(w);
+            }
+            Procedure::Setattr => {
+                let SetattrArgs { new_attributes, .. } = decode_all(arguments).unwrap();
+                self.size = new_attributes.size.unwrap_or(self.size);
+                SetattrReply::Ok(SetattrOk { wcc }).encode(w);
+            }
+            Procedure::Rename => {
+                RenameReply::Ok(RenameOk { from_wcc: wcc, to_wcc: wcc }).encode(w);
+            }
+            Procedure::Remove => RemovedReply::Ok(RemovedOk { dir_wcc: wcc }).encode(w),
+            other => panic!("{} is not expected", other.name()),
+        }
+    }
+
+    fn attributes(&self, object: FileHandle) -> Attributes {
+        let time = Time { seconds: 1, nseconds: 0 };
+        let file = file_attributes(self.size, time);
+        if object == handle(FILE) {
+            return file;
+        }
+        Attributes { file_type: FileType::Directory, mode: 0o755, fileid: 1, ..file }
+    }
+}
+
+fn handle(name: &[u8]) -> FileHandle {
+    FileHandle::new(name).unwrap()
+}
+
+fn fsinfo() -> FsinfoOk {
+    FsinfoOk {
+        attributes: None,
+        rtmax: TRANSFER_BYTES,
+        rtpref: TRANSFER_BYTES,
+        rtmult: 1,
+        wtmax: TRANSFER_BYTES,
+        wtpref: TRANSFER_BYTES,
+        wtmult: 1,
+        dtpref: TRANSFER_BYTES,
+        maxfilesize: u64::MAX,
+        time_delta: Time { seconds: 0, nseconds: 1 },
+        properties: 0,
+    }
+}
+
+const TRANSFER_BYTES: u32 = 1 << 16;
+
+/// More than any call of these tests.
+const CALL_BYTES_MAX: usize = 1 << 20;
