@@ -64,12 +64,17 @@ impl<T: WriteTarget> DirtyFile<T> {
                 dirty.extents.committed(result.map(|ok| ok.verifier), now)
             }
         };
-        if let Err(error) = outcome {
-            tracing::debug!(%error, "written data is lost");
-            dirty.errors.record(error);
-        }
+        let lost = outcome.err().map(|error| {
+            // Each WRITE of a file can fail: one message until the error is reported.
+            let is_first = !dirty.errors.is_unreported();
+            dirty.errors.record(error.clone());
+            (error, is_first)
+        });
         let superseded = dirty.extents.superseded();
         drop(dirty);
+        if let Some((error, true)) = lost {
+            tracing::warn!(fileid = self.traced.fileid, %error, "written data is lost");
+        }
         if let Some(target) = superseded {
             // Before those are notified that wait for it.
             target.superseded();

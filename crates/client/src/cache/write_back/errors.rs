@@ -25,11 +25,15 @@ impl Errors {
         self.is_reported = false;
     }
 
+    /// Whether the latest error was reported to no open file.
+    pub(super) fn is_unreported(&self) -> bool {
+        self.latest.is_some() && !self.is_reported
+    }
+
     /// For a file opened now, to which later errors are reported, and the latest one if it was
     /// reported to none, so that no error is lost between a close and an open.
     pub(super) fn cursor(&self) -> ErrorCursor {
-        let unreported = self.latest.is_some() && !self.is_reported;
-        ErrorCursor(AtomicU64::new(self.count - u64::from(unreported)))
+        ErrorCursor(AtomicU64::new(self.count - u64::from(self.is_unreported())))
     }
 
     /// Whether [`check`](Self::check) would return an error.
