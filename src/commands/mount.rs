@@ -225,12 +225,17 @@ fn parse_source(source: &OsString) -> Result<NfsUrl, String> {
 /// Serves until the file system is unmounted, by a signal or by another process, and all written
 /// data is at the server.
 async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
+    let mut synced = Ok(());
     let ended = tokio::select! {
         ended = mount.ended() => ended,
         signal = signals.next() => {
             info!(signal, "unmounting");
             let flushed = tokio::select! {
-                flushed = mount.sync() => flushed.map_err(|error| error.to_string()),
+                flushed = mount.sync() => {
+                    // Each loss is reported once: `finish` can succeed after this.
+                    synced = flushed.map_err(|error| error.to_string());
+                    synced.clone()
+                }
                 signal = signals.next() => Err(format!("received {signal} again")),
             };
             if let Err(why) = flushed {
@@ -254,7 +259,7 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
         signal = signals.next() => Err(format!("received {signal}")),
         () = tokio::time::sleep(FINISH_WITHIN) => Err("the server does not answer".to_owned()),
     };
-    match finished {
+    match synced.and(finished) {
         Ok(()) => {
             info!("unmounted");
             ExitCode::SUCCESS
