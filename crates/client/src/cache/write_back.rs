@@ -261,6 +261,14 @@ impl<T: WriteTarget> WriteBack<T> {
     /// Data was lost, and this was reported to no writer. It is reported to the open ones as well.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.reach(Goal::Committed).await;
+        self.check_unreported()
+    }
+
+    /// Like [`settle`](Self::settle), without waiting.
+    ///
+    /// # Errors
+    /// Those of [`settle`](Self::settle).
+    pub(crate) fn check_unreported(&self) -> Result<()> {
         self.file.lock().errors.check_unreported()
     }
 

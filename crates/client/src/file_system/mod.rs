@@ -209,7 +209,7 @@ impl FileSystem {
         for inode in self.shared.inodes.all() {
             outcome = outcome.and(inode.settle().await);
         }
-        outcome
+        outcome.and(self.superblock().check_lost())
     }
 
     fn superblock(&self) -> &Superblock {

@@ -536,6 +536,12 @@ impl Inode {
 
 impl Drop for Inode {
     fn drop(&mut self) {
+        // The kernel forgets files at any time, also before the end of the mount reports losses.
+        if let Ok(file) = self.file()
+            && let Err(error) = file.written.check_unreported()
+        {
+            self.superblock().note_lost(error);
+        }
         self.table.forget(&self.handle);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use proto::nfs3::{FileHandle, FsinfoOk};
@@ -13,6 +13,7 @@ use crate::cache::read_ahead::{ReadAhead, ReadAheadBudget, ReadAheadConfig, Read
 use crate::cache::write_back::{
     KeptBudget, TracedFile, WriteBack, WriteBackConfig, WriteBudget, WriteTarget,
 };
+use crate::error::{Error, Result};
 use crate::options::MountOptions;
 use crate::trace::Tracer;
 
@@ -26,6 +27,8 @@ pub(crate) struct Superblock {
     listing: Arc<ListingConfig>,
     open_files: AtomicUsize,
     write_pairs: WritePairs,
+    /// An error of written data that was reported to no open file, of an inode that is dropped.
+    lost: Mutex<Option<Error>>,
     on_foreign_change: OnceLock<ForeignChangeListener>,
 }
 
@@ -59,6 +62,7 @@ impl Superblock {
             listing: Arc::new(listing),
             open_files: AtomicUsize::new(0),
             write_pairs: WritePairs::default(),
+            lost: Mutex::default(),
             on_foreign_change: OnceLock::new(),
             options,
         }
@@ -108,6 +112,20 @@ impl Superblock {
     /// Whether any file of the mount is open or being opened.
     pub(crate) fn has_open_files(&self) -> bool {
         self.open_files.load(Ordering::Relaxed) > 0
+    }
+
+    /// Keeps the error of an inode that is being dropped for [`check_lost`](Self::check_lost).
+    pub(crate) fn note_lost(&self, error: Error) {
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    /// Waits for nothing.
+    ///
+    /// # Errors
+    /// Data of a dropped inode was lost, and this was not reported. It is reported once.
+    pub(crate) fn check_lost(&self) -> Result<()> {
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lost.map_or(Ok(()), Err)
     }
 
     /// Sets the listener. Only the first one counts.

@@ -58,6 +58,19 @@ async fn data_lost_at_release_is_reported_at_the_end_of_the_mount() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_lost_in_a_file_that_the_kernel_forgets_is_reported_at_the_end_of_the_mount() {
+    let (peer, operations) = Peer::mounted().await;
+    peer.refuse(Procedure::Write, Status::Nospc);
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    write(&operations, node, fh).await;
+    operations.release(fh).await;
+    operations.forget(node, 1);
+    assert!(operations.finish().await.unwrap_err().is(Status::Nospc));
+    assert!(operations.finish().await.is_ok(), "it is reported once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_lost_at_release_is_reported_to_the_next_open() {
     let (peer, operations) = Peer::mounted().await;
     peer.refuse(Procedure::Write, Status::Nospc);
