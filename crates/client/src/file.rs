@@ -210,6 +210,7 @@ impl File {
     /// # Errors
     /// Those of [`sync`](Self::sync). The file is closed in any case.
     pub async fn close(self) -> Result<()> {
+        let _closing = self.inode.superblock().begin_close();
         let synced = self.sync().await;
         self.end().await;
         synced
@@ -218,6 +219,7 @@ impl File {
     /// Like [`close`](Self::close), for a caller that cannot return an error: write errors are left
     /// for the next open and for [`FileSystem::sync`](crate::FileSystem::sync).
     pub async fn release(self) {
+        let _closing = self.inode.superblock().begin_close();
         if let Ok(written) = self.inode.written() {
             written.commit().await;
         }

@@ -81,7 +81,16 @@ impl Drop for Hold {
         if self.count_end()
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(remove_unless_held(Arc::clone(&self.inode)));
+            let inode = Arc::clone(&self.inode);
+            let closing = inode.superblock().begin_close();
+            runtime.spawn(async move {
+                // A COMMIT behind the REMOVE would fail, as if data of the file were lost.
+                if let Ok(written) = inode.written() {
+                    written.commit().await;
+                }
+                remove_unless_held(inode).await;
+                drop(closing);
+            });
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use proto::nfs3::{FileHandle, FsinfoOk};
+use tokio::sync::watch;
 
 use crate::cache::change::WritePairs;
 use crate::cache::directory::{DirectoryCache, ListingBudget, ListingConfig};
@@ -26,10 +27,21 @@ pub(crate) struct Superblock {
     read_ahead: ReadAheadConfig,
     listing: Arc<ListingConfig>,
     open_files: AtomicUsize,
+    /// Closes in progress.
+    closes: watch::Sender<usize>,
     write_pairs: WritePairs,
     /// An error of written data that was reported to no open file, of an inode that is dropped.
     lost: Mutex<Option<Error>>,
     on_foreign_change: OnceLock<ForeignChangeListener>,
+}
+
+/// A close in progress.
+pub(crate) struct CloseGuard(watch::Sender<usize>);
+
+impl Drop for CloseGuard {
+    fn drop(&mut self) {
+        self.0.send_modify(|closes| *closes -= 1);
+    }
 }
 
 /// Called with the handle of an open file that another client has changed.
@@ -61,6 +73,7 @@ impl Superblock {
             read_ahead,
             listing: Arc::new(listing),
             open_files: AtomicUsize::new(0),
+            closes: watch::Sender::new(0),
             write_pairs: WritePairs::default(),
             lost: Mutex::default(),
             on_foreign_change: OnceLock::new(),
@@ -107,6 +120,19 @@ impl Superblock {
 
     pub(crate) fn file_closed(&self) {
         self.open_files.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A file is being closed until the guard is dropped.
+    pub(crate) fn begin_close(&self) -> CloseGuard {
+        self.closes.send_modify(|closes| *closes += 1);
+        CloseGuard(self.closes.clone())
+    }
+
+    /// Waits until no file is being closed.
+    pub(crate) async fn closes_ended(&self) {
+        let mut closes = self.closes.subscribe();
+        // `self` has a sender.
+        let _ = closes.wait_for(|closes| *closes == 0).await;
     }
 
     /// Whether any file of the mount is open or being opened.

@@ -34,6 +34,7 @@ pub(super) struct Session {
 struct Waiting {
     /// The calling thread.
     pid: u32,
+    is_release: bool,
     task: AbortHandle,
 }
 
@@ -59,8 +60,9 @@ impl Session {
     pub(super) fn serve(self: &Arc<Self>) -> io::Result<()> {
         let _runtime = self.runtime.enter();
         let ended = self.run_loop();
-        // These have no caller any more, and on a hard mount they might wait for ever.
-        for (_, waiting) in self.waiting().drain() {
+        // These have no caller any more, and on a hard mount they might wait for ever. RELEASE never
+        // had one: it commits data and removes deleted files, and `Mount::finish` waits for it.
+        for (_, waiting) in self.waiting().drain().filter(|(_, waiting)| !waiting.is_release) {
             waiting.task.abort();
         }
         ended
@@ -108,6 +110,7 @@ impl Session {
     /// Executes a request on this thread as far as it goes without waiting, which saves two context
     /// switches. The rest runs as a task.
     fn run(self: &Arc<Self>, head: &Head, operation: Operation) {
+        let is_release = matches!(operation, Operation::Release { .. });
         let mut work: Work = Box::pin(Arc::clone(&self.operations).perform(*head, operation));
         // Wakeups of this waker are lost, so the task polls again with its own.
         if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -125,7 +128,8 @@ impl Session {
                 session.take_back(answer);
             }
         });
-        waiting.insert(unique, Waiting { pid: head.pid, task: task.abort_handle() });
+        let task = task.abort_handle();
+        waiting.insert(unique, Waiting { pid: head.pid, is_release, task });
     }
 
     /// The caller of request `unique` got a signal. Only one that kills it ends the request, as

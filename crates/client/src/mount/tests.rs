@@ -2,25 +2,39 @@
 
 mod peer;
 
+use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use proto::nfs3::{Procedure, Status};
 use rustix::io::Errno;
+use tokio::runtime::Handle;
 
-use self::peer::{FILE, Peer};
+use self::peer::{FILE, Peer, within};
 use super::operations::{Operations, Refusal};
 use super::request::{HEAD_BYTES, Head, Name};
+use super::session::Session;
 
 /// Node number of the root directory.
 const ROOT: u64 = 1;
 
+/// `FUSE_RELEASE` and `FUSE_DESTROY`.
+const RELEASE: u32 = 18;
+const DESTROY: u32 = 38;
+
+/// The head of a message of the kernel.
+fn head(opcode: u32, node: u64, uid: u32) -> [u8; HEAD_BYTES] {
+    let mut head = [0; HEAD_BYTES];
+    head[4..8].copy_from_slice(&opcode.to_ne_bytes());
+    head[16..24].copy_from_slice(&node.to_ne_bytes());
+    head[24..28].copy_from_slice(&uid.to_ne_bytes());
+    head
+}
+
 /// A request on `node` by the user `uid`.
 fn request(node: u64, uid: u32) -> Head {
-    let mut message = [0; HEAD_BYTES];
-    message[16..24].copy_from_slice(&node.to_ne_bytes());
-    message[24..28].copy_from_slice(&uid.to_ne_bytes());
-    Head::decode(&message).unwrap()
+    Head::decode(&head(0, node, uid)).unwrap()
 }
 
 fn errno(Refusal(errno): Refusal) -> Errno {
@@ -81,4 +95,51 @@ async fn data_lost_at_release_is_reported_to_the_next_open() {
     let next = opened(&operations, node, 0).await;
     assert_eq!(operations.sync(next).await.map_err(errno).err(), Some(Errno::NOSPC));
     assert!(operations.sync(next).await.is_ok(), "it is reported once");
+}
+
+/// Time in which a call would arrive that must not.
+const A_WHILE: Duration = Duration::from_millis(200);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_the_session_leaves_a_release_to_commit_before_it_removes() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    write(&operations, node, fh).await;
+    let removed = operations.unlink(&request(ROOT, 0), &Name(FILE.into())).await;
+    assert!(removed.is_ok());
+    peer.hold(Procedure::Commit);
+
+    let (kernel, device) = UnixDatagram::pair().unwrap();
+    let session = Session::new(device.into(), Arc::clone(&operations), Handle::current(), 4096);
+    kernel.send(&[&head(RELEASE, node, 0)[..], &fh.to_ne_bytes()].concat()).unwrap();
+    kernel.send(&head(DESTROY, ROOT, 0)).unwrap();
+    tokio::task::spawn_blocking(move || session.serve()).await.unwrap().unwrap();
+
+    let finishing = tokio::spawn(async move { operations.finish().await });
+    within(peer.called(Procedure::Commit)).await;
+    tokio::time::sleep(A_WHILE).await;
+    assert!(peer.calls(&[Procedure::Remove]).is_empty(), "REMOVE has overtaken COMMIT");
+    assert!(!finishing.is_finished());
+    peer.release();
+    within(finishing).await.unwrap().unwrap();
+    assert_eq!(peer.calls(&[Procedure::Remove]).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_dropped_by_an_aborted_request_commits_before_it_removes() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    write(&operations, node, fh).await;
+    let removed = operations.unlink(&request(ROOT, 0), &Name(FILE.into())).await;
+    assert!(removed.is_ok());
+    peer.hold(Procedure::Commit);
+    drop(operations.files.remove(fh));
+    within(peer.called(Procedure::Commit)).await;
+    tokio::time::sleep(A_WHILE).await;
+    assert!(peer.calls(&[Procedure::Remove]).is_empty(), "REMOVE has overtaken COMMIT");
+    peer.release();
+    within(operations.finish()).await.unwrap();
+    assert_eq!(peer.calls(&[Procedure::Remove]).len(), 1);
 }

@@ -1,6 +1,7 @@
 //! An NFS server in memory with one file, whose replies a test holds or makes fail.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use proto::nfs3::{
     AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, FileHandle, FileType,
@@ -228,3 +229,10 @@ const TRANSFER_BYTES: u32 = 1 << 16;
 
 /// More than any call of these tests.
 const CALL_BYTES_MAX: usize = 1 << 20;
+
+/// Fails after a time that a passing test never takes.
+pub(super) async fn within<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(PATIENCE, future).await.expect("it happens in time")
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
