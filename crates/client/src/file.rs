@@ -45,6 +45,7 @@ impl OpenFlags {
 pub struct File {
     inode: Arc<Inode>,
     flags: OpenFlags,
+    nfs: Nfs3,
     writer: Writer<WriteCalls>,
     read_ahead: ReadAhead<ReadCalls>,
     /// The epoch of the inode's data for which the read-ahead is valid.
@@ -63,19 +64,25 @@ impl File {
     pub(crate) fn new(nfs: &Nfs3, hold: Hold, flags: OpenFlags) -> Result<Self> {
         let inode = Arc::clone(hold.inode());
         let writer = inode.written()?.open(WriteCalls::new(nfs.clone(), &inode));
+        let nfs = nfs.clone();
         let reads = ReadCalls { nfs: nfs.clone(), inode: Arc::clone(&inode) };
         let read_ahead = inode.superblock().read_ahead(reads);
         let epoch = AtomicU64::new(inode.data_epoch());
         let keep_cache = inode.opened();
         let detail = format_args!("kept={}", u8::from(keep_cache));
         tracer(&inode).emit(Event::OpenFile, inode.object(), 0, 0, detail);
-        Ok(Self { inode, flags, writer, read_ahead, epoch, keep_cache, hold: Some(hold) })
+        Ok(Self { inode, flags, nfs, writer, read_ahead, epoch, keep_cache, hold: Some(hold) })
     }
 
     /// The inode.
     #[must_use]
     pub fn inode(&self) -> &Arc<Inode> {
         &self.inode
+    }
+
+    /// The calls of the user that opened it.
+    pub(crate) fn nfs(&self) -> &Nfs3 {
+        &self.nfs
     }
 
     /// How it was opened.

@@ -32,7 +32,7 @@ impl Operations {
 
     pub(super) async fn setattr(&self, head: &Head, set: &Setattr) -> Outcome {
         let node = self.node(head.node)?;
-        let wanted = SetAttributes {
+        let mut wanted = SetAttributes {
             mode: set.mode.map(|mode| mode & MODE_BITS),
             uid: set.uid,
             gid: set.gid,
@@ -45,6 +45,14 @@ impl Operations {
         // without write permission. OPEN has checked the permission of ftruncate(2).
         if set.size.is_some() && set.fh.is_none() {
             may(&caller, &node, ACCESS_MODIFY | ACCESS_EXTEND).await?;
+        }
+        if let Some(open) = set.fh.and_then(|fh| self.files.get(fh))
+            && set.size.is_some()
+        {
+            // The caller can have changed its user since OPEN, or have got the file from another.
+            let size = SetAttributes { size: wanted.size.take(), ..SetAttributes::default() };
+            let opener = self.file_system.as_user(open.file.nfs().identity());
+            opener.set_attributes(&node.inode, size).await?;
         }
         let was_open = node.is_dir() && !self.must_ask(&node.inode);
         if wanted == SetAttributes::default() {

@@ -125,7 +125,7 @@ pub(super) enum Operation {
 }
 
 /// Arguments of SETATTR: the valid fields of `struct fuse_setattr_in`.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Setattr {
     pub(super) mode: Option<u32>,
     pub(super) uid: Option<u32>,

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use self::peer::{FILE, Peer, within};
 use super::operations::{Operations, Refusal};
-use super::request::{HEAD_BYTES, Head, Name};
+use super::request::{HEAD_BYTES, Head, Name, Setattr};
 use super::session::Session;
 
 /// Node number of the root directory.
@@ -142,4 +142,25 @@ async fn a_file_dropped_by_an_aborted_request_commits_before_it_removes() {
     peer.release();
     within(operations.finish()).await.unwrap();
     assert_eq!(peer.calls(&[Procedure::Remove]).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ftruncate_is_the_call_of_the_opener() {
+    const OTHER: u32 = 1000;
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = Some(opened(&operations, node, 0).await);
+    let (size, mode) = (Some(7), Some(0o600));
+    let cut = Setattr { size, fh, ..Setattr::default() };
+    let changed = Setattr { mode, ..cut };
+    for set in [&cut, &changed, &Setattr { fh: None, ..cut }] {
+        assert!(operations.setattr(&request(node, OTHER), set).await.is_ok());
+    }
+    let sent = peer.calls(&[Procedure::Setattr]).into_iter().map(|call| {
+        let new = call.new.unwrap();
+        (call.uid, new.size, new.mode)
+    });
+    let of_opener = (0, size, None);
+    let wanted = [of_opener, of_opener, (OTHER, None, mode), (OTHER, size, None)];
+    assert_eq!(sent.collect::<Vec<_>>(), wanted);
 }
