@@ -130,8 +130,10 @@ impl From<Errno> for Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        // Programs do not expect the errors of a connection from calls on files.
-        Self(if matches!(error, Error::Connection { .. }) { Errno::IO } else { error.errno() })
+        // Programs do not expect the errors of a connection from calls on files. With `soft`, the
+        // kernel's client returns EIO for a server that is silent, too.
+        let is_of_connection = matches!(error, Error::Connection { .. } | Error::TimedOut { .. });
+        Self(if is_of_connection { Errno::IO } else { error.errno() })
     }
 }
 

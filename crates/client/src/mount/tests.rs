@@ -15,6 +15,7 @@ use self::peer::{FILE, Peer, within};
 use super::operations::{Operations, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr};
 use super::session::Session;
+use crate::error::{Attempt, Error, ServerName};
 
 /// Node number of the root directory.
 const ROOT: u64 = 1;
@@ -163,4 +164,13 @@ async fn ftruncate_is_the_call_of_the_opener() {
     let of_opener = (0, size, None);
     let wanted = [of_opener, of_opener, (OTHER, None, mode), (OTHER, size, None)];
     assert_eq!(sent.collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn a_silent_server_of_a_soft_mount_is_eio_as_for_the_kernels_client() {
+    let server = ServerName { host: "filer".to_owned(), port: None };
+    assert_eq!(errno(Error::TimedOut { server: server.clone() }.into()), Errno::IO);
+    let source = Arc::new(std::io::ErrorKind::ConnectionRefused.into());
+    let error = Error::Connection { attempt: Attempt::Connect, server, source };
+    assert_eq!(errno(error.into()), Errno::IO);
 }
