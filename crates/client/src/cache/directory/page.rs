@@ -83,15 +83,17 @@ pub struct Entry<'a> {
 impl Page {
     /// # Errors
     /// [`Error::Malformed`] for a reply without entries and without `eof`. [`Error::ListingLoop`]
-    /// for a reply that ends at the cookie where it begins, or that has a cookie twice.
+    /// for a reply with the cookie where it begins, with the cookie 0 of the beginning of the
+    /// directory, or with a cookie twice.
     pub(super) fn new(listing: &Listing, provenance: Provenance) -> Result<Self> {
         let Listing { names, verifier, eof, .. } = listing;
-        match names.last() {
-            None if !eof => return Err(malformed(provenance, "entries of a page before the last")),
-            Some(Name { cookie, .. }) if !eof && *cookie == provenance.start_cookie => {
-                return Err(Error::ListingLoop { cookie: *cookie });
-            }
-            _ => {}
+        if names.is_empty() && !eof {
+            return Err(malformed(provenance, "entries of a page before the last"));
+        }
+        // Also in the last page: a reader continues behind its last entry to find the end.
+        let leads_back = |cookie| cookie == 0 || cookie == provenance.start_cookie;
+        if let Some(Name { cookie, .. }) = names.iter().find(|name| leads_back(name.cookie)) {
+            return Err(Error::ListingLoop { cookie: *cookie });
         }
         let bytes_len = names.iter().map(|name| name.name.len() + handle_bytes(name).len());
         let mut bytes = Vec::with_capacity(bytes_len.sum());

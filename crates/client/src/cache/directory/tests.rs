@@ -7,7 +7,9 @@ use std::future::Future;
 
 use proto::nfs3::{CookieVerifier, Status};
 use rustix::io::Errno;
+use tokio::time::Instant;
 
+use super::page::{Page, Provenance};
 use super::*;
 use crate::error::{Error, Result};
 use crate::nfs3::{Listing, Name};
@@ -604,5 +606,30 @@ fn an_endless_listing_is_an_error() {
         });
         assert!(matches!(error, Error::ListingLoop { .. }), "{error}");
         assert_eq!(error.errno(), Errno::LOOP);
+    }
+}
+
+#[test]
+fn a_last_page_that_leads_back_is_an_error() {
+    let page = |start_cookie, cookies: &[u64]| {
+        let names = cookies.iter().map(|&cookie| Name {
+            fileid: cookie,
+            name: b"name".as_slice().into(),
+            cookie,
+            attributes: None,
+            handle: None,
+        });
+        let (names, verifier) = (names.collect(), CookieVerifier::default());
+        let listing = Listing { dir_attributes: None, verifier, names, eof: true };
+        let fetched_at = Instant::now();
+        let provenance =
+            Provenance { start_cookie, plus: false, stamp: None, issued: 0, fetched_at };
+        Page::new(&listing, provenance)
+    };
+    assert!(page(0, &[1, 2]).is_ok() && page(2, &[1, 3]).is_ok() && page(2, &[]).is_ok());
+    // The kernel takes 0 for a rewind.
+    for (start, cookies) in [(0, &[1, 0][..]), (2, &[3, 0]), (2, &[3, 2]), (2, &[2, 3])] {
+        let error = page(start, cookies).unwrap_err();
+        assert!(matches!(error, Error::ListingLoop { .. }), "{cookies:?} behind {start}: {error}");
     }
 }
