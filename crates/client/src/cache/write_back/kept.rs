@@ -17,6 +17,7 @@ pub(crate) struct KeptBudget(Arc<Mutex<Files>>);
 
 struct Files {
     bytes_max: usize,
+    /// As [`Data::bytes`].
     bytes: usize,
     /// Files with kept data, and some without, in order of eviction.
     order: VecDeque<Weak<Mutex<Data>>>,
@@ -27,6 +28,7 @@ struct Files {
 struct Data {
     /// By offset; they do not overlap.
     extents: BTreeMap<u64, Bytes>,
+    /// With [`EXTENT_OVERHEAD_BYTES`] for each extent.
     bytes: usize,
     is_enlisted: bool,
 }
@@ -47,7 +49,7 @@ impl KeptBudget {
         Self(Arc::new(Mutex::new(Files { bytes_max, bytes: 0, order: VecDeque::new() })))
     }
 
-    /// Bytes kept.
+    /// Bytes kept, with those of their administration.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         lock(&self.0).bytes
@@ -84,19 +86,20 @@ impl Kept {
             }
         }
         let mut files = lock(&self.budget.0);
-        files.bytes -= lock(&self.data).remove(offset, end);
-        if !is_ragged || bytes.len() > files.bytes_max {
+        files.remove(&self.data, offset, end);
+        let charge = charge(bytes);
+        if !is_ragged || charge > files.bytes_max {
             return;
         }
-        files.make_room(bytes.len());
-        files.bytes += bytes.len();
+        files.make_room(charge);
+        files.bytes += charge;
         let mut data = lock(&self.data);
         if !std::mem::replace(&mut data.is_enlisted, true) {
             files.enlist(&self.data);
         }
         // A copy, because the bytes themselves count in the budget of the writers.
         data.extents.insert(offset, Bytes::copy_from_slice(bytes));
-        data.bytes += bytes.len();
+        data.bytes += charge;
     }
 
     /// The end of the kept data at `offset`, if there is any.
@@ -119,8 +122,7 @@ impl Kept {
 
     /// Drops all data from `size` on.
     pub(super) fn cut(&mut self, size: u64) {
-        let mut files = lock(&self.budget.0);
-        files.bytes -= lock(&self.data).remove(size, u64::MAX);
+        lock(&self.budget.0).remove(&self.data, size, u64::MAX);
     }
 }
 
@@ -139,6 +141,17 @@ impl Files {
         self.order.push_back(Arc::downgrade(data));
     }
 
+    /// Removes the data of a file between `from` and `to`.
+    fn remove(&mut self, data: &Mutex<Data>, from: u64, to: u64) {
+        let mut data = lock(data);
+        self.bytes -= data.bytes;
+        data.remove(from, to);
+        self.bytes += data.bytes;
+        drop(data);
+        // Two extents can be left of one, which count more than the bytes removed.
+        self.make_room(0);
+    }
+
     /// Evicts files in order until there is room for `bytes`, at most the bound.
     fn make_room(&mut self, bytes: usize) {
         while self.bytes + bytes > self.bytes_max {
@@ -152,28 +165,31 @@ impl Files {
 }
 
 impl Data {
-    /// Removes the data between `from` and `to`, and returns how many bytes that was.
-    fn remove(&mut self, from: u64, to: u64) -> usize {
+    /// Removes the data between `from` and `to`.
+    fn remove(&mut self, from: u64, to: u64) {
         let first = self.extents.range(..=from).next_back().map_or(from, |(start, _)| *start);
         let hit: Vec<u64> = self.extents.range(first..to).map(|(start, _)| *start).collect();
-        let before = self.bytes;
         for start in hit {
             let bytes = self.extents.remove(&start).expect("it was found");
             let end = start + bytes.len() as u64;
-            self.bytes -= bytes.len();
+            self.bytes -= charge(&bytes);
             let rest = [
                 (start, bytes.slice(..index(from.clamp(start, end) - start))),
                 (to.clamp(start, end), bytes.slice(index(to.clamp(start, end) - start)..)),
             ];
             for (start, bytes) in rest {
                 if !bytes.is_empty() {
-                    self.bytes += bytes.len();
+                    self.bytes += charge(&bytes);
                     self.extents.insert(start, bytes);
                 }
             }
         }
-        before - self.bytes
     }
+}
+
+/// Bytes of memory of an extent.
+fn charge(extent: &Bytes) -> usize {
+    extent.len() + EXTENT_OVERHEAD_BYTES
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -182,6 +198,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Pages of all supported machines are multiples of this.
 const PAGE_BYTES: u64 = 4096;
+
+/// Memory of an extent beside its data: its entry in the map, and the shortest allocation.
+const EXTENT_OVERHEAD_BYTES: usize = 128;
 
 /// Ragged blocks of a file that are remembered, 64 GiB in blocks of 1 MiB. Beyond that the kernel
 /// reads again.
@@ -192,6 +211,8 @@ mod tests {
     use super::*;
 
     const BLOCK: u64 = 8192;
+
+    const EXTENT: usize = EXTENT_OVERHEAD_BYTES;
 
     fn file(budget: &KeptBudget) -> Kept {
         Kept::new(budget.clone(), BLOCK)
@@ -219,7 +240,7 @@ mod tests {
         write(&mut kept, 0, 8192, 1);
         assert_eq!((read(&kept, 0, 1), budget.bytes()), (None, 0));
         write(&mut kept, 8192, 100, 2);
-        assert_eq!((read(&kept, 8192, 100), budget.bytes()), (Some(vec![2; 100]), 100));
+        assert_eq!((read(&kept, 8192, 100), budget.bytes()), (Some(vec![2; 100]), 100 + EXTENT));
         // It ends at the end of a page, and begins within one.
         write(&mut kept, 8292, 4096 - 100, 3);
         assert_eq!(read(&kept, 8290, 4), Some(vec![2, 2, 3, 3]));
@@ -239,29 +260,56 @@ mod tests {
         write(&mut kept, 1, 1000, 1);
         write(&mut kept, 100, 10, 2);
         assert_eq!(read(&kept, 99, 12).unwrap(), [1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1]);
-        assert_eq!(budget.bytes(), 1000);
+        assert_eq!(budget.bytes(), 1000 + 3 * EXTENT);
         kept.cut(105);
         assert_eq!((read(&kept, 1, 104).map(|b| b[103]), read(&kept, 105, 1)), (Some(2), None));
-        assert_eq!(budget.bytes(), 104);
+        assert_eq!(budget.bytes(), 104 + 2 * EXTENT);
         kept.cut(0);
         assert_eq!((read(&kept, 1, 1), budget.bytes()), (None, 0));
     }
 
     #[test]
     fn the_oldest_file_makes_room() {
-        let budget = KeptBudget::new(1000);
+        let budget = KeptBudget::new(1000 + 2 * EXTENT);
         let (mut first, mut second) = (file(&budget), file(&budget));
         write(&mut first, 0, 500, 1);
         write(&mut second, 0, 400, 2);
         write(&mut second, 400, 200, 3);
-        assert_eq!((read(&first, 0, 1), budget.bytes()), (None, 600));
+        assert_eq!((read(&first, 0, 1), budget.bytes()), (None, 600 + 2 * EXTENT));
         assert_eq!(read(&second, 399, 2), Some(vec![2, 3]));
         write(&mut first, 0, 500, 4);
         assert_eq!((read(&second, 0, 1), read(&first, 0, 1)), (None, Some(vec![4])));
-        write(&mut first, 500, 1001, 5);
+        write(&mut first, 500, 1001 + EXTENT, 5);
         assert_eq!(read(&first, 0, 500), Some(vec![4; 500]), "more than the bound is not kept");
         drop(first);
         assert_eq!(budget.bytes(), 0);
+    }
+
+    #[test]
+    fn memory_of_many_small_extents_is_bounded() {
+        let budget = KeptBudget::new(1 << 20);
+        let (mut oldest, mut kept) = (file(&budget), file(&budget));
+        write(&mut oldest, 1, 1000, 1);
+        for at in 0..100 {
+            write(&mut kept, 16 * at + 1, 1, 2);
+        }
+        assert_eq!(budget.bytes(), 1000 + 100 + 101 * EXTENT);
+        for at in 0..(2 << 20) / EXTENT as u64 {
+            write(&mut kept, 16 * at + 1, 1, 2);
+            assert!(budget.bytes() <= 1 << 20);
+        }
+        assert_eq!(read(&oldest, 1, 1), None);
+    }
+
+    #[test]
+    fn a_hole_in_kept_data_counts_as_another_extent() {
+        let budget = KeptBudget::new(1 << 20);
+        let mut kept = file(&budget);
+        write(&mut kept, 1, 4 * 8192, 1);
+        // A whole block, which is not kept.
+        kept.ragged.clear();
+        write(&mut kept, 8192, 8192, 2);
+        assert_eq!((read(&kept, 8192, 1), budget.bytes()), (None, 3 * 8192 + 2 * EXTENT));
     }
 
     #[test]
@@ -272,7 +320,7 @@ mod tests {
         for _ in 0..10_000 {
             write(&mut file(&budget), 0, 100, 2);
         }
-        assert_eq!((budget.bytes(), read(&oldest, 0, 1)), (100, Some(vec![1])));
+        assert_eq!((budget.bytes(), read(&oldest, 0, 1)), (100 + EXTENT, Some(vec![1])));
         assert!(lock(&budget.0).order.len() <= 16, "one file is left");
     }
 }
