@@ -2,14 +2,16 @@
 """A full file system and a full quota: writers get the error, and the mount goes on."""
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
+import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from harness import MIB, case, check, loop_file_system, main, need, run, run_ok
-from mount_rig import OpenServer, eventually, need_fuse, spillway_export
+from mount_rig import END_SECS_MAX, OpenServer, eventually, need_fuse, spillway_export
 
 SIZE = 64 * MIB
 LIMIT = 20 * MIB
@@ -62,6 +64,36 @@ def fails_and_recovers(mount, served, number):
 def full_disk():
     with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
         fails_and_recovers(mount, export.directory, errno.ENOSPC)
+
+
+def store_without_descriptor(path, size):
+    """Stores through a mapping that alone keeps the file open: no call can return an error."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    file = os.open(path, os.O_CREAT | os.O_RDWR)
+    os.ftruncate(file, size)
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    check(address != ctypes.c_void_p(-1).value, f"mmap: {ctypes.get_errno()}")
+    os.close(file)
+    ctypes.memset(address, 1, size)
+    check(libc.munmap(address, size) == 0, f"munmap: {ctypes.get_errno()}")
+
+
+@case
+def lost_stores_are_in_the_exit_status():
+    with spillway_export(size_bytes=SIZE, quick=True) as export:
+        mount = export.mount()
+        mount.start()
+        try:
+            store_without_descriptor(mount.directory / "stores", 2 * SIZE)
+            mount.process.send_signal(signal.SIGTERM)
+            mount.process.wait(END_SECS_MAX)
+        finally:
+            mount.tear_down()
+        check(mount.process.returncode == 1, f"exit status {mount.process.returncode}")
+        check("written data is lost" in mount.last_words(), mount.last_words())
 
 
 def outcomes(path, flags, *steps):
