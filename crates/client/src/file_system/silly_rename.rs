@@ -74,7 +74,9 @@ impl FileSystem {
     }
 
     /// LINK gives the target its silly name and leaves the old one, which RENAME replaces: other
-    /// processes always find one of the files, and a RENAME that fails changes nothing.
+    /// processes always find one of the files. After a RENAME that fails the silly name is removed,
+    /// which needs the permission to remove names of the target. In a sticky directory a user can have
+    /// that of LINK alone.
     async fn replace_held(&self, target: &Hold, names: &Names) -> Result<()> {
         let inode = target.inode();
         let _turn = inode.removal_turn().await;
@@ -82,6 +84,9 @@ impl FileSystem {
             return self.rename_names(names).await;
         }
         let silly_name = self.silly_name(inode);
+        if self.is_kept_by_sticky_bit(&names.to_dir, inode) {
+            return self.replace_in_two_steps(target, names, silly_name).await;
+        }
         let silly_rename = self.silly_rename(&names.to_dir, silly_name.clone());
         match self.link(inode, &names.to_dir, &silly_name).await {
             Ok(()) => {}
@@ -104,14 +109,17 @@ impl FileSystem {
             // NFS3ERR_NOENT can be the answer to a retransmission, after which this is the last
             // name.
             Err(Error::Nfs { .. }) if self.has_other_names(inode).await.unwrap_or(false) => {
-                silly_rename.remove().await;
+                if let Some(kept) = silly_rename.remove().await {
+                    target.remove_at_end(kept);
+                }
             }
             _ => target.remove_at_end(silly_rename),
         }
         renamed
     }
 
-    /// For a server without LINK: silly rename, then RENAME. If the second fails, the first is undone.
+    /// Where LINK is not supported or could not be undone: silly rename, then RENAME. If the first
+    /// fails nothing has changed, and if the second fails the first is undone.
     async fn replace_in_two_steps(
         &self,
         target: &Hold,
@@ -162,6 +170,14 @@ impl FileSystem {
         SillyRename::new(self.nfs.clone(), Arc::clone(dir), name)
     }
 
+    /// Whether the sticky bit of `dir` keeps this user from removing names of `file`. Root may be
+    /// another user on the server.
+    fn is_kept_by_sticky_bit(&self, dir: &Inode, file: &Inode) -> bool {
+        let (uid, dir) = (self.nfs.identity().uid, dir.attributes());
+        let is_owner = uid != 0 && [dir.uid, file.attributes().uid].contains(&uid);
+        dir.mode & STICKY_BIT != 0 && !is_owner
+    }
+
     /// Whether a file has more than one name. GETATTR confirms it: the reply to the removal of another
     /// name has no `nlink`, and another client can have removed one.
     async fn has_other_names(&self, inode: &Arc<Inode>) -> Result<bool> {
@@ -188,3 +204,6 @@ async fn in_own_task(calls: impl Future<Output = Result<()>> + Send + 'static) -
     // It panicked, which the hook has reported, or the runtime ends.
     tokio::spawn(calls).await.unwrap_or(Err(Error::Refused(Errno::IO)))
 }
+
+/// `S_ISVTX`.
+const STICKY_BIT: u32 = 0o1000;

@@ -24,14 +24,16 @@ impl SillyRename {
         Self { nfs, dir, name }
     }
 
-    /// REMOVE of the name. If that fails the name stays, until the server's own cleaning of such
-    /// names removes it.
-    pub(crate) async fn remove(self) {
-        if let Err(error) = remove(&self.nfs, &self.dir, &self.name).await
+    /// REMOVE of the name. Returns it if that fails.
+    pub(crate) async fn remove(self) -> Option<Self> {
+        match remove(&self.nfs, &self.dir, &self.name).await {
+            Ok(()) => None,
             // The call that would have made the name was not executed.
-            && !error.is(Status::Noent)
-        {
-            tracing::warn!("cannot remove {}: {error}", self.name.escape_ascii());
+            Err(error) if error.is(Status::Noent) => None,
+            Err(error) => {
+                tracing::warn!("cannot remove {}: {error}", self.name.escape_ascii());
+                Some(self)
+            }
         }
     }
 }
@@ -95,7 +97,8 @@ impl Drop for Hold {
     }
 }
 
-/// Removes the silly renames of a file, unless it was opened again.
+/// Removes the silly renames of a file, unless it was opened again. If that fails they stay, until
+/// the server's own cleaning of such names removes them.
 async fn remove_unless_held(inode: Arc<Inode>) {
     let Ok(file) = inode.file() else { return };
     let silly_renames = {

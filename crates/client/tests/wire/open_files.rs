@@ -1,11 +1,12 @@
 //! Open files whose names this client removes or replaces.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::nfs3::{Procedure, Status};
-use spillway_client::{File, FileSystem, Inode, OpenFlags, Result};
+use spillway_client::{File, FileSystem, Identity, Inode, OpenFlags, Result};
 use tokio::task::JoinHandle;
 
 use crate::fixture::{Fixture, options};
@@ -121,6 +122,48 @@ async fn a_failed_rename_leaves_its_open_target() {
     assert_eq!(names(&fixture), ["b", "dir"]);
     file.close().await.unwrap();
     assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"b");
+}
+
+#[tokio::test]
+async fn a_rename_that_a_sticky_directory_refuses_leaves_no_silly_name() {
+    const OWNER: u32 = 1000;
+    const OTHER: u32 = 2000;
+    let fixture = Fixture::new().await;
+    let (_way, file_system, [_a, b]) = with_two_files(&fixture).await;
+    for (name, mode, owner) in [("", 0o1777, 0), ("a", 0o666, OTHER), ("b", 0o666, OWNER)] {
+        chown(fixture.exported(name), Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(fixture.exported(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    for inode in [&file_system.root(), &b] {
+        file_system.revalidate(inode).await.unwrap();
+    }
+    let as_user =
+        |uid| file_system.as_user(&Arc::new(Identity { uid, gid: uid, groups: Vec::new() }));
+    let (owner, other) = (as_user(OWNER), as_user(OTHER));
+    let file = owner.open(&b, READ).await.unwrap();
+    let renamed = within(renaming(&other, b"a", b"b")).await.unwrap();
+    assert!(renamed.is_err_and(|error| error.is(Status::Perm) || error.is(Status::Acces)));
+    assert_eq!(names(&fixture), ["a", "b"]);
+    owner.remove(&owner.root(), b"b").await.unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"b"[..]);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["a"]);
+}
+
+#[tokio::test]
+async fn a_silly_link_whose_removal_is_refused_is_removed_at_close() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [_a, b]) = with_two_files(&fixture).await;
+    let file = file_system.open(&b, READ).await.unwrap();
+    for refused in [Procedure::Rename, Procedure::Remove] {
+        way.refuse(refused, Status::Acces);
+    }
+    let renamed = within(renaming(&file_system, b"a", b"b")).await.unwrap();
+    assert!(renamed.is_err_and(|error| error.is(Status::Acces)));
+    assert_eq!(names(&fixture), [".nfs", "a", "b"]);
+    way.permit(Procedure::Remove);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["a", "b"]);
 }
 
 #[tokio::test]

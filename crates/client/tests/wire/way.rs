@@ -110,9 +110,14 @@ impl Way {
         }
     }
 
-    /// Answers LINKs or RENAMEs with `status` in place of the server.
+    /// Answers LINKs, RENAMEs or REMOVEs with `status` in place of the server.
     pub(crate) fn refuse(&self, procedure: Procedure, status: Status) {
         self.refused.lock().unwrap().insert(procedure.code(), status);
+    }
+
+    /// Ends the effect of [`refuse`](Self::refuse).
+    pub(crate) fn permit(&self, procedure: Procedure) {
+        self.refused.lock().unwrap().remove(&procedure.code());
     }
 
     /// Carries calls, and reports the xid and the procedure of each before it is sent.
@@ -129,7 +134,11 @@ impl Way {
             let refusal = self.refused.lock().unwrap().get(&procedure).copied();
             let carried = if let Some(status) = refusal {
                 // The attributes behind the status are left out.
-                let absent = if procedure == Procedure::Link.code() { 3 } else { 4 };
+                let absent = match Procedure::from_code(procedure) {
+                    Some(Procedure::Remove) => 2,
+                    Some(Procedure::Link) => 3,
+                    _ => 4,
+                };
                 let words = std::iter::once(status.code()).chain(std::iter::repeat_n(0, absent));
                 let results: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
                 to_client.lock().await.write_all(&reply(xid, &results)).await
