@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use proto::nfs3::{CreateHow, CreatedOk, MknodData, SetAttributes, SetTime, Status};
+use proto::nfs3::{
+    Attributes, CreateHow, CreatedOk, FileType, MknodData, SetAttributes, SetTime, Status,
+};
 
 use super::FileSystem;
 use super::silly_rename::Names;
@@ -100,17 +102,43 @@ impl FileSystem {
         Ok(inode)
     }
 
-    /// CREATE of a regular file whose name does not exist, at the cost of one call. After a lost
-    /// reply a retransmission can fail with [`Status::Exist`].
+    /// CREATE of a regular file for an open(2) that has found no `name`, at the cost of one call. The
+    /// caller may open the file whatever its mode is.
     ///
     /// # Errors
-    /// Those of the call, [`Status::Exist`] if the name exists.
-    pub async fn create_guarded(
+    /// Those of the calls, [`Status::Exist`] if the name exists: its permissions count.
+    pub async fn create_for_open(
         &self,
         dir: &Arc<Inode>,
         name: &[u8],
         mode: u32,
     ) -> Result<Arc<Inode>> {
+        let mut created = self.create_guarded(dir, name, mode).await;
+        for _ in 1..CREATES_MAX {
+            if !created.as_ref().is_err_and(|error| error.is(Status::Exist)) {
+                break;
+            }
+            created = match self.lookup(dir, name).await {
+                Ok(found) if self.may_have_created(&found, mode) => return Ok(found),
+                Ok(_) => break,
+                // Another client has removed the name.
+                Err(error) if error.is(Status::Noent) => self.create_guarded(dir, name, mode).await,
+                Err(error) => return Err(error),
+            };
+        }
+        created
+    }
+
+    /// Whether an earlier transmission of a CREATE with `mode` may have created `found`: a server that
+    /// was restarted executes the next one too. If it was another process of this user, that may
+    /// change the mode.
+    fn may_have_created(&self, found: &Inode, mode: u32) -> bool {
+        let Attributes { file_type, mode: its_mode, nlink, uid, size, .. } = found.attributes();
+        file_type == FileType::Regular
+            && (its_mode, nlink, uid, size) == (mode, 1, self.nfs.identity().uid, 0)
+    }
+
+    async fn create_guarded(&self, dir: &Arc<Inode>, name: &[u8], mode: u32) -> Result<Arc<Inode>> {
         let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
         self.create_how(dir, name, CreateHow::Guarded(attributes)).await
     }
@@ -297,3 +325,6 @@ impl FileSystem {
 fn create_verifier() -> [u8; 8] {
     RandomState::new().hash_one(Instant::now()).to_be_bytes()
 }
+
+/// CREATEs of one open at most, while other clients create and remove the name.
+const CREATES_MAX: u32 = 8;

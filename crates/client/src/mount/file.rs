@@ -56,7 +56,7 @@ impl Operations {
         let inode = if flags & O_EXCL != 0 {
             caller.create(&dir.inode, name, mode, true).await?
         } else {
-            caller.create_guarded(&dir.inode, name, mode).await.map_err(created_meanwhile)?
+            caller.create_for_open(&dir.inode, name, mode).await.map_err(created_meanwhile)?
         };
         let file = caller.open_created(&inode, open_flags(flags))?;
         let entry = self.entry(&dir.inode, &inode);

@@ -10,6 +10,7 @@ mod way;
 
 mod answers;
 mod calls;
+mod creating;
 mod file_system;
 mod held_replies;
 mod listing;

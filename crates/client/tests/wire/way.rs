@@ -27,8 +27,11 @@ pub(crate) struct Way {
     pub(crate) reads: Hold,
     pub(crate) renames: Hold,
     pub(crate) links: Hold,
+    pub(crate) creates: Hold,
     /// Procedures whose calls do not reach the server, and the status in place of its reply.
     refused: Mutex<HashMap<u32, Status>>,
+    /// The procedure whose next reply is lost, with the connection.
+    losing: Mutex<Option<u32>>,
 }
 
 /// Replies that wait.
@@ -55,22 +58,25 @@ impl Hold {
 }
 
 impl Way {
-    /// Carries one connection. Returns its port.
+    /// Carries one connection after the other. Returns the port.
     async fn to(server: std::net::SocketAddr) -> (Arc<Self>, u16) {
         let way = Arc::new(Self::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let carrying = Arc::clone(&way);
         tokio::spawn(async move {
-            let (client, _) = listener.accept().await.unwrap();
-            let (calls, to_client) = client.into_split();
-            let (replies, to_server) = TcpStream::connect(server).await.unwrap().into_split();
-            let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
-            let (sent, calls_sent) = tokio::sync::mpsc::unbounded_channel();
-            let to_server =
-                carrying.clone().carry_calls(calls, to_server, Arc::clone(&to_client), sent);
-            tokio::spawn(to_server);
-            carrying.carry_replies(replies, to_client, calls_sent).await;
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                let (calls, to_client) = client.into_split();
+                let (replies, to_server) = TcpStream::connect(server).await.unwrap().into_split();
+                let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
+                let (sent, calls_sent) = tokio::sync::mpsc::unbounded_channel();
+                let (way, at_calls) = (Arc::clone(&carrying), Arc::clone(&to_client));
+                tokio::select! {
+                    () = way.carry_calls(calls, to_server, at_calls, sent) => {}
+                    () = Arc::clone(&carrying).carry_replies(replies, to_client, calls_sent) => {}
+                }
+            }
         });
         (way, port)
     }
@@ -87,6 +93,9 @@ impl Way {
                 procedures.insert(xid, procedure);
             }
             let procedure = procedures.remove(&word(&reply, 0));
+            if self.losing.lock().unwrap().take_if(|losing| procedure == Some(*losing)).is_some() {
+                return;
+            }
             let (way, to_client) = (Arc::clone(&self), Arc::clone(&to_client));
             if !self.hold(procedure).is_some_and(|hold| hold.is_holding.load(Ordering::SeqCst)) {
                 let record = record::in_fragments(&reply, &[]);
@@ -113,6 +122,12 @@ impl Way {
     /// Answers LINKs, RENAMEs or REMOVEs with `status` in place of the server.
     pub(crate) fn refuse(&self, procedure: Procedure, status: Status) {
         self.refused.lock().unwrap().insert(procedure.code(), status);
+    }
+
+    /// Loses the next reply to `procedure` and its connection. The server takes the repeated call for
+    /// a new one.
+    pub(crate) fn lose(&self, procedure: Procedure) {
+        *self.losing.lock().unwrap() = Some(procedure.code());
     }
 
     /// Ends the effect of [`refuse`](Self::refuse).
@@ -160,6 +175,7 @@ impl Way {
             (Procedure::Read, &self.reads),
             (Procedure::Rename, &self.renames),
             (Procedure::Link, &self.links),
+            (Procedure::Create, &self.creates),
         ];
         holds.into_iter().find(|(held, _)| procedure == Some(held.code())).map(|(_, hold)| hold)
     }
