@@ -119,7 +119,8 @@ impl FileSystem {
     }
 
     /// Where LINK is not supported or could not be undone: silly rename, then RENAME. If the first
-    /// fails nothing has changed, and if the second fails the first is undone.
+    /// fails nothing has changed, and if the second fails the first is undone. Where the outcome is not
+    /// known the silly name stays: it may be the only name of a file that was not replaced.
     async fn replace_in_two_steps(
         &self,
         target: &Hold,
@@ -134,19 +135,25 @@ impl FileSystem {
             Err(error) if error.is(Status::Noent) => {}
             Err(error) => {
                 if may_be_executed(&error) {
-                    target.remove_at_end(silly_rename);
+                    warn_kept(&silly_name, &error);
                 }
                 return Err(error);
             }
         }
         let renamed = self.rename_names(names).await;
-        if matches!(renamed, Err(Error::Nfs { .. })) && self.is_absent(to_dir, to).await {
-            // Without the reply to this it keeps the silly name, if not the old one.
-            if let Err(error) = self.rename_only(to_dir, &silly_name, to_dir, to).await {
-                tracing::warn!("cannot rename {} back: {error}", silly_name.escape_ascii());
-            }
-        } else {
+        let Err(failed) = &renamed else {
             target.remove_at_end(silly_rename);
+            return renamed;
+        };
+        match self.lookup(to_dir, to).await {
+            // An earlier transmission has replaced it.
+            Ok(_) => target.remove_at_end(silly_rename),
+            Err(error) if error.is(Status::Noent) && is_answer(failed) => {
+                if let Err(error) = self.rename_only(to_dir, &silly_name, to_dir, to).await {
+                    warn_kept(&silly_name, &error);
+                }
+            }
+            Err(error) => warn_kept(&silly_name, &error),
         }
         renamed
     }
@@ -154,10 +161,6 @@ impl FileSystem {
     async fn rename_names(&self, names: &Names) -> Result<()> {
         let Names { from_dir, from, to_dir, to } = names;
         self.rename_only(from_dir, from, to_dir, to).await
-    }
-
-    async fn is_absent(&self, dir: &Arc<Inode>, name: &[u8]) -> bool {
-        self.lookup(dir, name).await.is_err_and(|error| error.is(Status::Noent))
     }
 
     /// A name that no other client uses.
@@ -196,7 +199,16 @@ impl FileSystem {
 /// Whether the server may have executed a RENAME with this outcome. A retransmission finds the old
 /// name gone.
 fn may_be_executed(error: &Error) -> bool {
-    error.is(Status::Noent) || !matches!(error, Error::Nfs { .. } | Error::Accept(_))
+    error.is(Status::Noent) || !is_answer(error)
+}
+
+/// Whether the server has answered the call, so that it does not execute it later.
+fn is_answer(error: &Error) -> bool {
+    matches!(error, Error::Nfs { .. } | Error::Accept(_) | Error::Reject(_))
+}
+
+fn warn_kept(silly_name: &[u8], error: &Error) {
+    tracing::warn!("a file may be left as {}: {error}", silly_name.escape_ascii());
 }
 
 /// Runs `calls` as a task, which goes on if the caller is dropped.

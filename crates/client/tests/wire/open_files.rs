@@ -255,6 +255,39 @@ async fn a_failed_rename_is_undone_on_a_server_without_links() {
     assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"b");
 }
 
+/// Renames `a` to the open `b` in two steps, the second of which the server does not execute, and
+/// closes `b`.
+async fn closed_after_a_failed_second_step(fixture: &Fixture, lookup: Option<Status>) {
+    let (way, file_system, [_a, b]) = with_two_files(fixture).await;
+    way.refuse(Procedure::Link, Status::Notsupp);
+    let file = file_system.open(&b, READ).await.unwrap();
+    way.renames.begin();
+    let rename = renaming(&file_system, b"a", b"b");
+    within(way.renames.held.notified()).await;
+    way.fail_next(Procedure::Rename);
+    if let Some(status) = lookup {
+        way.refuse(Procedure::Lookup, status);
+    }
+    way.renames.end();
+    assert!(within(rename).await.unwrap().is_err());
+    file.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_rename_that_cannot_be_executed_is_undone_on_a_server_without_links() {
+    let fixture = Fixture::new().await;
+    closed_after_a_failed_second_step(&fixture, None).await;
+    assert_eq!(names(&fixture), ["a", "b"]);
+    assert_eq!(fs::read(fixture.exported("b")).unwrap(), b"b");
+}
+
+#[tokio::test]
+async fn the_only_copy_of_a_target_that_may_not_be_replaced_is_kept() {
+    let fixture = Fixture::new().await;
+    closed_after_a_failed_second_step(&fixture, Some(Status::Io)).await;
+    assert_eq!(names(&fixture), [".nfs", "a"]);
+}
+
 #[tokio::test]
 async fn a_silly_name_whose_removal_was_killed_is_removed_at_close() {
     let fixture = Fixture::new().await;

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use proto::nfs3::{Procedure, Status};
+use proto::oncrpc::{AcceptStat, ReplyHeader};
+use proto::xdr::{Encode as _, Writer};
 use rpc::record;
 use spillway_client::{FileSystem, MountOptions};
 use tokio::io::AsyncWriteExt;
@@ -30,6 +32,8 @@ pub(crate) struct Way {
     pub(crate) creates: Hold,
     /// Procedures whose calls do not reach the server, and the status in place of its reply.
     refused: Mutex<HashMap<u32, Status>>,
+    /// The procedure whose next call does not reach the server, which cannot execute it.
+    failing: Mutex<Option<u32>>,
     /// The procedure whose next reply is lost, with the connection.
     losing: Mutex<Option<u32>>,
 }
@@ -119,7 +123,12 @@ impl Way {
         }
     }
 
-    /// Answers LINKs, RENAMEs or REMOVEs with `status` in place of the server.
+    /// Answers the next call of `procedure` with SYSTEM_ERR in place of the server.
+    pub(crate) fn fail_next(&self, procedure: Procedure) {
+        *self.failing.lock().unwrap() = Some(procedure.code());
+    }
+
+    /// Answers LOOKUPs, LINKs, RENAMEs or REMOVEs with `status` in place of the server.
     pub(crate) fn refuse(&self, procedure: Procedure, status: Status) {
         self.refused.lock().unwrap().insert(procedure.code(), status);
     }
@@ -147,9 +156,16 @@ impl Way {
             // xid, CALL, the version of RPC, program, version, procedure.
             let (xid, procedure) = (word(&call, 0), word(&call, 5));
             let refusal = self.refused.lock().unwrap().get(&procedure).copied();
-            let carried = if let Some(status) = refusal {
+            let is_failing =
+                self.failing.lock().unwrap().take_if(|failing| *failing == procedure).is_some();
+            let carried = if is_failing {
+                let mut w = Writer::new();
+                ReplyHeader::Accepted { xid, stat: AcceptStat::SystemErr }.encode(&mut w);
+                to_client.lock().await.write_all(&record::in_fragments(w.as_slice(), &[])).await
+            } else if let Some(status) = refusal {
                 // The attributes behind the status are left out.
                 let absent = match Procedure::from_code(procedure) {
+                    Some(Procedure::Lookup) => 1,
                     Some(Procedure::Remove) => 2,
                     Some(Procedure::Link) => 3,
                     _ => 4,
