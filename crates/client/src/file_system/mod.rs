@@ -146,6 +146,8 @@ impl FileSystem {
     pub async fn open(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<File> {
         // From before ACCESS: a REMOVE sent meanwhile would leave the opened file without its data.
         let hold = inode.hold()?;
+        // ACCESS might overtake a REMOVE that was sent before.
+        drop(inode.removal_turn().await);
         self.check_open(inode, flags).await?;
         if flags.truncate {
             let new = SetAttributes { size: Some(0), ..SetAttributes::default() };

@@ -212,8 +212,8 @@ impl FileSystem {
     /// # Errors
     /// Those of the calls.
     pub async fn remove(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        match self.hold_open(dir, name).await? {
-            Some(file) => self.remove_open(file, dir, name).await,
+        match self.child_to_remove(dir, name).await? {
+            Some(child) => self.remove_child(child, dir, name).await,
             None => remove(&self.nfs, dir, name).await,
         }
     }
@@ -241,20 +241,18 @@ impl FileSystem {
         to_dir: &Arc<Inode>,
         to: &[u8],
     ) -> Result<()> {
-        let target = match self.hold_open(to_dir, to).await {
-            Ok(target) => target,
-            // There is nothing to replace.
-            Err(error) if error.is(Status::Noent) => None,
-            Err(error) => return Err(error),
-        };
-        match target {
-            // If both names refer to one file, RENAME does nothing, and the file keeps its names.
-            Some(target) if !Arc::ptr_eq(target.inode(), &self.child(from_dir, from).await?) => {
+        match self.child_to_remove(to_dir, to).await {
+            Ok(Some(target)) => {
                 let (from, to) = (Bytes::copy_from_slice(from), Bytes::copy_from_slice(to));
                 let (from_dir, to_dir) = (Arc::clone(from_dir), Arc::clone(to_dir));
-                self.replace_open(target, Names { from_dir, from, to_dir, to }).await
+                self.replace_child(target, Names { from_dir, from, to_dir, to }).await
             }
-            _ => self.rename_only(from_dir, from, to_dir, to).await,
+            Ok(None) => self.rename_only(from_dir, from, to_dir, to).await,
+            // There is nothing to replace.
+            Err(error) if error.is(Status::Noent) => {
+                self.rename_only(from_dir, from, to_dir, to).await
+            }
+            Err(error) => Err(error),
         }
     }
 

@@ -1,18 +1,17 @@
 //! Silly renames: the last name of an open file is not removed but given a name of its own until
 //! the last close, so that reads and writes still work.
 //!
-//! The calls run as a task that goes on if the caller is killed: otherwise a name made by a call
-//! without a reply would never be removed.
+//! The calls go on if the caller is killed: otherwise a name made by a call without a reply would
+//! never be removed, and an open could overtake a REMOVE.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use proto::nfs3::Status;
-use rustix::io::Errno;
 
 use super::FileSystem;
-use crate::inode::{Hold, Inode, SillyRename, remove, silly_name};
+use crate::inode::{Hold, Inode, SillyRename, remove, silly_name, to_the_end};
 use crate::{Error, Result};
 
 /// The names of a RENAME.
@@ -24,33 +23,42 @@ pub(super) struct Names {
 }
 
 impl FileSystem {
-    /// The file under `name`, if it is open.
-    pub(super) async fn hold_open(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Hold>> {
-        if !self.superblock().has_open_files() {
-            return Ok(None);
+    /// The object under `name` as it was last known; by LOOKUP only if any file is open.
+    pub(super) async fn child_to_remove(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+    ) -> Result<Option<Arc<Inode>>> {
+        match self.superblock().has_open_files() {
+            true => self.child(dir, name).await.map(Some),
+            false => Ok(dir.child(name)),
         }
-        Ok(self.child(dir, name).await?.hold_again())
     }
 
-    /// REMOVE of a name of the open file `file`, or its silly rename if it is the last name.
-    pub(super) async fn remove_open(
+    /// REMOVE of a name of `child`, or its silly rename if it is the last name and the file is open.
+    pub(super) async fn remove_child(
         &self,
-        file: Hold,
+        child: Arc<Inode>,
         dir: &Arc<Inode>,
         name: &[u8],
     ) -> Result<()> {
         let file_system = self.clone();
         let (dir, name) = (Arc::clone(dir), Bytes::copy_from_slice(name));
-        in_own_task(async move {
+        to_the_end(async move {
+            let turn = child.removal_turn().await;
+            let Some(file) = child.hold_again() else {
+                return remove(&file_system.nfs, &dir, &name).await;
+            };
             let removed = file_system.remove_held(&file, &dir, &name).await;
+            drop(turn);
             file.end().await;
             removed
         })
         .await
     }
 
+    /// In the file's turn.
     async fn remove_held(&self, file: &Hold, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let _turn = file.inode().removal_turn().await;
         if self.has_other_names(file.inode()).await? {
             return remove(&self.nfs, dir, name).await;
         }
@@ -62,12 +70,17 @@ impl FileSystem {
         renamed
     }
 
-    /// RENAME that replaces a name of the open file `target`.
-    pub(super) async fn replace_open(&self, target: Hold, names: Names) -> Result<()> {
+    /// RENAME that replaces a name of `target`, which may be open.
+    pub(super) async fn replace_child(&self, target: Arc<Inode>, names: Names) -> Result<()> {
         let file_system = self.clone();
-        in_own_task(async move {
-            let replaced = file_system.replace_held(&target, &names).await;
-            target.end().await;
+        to_the_end(async move {
+            let turn = target.removal_turn().await;
+            let Some(file) = target.hold_again() else {
+                return file_system.rename_names(&names).await;
+            };
+            let replaced = file_system.replace_held(&file, &names).await;
+            drop(turn);
+            file.end().await;
             replaced
         })
         .await
@@ -76,11 +89,13 @@ impl FileSystem {
     /// LINK gives the target its silly name and leaves the old one, which RENAME replaces: other
     /// processes always find one of the files. After a RENAME that fails the silly name is removed,
     /// which needs the permission to remove names of the target. In a sticky directory a user can have
-    /// that of LINK alone.
+    /// that of LINK alone. In the target's turn.
     async fn replace_held(&self, target: &Hold, names: &Names) -> Result<()> {
         let inode = target.inode();
-        let _turn = inode.removal_turn().await;
-        if self.has_other_names(inode).await? {
+        // If both names refer to one file, RENAME does nothing, and the file keeps its names.
+        if Arc::ptr_eq(inode, &self.child(&names.from_dir, &names.from).await?)
+            || self.has_other_names(inode).await?
+        {
             return self.rename_names(names).await;
         }
         let silly_name = self.silly_name(inode);
@@ -209,12 +224,6 @@ fn is_answer(error: &Error) -> bool {
 
 fn warn_kept(silly_name: &[u8], error: &Error) {
     tracing::warn!("a file may be left as {}: {error}", silly_name.escape_ascii());
-}
-
-/// Runs `calls` as a task, which goes on if the caller is dropped.
-async fn in_own_task(calls: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
-    // It panicked, which the hook has reported, or the runtime ends.
-    tokio::spawn(calls).await.unwrap_or(Err(Error::Refused(Errno::IO)))
 }
 
 /// `S_ISVTX`.

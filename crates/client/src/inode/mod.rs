@@ -11,6 +11,7 @@ mod own_change;
 mod silly_rename;
 mod superblock;
 mod table;
+mod to_the_end;
 mod write_calls;
 
 use std::collections::HashMap;
@@ -27,6 +28,7 @@ use tokio::sync::Notify;
 pub(crate) use silly_rename::{Hold, SillyRename, remove, silly_name};
 pub(crate) use superblock::Superblock;
 pub(crate) use table::InodeTable;
+pub(crate) use to_the_end::to_the_end;
 pub(crate) use write_calls::WriteCalls;
 
 use crate::cache::attributes::{self, AttributeCache};
@@ -76,7 +78,7 @@ struct DirectoryContents {
 struct FileContents {
     written: WriteBack<WriteCalls>,
     opens: Mutex<Opens>,
-    /// Held from the count of the names of an open file until the reply to the call that removes one.
+    /// See [`removal_turn`](Inode::removal_turn).
     removing: tokio::sync::Mutex<()>,
     /// Counts the changes that make data read before them outdated.
     data_epoch: AtomicU64,

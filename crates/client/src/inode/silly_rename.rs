@@ -101,6 +101,7 @@ impl Drop for Hold {
 /// the server's own cleaning of such names removes them.
 async fn remove_unless_held(inode: Arc<Inode>) {
     let Ok(file) = inode.file() else { return };
+    let _turn = file.removing.lock().await;
     let silly_renames = {
         let mut opens = lock(&file.opens);
         if opens.holds == 0 { std::mem::take(&mut opens.silly_renames) } else { Vec::new() }
@@ -121,8 +122,10 @@ impl Inode {
         Ok(Hold { inode: Arc::clone(self), is_ended: false })
     }
 
-    /// Waits until no other task removes a name of the file: each of two would leave the last name to
-    /// the other. `None` for other types than files.
+    /// The turn to remove a name of the file, from before the count of its holds until the reply. Of
+    /// two removals at once each would leave the last name to the other. An open that holds the file
+    /// waits for the turn before its first call, and then finds the file removed if it was. `None` for
+    /// other types than files.
     pub(crate) async fn removal_turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         Some(self.file().ok()?.removing.lock().await)
     }

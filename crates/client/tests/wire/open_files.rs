@@ -320,3 +320,98 @@ async fn an_open_file_outlives_two_names_removed_at_once() {
     file.close().await.unwrap();
     assert_eq!(names(&fixture), ["b"]);
 }
+
+fn removing(fs: &FileSystem, name: &'static [u8]) -> JoinHandle<Result<()>> {
+    let (fs, root) = (fs.clone(), fs.root());
+    tokio::spawn(async move { fs.remove(&root, name).await })
+}
+
+/// Opens `a` while a call of REMOVE is on its way, and lets that through.
+async fn opened_during_a_removal(
+    way: &Way,
+    fs: &FileSystem,
+    a: &Arc<Inode>,
+) -> JoinHandle<Result<File>> {
+    within(way.removes.held.notified()).await;
+    let open = opening(fs, a, READ);
+    tokio::time::sleep(A_WHILE).await;
+    open
+}
+
+#[tokio::test]
+async fn an_open_does_not_succeed_ahead_of_a_remove_that_was_sent() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    way.removes.begin();
+    let remove = removing(&file_system, b"a");
+    let open = opened_during_a_removal(&way, &file_system, &a).await;
+    way.removes.end();
+    within(remove).await.unwrap().unwrap();
+    assert!(within(open).await.unwrap().is_err_and(|error| error.is(Status::Stale)));
+    assert_eq!(names(&fixture), ["b"]);
+}
+
+#[tokio::test]
+async fn an_open_does_not_succeed_ahead_of_a_remove_whose_caller_was_killed() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    way.removes.begin();
+    let remove = removing(&file_system, b"a");
+    within(way.removes.held.notified()).await;
+    remove.abort();
+    assert!(within(remove).await.unwrap_err().is_cancelled());
+    let open = opening(&file_system, &a, READ);
+    tokio::time::sleep(A_WHILE).await;
+    way.removes.end();
+    assert!(within(open).await.unwrap().is_err_and(|error| error.is(Status::Stale)));
+}
+
+#[tokio::test]
+async fn an_open_does_not_succeed_ahead_of_the_removal_of_a_silly_name() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    let file = file_system.open(&a, READ).await.unwrap();
+    file_system.remove(&file_system.root(), b"a").await.unwrap();
+    way.removes.begin();
+    let close = tokio::spawn(file.close());
+    let open = opened_during_a_removal(&way, &file_system, &a).await;
+    way.removes.end();
+    within(close).await.unwrap().unwrap();
+    assert!(within(open).await.unwrap().is_err_and(|error| error.is(Status::Stale)));
+    assert_eq!(names(&fixture), ["b"]);
+}
+
+#[tokio::test]
+async fn a_file_opened_while_its_two_names_are_removed_is_read() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    file_system.link(&a, &file_system.root(), b"c").await.unwrap();
+    way.removes.begin();
+    let first = removing(&file_system, b"a");
+    let open = opened_during_a_removal(&way, &file_system, &a).await;
+    let second = removing(&file_system, b"c");
+    tokio::time::sleep(A_WHILE).await;
+    way.removes.end();
+    within(first).await.unwrap().unwrap();
+    let file = within(open).await.unwrap().unwrap();
+    within(second).await.unwrap().unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"a"[..]);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), ["b"]);
+}
+
+#[tokio::test]
+async fn an_open_that_waits_for_a_removal_can_be_killed() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    way.removes.begin();
+    let remove = removing(&file_system, b"a");
+    let open = opened_during_a_removal(&way, &file_system, &a).await;
+    open.abort();
+    assert!(within(open).await.unwrap_err().is_cancelled());
+    way.removes.end();
+    within(remove).await.unwrap().unwrap();
+}
+
+/// Time in which an open would succeed that must not.
+const A_WHILE: Duration = Duration::from_millis(100);

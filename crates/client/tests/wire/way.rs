@@ -30,6 +30,8 @@ pub(crate) struct Way {
     pub(crate) renames: Hold,
     pub(crate) links: Hold,
     pub(crate) creates: Hold,
+    /// REMOVEs: the calls wait, not the replies.
+    pub(crate) removes: Hold,
     /// Procedures whose calls do not reach the server, and the status in place of its reply.
     refused: Mutex<HashMap<u32, Status>>,
     /// The procedure whose next call does not reach the server, which cannot execute it.
@@ -148,10 +150,11 @@ impl Way {
     async fn carry_calls(
         self: Arc<Self>,
         mut calls: OwnedReadHalf,
-        mut to_server: OwnedWriteHalf,
+        to_server: OwnedWriteHalf,
         to_client: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
         sent: tokio::sync::mpsc::UnboundedSender<(u32, u32)>,
     ) {
+        let to_server = Arc::new(tokio::sync::Mutex::new(to_server));
         while let Ok(call) = record::read(&mut calls, RECORD_BYTES_MAX).await {
             // xid, CALL, the version of RPC, program, version, procedure.
             let (xid, procedure) = (word(&call, 0), word(&call, 5));
@@ -173,9 +176,20 @@ impl Way {
                 let words = std::iter::once(status.code()).chain(std::iter::repeat_n(0, absent));
                 let results: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
                 to_client.lock().await.write_all(&reply(xid, &results)).await
+            } else if procedure == Procedure::Remove.code()
+                && self.removes.is_holding.load(Ordering::SeqCst)
+            {
+                let (way, to_server) = (Arc::clone(&self), Arc::clone(&to_server));
+                tokio::spawn(async move {
+                    let released = way.removes.released.notified();
+                    way.removes.held.notify_one();
+                    released.await;
+                    to_server.lock().await.write_all(&record::in_fragments(&call, &[])).await
+                });
+                Ok(())
             } else {
                 let _ = sent.send((xid, procedure));
-                to_server.write_all(&record::in_fragments(&call, &[])).await
+                to_server.lock().await.write_all(&record::in_fragments(&call, &[])).await
             };
             if carried.is_err() {
                 return;
