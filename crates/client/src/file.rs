@@ -218,8 +218,10 @@ impl File {
     /// Those of [`sync`](Self::sync). The file is closed in any case.
     pub async fn close(self) -> Result<()> {
         let _closing = self.inode.superblock().begin_close();
-        let synced = self.sync().await;
-        self.end().await;
+        // If this is dropped, it is closed before the guard is.
+        let file = self;
+        let synced = file.sync().await;
+        file.end().await;
         synced
     }
 
@@ -227,10 +229,12 @@ impl File {
     /// for the next open and for [`FileSystem::sync`](crate::FileSystem::sync).
     pub async fn release(self) {
         let _closing = self.inode.superblock().begin_close();
-        if let Ok(written) = self.inode.written() {
+        // As in `close`.
+        let file = self;
+        if let Ok(written) = file.inode.written() {
             written.commit().await;
         }
-        self.end().await;
+        file.end().await;
     }
 
     /// Counts the close. The last one removes the names that were kept for open files.

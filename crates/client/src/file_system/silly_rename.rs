@@ -44,7 +44,7 @@ impl FileSystem {
     ) -> Result<()> {
         let file_system = self.clone();
         let (dir, name) = (Arc::clone(dir), Bytes::copy_from_slice(name));
-        to_the_end(async move {
+        to_the_end(self.superblock(), async move {
             let turn = child.removal_turn().await;
             let Some(file) = child.hold_again() else {
                 return remove(&file_system.nfs, &dir, &name).await;
@@ -73,7 +73,7 @@ impl FileSystem {
     /// RENAME that replaces a name of `target`, which may be open.
     pub(super) async fn replace_child(&self, target: Arc<Inode>, names: Names) -> Result<()> {
         let file_system = self.clone();
-        to_the_end(async move {
+        to_the_end(self.superblock(), async move {
             let turn = target.removal_turn().await;
             let Some(file) = target.hold_again() else {
                 return file_system.rename_names(&names).await;

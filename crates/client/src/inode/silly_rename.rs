@@ -6,7 +6,7 @@ use bytes::Bytes;
 use proto::nfs3::Status;
 use tokio::runtime::Handle;
 
-use super::{Inode, lock};
+use super::{Inode, lock, to_the_end};
 use crate::Result;
 use crate::cache::change::Evidence;
 use crate::nfs3::Nfs3;
@@ -58,10 +58,12 @@ impl Hold {
         }
     }
 
-    /// Ends the hold. The last one of a removed file removes its silly rename.
+    /// Ends the hold. The last one of a removed file removes its silly rename, also if this is
+    /// dropped.
     pub(crate) async fn end(mut self) {
         if self.count_end() {
-            remove_unless_held(Arc::clone(&self.inode)).await;
+            let removal = remove_unless_held(Arc::clone(&self.inode));
+            to_the_end(self.inode.superblock(), removal).await;
         }
     }
 

@@ -27,7 +27,7 @@ pub(crate) struct Superblock {
     read_ahead: ReadAheadConfig,
     listing: Arc<ListingConfig>,
     open_files: AtomicUsize,
-    /// Closes in progress.
+    /// Closes in progress, and removals of names.
     closes: watch::Sender<usize>,
     write_pairs: WritePairs,
     /// An error of written data that was reported to no open file, of an inode that is dropped.
@@ -35,7 +35,7 @@ pub(crate) struct Superblock {
     on_foreign_change: OnceLock<ForeignChangeListener>,
 }
 
-/// A close in progress.
+/// A close or the removal of a name in progress.
 pub(crate) struct CloseGuard(watch::Sender<usize>);
 
 impl Drop for CloseGuard {
@@ -122,13 +122,13 @@ impl Superblock {
         self.open_files.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A file is being closed until the guard is dropped.
+    /// A file is being closed, or a name removed, until the guard is dropped.
     pub(crate) fn begin_close(&self) -> CloseGuard {
         self.closes.send_modify(|closes| *closes += 1);
         CloseGuard(self.closes.clone())
     }
 
-    /// Waits until no file is being closed.
+    /// Waits until no file is being closed and no name removed.
     pub(crate) async fn closes_ended(&self) {
         let mut closes = self.closes.subscribe();
         // `self` has a sender.

@@ -5,12 +5,20 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
+use super::Superblock;
+
 /// Makes `calls` as a part of the caller, which costs no switch of threads. If the caller is dropped
-/// first they go on as a task.
-pub(crate) async fn to_the_end<F>(calls: F) -> F::Output
+/// first they go on as a task. The end of the mount waits for them.
+pub(crate) async fn to_the_end<F>(superblock: &Superblock, calls: F) -> F::Output
 where
     F: Future<Output: Send> + Send + 'static,
 {
+    let closing = superblock.begin_close();
+    let calls = async move {
+        let output = calls.await;
+        drop(closing);
+        output
+    };
     ToTheEnd(Some(Box::pin(calls))).await
 }
 

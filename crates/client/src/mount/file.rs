@@ -157,7 +157,8 @@ impl Operations {
                 closed = closed.and(open.file.close().await);
             }
         }
-        // RELEASEs in progress, which the end of the process would abort.
+        // RELEASEs in progress, and UNLINKs and RENAMEs whose callers were killed, which the end of
+        // the process would abort.
         self.file_system.root().superblock().closes_ended().await;
         self.file_system.sync().await.and(closed)
     }

@@ -145,6 +145,47 @@ async fn a_file_dropped_by_an_aborted_request_commits_before_it_removes() {
     assert_eq!(peer.calls(&[Procedure::Remove]).len(), 1);
 }
 
+/// Ends the mount, which waits for the held reply. Returns with the mount ended.
+async fn finished_after_the_held_reply(peer: &Peer, operations: &Arc<Operations>) {
+    let finishing = Arc::clone(operations);
+    let finishing = tokio::spawn(async move { finishing.finish().await });
+    tokio::time::sleep(A_WHILE).await;
+    assert!(!finishing.is_finished());
+    peer.release();
+    within(finishing).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_mount_waits_for_an_unlink_whose_caller_was_killed() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    peer.hold(Procedure::Rename);
+    let unlinking = Arc::clone(&operations);
+    let unlink =
+        tokio::spawn(async move { unlinking.unlink(&request(ROOT, 0), &Name(FILE.into())).await });
+    within(peer.called(Procedure::Rename)).await;
+    unlink.abort();
+    within(operations.release(fh)).await;
+    finished_after_the_held_reply(&peer, &operations).await;
+    assert_eq!(peer.calls(&[Procedure::Remove]).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_mount_waits_for_the_remove_of_a_close_that_was_aborted() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    let removed = operations.unlink(&request(ROOT, 0), &Name(FILE.into())).await;
+    assert!(removed.is_ok());
+    peer.hold(Procedure::Remove);
+    let releasing = Arc::clone(&operations);
+    let release = tokio::spawn(async move { releasing.release(fh).await });
+    within(peer.called(Procedure::Remove)).await;
+    release.abort();
+    finished_after_the_held_reply(&peer, &operations).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ftruncate_is_the_call_of_the_opener() {
     const OTHER: u32 = 1000;
