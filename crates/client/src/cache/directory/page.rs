@@ -83,17 +83,19 @@ pub struct Entry<'a> {
 impl Page {
     /// # Errors
     /// [`Error::Malformed`] for a reply without entries and without `eof`. [`Error::ListingLoop`]
-    /// for a reply with the cookie where it begins, with the cookie 0 of the beginning of the
-    /// directory, or with a cookie twice.
+    /// for a reply that ends with the cookie where it begins, or with the cookie 0 of the beginning
+    /// of the directory, and for one with a cookie twice.
     pub(super) fn new(listing: &Listing, provenance: Provenance) -> Result<Self> {
         let Listing { names, verifier, eof, .. } = listing;
         if names.is_empty() && !eof {
             return Err(malformed(provenance, "entries of a page before the last"));
         }
-        // Also in the last page: a reader continues behind its last entry to find the end.
-        let leads_back = |cookie| cookie == 0 || cookie == provenance.start_cookie;
-        if let Some(Name { cookie, .. }) = names.iter().find(|name| leads_back(name.cookie)) {
-            return Err(Error::ListingLoop { cookie: *cookie });
+        // Also in the last page: a reader continues behind its last entry to find the end. Entries
+        // before that may have such a cookie: some servers give 0 to `.`.
+        if let Some(&Name { cookie, .. }) = names.last()
+            && (cookie == 0 || cookie == provenance.start_cookie)
+        {
+            return Err(Error::ListingLoop { cookie });
         }
         let bytes_len = names.iter().map(|name| name.name.len() + handle_bytes(name).len());
         let mut bytes = Vec::with_capacity(bytes_len.sum());
