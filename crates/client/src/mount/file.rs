@@ -92,7 +92,8 @@ impl Operations {
         // Behind a mapping there is no write(2). FSYNC and FLUSH report the error.
         let is_write = write_flags & WRITE_CACHE == 0;
         if is_write && open.short_write.take(head.pid) {
-            open.file.check().inspect_err(|error| open.short_write.note_returned(error.errno()))?;
+            let checked = open.file.check().map_err(Refusal::from);
+            checked.inspect_err(|refusal| open.short_write.note_returned(refusal.0))?;
         }
         let mut count = data.len();
         if is_write && open.file.has_failed() {

@@ -16,6 +16,7 @@ use super::operations::{Operations, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr};
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
+use crate::options::{MountOptions, Recovery};
 
 /// Node number of the root directory.
 const ROOT: u64 = 1;
@@ -214,4 +215,25 @@ fn a_silent_server_of_a_soft_mount_is_eio_as_for_the_kernels_client() {
     let source = Arc::new(std::io::ErrorKind::ConnectionRefused.into());
     let error = Error::Connection { attempt: Attempt::Connect, server, source };
     assert_eq!(errno(error.into()), Errno::IO);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fsync_after_a_write_that_a_soft_mount_has_given_up_is_eio() {
+    let (recovery, timeout) = (Recovery::Soft, Duration::from_millis(500));
+    let soft = MountOptions { recovery, timeout, retransmissions: 0, ..MountOptions::default() };
+    let (peer, operations) = Peer::mounted_with(soft).await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    peer.hold(Procedure::Write);
+    write(&operations, node, fh).await;
+    let open = operations.files.get(fh).unwrap();
+    open.file.inode().written().unwrap().commit().await;
+    assert!(open.file.has_failed());
+    peer.release();
+    let data = Bytes::from_static(b"data");
+    write(&operations, node, fh).await;
+    let failed = operations.write(&request(node, 0), fh, 0, 0, 0, &data).await;
+    assert_eq!(failed.map_err(errno).err(), Some(Errno::IO));
+    assert_eq!(operations.sync(fh).await.map_err(errno).err(), Some(Errno::IO));
+    assert!(operations.sync(fh).await.is_ok(), "it is returned once more");
 }

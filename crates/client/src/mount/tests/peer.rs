@@ -55,12 +55,17 @@ pub(super) const FILE: &[u8] = b"file";
 impl Peer {
     /// A peer, and the operations of a mount of it.
     pub(super) async fn mounted() -> (Arc<Self>, Arc<Operations>) {
+        Self::mounted_with(MountOptions::default()).await
+    }
+
+    /// As [`mounted`](Self::mounted), with other options.
+    pub(super) async fn mounted_with(options: MountOptions) -> (Arc<Self>, Arc<Operations>) {
         let peer = Arc::<Self>::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let serving = Arc::clone(&peer);
         tokio::spawn(async move { serving.serve(listener.accept().await.unwrap().0).await });
-        let options = MountOptions { reserved_port: false, ..MountOptions::default() };
+        let options = MountOptions { reserved_port: false, ..options };
         let root = Arc::new(Identity { uid: 0, gid: 0, groups: Vec::new() });
         let nfs = Nfs3::connect(address, Flavor::Sys, &root, &options).await.unwrap();
         let mounted = FileSystem::over(nfs, handle(b"root"), &options, Arc::default()).await;
