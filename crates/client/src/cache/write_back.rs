@@ -116,7 +116,7 @@ impl TracedFile {
 /// methods that write need the context of a Tokio runtime.
 ///
 /// After drop the task continues until all is committed, as long as the runtime exists; errors are
-/// not reported then. [`settle`](Self::settle) first.
+/// not reported then. [`commit`](Self::commit) first.
 pub(crate) struct WriteBack<T: WriteTarget> {
     file: Arc<DirtyFile<T>>,
 }
@@ -255,19 +255,10 @@ impl<T: WriteTarget> WriteBack<T> {
         self.reach(Goal::Committed).await;
     }
 
-    /// Like [`sync`](Self::sync), without a writer, at the end of a mount.
+    /// Waits for nothing. At the end of a mount, after [`commit`](Self::commit).
     ///
     /// # Errors
     /// Data was lost, and this was reported to no writer. It is reported to the open ones as well.
-    pub(crate) async fn settle(&self) -> Result<()> {
-        self.reach(Goal::Committed).await;
-        self.check_unreported()
-    }
-
-    /// Like [`settle`](Self::settle), without waiting.
-    ///
-    /// # Errors
-    /// Those of [`settle`](Self::settle).
     pub(crate) fn check_unreported(&self) -> Result<()> {
         self.file.lock().errors.check_unreported()
     }

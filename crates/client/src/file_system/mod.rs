@@ -202,14 +202,34 @@ impl FileSystem {
         self.nfs.fsstat(self.shared.root.handle()).await
     }
 
-    /// Sends and commits the written data of all files.
+    /// Sends and commits the written data of all files. If the future is dropped, no error is lost.
     ///
     /// # Errors
-    /// The first error. All files are tried.
+    /// Those of [`check_lost`](Self::check_lost). All files are tried.
     pub async fn sync(&self) -> Result<()> {
+        self.commit().await;
+        self.check_lost()
+    }
+
+    /// Like [`sync`](Self::sync), but leaves write errors for the openers to collect.
+    pub(crate) async fn commit(&self) {
+        for inode in self.shared.inodes.all() {
+            if let Ok(written) = inode.written() {
+                written.commit().await;
+            }
+        }
+    }
+
+    /// Waits for nothing.
+    ///
+    /// # Errors
+    /// Data of some file was lost, and this was reported to no open file. Each loss is reported once.
+    pub(crate) fn check_lost(&self) -> Result<()> {
         let mut outcome = Ok(());
         for inode in self.shared.inodes.all() {
-            outcome = outcome.and(inode.settle().await);
+            if let Ok(written) = inode.written() {
+                outcome = outcome.and(written.check_unreported());
+            }
         }
         outcome.and(self.superblock().check_lost())
     }

@@ -393,17 +393,6 @@ impl Inode {
         }
     }
 
-    /// Waits until the server has committed all data written so far.
-    ///
-    /// # Errors
-    /// Data was lost, and no open file has collected the error.
-    pub(crate) async fn settle(&self) -> Result<()> {
-        match &self.contents {
-            Contents::File(file) => file.written.settle().await,
-            Contents::Directory(_) | Contents::Other => Ok(()),
-        }
-    }
-
     /// The write-back cache of a regular file.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use proto::nfs3::{Procedure, Status};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
@@ -45,14 +46,21 @@ fn errno(Refusal(errno): Refusal) -> Errno {
 
 /// The node number of the file.
 async fn looked_up(operations: &Operations) -> u64 {
-    let found = operations.lookup(&request(ROOT, 0), &Name(FILE.into())).await;
+    looked_up_by(operations, FILE).await
+}
+
+async fn looked_up_by(operations: &Operations, name: &[u8]) -> u64 {
+    let found = operations.lookup(&request(ROOT, 0), &Name(name.into())).await;
     found.map_err(errno).unwrap().granted.nodes[0]
 }
 
 /// Opens `node` for reading and writing. Returns its `fh`.
 async fn opened(operations: &Operations, node: u64, uid: u32) -> u64 {
-    let flags = rustix::fs::OFlags::RDWR.bits();
-    let open = operations.open(&request(node, uid), flags).await;
+    opened_with(operations, node, uid, OFlags::RDWR).await
+}
+
+async fn opened_with(operations: &Operations, node: u64, uid: u32, flags: OFlags) -> u64 {
+    let open = operations.open(&request(node, uid), flags.bits()).await;
     open.map_err(errno).unwrap().granted.file.unwrap()
 }
 
@@ -97,6 +105,30 @@ async fn data_lost_at_release_is_reported_to_the_next_open() {
     let next = opened(&operations, node, 0).await;
     assert_eq!(operations.sync(next).await.map_err(errno).err(), Some(Errno::NOSPC));
     assert!(operations.sync(next).await.is_ok(), "it is reported once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_found_by_an_interrupted_sync_is_reported_at_the_end_of_the_mount() {
+    // The order of the files differs by mount.
+    for _ in 0..8 {
+        let (peer, operations) = Peer::mounted().await;
+        peer.refuse(Procedure::Write, Status::Nospc);
+        let lost = looked_up(&operations).await;
+        let fh = opened(&operations, lost, 0).await;
+        write(&operations, lost, fh).await;
+        operations.release(fh).await;
+        peer.permit();
+        let slow = looked_up_by(&operations, b"slow").await;
+        let fh = opened(&operations, slow, 0).await;
+        write(&operations, slow, fh).await;
+        peer.hold(Procedure::Commit);
+        tokio::select! {
+            _ = operations.file_system.sync() => panic!("COMMIT is held"),
+            () = within(peer.called(Procedure::Commit)) => {}
+        }
+        peer.release();
+        assert!(within(operations.finish()).await.unwrap_err().is(Status::Nospc));
+    }
 }
 
 /// Time in which a call would arrive that must not.

@@ -212,7 +212,8 @@ async fn parallel_writes_of_one_stream_are_sent_in_order() {
             });
         }
         writers.join_all().await;
-        file.settle().await.unwrap();
+        file.commit().await;
+        file.check_unreported().unwrap();
         let disk = target.server.disk();
         assert_eq!(disk.stable, *data);
         // A writer that is not scheduled for longer than the others wait is overtaken.
@@ -247,7 +248,8 @@ async fn random_writes_are_not_lost() {
             target.server.disk().restart();
         }
         let parts = writers.join_all().await;
-        file.settle().await.unwrap();
+        file.commit().await;
+        file.check_unreported().unwrap();
         assert!(file.is_clean(), "seed {seed}");
         assert_eq!(budget.bytes(), 0, "seed {seed}");
         let stable = target.server.disk().stable.clone();
@@ -368,8 +370,9 @@ async fn each_open_file_gets_an_error_once() {
     *target.server.refusal.lock().unwrap() = Some(Status::Dquot);
     drop(last);
     file.drain().await;
-    assert!(file.settle().await.unwrap_err().is(Status::Dquot));
-    assert!(file.settle().await.is_ok());
+    file.commit().await;
+    assert!(file.check_unreported().unwrap_err().is(Status::Dquot));
+    assert!(file.check_unreported().is_ok());
 }
 
 /// `cp` to a full disk. The kernel drops the error of a write(2) that has written a part, so the

@@ -1,4 +1,4 @@
-//! An NFS server in memory with one file, whose replies a test holds or makes fail.
+//! An NFS server in memory whose replies a test holds or makes fail. Each name leads to a file.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -49,8 +49,11 @@ pub(super) struct Received {
     pub(super) new: Option<SetAttributes>,
 }
 
-/// The name of the file in the root directory.
+/// The name of a file in the root directory.
 pub(super) const FILE: &[u8] = b"file";
+
+/// The handle of the root directory.
+const ROOT: &[u8] = b"root";
 
 impl Peer {
     /// A peer, and the operations of a mount of it.
@@ -68,7 +71,7 @@ impl Peer {
         let options = MountOptions { reserved_port: false, ..options };
         let root = Arc::new(Identity { uid: 0, gid: 0, groups: Vec::new() });
         let nfs = Nfs3::connect(address, Flavor::Sys, &root, &options).await.unwrap();
-        let mounted = FileSystem::over(nfs, handle(b"root"), &options, Arc::default()).await;
+        let mounted = FileSystem::over(nfs, handle(ROOT), &options, Arc::default()).await;
         let rules = Rules {
             ask_before_search: false,
             lookup_cache: LookupCache::All,
@@ -81,6 +84,11 @@ impl Peer {
     /// Makes all calls of `procedure` fail from now on.
     pub(super) fn refuse(&self, procedure: Procedure, status: Status) {
         self.state().refusal = Some((procedure, status));
+    }
+
+    /// Ends what [`refuse`](Self::refuse) began.
+    pub(super) fn permit(&self) {
+        self.state().refusal = None;
     }
 
     /// Holds the replies to `procedure` until [`release`](Self::release).
@@ -203,7 +211,7 @@ impl State {
     fn attributes(&self, object: FileHandle) -> Attributes {
         let time = Time { seconds: 1, nseconds: 0 };
         let file = file_attributes(self.size, time);
-        if object == handle(FILE) {
+        if object != handle(ROOT) {
             return file;
         }
         Attributes { file_type: FileType::Directory, mode: 0o755, fileid: 1, ..file }
