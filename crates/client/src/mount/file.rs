@@ -149,19 +149,22 @@ impl Operations {
         }
     }
 
-    /// Closes all open files, and sends and commits all written data. Returns the first error.
+    /// Closes all open files, and sends and commits all written data.
+    ///
+    /// # Errors
+    /// Those of [`FileSystem::sync`]: losses that were reported to no program, which each file that is
+    /// still open would report again.
     pub(super) async fn finish(&self) -> Result<()> {
-        let mut closed = Ok(());
         for open in self.files.take_all() {
             // As in `release`.
             if let Some(open) = Arc::into_inner(open) {
-                closed = closed.and(open.file.close().await);
+                open.file.release().await;
             }
         }
         // RELEASEs in progress, and UNLINKs and RENAMEs whose callers were killed, which the end of
         // the process would abort.
         self.file_system.root().superblock().closes_ended().await;
-        self.file_system.sync().await.and(closed)
+        self.file_system.sync().await
     }
 
     /// The kernel has refused the reply to an OPEN by which it would have dropped the file's pages.

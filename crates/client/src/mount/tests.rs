@@ -131,6 +131,22 @@ async fn a_loss_found_by_an_interrupted_sync_is_reported_at_the_end_of_the_mount
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_that_a_writer_was_reported_is_not_reported_again_for_a_reader() {
+    let (peer, operations) = Peer::mounted().await;
+    peer.refuse(Procedure::Write, Status::Nospc);
+    let node = looked_up(&operations).await;
+    opened_with(&operations, node, 0, OFlags::RDONLY).await;
+    let writer = opened(&operations, node, 0).await;
+    write(&operations, node, writer).await;
+    assert_eq!(operations.sync(writer).await.map_err(errno).err(), Some(Errno::NOSPC));
+    peer.permit();
+    write(&operations, node, writer).await;
+    assert!(operations.sync(writer).await.is_ok());
+    operations.release(writer).await;
+    assert!(operations.finish().await.is_ok());
+}
+
 /// Time in which a call would arrive that must not.
 const A_WHILE: Duration = Duration::from_millis(200);
 
