@@ -256,8 +256,10 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
     }
     let finished = tokio::select! {
         finished = mount.finish() => finished.map_err(|error| error.to_string()),
-        signal = signals.next() => Err(format!("received {signal}")),
-        () = tokio::time::sleep(FINISH_WITHIN) => Err("the server does not answer".to_owned()),
+        signal = signals.next() => outcome_without(mount, format!("received {signal}")),
+        () = tokio::time::sleep(FINISH_WITHIN) => {
+            outcome_without(mount, "the server does not answer".to_owned())
+        }
     };
     match synced.and(finished) {
         Ok(()) => {
@@ -266,6 +268,13 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
         }
         Err(why) => failed(format!("unmounted, but written data is lost: {why}")),
     }
+}
+
+/// The outcome of a mount whose end is not waited for because of `why`.
+fn outcome_without(mount: &Mount, why: String) -> Result<(), String> {
+    let outcome = mount.outcome().ok_or_else(|| why.clone())?;
+    warn!(why, "deleted files that were open may stay on the server as .nfs*");
+    outcome.map_err(|error| error.to_string())
 }
 
 fn failed(sentence: String) -> ExitCode {

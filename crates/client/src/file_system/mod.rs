@@ -220,6 +220,12 @@ impl FileSystem {
         }
     }
 
+    /// Whether the written data of all files is committed or lost.
+    pub(crate) fn is_clean(&self) -> bool {
+        let inodes = self.shared.inodes.all();
+        inodes.iter().all(|inode| inode.written().map_or(true, |written| written.is_clean()))
+    }
+
     /// Waits for nothing.
     ///
     /// # Errors

@@ -155,6 +155,8 @@ impl Operations {
     /// Those of [`FileSystem::sync`]: losses that were reported to no program, which each file that is
     /// still open would report again.
     pub(super) async fn finish(&self) -> Result<()> {
+        // Before the closes, which wait for the REMOVE of deleted files, too.
+        self.file_system.commit().await;
         for open in self.files.take_all() {
             // As in `release`.
             if let Some(open) = Arc::into_inner(open) {

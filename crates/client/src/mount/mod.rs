@@ -123,6 +123,14 @@ impl Mount {
         self.operations.finish().await
     }
 
+    /// The result of [`finish`](Self::finish) as far as it is known, for a caller that waits no longer:
+    /// `None` if there is data that is not committed. Deleted files may remain to be removed.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<()>> {
+        // In this order, so that no error is recorded in between.
+        self.file_system.is_clean().then(|| self.file_system.check_lost())
+    }
+
     /// Unmounts; where programs still use the file system it is detached. Blocks.
     ///
     /// # Errors

@@ -285,3 +285,27 @@ async fn fsync_after_a_write_that_a_soft_mount_has_given_up_is_eio() {
     assert_eq!(operations.sync(fh).await.map_err(errno).err(), Some(Errno::IO));
     assert!(operations.sync(fh).await.is_ok(), "it is returned once more");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_is_committed_at_the_end_of_a_mount_before_deleted_files_are_removed() {
+    let (peer, operations) = Peer::mounted().await;
+    let deleted = looked_up(&operations).await;
+    opened(&operations, deleted, 0).await;
+    let removed = operations.unlink(&request(ROOT, 0), &Name(FILE.into())).await;
+    assert!(removed.is_ok());
+    for name in [b"1", b"2", b"3"] {
+        let node = looked_up_by(&operations, name).await;
+        let fh = opened(&operations, node, 0).await;
+        write(&operations, node, fh).await;
+    }
+    peer.hold(Procedure::Remove);
+    assert!(!operations.file_system.is_clean());
+    tokio::select! {
+        _ = operations.finish() => panic!("REMOVE is held"),
+        () = within(peer.called(Procedure::Remove)) => {}
+    }
+    assert!(operations.file_system.is_clean());
+    assert_eq!(peer.calls(&[Procedure::Commit]).len(), 3);
+    assert!(operations.file_system.check_lost().is_ok());
+    peer.release();
+}
