@@ -27,10 +27,17 @@ struct Files {
 #[derive(Default)]
 struct Data {
     /// By offset; they do not overlap.
-    extents: BTreeMap<u64, Bytes>,
+    extents: BTreeMap<u64, Extent>,
     /// With [`EXTENT_OVERHEAD_BYTES`] for each extent.
     bytes: usize,
     is_enlisted: bool,
+}
+
+/// Kept data, of which no other holds the memory.
+struct Extent {
+    bytes: Bytes,
+    /// Bytes of the allocation of which `bytes` are a part.
+    allocated: usize,
 }
 
 /// The kept data of one file, and which data to keep.
@@ -87,7 +94,7 @@ impl Kept {
         }
         let mut files = lock(&self.budget.0);
         files.remove(&self.data, offset, end);
-        let charge = charge(bytes);
+        let charge = bytes.len() + EXTENT_OVERHEAD_BYTES;
         if !is_ragged || charge > files.bytes_max {
             return;
         }
@@ -98,15 +105,15 @@ impl Kept {
             files.enlist(&self.data);
         }
         // A copy, because the bytes themselves count in the budget of the writers.
-        data.extents.insert(offset, Bytes::copy_from_slice(bytes));
+        data.extents.insert(offset, Extent::copy(bytes));
         data.bytes += charge;
     }
 
     /// The end of the kept data at `offset`, if there is any.
     pub(super) fn covered_until(&self, offset: u64) -> Option<u64> {
         let data = lock(&self.data);
-        let (start, bytes) = data.extents.range(..=offset).next_back()?;
-        let end = start + bytes.len() as u64;
+        let (start, extent) = data.extents.range(..=offset).next_back()?;
+        let end = start + extent.bytes.len() as u64;
         (end > offset).then_some(end)
     }
 
@@ -115,8 +122,8 @@ impl Kept {
         let end = offset.saturating_add(buf.len() as u64);
         let data = lock(&self.data);
         let first = data.extents.range(..=offset).next_back().map_or(offset, |(start, _)| *start);
-        for (start, bytes) in data.extents.range(first..end) {
-            copy_overlap(offset, buf, *start, bytes);
+        for (start, extent) in data.extents.range(first..end) {
+            copy_overlap(offset, buf, *start, &extent.bytes);
         }
     }
 
@@ -170,26 +177,42 @@ impl Data {
         let first = self.extents.range(..=from).next_back().map_or(from, |(start, _)| *start);
         let hit: Vec<u64> = self.extents.range(first..to).map(|(start, _)| *start).collect();
         for start in hit {
-            let bytes = self.extents.remove(&start).expect("it was found");
-            let end = start + bytes.len() as u64;
-            self.bytes -= charge(&bytes);
+            let old = self.extents.remove(&start).expect("it was found");
+            let end = start + old.bytes.len() as u64;
+            self.bytes -= old.charge();
             let rest = [
-                (start, bytes.slice(..index(from.clamp(start, end) - start))),
-                (to.clamp(start, end), bytes.slice(index(to.clamp(start, end) - start)..)),
+                (start, old.part(0, from.clamp(start, end) - start)),
+                (to.clamp(start, end), old.part(to.clamp(start, end) - start, end - start)),
             ];
-            for (start, bytes) in rest {
-                if !bytes.is_empty() {
-                    self.bytes += charge(&bytes);
-                    self.extents.insert(start, bytes);
+            for (start, extent) in rest {
+                if !extent.bytes.is_empty() {
+                    self.bytes += extent.charge();
+                    self.extents.insert(start, extent);
                 }
             }
         }
     }
 }
 
-/// Bytes of memory of an extent.
-fn charge(extent: &Bytes) -> usize {
-    extent.len() + EXTENT_OVERHEAD_BYTES
+impl Extent {
+    fn copy(bytes: &[u8]) -> Self {
+        Self { bytes: Bytes::copy_from_slice(bytes), allocated: bytes.len() }
+    }
+
+    /// The bytes `from..to`. A part keeps the whole allocation, so less than half of it is copied:
+    /// the charge is at least half of the memory.
+    fn part(&self, from: u64, to: u64) -> Self {
+        let range = index(from)..index(to);
+        if 2 * range.len() < self.allocated {
+            return Self::copy(&self.bytes[range]);
+        }
+        Self { bytes: self.bytes.slice(range), allocated: self.allocated }
+    }
+
+    /// Bytes of memory, at least half of those of the allocation.
+    fn charge(&self) -> usize {
+        self.bytes.len() + EXTENT_OVERHEAD_BYTES
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -208,6 +231,8 @@ const RAGGED_MAX: usize = 65_536;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     const BLOCK: u64 = 8192;
@@ -310,6 +335,37 @@ mod tests {
         kept.ragged.clear();
         write(&mut kept, 8192, 8192, 2);
         assert_eq!((read(&kept, 8192, 1), budget.bytes()), (None, 3 * 8192 + 2 * EXTENT));
+    }
+
+    /// Memory that counts its end.
+    struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+    impl AsRef<[u8]> for Counted {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn less_than_half_of_an_extent_does_not_keep_its_memory() {
+        const ALLOCATED: usize = 1000;
+        let freed = Arc::new(AtomicUsize::new(0));
+        let bytes = Bytes::from_owner(Counted(vec![7; ALLOCATED], Arc::clone(&freed)));
+        let mut data = Data { bytes: ALLOCATED + EXTENT, ..Data::default() };
+        data.extents.insert(0, Extent { bytes, allocated: ALLOCATED });
+        // The second cut leaves more than half of the rest, and less than half of the memory.
+        for (size, times_freed) in [(600, 0), (400, 1)] {
+            data.remove(size, u64::MAX);
+            assert_eq!(data.bytes as u64, size + EXTENT as u64);
+            assert_eq!(data.extents[&0].bytes, vec![7; index(size)]);
+            assert_eq!(freed.load(Ordering::Relaxed), times_freed);
+        }
     }
 
     #[test]
