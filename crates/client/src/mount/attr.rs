@@ -46,23 +46,23 @@ impl Operations {
         if set.size.is_some() && set.fh.is_none() {
             may(&caller, &node, ACCESS_MODIFY | ACCESS_EXTEND).await?;
         }
-        if let Some(open) = set.fh.and_then(|fh| self.files.get(fh))
-            && set.size.is_some()
-        {
+        let was_open = node.is_dir() && !self.must_ask(&node.inode);
+        let opened = set.fh.and_then(|fh| self.files.get(fh)).filter(|_| set.size.is_some());
+        if let Some(open) = &opened {
             // The caller can have changed its user since OPEN, or have got the file from another.
             let size = SetAttributes { size: wanted.size.take(), ..SetAttributes::default() };
             let opener = self.file_system.as_user(open.file.nfs().identity());
             opener.set_attributes(&node.inode, size).await?;
         }
-        let was_open = node.is_dir() && !self.must_ask(&node.inode);
-        if wanted == SetAttributes::default() {
-            caller.attributes(&node.inode).await?;
-        } else {
+        if wanted != SetAttributes::default() {
             caller.set_attributes(&node.inode, wanted).await?;
+        } else if opened.is_none() {
+            caller.attributes(&node.inode).await?;
         }
         if was_open && self.must_ask(&node.inode) {
             self.forget_names(head.node, &node.inode);
         }
+        // Not after an error, with which the kernel keeps its size.
         if let Some(size) = set.size {
             node.view().note_cut(size);
         }

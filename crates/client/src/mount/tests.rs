@@ -4,7 +4,7 @@ mod peer;
 
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proto::nfs3::{Procedure, Status};
@@ -254,6 +254,20 @@ async fn ftruncate_is_the_call_of_the_opener() {
     let of_opener = (0, size, None);
     let wanted = [of_opener, of_opener, (OTHER, None, mode), (OTHER, size, None)];
     assert_eq!(sent.collect::<Vec<_>>(), wanted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ftruncate_makes_no_call_behind_that_of_the_opener() {
+    let (file_attributes_min, file_attributes_max) = (Duration::ZERO, Duration::ZERO);
+    let noac = MountOptions { file_attributes_min, file_attributes_max, ..MountOptions::default() };
+    let (peer, operations) = Peer::mounted_with(noac).await;
+    let node = looked_up(&operations).await;
+    let fh = Some(opened(&operations, node, 0).await);
+    peer.refuse(Procedure::Getattr, Status::Acces);
+    let cut = Setattr { size: Some(7), fh, ..Setattr::default() };
+    assert!(operations.setattr(&request(node, 1000), &cut).await.is_ok());
+    let node = operations.node(node).map_err(errno).unwrap();
+    assert!(node.view().has_size(7, Instant::now()));
 }
 
 #[test]

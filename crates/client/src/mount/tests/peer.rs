@@ -196,8 +196,9 @@ impl State {
                 CommitReply::Ok(CommitOk { wcc, verifier }).encode(w);
             }
             Procedure::Setattr => {
-                let SetattrArgs { new_attributes, .. } = decode_all(arguments).unwrap();
+                let SetattrArgs { object, new_attributes, .. } = decode_all(arguments).unwrap();
                 self.size = new_attributes.size.unwrap_or(self.size);
+                let wcc = WccData { before: None, after: Some(self.attributes(object)) };
                 SetattrReply::Ok(SetattrOk { wcc }).encode(w);
             }
             Procedure::Rename => {
