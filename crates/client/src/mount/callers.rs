@@ -1,4 +1,4 @@
-//! The callers of the kernel's requests: their identity, and whether they were killed.
+//! The callers of the kernel's requests: their identity, and whether they were killed or exit.
 
 use std::collections::HashMap;
 use std::fs;
@@ -58,6 +58,21 @@ pub(super) fn is_killed(pid: u32) -> bool {
     pid != 0 && status(pid).is_none_or(|status| kill_is_pending(&status))
 }
 
+/// Whether the thread `pid` exits, which closes its files and ignores their errors. An invisible thread
+/// does not.
+pub(super) fn is_exiting(pid: u32) -> bool {
+    let stat = if pid == 0 { None } else { fs::read(format!("/proc/{pid}/stat")).ok() };
+    stat.is_some_and(|stat| flags(&String::from_utf8_lossy(&stat)) & PF_EXITING != 0)
+}
+
+/// The flags in `/proc/PID/stat`: the seventh field behind the name, which can have spaces and
+/// brackets.
+fn flags(stat: &str) -> u32 {
+    let behind_name = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let flags = behind_name.split_ascii_whitespace().nth(6);
+    flags.and_then(|flags| flags.parse().ok()).unwrap_or(0)
+}
+
 /// `/proc/PID/status`; `None` if there is no such process, or it is not visible.
 fn status(pid: u32) -> Option<String> {
     if pid == 0 {
@@ -92,6 +107,9 @@ const KNOWN_MAX: usize = 1024;
 
 const SIGKILL_BIT: u64 = 1 << (9 - 1);
 
+/// Of the kernel's `include/linux/sched.h`.
+const PF_EXITING: u32 = 0x4;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,12 +132,20 @@ mod tests {
     }
 
     #[test]
+    fn flags_are_found_behind_any_name() {
+        assert_eq!(flags("7 (a) b (c)) Z 1 7 7 0 -1 4227084 0 0"), 4_227_084);
+        assert_eq!(flags("7 (a) Z"), 0);
+        assert_eq!(flags(""), 0);
+    }
+
+    #[test]
     fn this_process_is_alive_and_has_its_own_groups() {
         let own = Identity::of_process();
         let pid = std::process::id();
         assert!(!is_killed(pid));
         assert!(is_killed(u32::MAX));
         assert!(!is_killed(0));
+        assert!(!is_exiting(pid) && !is_exiting(u32::MAX) && !is_exiting(0));
         let mut seen = groups(&status(pid).unwrap());
         let mut expected = own.groups;
         seen.sort_unstable();

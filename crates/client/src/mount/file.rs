@@ -8,6 +8,7 @@ use proto::nfs3::{ACCESS_EXECUTE, Status};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
+use super::callers::is_exiting;
 use super::operations::{OpenFile, Operations, Outcome, Refusal};
 use super::reply::{
     Answer, MODE_BITS, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
@@ -128,8 +129,20 @@ impl Operations {
         Ok(Answer::written(u32::try_from(count).expect("a WRITE is below 4 GiB")))
     }
 
-    /// FSYNC, and FLUSH, which is close(2) of a descriptor of an open file. Sends and commits all data,
-    /// and returns the error of an earlier write that has not been reported, or was by a WRITE.
+    /// FLUSH, which is close(2) of a descriptor of an open file. As [`sync`](Self::sync), but the
+    /// kernel ignores the result when a process exits with open descriptors, so that the error is
+    /// left for the next open and for [`finish`](Self::finish).
+    pub(super) async fn flush(&self, head: &Head, fh: u64) -> Outcome {
+        let open = self.file(fh)?;
+        open.file.inode().written()?.commit().await;
+        if open.file.has_failed() && is_exiting(head.pid) {
+            return Ok(Answer::done());
+        }
+        self.sync(fh).await
+    }
+
+    /// FSYNC. Sends and commits all data, and returns the error of an earlier write that has not been
+    /// reported, or was by a WRITE.
     pub(super) async fn sync(&self, fh: u64) -> Outcome {
         let open = self.file(fh)?;
         let returned = open.short_write.take_returned();

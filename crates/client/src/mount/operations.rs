@@ -195,7 +195,8 @@ impl Operations {
             Operation::Write { fh, offset, write_flags, flags, data } => {
                 self.write(&head, fh, offset, write_flags, flags, data.bytes()).await
             }
-            Operation::Flush { fh } | Operation::Fsync { fh } => self.sync(fh).await,
+            Operation::Flush { fh } => self.flush(&head, fh).await,
+            Operation::Fsync { fh } => self.sync(fh).await,
             Operation::Release { fh } => {
                 self.release(fh).await;
                 Ok(Answer::done())

@@ -3,6 +3,7 @@
 mod peer;
 
 use std::os::unix::net::UnixDatagram;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 use tokio::runtime::Handle;
 
 use self::peer::{FILE, Peer, within};
+use super::callers::is_exiting;
 use super::operations::{Operations, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr};
 use super::session::Session;
@@ -145,6 +147,32 @@ async fn a_loss_that_a_writer_was_reported_is_not_reported_again_for_a_reader() 
     assert!(operations.sync(writer).await.is_ok());
     operations.release(writer).await;
     assert!(operations.finish().await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
+    let (peer, operations) = Peer::mounted().await;
+    peer.refuse(Procedure::Write, Status::Nospc);
+    let node = looked_up(&operations).await;
+    let exits = opened(&operations, node, 0).await;
+    write(&operations, node, exits).await;
+    // As a zombie it stays in the state in which the kernel closes its files.
+    let mut process = Command::new("true").spawn().unwrap();
+    let exiting = async {
+        while !is_exiting(process.id()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(exiting).await;
+    let mut of_process = request(node, 0);
+    of_process.pid = process.id();
+    assert!(operations.flush(&of_process, exits).await.is_ok());
+    process.wait().unwrap();
+    operations.release(exits).await;
+    let next = opened(&operations, node, 0).await;
+    let closed = operations.flush(&request(node, 0), next).await;
+    assert_eq!(closed.map_err(errno).err(), Some(Errno::NOSPC));
+    assert!(operations.finish().await.is_ok(), "it is reported once");
 }
 
 /// Time in which a call would arrive that must not.
